@@ -1,0 +1,49 @@
+# `make` alone lists the commands. Each makes what it needs, .venv included.
+PYTHON ?= python3
+BIN := .venv/bin
+FAST := $(wildcard tests/test_*.py tests/core tests/traces tests/cli tests/docs)
+
+.DEFAULT_GOAL := help
+.PHONY: help install fmt check test test-fast test-sim demo results bench clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+install: .venv/.installed ## make .venv, with everything to work on CoDDL
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,dev]'
+	@touch $@
+
+fmt: install ## format the code and mend what ruff can mend
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+check: install ## format, lint, types, import directions, spelling
+	$(BIN)/ruff format --check && $(BIN)/ruff check
+	$(BIN)/mypy && $(BIN)/lint-imports --no-logo
+	$(BIN)/codespell
+
+test: install ## run all tests
+	$(BIN)/pytest -n 2 tests
+
+test-fast: install ## run the tests that take seconds: core, traces, cli, docs
+	$(BIN)/pytest -n 2 -m 'not slow' $(FAST)
+
+test-sim: install ## run the simulator's tests: golden traces, properties
+	$(BIN)/pytest -n 2 tests/sim
+
+demo: install ## simulate a small trace and write report.html
+	$(BIN)/coddl simulate --report report.html
+
+results: install ## reproduce the published results
+	$(BIN)/python -m benchmarks.results
+
+bench: install ## measure the simulator and one decision
+	$(BIN)/python benchmarks/simulate.py
+	$(BIN)/python benchmarks/decide.py
+
+clean: ## remove caches and build outputs, keep .venv
+	rm -rf build dist report.html .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,87 @@
+"""What a policy answers: the share of each job, and why a job without GPUs waits."""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn, IntMatrix
+
+WaitingCode = Literal[
+    "Resources",
+    "Priority",
+    "QueueQuota",
+    "UserLimit",
+    "Topology",
+    "Held",
+    "Infeasible",
+    "CoolDown",
+    "NodeDown",
+]
+
+
+class Waiting(NamedTuple):
+    """Why a job has no GPUs: a code for programs, a sentence for people."""
+
+    code: WaitingCode
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """The waiting reason of each row, kept as (rows, reason) layers; the first layer that covers a row holds."""
+
+    layers: tuple[tuple[BoolColumn, Waiting], ...] = ()
+
+    def of(self, row: int) -> Waiting | None:
+        """Why this row waits; None if nobody gave a reason."""
+        return next((why for covers, why in self.layers if covers[row]), None)
+
+    def covered(self, jobs: int) -> BoolColumn:
+        """Which rows have a reason."""
+        out = np.zeros(jobs, np.bool_)
+        for covers, _ in self.layers:
+            out |= covers
+        return out
+
+    def __or__(self, other: "Reasons") -> "Reasons":
+        return Reasons(self.layers + other.layers)
+
+
+def because(rows: BoolColumn, code: WaitingCode, sentence: str) -> Reasons:
+    """The same reason for all of these rows."""
+    return Reasons(((rows, Waiting(code, sentence)),))
+
+
+class Seat(NamedTuple):
+    """A job's place on a GPU it shares with others."""
+
+    row: int
+    gpu: int
+    mode: Literal["time-sliced", "packed"]
+    quantum_s: float = 0.0  # of a time slice
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """How many GPUs each row gets.
+
+    A policy for GPUs of one kind gives a column of shares; `by_kind` is always [jobs, kinds].
+    """
+
+    shares: IntColumn | IntMatrix
+    waiting: Reasons = Reasons()
+    wake_at_s: float = np.inf  # ask again then, if nothing happens before
+    memory: FloatMatrix | None = None  # None: as it was
+    servers: IntColumn | None = None  # parameter servers beside the workers
+    seats: tuple[Seat, ...] = field(default=())  # GPUs that several jobs share
+
+    @property
+    def by_kind(self) -> IntMatrix:
+        """Shares per kind of GPU."""
+        return self.shares if self.shares.ndim == 2 else self.shares.reshape(-1, 1)
+
+    @property
+    def gpus(self) -> IntColumn:
+        """GPUs of all kinds together."""
+        return self.shares if self.shares.ndim == 1 else self.shares.sum(axis=1)

@@ -1,0 +1,58 @@
+"""`@kernel`: compile a function with numba and keep the result between runs.
+
+numba checks only the file of the function itself for changes, so a loop would go on calling a stale policy after that
+policy's file was edited. The cache folder is therefore named after the content of every file that holds kernels.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import numba
+from numba.core import config
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: the user's cache folder, one subfolder per state of the sources."""
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", str(Path.home() / "AppData" / "Local")))
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256(numba.__version__.encode())
+    for source in sorted([*_PACKAGE.glob("core/**/*.py"), *_PACKAGE.glob("sim/*.py")]):
+        digest.update(source.read_bytes())
+    return base / "coddl" / f"kernels-{digest.hexdigest()[:16]}"
+
+
+_CACHE = str(cache_folder())
+
+
+def is_compiled() -> bool:
+    """Tell whether an earlier run has left compiled kernels to start from."""
+    return any(Path(_CACHE).rglob("*.nbc"))
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile `function` on first use; the uncompiled source stays reachable as `.py_func`.
+
+    The lock of the interpreter is released while it runs, so runs of one process use all cores.
+    """
+    # numba reads the folder from its configuration at this moment only; other users of numba keep theirs.
+    before, config.CACHE_DIR = config.CACHE_DIR, _CACHE
+    try:
+        compiled: Callable[P, R] = numba.njit(
+            cache=True, nogil=True, error_model="numpy"
+        )(function)
+    finally:
+        config.CACHE_DIR = before
+    return compiled

@@ -1,0 +1,197 @@
+"""The jobs of a snapshot, as a table of columns.
+
+Columns of one type are the rows of one matrix: a kernel takes two arrays instead of twenty, which compiles several times
+faster, and a driver picks the jobs that are in the system with two operations. Policies in plain Python read the columns
+by name; kernels by index, as in `jobs.real[SUBMITTED_S, row]`.
+"""
+
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn, IntMatrix
+
+OPAQUE, RESTARTABLE, ELASTIC = range(3)  # tier: what can be done to a job while it runs
+
+# Rows of JobTable.real, with what a column is where nothing is given.
+SUBMITTED_S = 0
+WEIGHT = 1
+DEADLINE_S = 2
+PAUSE_S = 3
+REMAINING_ITERATIONS = 4
+ATTAINED_GPU_S = 5
+EXECUTED_S = 6
+FIRST_START_S = 7
+LAST_START_S = 8
+REAL_DEFAULTS: Final = (
+    ("submitted_s", 0.0),
+    ("weight", 1.0),
+    ("deadline_s", np.inf),
+    ("pause_s", 0.0),
+    ("remaining_iterations", np.nan),
+    ("attained_gpu_s", 0.0),
+    ("executed_s", 0.0),
+    ("first_start_s", np.inf),
+    ("last_start_s", np.inf),
+)
+
+# Rows of JobTable.whole.
+ID = 0
+QUEUE = 1
+GROUP = 2
+TIER = 3
+PREEMPTIBLE = 4
+CURVE = 5
+GPUS_MIN = 6
+GPUS_MAX = 7
+GPUS_REQUESTED = 8
+GPUS = 9
+STARTS = 10
+WHOLE_DEFAULTS: Final = (
+    ("id", 0),
+    ("queue", 0),
+    ("group", -1),
+    ("tier", 2),
+    ("preemptible", 1),
+    ("curve", 0),
+    ("gpus_min", 1),
+    ("gpus_max", 1),
+    ("gpus_requested", 1),
+    ("gpus", 0),
+    ("starts", 0),
+)
+
+
+class JobTable(NamedTuple):
+    """The jobs that are in the system, one per column index, sorted by id. Read-only."""
+
+    real: FloatMatrix
+    whole: IntMatrix
+
+    @classmethod
+    def of(cls, jobs: int, **columns: Any) -> Self:  # Any: whatever NumPy can make a column of
+        """A table of `jobs` jobs; a column not given is that of an idle, elastic, one-GPU job."""
+        real, whole = np.empty((len(REAL_DEFAULTS), jobs)), np.empty((len(WHOLE_DEFAULTS), jobs), np.int64)
+        for at, (name, value) in enumerate(REAL_DEFAULTS):
+            real[at] = columns.pop(name, value)
+        for at, (name, value) in enumerate(WHOLE_DEFAULTS):
+            whole[at] = columns.pop(name, np.arange(jobs) if name == "id" else value)
+        if columns:
+            raise TypeError(f"no such column: {', '.join(columns)}")
+        return cls(real, whole).read_only()
+
+    def take(self, rows: IntColumn) -> Self:
+        """The same table with only these rows."""
+        real = self.real[: len(REAL_DEFAULTS), rows]
+        return type(self)(real, self.whole[: len(WHOLE_DEFAULTS), rows]).read_only()
+
+    def read_only(self) -> Self:
+        """Itself, safe from a policy that writes into its input."""
+        self.real.flags.writeable = False
+        self.whole.flags.writeable = False
+        return self
+
+    @property
+    def size(self) -> int:
+        """How many jobs there are."""
+        return self.whole.shape[1]
+
+    @property
+    def submitted_s(self) -> FloatColumn:
+        """When the job entered the system."""
+        return self.real[SUBMITTED_S]
+
+    @property
+    def weight(self) -> FloatColumn:
+        """Its claim relative to others."""
+        return self.real[WEIGHT]
+
+    @property
+    def deadline_s(self) -> FloatColumn:
+        """When it should be done; inf: no deadline."""
+        return self.real[DEADLINE_S]
+
+    @property
+    def pause_s(self) -> FloatColumn:
+        """What a resize costs it."""
+        return self.real[PAUSE_S]
+
+    @property
+    def remaining_iterations(self) -> FloatColumn:
+        """Optimizer steps left; NaN: unknown."""
+        return self.real[REMAINING_ITERATIONS]
+
+    @property
+    def attained_gpu_s(self) -> FloatColumn:
+        """GPU-time it has had."""
+        return self.real[ATTAINED_GPU_S]
+
+    @property
+    def executed_s(self) -> FloatColumn:
+        """Time it has held GPUs."""
+        return self.real[EXECUTED_S]
+
+    @property
+    def first_start_s(self) -> FloatColumn:
+        """When it first got GPUs; inf: never."""
+        return self.real[FIRST_START_S]
+
+    @property
+    def last_start_s(self) -> FloatColumn:
+        """When it last went from none to some; inf: never."""
+        return self.real[LAST_START_S]
+
+    @property
+    def id(self) -> IntColumn:
+        """Unique; rows are sorted by it."""
+        return self.whole[ID]
+
+    @property
+    def queue(self) -> IntColumn:
+        """Index of its queue."""
+        return self.whole[QUEUE]
+
+    @property
+    def group(self) -> IntColumn:
+        """Jobs of one search share a group; -1: none."""
+        return self.whole[GROUP]
+
+    @property
+    def tier(self) -> IntColumn:
+        """OPAQUE, RESTARTABLE or ELASTIC."""
+        return self.whole[TIER]
+
+    @property
+    def preemptible(self) -> IntColumn:
+        """0: what it holds may not be taken away."""
+        return self.whole[PREEMPTIBLE]
+
+    @property
+    def curve(self) -> IntColumn:
+        """Its row in Speeds."""
+        return self.whole[CURVE]
+
+    @property
+    def gpus_min(self) -> IntColumn:
+        """Smallest share that it can run on."""
+        return self.whole[GPUS_MIN]
+
+    @property
+    def gpus_max(self) -> IntColumn:
+        """Largest share that it may hold."""
+        return self.whole[GPUS_MAX]
+
+    @property
+    def gpus_requested(self) -> IntColumn:
+        """What a rigid policy gives it."""
+        return self.whole[GPUS_REQUESTED]
+
+    @property
+    def gpus(self) -> IntColumn:
+        """Held now."""
+        return self.whole[GPUS]
+
+    @property
+    def starts(self) -> IntColumn:
+        """Times it went from none to some."""
+        return self.whole[STARTS]

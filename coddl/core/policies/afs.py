@@ -1,0 +1,128 @@
+"""Apathetic Future Share (AFS, NSDI '21): a balance of shortness and efficiency, one GPU at a time."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from coddl.core.allocation import Allocation
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
+from coddl.core.compiling import kernel
+from coddl.core.kernels import (
+    COIN,
+    KEEP,
+    LENGTH,
+    fill_in_order,
+    grant_minimum,
+    grow_by_scan,
+    grow_by_tournament,
+    seconds_left,
+)
+from coddl.core.policies.policy import answer, parameters
+from coddl.core.jobs import FIRST_START_S, GPUS, GPUS_MIN
+from coddl.core.snapshot import Picture, Snapshot
+
+Contest = Literal["auto", "scan", "tournament"]
+CONTESTS: Final = ("auto", "scan", "tournament")
+SCAN_PAIRS: Final = 4_000_000  # "auto" plays a tournament where a scan would compare more pairs than this
+RULE, CONTEST, LEASE_S = range(3)  # params
+LEASE_END_S, ROUNDS = range(2)  # memory of AFS-P
+
+
+@kernel
+def grow(picture: Picture, params: FloatColumn, left: int, shares: IntColumn) -> int:
+    """Hand out what is left by AFS duels, in the chosen form of contest."""
+    rule, contest = int(params[RULE]), int(params[CONTEST])
+    if contest == 2 or (contest == 0 and left * picture.rows.shape[0] > SCAN_PAIRS):
+        return grow_by_tournament(picture, rule, left, shares)
+    return grow_by_scan(picture, rule, left, shares)
+
+
+@kernel
+def afs_l(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn) -> float:
+    """The shortest get their minimum, then every further GPU goes to the winner of the duels."""
+    size = picture.rows.shape[0]
+    keys = np.empty((1, size))
+    for k in range(size):
+        row = picture.rows[k]
+        keys[0, k] = seconds_left(picture, row, picture.jobs.whole[GPUS_MIN, row])
+    left = grant_minimum(picture, keys, shares)
+    grow(picture, params, left, shares)
+    return np.inf
+
+
+@dataclass(frozen=True)
+class AfsL:
+    """Weighs shortness against efficiency; knows lengths, like SRTF.
+
+    Partial share · under overload, shortest first with gpus_min each · cap: the model's largest useful share.
+    """
+
+    contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
+
+    rule = staticmethod(afs_l)
+
+    @property
+    def parameters(self) -> FloatColumn:
+        return parameters(LENGTH, CONTESTS.index(self.contest))
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        return answer(self, snapshot, "jobs with less left to do hold the GPUs")
+
+
+@kernel
+def afs_p(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn) -> float:
+    """Leases in turn, and duels that need no lengths."""
+    jobs, size = picture.jobs, picture.rows.shape[0]
+    keys, need, kept = np.empty((2, size)), np.empty(size, np.int64), np.zeros(size, np.int64)
+    crowded = 0
+    for k in range(size):
+        crowded += jobs.whole[GPUS_MIN, picture.rows[k]]
+    left = picture.gpus
+    for k in range(size):
+        row = picture.rows[k]
+        need[k] = jobs.whole[GPUS_MIN, row]
+        if crowded >= picture.gpus and jobs.whole[GPUS, row] > 0:
+            if memory[row, LEASE_END_S] <= picture.now_s:
+                memory[row, ROUNDS] += 1
+            elif jobs.whole[GPUS, row] <= left:
+                # Its lease runs on: nobody takes its share, and it takes no more (it needs more than there is).
+                kept[k] = jobs.whole[GPUS, row]
+                left -= kept[k]
+                need[k] = picture.gpus + 1
+        keys[0, k] = memory[row, ROUNDS]
+        keys[1, k] = jobs.real[FIRST_START_S, row]
+    left = fill_in_order(keys, need, left, False, shares)
+    grow(picture, params, left, shares)
+    wake_at_s = np.inf
+    for k in range(size):
+        row = picture.rows[k]
+        if shares[k] > 0:
+            memory[row, LEASE_END_S] = picture.now_s + params[LEASE_S]
+        shares[k] += kept[k]
+        if shares[k] > 0:
+            wake_at_s = min(wake_at_s, memory[row, LEASE_END_S])
+    return wake_at_s
+
+
+@dataclass(frozen=True)
+class AfsP:
+    """Weighs shortness against efficiency without knowing lengths: leases in turn, and a coin where lengths would decide.
+
+    Partial share · under overload, least often served first, gpus_min each for one lease · cap: the model's largest
+    useful share.
+    """
+
+    lease_h: float = 2.0
+    tie: Literal["coin", "keep"] = "coin"  # keep: a job below the share it holds wins instead of the coin
+    contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
+
+    rule = staticmethod(afs_p)
+
+    @property
+    def parameters(self) -> FloatColumn:
+        rule = COIN if self.tie == "coin" else KEEP
+        return parameters(rule, CONTESTS.index(self.contest), self.lease_h * 3600.0)
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        return answer(self, snapshot, "other jobs hold the GPUs until their leases end", "Priority")

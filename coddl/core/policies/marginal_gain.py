@@ -1,0 +1,57 @@
+"""The next GPU where it gains most: in remaining time (Optimus) or in speed-up (Max-Speedup)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coddl.core.allocation import Allocation
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
+from coddl.core.compiling import kernel
+from coddl.core.kernels import REMAINING_TIME, SPEEDUP, grant_minimum, grow_by_gain
+from coddl.core.policies.policy import answer, parameters
+from coddl.core.snapshot import Picture, Snapshot
+
+
+@kernel
+def marginal_gain(
+    picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+) -> float:
+    """Everyone's minimum in order of submission, then one step at a time by gain. params: [which gain]."""
+    keys = np.zeros((1, picture.rows.shape[0]))
+    left = grant_minimum(picture, keys, shares)
+    grow_by_gain(picture, int(params[0]), left, shares)
+    return np.inf
+
+
+@dataclass(frozen=True)
+class Optimus:
+    """Gives the next GPU to the job whose remaining time drops most (Optimus, EuroSys '18, in its share form).
+
+    Partial share · under overload, first come first served with gpus_min each · cap: the model's largest useful share.
+    """
+
+    rule = staticmethod(marginal_gain)
+
+    @property
+    def parameters(self) -> FloatColumn:
+        return parameters(REMAINING_TIME)
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        return answer(self, snapshot, "jobs submitted earlier hold the GPUs")
+
+
+@dataclass(frozen=True)
+class MaxSpeedup:
+    """Gives the next GPU to the job whose speed-up over its smallest share rises most; length plays no part.
+
+    Partial share · under overload, first come first served with gpus_min each · cap: the model's largest useful share.
+    """
+
+    rule = staticmethod(marginal_gain)
+
+    @property
+    def parameters(self) -> FloatColumn:
+        return parameters(SPEEDUP)
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        return answer(self, snapshot, "jobs submitted earlier hold the GPUs")

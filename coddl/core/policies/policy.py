@@ -1,0 +1,48 @@
+"""What a policy is, and how one with a compiled rule answers."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from coddl.core.allocation import Allocation, Reasons, WaitingCode, because
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
+from coddl.core.snapshot import Picture, Snapshot
+
+Policy: TypeAlias = Callable[[Snapshot], Allocation]
+
+# (picture, parameters, memory by row, shares by position) -> when to ask again. Fills in shares and memory.
+Rule: TypeAlias = Callable[[Picture, FloatColumn, FloatMatrix, IntColumn], float]
+
+
+@runtime_checkable
+class RulePolicy(Protocol):
+    """A policy whose arithmetic is a kernel: the simulator's compiled loop calls that same kernel."""
+
+    @property
+    def rule(self) -> Rule:
+        """The kernel."""
+
+    @property
+    def parameters(self) -> FloatColumn:
+        """Its parameters, as numbers."""
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        """Decide."""
+
+
+def answer(
+    policy: RulePolicy, snapshot: Snapshot, why: str, code: WaitingCode = "Resources"
+) -> Allocation:
+    """Apply the policy's rule to a snapshot; every job without GPUs waits because of `why`."""
+    shares = np.zeros(snapshot.jobs.size, np.int64)
+    memory = snapshot.memory.copy()
+    wake_at_s = policy.rule(snapshot.picture(), policy.parameters, memory, shares)
+    without = shares == 0
+    waiting = because(without, code, why) if without.any() else Reasons()
+    return Allocation(shares, waiting, wake_at_s, memory)
+
+
+def parameters(*values: float) -> FloatColumn:
+    """Pack parameters for a rule."""
+    return np.array(values, np.float64)

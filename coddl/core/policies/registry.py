@@ -1,0 +1,119 @@
+"""Every policy by name, and `name:parameter=value,…` as users write it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+
+from coddl.core.errors import UserError
+from coddl.core.policies.afs import AfsL, AfsP
+from coddl.core.policies.fifo import Fifo
+from coddl.core.policies.marginal_gain import MaxSpeedup, Optimus
+from coddl.core.policies.max_min import MaxMin
+from coddl.core.policies.policy import RulePolicy
+from coddl.core.policies.shortest import Srsf, Srtf
+from coddl.core.policies.tiresias import TiresiasL
+
+POLICIES: Final[Mapping[str, type[RulePolicy]]] = {
+    "afs-l": AfsL,
+    "afs-p": AfsP,
+    "fifo": Fifo,
+    "max-min": MaxMin,
+    "max-speedup": MaxSpeedup,
+    "optimus": Optimus,
+    "srsf": Srsf,
+    "srtf": Srtf,
+    "tiresias-l": TiresiasL,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a policy, for help and documentation."""
+
+    name: str
+    kind: str
+    default: str
+
+
+def policy_parameters(name: str) -> list[Parameter]:
+    """The parameters a policy takes."""
+    cls = POLICIES[name]
+    hints = get_type_hints(cls)
+    fields = [
+        Parameter(field.name, _kind(hints[field.name]), _shown(field.default))
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+    ]
+    presets = getattr(cls, "presets", {})
+    return fields + [Parameter("preset", " | ".join(presets), "none")] * bool(presets)
+
+
+def policy_from(spec: str) -> RulePolicy:
+    """Build the policy that `name:parameter=value,…` describes."""
+    name, _, rest = spec.partition(":")
+    if name not in POLICIES:
+        raise UserError(
+            f'policy "{spec}" cannot be used',
+            f'there is no policy named "{name}"',
+            f"one of {', '.join(POLICIES)}, or path/to/file.py:name",
+        )
+    cls = POLICIES[name]
+    hints = get_type_hints(cls)
+    known = {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    presets: Mapping[str, Mapping[str, object]] = getattr(cls, "presets", {})
+    if presets:
+        known["preset"] = Literal[tuple(presets)]
+    given: dict[str, object] = {}
+    for part in rest.split(",") if rest else []:
+        key, equals, text = part.partition("=")
+        if key not in known or not equals:
+            takes = ", ".join(known) or "no parameters"
+            raise UserError(
+                f'policy "{spec}" cannot be used',
+                f'{name} has no parameter "{key}"' if equals else f'"{part}" is not parameter=value',
+                f"{name} takes {takes}; see: coddl policies {name}",
+            )
+        given[key] = _value(known[key], text, f'policy "{spec}" cannot be used', key)
+    preset = presets[str(given.pop("preset"))] if "preset" in given else {}
+    return cls(**{**preset, **given})
+
+
+def _value(kind: Any, text: str, what: str, key: str) -> object:  # Any: a type hint
+    """Read one value as its parameter's type asks."""
+    try:
+        if get_origin(kind) is tuple:
+            values = tuple(float(part) for part in text.split("/"))
+            if all(a < b for a, b in zip((0.0, *values), values, strict=False)):
+                return values
+        elif kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        elif get_origin(kind) is Literal:
+            return get_args(kind)[get_args(kind).index(text)]
+        elif 0.0 <= float(text) < float("inf"):
+            return float(text)
+    except (ValueError, KeyError):
+        pass
+    raise UserError(what, f'{key}="{text}" is not {_kind(kind)}', f"{key}={_example(kind)}")
+
+
+def _kind(kind: Any) -> str:  # Any: a type hint
+    """Name a parameter's type for people."""
+    if get_origin(kind) is tuple:
+        return "rising positive numbers separated by /"
+    if get_origin(kind) is Literal:
+        return " | ".join(map(str, get_args(kind)))
+    return {bool: "true | false", float: "a number, 0 or more"}[kind]
+
+
+def _example(kind: Any) -> str:  # Any: a type hint
+    if get_origin(kind) is tuple:
+        return "1/10"
+    return str(get_args(kind)[0]) if get_origin(kind) is Literal else "true" if kind is bool else "2"
+
+
+def _shown(value: object) -> str:
+    """Write a default the way a user would give it."""
+    if isinstance(value, tuple):
+        return "/".join(f"{part:g}" for part in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,71 @@
+"""The picture a policy decides on: the cluster and its jobs at one instant."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from coddl.core.cluster import Cluster
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
+from coddl.core.jobs import JobTable
+from coddl.core.speed.table import Speeds, Steps
+
+MEMORY_COLUMNS: Final = 3  # what a policy may remember of a job from one decision to the next
+
+
+class Picture(NamedTuple):
+    """A snapshot in the form kernels take: arrays and numbers only.
+
+    `rows` are the jobs that compete, in order of submission. A simulator keeps the columns of a whole trace and names the
+    rows that are in the system, so that nothing is copied between events.
+    """
+
+    jobs: JobTable
+    rows: IntColumn
+    step_s: FloatMatrix
+    steps: Steps
+    gpus: int
+    now_s: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The cluster at one instant. Rows are sorted by id: equal clusters, equal snapshots."""
+
+    now_s: float
+    cluster: Cluster
+    jobs: JobTable
+    speeds: Speeds
+    memory: FloatMatrix  # [jobs, MEMORY_COLUMNS], what the policy carried over; zeros for a new job
+    seed: int = 1  # of the policy's coin, 1..2**31-2; a driver draws a new one for each decision
+    held: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # job id -> its GPUs
+
+    @property
+    def waited_s(self) -> FloatColumn:
+        """How long each job has been in the system without GPUs."""
+        return self.now_s - self.jobs.submitted_s - self.jobs.executed_s
+
+    def seconds_left_at(self, gpus: IntColumn) -> FloatColumn:
+        """Time each job would still take at these shares; NaN where its length is unknown."""
+        widest = self.speeds.step_s.shape[1] - 1
+        step_s = self.speeds.step_s[self.jobs.curve, np.minimum(gpus, widest)]
+        return self.jobs.remaining_iterations * step_s
+
+    def picture(self) -> Picture:
+        """The same, for a kernel."""
+        return Picture(
+            self.jobs,
+            np.arange(self.jobs.size),
+            self.speeds.step_s,
+            self.speeds.steps,
+            self.cluster.gpus_total,
+            self.now_s,
+            self.seed,
+        )
+
+
+def no_memory(jobs: int) -> FloatMatrix:
+    """The memory of a policy that has not decided anything yet."""
+    return np.zeros((jobs, MEMORY_COLUMNS))

@@ -1,0 +1,1 @@
+"""How fast a job trains at each share."""

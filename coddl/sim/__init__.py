@@ -1,0 +1,1 @@
+"""Drives the scheduling core in virtual time."""

@@ -1,0 +1,69 @@
+"""The whole event loop as one compiled function, for policies whose rule is a kernel."""
+
+from typing import Final
+
+from coddl.core.columns import FloatColumn, IntColumn
+from coddl.core.compiling import kernel
+from coddl.core.policies.afs import afs_l, afs_p
+from coddl.core.policies.fifo import fifo
+from coddl.core.policies.marginal_gain import marginal_gain
+from coddl.core.policies.max_min import max_min
+from coddl.core.policies.policy import Rule
+from coddl.core.policies.shortest import shortest
+from coddl.core.policies.tiresias import tiresias_l
+from coddl.core.snapshot import Picture
+from coddl.sim.world import ACTIVE, DECIDE, LOGGED, NOW, SEED, World, advance, apply_shares
+
+# Where each rule stands in `run_compiled`. numba can't keep, from one run to the next, a loop that is given its rule as an
+# argument; one that chooses by a number it can.
+RULES: Final[tuple[Rule, ...]] = (
+    afs_l,
+    afs_p,
+    fifo,
+    marginal_gain,
+    max_min,
+    shortest,
+    tiresias_l,
+)
+
+
+@kernel
+def next_seed(seed: int) -> int:
+    """The seed of the next decision."""
+    return int(seed * 16807 % 2147483647)
+
+
+@kernel
+def run_compiled(
+    world: World, gpus: int, code: int, params: FloatColumn, shares: IntColumn, events: int
+) -> bool:
+    """Run up to `events` events, or until the log should be emptied; False when the run is over."""
+    room = world.log.time_s.shape[0] // 2
+    memory = world.memory
+    for _ in range(events):
+        if not advance(world):
+            return False
+        if world.count[DECIDE]:
+            rows = world.active[: world.count[ACTIVE]]
+            seed = next_seed(world.count[SEED])
+            world.count[SEED] = seed
+            now_s = world.clock[NOW]
+            picture = Picture(world.jobs, rows, world.step_s, world.steps, gpus, now_s, seed)
+            if code == 0:
+                wake_at_s = afs_l(picture, params, memory, shares)
+            elif code == 1:
+                wake_at_s = afs_p(picture, params, memory, shares)
+            elif code == 2:
+                wake_at_s = fifo(picture, params, memory, shares)
+            elif code == 3:
+                wake_at_s = marginal_gain(picture, params, memory, shares)
+            elif code == 4:
+                wake_at_s = max_min(picture, params, memory, shares)
+            elif code == 5:
+                wake_at_s = shortest(picture, params, memory, shares)
+            else:
+                wake_at_s = tiresias_l(picture, params, memory, shares)
+            apply_shares(world, shares, wake_at_s)
+        if world.count[LOGGED] > room:
+            break
+    return True

@@ -1,0 +1,128 @@
+"""One simulated run, and what it says."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
+from coddl.traces.trace import Trace
+
+
+class Events(NamedTuple):
+    """All that happened in a run, in order. Kinds: ARRIVE, FINISH, SHARE, SWAP, WAKE_UP of `world`."""
+
+    time_s: FloatColumn
+    kind: IntColumn
+    job: IntColumn  # row of the trace; -1: none
+    gpus: IntColumn  # the job's share from then on
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What users compare. Averages are over finished jobs."""
+
+    jobs: int
+    avg_jct_s: float
+    p50_jct_s: float
+    p95_jct_s: float
+    p99_jct_s: float
+    makespan_s: float
+    avg_wait_s: float
+    utilization: float
+    gpu_hours: float
+    rho_max: float
+    rho_mean: float
+    reallocations: int
+    cancelled_preparations: int
+    events: int
+    wall_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A policy on a trace on so many GPUs, and how it went for each job."""
+
+    policy: str
+    queue: str  # "": all together
+    gpus: int
+    load: float
+    seed: int
+    trace: Trace
+    finish_s: FloatColumn  # NaN: not finished
+    first_start_s: FloatColumn  # inf: never
+    executed_s: FloatColumn
+    attained_gpu_s: FloatColumn
+    reallocations: int
+    cancelled_preparations: int
+    event_count: int
+    wall_s: float
+    events: Events | None = None  # kept on request
+
+    @property
+    def finished(self) -> BoolColumn:
+        """Which jobs have finished."""
+        return ~np.isnan(self.finish_s)
+
+    @property
+    def jct_s(self) -> FloatColumn:
+        """Completion time of each job; NaN: not finished."""
+        return self.finish_s - self.trace.submitted_s
+
+    @property
+    def rho(self) -> FloatColumn:
+        """Finish-time fairness: JCT over what an equal share alone would have given (Themis, NSDI '20).
+
+        An equal share is the cluster divided by the mean number of jobs present during the job's stay, at most its
+        gpus_max; less than one GPU means one GPU for that part of the time.
+        """
+        trace, done = self.trace, self.finished
+        crowd = _mean_present(trace.submitted_s[done], self.finish_s[done])
+        share = np.minimum(self.gpus / crowd, trace.gpus_max[done])
+        whole = np.maximum(np.floor(share), trace.gpus_min[done]).astype(np.int64)
+        step_s = trace.speeds.step_s[trace.curve[done], whole] / np.minimum(1.0, share / whole)
+        rho = np.full(trace.size, np.nan)
+        rho[done] = self.jct_s[done] / (trace.iterations[done] * step_s)
+        return rho
+
+    def metrics(self) -> Metrics:
+        """The numbers people compare."""
+        done, submitted_s = self.finished, self.trace.submitted_s
+        if not done.any():
+            nothing = (0, *[np.nan] * 6, 0.0, 0.0, np.nan, np.nan)
+            counts = (self.reallocations, self.cancelled_preparations, self.event_count)
+            return Metrics(*nothing, *counts, self.wall_s)
+        jct_s, rho = self.jct_s[done], self.rho[done]
+        p50, p95, p99 = np.percentile(jct_s, (50, 95, 99))
+        makespan_s = float(self.finish_s[done].max() - submitted_s.min())
+        gpu_s = float(self.attained_gpu_s.sum())
+        return Metrics(
+            jobs=int(done.sum()),
+            avg_jct_s=float(jct_s.mean()),
+            p50_jct_s=float(p50),
+            p95_jct_s=float(p95),
+            p99_jct_s=float(p99),
+            makespan_s=makespan_s,
+            avg_wait_s=float((jct_s - self.executed_s[done]).mean()),
+            utilization=gpu_s / (self.gpus * makespan_s) if makespan_s > 0 else 0.0,
+            gpu_hours=gpu_s / 3600.0,
+            rho_max=float(rho.max()),
+            rho_mean=float(rho.mean()),
+            reallocations=self.reallocations,
+            cancelled_preparations=self.cancelled_preparations,
+            events=self.event_count,
+            wall_s=self.wall_s,
+        )
+
+
+def _mean_present(start_s: FloatColumn, end_s: FloatColumn) -> FloatColumn:
+    """For each stay, the mean number of stays (itself included) that are going on during it."""
+    times_s = np.concatenate((start_s, end_s))
+    order = np.argsort(times_s, kind="stable")
+    times_s = times_s[order]
+    present = np.cumsum(np.where(order < len(start_s), 1, -1))
+    area = np.concatenate(([0.0], np.cumsum(present[:-1] * np.diff(times_s))))
+    at_end, at_start = (np.interp(when_s, times_s, area) for when_s in (end_s, start_s))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = (at_end - at_start) / (end_s - start_s)
+    return np.where(end_s > start_s, np.maximum(mean, 1.0), 1.0)

@@ -1,0 +1,289 @@
+"""What happens to jobs in virtual time: they arrive, progress, are resized at a cost, and finish.
+
+A job's progress is a straight line from its last change: `left(t) = base - (t - moving_s) / step_s`. Its finish is
+predicted once, at that change, and the event that was predicted is the one that ends it; nothing is ever compared with an
+epsilon.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn, IntMatrix
+from coddl.core.compiling import kernel
+from coddl.core.jobs import (
+    ATTAINED_GPU_S,
+    CURVE,
+    EXECUTED_S,
+    FIRST_START_S,
+    GPUS,
+    LAST_START_S,
+    REAL_DEFAULTS,
+    REMAINING_ITERATIONS,
+    STARTS,
+    SUBMITTED_S,
+    WHOLE_DEFAULTS,
+    JobTable,
+)
+from coddl.core.speed.table import Steps
+
+# Further rows of World.jobs.real: where a job stood at its last change, and what comes next.
+(
+    BASE_ITERATIONS,  # left to do at MOVING_S
+    BASE_EXECUTED_S,
+    BASE_ATTAINED_GPU_S,
+    MOVING_S,  # progress counts from here
+    SINCE_S,  # held unchanged since then
+    STEP_S,  # seconds per iteration on what is held; inf: none
+    READY_S,  # when the preparation of a share ends; inf: none
+    FINISH_S,  # predicted; of a finished job, when it was
+) = range(len(REAL_DEFAULTS), REALS := len(REAL_DEFAULTS) + 8)
+# Further rows of World.jobs.whole.
+(
+    HELD,  # GPUs the job trains on; lags behind GPUS while a change is prepared
+    PREPARING,  # the share under preparation
+) = range(len(WHOLE_DEFAULTS), WHOLES := len(WHOLE_DEFAULTS) + 2)
+# Columns of World.clock.
+NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S = range(5)
+# Columns of World.count.
+ARRIVED, ACTIVE, FREE, FINISHED, EVENTS, REALLOCATIONS, CANCELLED, LOGGED, SEED, MODE, DECIDE = range(11)
+# What the log tells: Log.kind.
+ARRIVE, FINISH, SHARE, SWAP, WAKE_UP = range(5)
+# How a change of share takes effect: World.count[MODE].
+STALL, SERIAL, CONCURRENT, UNCANCELLED = range(4)
+
+ReconfigureMode = Literal["stall", "serial", "concurrent", "uncancelled"]
+MODES: Final[tuple[ReconfigureMode, ...]] = ("stall", "serial", "concurrent", "uncancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfigure:
+    """What a change of a running job's share costs.
+
+    stall        progress stops for `pause_s` from the last change on
+    serial       each change stops progress for `pause_s`, one behind the other
+    concurrent   the old share trains on for `prepare_s`, then `pause_s` of stop; a newer target cancels the preparation
+    uncancelled  the same, but a preparation under way must end first; then the newest target is prepared
+    """
+
+    mode: ReconfigureMode = "stall"
+    prepare_s: float = 0.0
+    pause_s: float = 0.0
+
+
+class Log(NamedTuple):
+    """What happened, in order: when, and (kind, job, GPUs) of each event."""
+
+    time_s: FloatColumn
+    what: IntMatrix
+
+
+class World(NamedTuple):
+    """The state of a run: the columns of the whole trace, and where each job stands.
+
+    `jobs` has the columns of a JobTable, where `gpus` is the share decided last, followed by those named above.
+    """
+
+    jobs: JobTable
+    step_s: FloatMatrix
+    steps: Steps
+    memory: FloatMatrix  # the policy's
+    active: IntColumn  # rows in the system, in order of submission; count[ACTIVE] of them
+    clock: FloatColumn
+    count: IntColumn
+    log: Log
+
+
+@kernel
+def tell(world: World, kind: int, job: int, gpus: int) -> None:
+    """Append to the log."""
+    at = world.count[LOGGED]
+    world.log.time_s[at] = world.clock[NOW]
+    world.log.what[at, 0] = kind
+    world.log.what[at, 1] = job
+    world.log.what[at, 2] = gpus
+    world.count[LOGGED] = at + 1
+
+
+@kernel
+def settle(world: World, row: int) -> None:
+    """Bring a job's visible progress up to now."""
+    real, held = world.jobs.real, world.jobs.whole[HELD, row]
+    if held == 0:
+        return  # nothing has moved since it was last settled
+    now_s = world.clock[NOW]
+    trained_s = max(0.0, now_s - real[MOVING_S, row])
+    left = real[BASE_ITERATIONS, row] - trained_s / real[STEP_S, row]
+    real[REMAINING_ITERATIONS, row] = max(0.0, left)
+    held_s = now_s - real[SINCE_S, row]
+    real[EXECUTED_S, row] = real[BASE_EXECUTED_S, row] + held_s
+    real[ATTAINED_GPU_S, row] = real[BASE_ATTAINED_GPU_S, row] + held_s * held
+
+
+@kernel
+def hold(world: World, row: int, gpus: int, moving_s: float) -> None:
+    """Let a job train on `gpus` from `moving_s` on, and predict its end."""
+    real, whole = world.jobs.real, world.jobs.whole
+    settle(world, row)
+    real[BASE_ITERATIONS, row] = real[REMAINING_ITERATIONS, row]
+    real[BASE_EXECUTED_S, row] = real[EXECUTED_S, row]
+    real[BASE_ATTAINED_GPU_S, row] = real[ATTAINED_GPU_S, row]
+    real[SINCE_S, row] = world.clock[NOW]
+    real[MOVING_S, row] = moving_s
+    world.count[FREE] += whole[HELD, row] - gpus
+    whole[HELD, row] = gpus
+    widest = world.step_s.shape[1] - 1
+    real[STEP_S, row] = world.step_s[whole[CURVE, row], min(gpus, widest)]
+    if gpus > 0:
+        real[FINISH_S, row] = moving_s + real[BASE_ITERATIONS, row] * real[STEP_S, row]
+    else:
+        real[FINISH_S, row] = np.inf
+
+
+@kernel
+def cancel(world: World, row: int) -> None:
+    """Drop a preparation that nobody waits for any more."""
+    if world.jobs.real[READY_S, row] < np.inf:
+        world.jobs.real[READY_S, row] = np.inf
+        world.count[CANCELLED] += 1
+
+
+@kernel
+def prepare(world: World, row: int) -> None:
+    """Begin to prepare the share decided last."""
+    world.jobs.whole[PREPARING, row] = world.jobs.whole[GPUS, row]
+    world.jobs.real[READY_S, row] = world.clock[NOW] + world.clock[PREPARE_S]
+
+
+@kernel
+def set_share(world: World, row: int, share: int) -> None:
+    """Give a job a new share; when and at what cost it takes effect depends on the mode."""
+    real, whole = world.jobs.real, world.jobs.whole
+    now_s, mode, pause_s = world.clock[NOW], world.count[MODE], world.clock[PAUSE_S]
+    if whole[STARTS, row] > 0:
+        world.count[REALLOCATIONS] += 1
+    else:
+        pause_s = 0.0  # nothing is there yet to be stopped
+        real[FIRST_START_S, row] = now_s
+    if whole[GPUS, row] == 0:
+        whole[STARTS, row] += 1
+        real[LAST_START_S, row] = now_s
+    whole[GPUS, row] = share
+    tell(world, SHARE, row, share)
+    if share == 0:
+        cancel(world, row)
+        hold(world, row, 0, now_s)
+    elif mode == STALL:
+        hold(world, row, share, now_s + pause_s)
+    elif mode == SERIAL:
+        hold(world, row, share, max(now_s, real[MOVING_S, row]) + pause_s)
+    elif mode == CONCURRENT or real[READY_S, row] == np.inf:
+        cancel(world, row)
+        if share != whole[HELD, row]:
+            prepare(world, row)
+
+
+@kernel
+def swap(world: World, row: int) -> None:
+    """Put a prepared share into effect, unless the GPUs for it are still held by others."""
+    whole = world.jobs.whole
+    share, before = whole[PREPARING, row], whole[HELD, row]
+    if share - before > world.count[FREE]:
+        return
+    hold(world, row, share, world.clock[NOW] + (world.clock[PAUSE_S] if before > 0 else 0.0))
+    tell(world, SWAP, row, share)
+    world.jobs.real[READY_S, row] = np.inf
+    if share != whole[GPUS, row]:
+        prepare(world, row)
+
+
+@kernel
+def swap_what_is_ready(world: World) -> None:
+    """Swap every share whose preparation has ended, those that free GPUs first."""
+    whole = world.jobs.whole
+    for growing in (False, True):
+        for k in range(world.count[ACTIVE]):
+            row = world.active[k]
+            if world.jobs.real[READY_S, row] <= world.clock[NOW]:
+                if (whole[PREPARING, row] > whole[HELD, row]) == growing:
+                    swap(world, row)
+
+
+@kernel
+def look_ahead(world: World) -> None:
+    """Find when the next job finishes or ends its preparation."""
+    real, soonest_s = world.jobs.real, np.inf
+    for k in range(world.count[ACTIVE]):
+        row = world.active[k]
+        soonest_s = min(soonest_s, real[FINISH_S, row])
+        if real[READY_S, row] > world.clock[NOW]:  # one that is due waits for GPUs, not for time
+            soonest_s = min(soonest_s, real[READY_S, row])
+    world.clock[NEXT_CHANGE] = soonest_s
+
+
+@kernel
+def finish(world: World, row: int) -> None:
+    """End a job: its GPUs are free, its prediction stands as the time it ended."""
+    at_s = world.jobs.real[FINISH_S, row]
+    cancel(world, row)
+    hold(world, row, 0, at_s)
+    world.jobs.real[FINISH_S, row] = at_s
+    world.jobs.real[REMAINING_ITERATIONS, row] = 0.0
+    world.jobs.whole[GPUS, row] = 0
+    world.count[FINISHED] += 1
+    tell(world, FINISH, row, 0)
+
+
+@kernel
+def advance(world: World) -> bool:
+    """Move to the next event and let it happen; False when nothing is left to happen.
+
+    count[DECIDE] tells whether shares should be decided anew: not if only a preparation has ended.
+    """
+    real, clock, count = world.jobs.real, world.clock, world.count
+    total = real.shape[1]
+    arrival_s = real[SUBMITTED_S, count[ARRIVED]] if count[ARRIVED] < total else np.inf
+    now_s = min(arrival_s, clock[NEXT_CHANGE], clock[WAKE])
+    if now_s == np.inf:
+        return False
+    clock[NOW] = now_s
+    count[EVENTS] += 1
+    before, stay = count[ACTIVE], 0
+    for k in range(before):
+        row = world.active[k]
+        settle(world, row)
+        if real[FINISH_S, row] <= now_s:
+            finish(world, row)
+        else:
+            world.active[stay] = row
+            stay += 1
+    count[DECIDE] = stay < before or arrival_s <= now_s or clock[WAKE] <= now_s
+    while count[ARRIVED] < total and real[SUBMITTED_S, count[ARRIVED]] <= now_s:
+        world.active[stay] = count[ARRIVED]
+        stay += 1
+        tell(world, ARRIVE, count[ARRIVED], 0)
+        count[ARRIVED] += 1
+    count[ACTIVE] = stay
+    if clock[WAKE] <= now_s:
+        clock[WAKE] = np.inf
+        tell(world, WAKE_UP, -1, 0)
+    if count[MODE] >= CONCURRENT:
+        swap_what_is_ready(world)
+        look_ahead(world)
+    return True
+
+
+@kernel
+def apply_shares(world: World, shares: IntColumn, wake_at_s: float) -> None:
+    """Put decided shares (by position in `active`) into effect, those that shrink first."""
+    whole = world.jobs.whole
+    for growing in (False, True):
+        for k in range(world.count[ACTIVE]):
+            row = world.active[k]
+            if shares[k] != whole[GPUS, row] and (shares[k] > whole[GPUS, row]) == growing:
+                set_share(world, row, shares[k])
+    world.clock[WAKE] = wake_at_s
+    if world.count[MODE] >= CONCURRENT:
+        swap_what_is_ready(world)
+    look_ahead(world)

@@ -1,0 +1,1 @@
+"""Workloads: our own format, public traces, generators."""
