@@ -29,7 +29,7 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """The waiting reason of each row, kept as (rows, reason) layers; the first layer that covers a row holds."""
+    """Why each row waits, as (rows, reason) layers; the first that covers a row holds."""
 
     layers: tuple[tuple[BoolColumn, Waiting], ...] = ()
 

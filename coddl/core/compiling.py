@@ -1,7 +1,8 @@
 """`@kernel`: compile a function with numba and keep the result between runs.
 
-numba checks only the file of the function itself for changes, so a loop would go on calling a stale policy after that
-policy's file was edited. The cache folder is therefore named after the content of every file that holds kernels.
+numba checks only the file of the function itself for changes, so a loop would go on calling a stale
+policy after that policy's file was edited. The cache folder is therefore named after the content of
+every file that holds kernels.
 """
 
 import hashlib
@@ -9,19 +10,30 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import numba
+import numpy as np
 from numba.core import config
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
+def whole_number(value: int) -> int:
+    """A constant to pass to kernels: for a literal, numba compiles the called kernel once more."""
+    return cast(int, np.int64(value))
+
+
+ZERO, ONE = whole_number(0), whole_number(1)
+
 _PACKAGE = Path(__file__).parent.parent
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: the user's cache folder, one subfolder per state of the sources."""
+    """Where compiled kernels are kept: the user's cache folder, one subfolder per state of the
+    sources.
+    """
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     elif sys.platform == "win32":
@@ -47,12 +59,12 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
     The lock of the interpreter is released while it runs, so runs of one process use all cores.
     """
-    # numba reads the folder from its configuration at this moment only; other users of numba keep theirs.
-    before, config.CACHE_DIR = config.CACHE_DIR, _CACHE
+    # numba reads the folder from its configuration at this moment only; other users of numba keep
+    # theirs.
+    before = getattr(config, "CACHE_DIR", "")
+    setattr(config, "CACHE_DIR", _CACHE)  # noqa: B010 (the module's stub lacks it)
     try:
-        compiled: Callable[P, R] = numba.njit(
-            cache=True, nogil=True, error_model="numpy"
-        )(function)
+        compiled: Callable[P, R] = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     finally:
-        config.CACHE_DIR = before
+        setattr(config, "CACHE_DIR", before)  # noqa: B010
     return compiled

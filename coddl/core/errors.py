@@ -1,7 +1,7 @@
 """The errors a user can cause, and what they carry.
 
     CoddlError            exit code 1
-    └── UserError         exit code 2   bad input: the message says what, because, try; nothing was changed
+    └── UserError         exit code 2   bad input: says what, because, try; changed nothing
 
 Bugs are assertions and are not caught.
 """

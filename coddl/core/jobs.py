@@ -1,8 +1,9 @@
 """The jobs of a snapshot, as a table of columns.
 
-Columns of one type are the rows of one matrix: a kernel takes two arrays instead of twenty, which compiles several times
-faster, and a driver picks the jobs that are in the system with two operations. Policies in plain Python read the columns
-by name; kernels by index, as in `jobs.real[SUBMITTED_S, row]`.
+Columns of one type are the rows of one matrix: a kernel takes two arrays instead of twenty, which
+compiles several times faster, and a driver picks the jobs that are in the system with two
+operations. Policies in plain Python read the columns by name; kernels by index, as in
+`jobs.real[SUBMITTED_S, row]`.
 """
 
 from typing import Any, Final, NamedTuple, Self
@@ -71,7 +72,10 @@ class JobTable(NamedTuple):
     @classmethod
     def of(cls, jobs: int, **columns: Any) -> Self:  # Any: whatever NumPy can make a column of
         """A table of `jobs` jobs; a column not given is that of an idle, elastic, one-GPU job."""
-        real, whole = np.empty((len(REAL_DEFAULTS), jobs)), np.empty((len(WHOLE_DEFAULTS), jobs), np.int64)
+        real, whole = (
+            np.empty((len(REAL_DEFAULTS), jobs)),
+            np.empty((len(WHOLE_DEFAULTS), jobs), np.int64),
+        )
         for at, (name, value) in enumerate(REAL_DEFAULTS):
             real[at] = columns.pop(name, value)
         for at, (name, value) in enumerate(WHOLE_DEFAULTS):
@@ -94,104 +98,114 @@ class JobTable(NamedTuple):
     @property
     def size(self) -> int:
         """How many jobs there are."""
-        return self.whole.shape[1]
+        return int(self.whole.shape[1])
 
     @property
     def submitted_s(self) -> FloatColumn:
         """When the job entered the system."""
-        return self.real[SUBMITTED_S]
+        return _real(self, SUBMITTED_S)
 
     @property
     def weight(self) -> FloatColumn:
         """Its claim relative to others."""
-        return self.real[WEIGHT]
+        return _real(self, WEIGHT)
 
     @property
     def deadline_s(self) -> FloatColumn:
         """When it should be done; inf: no deadline."""
-        return self.real[DEADLINE_S]
+        return _real(self, DEADLINE_S)
 
     @property
     def pause_s(self) -> FloatColumn:
         """What a resize costs it."""
-        return self.real[PAUSE_S]
+        return _real(self, PAUSE_S)
 
     @property
     def remaining_iterations(self) -> FloatColumn:
         """Optimizer steps left; NaN: unknown."""
-        return self.real[REMAINING_ITERATIONS]
+        return _real(self, REMAINING_ITERATIONS)
 
     @property
     def attained_gpu_s(self) -> FloatColumn:
         """GPU-time it has had."""
-        return self.real[ATTAINED_GPU_S]
+        return _real(self, ATTAINED_GPU_S)
 
     @property
     def executed_s(self) -> FloatColumn:
         """Time it has held GPUs."""
-        return self.real[EXECUTED_S]
+        return _real(self, EXECUTED_S)
 
     @property
     def first_start_s(self) -> FloatColumn:
         """When it first got GPUs; inf: never."""
-        return self.real[FIRST_START_S]
+        return _real(self, FIRST_START_S)
 
     @property
     def last_start_s(self) -> FloatColumn:
         """When it last went from none to some; inf: never."""
-        return self.real[LAST_START_S]
+        return _real(self, LAST_START_S)
 
     @property
     def id(self) -> IntColumn:
         """Unique; rows are sorted by it."""
-        return self.whole[ID]
+        return _whole(self, ID)
 
     @property
     def queue(self) -> IntColumn:
         """Index of its queue."""
-        return self.whole[QUEUE]
+        return _whole(self, QUEUE)
 
     @property
     def group(self) -> IntColumn:
         """Jobs of one search share a group; -1: none."""
-        return self.whole[GROUP]
+        return _whole(self, GROUP)
 
     @property
     def tier(self) -> IntColumn:
         """OPAQUE, RESTARTABLE or ELASTIC."""
-        return self.whole[TIER]
+        return _whole(self, TIER)
 
     @property
     def preemptible(self) -> IntColumn:
         """0: what it holds may not be taken away."""
-        return self.whole[PREEMPTIBLE]
+        return _whole(self, PREEMPTIBLE)
 
     @property
     def curve(self) -> IntColumn:
         """Its row in Speeds."""
-        return self.whole[CURVE]
+        return _whole(self, CURVE)
 
     @property
     def gpus_min(self) -> IntColumn:
         """Smallest share that it can run on."""
-        return self.whole[GPUS_MIN]
+        return _whole(self, GPUS_MIN)
 
     @property
     def gpus_max(self) -> IntColumn:
         """Largest share that it may hold."""
-        return self.whole[GPUS_MAX]
+        return _whole(self, GPUS_MAX)
 
     @property
     def gpus_requested(self) -> IntColumn:
         """What a rigid policy gives it."""
-        return self.whole[GPUS_REQUESTED]
+        return _whole(self, GPUS_REQUESTED)
 
     @property
     def gpus(self) -> IntColumn:
         """Held now."""
-        return self.whole[GPUS]
+        return _whole(self, GPUS)
 
     @property
     def starts(self) -> IntColumn:
         """Times it went from none to some."""
-        return self.whole[STARTS]
+        return _whole(self, STARTS)
+
+
+def _real(jobs: JobTable, row: int) -> FloatColumn:
+    column: FloatColumn = jobs.real[row]
+    return column
+
+
+def _whole(jobs: JobTable, row: int) -> IntColumn:
+    column: IntColumn = jobs.whole[row]
+    return column

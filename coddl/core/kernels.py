@@ -5,18 +5,20 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import kernel
+from coddl.core.compiling import ONE, ZERO, kernel
 from coddl.core.jobs import CURVE, GPUS, GPUS_MAX, GPUS_MIN, REMAINING_ITERATIONS
 from coddl.core.snapshot import Picture
 
+STRICT, SKIP = ONE, ZERO  # what `fill_in_order` does where a job does not fit: end, or go on
 LENGTH, COIN, KEEP = range(3)  # how a duel that gains alone do not decide is decided
-ZERO = np.int64(0)  # a counter that starts from a literal makes numba compile what it is passed to twice
 REMAINING_TIME, SPEEDUP = range(2)  # what a step gains, for `grow_by_gain`
 
 
 @kernel
 def flip(coin: IntColumn) -> bool:
-    """Draw the next bit of `coin[0]`, a minimal-standard generator: the same in compiled and in plain Python."""
+    """Draw the next bit of `coin[0]`, a minimal-standard generator: the same in compiled and in
+    plain Python.
+    """
     coin[0] = coin[0] * 48271 % 2147483647
     return bool(coin[0] > 1073741823)
 
@@ -60,11 +62,12 @@ def sink(heap: IntColumn, size: int, keys: FloatMatrix) -> None:
 def first_in_order(keys: FloatMatrix, wanted: BoolColumn, most: int, out: IntColumn) -> int:
     """Put the first `most` wanted rows into `out`, in order; return how many there are.
 
-    One pass with a heap of the best so far: for the few that fit out of thousands that wait, far cheaper than a sort.
+    One pass with a heap of the best so far: for the few that fit out of thousands that wait, far
+    cheaper than a sort.
     """
     size = ZERO
     for k in range(keys.shape[1]):
-        if not wanted[k]:
+        if most <= 0 or not wanted[k]:
             continue
         if size < most:
             push(out, size, k, keys)
@@ -80,7 +83,7 @@ def first_in_order(keys: FloatMatrix, wanted: BoolColumn, most: int, out: IntCol
 
 @kernel
 def fill_in_order(
-    keys: FloatMatrix, need: IntColumn, free: int, strict: bool, out: IntColumn
+    keys: FloatMatrix, need: IntColumn, free: int, strict: int, out: IntColumn
 ) -> int:
     """Give each row its whole need in order of its keys; return what stays free.
 
@@ -93,7 +96,8 @@ def fill_in_order(
         wanted[k] = True
         out[k] = 0
     while free > 0:
-        # What does not fit now never will, since `free` only falls; and at most `free` rows can still be served.
+        # What does not fit now never will, since `free` only falls; and at most `free` rows can
+        # still be served.
         if not strict:
             for k in range(count):
                 if need[k] > free:
@@ -119,7 +123,7 @@ class Contenders(NamedTuple):
     length: FloatColumn  # seconds left at the present share
     short: FloatColumn  # (p'-p)/p
     long: FloatColumn  # (p'-p)/p'
-    below: BoolColumn  # not yet back at the share it holds
+    below: FloatColumn  # which part is missing of the share it holds
     coin: IntColumn
 
 
@@ -127,9 +131,9 @@ class Contenders(NamedTuple):
 def beats(them: Contenders, rule: int, x: int, champion: int) -> bool:
     """Tell whether x takes the next GPU from the champion.
 
-    The AFS rule: of two jobs the longer one gets it if its (p'-p)/p' reaches the shorter one's (p'-p)/p, else the shorter
-    one. Without lengths x wins if it would win as the longer one, loses if the champion would, and else by coin, or to the
-    one that is still below the share it holds.
+    The AFS rule: of two jobs the longer one gets it if its (p'-p)/p' reaches the shorter one's
+    (p'-p)/p, else the shorter one. Without lengths x wins if it would win as the longer one, loses
+    if the champion would, and else by coin, or if it is further below the share it holds.
     """
     if rule == LENGTH:
         if them.length[x] < them.length[champion]:
@@ -141,24 +145,21 @@ def beats(them: Contenders, rule: int, x: int, champion: int) -> bool:
         return False
     if rule == COIN:
         return flip(them.coin)
-    return bool(them.below[x] and not them.below[champion])
+    return bool(them.below[x] > them.below[champion])
 
 
 @kernel
-def champion_by_length(
-    them: Contenders, start: int, count: int, champion_at: IntColumn
-) -> int:
-    """One pass of duels by length from entry `start` on; the champions before it stand in `champion_at`.
+def champion_by_length(them: Contenders, start: int, count: int, champion_at: IntColumn) -> int:
+    """One pass of duels by length from entry `start` on; the champions before it stand in
+    `champion_at`.
 
-    The same as `beats` for each entry in turn, with the champion's numbers at hand: this is the simulator's inner loop.
+    The same as `beats` for each entry in turn, with the champion's numbers at hand: this is the
+    simulator's inner loop.
     """
     champion = champion_at[start - 1] if start > 0 else ZERO
     length, short, long = them.length[champion], them.short[champion], them.long[champion]
     for x in range(start, count):
-        if them.length[x] < length:
-            wins = them.short[x] > long
-        else:
-            wins = them.long[x] >= short
+        wins = them.short[x] > long if them.length[x] < length else them.long[x] >= short
         if wins and x > 0:
             champion = x
             length, short, long = them.length[x], them.short[x], them.long[x]
@@ -170,7 +171,11 @@ def champion_by_length(
 def seconds_left(picture: Picture, row: int, share: int) -> float:
     """Time to the end at this share; unknown lengths count as endless."""
     left = picture.jobs.real[REMAINING_ITERATIONS, row]
-    return float(left * picture.step_s[picture.jobs.whole[CURVE, row], share]) if left >= 0.0 else np.inf
+    return (
+        float(left * picture.step_s[picture.jobs.whole[CURVE, row], share])
+        if left >= 0.0
+        else np.inf
+    )
 
 
 @kernel
@@ -189,19 +194,22 @@ def weigh(picture: Picture, them: Contenders, x: int, share: int) -> None:
     them.length[x] = seconds_left(picture, row, share)
     them.short[x] = picture.steps.short[curve, share]
     them.long[x] = picture.steps.long[curve, share]
-    them.below[x] = share < picture.jobs.whole[GPUS, row]
+    held = picture.jobs.whole[GPUS, row]
+    them.below[x] = 1.0 - share / held if share < held else 0.0
 
 
 @kernel
 def contend(picture: Picture, shares: IntColumn) -> tuple[Contenders, int]:
-    """Line up the rows that hold GPUs and can use more, in order of submission; say how many they are."""
+    """Line up the rows that hold GPUs and can use more, in order of submission; say how many they
+    are.
+    """
     size = picture.rows.shape[0]
     them = Contenders(
         np.empty(size, np.int64),
         np.empty(size),
         np.empty(size),
         np.empty(size),
-        np.empty(size, np.bool_),
+        np.empty(size),
         np.full(1, picture.seed, np.int64),
     )
     count = ZERO
@@ -215,10 +223,12 @@ def contend(picture: Picture, shares: IntColumn) -> tuple[Contenders, int]:
 
 @kernel
 def grow_by_scan(picture: Picture, rule: int, left: int, shares: IntColumn) -> int:
-    """Hand out `left` GPUs, each to the champion of one pass over all contenders: the published form.
+    """Hand out `left` GPUs, each to the champion of one pass over all contenders: the published
+    form.
 
-    `shares` is by position in `picture.rows`. Returns what nobody could use. The champions up to the last winner are the
-    same in the next pass, so where no coin is flipped the pass starts there.
+    `shares` is by position in `picture.rows`. Returns what nobody could use. The champions up to
+    the last winner are the same in the next pass, so where no coin is flipped the pass starts
+    there.
     """
     them, count = contend(picture, shares)
     champion_at = np.empty(count, np.int64)
@@ -309,7 +319,8 @@ def gain_of_step(picture: Picture, gain: int, k: int, share: int, following: int
 
 @kernel
 def grow_by_gain(picture: Picture, gain: int, left: int, shares: IntColumn) -> int:
-    """Hand out `left` GPUs, each where it gains most, ties to the job submitted first; return what nobody could use.
+    """Hand out `left` GPUs, each where it gains most, ties to the job submitted first; return what
+    nobody could use.
 
     A step's gain depends on its own job alone, so a heap gives just what a scan of all jobs would.
     """
@@ -343,7 +354,7 @@ def grow_by_gain(picture: Picture, gain: int, left: int, shares: IntColumn) -> i
 
 @kernel
 def grant_minimum(picture: Picture, keys: FloatMatrix, shares: IntColumn) -> int:
-    """Give every row its gpus_min, in order of the keys where not all fit; return what stays free."""
+    """Give rows their gpus_min, in order of the keys where not all fit; return what stays."""
     size = picture.rows.shape[0]
     need = np.empty(size, np.int64)
     total = 0
@@ -351,7 +362,7 @@ def grant_minimum(picture: Picture, keys: FloatMatrix, shares: IntColumn) -> int
         need[k] = picture.jobs.whole[GPUS_MIN, picture.rows[k]]
         total += need[k]
     if total > picture.gpus:
-        return fill_in_order(keys, need, picture.gpus, False, shares)
+        return fill_in_order(keys, need, picture.gpus, SKIP, shares)
     for k in range(size):
         shares[k] = need[k]
     return int(picture.gpus - total)

@@ -17,8 +17,8 @@ MEMORY_COLUMNS: Final = 3  # what a policy may remember of a job from one decisi
 class Picture(NamedTuple):
     """A snapshot in the form kernels take: arrays and numbers only.
 
-    `rows` are the jobs that compete, in order of submission. A simulator keeps the columns of a whole trace and names the
-    rows that are in the system, so that nothing is copied between events.
+    `rows` are the jobs that compete, in order of submission. A simulator keeps the columns of a
+    whole trace and names the rows that are in the system, so that nothing is copied between events.
     """
 
     jobs: JobTable
@@ -51,7 +51,8 @@ class Snapshot:
         """Time each job would still take at these shares; NaN where its length is unknown."""
         widest = self.speeds.step_s.shape[1] - 1
         step_s = self.speeds.step_s[self.jobs.curve, np.minimum(gpus, widest)]
-        return self.jobs.remaining_iterations * step_s
+        left_s: FloatColumn = self.jobs.remaining_iterations * step_s
+        return left_s
 
     def picture(self) -> Picture:
         """The same, for a kernel."""

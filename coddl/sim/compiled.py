@@ -14,8 +14,8 @@ from coddl.core.policies.tiresias import tiresias_l
 from coddl.core.snapshot import Picture
 from coddl.sim.world import ACTIVE, DECIDE, LOGGED, NOW, SEED, World, advance, apply_shares
 
-# Where each rule stands in `run_compiled`. numba can't keep, from one run to the next, a loop that is given its rule as an
-# argument; one that chooses by a number it can.
+# Where each rule stands in `run_compiled`. numba can't keep, from one run to the next, a loop that
+# is given its rule as an argument; one that chooses by a number it can.
 RULES: Final[tuple[Rule, ...]] = (
     afs_l,
     afs_p,
@@ -43,10 +43,10 @@ def run_compiled(
     for _ in range(events):
         if not advance(world):
             return False
-        if world.count[DECIDE]:
-            rows = world.active[: world.count[ACTIVE]]
-            seed = next_seed(world.count[SEED])
-            world.count[SEED] = seed
+        if world.counts[DECIDE]:
+            rows = world.active[: world.counts[ACTIVE]]
+            seed = next_seed(world.counts[SEED])
+            world.counts[SEED] = seed
             now_s = world.clock[NOW]
             picture = Picture(world.jobs, rows, world.step_s, world.steps, gpus, now_s, seed)
             if code == 0:
@@ -64,6 +64,6 @@ def run_compiled(
             else:
                 wake_at_s = tiresias_l(picture, params, memory, shares)
             apply_shares(world, shares, wake_at_s)
-        if world.count[LOGGED] > room:
+        if world.counts[LOGGED] > room:
             break
     return True

@@ -10,7 +10,7 @@ from coddl.traces.trace import Trace
 
 
 class Events(NamedTuple):
-    """All that happened in a run, in order. Kinds: ARRIVE, FINISH, SHARE, SWAP, WAKE_UP of `world`."""
+    """All that happened in a run, in order. Kinds: ARRIVE … WAKE_UP of `world`."""
 
     time_s: FloatColumn
     kind: IntColumn
@@ -71,10 +71,10 @@ class Run:
 
     @property
     def rho(self) -> FloatColumn:
-        """Finish-time fairness: JCT over what an equal share alone would have given (Themis, NSDI '20).
+        """Finish-time fairness: JCT over that of an equal share alone (Themis, NSDI '20).
 
-        An equal share is the cluster divided by the mean number of jobs present during the job's stay, at most its
-        gpus_max; less than one GPU means one GPU for that part of the time.
+        An equal share is the cluster divided by the mean number of jobs present during the job's
+        stay, at most its gpus_max; less than one GPU means one GPU for that part of the time.
         """
         trace, done = self.trace, self.finished
         crowd = _mean_present(trace.submitted_s[done], self.finish_s[done])
@@ -88,13 +88,13 @@ class Run:
     def metrics(self) -> Metrics:
         """The numbers people compare."""
         done, submitted_s = self.finished, self.trace.submitted_s
-        if not done.any():
-            nothing = (0, *[np.nan] * 6, 0.0, 0.0, np.nan, np.nan)
-            counts = (self.reallocations, self.cancelled_preparations, self.event_count)
-            return Metrics(*nothing, *counts, self.wall_s)
-        jct_s, rho = self.jct_s[done], self.rho[done]
+        # With nothing finished there is no average: one row of NaN gives NaN throughout.
+        jct_s, rho = (
+            column[done] if done.any() else np.array([np.nan]) for column in (self.jct_s, self.rho)
+        )
+        wait_s = np.maximum(jct_s - self.executed_s[done], 0.0) if done.any() else jct_s
         p50, p95, p99 = np.percentile(jct_s, (50, 95, 99))
-        makespan_s = float(self.finish_s[done].max() - submitted_s.min())
+        makespan_s = float(self.finish_s[done].max() - submitted_s.min()) if done.any() else np.nan
         gpu_s = float(self.attained_gpu_s.sum())
         return Metrics(
             jobs=int(done.sum()),
@@ -103,7 +103,7 @@ class Run:
             p95_jct_s=float(p95),
             p99_jct_s=float(p99),
             makespan_s=makespan_s,
-            avg_wait_s=float((jct_s - self.executed_s[done]).mean()),
+            avg_wait_s=float(wait_s.mean()),
             utilization=gpu_s / (self.gpus * makespan_s) if makespan_s > 0 else 0.0,
             gpu_hours=gpu_s / 3600.0,
             rho_max=float(rho.max()),

@@ -1,8 +1,8 @@
 """What happens to jobs in virtual time: they arrive, progress, are resized at a cost, and finish.
 
-A job's progress is a straight line from its last change: `left(t) = base - (t - moving_s) / step_s`. Its finish is
-predicted once, at that change, and the event that was predicted is the one that ends it; nothing is ever compared with an
-epsilon.
+A job's progress is a straight line from its last change: `left(t) = base - (t - moving_s)/step_s`.
+Its finish is predicted once, at that change, and the event that was predicted is the one that ends
+it; nothing is ever compared with an epsilon.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn, IntMatrix
-from coddl.core.compiling import kernel
+from coddl.core.compiling import ZERO, kernel, whole_number
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
     CURVE,
@@ -26,7 +26,9 @@ from coddl.core.jobs import (
     WHOLE_DEFAULTS,
     JobTable,
 )
+from coddl.core.snapshot import no_memory
 from coddl.core.speed.table import Steps
+from coddl.traces.trace import Trace
 
 # Further rows of World.jobs.real: where a job stood at its last change, and what comes next.
 (
@@ -45,12 +47,25 @@ from coddl.core.speed.table import Steps
     PREPARING,  # the share under preparation
 ) = range(len(WHOLE_DEFAULTS), WHOLES := len(WHOLE_DEFAULTS) + 2)
 # Columns of World.clock.
-NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S = range(5)
-# Columns of World.count.
-ARRIVED, ACTIVE, FREE, FINISHED, EVENTS, REALLOCATIONS, CANCELLED, LOGGED, SEED, MODE, DECIDE = range(11)
+NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S = range(CLOCKS := 5)
+# Columns of World.counts.
+(
+    ARRIVED,
+    ACTIVE,
+    FREE,  # GPUs nobody holds
+    FINISHED,
+    EVENTS,
+    REALLOCATIONS,  # changes of share of a job that had started before
+    CANCELLED,  # preparations
+    LOGGED,
+    SEED,
+    MODE,
+    DECIDE,  # 1: shares should be decided anew
+) = range(COUNTS := 11)
 # What the log tells: Log.kind.
-ARRIVE, FINISH, SHARE, SWAP, WAKE_UP = range(5)
-# How a change of share takes effect: World.count[MODE].
+ARRIVE, FINISH, SHARE, SWAP, WAKE_UP = map(whole_number, range(5))
+NOBODY = whole_number(-1)
+# How a change of share takes effect: World.counts[MODE].
 STALL, SERIAL, CONCURRENT, UNCANCELLED = range(4)
 
 ReconfigureMode = Literal["stall", "serial", "concurrent", "uncancelled"]
@@ -63,8 +78,9 @@ class Reconfigure:
 
     stall        progress stops for `pause_s` from the last change on
     serial       each change stops progress for `pause_s`, one behind the other
-    concurrent   the old share trains on for `prepare_s`, then `pause_s` of stop; a newer target cancels the preparation
-    uncancelled  the same, but a preparation under way must end first; then the newest target is prepared
+    concurrent   the old share trains on for `prepare_s`, then `pause_s` of stop; a newer target
+    cancels the preparation uncancelled  the same, but a preparation under way must end first; then
+    the newest target is prepared
     """
 
     mode: ReconfigureMode = "stall"
@@ -82,28 +98,61 @@ class Log(NamedTuple):
 class World(NamedTuple):
     """The state of a run: the columns of the whole trace, and where each job stands.
 
-    `jobs` has the columns of a JobTable, where `gpus` is the share decided last, followed by those named above.
+    `jobs` has the columns of a JobTable, where `gpus` is the share decided last, followed by those
+    named above.
     """
 
     jobs: JobTable
     step_s: FloatMatrix
     steps: Steps
     memory: FloatMatrix  # the policy's
-    active: IntColumn  # rows in the system, in order of submission; count[ACTIVE] of them
+    active: IntColumn  # rows in the system, in order of submission; counts[ACTIVE] of them
     clock: FloatColumn
-    count: IntColumn
+    counts: IntColumn
     log: Log
+
+
+def world_of(trace: Trace, gpus: int, reconfigure: Reconfigure, seed: int) -> World:
+    """The world before anything has happened."""
+    jobs = JobTable.of(
+        trace.size,
+        submitted_s=trace.submitted_s,
+        queue=trace.queue,
+        curve=trace.curve,
+        remaining_iterations=trace.iterations,
+        gpus_requested=trace.gpus_requested,
+        gpus_min=trace.gpus_min,
+        gpus_max=trace.gpus_max,
+    )
+    real, whole = np.zeros((REALS, trace.size)), np.zeros((WHOLES, trace.size), np.int64)
+    real[: len(jobs.real)] = jobs.real
+    real[BASE_ITERATIONS] = trace.iterations
+    real[[STEP_S, READY_S, FINISH_S]] = np.inf
+    whole[: len(jobs.whole)] = jobs.whole
+    clock, count = np.full(CLOCKS, np.inf), np.zeros(COUNTS, np.int64)
+    clock[[NOW, PREPARE_S, PAUSE_S]] = 0.0, reconfigure.prepare_s, reconfigure.pause_s
+    count[[FREE, MODE]] = gpus, MODES.index(reconfigure.mode)
+    count[SEED] = 1 + seed % 2147483645  # the generators of `kernels` run on 1..2**31-2
+    # One event can tell at most five things of each job; the log is emptied when it is half full.
+    room = 10 * trace.size + 65536
+    log = Log(np.empty(room), np.empty((room, 3), np.int64))
+    active = np.empty(trace.size, np.int64)
+    speeds = trace.speeds
+    memory = no_memory(trace.size)
+    return World(
+        JobTable(real, whole), speeds.step_s, speeds.steps, memory, active, clock, count, log
+    )
 
 
 @kernel
 def tell(world: World, kind: int, job: int, gpus: int) -> None:
     """Append to the log."""
-    at = world.count[LOGGED]
+    at = world.counts[LOGGED]
     world.log.time_s[at] = world.clock[NOW]
     world.log.what[at, 0] = kind
     world.log.what[at, 1] = job
     world.log.what[at, 2] = gpus
-    world.count[LOGGED] = at + 1
+    world.counts[LOGGED] = at + 1
 
 
 @kernel
@@ -131,7 +180,7 @@ def hold(world: World, row: int, gpus: int, moving_s: float) -> None:
     real[BASE_ATTAINED_GPU_S, row] = real[ATTAINED_GPU_S, row]
     real[SINCE_S, row] = world.clock[NOW]
     real[MOVING_S, row] = moving_s
-    world.count[FREE] += whole[HELD, row] - gpus
+    world.counts[FREE] += whole[HELD, row] - gpus
     whole[HELD, row] = gpus
     widest = world.step_s.shape[1] - 1
     real[STEP_S, row] = world.step_s[whole[CURVE, row], min(gpus, widest)]
@@ -146,7 +195,7 @@ def cancel(world: World, row: int) -> None:
     """Drop a preparation that nobody waits for any more."""
     if world.jobs.real[READY_S, row] < np.inf:
         world.jobs.real[READY_S, row] = np.inf
-        world.count[CANCELLED] += 1
+        world.counts[CANCELLED] += 1
 
 
 @kernel
@@ -160,9 +209,9 @@ def prepare(world: World, row: int) -> None:
 def set_share(world: World, row: int, share: int) -> None:
     """Give a job a new share; when and at what cost it takes effect depends on the mode."""
     real, whole = world.jobs.real, world.jobs.whole
-    now_s, mode, pause_s = world.clock[NOW], world.count[MODE], world.clock[PAUSE_S]
+    now_s, mode, pause_s = world.clock[NOW], world.counts[MODE], world.clock[PAUSE_S]
     if whole[STARTS, row] > 0:
-        world.count[REALLOCATIONS] += 1
+        world.counts[REALLOCATIONS] += 1
     else:
         pause_s = 0.0  # nothing is there yet to be stopped
         real[FIRST_START_S, row] = now_s
@@ -173,7 +222,7 @@ def set_share(world: World, row: int, share: int) -> None:
     tell(world, SHARE, row, share)
     if share == 0:
         cancel(world, row)
-        hold(world, row, 0, now_s)
+        hold(world, row, ZERO, now_s)
     elif mode == STALL:
         hold(world, row, share, now_s + pause_s)
     elif mode == SERIAL:
@@ -189,7 +238,7 @@ def swap(world: World, row: int) -> None:
     """Put a prepared share into effect, unless the GPUs for it are still held by others."""
     whole = world.jobs.whole
     share, before = whole[PREPARING, row], whole[HELD, row]
-    if share - before > world.count[FREE]:
+    if share - before > world.counts[FREE]:
         return
     hold(world, row, share, world.clock[NOW] + (world.clock[PAUSE_S] if before > 0 else 0.0))
     tell(world, SWAP, row, share)
@@ -203,18 +252,18 @@ def swap_what_is_ready(world: World) -> None:
     """Swap every share whose preparation has ended, those that free GPUs first."""
     whole = world.jobs.whole
     for growing in (False, True):
-        for k in range(world.count[ACTIVE]):
+        for k in range(world.counts[ACTIVE]):
             row = world.active[k]
-            if world.jobs.real[READY_S, row] <= world.clock[NOW]:
-                if (whole[PREPARING, row] > whole[HELD, row]) == growing:
-                    swap(world, row)
+            grows = whole[PREPARING, row] > whole[HELD, row]
+            if world.jobs.real[READY_S, row] <= world.clock[NOW] and grows == growing:
+                swap(world, row)
 
 
 @kernel
 def look_ahead(world: World) -> None:
     """Find when the next job finishes or ends its preparation."""
     real, soonest_s = world.jobs.real, np.inf
-    for k in range(world.count[ACTIVE]):
+    for k in range(world.counts[ACTIVE]):
         row = world.active[k]
         soonest_s = min(soonest_s, real[FINISH_S, row])
         if real[READY_S, row] > world.clock[NOW]:  # one that is due waits for GPUs, not for time
@@ -227,12 +276,12 @@ def finish(world: World, row: int) -> None:
     """End a job: its GPUs are free, its prediction stands as the time it ended."""
     at_s = world.jobs.real[FINISH_S, row]
     cancel(world, row)
-    hold(world, row, 0, at_s)
+    hold(world, row, ZERO, at_s)
     world.jobs.real[FINISH_S, row] = at_s
     world.jobs.real[REMAINING_ITERATIONS, row] = 0.0
     world.jobs.whole[GPUS, row] = 0
-    world.count[FINISHED] += 1
-    tell(world, FINISH, row, 0)
+    world.counts[FINISHED] += 1
+    tell(world, FINISH, row, ZERO)
 
 
 @kernel
@@ -241,7 +290,7 @@ def advance(world: World) -> bool:
 
     count[DECIDE] tells whether shares should be decided anew: not if only a preparation has ended.
     """
-    real, clock, count = world.jobs.real, world.clock, world.count
+    real, clock, count = world.jobs.real, world.clock, world.counts
     total = real.shape[1]
     arrival_s = real[SUBMITTED_S, count[ARRIVED]] if count[ARRIVED] < total else np.inf
     now_s = min(arrival_s, clock[NEXT_CHANGE], clock[WAKE])
@@ -262,12 +311,12 @@ def advance(world: World) -> bool:
     while count[ARRIVED] < total and real[SUBMITTED_S, count[ARRIVED]] <= now_s:
         world.active[stay] = count[ARRIVED]
         stay += 1
-        tell(world, ARRIVE, count[ARRIVED], 0)
+        tell(world, ARRIVE, count[ARRIVED], ZERO)
         count[ARRIVED] += 1
     count[ACTIVE] = stay
     if clock[WAKE] <= now_s:
         clock[WAKE] = np.inf
-        tell(world, WAKE_UP, -1, 0)
+        tell(world, WAKE_UP, NOBODY, ZERO)
     if count[MODE] >= CONCURRENT:
         swap_what_is_ready(world)
         look_ahead(world)
@@ -279,11 +328,11 @@ def apply_shares(world: World, shares: IntColumn, wake_at_s: float) -> None:
     """Put decided shares (by position in `active`) into effect, those that shrink first."""
     whole = world.jobs.whole
     for growing in (False, True):
-        for k in range(world.count[ACTIVE]):
+        for k in range(world.counts[ACTIVE]):
             row = world.active[k]
             if shares[k] != whole[GPUS, row] and (shares[k] > whole[GPUS, row]) == growing:
                 set_share(world, row, shares[k])
     world.clock[WAKE] = wake_at_s
-    if world.count[MODE] >= CONCURRENT:
+    if world.counts[MODE] >= CONCURRENT:
         swap_what_is_ready(world)
     look_ahead(world)

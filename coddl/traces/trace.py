@@ -1,7 +1,8 @@
 """A workload: jobs as columns, and how fast their models train."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 import numpy as np
 
@@ -9,7 +10,12 @@ from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
 from coddl.core.errors import UserError
 from coddl.core.speed.table import Speeds
 
-Oversize = Literal["error", "skip", "clamp"]  # what becomes of a job that asks for more than there is
+Oversize = Literal["error", "skip", "clamp"]  # what becomes of a job that asks for too much
+OVERSIZE_TRY: Final[dict[Oversize, str]] = {
+    "error": ", or --oversize skip, or --oversize clamp",
+    "clamp": ", or --oversize skip",
+    "skip": "",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,19 +59,28 @@ class Trace:
 
     def at_load(self, load: float) -> Self:
         """The same jobs, arriving `load` times as fast."""
+        if not 0 < load < np.inf:
+            raise UserError(
+                f"{self.name} cannot be simulated at load {load:g}",
+                "a load is a number above 0",
+                "--load 1",
+            )
         return replace(self, submitted_s=self.submitted_s / load)
 
     def fitted_to(self, gpus: int, oversize: Oversize) -> Self:
-        """The trace as a cluster of `gpus` can run it: too large jobs refused, left out or cut down."""
-        too_large = np.maximum(self.gpus_requested, self.gpus_min) > gpus
-        if too_large.any() and oversize == "error":
+        """The trace on a cluster of `gpus`: jobs too large for it refused, left out or cut down."""
+        need = np.maximum(self.gpus_requested, self.gpus_min)
+        if oversize == "clamp":  # a request can be cut down, but not below what the model runs on
+            need = smallest_shares(self.speeds)[self.curve]
+        too_large = need > gpus
+        others = int(too_large.sum()) - 1
+        if too_large.any() and (oversize != "skip" or too_large.all()):
             row = int(np.argmax(too_large))
-            need = max(self.gpus_requested[row], self.gpus_min[row])
             raise UserError(
                 f"{self.name} cannot run on {gpus} GPUs",
-                f"job {row} needs {need} GPUs, as {int(too_large.sum()) - 1} others need too many",
-                f"--gpus {int(np.maximum(self.gpus_requested, self.gpus_min).max())}, "
-                "or --oversize skip, or --oversize clamp",
+                f"job {row} needs {need[row]} GPUs"
+                + f", and {others} others too many" * (others > 0),
+                f"--gpus {need.max()}" + OVERSIZE_TRY[oversize],
             )
         fitting = self.rows(~too_large) if oversize == "skip" else self
         return replace(
@@ -74,3 +89,56 @@ class Trace:
             gpus_min=np.minimum(fitting.gpus_min, gpus),
             gpus_max=np.minimum(fitting.gpus_max, gpus),
         )
+
+
+def smallest_shares(speeds: Speeds) -> IntColumn:
+    """The smallest share that each curve runs on."""
+    smallest: IntColumn = np.argmax(np.isfinite(speeds.step_s), axis=1).astype(np.int64)
+    return smallest
+
+
+def trace_of(
+    name: str,
+    speeds: Speeds,
+    *,
+    submitted_s: FloatColumn,
+    curve: IntColumn,
+    iterations: FloatColumn,
+    gpus_requested: IntColumn,
+    gpus_min: IntColumn | None = None,
+    gpus_max: IntColumn | None = None,
+    queue: Sequence[str] | None = None,
+    user: Sequence[str] | None = None,
+) -> Trace:
+    """A trace of jobs in any order; those submitted at one time stay in the order given.
+
+    A job may hold its model's smallest to largest useful share where nothing else is given. Queues
+    and users are given by name, one a job, and numbered in the order of their names.
+    """
+    gpus_min = smallest_shares(speeds)[curve] if gpus_min is None else gpus_min
+    gpus_max = speeds.gpus_max[curve] if gpus_max is None else gpus_max
+    queue_index, queues = _numbered(queue, len(curve))
+    user_index, users = _numbered(user, len(curve))
+    order = np.argsort(submitted_s, kind="stable")
+    return Trace(
+        name=name,
+        speeds=speeds,
+        submitted_s=submitted_s[order],
+        curve=curve[order],
+        iterations=iterations[order],
+        gpus_requested=gpus_requested[order],
+        gpus_min=gpus_min[order],
+        gpus_max=gpus_max[order],
+        queue=queue_index[order],
+        user=user_index[order],
+        queues=queues,
+        users=users,
+    )
+
+
+def _numbered(names: Sequence[str] | None, size: int) -> tuple[IntColumn, tuple[str, ...]]:
+    if names is None:
+        return np.zeros(size, np.int64), ("",)
+    distinct = tuple(sorted(set(names)))
+    place = {name: at for at, name in enumerate(distinct)}
+    return np.fromiter(map(place.__getitem__, names), np.int64, size), distinct

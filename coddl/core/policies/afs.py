@@ -1,4 +1,4 @@
-"""Apathetic Future Share (AFS, NSDI '21): a balance of shortness and efficiency, one GPU at a time."""
+"""Apathetic Future Share (AFS, NSDI '21): shortness and efficiency in balance, GPU by GPU."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -8,10 +8,12 @@ import numpy as np
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel
+from coddl.core.jobs import FIRST_START_S, GPUS, GPUS_MIN
 from coddl.core.kernels import (
     COIN,
     KEEP,
     LENGTH,
+    SKIP,
     fill_in_order,
     grant_minimum,
     grow_by_scan,
@@ -19,12 +21,13 @@ from coddl.core.kernels import (
     seconds_left,
 )
 from coddl.core.policies.policy import answer, parameters
-from coddl.core.jobs import FIRST_START_S, GPUS, GPUS_MIN
 from coddl.core.snapshot import Picture, Snapshot
 
 Contest = Literal["auto", "scan", "tournament"]
 CONTESTS: Final = ("auto", "scan", "tournament")
-SCAN_PAIRS: Final = 4_000_000  # "auto" plays a tournament where a scan would compare more pairs than this
+SCAN_PAIRS: Final = (
+    4_000_000  # "auto" plays a tournament where a scan would compare more pairs than this
+)
 RULE, CONTEST, LEASE_S = range(3)  # params
 LEASE_END_S, ROUNDS = range(2)  # memory of AFS-P
 
@@ -55,7 +58,8 @@ def afs_l(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: In
 class AfsL:
     """Weighs shortness against efficiency; knows lengths, like SRTF.
 
-    Partial share · under overload, shortest first with gpus_min each · cap: the model's largest useful share.
+    Partial share · under overload, shortest first with gpus_min each · cap: the model's largest
+    useful share.
     """
 
     contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
@@ -86,13 +90,14 @@ def afs_p(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: In
             if memory[row, LEASE_END_S] <= picture.now_s:
                 memory[row, ROUNDS] += 1
             elif jobs.whole[GPUS, row] <= left:
-                # Its lease runs on: nobody takes its share, and it takes no more (it needs more than there is).
+                # Its lease runs on: nobody takes its share, and it takes no more (it needs more
+                # than there is).
                 kept[k] = jobs.whole[GPUS, row]
                 left -= kept[k]
                 need[k] = picture.gpus + 1
         keys[0, k] = memory[row, ROUNDS]
         keys[1, k] = jobs.real[FIRST_START_S, row]
-    left = fill_in_order(keys, need, left, False, shares)
+    left = fill_in_order(keys, need, left, SKIP, shares)
     grow(picture, params, left, shares)
     wake_at_s = np.inf
     for k in range(size):
@@ -107,14 +112,15 @@ def afs_p(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: In
 
 @dataclass(frozen=True)
 class AfsP:
-    """Weighs shortness against efficiency without knowing lengths: leases in turn, and a coin where lengths would decide.
+    """Weighs shortness against efficiency without knowing lengths: leases in turn, and a coin where
+    lengths would decide.
 
-    Partial share · under overload, least often served first, gpus_min each for one lease · cap: the model's largest
-    useful share.
+    Partial share · under overload, least often served first, gpus_min each for one lease · cap: the
+    model's largest useful share.
     """
 
     lease_h: float = 2.0
-    tie: Literal["coin", "keep"] = "coin"  # keep: a job below the share it holds wins instead of the coin
+    tie: Literal["coin", "keep"] = "coin"  # keep: to who is further below the share it holds
     contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
 
     rule = staticmethod(afs_p)

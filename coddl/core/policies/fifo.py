@@ -7,15 +7,17 @@ import numpy as np
 from coddl.core.allocation import Allocation, because
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel
-from coddl.core.kernels import fill_in_order
-from coddl.core.policies.policy import answer, parameters
 from coddl.core.jobs import GPUS, GPUS_REQUESTED, LAST_START_S
+from coddl.core.kernels import SKIP, STRICT, fill_in_order
+from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
 
 
 @kernel
 def fifo(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn) -> float:
-    """Running jobs first, in order of their start; then the others as they came. params: [backfill]."""
+    """Running jobs first, in order of their start; then the others as they came. params:
+    [backfill].
+    """
     size = picture.rows.shape[0]
     keys, need = np.empty((1, size)), np.empty(size, np.int64)
     for k in range(size):
@@ -23,15 +25,18 @@ def fifo(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: Int
         started_s = picture.jobs.real[LAST_START_S, row]
         keys[0, k] = started_s if picture.jobs.whole[GPUS, row] > 0 else np.inf
         need[k] = picture.jobs.whole[GPUS_REQUESTED, row]
-    fill_in_order(keys, need, picture.gpus, params[0] == 0.0, shares)
+    strict = SKIP if params[0] != 0.0 else STRICT
+    fill_in_order(keys, need, picture.gpus, strict, shares)
     return np.inf
 
 
 @dataclass(frozen=True)
 class Fifo:
-    """Jobs run in order of submission on the GPUs they asked for, all or none, and are never preempted.
+    """Jobs run in order of submission on the GPUs they asked for, all or none, and are never
+    preempted.
 
-    Rigid request · strict order with head-of-line blocking, unless `backfill` · no cap but the request.
+    Rigid request · strict order with head-of-line blocking, unless `backfill` · no cap but the
+    request.
     """
 
     backfill: bool = False  # start later jobs past one that does not fit

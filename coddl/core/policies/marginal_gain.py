@@ -16,7 +16,9 @@ from coddl.core.snapshot import Picture, Snapshot
 def marginal_gain(
     picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
 ) -> float:
-    """Everyone's minimum in order of submission, then one step at a time by gain. params: [which gain]."""
+    """Everyone's minimum in order of submission, then one step at a time by gain. params: [which
+    gain].
+    """
     keys = np.zeros((1, picture.rows.shape[0]))
     left = grant_minimum(picture, keys, shares)
     grow_by_gain(picture, int(params[0]), left, shares)
@@ -25,9 +27,10 @@ def marginal_gain(
 
 @dataclass(frozen=True)
 class Optimus:
-    """Gives the next GPU to the job whose remaining time drops most (Optimus, EuroSys '18, in its share form).
+    """Gives the next GPU to the job whose remaining time drops most (EuroSys '18, share form).
 
-    Partial share · under overload, first come first served with gpus_min each · cap: the model's largest useful share.
+    Partial share · under overload, first come first served with gpus_min each · cap: the model's
+    largest useful share.
     """
 
     rule = staticmethod(marginal_gain)
@@ -42,9 +45,11 @@ class Optimus:
 
 @dataclass(frozen=True)
 class MaxSpeedup:
-    """Gives the next GPU to the job whose speed-up over its smallest share rises most; length plays no part.
+    """Gives the next GPU to the job whose speed-up over its smallest share rises most; length plays
+    no part.
 
-    Partial share · under overload, first come first served with gpus_min each · cap: the model's largest useful share.
+    Partial share · under overload, first come first served with gpus_min each · cap: the model's
+    largest useful share.
     """
 
     rule = staticmethod(marginal_gain)

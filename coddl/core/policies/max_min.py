@@ -7,9 +7,9 @@ import numpy as np
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel
+from coddl.core.jobs import GPUS, LAST_START_S
 from coddl.core.kernels import first_in_order, grant_minimum, next_share
 from coddl.core.policies.policy import answer, parameters
-from coddl.core.jobs import GPUS, LAST_START_S
 from coddl.core.snapshot import Picture, Snapshot
 
 
@@ -45,7 +45,8 @@ def max_min(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: 
 class MaxMin:
     """Gives every job the same number of GPUs, as far as its model can use them.
 
-    Partial share · under overload, first come first served with gpus_min each · cap: the model's largest useful share.
+    Partial share · under overload, first come first served with gpus_min each · cap: the model's
+    largest useful share.
     """
 
     rule = staticmethod(max_min)

@@ -11,13 +11,14 @@ from coddl.core.snapshot import Picture, Snapshot
 
 Policy: TypeAlias = Callable[[Snapshot], Allocation]
 
-# (picture, parameters, memory by row, shares by position) -> when to ask again. Fills in shares and memory.
+# (picture, parameters, memory by row, shares by position) -> when to ask again. Fills in shares and
+# memory.
 Rule: TypeAlias = Callable[[Picture, FloatColumn, FloatMatrix, IntColumn], float]
 
 
 @runtime_checkable
 class RulePolicy(Protocol):
-    """A policy whose arithmetic is a kernel: the simulator's compiled loop calls that same kernel."""
+    """A policy whose arithmetic is a kernel, which the simulator's compiled loop calls too."""
 
     @property
     def rule(self) -> Rule:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from coddl.core.errors import UserError
 from coddl.core.policies.afs import AfsL, AfsP
@@ -12,6 +12,8 @@ from coddl.core.policies.max_min import MaxMin
 from coddl.core.policies.policy import RulePolicy
 from coddl.core.policies.shortest import Srsf, Srtf
 from coddl.core.policies.tiresias import TiresiasL
+
+P = TypeVar("P")
 
 POLICIES: Final[Mapping[str, type[RulePolicy]]] = {
     "afs-l": AfsL,
@@ -38,10 +40,8 @@ class Parameter:
 def policy_parameters(name: str) -> list[Parameter]:
     """The parameters a policy takes."""
     cls = POLICIES[name]
-    hints = get_type_hints(cls)
     fields = [
-        Parameter(field.name, _kind(hints[field.name]), _shown(field.default))
-        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        Parameter(key, _kind(kind), _shown(getattr(cls, key))) for key, kind in _fields(cls).items()
     ]
     presets = getattr(cls, "presets", {})
     return fields + [Parameter("preset", " | ".join(presets), "none")] * bool(presets)
@@ -56,25 +56,38 @@ def policy_from(spec: str) -> RulePolicy:
             f'there is no policy named "{name}"',
             f"one of {', '.join(POLICIES)}, or path/to/file.py:name",
         )
-    cls = POLICIES[name]
-    hints = get_type_hints(cls)
-    known = {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return build(POLICIES[name], rest, spec)
+
+
+def build(cls: type[P], parameters: str, spec: str) -> P:
+    """Build a policy class from `parameter=value,…`; `spec` is what the user wrote."""
+    what, name = f'policy "{spec}" cannot be used', spec.partition(":")[0]
+    known = _fields(cls)
     presets: Mapping[str, Mapping[str, object]] = getattr(cls, "presets", {})
     if presets:
         known["preset"] = Literal[tuple(presets)]
     given: dict[str, object] = {}
-    for part in rest.split(",") if rest else []:
+    for part in parameters.split(",") if parameters else []:
         key, equals, text = part.partition("=")
         if key not in known or not equals:
             takes = ", ".join(known) or "no parameters"
+            missing = f'{name} has no parameter "{key}"'
             raise UserError(
-                f'policy "{spec}" cannot be used',
-                f'{name} has no parameter "{key}"' if equals else f'"{part}" is not parameter=value',
-                f"{name} takes {takes}; see: coddl policies {name}",
+                what,
+                missing if equals else f'"{part}" is not parameter=value',
+                f"{name} takes {takes}",
             )
-        given[key] = _value(known[key], text, f'policy "{spec}" cannot be used', key)
+        given[key] = _value(known[key], text, what, key)
     preset = presets[str(given.pop("preset"))] if "preset" in given else {}
     return cls(**{**preset, **given})
+
+
+def _fields(cls: type) -> dict[str, Any]:  # Any: type hints
+    """The parameters of a policy class and their types."""
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _value(kind: Any, text: str, what: str, key: str) -> object:  # Any: a type hint
@@ -86,6 +99,10 @@ def _value(kind: Any, text: str, what: str, key: str) -> object:  # Any: a type 
                 return values
         elif kind is bool:
             return {"true": True, "false": False}[text.lower()]
+        elif kind is int:
+            return int(text)
+        elif kind is str:
+            return text
         elif get_origin(kind) is Literal:
             return get_args(kind)[get_args(kind).index(text)]
         elif 0.0 <= float(text) < float("inf"):
@@ -101,13 +118,16 @@ def _kind(kind: Any) -> str:  # Any: a type hint
         return "rising positive numbers separated by /"
     if get_origin(kind) is Literal:
         return " | ".join(map(str, get_args(kind)))
-    return {bool: "true | false", float: "a number, 0 or more"}[kind]
+    known = {bool: "true | false", int: "a whole number", float: "a number, 0 or more", str: "text"}
+    return known[kind]
 
 
 def _example(kind: Any) -> str:  # Any: a type hint
     if get_origin(kind) is tuple:
         return "1/10"
-    return str(get_args(kind)[0]) if get_origin(kind) is Literal else "true" if kind is bool else "2"
+    return (
+        str(get_args(kind)[0]) if get_origin(kind) is Literal else "true" if kind is bool else "2"
+    )
 
 
 def _shown(value: object) -> str:

@@ -7,9 +7,9 @@ import numpy as np
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel
-from coddl.core.kernels import fill_in_order, seconds_left
-from coddl.core.policies.policy import answer, parameters
 from coddl.core.jobs import GPUS_REQUESTED
+from coddl.core.kernels import SKIP, fill_in_order, seconds_left
+from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
 
 
@@ -27,7 +27,7 @@ def shortest(
         keys[0, k] = seconds_left(picture, row, min(need[k], widest))
         if params[0] != 0.0:
             keys[0, k] *= need[k]
-    fill_in_order(keys, need, picture.gpus, False, shares)
+    fill_in_order(keys, need, picture.gpus, SKIP, shares)
     return np.inf
 
 
@@ -35,7 +35,8 @@ def shortest(
 class Srtf:
     """Runs the jobs that would finish soonest on the GPUs they asked for; preempts longer ones.
 
-    Rigid request · backfill: a job that does not fit is skipped, later ones may start · no cap but the request.
+    Rigid request · backfill: a job that does not fit is skipped, later ones may start · no cap but
+    the request.
     """
 
     rule = staticmethod(shortest)
@@ -50,9 +51,10 @@ class Srtf:
 
 @dataclass(frozen=True)
 class Srsf:
-    """Runs the jobs with the least GPU-time left (time at the request x request); preempts larger ones.
+    """Runs the jobs with the least GPU-time left (request x time at it); preempts larger ones.
 
-    Rigid request · backfill: a job that does not fit is skipped, later ones may start · no cap but the request.
+    Rigid request · backfill: a job that does not fit is skipped, later ones may start · no cap but
+    the request.
     """
 
     rule = staticmethod(shortest)

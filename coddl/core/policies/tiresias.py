@@ -1,4 +1,6 @@
-"""Tiresias-L (NSDI '19): least attained GPU-time first, in queues so that jobs do not swap places all the time."""
+"""Tiresias-L (NSDI '19): least attained GPU-time first, in queues so that jobs do not swap places
+all the time.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -16,7 +18,7 @@ from coddl.core.jobs import (
     LAST_START_S,
     SUBMITTED_S,
 )
-from coddl.core.kernels import fill_in_order
+from coddl.core.kernels import SKIP, fill_in_order
 from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
 
@@ -37,8 +39,9 @@ def queue_level(picture: Picture, row: int, params: FloatColumn, memory: FloatMa
         if params[SINCE_START] != 0.0:
             memory[row, LEVEL] = 0.0
             began_s = jobs.real[LAST_START_S, row]
-            # The AFS evaluation looks a GPU-second a GPU late, in whole seconds. So do its traces' times
-            # come, and ties between jobs that started within a second of each other hang on it.
+            # The AFS evaluation looks a GPU-second a GPU late, in whole seconds. So do its traces'
+            # times come, and ties between jobs that started within a second of each other hang on
+            # it.
             late_s = (gpus - 1) / gpus
         for level in range(int(memory[row, LEVEL]), params.shape[0] - THRESHOLD_GPU_S):
             limit_s = params[THRESHOLD_GPU_S + level] / gpus
@@ -70,7 +73,7 @@ def tiresias_l(
         wake_at_s = min(wake_at_s, queue_level(picture, row, params, memory))
         keys[0, k] = memory[row, LEVEL]
         keys[1, k] = jobs.real[FIRST_START_S, row]
-    fill_in_order(keys, need, picture.gpus, False, shares)
+    fill_in_order(keys, need, picture.gpus, SKIP, shares)
     return wake_at_s
 
 
@@ -78,7 +81,8 @@ def tiresias_l(
 class TiresiasL:
     """Runs jobs that have had least GPU-time, in queues with thresholds; lengths unknown; preempts.
 
-    Rigid request · backfill: a job that does not fit is skipped, later ones may start · no cap but the request.
+    Rigid request · backfill: a job that does not fit is skipped, later ones may start · no cap but
+    the request.
     """
 
     threshold_gpu_h: tuple[float, ...] = (1.0,)  # queue limits; one more queue than limits

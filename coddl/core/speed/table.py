@@ -14,8 +14,8 @@ from coddl.core.compiling import kernel
 class Steps(NamedTuple):
     """From each share of a curve: the next one worth holding, and what it gains per added GPU.
 
-    With p now and p' at the next share, n GPUs on: short = (p'-p)/p/n and long = (p'-p)/p'/n, the two sides of the AFS
-    rule; for n = 1 they are the published ones.
+    With p now and p' at the next share, n GPUs on: short = (p'-p)/p/n and long = (p'-p)/p'/n, the
+    two sides of the AFS rule; for n = 1 they are the published ones.
     """
 
     next: IntMatrix  # 0: no larger share is faster
@@ -43,7 +43,8 @@ def fill_steps(step_s: FloatMatrix, useful: BoolMatrix, steps: Steps) -> None:
 class Speeds:
     """Seconds per iteration, one row a curve, one column a share. A job's `curve` names its row.
 
-    At share 0, and below a curve's smallest, a step takes forever. Past its largest share it takes what it took there.
+    At share 0, and below a curve's smallest, a step takes forever. Past its largest share it takes
+    what it took there.
     """
 
     names: tuple[str, ...]
@@ -54,7 +55,8 @@ class Speeds:
     @cached_property
     def gpus_max(self) -> IntColumn:
         """The largest useful share of each curve."""
-        return (self.useful.shape[1] - 1 - np.argmax(self.useful[:, ::-1], axis=1)).astype(np.int64)
+        last: IntColumn = self.useful.shape[1] - 1 - np.argmax(self.useful[:, ::-1], axis=1)
+        return last
 
     @cached_property
     def steps(self) -> Steps:
@@ -74,7 +76,9 @@ def speeds_of(names: tuple[str, ...], step_s: FloatMatrix, measured: BoolMatrix)
 
 
 def interpolated(points: Mapping[str, Sequence[tuple[int, float]]]) -> Speeds:
-    """A table from (gpus, seconds per iteration) points of each curve; between two points step time is linear."""
+    """A table from (gpus, seconds per iteration) points of each curve; between two points step time
+    is linear.
+    """
     names = tuple(points)
     width = max(gpus for curve in points.values() for gpus, _ in curve) + 1
     step_s = np.full((len(names), width), np.inf)

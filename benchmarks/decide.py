@@ -1,0 +1,103 @@
+"""How long one decision takes on a very large cluster.
+
+    python benchmarks/decide.py --jobs 4000 --nodes 16000 --gpus-per-node 8 --gpus-max 256 --policy
+    afs-l --json
+
+Each of 20 warm decisions is made on a picture of its own, with jobs, lengths and speed curves of
+its own: nothing that one decision computes serves the next. The answer is compared with that of the
+rule's uncompiled twin.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import numpy as np
+
+from coddl.core.cluster import Cluster
+from coddl.core.jobs import JobTable
+from coddl.core.policies.registry import policy_from
+from coddl.core.scheduler import Scheduler
+from coddl.core.snapshot import Snapshot, no_memory
+from coddl.core.speed.table import speeds_of
+from coddl.testing import twin
+
+
+def picture(jobs: int, nodes: int, gpus_per_node: int, gpus_max: int, seed: int) -> Snapshot:
+    """A busy cluster: jobs with sublinear curves and lengths of their own; most hold GPUs."""
+    random = np.random.default_rng(seed)
+    shares = np.arange(gpus_max + 1)
+    serial = random.uniform(0.0005, 0.05, (jobs, 1))  # Amdahl's part that does not scale
+    step_s = np.full((jobs, gpus_max + 1), np.inf)
+    step_s[:, 1:] = random.uniform(0.1, 4.0, (jobs, 1)) * (serial + (1 - serial) / shares[1:])
+    now_s = 1e6
+    started = random.random(jobs) < 0.8
+    submitted_s = np.sort(random.uniform(0.0, now_s, jobs))
+    start_s = np.where(started, random.uniform(submitted_s, now_s), np.inf)
+    gpus = nodes * gpus_per_node
+    held = np.where(started, random.integers(1, max(2, min(gpus_max, gpus // jobs)), jobs), 0)
+    table = JobTable.of(
+        jobs,
+        submitted_s=submitted_s,
+        curve=np.arange(jobs),
+        gpus_max=gpus_max,
+        gpus_requested=random.choice([1, 2, 4, 8, 16], jobs),
+        gpus=held,
+        remaining_iterations=random.lognormal(9.0, 2.0, jobs),
+        starts=started,
+        first_start_s=start_s,
+        last_start_s=start_s,
+    )
+    cluster = Cluster.of(gpus, gpus_per_node)
+    speeds = speeds_of(tuple(map(str, range(jobs))), step_s, np.ones(step_s.shape, np.bool_))
+    return Snapshot(now_s, cluster, table, speeds, no_memory(jobs), seed + 1)
+
+
+def measure(spec: str, size: dict[str, int], repeats: int) -> dict[str, object]:
+    """Time decisions on different pictures; check one against the twin."""
+    policy = policy_from(spec)
+    scheduler = Scheduler(policy)
+    scheduler.decide(picture(**size, seed=0))  # compiles
+    seconds, plans = [], []
+    for seed in range(1, repeats + 1):
+        snapshot = picture(**size, seed=seed)
+        start_s = time.perf_counter()
+        plans.append(scheduler.decide(snapshot))
+        seconds.append(time.perf_counter() - start_s)
+    last = plans[-1]
+    shares = np.zeros(size["jobs"], np.int64)
+    start_s = time.perf_counter()
+    memory = last.snapshot.memory.copy()
+    twin(policy.rule)(last.snapshot.picture(), policy.parameters, memory, shares)
+    return {
+        "policy": spec,
+        **size,
+        "seconds": statistics.median(seconds),
+        "seconds_max": max(seconds),
+        "twin_seconds": time.perf_counter() - start_s,
+        "shares_equal_twin": bool(np.array_equal(shares, last.shares)),
+        "gpus_given": int(last.shares.sum()),
+    }
+
+
+def main() -> None:
+    """Read the command line, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--jobs", type=int, default=4000)
+    parser.add_argument("--nodes", type=int, default=16000)
+    parser.add_argument("--gpus-per-node", type=int, default=8)
+    parser.add_argument("--gpus-max", type=int, default=256)
+    parser.add_argument("--policy", default="afs-l")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = vars(parser.parse_args())
+    as_json, repeats, spec = (options.pop(name) for name in ("json", "repeats", "policy"))
+    result = measure(spec, options, repeats)
+    print(json.dumps(result) if as_json else "\n".join(f"{k:18} {v}" for k, v in result.items()))
+
+
+if __name__ == "__main__":
+    main()

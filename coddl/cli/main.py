@@ -1,0 +1,64 @@
+"""Entry point: the commands, and errors as users see them. Nothing heavy is imported before a
+command runs.
+"""
+
+import sys
+from typing import Annotated
+
+from coddl import __version__
+from coddl.core.errors import CoddlError
+
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit(
+        "error: the coddl command cannot run\n"
+        "  because typer is not installed: the base install is for training scripts\n"
+        "  try     pip install 'coddl[sim]'"
+    )
+
+from coddl.cli import policies, simulate, trace
+
+app = typer.Typer(
+    name="coddl",
+    help="Share a GPU cluster among deep-learning jobs that grow and shrink while they train.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Examples:  [cyan]coddl simulate[/]   [cyan]coddl simulate jobs.csv --gpus 64 "
+    "--policy afs-l --policy srtf[/]   [cyan]coddl policies afs-p[/]",
+)
+app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
+app.command("policies")(policies.policies)
+app.add_typer(trace.app, name="trace")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"coddl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version_asked: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Share a GPU cluster among deep-learning jobs that grow and shrink while they train."""
+
+
+def main() -> None:
+    """Run a command; a user's error is shown without a stack trace."""
+    try:
+        app()
+    except CoddlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""`coddl policies`: what there is to choose from."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coddl.cli.output import AsJson, Output, wants_json
+
+if TYPE_CHECKING:
+    from coddl.core.policies.registry import Parameter
+
+
+def policies(
+    name: Annotated[str, typer.Argument(help="Show one policy, with its parameters.")] = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """List the scheduling policies, or show one with its parameters.
+
+    Parameters are given after a colon: tiresias-l:threshold_gpu_h=50,promote=8. A policy of your
+    own is path/to/file.py:name.
+    """
+    from coddl.core.policies.registry import POLICIES, policy_from, policy_parameters
+
+    if name:
+        policy_from(name)  # says what is wrong with the name
+        name = name.partition(":")[0]
+    chosen = [name] if name else list(POLICIES)
+    if wants_json(output, as_json):
+        typer.echo(
+            json.dumps([_as_data(name, policy_parameters(name)) for name in chosen], indent=2)
+        )
+        return
+    for each in chosen:
+        summary, _, rules = (POLICIES[each].__doc__ or "").partition("\n\n")
+        typer.secho(each, bold=True, nl=False)
+        typer.echo(f"{' ' * (13 - len(each))}{summary}")
+        if name:
+            typer.echo(f"\n  {' '.join(rules.split())}\n")
+            for parameter in policy_parameters(each):
+                typer.echo(f"  {parameter.name}={parameter.default}   ({parameter.kind})")
+    if not name:
+        typer.echo("\nParameters and rules of one: coddl policies NAME")
+
+
+def _as_data(name: str, parameters: "list[Parameter]") -> dict[str, object]:
+    from dataclasses import asdict
+
+    from coddl.core.policies.registry import POLICIES
+
+    summary, _, rules = (POLICIES[name].__doc__ or "").partition("\n\n")
+    return {
+        "name": name,
+        "summary": summary,
+        "rules": " ".join(rules.split()),
+        "parameters": [asdict(parameter) for parameter in parameters],
+    }

@@ -1,0 +1,211 @@
+"""`coddl simulate`: compare policies on a workload."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from coddl.cli.output import AsJson, Output, wants_json
+from coddl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from coddl.sim.study import Question, Study
+
+EXAMPLES = """
+Examples:
+
+  coddl simulate                                     the small trace that comes with the package
+
+  coddl simulate jobs.csv.gz --vc all --gpus 64      each virtual cluster on 64 GPUs of its own
+
+  coddl simulate jobs.csv --policy afs-l --policy srtf --report report.html
+
+  coddl simulate poisson --load 0.6,0.9,1.2 --seeds 5 --policy afs-p --policy tiresias-l:promote=0
+
+  coddl simulate jobs.csv --policy afs-p --reconfigure concurrent:20,1 -o json
+"""
+
+
+Workload = Annotated[
+    str,
+    typer.Argument(
+        metavar="[TRACE]",
+        help="A trace (CSV, .gz or Philly's cluster_job_log), or poisson, poster or tiresias. "
+        "Default: a small trace that comes with the package.",
+    ),
+]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option("--policy", help="A policy, parameters after a colon; repeat it for several."),
+]
+Gpus = Annotated[str, typer.Option(help="GPUs of the cluster; several, as in 32,64. Default: 64.")]
+Queue = Annotated[str, typer.Option(help="Only this virtual cluster, or each by itself: all.")]
+Load = Annotated[str, typer.Option(help="How many times as fast jobs arrive; several, as in 1,2.")]
+Seeds = Annotated[int, typer.Option(help="Repeat with this many seeds, and show means.")]
+SpeedTable = Annotated[
+    str,
+    typer.Option(
+        help="Step times of the models. Default: step_times.csv beside the trace, or the table "
+        "that comes with the package."
+    ),
+]
+ResizeCost = Annotated[
+    str,
+    typer.Option(
+        help="What a resize costs: none, stall:S, serial:S, concurrent:PREPARE_S,PAUSE_S, "
+        "uncancelled:PREPARE_S,PAUSE_S."
+    ),
+]
+TooLarge = Annotated[
+    Literal["error", "skip", "clamp"],
+    typer.Option(help="What becomes of a job that asks for more GPUs than there are."),
+]
+ReportFile = Annotated[str, typer.Option(help="Write a page with plots to this file.")]
+JobsFile = Annotated[str, typer.Option(help="Write how each job fared to this file, as CSV.")]
+
+
+def simulate(
+    *,
+    trace: Workload = "",
+    policy: Policies = None,
+    gpus: Gpus = "",
+    vc: Queue = "",
+    load: Load = "1",
+    seeds: Seeds = 1,
+    speeds: SpeedTable = "",
+    reconfigure: ResizeCost = "none",
+    oversize: TooLarge = "error",
+    report: ReportFile = "",
+    jobs_csv: JobsFile = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Compare scheduling policies on a workload, in virtual time."""
+    for name, path in (("--report", report), ("--jobs-csv", jobs_csv)):
+        _check_writable(name, path)
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds} cannot be used", "a study needs one run", "--seeds 1")
+    cluster = _numbers("--gpus", gpus or ("512" if trace == "poster" else "64"), whole=True)
+    loads = _numbers("--load", load, whole=False)
+    from coddl.sim.api import reconfigure_from
+    from coddl.sim.study import DEFAULT_POLICIES, Question
+
+    question = Question(
+        workload=trace or None,
+        policies=policy or DEFAULT_POLICIES,
+        gpus=[int(number) for number in cluster],
+        loads=loads,
+        seeds=seeds,
+        queue=vc or None,
+        speeds=speeds or None,
+        oversize=oversize,
+        reconfigure=reconfigure_from(reconfigure),
+        keep_events=bool(report),
+    )
+    study = _watched(question)
+    _write(study, report, jobs_csv)
+    _show(study, wants_json(output, as_json))
+    if study.finished < study.planned:
+        done = f"{study.finished} of {study.planned} jobs had finished"
+        print(f"stopped: {done}; the figures are of those", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _write(study: "Study", report: str, jobs_csv: str) -> None:
+    """Write the files that were asked for."""
+    if report:
+        from coddl.sim.report import write_report
+
+        write_report(study.runs, Path(report), title=f"Policies on {study.trace.name}")
+        print(f"report written to {report}", file=sys.stderr)
+    if jobs_csv:
+        from coddl.sim.jobs_csv import write_jobs
+
+        write_jobs(study.runs, Path(jobs_csv))
+        print(f"jobs written to {jobs_csv}", file=sys.stderr)
+
+
+def _watched(question: "Question") -> "Study":
+    """Run a study with a progress bar on the terminal, if there is one."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    from coddl.core.compiling import is_compiled
+    from coddl.sim.simulate import Watch
+    from coddl.sim.study import study
+
+    if not is_compiled():
+        print("compiling the simulator for its first run (about 15 s, once) …", file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("jobs finished", total=None)
+        watch = Watch(
+            planned=lambda jobs: bar.update(task, total=jobs),
+            progress=lambda jobs: bar.advance(task, jobs),
+        )
+        return study(question, watch)
+
+
+def _show(study: "Study", for_program: bool) -> None:
+    """Print the results."""
+    if for_program:
+        trace = study.trace
+        about = {
+            "name": trace.name,
+            "jobs": trace.size,
+            "queues": [queue for queue in trace.queues if queue],
+            "models": list(trace.speeds.names),
+        }
+        print(json.dumps({"trace": about, "results": _plain(study.rows)}, indent=2))
+        return
+    from coddl.cli.table import print_table
+
+    print_table(study)
+
+
+def _plain(value: object) -> object:
+    """Numbers that JSON has no word for become null."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _numbers(option: str, text: str, *, whole: bool) -> list[float]:
+    """Read `1,2,3`."""
+    kind = "whole numbers above 0" if whole else "numbers above 0"
+    try:
+        values = [float(int(part)) if whole else float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0 < value < 1e9 for value in values):
+        raise UserError(
+            f"{option} {text} cannot be used",
+            f'"{text}" is not {kind}',
+            f"{option} {64 if whole else 1}",
+        )
+    return values
+
+
+def _check_writable(option: str, path: str) -> None:
+    """Find out before a long run that its results could not be written."""
+    if path and (Path(path).is_dir() or not Path(path).resolve().parent.is_dir()):
+        because = "it is a folder" if Path(path).is_dir() else "its folder does not exist"
+        raise UserError(f"{option} {path} cannot be written", because, f"{option} results.html")

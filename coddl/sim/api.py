@@ -1,0 +1,72 @@
+"""`coddl.simulate`: the simulator for a notebook."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coddl.core.errors import UserError
+from coddl.core.policies.policy import Policy
+from coddl.sim.study import DEFAULT_POLICIES, Question, Study, study
+from coddl.sim.world import MODES, Reconfigure
+from coddl.traces.trace import Oversize, Trace
+
+
+def simulate(
+    trace: str | Path | Trace | None = None,
+    policies: str | Policy | Sequence[str | Policy] = DEFAULT_POLICIES,
+    *,
+    gpus: int | Sequence[int] = 64,
+    seeds: int = 1,
+    load: float | Sequence[float] = 1.0,
+    vc: str | None = None,
+    speeds: str | Path | None = None,
+    oversize: Oversize = "error",
+    reconfigure: str = "none",
+    events: bool = False,
+) -> Study:
+    """Run policies on a trace and return the results as columns.
+
+    `trace` is a file, a generator's name (poisson, poster, tiresias), a Trace, or None for the
+    small one that comes with the package. `vc="all"` gives each queue a cluster of its own.
+    `events=True` keeps all that happened, in `.runs`.
+
+        results = coddl.simulate("jobs.csv.gz", ["afs-l", "srtf"], gpus=64, vc="ed69ec")
+        results["avg_jct_s"]        # an array, one value a policy
+        pandas.DataFrame(results)   # the whole table
+    """
+    named = [policies] if isinstance(policies, str) or callable(policies) else list(policies)
+    question = Question(
+        workload=trace,
+        policies=named,
+        gpus=[gpus] if isinstance(gpus, int) else list(gpus),
+        loads=[load] if isinstance(load, int | float) else list(load),
+        seeds=seeds,
+        queue=vc,
+        speeds=speeds,
+        oversize=oversize,
+        reconfigure=reconfigure_from(reconfigure),
+        keep_events=events,
+    )
+    return study(question)
+
+
+def reconfigure_from(spec: str) -> Reconfigure:
+    """Read `none`, `stall:S`, `serial:S`, `concurrent:PREPARE_S,PAUSE_S` or
+    `uncancelled:PREPARE_S,PAUSE_S`.
+    """
+    mode, _, rest = spec.partition(":")
+    numbers = 1 if mode in ("stall", "serial") else 2
+    try:
+        values = [float(part) for part in rest.split(",")] if rest else []
+    except ValueError:
+        values = []
+    if spec == "none":
+        return Reconfigure()
+    if mode not in MODES or len(values) != numbers or not all(0 <= v < 1e12 for v in values):
+        raise UserError(
+            f'reconfiguration "{spec}" cannot be simulated',
+            f'"{rest}" is not {numbers} number{"s" * (numbers > 1)} of seconds'
+            if mode in MODES
+            else f'there is no mode "{mode}"',
+            "none, stall:30, serial:30, concurrent:20,1 or uncancelled:20,1",
+        )
+    return Reconfigure(mode, values[0] if numbers == 2 else 0.0, values[-1])

@@ -1,0 +1,55 @@
+"""How each job of each run fared, as a CSV file."""
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from coddl.sim.run import Run
+
+RUN = ("policy", "vc", "gpus", "load", "seed")
+JOB = ("job", "model", "submitted_s", "gpus_requested", "first_start_s", "finish_s")
+HEADER = (*RUN, *JOB, "jct_s", "wait_s", "gpu_s", "rho")
+
+
+def write_jobs(runs: Sequence[Run], path: Path) -> None:
+    """Write one line per run and job; the file appears whole or not at all. A job that did not
+    finish has empty times.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            lines = csv.writer(file)
+            lines.writerow(HEADER)
+            for run in runs:
+                lines.writerows(_lines(run))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _lines(run: Run) -> list[list[object]]:
+    trace = run.trace
+    names = [trace.speeds.names[curve] for curve in trace.curve.tolist()]
+    queues = [trace.queues[queue] for queue in trace.queue.tolist()]
+    columns = zip(
+        queues,
+        names,
+        trace.submitted_s.tolist(),
+        trace.gpus_requested.tolist(),
+        run.first_start_s.tolist(),
+        run.finish_s.tolist(),
+        run.jct_s.tolist(),
+        (run.jct_s - run.executed_s).tolist(),
+        run.attained_gpu_s.tolist(),
+        run.rho.tolist(),
+        strict=True,
+    )
+    return [
+        [run.policy, queue, run.gpus, run.load, run.seed, job, name]
+        + [
+            "" if value != value or value in (float("inf"), -float("inf")) else value
+            for value in rest
+        ]
+        for job, (queue, name, *rest) in enumerate(columns)
+    ]

@@ -1,0 +1,203 @@
+"""Put runs into one HTML file that needs nothing else: style, script and data lie in it."""
+
+import html
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from coddl.core.columns import FloatColumn
+from coddl.sim.report import summary
+from coddl.sim.report.series import (
+    Held,
+    busiest_window,
+    end_s,
+    held_of,
+    jct_cdf,
+    origin_s,
+    over_time,
+    timeline,
+)
+from coddl.sim.run import Run
+
+PLOTTED_RUNS: Final = 12
+TIMELINE_CHANGES: Final = 20_000  # of one run
+TIMELINE_CHANGES_TOGETHER: Final = 60_000
+
+Json = dict[str, object]
+
+
+def write_report(
+    runs: Sequence[Run],
+    path: Path,
+    *,
+    title: str,
+    window_s: tuple[float, float] | None = None,
+) -> None:
+    """Write an HTML file that compares runs; at `path` there is all of it or what was there before.
+
+    `window_s` is where the GPU timeline opens, counted from the first submission as all times in the page are;
+    by default a busy time with some thirty jobs.
+    """
+    page = _page(title, _payload(runs, title, window_s))
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_bytes(page.encode("utf-8", "replace"))
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _page(title: str, payload: Json) -> str:
+    here = resources.files("coddl.sim.report")
+    # Inside a script element only "<" can end it; the other two are for tools that are less exact.
+    embedded = json.dumps(payload, allow_nan=False, separators=(",", ":"))
+    for risky in "<>&":
+        embedded = embedded.replace(risky, f"\\u{ord(risky):04x}")
+    parts = {
+        "title": html.escape(title),
+        "style": here.joinpath("page.css").read_text("utf-8"),
+        "data": embedded,
+        "script": here.joinpath("page.js").read_text("utf-8"),
+    }
+    template = here.joinpath("page.html").read_text("utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def _payload(runs: Sequence[Run], title: str, window_s: tuple[float, float] | None) -> Json:
+    labels, rows = summary.labels_of(runs), summary.table_of(runs)
+    plotted = runs[:PLOTTED_RUNS]
+    held = [None if run.events is None else held_of(run.events, origin_s(run)) for run in plotted]
+    if window_s is None:
+        window_s = _default_window(plotted, held)
+    facts = zip(runs, labels, rows, summary.best_of(runs, rows), strict=True)
+    shown = [
+        {
+            "label": label,
+            "jobs": run.trace.size,
+            "numbers": {key: _number(value) for key, value in row.items()},
+            "best": best,
+        }
+        for run, label, row, best in facts
+    ]
+    for at, run in enumerate(plotted):
+        shown[at] |= _plots(run, held[at], window_s, len(plotted))
+    return {
+        "title": title,
+        "facts": _facts(runs),
+        "finding": summary.finding(runs, labels, rows),
+        "notes": _notes(runs, labels),
+        "columns": [asdict(column) for column in summary.COLUMNS],
+        "runs": shown,
+        "window_s": window_s,
+    }
+
+
+def _facts(runs: Sequence[Run]) -> list[list[str]]:
+    """Name and value of what the header tells."""
+    jobs, gpus = ({f(run) for run in runs} for f in (lambda r: r.trace.size, lambda r: r.gpus))
+    facts = {
+        "Trace": _listed([run.trace.name for run in runs]),
+        "Queue": _listed([run.queue for run in runs if run.queue]),
+        "Jobs": _range(jobs),
+        "GPUs": _range(gpus),
+        "Load": _listed([f"{run.load:g}" for run in runs if run.load != 1.0]),
+        "Policies": _listed([run.policy for run in runs]),
+    }
+    return [[name, value] for name, value in facts.items() if value]
+
+
+def _notes(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
+    notes = []
+    if len({summary.setting_of(run) for run in runs}) > 1:
+        notes.append("Best values and ratios are among runs of one trace, queue, cluster and load.")
+    if len(runs) > PLOTTED_RUNS:
+        notes.append(f"The plots show the first {PLOTTED_RUNS} of {len(runs)} runs.")
+    for run, label in zip(runs, labels, strict=True):
+        if left := run.trace.size - int(run.finished.sum()):
+            notes.append(f"{label}: {left:,} of {run.trace.size:,} jobs did not finish.")
+    silent = [label for run, label in zip(runs, labels, strict=True) if run.events is None]
+    if silent:
+        notes.append(
+            f"No events were kept of {_listed(silent)}: no utilisation, no GPU timeline, and jobs count as "
+            "waiting until their first start only."
+        )
+    return notes
+
+
+def _default_window(runs: Sequence[Run], held: Sequence[Held | None]) -> tuple[float, float]:
+    """Where the first run that can show a timeline is busiest."""
+    for run, changes in zip(runs, held, strict=True):
+        if changes is not None and len(changes.time_s):
+            return busiest_window(run, changes)
+    return 0.0, max(map(end_s, runs), default=0.0)
+
+
+def _plots(run: Run, held: Held | None, window_s: tuple[float, float], runs: int) -> Json:
+    """What the charts draw of a run."""
+    cdf, lines = jct_cdf(run), over_time(run, held)
+    plots: Json = {
+        "cdf": {"jct_s": _digits(cdf.jct_s), "part": _rounded(cdf.part, 5)},
+        "end_s": lines.end_s,
+        "active": _rounded(lines.active, 2),
+        "waiting": _rounded(lines.waiting, 2),
+    }
+    if held is not None and lines.busy is not None:
+        plots["busy"] = _rounded(lines.busy, 4)
+        at_most = min(TIMELINE_CHANGES, TIMELINE_CHANGES_TOGETHER // runs)
+        plots["timeline"] = _timeline(run, held, window_s, at_most)
+    return plots
+
+
+def _timeline(run: Run, held: Held, window_s: tuple[float, float], at_most: int) -> Json:
+    shown = timeline(run, held, window_s, at_most)
+    trace, rows, start_s = run.trace, shown.rows, origin_s(run)
+    curves, model = np.unique(trace.curve[rows], return_inverse=True)
+    return {
+        "from_s": shown.from_s,
+        "to_s": shown.to_s,
+        "gpus_total": run.gpus,
+        "left_out": shown.left_out,
+        "models": [trace.speeds.names[curve] for curve in curves],
+        "row": rows.tolist(),
+        "model": model.tolist(),
+        "requested": trace.gpus_requested[rows].tolist(),
+        "submitted_s": _rounded(trace.submitted_s[rows] - start_s, 3),
+        "finish_s": _rounded(run.finish_s[rows] - start_s, 3),
+        "time_s": _rounded(shown.time_s, 3),
+        "job": shown.job.tolist(),
+        "gpus": shown.gpus.tolist(),
+    }
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The different names in order of appearance, cut short where there are many."""
+    different = list(dict.fromkeys(names))
+    more = f" and {len(different) - 12} more" if len(different) > 12 else ""
+    return ", ".join(different[:12]) + more
+
+
+def _range(numbers: set[int]) -> str:
+    if not numbers:
+        return ""
+    least, most = min(numbers), max(numbers)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _number(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _rounded(values: FloatColumn, decimals: int) -> list[float | None]:
+    return [_number(value) for value in np.round(values, decimals).tolist()]
+
+
+def _digits(values: FloatColumn) -> list[float]:
+    """Six significant digits: finer than a pixel on a logarithmic axis."""
+    return [float(f"{value:.6g}") for value in values.tolist()]

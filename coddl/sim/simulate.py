@@ -1,0 +1,150 @@
+"""Run policies on a trace: one run, or a grid of them on all cores."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from coddl.core.cluster import Cluster
+from coddl.core.policies.policy import Policy, RulePolicy
+from coddl.core.scheduler import Scheduler
+from coddl.sim.compiled import RULES, run_compiled
+from coddl.sim.loop import run_steps
+from coddl.sim.run import Events, Run
+from coddl.sim.world import (
+    CANCELLED,
+    EVENTS,
+    FINISH_S,
+    FINISHED,
+    LOGGED,
+    REALLOCATIONS,
+    Reconfigure,
+    World,
+    world_of,
+)
+from coddl.traces.trace import Trace
+
+CHUNK = 20_000  # events between two looks at progress and at Ctrl-C
+STEPS = 500  # the same, for a policy in plain Python
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One run to be made."""
+
+    label: str  # the policy as the user named it
+    policy: Policy
+    trace: Trace
+    gpus: int
+    queue: str = ""
+    load: float = 1.0
+    seed: int = 0
+    reconfigure: Reconfigure = field(default_factory=Reconfigure)
+    keep_events: bool = False
+
+
+def _ignore(_jobs: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How a caller follows a run and stops it."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    planned: Callable[[int], None] = _ignore  # told how many jobs there are in all
+    progress: Callable[[int], None] = _ignore  # told how many finished since it was last called
+
+
+def chunks_of(case: Case, world: World, step_by_step: bool) -> Callable[[], bool]:
+    """What runs the next chunk of events: the compiled loop where the policy has a rule it knows,
+    else step by step.
+    """
+    policy = case.policy
+    if not step_by_step and isinstance(policy, RulePolicy) and policy.rule in RULES:
+        code, shares = RULES.index(policy.rule), np.empty(case.trace.size, np.int64)
+        return partial(run_compiled, world, case.gpus, code, policy.parameters, shares, CHUNK)
+    cluster = Cluster.of(case.gpus)
+    return partial(run_steps, world, cluster, case.trace.speeds, Scheduler(policy), STEPS)
+
+
+def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = False) -> Run:
+    """Make one run. A run that was stopped tells what had finished by then."""
+    watch = watch or Watch()
+    world = world_of(case.trace, case.gpus, case.reconfigure, case.seed)
+    next_chunk = chunks_of(case, world, step_by_step)
+    kept: list[Events] = []
+    started_s, goes_on, told = time.perf_counter(), True, 0
+    while goes_on and not watch.stop.is_set():
+        goes_on = next_chunk()
+        if case.keep_events:
+            kept.append(_events(world))
+        world.counts[LOGGED] = 0
+        watch.progress(int(world.counts[FINISHED]) - told)
+        told = int(world.counts[FINISHED])
+    jobs = world.jobs
+    done = jobs.remaining_iterations == 0.0
+    return Run(
+        policy=case.label,
+        queue=case.queue,
+        gpus=case.gpus,
+        load=case.load,
+        seed=case.seed,
+        trace=case.trace,
+        finish_s=np.where(done, jobs.real[FINISH_S], np.nan),
+        first_start_s=jobs.first_start_s,
+        executed_s=jobs.executed_s,
+        attained_gpu_s=jobs.attained_gpu_s,
+        reallocations=int(world.counts[REALLOCATIONS]),
+        cancelled_preparations=int(world.counts[CANCELLED]),
+        event_count=int(world.counts[EVENTS]),
+        wall_s=time.perf_counter() - started_s,
+        events=Events(*map(np.concatenate, zip(*kept, strict=True))) if case.keep_events else None,
+    )
+
+
+def run_cases(cases: Sequence[Case], watch: Watch | None = None) -> list[Run]:
+    """Make all runs, as many at a time as there are cores; after Ctrl-C, those that had begun, as
+    far as they got.
+
+    Kernels run without the interpreter's lock, so threads are enough, and nothing has to be copied
+    between processes.
+    """
+    watch = watch or Watch()
+    watch.planned(sum(case.trace.size for case in cases))
+    runs: list[Run | None] = [None] * len(cases)
+    todo: Iterator[int] = iter(sorted(range(len(cases)), key=lambda i: -cases[i].trace.size))
+    with ThreadPoolExecutor(cores()) as pool:
+        running: dict[Future[Run], int] = {}
+        try:
+            while True:
+                while len(running) < cores() and (i := next(todo, -1)) >= 0:
+                    running[pool.submit(run_case, cases[i], watch)] = i
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    runs[running.pop(future)] = future.result()
+        except BaseException as error:
+            watch.stop.set()
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            for future, i in running.items():
+                runs[i] = future.result()
+    return [run for run in runs if run is not None]
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _events(world: World) -> Events:
+    """What the log holds."""
+    size = world.counts[LOGGED]
+    what = world.log.what[:size].T.copy()
+    return Events(world.log.time_s[:size].copy(), what[0], what[1], what[2])

@@ -1,0 +1,112 @@
+"""Kernels against their uncompiled twins, and against the obvious way to write them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from coddl.core import kernels
+from coddl.core.columns import FloatMatrix
+from coddl.core.policies.registry import policy_from
+from coddl.core.snapshot import Snapshot
+from coddl.testing import snapshots, twin
+
+FEW = settings(max_examples=150, deadline=None)
+SPECS = ("afs-l:contest=scan", "afs-l:contest=tournament", "afs-p:contest=scan", "afs-p:tie=keep",
+         "afs-p:contest=tournament", "fifo", "fifo:backfill=true", "max-min", "max-speedup", "optimus",
+         "srsf", "srtf", "tiresias-l", "tiresias-l:preset=afs",
+         "tiresias-l:threshold_gpu_h=0.01/0.1,promote=1")  # fmt: skip
+KEYS = st.integers(0, 20).flatmap(
+    lambda n: arrays(np.float64, (2, n), elements=st.sampled_from([0.0, 1.0, 2.0, np.inf]))
+)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@given(snapshot=snapshots(), memory=st.floats(0.0, 2000.0))
+@FEW
+def test_a_rule_equals_its_uncompiled_source(spec: str, snapshot: Snapshot, memory: float) -> None:
+    policy = policy_from(spec)
+    answers = []
+    for rule in (policy.rule, twin(policy.rule)):
+        shares, kept = np.zeros(snapshot.jobs.size, np.int64), snapshot.memory.copy()
+        kept[:, 0] = memory if spec.startswith("afs-p") else 0.0
+        wake_at_s = rule(snapshot.picture(), policy.parameters, kept, shares)
+        answers.append((shares.tolist(), kept.tolist(), wake_at_s))
+    assert answers[0] == answers[1]
+
+
+@given(keys=KEYS, most=st.integers(0, 25), seed=st.integers(0, 99))
+@FEW
+def test_first_in_order_is_a_sort_cut_short(keys: FloatMatrix, most: int, seed: int) -> None:
+    count = keys.shape[1]
+    wanted = np.random.default_rng(seed).random(count) < 0.7
+    out = np.empty(count, np.int64)
+    found = kernels.first_in_order(keys, wanted, min(most, count), out)
+    order = sorted(np.flatnonzero(wanted), key=lambda k: (*keys[:, k], k))
+    assert out[:found].tolist() == order[:most]
+
+
+@given(keys=KEYS, free=st.integers(0, 30), strict=st.booleans(), seed=st.integers(0, 99))
+@FEW
+def test_fill_in_order_is_a_loop_over_a_sort(
+    keys: FloatMatrix, free: int, strict: bool, seed: int
+) -> None:
+    count = keys.shape[1]
+    need = np.random.default_rng(seed).integers(1, 9, count)
+    out, want, left = np.empty(count, np.int64), [0] * count, free
+    stays = kernels.fill_in_order(keys, need, free, int(strict), out)
+    for k in sorted(range(count), key=lambda k: (*keys[:, k], k)):
+        if need[k] <= left:
+            want[k], left = int(need[k]), left - int(need[k])
+        elif strict:
+            break
+    assert (out.tolist(), stays) == (want, left)
+
+
+@given(snapshot=snapshots(), gain=st.sampled_from([kernels.REMAINING_TIME, kernels.SPEEDUP]))
+@FEW
+def test_grow_by_gain_is_a_scan_for_the_largest(snapshot: Snapshot, gain: int) -> None:
+    picture, size = snapshot.picture(), snapshot.jobs.size
+    shares = np.ones(size, np.int64) * snapshot.jobs.gpus_min
+    want = shares.copy()
+    left = stays = 25
+    stays = kernels.grow_by_gain(picture, gain, stays, shares)
+    closed: set[int] = set()
+    while left > 0:
+        gains = {}
+        for k in set(range(size)) - closed:
+            following = kernels.next_share(picture, k, want[k])
+            if following > 0:
+                gains[k] = kernels.gain_of_step(picture, gain, k, want[k], following)
+        if not gains:
+            break
+        k = min(gains, key=lambda k: (-gains[k], k))
+        added = kernels.next_share(picture, k, want[k]) - want[k]
+        if added > left:
+            closed.add(k)
+        else:
+            want[k] += added
+            left -= added
+    assert (shares.tolist(), stays) == (want.tolist(), left)
+
+
+@given(snapshot=snapshots())
+@FEW
+def test_a_scan_by_length_plays_every_duel_in_turn(snapshot: Snapshot) -> None:
+    """The inner loop with its shortcuts against `beats`, entry by entry."""
+    picture = snapshot.picture()
+    them, count = kernels.contend(picture, snapshot.jobs.gpus_min.copy())
+    if count == 0:
+        return
+    champion_at = np.empty(count, np.int64)
+    champion = 0
+    for x in range(1, count):
+        if kernels.beats(them, kernels.LENGTH, x, champion):
+            champion = x
+    assert kernels.champion_by_length(them, 0, count, champion_at) == champion
+
+
+def test_the_coin_is_fair() -> None:
+    coin = np.array([12345], np.int64)
+    assert abs(np.mean([kernels.flip(coin) for _ in range(20_000)]) - 0.5) < 0.02

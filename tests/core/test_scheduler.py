@@ -1,0 +1,77 @@
+"""Decisions as plans: what changes, why, and what must never happen."""
+
+import numpy as np
+import pytest
+
+from coddl.core.allocation import Allocation, Reasons, because
+from coddl.core.invariants import InvalidAllocation
+from coddl.core.policies.registry import policy_from
+from coddl.core.scheduler import Scheduler
+from coddl.core.snapshot import Snapshot
+from coddl.testing import job, snapshot_of
+
+
+def decide(policy: str, snapshot: Snapshot) -> list[tuple[int, str, int, int]]:
+    return [change[:4] for change in Scheduler(policy_from(policy)).decide(snapshot).changes]
+
+
+def test_a_plan_holds_only_what_changes() -> None:
+    rows = [job("a", holds=2, left=5), job("b", holds=1, left=9), job("c", 1, 1)]
+    assert decide("afs-l", snapshot_of(4, rows)) == [(2, "start", 0, 1)]
+
+
+def test_a_job_that_ran_before_resumes() -> None:
+    rows = [job("a", 1, 1, started_s=3.0)]
+    assert decide("afs-l", snapshot_of(1, rows, now_s=9.0)) == [(0, "resume", 0, 1)]
+
+
+def test_a_suspended_job_is_told_why() -> None:
+    rows = [job("a", holds=1, left=50), job("b", left=5)]
+    plan = Scheduler(policy_from("srtf")).decide(snapshot_of(4, rows))
+    assert [change.action for change in plan.changes] == ["suspend", "start"]
+    assert plan.changes[0].reason == "Resources: shorter jobs hold the GPUs"
+    assert plan.waiting(0) == ("Resources", "shorter jobs hold the GPUs")
+    assert plan.waiting(1) is None
+
+
+def test_the_first_in_line_is_told_the_arithmetic() -> None:
+    rows = [job("a", requested=3, holds=3), job("b", requested=4), job("c", requested=1)]
+    plan = Scheduler(policy_from("fifo")).decide(snapshot_of(4, rows))
+    assert plan.waiting(1) == ("Resources", "it is next, needs 4 GPUs, and 1 are free")
+    assert plan.waiting(2) == ("Priority", "earlier jobs are ahead of it")
+
+
+def test_what_may_not_be_preempted_keeps_what_it_holds() -> None:
+    rows = [job("a", left=1), job("b", holds=3, left=1e9, pinned=True), job("c", left=2)]
+    plan = Scheduler(policy_from("srtf")).decide(snapshot_of(4, rows))
+    assert plan.shares.tolist() == [0, 3, 0]
+    plan = Scheduler(policy_from("afs-l")).decide(snapshot_of(4, rows))
+    assert plan.shares.tolist() == [1, 3, 0]
+    assert plan.waiting(2) is not None
+
+
+BROKEN = {
+    "more than there is": (lambda s: Allocation(np.array([3, 3])), "6 GPUs and there are 4"),
+    "more than a job can use": (lambda s: Allocation(np.array([4, 0])), "job 0 gets 4 GPUs"),
+    "a negative share": (lambda s: Allocation(np.array([-1, 1])), "gets -1"),
+    "no reason": (lambda s: Allocation(np.array([1, 0])), "job 1 gets no GPUs and is not told why"),
+    "a row too few": (lambda s: Allocation(np.array([1])), "1 shares for 2 jobs"),
+    "a list": (lambda s: Allocation([1, 1]), "shares are list"),
+    "half a GPU": (lambda s: Allocation(np.array([0.5, 1.0])), "not an int64 array"),
+}
+
+
+@pytest.mark.parametrize(("policy", "because_"), BROKEN.values(), ids=BROKEN.keys())
+def test_an_answer_that_cannot_be_carried_out_is_refused(policy: object, because_: str) -> None:
+    rows = [job("a", 1, 3, holds=1), job("b", 1, 3)]
+    with pytest.raises(InvalidAllocation) as raised:
+        Scheduler(policy).decide(snapshot_of(4, rows))  # type: ignore[arg-type]
+    assert because_ in raised.value.because
+
+
+def test_the_first_reason_that_covers_a_row_holds() -> None:
+    first = because(np.array([True, False]), "Topology", "no node has 8")
+    both = first | because(np.array([True, True]), "Resources", "full")
+    assert both.of(0) == ("Topology", "no node has 8")
+    assert both.of(1) == ("Resources", "full")
+    assert Reasons().of(0) is None

@@ -1,0 +1,555 @@
+"""The scheduling rules of the oracle, in plain Python: see `tests.oracle`.
+
+They are written from the rules, not from the compiled kernels. Jobs that wait are kept in a list
+sorted by the policy's own order, since a waiting job's place changes only with its own state: a
+decision merges the running jobs into it and stops when nothing is free.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heapreplace, merge
+from itertools import chain
+from math import ceil, inf
+from operator import attrgetter
+from typing import Final, Protocol, TypeAlias
+
+BY_ROW: Final = attrgetter("row")
+BY_START: Final = attrgetter("last_start_s", "row")
+SCAN_PAIRS: Final = 4_000_000  # AFS: "auto" plays a tournament where a scan would compare more
+SLACK_S: Final = 1e-3  # Tiresias: a crossing is due at the instant predicted for it
+
+Params: TypeAlias = Mapping[str, float | str | bool | tuple[float, ...]]
+Place: TypeAlias = "tuple[float, float, int, Job]"  # two keys, then the row, which makes it unique
+Rank: TypeAlias = "Callable[[Job, float], tuple[float, float]]"
+Decision: TypeAlias = "tuple[list[Job], float]"  # who holds GPUs, by row; when to ask again
+
+
+class Model:
+    """A model's curve as jobs with these limits see it, one entry a share."""
+
+    __slots__ = ("following", "long", "short", "speedup", "step_s")
+
+    def __init__(self, step_s: list[float], useful: list[bool], gpus_min: int, gpus_max: int):
+        width = len(step_s)
+        self.step_s = step_s
+        self.following = [0] * width  # the next share that is faster; 0: none
+        self.short = [0.0] * width  # (p'-p)/p per added GPU
+        self.long = [0.0] * width  # (p'-p)/p' per added GPU
+        self.speedup = [0.0] * width  # rise of the speed-up over gpus_min, per added GPU
+        following, base_s = 0, step_s[gpus_min]
+        for share in range(width - 1, 0, -1):
+            if 0 < following <= gpus_max:
+                added = following - share
+                now, then = 1.0 / step_s[share], 1.0 / step_s[following]
+                self.following[share] = following
+                self.short[share] = (then - now) / now / added if now else inf
+                self.long[share] = (then - now) / then / added
+                rise = base_s / step_s[following] - base_s / step_s[share]
+                self.speedup[share] = rise / added
+            if useful[share]:
+                following = share
+
+
+class Job:
+    """A job: what it is, what it holds, and where it stood when that last changed."""
+
+    __slots__ = (
+        "executed_s",  # time it had held GPUs, at since_s
+        "first_start_s",
+        "gpus",  # decided last
+        "held",  # what it trains on; differs from gpus while a change is prepared
+        "iterations",  # left to do at moving_s
+        "last_start_s",
+        "lease_end_s",  # AFS-P
+        "level",  # Tiresias: its queue, and where the counters of time started from
+        "model",
+        "moving_s",
+        "need",  # the least a policy gives it, if anything
+        "old_executed_s",
+        "old_waited_s",
+        "place",  # its entry in the line, while it waits
+        "preparing",
+        "ready_s",
+        "rounds",  # AFS-P: leases it has had
+        "row",
+        "share",  # being decided
+        "since_s",
+        "starts",
+        "step_s",
+        "submitted_s",
+        "version",  # a predicted finish with an older one is void
+    )
+
+    def __init__(self, row: int, submitted_s: float, iterations: float, model: Model, need: int):
+        self.row, self.submitted_s, self.iterations = row, submitted_s, iterations
+        self.model, self.need = model, need
+        self.gpus = self.held = self.share = self.starts = self.version = self.preparing = 0
+        self.moving_s = self.since_s = self.executed_s = 0.0
+        self.step_s = self.first_start_s = self.last_start_s = self.ready_s = inf
+        self.lease_end_s = self.old_executed_s = self.old_waited_s = 0.0
+        self.level = self.rounds = 0
+        self.place: Place = (0.0, 0.0, row, self)
+
+    def left(self, now_s: float) -> float:
+        """Iterations left to do."""
+        if not self.held:
+            return self.iterations
+        moved_s = now_s - self.moving_s
+        if moved_s <= 0.0:
+            return self.iterations
+        left = self.iterations - moved_s / self.step_s
+        return left if left > 0.0 else 0.0
+
+    def executed(self, now_s: float) -> float:
+        """Time it has held GPUs."""
+        return self.executed_s + (now_s - self.since_s) if self.held else self.executed_s
+
+
+class Crowd:
+    """The jobs in the system at one instant."""
+
+    def __init__(self, gpus: int, rank: Rank, seed: int):
+        self.gpus, self.rank, self.seed = gpus, rank, seed
+        self.now_s = 0.0
+        self.needed = 0  # by all together
+        self.running: list[Job] = []  # by row
+        self.waiting: list[Place] = []  # by the policy's order
+
+    def enqueue(self, job: Job) -> None:
+        """Put a job in line."""
+        job.place = (*self.rank(job, self.now_s), job.row, job)
+        insort(self.waiting, job.place)
+
+    def dequeue(self, job: Job) -> None:
+        """Take a job out of line."""
+        del self.waiting[bisect_left(self.waiting, job.place)]
+
+    def in_order(self, running: Iterable[Job]) -> Iterator[Place]:
+        """The waiting jobs and these running ones, in the policy's order."""
+        rank, now_s = self.rank, self.now_s
+        return merge(sorted((*rank(job, now_s), job.row, job) for job in running), self.waiting)
+
+    def everyone(self) -> tuple[list[Job], int]:
+        """Give every job its need; say what stays free."""
+        granted = self.running + [place[3] for place in self.waiting]
+        for job in granted:
+            job.share = job.need
+        granted.sort(key=BY_ROW)
+        return granted, self.gpus - self.needed
+
+
+def fill(jobs: Iterable[Job], free: int, strict: bool = False) -> tuple[list[Job], int]:
+    """Give each its need in this order; one that does not fit is skipped, or ends it if strict."""
+    granted: list[Job] = []
+    if free > 0:
+        for job in jobs:
+            need = job.need
+            if need <= free:
+                job.share = need
+                granted.append(job)
+                free -= need
+                if not free:
+                    break
+            elif strict:
+                break
+    granted.sort(key=BY_ROW)
+    return granted, free
+
+
+def jobs_of(places: Iterable[Place]) -> Iterator[Job]:
+    return (place[3] for place in places)
+
+
+class Policy(Protocol):
+    """What decides the shares."""
+
+    rigid: bool  # a job's need is its request, else gpus_min
+
+    def rank(self, job: Job, now_s: float) -> tuple[float, float]:
+        """Its place in line; ties go to the job submitted first."""
+
+    def decide(self, crowd: Crowd) -> Decision:
+        """Set `share` of every job that gets GPUs; return those jobs."""
+
+
+class Fifo:
+    """Running jobs stay; the others start as they came."""
+
+    rigid = True
+
+    def __init__(self, params: Params):
+        self.strict = not params.get("backfill", False)
+
+    def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002
+        return 0.0, 0.0
+
+    def decide(self, crowd: Crowd) -> Decision:
+        order = chain(crowd.running, jobs_of(crowd.waiting))
+        return fill(order, crowd.gpus, self.strict)[0], inf
+
+
+class Shortest:
+    """SRTF and SRSF: least time left at the request first, or least GPU-time."""
+
+    rigid = True
+
+    def __init__(self, weigh: bool):
+        self.weigh = weigh
+
+    def rank(self, job: Job, now_s: float) -> tuple[float, float]:
+        left_s = job.left(now_s) * job.model.step_s[job.need]
+        return (left_s * job.need if self.weigh else left_s), 0.0
+
+    def decide(self, crowd: Crowd) -> Decision:
+        if crowd.needed <= crowd.gpus:
+            return crowd.everyone()[0], inf
+        return fill(jobs_of(crowd.in_order(crowd.running)), crowd.gpus)[0], inf
+
+
+class MaxMin(Fifo):
+    """Round-robin in order of (last start, submission)."""
+
+    rigid = False
+
+    def decide(self, crowd: Crowd) -> Decision:
+        turn = sorted(crowd.running, key=BY_START)
+        held = len(turn)
+        granted, left = fill(chain(turn, jobs_of(crowd.waiting)), crowd.gpus)
+        if left:
+            turn += [job for job in granted if not job.gpus]
+        assert len(turn) in (held, len(granted)), "who runs always keeps its minimum"
+        while left > 0 and turn:
+            again = []
+            for job in turn:
+                following = job.model.following[job.share]
+                added = following - job.share
+                if following and added <= left:
+                    job.share = following
+                    left -= added
+                    again.append(job)
+            turn = again
+        return granted, inf
+
+
+class MarginalGain:
+    """Optimus and Max-Speedup: every further step where it gains most."""
+
+    rigid = False
+
+    def __init__(self, by_time: bool):
+        self.by_time = by_time
+
+    def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002
+        return 0.0, 0.0
+
+    def decide(self, crowd: Crowd) -> Decision:
+        if crowd.needed <= crowd.gpus:
+            granted, left = crowd.everyone()
+        else:
+            granted, left = fill(jobs_of(crowd.in_order(crowd.running)), crowd.gpus)
+        if not left:
+            return granted, inf
+        heap = [
+            (-self.gain(job, crowd.now_s), at, job)
+            for at, job in enumerate(granted)
+            if job.model.following[job.share]
+        ]
+        heapify(heap)
+        while left > 0 and heap:
+            _, at, job = heap[0]
+            following = job.model.following[job.share]
+            added = following - job.share
+            if added <= left:
+                job.share = following
+                left -= added
+                if job.model.following[following]:
+                    heapreplace(heap, (-self.gain(job, crowd.now_s), at, job))
+                    continue
+            heappop(heap)
+        return granted, inf
+
+    def gain(self, job: Job, now_s: float) -> float:
+        """What the job's next step gains per GPU."""
+        model, share = job.model, job.share
+        if not self.by_time:
+            return model.speedup[share]
+        left, following = job.left(now_s), model.following[share]
+        saved_s = left * model.step_s[share] - left * model.step_s[following]
+        return saved_s / (following - share)
+
+
+class Contest:
+    """The jobs that can use another GPU, by row, and the AFS duels between them.
+
+    Of two jobs the longer one gets it if its (p'-p)/p' reaches the shorter one's (p'-p)/p, else the
+    shorter one. Where lengths are not known, one that would win as the longer one wins; else "coin"
+    flips one, and "keep" lets the challenger win if it alone is below the share it holds.
+    """
+
+    def __init__(self, rule: str, granted: list[Job], crowd: Crowd):
+        self.rule, self.coin = rule, crowd.seed
+        self.jobs = [job for job in granted if job.model.following[job.share]]
+        count = len(self.jobs)
+        lengths = rule == "length"
+        self.left = [job.left(crowd.now_s) for job in self.jobs] if lengths else [0.0] * count
+        self.length, self.short, self.long = [0.0] * count, [0.0] * count, [0.0] * count
+        self.below = [False] * count
+        for x in range(count):
+            self.weigh(x)
+
+    def weigh(self, x: int) -> None:
+        """Bring entry x up to date."""
+        job = self.jobs[x]
+        model, share = job.model, job.share
+        self.length[x] = self.left[x] * model.step_s[share]
+        self.short[x], self.long[x] = model.short[share], model.long[share]
+        self.below[x] = share < job.gpus
+
+    def feed(self, x: int, left: int) -> tuple[int, bool]:
+        """Give entry x its next step if it fits; say what that took, and whether x stays."""
+        job = self.jobs[x]
+        following = job.model.following[job.share]
+        added = following - job.share
+        if added > left:
+            return 0, False
+        job.share = following
+        if not job.model.following[following]:
+            return added, False
+        self.weigh(x)
+        return added, True
+
+    def drop(self, x: int) -> None:
+        for column in (self.jobs, self.left, self.length, self.short, self.long, self.below):
+            del column[x]
+
+    def flip(self) -> bool:
+        self.coin = self.coin * 48271 % 2147483647
+        return self.coin > 1073741823
+
+    def beats(self, x: int, champion: int) -> bool:
+        """Tell whether x takes the next GPU from the champion."""
+        short, long = self.short, self.long
+        if self.rule == "length":
+            if self.length[x] < self.length[champion]:
+                return short[x] > long[champion]
+            return long[x] >= short[champion]
+        if long[x] >= short[champion]:
+            return True
+        if long[champion] >= short[x]:
+            return False
+        if self.rule == "coin":
+            return self.flip()
+        return self.below[x] and not self.below[champion]
+
+    def pass_by_length(self, start: int, champions: list[int]) -> int:
+        """Find the champion of one pass. Up to `start` it goes as the last time."""
+        length, short, long = self.length, self.short, self.long
+        champion = champions[start - 1] if start else 0
+        length_c, short_c, long_c = length[champion], short[champion], long[champion]
+        for x in range(max(start, 1), len(length)):
+            if (short[x] > long_c) if length[x] < length_c else (long[x] >= short_c):
+                champion = x
+                length_c, short_c, long_c = length[x], short[x], long[x]
+            champions[x] = champion
+        return champion
+
+    def pass_by_coin(self) -> int:
+        """Find the champion of one pass."""
+        short, long, coin, champion = self.short, self.long, self.coin, 0
+        short_c, long_c = short[0], long[0]
+        for x in range(1, len(short)):
+            if long[x] < short_c:
+                if long_c >= short[x]:
+                    continue
+                coin = coin * 48271 % 2147483647
+                if coin <= 1073741823:
+                    continue
+            champion, short_c, long_c = x, short[x], long[x]
+        self.coin = coin
+        return champion
+
+    def pass_by_keep(self) -> int:
+        """Find the champion of one pass."""
+        short, long, below, champion = self.short, self.long, self.below, 0
+        short_c, long_c = short[0], long[0]
+        for x in range(1, len(short)):
+            if long[x] < short_c and (long_c >= short[x] or not below[x] or below[champion]):
+                continue
+            champion, short_c, long_c = x, short[x], long[x]
+        return champion
+
+    def scan(self, left: int) -> None:
+        """Hand out what is left, each step to the champion of one pass over all."""
+        start, champions = 0, [0] * len(self.jobs)
+        while left > 0 and self.jobs:
+            if self.rule == "length":
+                champion = start = self.pass_by_length(start, champions)
+            elif self.rule == "coin":
+                champion = self.pass_by_coin()
+            else:
+                champion = self.pass_by_keep()
+            added, stays = self.feed(champion, left)
+            left -= added
+            if not stays:
+                self.drop(champion)
+
+    def tournament(self, left: int) -> None:
+        """Hand out what is left by a knock-out tree, in which the earlier half defends."""
+        leaves = 1
+        while leaves < len(self.jobs):
+            leaves *= 2
+        tree = [-1] * leaves + list(range(len(self.jobs))) + [-1] * (leaves - len(self.jobs))
+        for node in range(leaves - 1, 0, -1):
+            self.play(tree, node)
+        while left > 0 and (champion := tree[1]) >= 0:
+            added, stays = self.feed(champion, left)
+            left -= added
+            node = leaves + champion
+            if not stays:
+                tree[node] = -1
+            while node := node // 2:
+                self.play(tree, node)
+
+    def play(self, tree: list[int], node: int) -> None:
+        """Let the winners of a node's two halves meet."""
+        defender, challenger = tree[2 * node], tree[2 * node + 1]
+        wins = defender < 0 or (challenger >= 0 and self.beats(challenger, defender))
+        tree[node] = challenger if wins else defender
+
+
+def grow(crowd: Crowd, granted: list[Job], left: int, how: tuple[str, str]) -> None:
+    """Hand out what is left by AFS duels. `how`: the rule, and the form of contest."""
+    rule, form = how
+    if left > 0:
+        contest = Contest(rule, granted, crowd)
+        pairs = left * (len(crowd.running) + len(crowd.waiting))
+        if form == "tournament" or (form == "auto" and pairs > SCAN_PAIRS):
+            contest.tournament(left)
+        else:
+            contest.scan(left)
+
+
+class AfsL(Shortest):
+    """The shortest get their minimum; every further step goes to the winner of the duels."""
+
+    rigid = False
+
+    def __init__(self, params: Params):
+        super().__init__(weigh=False)
+        self.how = ("length", str(params.get("contest", "auto")))
+
+    def decide(self, crowd: Crowd) -> Decision:
+        if crowd.needed <= crowd.gpus:
+            granted, left = crowd.everyone()
+        else:
+            granted, left = fill(jobs_of(crowd.in_order(crowd.running)), crowd.gpus)
+        grow(crowd, granted, left, self.how)
+        return granted, inf
+
+
+class AfsP:
+    """Leases in turn where GPUs are scarce, and duels that need no lengths."""
+
+    rigid = False
+
+    def __init__(self, params: Params):
+        self.lease_s = number(params, "lease_h", 2.0) * 3600.0
+        self.how = (str(params.get("tie", "coin")), str(params.get("contest", "auto")))
+
+    def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002
+        return job.rounds, job.first_start_s
+
+    def decide(self, crowd: Crowd) -> Decision:
+        now_s, kept = crowd.now_s, []
+        if crowd.needed < crowd.gpus:
+            granted, left = crowd.everyone()
+        else:
+            kept = [job for job in crowd.running if job.lease_end_s > now_s]
+            expired = [job for job in crowd.running if job.lease_end_s <= now_s]
+            for job in kept:
+                job.share = job.gpus
+            for job in expired:
+                job.rounds += 1
+            left = crowd.gpus - sum(job.gpus for job in kept)
+            granted, left = fill(jobs_of(crowd.in_order(expired)), left)
+        grow(crowd, granted, left, self.how)
+        for job in granted:
+            job.lease_end_s = now_s + self.lease_s
+        if kept:
+            granted = sorted(granted + kept, key=BY_ROW)
+        return granted, min((job.lease_end_s for job in granted), default=inf)
+
+
+class TiresiasL:
+    """Least attained GPU-time first, in queues; within one, in order of first start."""
+
+    rigid = True
+
+    def __init__(self, params: Params):
+        hours = params.get("threshold_gpu_h", (1.0,))
+        assert isinstance(hours, tuple)
+        self.limits_gpu_s = [h * 3600.0 for h in hours]
+        self.promote = number(params, "promote", 8.0)
+        self.since_start = params.get("count", "total") == "since-start"
+
+    def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002
+        return job.level, job.first_start_s
+
+    def decide(self, crowd: Crowd) -> Decision:
+        now_s, wake_s = crowd.now_s, inf
+        for job in crowd.running:
+            wake_s = min(wake_s, self.demote(job, now_s))
+        if self.promote > 0.0:
+            for place in crowd.waiting[bisect_left(crowd.waiting, (1,)) :]:  # not in the first
+                wake_s = min(wake_s, self.consider(crowd, place[3]))
+        if crowd.needed <= crowd.gpus:
+            return crowd.everyone()[0], wake_s
+        return fill(jobs_of(crowd.in_order(crowd.running)), crowd.gpus)[0], wake_s
+
+    def demote(self, job: Job, now_s: float) -> float:
+        """Move a running job down as far as its GPU-time asks; say when to look again."""
+        gpus, executed_s = job.need, job.executed(now_s)
+        began_s, late_s = now_s - (executed_s - job.old_executed_s), 0.0
+        if self.since_start:  # as the AFS evaluation counts: a GPU-second a GPU late
+            job.level, began_s, late_s = 0, job.last_start_s, (gpus - 1) / gpus
+        for level in range(job.level, len(self.limits_gpu_s)):
+            limit_s = self.limits_gpu_s[level] / gpus
+            if now_s - began_s < limit_s - SLACK_S:
+                return began_s + (ceil(limit_s + late_s) if late_s > 0.0 else limit_s)
+            job.level = level + 1
+            job.old_waited_s = now_s - job.submitted_s - executed_s
+        return inf
+
+    def consider(self, crowd: Crowd, job: Job) -> float:
+        """Move a job that waits for long to the first queue; else say when that is due."""
+        executed_s = job.executed_s
+        waited_s = crowd.now_s - job.submitted_s - executed_s
+        due_s = self.promote * (executed_s - job.old_executed_s) - (waited_s - job.old_waited_s)
+        if due_s > SLACK_S:
+            return crowd.now_s + due_s
+        crowd.dequeue(job)
+        job.level, job.old_executed_s = 0, executed_s
+        crowd.enqueue(job)
+        return inf
+
+
+def number(params: Params, name: str, default: float) -> float:
+    value = params.get(name, default)
+    assert isinstance(value, float | int)
+    return float(value)
+
+
+def policy_of(name: str, params: Params) -> Policy:
+    """The policy of this name."""
+    makers: dict[str, Callable[[], Policy]] = {
+        "afs-l": lambda: AfsL(params),
+        "afs-p": lambda: AfsP(params),
+        "fifo": lambda: Fifo(params),
+        "max-min": lambda: MaxMin(params),
+        "max-speedup": lambda: MarginalGain(by_time=False),
+        "optimus": lambda: MarginalGain(by_time=True),
+        "srsf": lambda: Shortest(weigh=True),
+        "srtf": lambda: Shortest(weigh=False),
+        "tiresias-l": lambda: TiresiasL(params),
+    }
+    return makers[name]()
