@@ -8,17 +8,64 @@ takes is the reference that the compiled loop's speed is told against.
 """
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from math import inf
-from typing import Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from coddl.traces.trace import Trace
-from tests.oracle_policies import BY_ROW, Crowd, Job, Model, Params, Policy, policy_of
+from tests.oracle_policies import (
+    BY_ROW,
+    AfsL,
+    AfsP,
+    Crowd,
+    Decision,
+    Fifo,
+    Job,
+    MarginalGain,
+    MaxMin,
+    Model,
+    Shortest,
+    TiresiasL,
+)
 
 ARRIVE, FINISH, SHARE, SWAP, WAKE_UP = range(5)
 MODES: Final = ("stall", "serial", "concurrent", "uncancelled")
 
 Event: TypeAlias = tuple[float, int, int, int]  # when, kind, job, GPUs
+Params: TypeAlias = Mapping[str, Any]  # Any: float | str | bool | tuple[float, ...], by name
+
+
+class Policy(Protocol):
+    """What decides the shares."""
+
+    rigid: bool  # a job's need is its request, else gpus_min
+
+    def rank(self, job: Job, now_s: float) -> tuple[float, float]:
+        """Its place in line; ties go to the job submitted first."""
+
+    def decide(self, crowd: Crowd) -> Decision:
+        """Set `share` of every job that gets GPUs; return those jobs."""
+
+
+def policy_of(name: str, params: Params) -> Policy:
+    """The policy of this name."""
+    form = params.get("contest", "auto")
+    limits_gpu_s = [hours * 3600.0 for hours in params.get("threshold_gpu_h", (1.0,))]
+    since_start = params.get("count", "total") == "since-start"
+    lease_s = params.get("lease_h", 2.0) * 3600.0
+    policies: dict[str, Policy] = {
+        "afs-l": AfsL(form),
+        "afs-p": AfsP(lease_s, params.get("tie", "coin"), form),
+        "fifo": Fifo(strict=not params.get("backfill", False)),
+        "max-min": MaxMin(),
+        "max-speedup": MarginalGain(by_time=False),
+        "optimus": MarginalGain(by_time=True),
+        "srsf": Shortest(weigh=True),
+        "srtf": Shortest(weigh=False),
+        "tiresias-l": TiresiasL(limits_gpu_s, params.get("promote", 8.0), since_start),
+    }
+    return policies[name]
 
 
 class Simulation(Crowd):

@@ -1,24 +1,24 @@
 """The scheduling rules of the oracle, in plain Python: see `tests.oracle`.
 
-They are written from the rules, not from the compiled kernels. Jobs that wait are kept in a list
-sorted by the policy's own order, since a waiting job's place changes only with its own state: a
-decision merges the running jobs into it and stops when nothing is free.
+Nothing here is shared with the compiled kernels but what they promise. Jobs that wait are kept in a
+list sorted by the policy's own order, since a waiting job's place changes only with its own state:
+a decision merges the running jobs into it and stops when nothing is free.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace, merge
 from itertools import chain
 from math import ceil, inf
 from operator import attrgetter
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 BY_ROW: Final = attrgetter("row")
 BY_START: Final = attrgetter("last_start_s", "row")
 SCAN_PAIRS: Final = 4_000_000  # AFS: "auto" plays a tournament where a scan would compare more
 SLACK_S: Final = 1e-3  # Tiresias: a crossing is due at the instant predicted for it
 
-Params: TypeAlias = Mapping[str, float | str | bool | tuple[float, ...]]
 Place: TypeAlias = "tuple[float, float, int, Job]"  # two keys, then the row, which makes it unique
 Rank: TypeAlias = "Callable[[Job, float], tuple[float, float]]"
 Decision: TypeAlias = "tuple[list[Job], float]"  # who holds GPUs, by row; when to ask again
@@ -50,45 +50,34 @@ class Model:
                 following = share
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """A job: what it is, what it holds, and where it stood when that last changed."""
 
-    __slots__ = (
-        "executed_s",  # time it had held GPUs, at since_s
-        "first_start_s",
-        "gpus",  # decided last
-        "held",  # what it trains on; differs from gpus while a change is prepared
-        "iterations",  # left to do at moving_s
-        "last_start_s",
-        "lease_end_s",  # AFS-P
-        "level",  # Tiresias: its queue, and where the counters of time started from
-        "model",
-        "moving_s",
-        "need",  # the least a policy gives it, if anything
-        "old_executed_s",
-        "old_waited_s",
-        "place",  # its entry in the line, while it waits
-        "preparing",
-        "ready_s",
-        "rounds",  # AFS-P: leases it has had
-        "row",
-        "share",  # being decided
-        "since_s",
-        "starts",
-        "step_s",
-        "submitted_s",
-        "version",  # a predicted finish with an older one is void
-    )
-
-    def __init__(self, row: int, submitted_s: float, iterations: float, model: Model, need: int):
-        self.row, self.submitted_s, self.iterations = row, submitted_s, iterations
-        self.model, self.need = model, need
-        self.gpus = self.held = self.share = self.starts = self.version = self.preparing = 0
-        self.moving_s = self.since_s = self.executed_s = 0.0
-        self.step_s = self.first_start_s = self.last_start_s = self.ready_s = inf
-        self.lease_end_s = self.old_executed_s = self.old_waited_s = 0.0
-        self.level = self.rounds = 0
-        self.place: Place = (0.0, 0.0, row, self)
+    row: int
+    submitted_s: float
+    iterations: float  # left to do at moving_s
+    model: Model
+    need: int  # the least a policy gives it, if anything
+    gpus: int = 0  # decided last
+    share: int = 0  # being decided
+    held: int = 0  # what it trains on; differs from gpus while a change is prepared
+    step_s: float = inf
+    moving_s: float = 0.0
+    since_s: float = 0.0
+    executed_s: float = 0.0  # time it had held GPUs, at since_s
+    version: int = 0  # a predicted finish with an older one is void
+    starts: int = 0
+    first_start_s: float = inf
+    last_start_s: float = inf
+    preparing: int = 0
+    ready_s: float = inf
+    lease_end_s: float = 0.0  # AFS-P
+    rounds: int = 0  # AFS-P: leases it has had
+    level: int = 0  # Tiresias: its queue, and where the counters of time started from
+    old_executed_s: float = 0.0
+    old_waited_s: float = 0.0
+    place: Place = field(init=False)  # in the line, while it waits
 
     def left(self, now_s: float) -> float:
         """Iterations left to do."""
@@ -129,6 +118,12 @@ class Crowd:
         rank, now_s = self.rank, self.now_s
         return merge(sorted((*rank(job, now_s), job.row, job) for job in running), self.waiting)
 
+    def minimum(self) -> tuple[list[Job], int]:
+        """Give jobs their need in the policy's order; say what stays free."""
+        if self.needed > self.gpus:
+            return fill(jobs_of(self.in_order(self.running)), self.gpus)
+        return self.everyone()
+
     def everyone(self) -> tuple[list[Job], int]:
         """Give every job its need; say what stays free."""
         granted = self.running + [place[3] for place in self.waiting]
@@ -160,28 +155,20 @@ def jobs_of(places: Iterable[Place]) -> Iterator[Job]:
     return (place[3] for place in places)
 
 
-class Policy(Protocol):
-    """What decides the shares."""
+class Arrival:
+    """In order of submission."""
 
-    rigid: bool  # a job's need is its request, else gpus_min
-
-    def rank(self, job: Job, now_s: float) -> tuple[float, float]:
-        """Its place in line; ties go to the job submitted first."""
-
-    def decide(self, crowd: Crowd) -> Decision:
-        """Set `share` of every job that gets GPUs; return those jobs."""
+    def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002
+        return 0.0, 0.0
 
 
-class Fifo:
+class Fifo(Arrival):
     """Running jobs stay; the others start as they came."""
 
     rigid = True
 
-    def __init__(self, params: Params):
-        self.strict = not params.get("backfill", False)
-
-    def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002
-        return 0.0, 0.0
+    def __init__(self, strict: bool):
+        self.strict = strict
 
     def decide(self, crowd: Crowd) -> Decision:
         order = chain(crowd.running, jobs_of(crowd.waiting))
@@ -201,23 +188,18 @@ class Shortest:
         return (left_s * job.need if self.weigh else left_s), 0.0
 
     def decide(self, crowd: Crowd) -> Decision:
-        if crowd.needed <= crowd.gpus:
-            return crowd.everyone()[0], inf
-        return fill(jobs_of(crowd.in_order(crowd.running)), crowd.gpus)[0], inf
+        return crowd.minimum()[0], inf
 
 
-class MaxMin(Fifo):
+class MaxMin(Arrival):
     """Round-robin in order of (last start, submission)."""
 
     rigid = False
 
     def decide(self, crowd: Crowd) -> Decision:
         turn = sorted(crowd.running, key=BY_START)
-        held = len(turn)
         granted, left = fill(chain(turn, jobs_of(crowd.waiting)), crowd.gpus)
-        if left:
-            turn += [job for job in granted if not job.gpus]
-        assert len(turn) in (held, len(granted)), "who runs always keeps its minimum"
+        turn += [job for job in granted if not job.gpus]
         while left > 0 and turn:
             again = []
             for job in turn:
@@ -231,7 +213,7 @@ class MaxMin(Fifo):
         return granted, inf
 
 
-class MarginalGain:
+class MarginalGain(Arrival):
     """Optimus and Max-Speedup: every further step where it gains most."""
 
     rigid = False
@@ -239,14 +221,8 @@ class MarginalGain:
     def __init__(self, by_time: bool):
         self.by_time = by_time
 
-    def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002
-        return 0.0, 0.0
-
     def decide(self, crowd: Crowd) -> Decision:
-        if crowd.needed <= crowd.gpus:
-            granted, left = crowd.everyone()
-        else:
-            granted, left = fill(jobs_of(crowd.in_order(crowd.running)), crowd.gpus)
+        granted, left = crowd.minimum()
         if not left:
             return granted, inf
         heap = [
@@ -283,17 +259,16 @@ class Contest:
 
     Of two jobs the longer one gets it if its (p'-p)/p' reaches the shorter one's (p'-p)/p, else the
     shorter one. Where lengths are not known, one that would win as the longer one wins; else "coin"
-    flips one, and "keep" lets the challenger win if it alone is below the share it holds.
+    flips one, and "keep" lets the challenger win if it is further below the share it holds.
     """
 
     def __init__(self, rule: str, granted: list[Job], crowd: Crowd):
         self.rule, self.coin = rule, crowd.seed
         self.jobs = [job for job in granted if job.model.following[job.share]]
         count = len(self.jobs)
-        lengths = rule == "length"
-        self.left = [job.left(crowd.now_s) for job in self.jobs] if lengths else [0.0] * count
+        self.left = [job.left(crowd.now_s) for job in self.jobs]
         self.length, self.short, self.long = [0.0] * count, [0.0] * count, [0.0] * count
-        self.below = [False] * count
+        self.below = [0.0] * count  # which part is missing of the share it holds
         for x in range(count):
             self.weigh(x)
 
@@ -303,7 +278,7 @@ class Contest:
         model, share = job.model, job.share
         self.length[x] = self.left[x] * model.step_s[share]
         self.short[x], self.long[x] = model.short[share], model.long[share]
-        self.below[x] = share < job.gpus
+        self.below[x] = 1.0 - share / job.gpus if share < job.gpus else 0.0
 
     def feed(self, x: int, left: int) -> tuple[int, bool]:
         """Give entry x its next step if it fits; say what that took, and whether x stays."""
@@ -339,7 +314,7 @@ class Contest:
             return False
         if self.rule == "coin":
             return self.flip()
-        return self.below[x] and not self.below[champion]
+        return self.below[x] > self.below[champion]
 
     def pass_by_length(self, start: int, champions: list[int]) -> int:
         """Find the champion of one pass. Up to `start` it goes as the last time."""
@@ -373,7 +348,7 @@ class Contest:
         short, long, below, champion = self.short, self.long, self.below, 0
         short_c, long_c = short[0], long[0]
         for x in range(1, len(short)):
-            if long[x] < short_c and (long_c >= short[x] or not below[x] or below[champion]):
+            if long[x] < short_c and (long_c >= short[x] or below[x] <= below[champion]):
                 continue
             champion, short_c, long_c = x, short[x], long[x]
         return champion
@@ -420,13 +395,11 @@ class Contest:
 def grow(crowd: Crowd, granted: list[Job], left: int, how: tuple[str, str]) -> None:
     """Hand out what is left by AFS duels. `how`: the rule, and the form of contest."""
     rule, form = how
-    if left > 0:
-        contest = Contest(rule, granted, crowd)
-        pairs = left * (len(crowd.running) + len(crowd.waiting))
-        if form == "tournament" or (form == "auto" and pairs > SCAN_PAIRS):
-            contest.tournament(left)
-        else:
-            contest.scan(left)
+    pairs = left * (len(crowd.running) + len(crowd.waiting))
+    if form == "tournament" or (form == "auto" and pairs > SCAN_PAIRS):
+        Contest(rule, granted, crowd).tournament(left)
+    elif left:
+        Contest(rule, granted, crowd).scan(left)
 
 
 class AfsL(Shortest):
@@ -434,15 +407,12 @@ class AfsL(Shortest):
 
     rigid = False
 
-    def __init__(self, params: Params):
+    def __init__(self, form: str):
         super().__init__(weigh=False)
-        self.how = ("length", str(params.get("contest", "auto")))
+        self.how = ("length", form)
 
     def decide(self, crowd: Crowd) -> Decision:
-        if crowd.needed <= crowd.gpus:
-            granted, left = crowd.everyone()
-        else:
-            granted, left = fill(jobs_of(crowd.in_order(crowd.running)), crowd.gpus)
+        granted, left = crowd.minimum()
         grow(crowd, granted, left, self.how)
         return granted, inf
 
@@ -452,25 +422,27 @@ class AfsP:
 
     rigid = False
 
-    def __init__(self, params: Params):
-        self.lease_s = number(params, "lease_h", 2.0) * 3600.0
-        self.how = (str(params.get("tie", "coin")), str(params.get("contest", "auto")))
+    def __init__(self, lease_s: float, tie: str, form: str):
+        self.lease_s, self.how = lease_s, (tie, form)
 
     def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002
         return job.rounds, job.first_start_s
 
     def decide(self, crowd: Crowd) -> Decision:
-        now_s, kept = crowd.now_s, []
+        now_s = crowd.now_s
+        kept: list[Job] = []  # its lease runs on: it keeps its share, and takes no more
         if crowd.needed < crowd.gpus:
             granted, left = crowd.everyone()
         else:
-            kept = [job for job in crowd.running if job.lease_end_s > now_s]
-            expired = [job for job in crowd.running if job.lease_end_s <= now_s]
-            for job in kept:
-                job.share = job.gpus
-            for job in expired:
-                job.rounds += 1
-            left = crowd.gpus - sum(job.gpus for job in kept)
+            left, expired = crowd.gpus, []
+            for job in crowd.running:
+                if job.lease_end_s > now_s:
+                    job.share = job.gpus
+                    left -= job.gpus
+                    kept.append(job)
+                else:
+                    job.rounds += 1
+                    expired.append(job)
             granted, left = fill(jobs_of(crowd.in_order(expired)), left)
         grow(crowd, granted, left, self.how)
         for job in granted:
@@ -485,12 +457,8 @@ class TiresiasL:
 
     rigid = True
 
-    def __init__(self, params: Params):
-        hours = params.get("threshold_gpu_h", (1.0,))
-        assert isinstance(hours, tuple)
-        self.limits_gpu_s = [h * 3600.0 for h in hours]
-        self.promote = number(params, "promote", 8.0)
-        self.since_start = params.get("count", "total") == "since-start"
+    def __init__(self, limits_gpu_s: list[float], promote: float, since_start: bool):
+        self.limits_gpu_s, self.promote, self.since_start = limits_gpu_s, promote, since_start
 
     def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002
         return job.level, job.first_start_s
@@ -502,9 +470,7 @@ class TiresiasL:
         if self.promote > 0.0:
             for place in crowd.waiting[bisect_left(crowd.waiting, (1,)) :]:  # not in the first
                 wake_s = min(wake_s, self.consider(crowd, place[3]))
-        if crowd.needed <= crowd.gpus:
-            return crowd.everyone()[0], wake_s
-        return fill(jobs_of(crowd.in_order(crowd.running)), crowd.gpus)[0], wake_s
+        return crowd.minimum()[0], wake_s
 
     def demote(self, job: Job, now_s: float) -> float:
         """Move a running job down as far as its GPU-time asks; say when to look again."""
@@ -522,7 +488,7 @@ class TiresiasL:
 
     def consider(self, crowd: Crowd, job: Job) -> float:
         """Move a job that waits for long to the first queue; else say when that is due."""
-        executed_s = job.executed_s
+        executed_s = job.executed(crowd.now_s)
         waited_s = crowd.now_s - job.submitted_s - executed_s
         due_s = self.promote * (executed_s - job.old_executed_s) - (waited_s - job.old_waited_s)
         if due_s > SLACK_S:
@@ -531,25 +497,3 @@ class TiresiasL:
         job.level, job.old_executed_s = 0, executed_s
         crowd.enqueue(job)
         return inf
-
-
-def number(params: Params, name: str, default: float) -> float:
-    value = params.get(name, default)
-    assert isinstance(value, float | int)
-    return float(value)
-
-
-def policy_of(name: str, params: Params) -> Policy:
-    """The policy of this name."""
-    makers: dict[str, Callable[[], Policy]] = {
-        "afs-l": lambda: AfsL(params),
-        "afs-p": lambda: AfsP(params),
-        "fifo": lambda: Fifo(params),
-        "max-min": lambda: MaxMin(params),
-        "max-speedup": lambda: MarginalGain(by_time=False),
-        "optimus": lambda: MarginalGain(by_time=True),
-        "srsf": lambda: Shortest(weigh=True),
-        "srtf": lambda: Shortest(weigh=False),
-        "tiresias-l": lambda: TiresiasL(params),
-    }
-    return makers[name]()

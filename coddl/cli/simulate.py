@@ -143,8 +143,6 @@ def _watched(question: "Question") -> "Study":
     from coddl.sim.simulate import Watch
     from coddl.sim.study import study
 
-    if not is_compiled():
-        print("compiling the simulator for its first run (about 15 s, once) …", file=sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Progress(
@@ -155,8 +153,14 @@ def _watched(question: "Question") -> "Study":
         disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("jobs finished", total=None)
+
+        def begin(jobs: int) -> None:
+            if not is_compiled():
+                print("compiling the simulator for its first run (about 15 s) …", file=sys.stderr)
+            bar.update(task, total=jobs)
+
         watch = Watch(
-            planned=lambda jobs: bar.update(task, total=jobs),
+            planned=begin,
             progress=lambda jobs: bar.advance(task, jobs),
         )
         return study(question, watch)

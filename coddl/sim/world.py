@@ -76,11 +76,12 @@ MODES: Final[tuple[ReconfigureMode, ...]] = ("stall", "serial", "concurrent", "u
 class Reconfigure:
     """What a change of a running job's share costs.
 
-    stall        progress stops for `pause_s` from the last change on
-    serial       each change stops progress for `pause_s`, one behind the other
-    concurrent   the old share trains on for `prepare_s`, then `pause_s` of stop; a newer target
-    cancels the preparation uncancelled  the same, but a preparation under way must end first; then
-    the newest target is prepared
+    stall        it takes effect at once, and `pause_s` are added to the job's own work
+    serial       it takes `pause_s`, in which the job stands still with the GPUs it has; each further
+                 target queues behind, as in a cluster that thrashes
+    concurrent   the old share trains on for `prepare_s`, then the job stands still for `pause_s`; a
+                 newer target cancels the preparation
+    uncancelled  the same, but a preparation under way must end first; then the newest is prepared
     """
 
     mode: ReconfigureMode = "stall"
@@ -213,24 +214,36 @@ def set_share(world: World, row: int, share: int) -> None:
     if whole[STARTS, row] > 0:
         world.counts[REALLOCATIONS] += 1
     else:
-        pause_s = 0.0  # nothing is there yet to be stopped
         real[FIRST_START_S, row] = now_s
     if whole[GPUS, row] == 0:
         whole[STARTS, row] += 1
         real[LAST_START_S, row] = now_s
     whole[GPUS, row] = share
     tell(world, SHARE, row, share)
-    if share == 0:
+    if mode == STALL:
+        moving_s = max(now_s, real[MOVING_S, row]) + pause_s if share > 0 else now_s
+        hold(world, row, share, moving_s)
+    elif mode == SERIAL:
+        queue_up(world, row)
+    elif share == 0:
         cancel(world, row)
         hold(world, row, ZERO, now_s)
-    elif mode == STALL:
-        hold(world, row, share, now_s + pause_s)
-    elif mode == SERIAL:
-        hold(world, row, share, max(now_s, real[MOVING_S, row]) + pause_s)
     elif mode == CONCURRENT or real[READY_S, row] == np.inf:
         cancel(world, row)
         if share != whole[HELD, row]:
             prepare(world, row)
+
+
+@kernel
+def queue_up(world: World, row: int) -> None:
+    """Put a target behind those that the job has not carried out yet; it stands still until all are."""
+    real, whole = world.jobs.real, world.jobs.whole
+    whole[PREPARING, row] = whole[GPUS, row]
+    if real[READY_S, row] < np.inf:
+        real[READY_S, row] += world.clock[PAUSE_S]
+    else:
+        real[READY_S, row] = world.clock[NOW] + world.clock[PAUSE_S]
+        hold(world, row, whole[HELD, row], np.inf)
 
 
 @kernel
@@ -240,7 +253,8 @@ def swap(world: World, row: int) -> None:
     share, before = whole[PREPARING, row], whole[HELD, row]
     if share - before > world.counts[FREE]:
         return
-    hold(world, row, share, world.clock[NOW] + (world.clock[PAUSE_S] if before > 0 else 0.0))
+    stands = before > 0 and world.counts[MODE] != SERIAL  # in `serial` it has stood still already
+    hold(world, row, share, world.clock[NOW] + (world.clock[PAUSE_S] if stands else 0.0))
     tell(world, SWAP, row, share)
     world.jobs.real[READY_S, row] = np.inf
     if share != whole[GPUS, row]:
@@ -317,7 +331,7 @@ def advance(world: World) -> bool:
     if clock[WAKE] <= now_s:
         clock[WAKE] = np.inf
         tell(world, WAKE_UP, NOBODY, ZERO)
-    if count[MODE] >= CONCURRENT:
+    if count[MODE] != STALL:
         swap_what_is_ready(world)
         look_ahead(world)
     return True
@@ -333,6 +347,6 @@ def apply_shares(world: World, shares: IntColumn, wake_at_s: float) -> None:
             if shares[k] != whole[GPUS, row] and (shares[k] > whole[GPUS, row]) == growing:
                 set_share(world, row, shares[k])
     world.clock[WAKE] = wake_at_s
-    if world.counts[MODE] >= CONCURRENT:
+    if world.counts[MODE] != STALL:
         swap_what_is_ready(world)
     look_ahead(world)

@@ -51,13 +51,13 @@ def test_what_may_not_be_preempted_keeps_what_it_holds() -> None:
 
 
 BROKEN = {
-    "more than there is": (lambda s: Allocation(np.array([3, 3])), "6 GPUs and there are 4"),
-    "more than a job can use": (lambda s: Allocation(np.array([4, 0])), "job 0 gets 4 GPUs"),
-    "a negative share": (lambda s: Allocation(np.array([-1, 1])), "gets -1"),
-    "no reason": (lambda s: Allocation(np.array([1, 0])), "job 1 gets no GPUs and is not told why"),
-    "a row too few": (lambda s: Allocation(np.array([1])), "1 shares for 2 jobs"),
-    "a list": (lambda s: Allocation([1, 1]), "shares are list"),
-    "half a GPU": (lambda s: Allocation(np.array([0.5, 1.0])), "not an int64 array"),
+    "more than there is": (lambda _: Allocation(np.array([3, 3])), "6 GPUs and there are 4"),
+    "more than a job can use": (lambda _: Allocation(np.array([4, 0])), "job 0 gets 4 GPUs"),
+    "a negative share": (lambda _: Allocation(np.array([-1, 1])), "gets -1"),
+    "no reason": (lambda _: Allocation(np.array([1, 0])), "job 1 gets no GPUs and is not told why"),
+    "a row too few": (lambda _: Allocation(np.array([1])), "1 shares for 2 jobs"),
+    "a list": (lambda _: Allocation([1, 1]), "shares are list"),
+    "half a GPU": (lambda _: Allocation(np.array([0.5, 1.0])), "not an int64 array"),
 }
 
 

@@ -42,8 +42,8 @@ def write_report(
 ) -> None:
     """Write an HTML file that compares runs; at `path` there is all of it or what was there before.
 
-    `window_s` is where the GPU timeline opens, counted from the first submission as all times in the page are;
-    by default a busy time with some thirty jobs.
+    `window_s` is where the GPU timeline opens, counted from the first submission like all times in
+    the page; by default a busy time with some thirty jobs.
     """
     page = _page(title, _payload(runs, title, window_s))
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -64,6 +64,7 @@ def _page(title: str, payload: Json) -> str:
         "title": html.escape(title),
         "style": here.joinpath("page.css").read_text("utf-8"),
         "data": embedded,
+        "charts": here.joinpath("charts.js").read_text("utf-8"),
         "script": here.joinpath("page.js").read_text("utf-8"),
     }
     template = here.joinpath("page.html").read_text("utf-8")
@@ -74,8 +75,9 @@ def _payload(runs: Sequence[Run], title: str, window_s: tuple[float, float] | No
     labels, rows = summary.labels_of(runs), summary.table_of(runs)
     plotted = runs[:PLOTTED_RUNS]
     held = [None if run.events is None else held_of(run.events, origin_s(run)) for run in plotted]
+    opened = _best_with_timeline(rows, held)
     if window_s is None:
-        window_s = _default_window(plotted, held)
+        window_s = _default_window(plotted, held, opened)
     facts = zip(runs, labels, rows, summary.best_of(runs, rows), strict=True)
     shown = [
         {
@@ -95,19 +97,21 @@ def _payload(runs: Sequence[Run], title: str, window_s: tuple[float, float] | No
         "notes": _notes(runs, labels),
         "columns": [asdict(column) for column in summary.COLUMNS],
         "runs": shown,
+        "opened": opened,
         "window_s": window_s,
     }
 
 
 def _facts(runs: Sequence[Run]) -> list[list[str]]:
     """Name and value of what the header tells."""
-    jobs, gpus = ({f(run) for run in runs} for f in (lambda r: r.trace.size, lambda r: r.gpus))
     facts = {
         "Trace": _listed([run.trace.name for run in runs]),
         "Queue": _listed([run.queue for run in runs if run.queue]),
-        "Jobs": _range(jobs),
-        "GPUs": _range(gpus),
-        "Load": _listed([f"{run.load:g}" for run in runs if run.load != 1.0]),
+        "Jobs": _range({run.trace.size for run in runs}),
+        "GPUs": _range({run.gpus for run in runs}),
+        "Load": _listed(
+            [f"{run.load:g}" for run in runs] if any(run.load != 1.0 for run in runs) else []
+        ),
         "Policies": _listed([run.policy for run in runs]),
     }
     return [[name, value] for name, value in facts.items() if value]
@@ -119,24 +123,34 @@ def _notes(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
         notes.append("Best values and ratios are among runs of one trace, queue, cluster and load.")
     if len(runs) > PLOTTED_RUNS:
         notes.append(f"The plots show the first {PLOTTED_RUNS} of {len(runs)} runs.")
-    for run, label in zip(runs, labels, strict=True):
-        if left := run.trace.size - int(run.finished.sum()):
-            notes.append(f"{label}: {left:,} of {run.trace.size:,} jobs did not finish.")
+    partial = [at for at, run in enumerate(runs) if not run.finished.all()]
+    for at in partial[:PLOTTED_RUNS]:
+        jobs, left = runs[at].trace.size, int((~runs[at].finished).sum())
+        notes.append(f"{labels[at]}: {left:,} of {jobs:,} jobs did not finish.")
+    if more := len(partial[PLOTTED_RUNS:]):
+        notes.append(f"Nor did all jobs finish in {more} other runs.")
     silent = [label for run, label in zip(runs, labels, strict=True) if run.events is None]
     if silent:
         notes.append(
-            f"No events were kept of {_listed(silent)}: no utilisation, no GPU timeline, and jobs count as "
-            "waiting until their first start only."
+            f"No events were kept of {_listed(silent)}: no utilisation, no GPU timeline, and jobs "
+            "count as waiting until their first start only."
         )
     return notes
 
 
-def _default_window(runs: Sequence[Run], held: Sequence[Held | None]) -> tuple[float, float]:
-    """Where the first run that can show a timeline is busiest."""
-    for run, changes in zip(runs, held, strict=True):
-        if changes is not None and len(changes.time_s):
-            return busiest_window(run, changes)
-    return 0.0, max(map(end_s, runs), default=0.0)
+def _best_with_timeline(rows: Sequence[summary.Row], held: Sequence[Held | None]) -> int:
+    """The run whose shares are shown first: the one with the least avg JCT that can show any."""
+    able = [at for at, changes in enumerate(held) if changes is not None and len(changes.time_s)]
+    return min(able, key=lambda at: np.nan_to_num(rows[at]["avg_jct_s"], nan=np.inf), default=0)
+
+
+def _default_window(
+    runs: Sequence[Run], held: Sequence[Held | None], opened: int
+) -> tuple[float, float]:
+    changes = held[opened] if held else None
+    if changes is None or not len(changes.time_s):
+        return 0.0, max(map(end_s, runs), default=0.0)
+    return busiest_window(runs[opened], changes)
 
 
 def _plots(run: Run, held: Held | None, window_s: tuple[float, float], runs: int) -> Json:

@@ -43,7 +43,7 @@ class OverTime(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """Who held how many GPUs from `from_s` to `to_s`: what each job holds at first, then each change."""
+    """Who holds how many GPUs from `from_s` to `to_s`: all that is held at first, then changes."""
 
     from_s: float
     to_s: float
@@ -62,13 +62,15 @@ def origin_s(run: Run) -> float:
 def held_of(events: Events, origin_s: float = 0.0) -> Held:
     """The changes of what jobs hold.
 
-    A share that must be prepared is held when it is swapped in, any other at once; so is having none.
+    Shares that are prepared are held once they are swapped in, others at once. Having none needs no
+    preparation, except where that is seen to be swapped in too.
     """
-    kind = events.kind
-    if (swapped := kind == SWAP).any():
-        takes_effect = swapped | (kind == FINISH) | ((kind == SHARE) & (events.gpus == 0))
-    else:
-        takes_effect = (kind == FINISH) | (kind == SHARE)
+    kind, none = events.kind, events.gpus == 0
+    takes_effect = (swapped := kind == SWAP) | (kind == FINISH)
+    if not swapped.any():
+        takes_effect |= kind == SHARE
+    elif not (swapped & none).any():
+        takes_effect |= (kind == SHARE) & none
     job, gpus = events.job[takes_effect], events.gpus[takes_effect]
     order = np.argsort(job, kind="stable")
     earlier = np.zeros(len(job), np.int64)
@@ -79,7 +81,7 @@ def held_of(events: Events, origin_s: float = 0.0) -> Held:
 
 
 def end_s(run: Run) -> float:
-    """When the run ends: at the last finish, or, with jobs unfinished, when something happened last."""
+    """When the run ends: at the last finish; with jobs unfinished, when something last happened."""
     known = [run.finish_s[run.finished]]
     if run.events is not None and not run.finished.all():
         known.append(run.events.time_s[run.events.kind != WAKE_UP][-1:])
@@ -134,7 +136,7 @@ def _step_means(time_s: FloatColumn, change: IntColumn | int, end_s: float) -> F
 def busiest_window(run: Run, held: Held) -> tuple[float, float]:
     """The time in which about WINDOW_JOBS jobs hold GPUs and their shares change most.
 
-    A run with too few jobs is its own window; one that always runs more at once gets a window with more.
+    A run with too few jobs is its own window; where more always run at once, a window has more.
     """
     until_s, started = end_s(run), np.isfinite(run.first_start_s)
     begin_s = np.sort(run.first_start_s[started]) - origin_s(run)
@@ -163,7 +165,7 @@ def _busy_between(held: Held, start_s: FloatColumn, stop_s: FloatColumn) -> Floa
 
 
 def timeline(run: Run, held: Held, window_s: tuple[float, float], at_most: int) -> Timeline:
-    """Who holds what in and around a window, as far as `at_most` changes reach; all of a short run."""
+    """Who holds what in and around a window, as far as `at_most` changes reach."""
     first, stop = np.searchsorted(held.time_s, window_s)
     spare = at_most - int(stop - first)
     first = max(0, int(first) - max(0, spare // 2))

@@ -24,7 +24,7 @@ class Column:
 
 
 COLUMNS: Final = (
-    Column("jobs", "Jobs", "count", "most", "Jobs that finished"),
+    Column("jobs", "Jobs", "count", "", "Jobs that finished"),
     Column("avg_jct_s", "Avg JCT", "seconds", "least", "Mean completion time: finish - submission"),
     Column("slower", "vs. best", "ratio", "", "Avg JCT over the best avg JCT in the same setting"),
     Column("p50_jct_s", "p50", "seconds", "least", "Half of the jobs complete within"),
@@ -69,67 +69,80 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
     return labels
 
 
+def comparable_of(runs: Sequence[Run]) -> list[list[int]]:
+    """The runs of each setting that can be compared: those in which all jobs finished or, if there
+    are none, those in which some did.
+    """
+    groups: dict[Setting, list[int]] = {}
+    for at, run in enumerate(runs):
+        groups.setdefault(setting_of(run), []).append(at)
+    some = [[at for at in group if runs[at].finished.any()] for group in groups.values()]
+    return [[at for at in group if runs[at].finished.all()] or group for group in some]
+
+
 def table_of(runs: Sequence[Run]) -> list[Row]:
     """The numbers of each run, one row a run."""
-    rows: list[Row] = [asdict(run.metrics()) for run in runs]
-    for members in _by_setting(runs):
-        best = min((rows[at]["avg_jct_s"] for at in members if _known(rows[at])), default=np.nan)
-        for at in members:
-            rows[at]["slower"] = rows[at]["avg_jct_s"] / best if best > 0.0 else np.nan
+    rows: list[Row] = [asdict(run.metrics()) | {"slower": np.nan} for run in runs]
+    for group in comparable_of(runs):
+        best_s = min((rows[at]["avg_jct_s"] for at in group), default=np.nan)
+        for at in group:
+            rows[at]["slower"] = rows[at]["avg_jct_s"] / best_s if best_s > 0.0 else 1.0
     return rows
 
 
 def best_of(runs: Sequence[Run], rows: Sequence[Row]) -> list[list[str]]:
-    """For each run, the columns in which no run of its setting is better and one at least is worse."""
+    """For each run, the columns in which no run it compares with is better and some are worse."""
     best: list[list[str]] = [[] for _ in runs]
-    for members in _by_setting(runs):
-        for column in COLUMNS:
-            values = [rows[at][column.key] for at in members]
-            known = [value for value in values if np.isfinite(value)]
-            if not column.best or len(set(known)) < 2:
+    for group in comparable_of(runs):
+        for column in (column for column in COLUMNS if column.best):
+            known = [rows[at][column.key] for at in group if np.isfinite(rows[at][column.key])]
+            if len(set(known)) < 2:
                 continue
             top = min(known) if column.best == "least" else max(known)
-            for at, value in zip(members, values, strict=True):
-                if value == top:
+            for at in group:
+                if rows[at][column.key] == top:
                     best[at].append(column.key)
     return best
 
 
 def finding(runs: Sequence[Run], labels: Sequence[str], rows: Sequence[Row]) -> str:
     """Say in a sentence what comparing the runs shows."""
-    known = [at for at, row in enumerate(rows) if _known(row)]
-    if not known:
+    groups = [group for group in comparable_of(runs) if group]
+    compared = [at for group in groups for at in group]
+    if not compared:
         return "No job has finished." if runs else "Nothing was run."
-    if len(known) == 1:
-        row = rows[known[0]]
+    if len(compared) == 1:
+        label, row = labels[compared[0]], rows[compared[0]]
         return (
-            f"{labels[known[0]]} finishes {row['jobs']:,} jobs in {duration(row['makespan_s'])}, "
+            f"{label} finishes {row['jobs']:,} jobs in {duration(row['makespan_s'])}, "
             f"each in {duration(row['avg_jct_s'])} on average."
         )
-    told = _comparison(
-        [runs[at] for at in known], [labels[at] for at in known], [rows[at] for at in known]
-    )
-    complete = all(runs[at].finished.all() for at in known)
+    means = [_policy_means([(runs[at].policy, rows[at]) for at in group]) for group in groups]
+    told = _comparison(means) or _extremes([(labels[at], rows[at]) for at in compared])
+    complete = all(runs[at].finished.all() for at in compared)
     return f"{told}." if complete else f"{told} (counting finished jobs only)."
 
 
-def _comparison(runs: Sequence[Run], labels: Sequence[str], rows: Sequence[Row]) -> str:
-    groups = _by_setting(runs)
-    means = [_policy_means(runs, rows, members) for members in groups]
-    if len(groups) == 1 and len(means[0]) > 1:
+def _comparison(means: Sequence[dict[str, float]]) -> str:
+    """Compare policies by their avg JCT in each setting; nothing where a setting has but one."""
+    if any(len(mean_s) < 2 for mean_s in means):
+        return ""
+    if len(means) == 1:
         return _ranking(means[0])
-    if all(len(mean) > 1 for mean in means):
-        wins = Counter(next(iter(mean)) for mean in means)
-        policy, count = wins.most_common(1)[0]
-        return (
-            f"{policy} finishes jobs soonest on average in {count} of {len(groups)} settings; "
-            f"over all, {_over_all(policy, means)}"
-        )
-    order = sorted(range(len(rows)), key=lambda at: rows[at]["avg_jct_s"])
-    first, last = order[0], order[-1]
+    wins = Counter(next(iter(mean_s)) for mean_s in means)
+    policy, count = wins.most_common(1)[0]
     return (
-        f"Jobs finish soonest with {labels[first]}, in {duration(rows[first]['avg_jct_s'])} on average, "
-        f"and latest with {labels[last]}, in {duration(rows[last]['avg_jct_s'])}"
+        f"{policy} finishes jobs soonest on average in {count} of {len(means)} settings; "
+        f"over all, {_over_all(policy, means)}"
+    )
+
+
+def _extremes(named: Sequence[tuple[str, Row]]) -> str:
+    times_s = sorted((row["avg_jct_s"], label) for label, row in named)
+    (first_s, first), (last_s, last) = times_s[0], times_s[-1]
+    return (
+        f"Jobs finish soonest with {first}, in {duration(first_s)} on average, "
+        f"and latest with {last}, in {duration(last_s)}"
     )
 
 
@@ -160,35 +173,18 @@ def _over_all(policy: str, means: Sequence[dict[str, float]]) -> str:
     return f"{ratio[slowest]:.2f}× sooner than {slowest} (geometric mean)"
 
 
-def _policy_means(
-    runs: Sequence[Run], rows: Sequence[Row], members: Sequence[int]
-) -> dict[str, float]:
+def _policy_means(named: Sequence[tuple[str, Row]]) -> dict[str, float]:
     """The mean of avg JCT of each policy over its seeds, least first."""
     seeds: dict[str, list[float]] = {}
-    for at in members:
-        seeds.setdefault(runs[at].policy, []).append(rows[at]["avg_jct_s"])
-    means = {policy: float(np.mean(values)) for policy, values in seeds.items()}
-    return dict(sorted(means.items(), key=lambda item: item[1]))
-
-
-def _by_setting(runs: Sequence[Run]) -> list[list[int]]:
-    groups: dict[Setting, list[int]] = {}
-    for at, run in enumerate(runs):
-        groups.setdefault(setting_of(run), []).append(at)
-    return list(groups.values())
-
-
-def _known(row: Row) -> bool:
-    return bool(np.isfinite(row["avg_jct_s"]))
+    for policy, row in named:
+        seeds.setdefault(policy, []).append(row["avg_jct_s"])
+    means_s = {policy: float(np.mean(values_s)) for policy, values_s in seeds.items()}
+    return dict(sorted(means_s.items(), key=lambda item: item[1]))
 
 
 def duration(seconds: float) -> str:
     """A time as people say it."""
-    for unit, size_s, from_s in (
-        ("d", 86400.0, 172800.0),
-        ("h", 3600.0, 3600.0),
-        ("min", 60.0, 60.0),
-    ):
-        if seconds >= from_s:
+    for unit, size_s in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size_s:
             return f"{seconds / size_s:,.1f} {unit}"
     return f"{seconds:.3g} s"
