@@ -168,26 +168,26 @@ class Simulation(Crowd):
 
     def set_share(self, job: Job, share: int) -> None:
         """Give a job a new share; when and at what cost it takes effect depends on the mode."""
-        now_s, mode, pause_s = self.now_s, self.mode, self.pause_s
+        now_s, mode = self.now_s, self.mode
         if not job.starts:
-            pause_s = 0.0
             job.first_start_s = now_s
         if not job.gpus:
             job.starts += 1
             job.last_start_s = now_s
         job.gpus = share
         self.log.append((now_s, SHARE, job.row, share))
-        if not share:
+        if mode == "stall":
+            moving_s = max(now_s, job.moving_s) + self.pause_s if share else now_s
+            self.hold(job, share, moving_s)
+        elif mode == "serial":
+            self.queue_up(job)
+        elif not share:
             self.cancel(job)
             self.hold(job, 0, now_s)
-        elif mode == "stall":
-            self.hold(job, share, now_s + pause_s)
-        elif mode == "serial":
-            self.hold(job, share, max(now_s, job.moving_s) + pause_s)
         elif mode == "concurrent" or job.ready_s == inf:
             self.cancel(job)
             if share != job.held:
-                self.prepare(job)
+                self.prepare(job, self.now_s + self.prepare_s)
 
     def hold(self, job: Job, gpus: int, moving_s: float) -> None:
         """Let a job train on `gpus` from `moving_s` on, and predict its end."""
@@ -200,15 +200,23 @@ class Simulation(Crowd):
         job.version += 1
         if gpus:
             job.step_s = job.model.step_s[gpus]
-            finish_s = moving_s + job.iterations * job.step_s
-            heappush(self.finishes, (finish_s, job.row, job.version))
+            if moving_s < inf:
+                finish_s = moving_s + job.iterations * job.step_s
+                heappush(self.finishes, (finish_s, job.row, job.version))
 
-    def prepare(self, job: Job) -> None:
-        """Begin to prepare the share decided last."""
-        job.preparing = job.gpus
-        job.ready_s = self.now_s + self.prepare_s
+    def prepare(self, job: Job, ready_s: float) -> None:
+        """Have the share decided last ready by then."""
+        job.preparing, job.ready_s = job.gpus, ready_s
         self.preparing[job.row] = job
-        heappush(self.prepared, (job.ready_s, job.row))
+        heappush(self.prepared, (ready_s, job.row))
+
+    def queue_up(self, job: Job) -> None:
+        """Put a target behind those not carried out yet; the job stands still until all are."""
+        if job.ready_s < inf:
+            self.prepare(job, job.ready_s + self.pause_s)
+        else:
+            self.prepare(job, self.now_s + self.pause_s)
+            self.hold(job, job.held, inf)
 
     def cancel(self, job: Job) -> None:
         """Drop a preparation, if there is one."""
@@ -226,11 +234,12 @@ class Simulation(Crowd):
                     continue
                 if share - before > self.free:
                     continue
-                self.hold(job, share, self.now_s + (self.pause_s if before else 0.0))
+                stands = before and self.mode != "serial"  # there it has stood still already
+                self.hold(job, share, self.now_s + (self.pause_s if stands else 0.0))
                 self.log.append((self.now_s, SWAP, row, share))
                 self.cancel(job)
                 if share != job.gpus:
-                    self.prepare(job)
+                    self.prepare(job, self.now_s + self.prepare_s)
 
 
 def jobs_of(trace: Trace, gpus: int, rigid: bool) -> list[Job]:

@@ -117,6 +117,8 @@ class Run:
 
 def _mean_present(start_s: FloatColumn, end_s: FloatColumn) -> FloatColumn:
     """For each stay, the mean number of stays (itself included) that are going on during it."""
+    if len(start_s) == 0:
+        return start_s
     times_s = np.concatenate((start_s, end_s))
     order = np.argsort(times_s, kind="stable")
     times_s = times_s[order]

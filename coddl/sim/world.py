@@ -277,10 +277,11 @@ def swap_what_is_ready(world: World) -> None:
 def look_ahead(world: World) -> None:
     """Find when the next job finishes or ends its preparation."""
     real, soonest_s = world.jobs.real, np.inf
+    prepares = world.counts[MODE] != STALL
     for k in range(world.counts[ACTIVE]):
         row = world.active[k]
         soonest_s = min(soonest_s, real[FINISH_S, row])
-        if real[READY_S, row] > world.clock[NOW]:  # one that is due waits for GPUs, not for time
+        if prepares and real[READY_S, row] > world.clock[NOW]:  # one that is due waits for GPUs, not for time
             soonest_s = min(soonest_s, real[READY_S, row])
     world.clock[NEXT_CHANGE] = soonest_s
 
@@ -341,11 +342,16 @@ def advance(world: World) -> bool:
 def apply_shares(world: World, shares: IntColumn, wake_at_s: float) -> None:
     """Put decided shares (by position in `active`) into effect, those that shrink first."""
     whole = world.jobs.whole
-    for growing in (False, True):
-        for k in range(world.counts[ACTIVE]):
-            row = world.active[k]
-            if shares[k] != whole[GPUS, row] and (shares[k] > whole[GPUS, row]) == growing:
-                set_share(world, row, shares[k])
+    growing, grow = np.empty(world.counts[ACTIVE], np.int64), ZERO
+    for k in range(world.counts[ACTIVE]):
+        row = world.active[k]
+        if shares[k] < whole[GPUS, row]:
+            set_share(world, row, shares[k])
+        elif shares[k] > whole[GPUS, row]:
+            growing[grow] = k
+            grow += 1
+    for i in range(grow):
+        set_share(world, world.active[growing[i]], shares[growing[i]])
     world.clock[WAKE] = wake_at_s
     if world.counts[MODE] != STALL:
         swap_what_is_ready(world)

@@ -10,7 +10,7 @@ from coddl.core.policies.tiresias import TiresiasL
 GOOD = {
     "afs-p:lease_h=2,tie=keep": AfsP(lease_h=2.0, tie="keep"),
     "tiresias-l:threshold_gpu_h=50,promote=8": TiresiasL((50.0,), 8.0),
-    "tiresias-l:threshold_gpu_h=0.5/2": TiresiasL((0.5, 2.0)),
+    "tiresias-l:threshold_gpu_h=0.5/2": TiresiasL((0.5, 2.0), 0.0),
     "tiresias-l:preset=afs": TiresiasL((50.0,), 0.0, "since-start"),
     "tiresias-l:promote=4,preset=afs": TiresiasL((50.0,), 4.0, "since-start"),
 }

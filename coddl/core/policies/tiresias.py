@@ -31,6 +31,8 @@ SLACK_S = 1e-3  # a crossing is due at the instant predicted for it, whatever th
 def queue_level(picture: Picture, row: int, params: FloatColumn, memory: FloatMatrix) -> float:
     """Move a job to the queue it belongs to now; return when it is due for another."""
     jobs, now_s = picture.jobs, picture.now_s
+    if jobs.whole[GPUS, row] == 0 and memory[row, LEVEL] == 0.0:
+        return np.inf  # it waits in the first queue, and will until it runs
     gpus = jobs.whole[GPUS_REQUESTED, row]
     executed_s = jobs.real[EXECUTED_S, row] - memory[row, OLD_EXECUTED_S]
     waited_s = now_s - jobs.real[SUBMITTED_S, row] - jobs.real[EXECUTED_S, row]
@@ -86,7 +88,7 @@ class TiresiasL:
     """
 
     threshold_gpu_h: tuple[float, ...] = (1.0,)  # queue limits; one more queue than limits
-    promote: float = 8.0  # to the first queue after waiting this many times its run time; 0: never
+    promote: float = 0.0  # to the first queue after waiting this many times its run time; 0: never
     count: Literal["total", "since-start"] = "total"  # since promotion, or since the last start
 
     rule = staticmethod(tiresias_l)

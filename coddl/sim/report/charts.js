@@ -45,6 +45,7 @@ const inUnit = {
   seconds: (v) => [duration(v, aligned), `${v} s`],
   part: (v) => [percent(v, 1, 1), `${v}`],
   hours: (v) => [short(v), `${v} h`],
+  times: (v) => [`${v.toFixed(2)}×`, `${v}`],
   ratio: (v) => [plain(v, v < 100 ? 2 : 0, v < 100 ? 2 : 0), `${v}`],
   count: (v) => [plain(v), `${v}`],
 };

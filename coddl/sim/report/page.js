@@ -6,6 +6,7 @@ plotted.forEach((run, at) => Object.assign(run, { colour: `var(--c${at % 7})`, d
 const lastEnd = Math.max(0, ...plotted.map((run) => run.end_s)) || 1;
 let opened = data.opened; // the run whose GPU timeline is shown,
 let shown = data.window_s; // and from when to when
+const when = (at) => moment(at, shown[1] - shown[0] < 3600 ? 1 : 60);
 
 // ---- lines ----
 
@@ -42,7 +43,10 @@ const CDF = {
   xTicks: logTimeTicks,
   yTicks: ticksIn((v) => percent(v, 0)),
   xText: "completion time of a job (logarithmic)",
-  curve: ({ cdf }) => cdf.jct_s.length && [[cdf.jct_s[0], ...cdf.jct_s], [0, ...cdf.part]],
+  curve: ({ cdf }) => {
+    const twice = (values) => values.flatMap((value) => [value, value]); // for a curve in steps
+    return cdf.jct_s.length && [twice(cdf.jct_s), [0, ...twice(cdf.part).slice(0, -1)]];
+  },
   domains: (drawn) => {
     const low = drawn.map(({ cdf }) => cdf.jct_s.find((jct, k) => jct > 0 && cdf.part[k] >= 0.005) ?? 1);
     const domain = [Math.min(...low), Math.max(...drawn.map(({ cdf }) => cdf.jct_s.at(-1)))];
@@ -68,7 +72,7 @@ const overTime = (key, more) => ({
     return { xDomain: [0, end], yDomain: [0, 1.06 * Math.max(...drawn.map((run) => Math.max(...run[key])), 0) || 1] };
   },
   at: (run, x) => (x > run.end_s ? null : run[key][Math.floor((x / run.end_s) * run[key].length)] ?? run[key].at(-1)),
-  heading: (x) => `at ${moment(x)}`,
+  heading: (x) => `at ${when(x)}`,
   text: short,
   describe: (run) => `mean ${short(sum(run[key]) / run[key].length)}, at most ${short(Math.max(...run[key]))}`,
   ...more,
@@ -196,7 +200,7 @@ function drawShares(box) {
   const stacked = byId("view").value === "stack";
   const most = new Set([...present].sort((one, other) => other.gpuTime - one.gpuTime).slice(0, ROWS));
   const jobs = present.filter((job) => (stacked ? job.gpuTime > 0 : most.has(job)));
-  const [from, to, first, last] = [...shown, line.from_s, line.to_s].map((at) => moment(at));
+  const [from, to, first, last] = [...shown, line.from_s, line.to_s].map(when);
   const less = jobs.length < present.length ? `, those that hold most of ${plain(present.length)}` : "";
   const part = line.from_s > 0 || line.to_s < run.end_s ? `. This file holds ${first} to ${last} of it` : "";
   const idle = line.left_out ? `, less ${count(line.left_out, "job")} that wait all that time` : "";
@@ -223,7 +227,7 @@ function tellJob(job, time) {
     job.name,
     [null, `at ${moment(time, 1)}`, early || late || (gpus ? count(gpus, "GPU") : "waiting")],
     [null, "asked for", count(job.requested, "GPU")],
-    [null, "submitted", moment(job.submitted)],
+    [null, "submitted", when(job.submitted)],
     [null, "completes in", job.finish < Infinity ? duration(job.finish - job.submitted) : "not finished"],
   ];
 }

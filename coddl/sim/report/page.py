@@ -139,9 +139,10 @@ def _notes(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
 
 
 def _best_with_timeline(rows: Sequence[summary.Row], held: Sequence[Held | None]) -> int:
-    """The run whose shares are shown first: the one with the least avg JCT that can show any."""
+    """The run whose shares are shown first: of those that can show any the best."""
     able = [at for at, changes in enumerate(held) if changes is not None and len(changes.time_s)]
-    return min(able, key=lambda at: np.nan_to_num(rows[at]["avg_jct_s"], nan=np.inf), default=0)
+    jct = {at: [rows[at][key] for key in ("slower", "avg_jct_s")] for at in able}
+    return min(able, key=lambda at: np.nan_to_num(jct[at], nan=np.inf).tolist(), default=0)
 
 
 def _default_window(

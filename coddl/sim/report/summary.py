@@ -9,7 +9,7 @@ import numpy as np
 
 from coddl.sim.run import Run
 
-Unit = Literal["seconds", "part", "hours", "ratio", "count"]
+Unit = Literal["seconds", "part", "hours", "ratio", "times", "count"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Column:
 COLUMNS: Final = (
     Column("jobs", "Jobs", "count", "", "Jobs that finished"),
     Column("avg_jct_s", "Avg JCT", "seconds", "least", "Mean completion time: finish - submission"),
-    Column("slower", "vs. best", "ratio", "", "Avg JCT over the best avg JCT in the same setting"),
+    Column("slower", "vs. best", "times", "", "Avg JCT over the best avg JCT in the same setting"),
     Column("p50_jct_s", "p50", "seconds", "least", "Half of the jobs complete within"),
     Column("p95_jct_s", "p95", "seconds", "least", "95 % of the jobs complete within"),
     Column("p99_jct_s", "p99", "seconds", "least", "99 % of the jobs complete within"),
