@@ -50,7 +50,9 @@ def with_probe(trace: Trace) -> Trace:
     head = {"curve": curve, "iterations": PROBE_ITERATIONS, "gpus_requested": 4, "gpus_min": 1}
     head |= {"gpus_max": trace.speeds.gpus_max[curve], "queue": part.queue[0], "user": 0}
     # Any: a column of each field's own type
-    columns: dict[str, Any] = {name: np.insert(getattr(part, name), 0, value) for name, value in head.items()}
+    columns: dict[str, Any] = {
+        name: np.insert(getattr(part, name), 0, value) for name, value in head.items()
+    }
     submitted_s = np.insert(part.submitted_s - part.submitted_s[0], 0, 0.0)
     return replace(part, submitted_s=submitted_s, **columns)
 

@@ -63,7 +63,7 @@ def policy_of(name: str, params: Params) -> Policy:
         "optimus": MarginalGain(by_time=True),
         "srsf": Shortest(weigh=True),
         "srtf": Shortest(weigh=False),
-        "tiresias-l": TiresiasL(limits_gpu_s, params.get("promote", 8.0), since_start),
+        "tiresias-l": TiresiasL(limits_gpu_s, params.get("promote", 0.0), since_start),
     }
     return policies[name]
 
@@ -213,7 +213,7 @@ class Simulation(Crowd):
     def queue_up(self, job: Job) -> None:
         """Put a target behind those not carried out yet; the job stands still until all are."""
         if job.ready_s < inf:
-            self.prepare(job, job.ready_s + self.pause_s)
+            self.prepare(job, max(self.now_s, job.ready_s) + self.pause_s)
         else:
             self.prepare(job, self.now_s + self.pause_s)
             self.hold(job, job.held, inf)
@@ -226,20 +226,28 @@ class Simulation(Crowd):
 
     def swap_what_is_ready(self) -> None:
         """Put prepared shares into effect for which there are GPUs, those that shrink first."""
-        for growing in (False, True):
-            for row in sorted(self.preparing):
-                job = self.preparing[row]
-                before, share = job.held, job.preparing
-                if job.ready_s > self.now_s or (share > before) != growing:
-                    continue
-                if share - before > self.free:
-                    continue
-                stands = before and self.mode != "serial"  # there it has stood still already
-                self.hold(job, share, self.now_s + (self.pause_s if stands else 0.0))
-                self.log.append((self.now_s, SWAP, row, share))
-                self.cancel(job)
-                if share != job.gpus:
-                    self.prepare(job, self.now_s + self.prepare_s)
+        swapped = True
+        while swapped:  # where preparing takes no time, a swap can make the next one ready
+            swapped = False
+            for growing in (False, True):
+                for row in sorted(self.preparing):
+                    job = self.preparing[row]
+                    grows = job.preparing > job.held
+                    if job.ready_s <= self.now_s and grows == growing:
+                        swapped = self.swap(job) or swapped
+
+    def swap(self, job: Job) -> bool:
+        """Put a prepared share into effect; False if the GPUs for it are held by others."""
+        before, share = job.held, job.preparing
+        fits = share - before <= self.free
+        if fits:
+            stands = before and self.mode != "serial"  # there it has stood still already
+            self.hold(job, share, self.now_s + (self.pause_s if stands else 0.0))
+            self.log.append((self.now_s, SWAP, job.row, share))
+            self.cancel(job)
+        if share != job.gpus:  # not what is wanted any more; one that does not fit might never do
+            self.prepare(job, self.now_s + self.prepare_s)
+        return fits
 
 
 def jobs_of(trace: Trace, gpus: int, rigid: bool) -> list[Job]:

@@ -461,7 +461,9 @@ class TiresiasL:
         self.limits_gpu_s, self.promote, self.since_start = limits_gpu_s, promote, since_start
 
     def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002
-        return job.level, job.first_start_s
+        # Within a queue those that run come first, but not as the AFS evaluation counts.
+        behind = 0.5 if not job.gpus and not self.since_start else 0.0
+        return job.level + behind, job.first_start_s
 
     def decide(self, crowd: Crowd) -> Decision:
         now_s, wake_s = crowd.now_s, inf
@@ -482,8 +484,9 @@ class TiresiasL:
             limit_s = self.limits_gpu_s[level] / gpus
             if now_s - began_s < limit_s - SLACK_S:
                 return began_s + (ceil(limit_s + late_s) if late_s > 0.0 else limit_s)
+            if level == 0:
+                job.old_waited_s = now_s - job.submitted_s - executed_s
             job.level = level + 1
-            job.old_waited_s = now_s - job.submitted_s - executed_s
         return inf
 
     def consider(self, crowd: Crowd, job: Job) -> float:

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import ONE, ZERO, kernel
+from coddl.core.compiling import ONE, ZERO, kernel, whole_number
 from coddl.core.jobs import CURVE, GPUS, GPUS_MAX, GPUS_MIN, REMAINING_ITERATIONS
 from coddl.core.snapshot import Picture
 
+NOBODY, ANY = whole_number(-1), whole_number(2**62)
 STRICT, SKIP = ONE, ZERO  # what `fill_in_order` does where a job does not fit: end, or go on
 LENGTH, COIN, KEEP = range(3)  # how a duel that gains alone do not decide is decided
 REMAINING_TIME, SPEEDUP = range(2)  # what a step gains, for `grow_by_gain`
@@ -59,15 +60,18 @@ def sink(heap: IntColumn, size: int, keys: FloatMatrix) -> None:
 
 
 @kernel
-def first_in_order(keys: FloatMatrix, wanted: BoolColumn, most: int, out: IntColumn) -> int:
-    """Put the first `most` wanted rows into `out`, in order; return how many there are.
+def first_in_order(
+    keys: FloatMatrix, need: IntColumn, largest: int, after: int, out: IntColumn, most: int
+) -> int:
+    """Put the first `most` rows, in order, into `out`: of those behind row `after` (-1: of all) that
+    need at most `largest`. Return how many there are.
 
     One pass with a heap of the best so far: for the few that fit out of thousands that wait, far
     cheaper than a sort.
     """
     size = ZERO
     for k in range(keys.shape[1]):
-        if most <= 0 or not wanted[k]:
+        if need[k] > largest or (after >= 0 and not comes_before(keys, after, k)):
             continue
         if size < most:
             push(out, size, k, keys)
@@ -90,29 +94,24 @@ def fill_in_order(
     What does not fit is skipped, or, if `strict`, ends the hand-out.
     """
     count = need.shape[0]
-    wanted = np.empty(count, np.bool_)
     order = np.empty(count, np.int64)
     for k in range(count):
-        wanted[k] = True
         out[k] = 0
+    after = NOBODY
     while free > 0:
-        # What does not fit now never will, since `free` only falls; and at most `free` rows can
-        # still be served.
-        if not strict:
-            for k in range(count):
-                if need[k] > free:
-                    wanted[k] = False
-        found = first_in_order(keys, wanted, min(free, count), order)
+        # At most `free` rows can still be served; and what does not fit now never will.
+        largest = ANY if strict else free
+        found = first_in_order(keys, need, largest, after, order, min(free, count))
         if found == 0:
             break
         for i in range(found):
             k = order[i]
-            wanted[k] = False
             if need[k] <= free:
                 out[k] = need[k]
                 free -= need[k]
             elif strict:
                 return free
+        after = order[found - 1]
     return free
 
 
@@ -204,14 +203,9 @@ def contend(picture: Picture, shares: IntColumn) -> tuple[Contenders, int]:
     are.
     """
     size = picture.rows.shape[0]
-    them = Contenders(
-        np.empty(size, np.int64),
-        np.empty(size),
-        np.empty(size),
-        np.empty(size),
-        np.empty(size),
-        np.full(1, picture.seed, np.int64),
-    )
+    whole, real = np.empty(size + 1, np.int64), np.empty((4, size))
+    them = Contenders(whole[1:], real[0], real[1], real[2], real[3], whole[:1])
+    them.coin[0] = picture.seed
     count = ZERO
     for k in range(size):
         if shares[k] > 0 and next_share(picture, k, shares[k]) > 0:
@@ -353,16 +347,19 @@ def grow_by_gain(picture: Picture, gain: int, left: int, shares: IntColumn) -> i
 
 
 @kernel
-def grant_minimum(picture: Picture, keys: FloatMatrix, shares: IntColumn) -> int:
-    """Give rows their gpus_min, in order of the keys where not all fit; return what stays."""
-    size = picture.rows.shape[0]
-    need = np.empty(size, np.int64)
-    total = 0
-    for k in range(size):
+def grant_minimum(picture: Picture, shares: IntColumn) -> int:
+    """Give every row its gpus_min; return what stays free, less than 0 if there is not enough."""
+    left = picture.gpus
+    for k in range(picture.rows.shape[0]):
+        shares[k] = picture.jobs.whole[GPUS_MIN, picture.rows[k]]
+        left -= shares[k]
+    return left
+
+
+@kernel
+def grant_minimum_in_order(picture: Picture, keys: FloatMatrix, shares: IntColumn) -> int:
+    """Give rows their gpus_min in order of the keys, skipping what does not fit; return the rest."""
+    need = shares.copy()
+    for k in range(picture.rows.shape[0]):
         need[k] = picture.jobs.whole[GPUS_MIN, picture.rows[k]]
-        total += need[k]
-    if total > picture.gpus:
-        return fill_in_order(keys, need, picture.gpus, SKIP, shares)
-    for k in range(size):
-        shares[k] = need[k]
-    return int(picture.gpus - total)
+    return fill_in_order(keys, need, picture.gpus, SKIP, shares)

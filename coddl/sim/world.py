@@ -52,6 +52,7 @@ NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S = range(CLOCKS := 5)
 (
     ARRIVED,
     ACTIVE,
+    RUNNING,
     FREE,  # GPUs nobody holds
     FINISHED,
     EVENTS,
@@ -61,7 +62,7 @@ NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S = range(CLOCKS := 5)
     SEED,
     MODE,
     DECIDE,  # 1: shares should be decided anew
-) = range(COUNTS := 11)
+) = range(COUNTS := 12)
 # What the log tells: Log.kind.
 ARRIVE, FINISH, SHARE, SWAP, WAKE_UP = map(whole_number, range(5))
 NOBODY = whole_number(-1)
@@ -74,13 +75,14 @@ MODES: Final[tuple[ReconfigureMode, ...]] = ("stall", "serial", "concurrent", "u
 
 @dataclass(frozen=True, slots=True)
 class Reconfigure:
-    """What a change of a running job's share costs.
+    """What a change of a job's share costs, its start included.
 
-    stall        it takes effect at once, and `pause_s` are added to the job's own work
+    stall        it takes effect at once, and the job stands still for `pause_s`, behind what is left
+                 of the last such pause
     serial       it takes `pause_s`, in which the job stands still with the GPUs it has; each further
                  target queues behind, as in a cluster that thrashes
-    concurrent   the old share trains on for `prepare_s`, then the job stands still for `pause_s`; a
-                 newer target cancels the preparation
+    concurrent   the old share trains on for `prepare_s`, then the job, unless it only starts, stands
+                 still for `pause_s`; a newer target cancels the preparation
     uncancelled  the same, but a preparation under way must end first; then the newest is prepared
     """
 
@@ -108,6 +110,7 @@ class World(NamedTuple):
     steps: Steps
     memory: FloatMatrix  # the policy's
     active: IntColumn  # rows in the system, in order of submission; counts[ACTIVE] of them
+    running: IntColumn  # those that hold or prepare GPUs, in that order; counts[RUNNING] of them
     clock: FloatColumn
     counts: IntColumn
     log: Log
@@ -137,12 +140,10 @@ def world_of(trace: Trace, gpus: int, reconfigure: Reconfigure, seed: int) -> Wo
     # One event can tell at most five things of each job; the log is emptied when it is half full.
     room = 10 * trace.size + 65536
     log = Log(np.empty(room), np.empty((room, 3), np.int64))
-    active = np.empty(trace.size, np.int64)
-    speeds = trace.speeds
+    active, running = np.empty((2, trace.size), np.int64)
+    speeds, jobs = trace.speeds, JobTable(real, whole)
     memory = no_memory(trace.size)
-    return World(
-        JobTable(real, whole), speeds.step_s, speeds.steps, memory, active, clock, count, log
-    )
+    return World(jobs, speeds.step_s, speeds.steps, memory, active, running, clock, count, log)
 
 
 @kernel
@@ -239,56 +240,77 @@ def queue_up(world: World, row: int) -> None:
     """Put a target behind those that the job has not carried out yet; it stands still until all are."""
     real, whole = world.jobs.real, world.jobs.whole
     whole[PREPARING, row] = whole[GPUS, row]
+    now_s, pause_s = world.clock[NOW], world.clock[PAUSE_S]
     if real[READY_S, row] < np.inf:
-        real[READY_S, row] += world.clock[PAUSE_S]
+        real[READY_S, row] = max(now_s, real[READY_S, row]) + pause_s
     else:
-        real[READY_S, row] = world.clock[NOW] + world.clock[PAUSE_S]
+        real[READY_S, row] = now_s + pause_s
         hold(world, row, whole[HELD, row], np.inf)
 
 
 @kernel
-def swap(world: World, row: int) -> None:
-    """Put a prepared share into effect, unless the GPUs for it are still held by others."""
+def swap(world: World, row: int) -> bool:
+    """Put a prepared share into effect; False if the GPUs for it are still held by others."""
     whole = world.jobs.whole
     share, before = whole[PREPARING, row], whole[HELD, row]
     if share - before > world.counts[FREE]:
-        return
+        if share != whole[GPUS, row]:
+            prepare(world, row)  # nobody wants it any more, and it might never fit
+        return False
     stands = before > 0 and world.counts[MODE] != SERIAL  # in `serial` it has stood still already
     hold(world, row, share, world.clock[NOW] + (world.clock[PAUSE_S] if stands else 0.0))
     tell(world, SWAP, row, share)
     world.jobs.real[READY_S, row] = np.inf
     if share != whole[GPUS, row]:
         prepare(world, row)
+    return True
 
 
 @kernel
 def swap_what_is_ready(world: World) -> None:
     """Swap every share whose preparation has ended, those that free GPUs first."""
-    whole = world.jobs.whole
-    for growing in (False, True):
-        for k in range(world.counts[ACTIVE]):
-            row = world.active[k]
-            grows = whole[PREPARING, row] > whole[HELD, row]
-            if world.jobs.real[READY_S, row] <= world.clock[NOW] and grows == growing:
-                swap(world, row)
+    whole, swapped = world.jobs.whole, True
+    while swapped:  # where preparing takes no time, a swap can make the next one ready
+        swapped = False
+        for growing in (False, True):
+            for i in range(world.counts[RUNNING]):
+                row = world.running[i]
+                grows = whole[PREPARING, row] > whole[HELD, row]
+                if world.jobs.real[READY_S, row] <= world.clock[NOW] and grows == growing:
+                    swapped = swap(world, row) or swapped
 
 
 @kernel
 def look_ahead(world: World) -> None:
     """Find when the next job finishes or ends its preparation."""
     real, soonest_s = world.jobs.real, np.inf
-    prepares = world.counts[MODE] != STALL
-    for k in range(world.counts[ACTIVE]):
-        row = world.active[k]
+    for i in range(world.counts[RUNNING]):
+        row = world.running[i]
         soonest_s = min(soonest_s, real[FINISH_S, row])
-        if prepares and real[READY_S, row] > world.clock[NOW]:  # one that is due waits for GPUs, not for time
+        if real[READY_S, row] > world.clock[NOW]:  # one that is due waits for GPUs, not for time
             soonest_s = min(soonest_s, real[READY_S, row])
     world.clock[NEXT_CHANGE] = soonest_s
 
 
 @kernel
+def place_of(world: World, row: int) -> int:
+    """The position of a row in `active`."""
+    low, high = ZERO, world.counts[ACTIVE]
+    while low < high:
+        middle = (low + high) // 2
+        if world.active[middle] < row:
+            low = middle + 1
+        else:
+            high = middle
+    return int(low)
+
+
+@kernel
 def finish(world: World, row: int) -> None:
     """End a job: its GPUs are free, its prediction stands as the time it ended."""
+    world.counts[ACTIVE] -= 1
+    for k in range(place_of(world, row), world.counts[ACTIVE]):
+        world.active[k] = world.active[k + 1]
     at_s = world.jobs.real[FINISH_S, row]
     cancel(world, row)
     hold(world, row, ZERO, at_s)
@@ -303,7 +325,7 @@ def finish(world: World, row: int) -> None:
 def advance(world: World) -> bool:
     """Move to the next event and let it happen; False when nothing is left to happen.
 
-    count[DECIDE] tells whether shares should be decided anew: not if only a preparation has ended.
+    counts[DECIDE] tells whether shares should be decided anew: not if only a preparation has ended.
     """
     real, clock, count = world.jobs.real, world.clock, world.counts
     total = real.shape[1]
@@ -313,22 +335,22 @@ def advance(world: World) -> bool:
         return False
     clock[NOW] = now_s
     count[EVENTS] += 1
-    before, stay = count[ACTIVE], 0
-    for k in range(before):
-        row = world.active[k]
+    before, stay = count[RUNNING], 0
+    for i in range(before):
+        row = world.running[i]
         settle(world, row)
         if real[FINISH_S, row] <= now_s:
             finish(world, row)
         else:
-            world.active[stay] = row
+            world.running[stay] = row
             stay += 1
+    count[RUNNING] = stay
     count[DECIDE] = stay < before or arrival_s <= now_s or clock[WAKE] <= now_s
     while count[ARRIVED] < total and real[SUBMITTED_S, count[ARRIVED]] <= now_s:
-        world.active[stay] = count[ARRIVED]
-        stay += 1
+        world.active[count[ACTIVE]] = count[ARRIVED]
+        count[ACTIVE] += 1
         tell(world, ARRIVE, count[ARRIVED], ZERO)
         count[ARRIVED] += 1
-    count[ACTIVE] = stay
     if clock[WAKE] <= now_s:
         clock[WAKE] = np.inf
         tell(world, WAKE_UP, NOBODY, ZERO)
@@ -341,17 +363,21 @@ def advance(world: World) -> bool:
 @kernel
 def apply_shares(world: World, shares: IntColumn, wake_at_s: float) -> None:
     """Put decided shares (by position in `active`) into effect, those that shrink first."""
-    whole = world.jobs.whole
-    growing, grow = np.empty(world.counts[ACTIVE], np.int64), ZERO
+    real, whole, runs = world.jobs.real, world.jobs.whole, 0
+    for i in range(world.counts[RUNNING]):
+        row = world.running[i]
+        share = shares[place_of(world, row)]
+        if share < whole[GPUS, row]:
+            set_share(world, row, share)
+    serial = world.counts[MODE] == SERIAL  # what shrinks to nothing gives up its GPUs later
     for k in range(world.counts[ACTIVE]):
         row = world.active[k]
-        if shares[k] < whole[GPUS, row]:
-            set_share(world, row, shares[k])
-        elif shares[k] > whole[GPUS, row]:
-            growing[grow] = k
-            grow += 1
-    for i in range(grow):
-        set_share(world, world.active[growing[i]], shares[growing[i]])
+        if shares[k] > 0 or (serial and (whole[HELD, row] > 0 or real[READY_S, row] < np.inf)):
+            if shares[k] > whole[GPUS, row]:
+                set_share(world, row, shares[k])
+            world.running[runs] = row
+            runs += 1
+    world.counts[RUNNING] = runs
     world.clock[WAKE] = wake_at_s
     if world.counts[MODE] != STALL:
         swap_what_is_ready(world)

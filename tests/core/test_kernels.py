@@ -36,15 +36,16 @@ def test_a_rule_equals_its_uncompiled_source(spec: str, snapshot: Snapshot, memo
     assert answers[0] == answers[1]
 
 
-@given(keys=KEYS, most=st.integers(0, 25), seed=st.integers(0, 99))
+@given(keys=KEYS, most=st.integers(1, 25), seed=st.integers(0, 99))
 @FEW
 def test_first_in_order_is_a_sort_cut_short(keys: FloatMatrix, most: int, seed: int) -> None:
     count = keys.shape[1]
-    wanted = np.random.default_rng(seed).random(count) < 0.7
-    out = np.empty(count, np.int64)
-    found = kernels.first_in_order(keys, wanted, min(most, count), out)
-    order = sorted(np.flatnonzero(wanted), key=lambda k: (*keys[:, k], k))
-    assert out[:found].tolist() == order[:most]
+    need = np.random.default_rng(seed).integers(1, 5, count)
+    order = sorted(range(count), key=lambda k: (*keys[:, k], k))
+    for after, behind in ((-1, order), *((k, order[at + 1 :]) for at, k in enumerate(order))):
+        out = np.empty(count, np.int64)
+        found = kernels.first_in_order(keys, need, 3, after, out, min(most, count))
+        assert out[:found].tolist() == [k for k in behind if need[k] <= 3][:most]
 
 
 @given(keys=KEYS, free=st.integers(0, 30), strict=st.booleans(), seed=st.integers(0, 99))

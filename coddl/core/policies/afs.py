@@ -16,6 +16,7 @@ from coddl.core.kernels import (
     SKIP,
     fill_in_order,
     grant_minimum,
+    grant_minimum_in_order,
     grow_by_scan,
     grow_by_tournament,
     seconds_left,
@@ -44,12 +45,13 @@ def grow(picture: Picture, params: FloatColumn, left: int, shares: IntColumn) ->
 @kernel
 def afs_l(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn) -> float:
     """The shortest get their minimum, then every further GPU goes to the winner of the duels."""
-    size = picture.rows.shape[0]
-    keys = np.empty((1, size))
-    for k in range(size):
-        row = picture.rows[k]
-        keys[0, k] = seconds_left(picture, row, picture.jobs.whole[GPUS_MIN, row])
-    left = grant_minimum(picture, keys, shares)
+    left = grant_minimum(picture, shares)
+    if left < 0:
+        keys = np.empty((1, picture.rows.shape[0]))
+        for k in range(keys.shape[1]):
+            row = picture.rows[k]
+            keys[0, k] = seconds_left(picture, row, picture.jobs.whole[GPUS_MIN, row])
+        left = grant_minimum_in_order(picture, keys, shares)
     grow(picture, params, left, shares)
     return np.inf
 

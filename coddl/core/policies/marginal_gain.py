@@ -7,7 +7,13 @@ import numpy as np
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel
-from coddl.core.kernels import REMAINING_TIME, SPEEDUP, grant_minimum, grow_by_gain
+from coddl.core.kernels import (
+    REMAINING_TIME,
+    SPEEDUP,
+    grant_minimum,
+    grant_minimum_in_order,
+    grow_by_gain,
+)
 from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
 
@@ -19,8 +25,9 @@ def marginal_gain(
     """Everyone's minimum in order of submission, then one step at a time by gain. params: [which
     gain].
     """
-    keys = np.zeros((1, picture.rows.shape[0]))
-    left = grant_minimum(picture, keys, shares)
+    left = grant_minimum(picture, shares)
+    if left < 0:
+        left = grant_minimum_in_order(picture, np.zeros((1, picture.rows.shape[0])), shares)
     grow_by_gain(picture, int(params[0]), left, shares)
     return np.inf
 

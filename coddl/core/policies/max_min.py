@@ -8,7 +8,14 @@ from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel
 from coddl.core.jobs import GPUS, LAST_START_S
-from coddl.core.kernels import first_in_order, grant_minimum, next_share
+from coddl.core.kernels import (
+    ANY,
+    NOBODY,
+    first_in_order,
+    grant_minimum,
+    grant_minimum_in_order,
+    next_share,
+)
 from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
 
@@ -22,16 +29,16 @@ def max_min(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: 
         row = picture.rows[k]
         started_s = picture.jobs.real[LAST_START_S, row]
         keys[0, k] = started_s if picture.jobs.whole[GPUS, row] > 0 else np.inf
-    left = grant_minimum(picture, keys, shares)
-    turn, holds = np.empty(size, np.int64), np.empty(size, np.bool_)
-    for k in range(size):
-        holds[k] = shares[k] > 0
-    served = first_in_order(keys, holds, size, turn)
+    left = grant_minimum(picture, shares)
+    if left < 0:
+        left = grant_minimum_in_order(picture, keys, shares)
+    turn = np.empty(size, np.int64)
+    served = first_in_order(keys, shares, ANY, NOBODY, turn, size)
     while left > 0:
         before = left
         for i in range(served):
             k = turn[i]
-            following = next_share(picture, k, shares[k])
+            following = next_share(picture, k, shares[k]) if shares[k] > 0 else 0
             added = following - shares[k]
             if following > 0 and added <= left:
                 shares[k] = following

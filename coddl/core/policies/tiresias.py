@@ -50,8 +50,9 @@ def queue_level(picture: Picture, row: int, params: FloatColumn, memory: FloatMa
             if now_s - began_s < limit_s - SLACK_S:
                 look_s = np.ceil(limit_s + late_s) if late_s > 0.0 else limit_s
                 return float(began_s + look_s)
+            if level == 0:
+                memory[row, OLD_WAITED_S] = waited_s
             memory[row, LEVEL] = level + 1
-            memory[row, OLD_WAITED_S] = waited_s
     elif params[PROMOTE] > 0.0 and memory[row, LEVEL] > 0.0:
         due_s = params[PROMOTE] * executed_s - (waited_s - memory[row, OLD_WAITED_S])
         if due_s > SLACK_S:
@@ -67,14 +68,16 @@ def tiresias_l(
 ) -> float:
     """Fill queue by queue, in order of first start."""
     jobs, size = picture.jobs, picture.rows.shape[0]
-    keys, need = np.empty((2, size)), np.empty(size, np.int64)
+    keys, need = np.empty((3, size)), np.empty(size, np.int64)
     wake_at_s = np.inf
     for k in range(size):
         row = picture.rows[k]
         need[k] = jobs.whole[GPUS_REQUESTED, row]
         wake_at_s = min(wake_at_s, queue_level(picture, row, params, memory))
         keys[0, k] = memory[row, LEVEL]
-        keys[1, k] = jobs.real[FIRST_START_S, row]
+        # A running job is not swapped for one of its queue that waits; the AFS evaluation does so.
+        keys[1, k] = params[SINCE_START] == 0.0 and jobs.whole[GPUS, row] == 0
+        keys[2, k] = jobs.real[FIRST_START_S, row]
     fill_in_order(keys, need, picture.gpus, SKIP, shares)
     return wake_at_s
 
