@@ -25,7 +25,7 @@ def whole_number(value: int) -> int:
     return cast(int, np.int64(value))
 
 
-ZERO, ONE = whole_number(0), whole_number(1)
+ZERO, ONE, TWO, THREE = (whole_number(value) for value in range(4))
 
 _PACKAGE = Path(__file__).parent.parent
 

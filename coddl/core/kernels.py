@@ -6,7 +6,7 @@ import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, ZERO, kernel, whole_number
-from coddl.core.jobs import CURVE, GPUS, GPUS_MAX, GPUS_MIN, REMAINING_ITERATIONS
+from coddl.core.jobs import CURVE, GPUS, GPUS_MAX, GPUS_MIN, LAST_START_S, REMAINING_ITERATIONS
 from coddl.core.snapshot import Picture
 
 NOBODY, ANY = whole_number(-1), whole_number(2**62)
@@ -34,65 +34,86 @@ def comes_before(keys: FloatMatrix, a: int, b: int) -> bool:
 
 
 @kernel
-def push(heap: IntColumn, size: int, row: int, keys: FloatMatrix) -> None:
-    """Add a row to a heap that has the last in order on top."""
-    at = size
-    heap[at] = row
-    while at > 0 and comes_before(keys, heap[(at - 1) // 2], heap[at]):
-        heap[at], heap[(at - 1) // 2] = heap[(at - 1) // 2], heap[at]
-        at = (at - 1) // 2
-
-
-@kernel
-def sink(heap: IntColumn, size: int, keys: FloatMatrix) -> None:
-    """Restore the heap after its top was replaced."""
-    at = 0
+def sink(heap: IntColumn, at: int, size: int, keys: FloatMatrix) -> None:
+    """Restore a heap, the last in order on top, after entry `at` was replaced."""
+    row = heap[at]
     while True:
         child = 2 * at + 1
         if child >= size:
-            return
+            break
         if child + 1 < size and comes_before(keys, heap[child], heap[child + 1]):
             child += 1
-        if not comes_before(keys, heap[at], heap[child]):
-            return
-        heap[at], heap[child] = heap[child], heap[at]
+        if not comes_before(keys, row, heap[child]):
+            break
+        heap[at] = heap[child]
         at = child
+    heap[at] = row
 
 
 @kernel
-def first_in_order(
-    keys: FloatMatrix, need: IntColumn, largest: int, after: int, out: IntColumn, most: int
-) -> int:
-    """Put the first `most` rows, in order, into `out`: of those behind row `after` (-1: of all) that
-    need at most `largest`. Return how many there are.
+def make_heap(heap: IntColumn, size: int, keys: FloatMatrix) -> None:
+    """Order the first `size` entries as a heap, the last in order on top."""
+    for at in range(size // 2 - 1, -1, -1):
+        sink(heap, at, size, keys)
 
-    One pass with a heap of the best so far: for the few that fit out of thousands that wait, far
-    cheaper than a sort.
-    """
-    size = ZERO
-    for k in range(keys.shape[1]):
-        if need[k] > largest or (after >= 0 and not comes_before(keys, after, k)):
-            continue
-        if size < most:
-            push(out, size, k, keys)
-            size += 1
-        elif keys[0, k] <= keys[0, out[0]] and comes_before(keys, k, out[0]):
-            out[0] = k
-            sink(out, size, keys)
+
+@kernel
+def sort_heap(heap: IntColumn, size: int, keys: FloatMatrix) -> None:
+    """Put a heap in order."""
     for last in range(size - 1, 0, -1):
-        out[0], out[last] = out[last], out[0]
-        sink(out, last, keys)
+        heap[0], heap[last] = heap[last], heap[0]
+        sink(heap, ZERO, last, keys)
+
+
+class Line(NamedTuple):
+    """Rows that stand in line for GPUs, by position."""
+
+    keys: FloatMatrix  # their order: by keys[0], then keys[1], …, then position
+    need: IntColumn
+    holds: BoolColumn  # whether the row holds GPUs now; says nothing about the order
+
+
+@kernel
+def line_up(levels: int, size: int) -> Line:
+    """A line to be filled in."""
+    return Line(np.empty((levels, size)), np.empty(size, np.int64), np.empty(size, np.bool_))
+
+
+@kernel
+def select_first(line: Line, largest: int, after: int, most: int, out: IntColumn) -> int:
+    """Put the first `most` rows into `out`, a heap with the last of them on top; return how many.
+
+    Only those count that need at most `largest` and come behind row `after` (-1: any). One pass
+    with a heap of the best so far: for the few that fit out of thousands that wait, far cheaper
+    than a sort. Rows that hold GPUs come first: most of them stay, and few get past them.
+    """
+    size, keys = ZERO, line.keys
+    for held in (True, False):
+        for k in range(keys.shape[1]):
+            if line.holds[k] != held or line.need[k] > largest:
+                continue
+            if after >= 0 and not comes_before(keys, after, k):
+                continue
+            if size < most:
+                out[size] = k
+                size += 1
+                if size == most:
+                    make_heap(out, size, keys)
+            elif keys[0, k] <= keys[0, out[0]] and comes_before(keys, k, out[0]):
+                out[0] = k
+                sink(out, ZERO, size, keys)
+    if size < most:
+        make_heap(out, size, keys)
     return size
 
 
 @kernel
-def fill_in_order(
-    keys: FloatMatrix, need: IntColumn, free: int, strict: int, out: IntColumn
-) -> int:
-    """Give each row its whole need in order of its keys; return what stays free.
+def fill_in_order(line: Line, free: int, strict: int, out: IntColumn) -> int:
+    """Give each row its whole need, in order; return what stays free.
 
     What does not fit is skipped, or, if `strict`, ends the hand-out.
     """
+    need = line.need
     count = need.shape[0]
     order = np.empty(count, np.int64)
     for k in range(count):
@@ -101,9 +122,15 @@ def fill_in_order(
     while free > 0:
         # At most `free` rows can still be served; and what does not fit now never will.
         largest = ANY if strict else free
-        found = first_in_order(keys, need, largest, after, order, min(free, count))
+        found = select_first(line, largest, after, min(free, count), order)
         if found == 0:
             break
+        after = order[0]
+        needed = 0
+        for i in range(found):
+            needed += need[order[i]]
+        if needed > free:  # else all are served, in whatever order
+            sort_heap(order, found, line.keys)
         for i in range(found):
             k = order[i]
             if need[k] <= free:
@@ -111,7 +138,6 @@ def fill_in_order(
                 free -= need[k]
             elif strict:
                 return free
-        after = order[found - 1]
     return free
 
 
@@ -119,6 +145,8 @@ class Contenders(NamedTuple):
     """The rows that can use another GPU, one entry each, with what a duel needs to know of them."""
 
     at: IntColumn  # position in Picture.rows
+    curve: IntColumn
+    limit: IntColumn  # the largest share it can use
     length: FloatColumn  # seconds left at the present share
     short: FloatColumn  # (p'-p)/p
     long: FloatColumn  # (p'-p)/p'
@@ -158,7 +186,9 @@ def champion_by_length(them: Contenders, start: int, count: int, champion_at: In
     champion = champion_at[start - 1] if start > 0 else ZERO
     length, short, long = them.length[champion], them.short[champion], them.long[champion]
     for x in range(start, count):
-        wins = them.short[x] > long if them.length[x] < length else them.long[x] >= short
+        shorter = them.length[x] < length
+        # No branch on who is shorter: the processor could not foretell it.
+        wins = (shorter & (them.short[x] > long)) | (~shorter & (them.long[x] >= short))
         if wins and x > 0:
             champion = x
             length, short, long = them.length[x], them.short[x], them.long[x]
@@ -186,45 +216,95 @@ def next_share(picture: Picture, k: int, share: int) -> int:
 
 
 @kernel
-def weigh(picture: Picture, them: Contenders, x: int, share: int) -> None:
-    """Bring entry x up to date for this share."""
-    row = picture.rows[them.at[x]]
-    curve = picture.jobs.whole[CURVE, row]
-    them.length[x] = seconds_left(picture, row, share)
-    them.short[x] = picture.steps.short[curve, share]
-    them.long[x] = picture.steps.long[curve, share]
-    held = picture.jobs.whole[GPUS, row]
-    them.below[x] = 1.0 - share / held if share < held else 0.0
+def largest_share(picture: Picture, k: int) -> int:
+    """The largest share that position k can use."""
+    row = picture.rows[k]
+    most = min(picture.jobs.whole[GPUS_MAX, row], picture.steps.last.shape[1] - 1)
+    return int(picture.steps.last[picture.jobs.whole[CURVE, row], most])
 
 
 @kernel
-def contend(picture: Picture, shares: IntColumn) -> tuple[Contenders, int]:
-    """Line up the rows that hold GPUs and can use more, in order of submission; say how many they
-    are.
+def grow_all(picture: Picture, left: int, shares: IntColumn) -> bool:
+    """Let all rows that hold GPUs grow as far as they can, if `left` is enough for that.
+
+    Where it is, every way of handing out GPUs one by one ends here.
     """
+    for k in range(picture.rows.shape[0]):
+        if shares[k] > 0:
+            left -= max(0, largest_share(picture, k) - shares[k])
+            if left < 0:
+                return False
+    for k in range(picture.rows.shape[0]):
+        if shares[k] > 0:
+            shares[k] = max(shares[k], largest_share(picture, k))
+    return True
+
+
+@kernel
+def weigh(picture: Picture, them: Contenders, rule: int, x: int, share: int) -> None:
+    """Bring entry x up to date for this share, as far as the rule looks at it."""
+    row, curve = picture.rows[them.at[x]], them.curve[x]
+    them.short[x] = picture.steps.short[curve, share]
+    them.long[x] = picture.steps.long[curve, share]
+    if rule == LENGTH:
+        them.length[x] = seconds_left(picture, row, share)
+    elif rule == KEEP:
+        held = picture.jobs.whole[GPUS, row]
+        them.below[x] = 1.0 - share / held if share < held else 0.0
+
+
+@kernel
+def contend(picture: Picture, rule: int, shares: IntColumn) -> tuple[Contenders, int]:
+    """Line up the rows that hold GPUs and can use more, as submitted; say how many they are."""
     size = picture.rows.shape[0]
-    whole, real = np.empty(size + 1, np.int64), np.empty((4, size))
-    them = Contenders(whole[1:], real[0], real[1], real[2], real[3], whole[:1])
-    them.coin[0] = picture.seed
+    whole, real = np.empty((4, size + 1), np.int64), np.empty((4, size))
+    coin = whole[3, :1]
+    coin[0] = picture.seed
+    them = Contenders(whole[0], whole[1], whole[2], real[0], real[1], real[2], real[3], coin)
     count = ZERO
     for k in range(size):
         if shares[k] > 0 and next_share(picture, k, shares[k]) > 0:
             them.at[count] = k
-            weigh(picture, them, count, shares[k])
+            them.curve[count] = picture.jobs.whole[CURVE, picture.rows[k]]
+            them.limit[count] = largest_share(picture, k)
+            weigh(picture, them, rule, count, shares[k])
             count += 1
     return them, count
 
 
 @kernel
-def grow_by_scan(picture: Picture, rule: int, left: int, shares: IntColumn) -> int:
-    """Hand out `left` GPUs, each to the champion of one pass over all contenders: the published
-    form.
+def promote(picture: Picture, them: Contenders, x: int, left: int, shares: IntColumn) -> int:
+    """Move entry x to its next share; return the GPUs that takes, 0 if there are not enough."""
+    k = them.at[x]
+    following = picture.steps.next[them.curve[x], shares[k]]
+    added = following - shares[k]
+    if added > left:
+        return 0
+    shares[k] = following
+    return int(added)
 
-    `shares` is by position in `picture.rows`. Returns what nobody could use. The champions up to
-    the last winner are the same in the next pass, so where no coin is flipped the pass starts
-    there.
+
+@kernel
+def leave(them: Contenders, x: int, count: int) -> None:
+    """Take entry x out of line; `count` are left."""
+    for y in range(x, count):
+        them.at[y], them.curve[y], them.limit[y] = (
+            them.at[y + 1],
+            them.curve[y + 1],
+            them.limit[y + 1],
+        )
+        them.length[y], them.below[y] = them.length[y + 1], them.below[y + 1]
+        them.short[y], them.long[y] = them.short[y + 1], them.long[y + 1]
+
+
+@kernel
+def grow_by_scan(picture: Picture, rule: int, left: int, shares: IntColumn) -> None:
+    """Hand out `left` GPUs, each to the champion of one pass over all contenders: as published.
+
+    `shares` is by position in `picture.rows`. The champions up to the last winner are the same in
+    the next pass, so where no coin is flipped the pass starts there.
     """
-    them, count = contend(picture, shares)
+    them, count = contend(picture, rule, shares)
     champion_at = np.empty(count, np.int64)
     start = ZERO
     while left > 0 and count > 0:
@@ -236,21 +316,14 @@ def grow_by_scan(picture: Picture, rule: int, left: int, shares: IntColumn) -> i
             for x in range(1, count):
                 if beats(them, rule, x, champion):
                     champion = x
-        k = them.at[champion]
-        added = next_share(picture, k, shares[k]) - shares[k]
-        fits = added <= left
-        if fits:
-            shares[k] += added
-            left -= added
-        if fits and next_share(picture, k, shares[k]) > 0:
-            weigh(picture, them, champion, shares[k])
+        added = promote(picture, them, champion, left, shares)
+        left -= added
+        share = shares[them.at[champion]]
+        if added > 0 and share < them.limit[champion]:
+            weigh(picture, them, rule, champion, share)
         else:
             count -= 1
-            for x in range(champion, count):
-                them.at[x] = them.at[x + 1]
-                them.length[x], them.below[x] = them.length[x + 1], them.below[x + 1]
-                them.short[x], them.long[x] = them.short[x + 1], them.long[x + 1]
-    return left
+            leave(them, champion, count)
 
 
 @kernel
@@ -264,12 +337,12 @@ def play(them: Contenders, rule: int, tree: IntColumn, node: int) -> None:
 
 
 @kernel
-def grow_by_tournament(picture: Picture, rule: int, left: int, shares: IntColumn) -> int:
+def grow_by_tournament(picture: Picture, rule: int, left: int, shares: IntColumn) -> None:
     """The same duels as a knock-out tree: after each GPU only the winner's path is played again.
 
     O(GPUs x log jobs). The rule is not transitive, so a few shares may differ from the scan's.
     """
-    them, count = contend(picture, shares)
+    them, count = contend(picture, rule, shares)
     leaves = 1
     while leaves < count:
         leaves *= 2
@@ -280,21 +353,17 @@ def grow_by_tournament(picture: Picture, rule: int, left: int, shares: IntColumn
         play(them, rule, tree, node)
     while left > 0 and tree[1] >= 0:
         champion = tree[1]
-        k = them.at[champion]
-        added = next_share(picture, k, shares[k]) - shares[k]
-        fits = added <= left
-        if fits:
-            shares[k] += added
-            left -= added
-        if fits and next_share(picture, k, shares[k]) > 0:
-            weigh(picture, them, champion, shares[k])
+        added = promote(picture, them, champion, left, shares)
+        left -= added
+        share = shares[them.at[champion]]
+        if added > 0 and share < them.limit[champion]:
+            weigh(picture, them, rule, champion, share)
         else:
             tree[leaves + champion] = -1
         node = (leaves + champion) // 2
         while node > 0:
             play(them, rule, tree, node)
             node //= 2
-    return left
 
 
 @kernel
@@ -327,8 +396,9 @@ def grow_by_gain(picture: Picture, gain: int, left: int, shares: IntColumn) -> i
         if shares[k] > 0 and following > 0:
             keys[0, k] = gain_of_step(picture, gain, k, shares[k], following)
             keys[1, k] = -k
-            push(heap, count, k, keys)
+            heap[count] = k
             count += 1
+    make_heap(heap, count, keys)
     while left > 0 and count > 0:
         k = heap[0]
         added = next_share(picture, k, shares[k]) - shares[k]
@@ -342,7 +412,7 @@ def grow_by_gain(picture: Picture, gain: int, left: int, shares: IntColumn) -> i
         else:
             count -= 1
             heap[0] = heap[count]
-        sink(heap, count, keys)
+        sink(heap, ZERO, count, keys)
     return left
 
 
@@ -350,6 +420,8 @@ def grow_by_gain(picture: Picture, gain: int, left: int, shares: IntColumn) -> i
 def grant_minimum(picture: Picture, shares: IntColumn) -> int:
     """Give every row its gpus_min; return what stays free, less than 0 if there is not enough."""
     left = picture.gpus
+    if picture.rows.shape[0] > left:
+        return -1  # each needs one at least
     for k in range(picture.rows.shape[0]):
         shares[k] = picture.jobs.whole[GPUS_MIN, picture.rows[k]]
         left -= shares[k]
@@ -357,9 +429,51 @@ def grant_minimum(picture: Picture, shares: IntColumn) -> int:
 
 
 @kernel
-def grant_minimum_in_order(picture: Picture, keys: FloatMatrix, shares: IntColumn) -> int:
-    """Give rows their gpus_min in order of the keys, skipping what does not fit; return the rest."""
-    need = shares.copy()
-    for k in range(picture.rows.shape[0]):
-        need[k] = picture.jobs.whole[GPUS_MIN, picture.rows[k]]
-    return fill_in_order(keys, need, picture.gpus, SKIP, shares)
+def grant_minimum_as_submitted(picture: Picture, shares: IntColumn) -> int:
+    """Give rows their gpus_min as they came, skipping misfits; return what stays free."""
+    free, size = picture.gpus, picture.rows.shape[0]
+    for k in range(size):
+        shares[k] = 0
+    for k in range(size):
+        if free == 0:
+            break
+        need = picture.jobs.whole[GPUS_MIN, picture.rows[k]]
+        if need <= free:
+            shares[k] = need
+            free -= need
+    return free
+
+
+@kernel
+def serve_running_first(picture: Picture, column: int, strict: int, shares: IntColumn) -> int:
+    """Give rows their need, first those that run, by their start, then others as they came.
+
+    The need is a column of jobs.whole. What does not fit is skipped, or, if `strict`, ends the
+    hand-out. Returns what stays free.
+    """
+    whole, size = picture.jobs.whole, picture.rows.shape[0]
+    free = picture.gpus
+    for k in range(size):
+        row = picture.rows[k]
+        shares[k] = whole[column, row] if whole[GPUS, row] > 0 else 0
+        free -= shares[k]
+    if free < 0:  # GPUs were lost: not all that run can stay
+        line = line_up(ONE, size)
+        for k in range(size):
+            row = picture.rows[k]
+            line.need[k] = whole[column, row]
+            line.holds[k] = whole[GPUS, row] > 0
+            line.keys[0, k] = picture.jobs.real[LAST_START_S, row] if line.holds[k] else np.inf
+        return fill_in_order(line, picture.gpus, strict, shares)
+    for k in range(size):
+        if free == 0:
+            break
+        need_k = whole[column, picture.rows[k]]
+        if shares[k] > 0:
+            continue
+        if need_k <= free:
+            shares[k] = need_k
+            free -= need_k
+        elif strict:
+            break
+    return free

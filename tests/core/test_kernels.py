@@ -38,14 +38,19 @@ def test_a_rule_equals_its_uncompiled_source(spec: str, snapshot: Snapshot, memo
 
 @given(keys=KEYS, most=st.integers(1, 25), seed=st.integers(0, 99))
 @FEW
-def test_first_in_order_is_a_sort_cut_short(keys: FloatMatrix, most: int, seed: int) -> None:
+def test_select_first_is_a_sort_cut_short(keys: FloatMatrix, most: int, seed: int) -> None:
     count = keys.shape[1]
-    need = np.random.default_rng(seed).integers(1, 5, count)
+    random = np.random.default_rng(seed)
+    need = random.integers(1, 5, count)
+    line = kernels.Line(keys, need, random.random(count) < 0.3)
     order = sorted(range(count), key=lambda k: (*keys[:, k], k))
     for after, behind in ((-1, order), *((k, order[at + 1 :]) for at, k in enumerate(order))):
         out = np.empty(count, np.int64)
-        found = kernels.first_in_order(keys, need, 3, after, out, min(most, count))
-        assert out[:found].tolist() == [k for k in behind if need[k] <= 3][:most]
+        found = kernels.select_first(line, 3, after, min(most, count), out)
+        want = [k for k in behind if need[k] <= 3][:most]
+        assert out[0] == want[-1] if want else found == 0
+        kernels.sort_heap(out, found, keys)
+        assert out[:found].tolist() == want
 
 
 @given(keys=KEYS, free=st.integers(0, 30), strict=st.booleans(), seed=st.integers(0, 99))
@@ -54,9 +59,11 @@ def test_fill_in_order_is_a_loop_over_a_sort(
     keys: FloatMatrix, free: int, strict: bool, seed: int
 ) -> None:
     count = keys.shape[1]
-    need = np.random.default_rng(seed).integers(1, 9, count)
+    random = np.random.default_rng(seed)
+    need = random.integers(1, 9, count)
+    line = kernels.Line(keys, need, random.random(count) < 0.3)
     out, want, left = np.empty(count, np.int64), [0] * count, free
-    stays = kernels.fill_in_order(keys, need, free, int(strict), out)
+    stays = kernels.fill_in_order(line, free, int(strict), out)
     for k in sorted(range(count), key=lambda k: (*keys[:, k], k)):
         if need[k] <= left:
             want[k], left = int(need[k]), left - int(need[k])
@@ -97,7 +104,7 @@ def test_grow_by_gain_is_a_scan_for_the_largest(snapshot: Snapshot, gain: int) -
 def test_a_scan_by_length_plays_every_duel_in_turn(snapshot: Snapshot) -> None:
     """The inner loop with its shortcuts against `beats`, entry by entry."""
     picture = snapshot.picture()
-    them, count = kernels.contend(picture, snapshot.jobs.gpus_min.copy())
+    them, count = kernels.contend(picture, kernels.LENGTH, snapshot.jobs.gpus_min.copy())
     if count == 0:
         return
     champion_at = np.empty(count, np.int64)

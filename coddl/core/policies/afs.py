@@ -7,7 +7,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import kernel
+from coddl.core.compiling import ONE, TWO, kernel
 from coddl.core.jobs import FIRST_START_S, GPUS, GPUS_MIN
 from coddl.core.kernels import (
     COIN,
@@ -16,9 +16,10 @@ from coddl.core.kernels import (
     SKIP,
     fill_in_order,
     grant_minimum,
-    grant_minimum_in_order,
+    grow_all,
     grow_by_scan,
     grow_by_tournament,
+    line_up,
     seconds_left,
 )
 from coddl.core.policies.policy import answer, parameters
@@ -34,12 +35,15 @@ LEASE_END_S, ROUNDS = range(2)  # memory of AFS-P
 
 
 @kernel
-def grow(picture: Picture, params: FloatColumn, left: int, shares: IntColumn) -> int:
+def grow(picture: Picture, params: FloatColumn, left: int, shares: IntColumn) -> None:
     """Hand out what is left by AFS duels, in the chosen form of contest."""
+    if left == 0 or grow_all(picture, left, shares):
+        return
     rule, contest = int(params[RULE]), int(params[CONTEST])
     if contest == 2 or (contest == 0 and left * picture.rows.shape[0] > SCAN_PAIRS):
-        return grow_by_tournament(picture, rule, left, shares)
-    return grow_by_scan(picture, rule, left, shares)
+        grow_by_tournament(picture, rule, left, shares)
+    else:
+        grow_by_scan(picture, rule, left, shares)
 
 
 @kernel
@@ -47,11 +51,14 @@ def afs_l(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: In
     """The shortest get their minimum, then every further GPU goes to the winner of the duels."""
     left = grant_minimum(picture, shares)
     if left < 0:
-        keys = np.empty((1, picture.rows.shape[0]))
-        for k in range(keys.shape[1]):
+        size = picture.rows.shape[0]
+        line = line_up(ONE, size)
+        for k in range(size):
             row = picture.rows[k]
-            keys[0, k] = seconds_left(picture, row, picture.jobs.whole[GPUS_MIN, row])
-        left = grant_minimum_in_order(picture, keys, shares)
+            line.need[k] = picture.jobs.whole[GPUS_MIN, row]
+            line.holds[k] = picture.jobs.whole[GPUS, row] > 0
+            line.keys[0, k] = seconds_left(picture, row, line.need[k])
+        left = fill_in_order(line, picture.gpus, SKIP, shares)
     grow(picture, params, left, shares)
     return np.inf
 
@@ -80,15 +87,14 @@ class AfsL:
 def afs_p(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn) -> float:
     """Leases in turn, and duels that need no lengths."""
     jobs, size = picture.jobs, picture.rows.shape[0]
-    keys, need, kept = np.empty((2, size)), np.empty(size, np.int64), np.zeros(size, np.int64)
-    crowded = 0
-    for k in range(size):
-        crowded += jobs.whole[GPUS_MIN, picture.rows[k]]
+    line, kept = line_up(TWO, size), np.zeros(size, np.int64)
+    crowded = grant_minimum(picture, shares) <= 0
     left = picture.gpus
     for k in range(size):
         row = picture.rows[k]
-        need[k] = jobs.whole[GPUS_MIN, row]
-        if crowded >= picture.gpus and jobs.whole[GPUS, row] > 0:
+        line.need[k] = jobs.whole[GPUS_MIN, row]
+        line.holds[k] = jobs.whole[GPUS, row] > 0
+        if crowded and jobs.whole[GPUS, row] > 0:
             if memory[row, LEASE_END_S] <= picture.now_s:
                 memory[row, ROUNDS] += 1
             elif jobs.whole[GPUS, row] <= left:
@@ -96,18 +102,18 @@ def afs_p(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: In
                 # than there is).
                 kept[k] = jobs.whole[GPUS, row]
                 left -= kept[k]
-                need[k] = picture.gpus + 1
-        keys[0, k] = memory[row, ROUNDS]
-        keys[1, k] = jobs.real[FIRST_START_S, row]
-    left = fill_in_order(keys, need, left, SKIP, shares)
+                line.need[k] = picture.gpus + 1
+        line.keys[0, k] = memory[row, ROUNDS]
+        line.keys[1, k] = jobs.real[FIRST_START_S, row]
+    left = fill_in_order(line, left, SKIP, shares)
     grow(picture, params, left, shares)
     wake_at_s = np.inf
     for k in range(size):
-        row = picture.rows[k]
-        if shares[k] > 0:
-            memory[row, LEASE_END_S] = picture.now_s + params[LEASE_S]
-        shares[k] += kept[k]
-        if shares[k] > 0:
+        if shares[k] + kept[k] > 0:
+            row = picture.rows[k]
+            if shares[k] > 0:
+                memory[row, LEASE_END_S] = picture.now_s + params[LEASE_S]
+            shares[k] += kept[k]
             wake_at_s = min(wake_at_s, memory[row, LEASE_END_S])
     return wake_at_s
 

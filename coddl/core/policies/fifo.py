@@ -7,8 +7,8 @@ import numpy as np
 from coddl.core.allocation import Allocation, because
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel
-from coddl.core.jobs import GPUS, GPUS_REQUESTED, LAST_START_S
-from coddl.core.kernels import SKIP, STRICT, fill_in_order
+from coddl.core.jobs import GPUS_REQUESTED
+from coddl.core.kernels import SKIP, STRICT, serve_running_first
 from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
 
@@ -18,15 +18,8 @@ def fifo(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: Int
     """Running jobs first, in order of their start; then the others as they came. params:
     [backfill].
     """
-    size = picture.rows.shape[0]
-    keys, need = np.empty((1, size)), np.empty(size, np.int64)
-    for k in range(size):
-        row = picture.rows[k]
-        started_s = picture.jobs.real[LAST_START_S, row]
-        keys[0, k] = started_s if picture.jobs.whole[GPUS, row] > 0 else np.inf
-        need[k] = picture.jobs.whole[GPUS_REQUESTED, row]
     strict = SKIP if params[0] != 0.0 else STRICT
-    fill_in_order(keys, need, picture.gpus, strict, shares)
+    serve_running_first(picture, GPUS_REQUESTED, strict, shares)
     return np.inf
 
 

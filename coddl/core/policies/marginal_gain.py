@@ -11,7 +11,8 @@ from coddl.core.kernels import (
     REMAINING_TIME,
     SPEEDUP,
     grant_minimum,
-    grant_minimum_in_order,
+    grant_minimum_as_submitted,
+    grow_all,
     grow_by_gain,
 )
 from coddl.core.policies.policy import answer, parameters
@@ -27,8 +28,9 @@ def marginal_gain(
     """
     left = grant_minimum(picture, shares)
     if left < 0:
-        left = grant_minimum_in_order(picture, np.zeros((1, picture.rows.shape[0])), shares)
-    grow_by_gain(picture, int(params[0]), left, shares)
+        left = grant_minimum_as_submitted(picture, shares)
+    if left > 0 and not grow_all(picture, left, shares):
+        grow_by_gain(picture, int(params[0]), left, shares)
     return np.inf
 
 

@@ -6,15 +6,18 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import kernel
-from coddl.core.jobs import GPUS, LAST_START_S
+from coddl.core.compiling import ONE, kernel
+from coddl.core.jobs import GPUS, GPUS_MIN, LAST_START_S
 from coddl.core.kernels import (
     ANY,
     NOBODY,
-    first_in_order,
-    grant_minimum,
-    grant_minimum_in_order,
+    SKIP,
+    grow_all,
+    line_up,
     next_share,
+    select_first,
+    serve_running_first,
+    sort_heap,
 )
 from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
@@ -22,21 +25,22 @@ from coddl.core.snapshot import Picture, Snapshot
 
 @kernel
 def max_min(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn) -> float:
-    """Round-robin in order of (last start, submission), one step at a time."""
+    """Round-robin in order of (start, submission), one step at a time."""
+    left = serve_running_first(picture, GPUS_MIN, SKIP, shares)
+    if left == 0 or grow_all(picture, left, shares):
+        return np.inf
     size = picture.rows.shape[0]
-    keys = np.empty((1, size))
+    line, turn = line_up(ONE, size), np.empty(size, np.int64)
     for k in range(size):
         row = picture.rows[k]
-        started_s = picture.jobs.real[LAST_START_S, row]
-        keys[0, k] = started_s if picture.jobs.whole[GPUS, row] > 0 else np.inf
-    left = grant_minimum(picture, shares)
-    if left < 0:
-        left = grant_minimum_in_order(picture, keys, shares)
-    turn = np.empty(size, np.int64)
-    served = first_in_order(keys, shares, ANY, NOBODY, turn, size)
+        line.need[k] = shares[k]
+        line.holds[k] = picture.jobs.whole[GPUS, row] > 0
+        line.keys[0, k] = picture.jobs.real[LAST_START_S, row] if line.holds[k] else np.inf
+    select_first(line, ANY, NOBODY, size, turn)
+    sort_heap(turn, size, line.keys)
     while left > 0:
         before = left
-        for i in range(served):
+        for i in range(size):
             k = turn[i]
             following = next_share(picture, k, shares[k]) if shares[k] > 0 else 0
             added = following - shares[k]

@@ -6,9 +6,9 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import kernel
-from coddl.core.jobs import GPUS_REQUESTED
-from coddl.core.kernels import SKIP, fill_in_order, seconds_left
+from coddl.core.compiling import ONE, kernel
+from coddl.core.jobs import GPUS, GPUS_REQUESTED
+from coddl.core.kernels import SKIP, fill_in_order, line_up, seconds_left
 from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
 
@@ -20,14 +20,15 @@ def shortest(
     """Fill in order of the time left at the request. params: [weigh it by the request]."""
     size = picture.rows.shape[0]
     widest = picture.step_s.shape[1] - 1
-    keys, need = np.empty((1, size)), np.empty(size, np.int64)
+    line = line_up(ONE, size)
     for k in range(size):
         row = picture.rows[k]
-        need[k] = picture.jobs.whole[GPUS_REQUESTED, row]
-        keys[0, k] = seconds_left(picture, row, min(need[k], widest))
+        line.need[k] = picture.jobs.whole[GPUS_REQUESTED, row]
+        line.holds[k] = picture.jobs.whole[GPUS, row] > 0
+        line.keys[0, k] = seconds_left(picture, row, min(line.need[k], widest))
         if params[0] != 0.0:
-            keys[0, k] *= need[k]
-    fill_in_order(keys, need, picture.gpus, SKIP, shares)
+            line.keys[0, k] *= line.need[k]
+    fill_in_order(line, picture.gpus, SKIP, shares)
     return np.inf
 
 

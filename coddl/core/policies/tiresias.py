@@ -9,7 +9,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import kernel
+from coddl.core.compiling import THREE, kernel
 from coddl.core.jobs import (
     EXECUTED_S,
     FIRST_START_S,
@@ -18,7 +18,7 @@ from coddl.core.jobs import (
     LAST_START_S,
     SUBMITTED_S,
 )
-from coddl.core.kernels import SKIP, fill_in_order
+from coddl.core.kernels import SKIP, fill_in_order, line_up
 from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
 
@@ -68,17 +68,18 @@ def tiresias_l(
 ) -> float:
     """Fill queue by queue, in order of first start."""
     jobs, size = picture.jobs, picture.rows.shape[0]
-    keys, need = np.empty((3, size)), np.empty(size, np.int64)
+    line = line_up(THREE, size)
     wake_at_s = np.inf
     for k in range(size):
         row = picture.rows[k]
-        need[k] = jobs.whole[GPUS_REQUESTED, row]
+        line.need[k] = jobs.whole[GPUS_REQUESTED, row]
+        line.holds[k] = jobs.whole[GPUS, row] > 0
         wake_at_s = min(wake_at_s, queue_level(picture, row, params, memory))
-        keys[0, k] = memory[row, LEVEL]
+        line.keys[0, k] = memory[row, LEVEL]
         # A running job is not swapped for one of its queue that waits; the AFS evaluation does so.
-        keys[1, k] = params[SINCE_START] == 0.0 and jobs.whole[GPUS, row] == 0
-        keys[2, k] = jobs.real[FIRST_START_S, row]
-    fill_in_order(keys, need, picture.gpus, SKIP, shares)
+        line.keys[1, k] = params[SINCE_START] == 0.0 and not line.holds[k]
+        line.keys[2, k] = jobs.real[FIRST_START_S, row]
+    fill_in_order(line, picture.gpus, SKIP, shares)
     return wake_at_s
 
 

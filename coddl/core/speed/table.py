@@ -19,6 +19,7 @@ class Steps(NamedTuple):
     """
 
     next: IntMatrix  # 0: no larger share is faster
+    last: IntMatrix  # the largest one worth holding that is not larger
     short: FloatMatrix
     long: FloatMatrix
 
@@ -37,6 +38,11 @@ def fill_steps(step_s: FloatMatrix, useful: BoolMatrix, steps: Steps) -> None:
                 steps.long[curve, share] = (then - now) / then / (following - share)
             if useful[curve, share]:
                 following = share
+        largest = 0
+        for share in range(width):
+            if useful[curve, share]:
+                largest = share
+            steps.last[curve, share] = largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +68,8 @@ class Speeds:
     def steps(self) -> Steps:
         """The next share and its gains, for the policies that hand out GPUs one by one."""
         shape = self.step_s.shape
-        steps = Steps(np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape))
+        shares = np.zeros((2, *shape), np.int64)
+        steps = Steps(shares[0], shares[1], np.zeros(shape), np.zeros(shape))
         fill_steps(self.step_s, self.useful, steps)
         return steps
 
