@@ -1,8 +1,8 @@
 """An event loop in plain Python: what the compiled simulator must reproduce bit by bit, and beat.
 
 It shares no code with it. It is written as one would write a good simulator without a compiler: a
-heap of predicted finishes, from which an entry is dropped when it turns out to be void; jobs that
-do nothing but wait cost nothing; curves as lists. The arithmetic, and the order of whatever is
+heap of predicted finishes, from which an entry is dropped when it turns out to be void; curves as
+lists. The arithmetic, and the order of whatever is
 logged, is that of `coddl.sim.world`, so two event lists can be compared with `==`. How long it
 takes is the reference that the compiled loop's speed is told against.
 """
@@ -25,6 +25,7 @@ from tests.oracle_policies import (
     MarginalGain,
     MaxMin,
     Model,
+    Rank,
     Shortest,
     TiresiasL,
 )
@@ -41,8 +42,9 @@ class Policy(Protocol):
 
     rigid: bool  # a job's need is its request, else gpus_min
 
-    def rank(self, job: Job, now_s: float) -> tuple[float, float]:
-        """Its place in line; ties go to the job submitted first."""
+    @property
+    def rank(self) -> Rank:
+        """A job's place in line; ties go to the job submitted first."""
 
     def decide(self, crowd: Crowd) -> Decision:
         """Set `share` of every job that gets GPUs; return those jobs."""

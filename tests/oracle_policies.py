@@ -1,13 +1,12 @@
 """The scheduling rules of the oracle, in plain Python: see `tests.oracle`.
 
-Nothing here is shared with the compiled kernels but what they promise. Jobs that wait are kept in a
-list sorted by the policy's own order, since a waiting job's place changes only with its own state:
-a decision merges the running jobs into it and stops when nothing is free.
+Nothing here is shared with the compiled kernels but what they promise. Each decision sorts the jobs
+by the policy's order where there is not enough for all, and hands out GPUs until none is free.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace, merge
 from itertools import chain
 from math import ceil, inf
@@ -19,8 +18,7 @@ BY_START: Final = attrgetter("last_start_s", "row")
 SCAN_PAIRS: Final = 4_000_000  # AFS: "auto" plays a tournament where a scan would compare more
 SLACK_S: Final = 1e-3  # Tiresias: a crossing is due at the instant predicted for it
 
-Place: TypeAlias = "tuple[float, float, int, Job]"  # two keys, then the row, which makes it unique
-Rank: TypeAlias = "Callable[[Job, float], tuple[float, float]]"
+Rank: TypeAlias = "Callable[[Job, float], tuple[float, float]] | None"  # None: as submitted
 Decision: TypeAlias = "tuple[list[Job], float]"  # who holds GPUs, by row; when to ask again
 
 
@@ -77,7 +75,6 @@ class Job:
     level: int = 0  # Tiresias: its queue, and where the counters of time started from
     old_executed_s: float = 0.0
     old_waited_s: float = 0.0
-    place: Place = field(init=False)  # in the line, while it waits
 
     def left(self, now_s: float) -> float:
         """Iterations left to do."""
@@ -102,31 +99,33 @@ class Crowd:
         self.now_s = 0.0
         self.needed = 0  # by all together
         self.running: list[Job] = []  # by row
-        self.waiting: list[Place] = []  # by the policy's order
+        self.waiting: list[Job] = []  # by row
 
     def enqueue(self, job: Job) -> None:
         """Put a job in line."""
-        job.place = (*self.rank(job, self.now_s), job.row, job)
-        insort(self.waiting, job.place)
+        insort(self.waiting, job, key=BY_ROW)
 
     def dequeue(self, job: Job) -> None:
         """Take a job out of line."""
-        del self.waiting[bisect_left(self.waiting, job.place)]
+        del self.waiting[bisect_left(self.waiting, job.row, key=BY_ROW)]
 
-    def in_order(self, running: Iterable[Job]) -> Iterator[Place]:
+    def in_order(self, running: list[Job]) -> Iterable[Job]:
         """The waiting jobs and these running ones, in the policy's order."""
         rank, now_s = self.rank, self.now_s
-        return merge(sorted((*rank(job, now_s), job.row, job) for job in running), self.waiting)
+        if rank is None:
+            return merge(running, self.waiting, key=BY_ROW)
+        places = [(*rank(job, now_s), job.row, job) for job in chain(running, self.waiting)]
+        return [place[3] for place in sorted(places)]
 
     def minimum(self) -> tuple[list[Job], int]:
         """Give jobs their need in the policy's order; say what stays free."""
         if self.needed > self.gpus:
-            return fill(jobs_of(self.in_order(self.running)), self.gpus)
+            return fill(self.in_order(self.running), self.gpus)
         return self.everyone()
 
     def everyone(self) -> tuple[list[Job], int]:
         """Give every job its need; say what stays free."""
-        granted = self.running + [place[3] for place in self.waiting]
+        granted = self.running + self.waiting
         for job in granted:
             job.share = job.need
         granted.sort(key=BY_ROW)
@@ -151,15 +150,10 @@ def fill(jobs: Iterable[Job], free: int, strict: bool = False) -> tuple[list[Job
     return granted, free
 
 
-def jobs_of(places: Iterable[Place]) -> Iterator[Job]:
-    return (place[3] for place in places)
-
-
 class Arrival:
     """In order of submission."""
 
-    def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002
-        return 0.0, 0.0
+    rank = None
 
 
 class Fifo(Arrival):
@@ -171,7 +165,7 @@ class Fifo(Arrival):
         self.strict = strict
 
     def decide(self, crowd: Crowd) -> Decision:
-        order = chain(crowd.running, jobs_of(crowd.waiting))
+        order = chain(crowd.running, crowd.waiting)
         return fill(order, crowd.gpus, self.strict)[0], inf
 
 
@@ -198,7 +192,7 @@ class MaxMin(Arrival):
 
     def decide(self, crowd: Crowd) -> Decision:
         turn = sorted(crowd.running, key=BY_START)
-        granted, left = fill(chain(turn, jobs_of(crowd.waiting)), crowd.gpus)
+        granted, left = fill(chain(turn, crowd.waiting), crowd.gpus)
         turn += [job for job in granted if not job.gpus]
         while left > 0 and turn:
             again = []
@@ -443,7 +437,7 @@ class AfsP:
                 else:
                     job.rounds += 1
                     expired.append(job)
-            granted, left = fill(jobs_of(crowd.in_order(expired)), left)
+            granted, left = fill(crowd.in_order(expired), left)
         grow(crowd, granted, left, self.how)
         for job in granted:
             job.lease_end_s = now_s + self.lease_s
@@ -470,8 +464,9 @@ class TiresiasL:
         for job in crowd.running:
             wake_s = min(wake_s, self.demote(job, now_s))
         if self.promote > 0.0:
-            for place in crowd.waiting[bisect_left(crowd.waiting, (1,)) :]:  # not in the first
-                wake_s = min(wake_s, self.consider(crowd, place[3]))
+            for job in crowd.waiting:
+                if job.level:
+                    wake_s = min(wake_s, self.consider(job, now_s))
         return crowd.minimum()[0], wake_s
 
     def demote(self, job: Job, now_s: float) -> float:
@@ -489,14 +484,12 @@ class TiresiasL:
             job.level = level + 1
         return inf
 
-    def consider(self, crowd: Crowd, job: Job) -> float:
+    def consider(self, job: Job, now_s: float) -> float:
         """Move a job that waits for long to the first queue; else say when that is due."""
-        executed_s = job.executed(crowd.now_s)
-        waited_s = crowd.now_s - job.submitted_s - executed_s
+        executed_s = job.executed(now_s)
+        waited_s = now_s - job.submitted_s - executed_s
         due_s = self.promote * (executed_s - job.old_executed_s) - (waited_s - job.old_waited_s)
         if due_s > SLACK_S:
-            return crowd.now_s + due_s
-        crowd.dequeue(job)
+            return now_s + due_s
         job.level, job.old_executed_s = 0, executed_s
-        crowd.enqueue(job)
         return inf

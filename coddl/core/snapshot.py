@@ -56,6 +56,9 @@ class Snapshot:
 
     def picture(self) -> Picture:
         """The same, for a kernel."""
+        assert self.jobs.gpus_min.max(initial=0) < self.speeds.step_s.shape[1], (
+            "a share off the table"
+        )
         return Picture(
             self.jobs,
             np.arange(self.jobs.size),

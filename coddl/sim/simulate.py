@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from coddl.core.cluster import Cluster
+from coddl.core.errors import UserError
 from coddl.core.policies.policy import Policy, RulePolicy
 from coddl.core.scheduler import Scheduler
 from coddl.sim.compiled import RULES, run_compiled
@@ -31,6 +32,7 @@ from coddl.traces.trace import Trace
 
 CHUNK = 20_000  # events between two looks at progress and at Ctrl-C
 STEPS = 500  # the same, for a policy in plain Python
+PATIENCE = 2_000_000  # events in which not one job finishes, before a run is given up
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +81,18 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
     world = world_of(case.trace, case.gpus, case.reconfigure, case.seed)
     next_chunk = chunks_of(case, world, step_by_step)
     kept: list[Events] = []
-    started_s, goes_on, told = time.perf_counter(), True, 0
+    started_s, goes_on, told, still_at = time.perf_counter(), True, 0, 0
     while goes_on and not watch.stop.is_set():
         goes_on = next_chunk()
         if case.keep_events:
             kept.append(_events(world))
         world.counts[LOGGED] = 0
-        watch.progress(int(world.counts[FINISHED]) - told)
-        told = int(world.counts[FINISHED])
+        done, events = int(world.counts[FINISHED]), int(world.counts[EVENTS])
+        watch.progress(done - told)
+        if done > told:
+            told, still_at = done, events
+        elif events - still_at > PATIENCE:
+            raise _thrashing(case, events - still_at, case.trace.size - done)
     jobs = world.jobs
     done = jobs.remaining_iterations == 0.0
     return Run(
@@ -141,6 +147,15 @@ def run_cases(cases: Sequence[Case], watch: Watch | None = None) -> list[Run]:
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _thrashing(case: Case, events: int, jobs: int) -> UserError:
+    return UserError(
+        f"{case.label} on {case.gpus} GPUs does not come to an end",
+        f"in the last {events:,} events none of {jobs:,} jobs finished: they are resized or put "
+        "off sooner than they can begin to train",
+        "a longer lease_h or threshold_gpu_h, or a cheaper --reconfigure",
+    )
 
 
 def _events(world: World) -> Events:

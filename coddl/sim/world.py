@@ -77,12 +77,12 @@ MODES: Final[tuple[ReconfigureMode, ...]] = ("stall", "serial", "concurrent", "u
 class Reconfigure:
     """What a change of a job's share costs, its start included.
 
-    stall        it takes effect at once, and the job stands still for `pause_s`, behind what is left
-                 of the last such pause
-    serial       it takes `pause_s`, in which the job stands still with the GPUs it has; each further
-                 target queues behind, as in a cluster that thrashes
-    concurrent   the old share trains on for `prepare_s`, then the job, unless it only starts, stands
-                 still for `pause_s`; a newer target cancels the preparation
+    stall        it takes effect at once, and the job stands still for `pause_s`, behind what is
+                 left of the last such pause
+    serial       it takes `pause_s`, in which the job stands still with the GPUs it has; each
+                 further target queues behind, as in a cluster that thrashes
+    concurrent   the old share trains on for `prepare_s`, then the job, unless it only starts,
+                 stands still for `pause_s`; a newer target cancels the preparation
     uncancelled  the same, but a preparation under way must end first; then the newest is prepared
     """
 
@@ -142,6 +142,7 @@ def world_of(trace: Trace, gpus: int, reconfigure: Reconfigure, seed: int) -> Wo
     log = Log(np.empty(room), np.empty((room, 3), np.int64))
     active, running = np.empty((2, trace.size), np.int64)
     speeds, jobs = trace.speeds, JobTable(real, whole)
+    assert trace.gpus_min.max(initial=0) < speeds.step_s.shape[1], "a share off the table"
     memory = no_memory(trace.size)
     return World(jobs, speeds.step_s, speeds.steps, memory, active, running, clock, count, log)
 
@@ -237,7 +238,7 @@ def set_share(world: World, row: int, share: int) -> None:
 
 @kernel
 def queue_up(world: World, row: int) -> None:
-    """Put a target behind those that the job has not carried out yet; it stands still until all are."""
+    """Put a target behind those not carried out yet; the job stands still until all are."""
     real, whole = world.jobs.real, world.jobs.whole
     whole[PREPARING, row] = whole[GPUS, row]
     now_s, pause_s = world.clock[NOW], world.clock[PAUSE_S]

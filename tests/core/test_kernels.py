@@ -14,8 +14,8 @@ from coddl.testing import snapshots, twin
 
 FEW = settings(max_examples=150, deadline=None)
 SPECS = ("afs-l:contest=scan", "afs-l:contest=tournament", "afs-p:contest=scan", "afs-p:tie=keep",
-         "afs-p:contest=tournament", "fifo", "fifo:backfill=true", "max-min", "max-speedup", "optimus",
-         "srsf", "srtf", "tiresias-l", "tiresias-l:preset=afs",
+         "afs-p:contest=tournament", "fifo", "fifo:backfill=true", "max-min", "max-speedup",
+         "optimus", "srsf", "srtf", "tiresias-l", "tiresias-l:preset=afs",
          "tiresias-l:threshold_gpu_h=0.01/0.1,promote=1")  # fmt: skip
 KEYS = st.integers(0, 20).flatmap(
     lambda n: arrays(np.float64, (2, n), elements=st.sampled_from([0.0, 1.0, 2.0, np.inf]))
@@ -41,8 +41,8 @@ def test_a_rule_equals_its_uncompiled_source(spec: str, snapshot: Snapshot, memo
 def test_select_first_is_a_sort_cut_short(keys: FloatMatrix, most: int, seed: int) -> None:
     count = keys.shape[1]
     random = np.random.default_rng(seed)
-    need = random.integers(1, 5, count)
-    line = kernels.Line(keys, need, random.random(count) < 0.3)
+    need = random.integers(1, 5, (count,))
+    line = kernels.Line(keys, need, random.random((count,)) < 0.3)
     order = sorted(range(count), key=lambda k: (*keys[:, k], k))
     for after, behind in ((-1, order), *((k, order[at + 1 :]) for at, k in enumerate(order))):
         out = np.empty(count, np.int64)
@@ -60,8 +60,8 @@ def test_fill_in_order_is_a_loop_over_a_sort(
 ) -> None:
     count = keys.shape[1]
     random = np.random.default_rng(seed)
-    need = random.integers(1, 9, count)
-    line = kernels.Line(keys, need, random.random(count) < 0.3)
+    need = random.integers(1, 9, (count,))
+    line = kernels.Line(keys, need, random.random((count,)) < 0.3)
     out, want, left = np.empty(count, np.int64), [0] * count, free
     stays = kernels.fill_in_order(line, free, int(strict), out)
     for k in sorted(range(count), key=lambda k: (*keys[:, k], k)):

@@ -32,7 +32,9 @@ AFS_L = {
     "the better scaler gets the spare": Case(
         4, [job("a", scales=0.2), job("b", scales=0.9)], {"a": 1, "b": 3}
     ),
-    "of equals the shorter one is served": Case(3, [job("a", left=9), job("b", left=5)], {"a": 1, "b": 2}),
+    "of equals the shorter one is served": Case(
+        3, [job("a", left=9), job("b", left=5)], {"a": 1, "b": 2}
+    ),
     "under overload the shortest run": Case(
         2, [job("a", left=3), job("b", left=1), job("c", left=2)], {"a": 0, "b": 1, "c": 1}
     ),
@@ -45,7 +47,9 @@ AFS_L = {
     "growth jumps over a share that does not help": Case(
         3, [job("a", 1, 3, step_s=(1.0, 1.0, 0.4))], {"a": 3}
     ),
-    "a jump that does not fit is not made": Case(2, [job("a", 1, 3, step_s=(1.0, 1.0, 0.4))], {"a": 1}),
+    "a jump that does not fit is not made": Case(
+        2, [job("a", 1, 3, step_s=(1.0, 1.0, 0.4))], {"a": 1}
+    ),
     "an unknown length counts as endless": Case(
         1, [job("a", left=float("nan")), job("b", left=1e9)], {"a": 0, "b": 1}
     ),
@@ -56,7 +60,8 @@ RIGID = {
         {"a": 0, "b": 4, "c": 0}, "srtf",
     ),
     "srtf backfills": Case(
-        4, [job("a", requested=3, left=1), job("b", requested=4, left=2), job("c", requested=1, left=99)],
+        4,
+        [job("a", requested=3, left=1), job("b", left=2), job("c", requested=1, left=99)],
         {"a": 3, "b": 0, "c": 1}, "srtf",
     ),
     "srsf weighs length by the request": Case(
@@ -90,12 +95,15 @@ SHARING = {
     "max-min fills what a small job leaves": Case(
         8, [job("a", 1, 2), job("b", 1, 8)], {"a": 2, "b": 6}, "max-min"
     ),
-    "max-min serves who runs first": Case(1, [job("a"), job("b", holds=1)], {"a": 0, "b": 1}, "max-min"),
+    "max-min serves who runs first": Case(
+        1, [job("a"), job("b", holds=1)], {"a": 0, "b": 1}, "max-min"
+    ),
     "optimus favours the long job": Case(
         5, [job("a", left=10), job("b", left=1000)], {"a": 1, "b": 4}, "optimus"
     ),
     "max-speedup ignores length": Case(
-        5, [job("a", left=10, scales=0.9), job("b", left=1000, scales=0.5)], {"a": 4, "b": 1}, "max-speedup",
+        5, [job("a", left=10, scales=0.9), job("b", left=1000, scales=0.5)],
+        {"a": 4, "b": 1}, "max-speedup",
     ),
     "afs-p needs no length to see that one scales": Case(
         5, [job("a", scales=0.05), job("b")], {"a": 1, "b": 4}, "afs-p"
@@ -121,14 +129,15 @@ def test_sharing(case: Case) -> None:
     assert case.got == case.want
 
 
-# The published code's shares (shared/spec/schedulers.md, 1.6): model:iterations, GPUs, shares by policy.
+# The published code's shares (shared/spec/schedulers.md, 1.6): model:iterations, GPUs, by policy.
 MODELS = {"res50": "resnet50", "vgg": "vgg16", "inc4": "inception4", "ds2": "deepspeech2",
           "chat": "chatbot", "trans": "transformer", "video": "videoprediction"}  # fmt: skip
 VECTORS = {
     "A": ("res50:10000 vgg:10000", 8,
           {"afs-l": "4,4", "optimus": "4,4", "max-min": "4,4"}, {"4,4"}),
     "C": ("inc4:1000 ds2:1000 chat:1000", 16,
-          {"afs-l": "10,2,4", "optimus": "12,2,2", "max-min": "6,6,4"}, {"10,2,4", "11,2,3", "12,2,2"}),
+          {"afs-l": "10,2,4", "optimus": "12,2,2", "max-min": "6,6,4"},
+          {"10,2,4", "11,2,3", "12,2,2"}),
     "E": ("inc4:100 res50:100000 trans:5000 dcgan:200000 video:3000", 64,
           {"afs-l": "20,12,16,8,8", "optimus": "4,20,16,20,4", "max-min": "13,13,13,13,12"},
           {"20,12,16,8,8"}),

@@ -56,7 +56,7 @@ BROKEN = {
     "a negative share": (lambda _: Allocation(np.array([-1, 1])), "gets -1"),
     "no reason": (lambda _: Allocation(np.array([1, 0])), "job 1 gets no GPUs and is not told why"),
     "a row too few": (lambda _: Allocation(np.array([1])), "1 shares for 2 jobs"),
-    "a list": (lambda _: Allocation([1, 1]), "shares are list"),
+    "a list": (lambda _: Allocation([1, 1]), "shares are list"),  # type: ignore[arg-type]
     "half a GPU": (lambda _: Allocation(np.array([0.5, 1.0])), "not an int64 array"),
 }
 

@@ -1,5 +1,6 @@
 """Three ways to simulate, one story: compiled loop, step-by-step loop, plain-Python oracle."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from coddl.traces.make import poisson
 from coddl.traces.trace import Trace
 from tests import oracle
 
-POLICIES = {
+POLICIES: Mapping[str, oracle.Params] = {
     "afs-l": {},
     "afs-p": {},
     "afs-p:tie=keep,lease_h=0.1": {"tie": "keep", "lease_h": 0.1},

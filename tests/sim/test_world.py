@@ -8,6 +8,7 @@ import pytest
 
 import coddl
 from coddl.core.allocation import Allocation, because
+from coddl.core.errors import UserError
 from coddl.core.policies.policy import Policy
 from coddl.core.snapshot import Snapshot
 from coddl.sim.run import Run
@@ -18,7 +19,7 @@ from coddl.traces.trace import Trace
 
 
 def trace_of(jobs: Sequence[tuple[float, float]], most: int = 4) -> Trace:
-    """Jobs (submitted, iterations) of one model that scales linearly, one iteration a GPU-second."""
+    """Jobs (submitted, iterations) of a model that does one iteration a GPU-second."""
     speeds = speeds_from([[1.0 / gpus for gpus in range(1, most + 1)]])
     submitted_s, iterations = map(np.array, zip(*jobs, strict=True))
     ones, zeros = np.ones(len(jobs), np.int64), np.zeros(len(jobs), np.int64)
@@ -37,7 +38,7 @@ def trace_of(jobs: Sequence[tuple[float, float]], most: int = 4) -> Trace:
 
 
 def scripted(shares: Sequence[Sequence[int]]) -> Policy:
-    """A policy that gives these shares, decision after decision, by job id; the last ones for good."""
+    """A policy that gives these shares by job id, decision after decision; the last for good."""
     left = [list(row) for row in shares]
 
     def decide(snapshot: Snapshot) -> Allocation:
@@ -57,7 +58,7 @@ def run(
     return run_case(case, replace(watch, progress=lambda done: watch.stop.set() if done else None))
 
 
-# A job with 100 iterations; the second and third, which never get GPUs, make the policy decide again.
+# A job with 100 iterations; two others, which never get GPUs, make the policy decide again.
 JOBS = [(0, 100), (10, 1e6), (12, 1e6)]
 
 
@@ -148,3 +149,12 @@ def test_a_cost_of_nothing_changes_nothing(mode: str) -> None:
 def _events(run: Run) -> list[tuple[float, int, int, int]]:
     assert run.events is not None
     return list(zip(*(column.tolist() for column in run.events), strict=True))
+
+
+def test_a_run_that_cannot_end_is_given_up_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that ends before a share is prepared: nobody ever trains."""
+    monkeypatch.setattr("coddl.sim.simulate.PATIENCE", 10_000)
+    with pytest.raises(UserError) as raised:
+        coddl.simulate("tiresias", "afs-p:lease_h=0.05", gpus=32, reconfigure="concurrent:300,1")
+    assert "none of" in raised.value.because
+    assert "lease_h" in raised.value.try_
