@@ -44,7 +44,7 @@ def span(node: ast.stmt) -> int:
 def positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Count the arguments a caller gives by position; a kernel may take any number of columns."""
     decorators = {ast.unparse(d).split("(")[0].split(".")[-1] for d in function.decorator_list}
-    if "kernel" in decorators:
+    if {"kernel", "part"} & decorators:
         return 0
     names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
     return len(names) - (names[:1] in (["self"], ["cls"]))

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
@@ -31,9 +31,7 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: the user's cache folder, one subfolder per state of the
-    sources.
-    """
+    """Where compiled kernels are kept: the user's cache folder, one part per state of the sources."""
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     elif sys.platform == "win32":
@@ -59,12 +57,28 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
     The lock of the interpreter is released while it runs, so runs of one process use all cores.
     """
-    # numba reads the folder from its configuration at this moment only; other users of numba keep
-    # theirs.
+    # numba reads the folder from its configuration at this moment only; other users keep theirs.
     before = getattr(config, "CACHE_DIR", "")
     setattr(config, "CACHE_DIR", _CACHE)  # noqa: B010 (the module's stub lacks it)
     try:
-        compiled: Callable[P, R] = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        return _compiled(function, cache=True)
+    except RuntimeError:  # nowhere to write: compile anew in every run
+        return _compiled(function)
     finally:
         setattr(config, "CACHE_DIR", before)  # noqa: B010
+
+
+def part(function: Callable[P, R]) -> Callable[P, R]:
+    """A part of kernels: compiled into those that call it, and not to be called from Python.
+
+    What would make it callable from there takes as long to compile as all the rest.
+    """
+    return _compiled(function, no_cpython_wrapper=True)
+
+
+def _compiled(function: Callable[P, R], **options: bool) -> Callable[P, R]:
+    njit: Any = numba.njit  # Any: its stub lacks some options
+    compiled: Callable[P, R] = njit(
+        nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options
+    )(function)
     return compiled

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import ONE, ZERO, kernel, whole_number
+from coddl.core.compiling import ONE, ZERO, part, whole_number
 from coddl.core.jobs import CURVE, GPUS, GPUS_MAX, GPUS_MIN, LAST_START_S, REMAINING_ITERATIONS
 from coddl.core.snapshot import Picture
 
@@ -15,7 +15,7 @@ LENGTH, COIN, KEEP = range(3)  # how a duel that gains alone do not decide is de
 REMAINING_TIME, SPEEDUP = range(2)  # what a step gains, for `grow_by_gain`
 
 
-@kernel
+@part
 def flip(coin: IntColumn) -> bool:
     """Draw the next bit of `coin[0]`, a minimal-standard generator: the same in compiled and in
     plain Python.
@@ -24,7 +24,7 @@ def flip(coin: IntColumn) -> bool:
     return bool(coin[0] > 1073741823)
 
 
-@kernel
+@part
 def comes_before(keys: FloatMatrix, a: int, b: int) -> bool:
     """Compare two rows by key 0, then key 1, …, then by position, so that the order is total."""
     for level in range(keys.shape[0]):
@@ -33,7 +33,7 @@ def comes_before(keys: FloatMatrix, a: int, b: int) -> bool:
     return a < b
 
 
-@kernel
+@part
 def sink(heap: IntColumn, at: int, size: int, keys: FloatMatrix) -> None:
     """Restore a heap, the last in order on top, after entry `at` was replaced."""
     row = heap[at]
@@ -50,14 +50,14 @@ def sink(heap: IntColumn, at: int, size: int, keys: FloatMatrix) -> None:
     heap[at] = row
 
 
-@kernel
+@part
 def make_heap(heap: IntColumn, size: int, keys: FloatMatrix) -> None:
     """Order the first `size` entries as a heap, the last in order on top."""
     for at in range(size // 2 - 1, -1, -1):
         sink(heap, at, size, keys)
 
 
-@kernel
+@part
 def sort_heap(heap: IntColumn, size: int, keys: FloatMatrix) -> None:
     """Put a heap in order."""
     for last in range(size - 1, 0, -1):
@@ -73,13 +73,13 @@ class Line(NamedTuple):
     holds: BoolColumn  # whether the row holds GPUs now; says nothing about the order
 
 
-@kernel
+@part
 def line_up(levels: int, size: int) -> Line:
     """A line to be filled in."""
     return Line(np.empty((levels, size)), np.empty(size, np.int64), np.empty(size, np.bool_))
 
 
-@kernel
+@part
 def select_first(line: Line, largest: int, after: int, most: int, out: IntColumn) -> int:
     """Put the first `most` rows into `out`, a heap with the last of them on top; return how many.
 
@@ -107,7 +107,7 @@ def select_first(line: Line, largest: int, after: int, most: int, out: IntColumn
     return size
 
 
-@kernel
+@part
 def fill_in_order(line: Line, free: int, strict: int, out: IntColumn) -> int:
     """Give each row its whole need, in order; return what stays free.
 
@@ -154,7 +154,7 @@ class Contenders(NamedTuple):
     coin: IntColumn
 
 
-@kernel
+@part
 def beats(them: Contenders, rule: int, x: int, champion: int) -> bool:
     """Tell whether x takes the next GPU from the champion.
 
@@ -175,7 +175,7 @@ def beats(them: Contenders, rule: int, x: int, champion: int) -> bool:
     return bool(them.below[x] > them.below[champion])
 
 
-@kernel
+@part
 def champion_by_length(them: Contenders, start: int, count: int, champion_at: IntColumn) -> int:
     """One pass of duels by length from entry `start` on; the champions before it stand in
     `champion_at`.
@@ -196,7 +196,7 @@ def champion_by_length(them: Contenders, start: int, count: int, champion_at: In
     return int(champion)
 
 
-@kernel
+@part
 def seconds_left(picture: Picture, row: int, share: int) -> float:
     """Time to the end at this share; unknown lengths count as endless."""
     left = picture.jobs.real[REMAINING_ITERATIONS, row]
@@ -207,7 +207,7 @@ def seconds_left(picture: Picture, row: int, share: int) -> float:
     )
 
 
-@kernel
+@part
 def next_share(picture: Picture, k: int, share: int) -> int:
     """The next larger share position k can use, 0 if there is none."""
     row = picture.rows[k]
@@ -215,7 +215,7 @@ def next_share(picture: Picture, k: int, share: int) -> int:
     return int(following) if following <= picture.jobs.whole[GPUS_MAX, row] else 0
 
 
-@kernel
+@part
 def largest_share(picture: Picture, k: int) -> int:
     """The largest share that position k can use."""
     row = picture.rows[k]
@@ -223,7 +223,7 @@ def largest_share(picture: Picture, k: int) -> int:
     return int(picture.steps.last[picture.jobs.whole[CURVE, row], most])
 
 
-@kernel
+@part
 def grow_all(picture: Picture, left: int, shares: IntColumn) -> bool:
     """Let all rows that hold GPUs grow as far as they can, if `left` is enough for that.
 
@@ -240,7 +240,7 @@ def grow_all(picture: Picture, left: int, shares: IntColumn) -> bool:
     return True
 
 
-@kernel
+@part
 def weigh(picture: Picture, them: Contenders, rule: int, x: int, share: int) -> None:
     """Bring entry x up to date for this share, as far as the rule looks at it."""
     row, curve = picture.rows[them.at[x]], them.curve[x]
@@ -253,7 +253,7 @@ def weigh(picture: Picture, them: Contenders, rule: int, x: int, share: int) -> 
         them.below[x] = 1.0 - share / held if share < held else 0.0
 
 
-@kernel
+@part
 def contend(picture: Picture, rule: int, shares: IntColumn) -> tuple[Contenders, int]:
     """Line up the rows that hold GPUs and can use more, as submitted; say how many they are."""
     size = picture.rows.shape[0]
@@ -272,7 +272,7 @@ def contend(picture: Picture, rule: int, shares: IntColumn) -> tuple[Contenders,
     return them, count
 
 
-@kernel
+@part
 def promote(picture: Picture, them: Contenders, x: int, left: int, shares: IntColumn) -> int:
     """Move entry x to its next share; return the GPUs that takes, 0 if there are not enough."""
     k = them.at[x]
@@ -284,7 +284,7 @@ def promote(picture: Picture, them: Contenders, x: int, left: int, shares: IntCo
     return int(added)
 
 
-@kernel
+@part
 def leave(them: Contenders, x: int, count: int) -> None:
     """Take entry x out of line; `count` are left."""
     for y in range(x, count):
@@ -297,7 +297,7 @@ def leave(them: Contenders, x: int, count: int) -> None:
         them.short[y], them.long[y] = them.short[y + 1], them.long[y + 1]
 
 
-@kernel
+@part
 def grow_by_scan(picture: Picture, rule: int, left: int, shares: IntColumn) -> None:
     """Hand out `left` GPUs, each to the champion of one pass over all contenders: as published.
 
@@ -326,7 +326,7 @@ def grow_by_scan(picture: Picture, rule: int, left: int, shares: IntColumn) -> N
             leave(them, champion, count)
 
 
-@kernel
+@part
 def play(them: Contenders, rule: int, tree: IntColumn, node: int) -> None:
     """Let the winners of a node's two halves meet; the half submitted earlier defends."""
     defender, challenger = tree[2 * node], tree[2 * node + 1]
@@ -336,7 +336,7 @@ def play(them: Contenders, rule: int, tree: IntColumn, node: int) -> None:
         tree[node] = defender
 
 
-@kernel
+@part
 def grow_by_tournament(picture: Picture, rule: int, left: int, shares: IntColumn) -> None:
     """The same duels as a knock-out tree: after each GPU only the winner's path is played again.
 
@@ -366,7 +366,7 @@ def grow_by_tournament(picture: Picture, rule: int, left: int, shares: IntColumn
             node //= 2
 
 
-@kernel
+@part
 def gain_of_step(picture: Picture, gain: int, k: int, share: int, following: int) -> float:
     """What the step to `following` gains per added GPU."""
     row = picture.rows[k]
@@ -380,7 +380,7 @@ def gain_of_step(picture: Picture, gain: int, k: int, share: int, following: int
     return float(speedup / added)
 
 
-@kernel
+@part
 def grow_by_gain(picture: Picture, gain: int, left: int, shares: IntColumn) -> int:
     """Hand out `left` GPUs, each where it gains most, ties to the job submitted first; return what
     nobody could use.
@@ -416,7 +416,7 @@ def grow_by_gain(picture: Picture, gain: int, left: int, shares: IntColumn) -> i
     return left
 
 
-@kernel
+@part
 def grant_minimum(picture: Picture, shares: IntColumn) -> int:
     """Give every row its gpus_min; return what stays free, less than 0 if there is not enough."""
     left = picture.gpus
@@ -428,7 +428,7 @@ def grant_minimum(picture: Picture, shares: IntColumn) -> int:
     return left
 
 
-@kernel
+@part
 def grant_minimum_as_submitted(picture: Picture, shares: IntColumn) -> int:
     """Give rows their gpus_min as they came, skipping misfits; return what stays free."""
     free, size = picture.gpus, picture.rows.shape[0]
@@ -444,7 +444,7 @@ def grant_minimum_as_submitted(picture: Picture, shares: IntColumn) -> int:
     return free
 
 
-@kernel
+@part
 def serve_running_first(picture: Picture, column: int, strict: int, shares: IntColumn) -> int:
     """Give rows their need, first those that run, by their start, then others as they came.
 

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn, IntMatrix
-from coddl.core.compiling import ZERO, kernel, whole_number
+from coddl.core.compiling import ZERO, kernel, part, whole_number
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
     CURVE,
@@ -147,7 +147,7 @@ def world_of(trace: Trace, gpus: int, reconfigure: Reconfigure, seed: int) -> Wo
     return World(jobs, speeds.step_s, speeds.steps, memory, active, running, clock, count, log)
 
 
-@kernel
+@part
 def tell(world: World, kind: int, job: int, gpus: int) -> None:
     """Append to the log."""
     at = world.counts[LOGGED]
@@ -158,7 +158,7 @@ def tell(world: World, kind: int, job: int, gpus: int) -> None:
     world.counts[LOGGED] = at + 1
 
 
-@kernel
+@part
 def settle(world: World, row: int) -> None:
     """Bring a job's visible progress up to now."""
     real, held = world.jobs.real, world.jobs.whole[HELD, row]
@@ -173,7 +173,7 @@ def settle(world: World, row: int) -> None:
     real[ATTAINED_GPU_S, row] = real[BASE_ATTAINED_GPU_S, row] + held_s * held
 
 
-@kernel
+@part
 def hold(world: World, row: int, gpus: int, moving_s: float) -> None:
     """Let a job train on `gpus` from `moving_s` on, and predict its end."""
     real, whole = world.jobs.real, world.jobs.whole
@@ -193,7 +193,7 @@ def hold(world: World, row: int, gpus: int, moving_s: float) -> None:
         real[FINISH_S, row] = np.inf
 
 
-@kernel
+@part
 def cancel(world: World, row: int) -> None:
     """Drop a preparation that nobody waits for any more."""
     if world.jobs.real[READY_S, row] < np.inf:
@@ -201,14 +201,14 @@ def cancel(world: World, row: int) -> None:
         world.counts[CANCELLED] += 1
 
 
-@kernel
+@part
 def prepare(world: World, row: int) -> None:
     """Begin to prepare the share decided last."""
     world.jobs.whole[PREPARING, row] = world.jobs.whole[GPUS, row]
     world.jobs.real[READY_S, row] = world.clock[NOW] + world.clock[PREPARE_S]
 
 
-@kernel
+@part
 def set_share(world: World, row: int, share: int) -> None:
     """Give a job a new share; when and at what cost it takes effect depends on the mode."""
     real, whole = world.jobs.real, world.jobs.whole
@@ -236,7 +236,7 @@ def set_share(world: World, row: int, share: int) -> None:
             prepare(world, row)
 
 
-@kernel
+@part
 def queue_up(world: World, row: int) -> None:
     """Put a target behind those not carried out yet; the job stands still until all are."""
     real, whole = world.jobs.real, world.jobs.whole
@@ -249,7 +249,7 @@ def queue_up(world: World, row: int) -> None:
         hold(world, row, whole[HELD, row], np.inf)
 
 
-@kernel
+@part
 def swap(world: World, row: int) -> bool:
     """Put a prepared share into effect; False if the GPUs for it are still held by others."""
     whole = world.jobs.whole
@@ -267,7 +267,7 @@ def swap(world: World, row: int) -> bool:
     return True
 
 
-@kernel
+@part
 def swap_what_is_ready(world: World) -> None:
     """Swap every share whose preparation has ended, those that free GPUs first."""
     whole, swapped = world.jobs.whole, True
@@ -281,7 +281,7 @@ def swap_what_is_ready(world: World) -> None:
                     swapped = swap(world, row) or swapped
 
 
-@kernel
+@part
 def look_ahead(world: World) -> None:
     """Find when the next job finishes or ends its preparation."""
     real, soonest_s = world.jobs.real, np.inf
@@ -293,7 +293,7 @@ def look_ahead(world: World) -> None:
     world.clock[NEXT_CHANGE] = soonest_s
 
 
-@kernel
+@part
 def place_of(world: World, row: int) -> int:
     """The position of a row in `active`."""
     low, high = ZERO, world.counts[ACTIVE]
@@ -306,7 +306,7 @@ def place_of(world: World, row: int) -> int:
     return int(low)
 
 
-@kernel
+@part
 def finish(world: World, row: int) -> None:
     """End a job: its GPUs are free, its prediction stands as the time it ended."""
     world.counts[ACTIVE] -= 1

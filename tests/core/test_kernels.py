@@ -1,5 +1,9 @@
 """Kernels against their uncompiled twins, and against the obvious way to write them."""
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,11 +16,26 @@ from coddl.core.policies.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.testing import snapshots, twin
 
+P = ParamSpec("P")
+R = TypeVar("R")
 FEW = settings(max_examples=150, deadline=None)
 SPECS = ("afs-l:contest=scan", "afs-l:contest=tournament", "afs-p:contest=scan", "afs-p:tie=keep",
          "afs-p:contest=tournament", "fifo", "fifo:backfill=true", "max-min", "max-speedup",
          "optimus", "srsf", "srtf", "tiresias-l", "tiresias-l:preset=afs",
          "tiresias-l:threshold_gpu_h=0.01/0.1,promote=1")  # fmt: skip
+
+
+def callable_(part: Callable[P, R]) -> Callable[P, R]:
+    """Compile a part of kernels so that Python can call it."""
+    compiled: Callable[P, R] = numba.njit(error_model="numpy")(part.py_func)  # type: ignore[attr-defined]
+    return compiled
+
+
+select_first, sort_heap = callable_(kernels.select_first), callable_(kernels.sort_heap)
+fill_in_order, grow_by_gain = callable_(kernels.fill_in_order), callable_(kernels.grow_by_gain)
+next_share, gain_of_step = callable_(kernels.next_share), callable_(kernels.gain_of_step)
+contend, beats = callable_(kernels.contend), callable_(kernels.beats)
+champion_by_length, flip = callable_(kernels.champion_by_length), callable_(kernels.flip)
 KEYS = st.integers(0, 20).flatmap(
     lambda n: arrays(np.float64, (2, n), elements=st.sampled_from([0.0, 1.0, 2.0, np.inf]))
 )
@@ -46,10 +65,10 @@ def test_select_first_is_a_sort_cut_short(keys: FloatMatrix, most: int, seed: in
     order = sorted(range(count), key=lambda k: (*keys[:, k], k))
     for after, behind in ((-1, order), *((k, order[at + 1 :]) for at, k in enumerate(order))):
         out = np.empty(count, np.int64)
-        found = kernels.select_first(line, 3, after, min(most, count), out)
+        found = select_first(line, 3, after, min(most, count), out)
         want = [k for k in behind if need[k] <= 3][:most]
         assert out[0] == want[-1] if want else found == 0
-        kernels.sort_heap(out, found, keys)
+        sort_heap(out, found, keys)
         assert out[:found].tolist() == want
 
 
@@ -63,7 +82,7 @@ def test_fill_in_order_is_a_loop_over_a_sort(
     need = random.integers(1, 9, (count,))
     line = kernels.Line(keys, need, random.random((count,)) < 0.3)
     out, want, left = np.empty(count, np.int64), [0] * count, free
-    stays = kernels.fill_in_order(line, free, int(strict), out)
+    stays = fill_in_order(line, free, int(strict), out)
     for k in sorted(range(count), key=lambda k: (*keys[:, k], k)):
         if need[k] <= left:
             want[k], left = int(need[k]), left - int(need[k])
@@ -79,18 +98,18 @@ def test_grow_by_gain_is_a_scan_for_the_largest(snapshot: Snapshot, gain: int) -
     shares = np.ones(size, np.int64) * snapshot.jobs.gpus_min
     want = shares.copy()
     left = stays = 25
-    stays = kernels.grow_by_gain(picture, gain, stays, shares)
+    stays = grow_by_gain(picture, gain, stays, shares)
     closed: set[int] = set()
     while left > 0:
         gains = {}
         for k in set(range(size)) - closed:
-            following = kernels.next_share(picture, k, want[k])
+            following = next_share(picture, k, want[k])
             if following > 0:
-                gains[k] = kernels.gain_of_step(picture, gain, k, want[k], following)
+                gains[k] = gain_of_step(picture, gain, k, want[k], following)
         if not gains:
             break
         k = min(gains, key=lambda k: (-gains[k], k))
-        added = kernels.next_share(picture, k, want[k]) - want[k]
+        added = next_share(picture, k, want[k]) - want[k]
         if added > left:
             closed.add(k)
         else:
@@ -104,17 +123,17 @@ def test_grow_by_gain_is_a_scan_for_the_largest(snapshot: Snapshot, gain: int) -
 def test_a_scan_by_length_plays_every_duel_in_turn(snapshot: Snapshot) -> None:
     """The inner loop with its shortcuts against `beats`, entry by entry."""
     picture = snapshot.picture()
-    them, count = kernels.contend(picture, kernels.LENGTH, snapshot.jobs.gpus_min.copy())
+    them, count = contend(picture, kernels.LENGTH, snapshot.jobs.gpus_min.copy())
     if count == 0:
         return
     champion_at = np.empty(count, np.int64)
     champion = 0
     for x in range(1, count):
-        if kernels.beats(them, kernels.LENGTH, x, champion):
+        if beats(them, kernels.LENGTH, x, champion):
             champion = x
-    assert kernels.champion_by_length(them, 0, count, champion_at) == champion
+    assert champion_by_length(them, 0, count, champion_at) == champion
 
 
 def test_the_coin_is_fair() -> None:
     coin = np.array([12345], np.int64)
-    assert abs(np.mean([kernels.flip(coin) for _ in range(20_000)]) - 0.5) < 0.02
+    assert abs(np.mean([flip(coin) for _ in range(20_000)]) - 0.5) < 0.02

@@ -7,7 +7,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import ONE, TWO, kernel
+from coddl.core.compiling import ONE, TWO, kernel, part
 from coddl.core.jobs import FIRST_START_S, GPUS, GPUS_MIN
 from coddl.core.kernels import (
     COIN,
@@ -34,7 +34,7 @@ RULE, CONTEST, LEASE_S = range(3)  # params
 LEASE_END_S, ROUNDS = range(2)  # memory of AFS-P
 
 
-@kernel
+@part
 def grow(picture: Picture, params: FloatColumn, left: int, shares: IntColumn) -> None:
     """Hand out what is left by AFS duels, in the chosen form of contest."""
     if left == 0 or grow_all(picture, left, shares):

@@ -6,11 +6,13 @@ import numpy as np
 
 from coddl.core.allocation import Allocation, because
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import kernel
+from coddl.core.compiling import kernel, whole_number
 from coddl.core.jobs import GPUS_REQUESTED
 from coddl.core.kernels import SKIP, STRICT, serve_running_first
 from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
+
+REQUEST = whole_number(GPUS_REQUESTED)
 
 
 @kernel
@@ -19,7 +21,7 @@ def fifo(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: Int
     [backfill].
     """
     strict = SKIP if params[0] != 0.0 else STRICT
-    serve_running_first(picture, GPUS_REQUESTED, strict, shares)
+    serve_running_first(picture, REQUEST, strict, shares)
     return np.inf
 
 

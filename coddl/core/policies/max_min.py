@@ -6,7 +6,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import ONE, kernel
+from coddl.core.compiling import ONE, kernel, whole_number
 from coddl.core.jobs import GPUS, GPUS_MIN, LAST_START_S
 from coddl.core.kernels import (
     ANY,
@@ -22,11 +22,13 @@ from coddl.core.kernels import (
 from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
 
+MINIMUM = whole_number(GPUS_MIN)
+
 
 @kernel
 def max_min(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn) -> float:
     """Round-robin in order of (start, submission), one step at a time."""
-    left = serve_running_first(picture, GPUS_MIN, SKIP, shares)
+    left = serve_running_first(picture, MINIMUM, SKIP, shares)
     if left == 0 or grow_all(picture, left, shares):
         return np.inf
     size = picture.rows.shape[0]

@@ -9,7 +9,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import THREE, kernel
+from coddl.core.compiling import THREE, kernel, part
 from coddl.core.jobs import (
     EXECUTED_S,
     FIRST_START_S,
@@ -27,7 +27,7 @@ PROMOTE, SINCE_START, THRESHOLD_GPU_S = range(3)  # params; one threshold or mor
 SLACK_S = 1e-3  # a crossing is due at the instant predicted for it, whatever the rounding
 
 
-@kernel
+@part
 def queue_level(picture: Picture, row: int, params: FloatColumn, memory: FloatMatrix) -> float:
     """Move a job to the queue it belongs to now; return when it is due for another."""
     jobs, now_s = picture.jobs, picture.now_s
