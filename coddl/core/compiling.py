@@ -31,7 +31,7 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: the user's cache folder, one part per state of the sources."""
+    """Where compiled kernels are kept: in the user's cache, by the state of the sources."""
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     elif sys.platform == "win32":
