@@ -438,7 +438,9 @@ class AfsP:
                     job.rounds += 1
                     expired.append(job)
             granted, left = fill(crowd.in_order(expired), left)
-        grow(crowd, granted, left, self.how)
+        if left:
+            turn = sorted(granted, key=attrgetter("rounds", "first_start_s", "row"))
+            grow(crowd, turn, left, self.how)
         for job in granted:
             job.lease_end_s = now_s + self.lease_s
         if kept:
@@ -460,36 +462,51 @@ class TiresiasL:
         return job.level + behind, job.first_start_s
 
     def decide(self, crowd: Crowd) -> Decision:
-        now_s, wake_s = crowd.now_s, inf
-        for job in crowd.running:
-            wake_s = min(wake_s, self.demote(job, now_s))
+        now_s, before = crowd.now_s, crowd.running
+        for job in before:
+            self.demote(job, now_s)
         if self.promote > 0.0:
             for job in crowd.waiting:
-                if job.level:
-                    wake_s = min(wake_s, self.consider(job, now_s))
-        return crowd.minimum()[0], wake_s
+                if job.level and self.up_at(job, now_s) <= now_s + SLACK_S:
+                    job.level, job.old_executed_s = 0, job.executed(now_s)
+        served = crowd.minimum()[0]
+        wake_s = min((self.down_at(job, now_s) for job in served), default=inf)
+        if self.promote > 0.0:
+            for job in chain(before, crowd.waiting):
+                if not job.share and job.level:
+                    wake_s = min(wake_s, self.up_at(job, now_s))
+        return served, max(wake_s, now_s + SLACK_S)
 
-    def demote(self, job: Job, now_s: float) -> float:
-        """Move a running job down as far as its GPU-time asks; say when to look again."""
-        gpus, executed_s = job.need, job.executed(now_s)
-        began_s, late_s = now_s - (executed_s - job.old_executed_s), 0.0
-        if self.since_start:  # as the AFS evaluation counts: a GPU-second a GPU late
-            job.level, began_s, late_s = 0, job.last_start_s, (gpus - 1) / gpus
-        for level in range(job.level, len(self.limits_gpu_s)):
-            limit_s = self.limits_gpu_s[level] / gpus
-            if now_s - began_s < limit_s - SLACK_S:
-                return began_s + (ceil(limit_s + late_s) if late_s > 0.0 else limit_s)
-            if level == 0:
-                job.old_waited_s = now_s - job.submitted_s - executed_s
-            job.level = level + 1
-        return inf
+    def counted_from(self, job: Job, now_s: float) -> float:
+        """When the time that counts for its queue began, had it run without a break."""
+        if self.since_start:
+            return job.last_start_s if job.gpus else now_s
+        return now_s - (job.executed(now_s) - job.old_executed_s)
 
-    def consider(self, job: Job, now_s: float) -> float:
-        """Move a job that waits for long to the first queue; else say when that is due."""
+    def down_at(self, job: Job, now_s: float) -> float:
+        """When to look at a job that runs from now on."""
+        level = 0 if self.since_start and not job.gpus else job.level
+        if level >= len(self.limits_gpu_s):
+            return inf
+        limit_s = self.limits_gpu_s[level] / job.need
+        if self.since_start:  # as the AFS evaluation looks: a GPU-second a GPU late
+            limit_s = ceil(limit_s + (job.need - 1) / job.need)
+        return self.counted_from(job, now_s) + limit_s
+
+    def up_at(self, job: Job, now_s: float) -> float:
+        """When a job that waits from now on is promoted."""
         executed_s = job.executed(now_s)
-        waited_s = now_s - job.submitted_s - executed_s
-        due_s = self.promote * (executed_s - job.old_executed_s) - (waited_s - job.old_waited_s)
-        if due_s > SLACK_S:
-            return now_s + due_s
-        job.level, job.old_executed_s = 0, executed_s
-        return inf
+        waited_s = now_s - job.submitted_s - executed_s - job.old_waited_s
+        return now_s + self.promote * (executed_s - job.old_executed_s) - waited_s
+
+    def demote(self, job: Job, now_s: float) -> None:
+        """Move a running job down as far as its GPU-time asks."""
+        if self.since_start:
+            job.level = 0
+        ran_s = now_s - self.counted_from(job, now_s)
+        while job.level < len(self.limits_gpu_s):
+            if ran_s < self.limits_gpu_s[job.level] / job.need - SLACK_S:
+                break
+            if not job.level:
+                job.old_waited_s = now_s - job.submitted_s - job.executed(now_s)
+            job.level += 1

@@ -181,6 +181,15 @@ def test_a_lease_holds_until_it_ends() -> None:
     assert policy_from("afs-p:lease_h=0.5")(snapshot_of(2, rows)).wake_at_s == 1800.0
 
 
+def test_a_job_is_looked_at_when_its_time_in_the_queue_is_over() -> None:
+    hour = policy_from("tiresias-l:threshold_gpu_h=1")
+    assert hour(snapshot_of(4, [job("a")])).wake_at_s == 900.0  # started by this very decision
+    runs = [job("a", holds=4, executed_s=100.0)]
+    assert hour(snapshot_of(4, runs, now_s=500.0)).wake_at_s == 1300.0
+    # As the AFS evaluation looks: in whole seconds, late by a GPU-second a GPU.
+    assert policy_from("tiresias-l:preset=afs")(snapshot_of(4, [job("a")])).wake_at_s == 45001.0
+
+
 def test_keep_settles_where_a_coin_goes_on_moving() -> None:
     jobs, gpus, _, possible = VECTORS["C"]
     for before in possible:

@@ -10,10 +10,13 @@ from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, TWO, kernel, part
 from coddl.core.jobs import FIRST_START_S, GPUS, GPUS_MIN
 from coddl.core.kernels import (
+    ANY,
     COIN,
     KEEP,
     LENGTH,
+    NOBODY,
     SKIP,
+    Line,
     fill_in_order,
     grant_minimum,
     grow_all,
@@ -21,6 +24,8 @@ from coddl.core.kernels import (
     grow_by_tournament,
     line_up,
     seconds_left,
+    select_first,
+    sort_heap,
 )
 from coddl.core.policies.policy import answer, parameters
 from coddl.core.snapshot import Picture, Snapshot
@@ -83,6 +88,25 @@ class AfsL:
         return answer(self, snapshot, "jobs with less left to do hold the GPUs")
 
 
+@part
+def grow_in_order(
+    picture: Picture, params: FloatColumn, line: Line, left: int, shares: IntColumn
+) -> None:
+    """Hand out what is left in the line's order: the last of a pass with coins have the edge."""
+    size = picture.rows.shape[0]
+    order, rows = np.empty(size, np.int64), np.empty(size, np.int64)
+    select_first(line, ANY, NOBODY, size, order)
+    sort_heap(order, size, line.keys)
+    ordered = np.empty(size, np.int64)
+    for i in range(size):
+        rows[i], ordered[i] = picture.rows[order[i]], shares[order[i]]
+    jobs, steps, gpus = picture.jobs, picture.steps, picture.gpus
+    lined_up = Picture(jobs, rows, picture.step_s, steps, gpus, picture.now_s, picture.seed)
+    grow(lined_up, params, left, ordered)
+    for i in range(size):
+        shares[order[i]] = ordered[i]
+
+
 @kernel
 def afs_p(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn) -> float:
     """Leases in turn, and duels that need no lengths."""
@@ -106,7 +130,8 @@ def afs_p(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: In
         line.keys[0, k] = memory[row, ROUNDS]
         line.keys[1, k] = jobs.real[FIRST_START_S, row]
     left = fill_in_order(line, left, SKIP, shares)
-    grow(picture, params, left, shares)
+    if left > 0:
+        grow_in_order(picture, params, line, left, shares)
     wake_at_s = np.inf
     for k in range(size):
         if shares[k] + kept[k] > 0:

@@ -28,38 +28,60 @@ SLACK_S = 1e-3  # a crossing is due at the instant predicted for it, whatever th
 
 
 @part
-def queue_level(picture: Picture, row: int, params: FloatColumn, memory: FloatMatrix) -> float:
-    """Move a job to the queue it belongs to now; return when it is due for another."""
+def counted_from_s(picture: Picture, row: int, params: FloatColumn, memory: FloatMatrix) -> float:
+    """When the time that counts for a job's queue began, had it run without a break."""
+    if params[SINCE_START] == 0.0:
+        executed_s = picture.jobs.real[EXECUTED_S, row] - memory[row, OLD_EXECUTED_S]
+        return float(picture.now_s - executed_s)
+    runs = picture.jobs.whole[GPUS, row] > 0
+    return float(picture.jobs.real[LAST_START_S, row]) if runs else picture.now_s
+
+
+@part
+def down_at_s(picture: Picture, row: int, params: FloatColumn, memory: FloatMatrix) -> float:
+    """When to look whether a job that runs from now on has had what its queue allows."""
+    gpus, level = picture.jobs.whole[GPUS_REQUESTED, row], int(memory[row, LEVEL])
+    if params[SINCE_START] != 0.0 and picture.jobs.whole[GPUS, row] == 0:
+        level = 0  # it starts afresh
+    if THRESHOLD_GPU_S + level >= params.shape[0]:
+        return np.inf
+    limit_s = params[THRESHOLD_GPU_S + level] / gpus
+    if params[SINCE_START] != 0.0:
+        # The AFS evaluation looks a GPU-second a GPU late, in whole seconds. Its traces have whole
+        # seconds too, and ties of jobs that start within one of each other hang on it.
+        limit_s = np.ceil(limit_s + (gpus - 1) / gpus)
+    return float(counted_from_s(picture, row, params, memory) + limit_s)
+
+
+@part
+def up_at_s(picture: Picture, row: int, params: FloatColumn, memory: FloatMatrix) -> float:
+    """When a job that waits from now on is promoted."""
+    executed_s, now_s = picture.jobs.real[EXECUTED_S, row], picture.now_s
+    waited_s = now_s - picture.jobs.real[SUBMITTED_S, row] - executed_s - memory[row, OLD_WAITED_S]
+    return float(now_s + params[PROMOTE] * (executed_s - memory[row, OLD_EXECUTED_S]) - waited_s)
+
+
+@part
+def change_queue(picture: Picture, row: int, params: FloatColumn, memory: FloatMatrix) -> None:
+    """Move a job to the queue it belongs to now."""
     jobs, now_s = picture.jobs, picture.now_s
-    if jobs.whole[GPUS, row] == 0 and memory[row, LEVEL] == 0.0:
-        return np.inf  # it waits in the first queue, and will until it runs
-    gpus = jobs.whole[GPUS_REQUESTED, row]
-    executed_s = jobs.real[EXECUTED_S, row] - memory[row, OLD_EXECUTED_S]
-    waited_s = now_s - jobs.real[SUBMITTED_S, row] - jobs.real[EXECUTED_S, row]
     if jobs.whole[GPUS, row] > 0:
-        began_s, late_s = now_s - executed_s, 0.0
         if params[SINCE_START] != 0.0:
             memory[row, LEVEL] = 0.0
-            began_s = jobs.real[LAST_START_S, row]
-            # The AFS evaluation looks a GPU-second a GPU late, in whole seconds. So do its traces'
-            # times come, and ties between jobs that started within a second of each other hang on
-            # it.
-            late_s = (gpus - 1) / gpus
-        for level in range(int(memory[row, LEVEL]), params.shape[0] - THRESHOLD_GPU_S):
-            limit_s = params[THRESHOLD_GPU_S + level] / gpus
-            if now_s - began_s < limit_s - SLACK_S:
-                look_s = np.ceil(limit_s + late_s) if late_s > 0.0 else limit_s
-                return float(began_s + look_s)
+        ran_s = now_s - counted_from_s(picture, row, params, memory)
+        gpus, limits = jobs.whole[GPUS_REQUESTED, row], params[THRESHOLD_GPU_S:]
+        for level in range(int(memory[row, LEVEL]), limits.shape[0]):
+            if ran_s < limits[level] / gpus - SLACK_S:
+                break
             if level == 0:
+                waited_s = now_s - jobs.real[SUBMITTED_S, row] - jobs.real[EXECUTED_S, row]
                 memory[row, OLD_WAITED_S] = waited_s
             memory[row, LEVEL] = level + 1
-    elif params[PROMOTE] > 0.0 and memory[row, LEVEL] > 0.0:
-        due_s = params[PROMOTE] * executed_s - (waited_s - memory[row, OLD_WAITED_S])
-        if due_s > SLACK_S:
-            return float(now_s + due_s)
+        return
+    hopes = memory[row, LEVEL] > 0.0 and params[PROMOTE] > 0.0
+    if hopes and up_at_s(picture, row, params, memory) <= now_s + SLACK_S:
         memory[row, LEVEL] = 0.0
         memory[row, OLD_EXECUTED_S] = jobs.real[EXECUTED_S, row]
-    return np.inf
 
 
 @kernel
@@ -69,18 +91,24 @@ def tiresias_l(
     """Fill queue by queue, in order of first start."""
     jobs, size = picture.jobs, picture.rows.shape[0]
     line = line_up(THREE, size)
-    wake_at_s = np.inf
     for k in range(size):
         row = picture.rows[k]
+        change_queue(picture, row, params, memory)
         line.need[k] = jobs.whole[GPUS_REQUESTED, row]
         line.holds[k] = jobs.whole[GPUS, row] > 0
-        wake_at_s = min(wake_at_s, queue_level(picture, row, params, memory))
         line.keys[0, k] = memory[row, LEVEL]
         # A running job is not swapped for one of its queue that waits; the AFS evaluation does so.
         line.keys[1, k] = params[SINCE_START] == 0.0 and not line.holds[k]
         line.keys[2, k] = jobs.real[FIRST_START_S, row]
     fill_in_order(line, picture.gpus, SKIP, shares)
-    return wake_at_s
+    wake_at_s = np.inf
+    for k in range(size):
+        row = picture.rows[k]
+        if shares[k] > 0:
+            wake_at_s = min(wake_at_s, down_at_s(picture, row, params, memory))
+        elif params[PROMOTE] > 0.0 and memory[row, LEVEL] > 0.0:
+            wake_at_s = min(wake_at_s, up_at_s(picture, row, params, memory))
+    return max(wake_at_s, picture.now_s + SLACK_S)
 
 
 @dataclass(frozen=True)
