@@ -27,8 +27,8 @@ from tests.oracle_policies import (
     Model,
     Rank,
     Shortest,
-    TiresiasL,
 )
+from tests.oracle_tiresias import TiresiasL
 
 ARRIVE, FINISH, SHARE, SWAP, WAKE_UP = range(5)
 MODES: Final = ("stall", "serial", "concurrent", "uncancelled")
@@ -248,7 +248,10 @@ class Simulation(Crowd):
             self.log.append((self.now_s, SWAP, job.row, share))
             self.cancel(job)
         if share != job.gpus:  # not what is wanted any more; one that does not fit might never do
-            self.prepare(job, self.now_s + self.prepare_s)
+            if job.gpus == job.held:
+                self.cancel(job)
+            else:
+                self.prepare(job, self.now_s + self.prepare_s)
         return fits
 
 

@@ -33,13 +33,13 @@ def policies(
         )
         return
     for each in chosen:
-        summary, _, rules = (POLICIES[each].__doc__ or "").partition("\n\n")
+        summary, rules = _said(each)
         typer.secho(each, bold=True, nl=False)
         typer.echo(f"{' ' * (13 - len(each))}{summary}")
         if name:
-            typer.echo(f"\n  {' '.join(rules.split())}\n")
+            typer.echo(f"\n  {rules}\n")
             for parameter in policy_parameters(each):
-                typer.echo(f"  {parameter.name}={parameter.default}   ({parameter.kind})")
+                typer.echo(f"  {parameter.name}={parameter.default or '…'}   ({parameter.kind})")
     if not name:
         typer.echo("\nParameters and rules of one: coddl policies NAME")
 
@@ -47,12 +47,18 @@ def policies(
 def _as_data(name: str, parameters: "list[Parameter]") -> dict[str, object]:
     from dataclasses import asdict
 
-    from coddl.core.policies.registry import POLICIES
-
-    summary, _, rules = (POLICIES[name].__doc__ or "").partition("\n\n")
+    summary, rules = _said(name)
     return {
         "name": name,
         "summary": summary,
-        "rules": " ".join(rules.split()),
+        "rules": rules,
         "parameters": [asdict(parameter) for parameter in parameters],
     }
+
+
+def _said(name: str) -> tuple[str, str]:
+    """What a policy says of itself: in a sentence, and the rules that decide results most."""
+    from coddl.core.policies.registry import POLICIES
+
+    summary, _, rules = (POLICIES[name].__doc__ or "").partition("\n\n")
+    return " ".join(summary.split()), " ".join(rules.split())

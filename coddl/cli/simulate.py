@@ -23,7 +23,7 @@ Examples:
 
   coddl simulate jobs.csv --policy afs-l --policy srtf --report report.html
 
-  coddl simulate poisson --load 0.6,0.9,1.2 --seeds 5 --policy afs-p --policy tiresias-l:promote=0
+  coddl simulate poisson --load 0.6,0.9,1.2 --seeds 5 --policy afs-p --policy tiresias-l:promote=8
 
   coddl simulate jobs.csv --policy afs-p --reconfigure concurrent:20,1 -o json
 """
@@ -41,7 +41,10 @@ Policies = Annotated[
     list[str] | None,
     typer.Option("--policy", help="A policy, parameters after a colon; repeat it for several."),
 ]
-Gpus = Annotated[str, typer.Option(help="GPUs of the cluster; several, as in 32,64. Default: 64.")]
+Gpus = Annotated[
+    str,
+    typer.Option(help="GPUs of the cluster; several, as in 32,64. Default: 64; 512 for poster."),
+]
 Queue = Annotated[str, typer.Option(help="Only this virtual cluster, or each by itself: all.")]
 Load = Annotated[str, typer.Option(help="How many times as fast jobs arrive; several, as in 1,2.")]
 Seeds = Annotated[int, typer.Option(help="Repeat with this many seeds, and show means.")]
@@ -86,9 +89,7 @@ def simulate(
     """Compare scheduling policies on a workload, in virtual time."""
     for name, path in (("--report", report), ("--jobs-csv", jobs_csv)):
         _check_writable(name, path)
-    if seeds < 1:
-        raise UserError(f"--seeds {seeds} cannot be used", "a study needs one run", "--seeds 1")
-    cluster = _numbers("--gpus", gpus or ("512" if trace == "poster" else "64"), whole=True)
+    cluster = _numbers("--gpus", gpus, whole=True) if gpus else []
     loads = _numbers("--load", load, whole=False)
     from coddl.sim.api import reconfigure_from
     from coddl.sim.study import DEFAULT_POLICIES, Question
@@ -105,12 +106,14 @@ def simulate(
         reconfigure=reconfigure_from(reconfigure),
         keep_events=bool(report),
     )
-    study = _watched(question)
-    _write(study, report, jobs_csv)
+    study, stopped = _watched(question)
     _show(study, wants_json(output, as_json))
+    _write(study, report, jobs_csv)
     if study.finished < study.planned:
-        done = f"{study.finished} of {study.planned} jobs had finished"
-        print(f"stopped: {done}; the figures are of those", file=sys.stderr)
+        told = "stopped: only" if stopped else "note: only"
+        done = f"{study.finished:,} of {study.planned:,} jobs finished"
+        print(f"{told} {done}; the figures are of those", file=sys.stderr)
+    if stopped:
         raise typer.Exit(130)
 
 
@@ -128,8 +131,8 @@ def _write(study: "Study", report: str, jobs_csv: str) -> None:
         print(f"jobs written to {jobs_csv}", file=sys.stderr)
 
 
-def _watched(question: "Question") -> "Study":
-    """Run a study with a progress bar on the terminal, if there is one."""
+def _watched(question: "Question") -> tuple["Study", bool]:
+    """Run a study with a progress bar; tell whether it was stopped."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -160,10 +163,11 @@ def _watched(question: "Question") -> "Study":
             bar.update(task, total=jobs)
 
         watch = Watch(
+            partial=True,
             planned=begin,
             progress=lambda jobs: bar.advance(task, jobs),
         )
-        return study(question, watch)
+        return study(question, watch), watch.stop.is_set()
 
 
 def _show(study: "Study", for_program: bool) -> None:
@@ -212,4 +216,5 @@ def _check_writable(option: str, path: str) -> None:
     """Find out before a long run that its results could not be written."""
     if path and (Path(path).is_dir() or not Path(path).resolve().parent.is_dir()):
         because = "it is a folder" if Path(path).is_dir() else "its folder does not exist"
-        raise UserError(f"{option} {path} cannot be written", because, f"{option} results.html")
+        name = "report.html" if option == "--report" else "jobs.csv"
+        raise UserError(f"{option} {path} cannot be written", because, f"{option} {name}")

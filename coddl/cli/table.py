@@ -40,7 +40,7 @@ def print_table(study: "Study") -> None:
     for row in study.rows:
         blocks.setdefault((row["vc"], row["gpus"], row["load"]), []).append(row)
     for (queue, gpus, load), rows in blocks.items():
-        parts = [study.trace.name if queue is None else f"{queue}", f"{rows[0]['jobs']:,} jobs"]
+        parts = [study.trace.name if queue is None else f"{queue}", f"{rows[0]['jobs']:,.0f} jobs"]
         parts += [f"{gpus} GPUs"] + [f"load {load:g}"] * (load != 1.0)
         parts += [f"{rows[0]['seeds']} seeds, ± 95 %"] if "seeds" in rows[0] else []
         _console().print(_block(rows, " · ".join(parts)))
@@ -68,9 +68,9 @@ def _block(rows: list[dict[str, object]], title: str) -> Table:
         for name, _, written, sign in COLUMNS:
             value = cast(float, row[name])
             cell = written(value)
+            is_best = sign and len(rows) > 1 and value == value and cell == written(best[name])
             if "ci95" in row and name == "avg_jct_s":
                 cell += f" ± {written(cast(dict[str, float], row['ci95'])[name])}"
-            is_best = sign and len(rows) > 1 and cell == written(best[name])
             cells.append(f"[bold green]{cell}*[/]" if is_best else f"{cell} ")
         ratio = cast(float, row["avg_jct_s"]) / best["avg_jct_s"] if best["avg_jct_s"] else 1.0
         table.add_row(str(row["policy"]), *cells, f"{ratio:.2f}x")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from coddl.cli.output import AsJson, Output, wants_json
-from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
     from coddl.traces.trace import Trace
@@ -83,14 +82,6 @@ def make(
     from coddl.traces.files import read_speeds, write_trace
     from coddl.traces.make import GENERATORS
 
-    if min(jobs, gpus) < 1 or not 0 < load < 1e6 or seed < 0:
-        raise UserError(
-            f"{kind} cannot be made",
-            f"--jobs {jobs}, --gpus {gpus}, --load {load:g} and --seed {seed} are not all positive",
-            f"coddl trace make {kind} --out {out}",
-        )
-    if not Path(out).resolve().parent.is_dir():
-        raise UserError(f"{out} cannot be written", "its folder does not exist", "--out jobs.csv")
     table = read_speeds(Path(speeds)) if speeds else None
     extra = {"jobs": jobs, "gpus": gpus, "load": load} if kind == "poisson" else {}
     trace = GENERATORS[kind](table, seed=seed, **extra)

@@ -30,7 +30,7 @@ class Cluster:
     @classmethod
     def of(cls, gpus: int, gpus_per_node: int | None = None) -> Self:
         """A cluster of one kind: a single pool of `gpus`, or nodes of `gpus_per_node` each."""
-        per_node = gpus_per_node or gpus
+        per_node = gpus_per_node or max(gpus, 1)
         whole, rest = divmod(gpus, per_node)
         sizes = [per_node] * whole + ([rest] if rest else [])
         return cls(tuple(Node(f"node-{i}", size) for i, size in enumerate(sizes)))

@@ -8,6 +8,7 @@ every file that holds kernels.
 import hashlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -30,26 +31,33 @@ ZERO, ONE, TWO, THREE = (whole_number(value) for value in range(4))
 _PACKAGE = Path(__file__).parent.parent
 
 
+def _user_cache() -> Path:
+    """The user's cache folder; without a home, as in some containers, a temporary one."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return Path(tempfile.gettempdir())
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+
+
 def cache_folder() -> Path:
     """Where compiled kernels are kept: in the user's cache, by the state of the sources."""
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", str(Path.home() / "AppData" / "Local")))
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(numba.__version__.encode())
     for source in sorted([*_PACKAGE.glob("core/**/*.py"), *_PACKAGE.glob("sim/*.py")]):
         digest.update(source.read_bytes())
-    return base / "coddl" / f"kernels-{digest.hexdigest()[:16]}"
+    return _user_cache() / "coddl" / f"kernels-{digest.hexdigest()[:16]}"
 
 
 _CACHE = str(cache_folder())
 
 
 def is_compiled() -> bool:
-    """Tell whether an earlier run has left compiled kernels to start from."""
-    return any(Path(_CACHE).rglob("*.nbc"))
+    """Tell whether an earlier run has left the compiled simulator to start from."""
+    return any(Path(_CACHE).rglob("compiled.run_compiled*.nbc"))
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
@@ -71,7 +79,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 def part(function: Callable[P, R]) -> Callable[P, R]:
     """A part of kernels: compiled into those that call it, and not to be called from Python.
 
-    What would make it callable from there takes as long to compile as all the rest.
+    What would make it callable from there takes long to compile.
     """
     return _compiled(function, no_cpython_wrapper=True)
 

@@ -28,18 +28,11 @@ def first_misfit(shares: IntColumn, whole: IntMatrix) -> int:
 
 def check(snapshot: Snapshot, allocation: Allocation) -> None:
     """Raise InvalidAllocation unless the allocation can be carried out and explains itself."""
-    jobs, shares = snapshot.jobs, allocation.shares
-    if getattr(shares, "dtype", None) != np.int64:  # a plug-in's, whatever its types promise
-        raise _invalid(snapshot, f"its shares are {type(shares).__name__}, not an int64 array")
-    if shares.shape[0] != jobs.size:
-        raise _invalid(snapshot, f"it has {shares.shape[0]} shares for {jobs.size} jobs")
-    gpus = allocation.gpus
-    if shares.ndim == 2 and (shares.sum(axis=0) > snapshot.cluster.gpus).any():
-        raise _invalid(snapshot, f"it hands out {shares.sum(axis=0)} of {snapshot.cluster.gpus}")
-    if (total := int(gpus.sum())) > snapshot.cluster.gpus_total:
-        raise _invalid(
-            snapshot, f"it hands out {total} GPUs and there are {snapshot.cluster.gpus_total}"
-        )
+    if (because := _malformed(snapshot, allocation)) is not None:
+        raise _invalid(snapshot, because)
+    jobs, gpus, cluster = snapshot.jobs, allocation.gpus, snapshot.cluster
+    if (total := int(gpus.sum())) > cluster.gpus_total:
+        raise _invalid(snapshot, f"it hands out {total} GPUs and there are {cluster.gpus_total}")
     if (row := first_misfit(gpus, jobs.whole)) >= 0:
         raise _invalid(
             snapshot,
@@ -51,6 +44,28 @@ def check(snapshot: Snapshot, allocation: Allocation) -> None:
         raise _invalid(
             snapshot, f"job {jobs.id[np.argmax(silent)]} gets no GPUs and is not told why"
         )
+
+
+def _malformed(snapshot: Snapshot, allocation: object) -> str | None:
+    """What is wrong with the form of an answer: a plug-in's may be anything, whatever types say."""
+    jobs, kinds = snapshot.jobs.size, len(snapshot.cluster.kinds)
+    if not isinstance(allocation, Allocation):
+        return f"it is a {type(allocation).__name__}, not an Allocation"
+    shares: object = allocation.shares
+    if not isinstance(shares, np.ndarray) or shares.dtype != np.int64:
+        kind = shares.dtype if isinstance(shares, np.ndarray) else type(shares).__name__
+        return f"its shares are {kind}, not an int64 array"
+    if shares.shape != (jobs,) and shares.shape != (jobs, kinds):
+        return f"its shares have the shape {shares.shape} for {jobs} jobs and {kinds} kinds of GPU"
+    if shares.ndim == 2 and (shares.sum(axis=0) > snapshot.cluster.gpus).any():
+        return f"it hands out {shares.sum(axis=0)} of {snapshot.cluster.gpus}"
+    if any(covers.shape != (jobs,) for covers, _ in allocation.waiting.layers):
+        return f"its reasons are not for {jobs} jobs"
+    if allocation.memory is not None and allocation.memory.shape != snapshot.memory.shape:
+        return f"its memory has the shape {allocation.memory.shape}, not {snapshot.memory.shape}"
+    if not allocation.wake_at_s > snapshot.now_s:
+        return f"it asks to be woken at {allocation.wake_at_s}, which is not later than now"
+    return None
 
 
 def _invalid(snapshot: Snapshot, because: str) -> InvalidAllocation:

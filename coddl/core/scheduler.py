@@ -1,13 +1,12 @@
 """From a picture to a plan: the policy, around what may not be touched, checked."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from coddl.core.allocation import Allocation, Reasons
 from coddl.core.cluster import Cluster
-from coddl.core.columns import BoolColumn
+from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.invariants import check
 from coddl.core.plan import Plan
 from coddl.core.policies.policy import Policy
@@ -16,7 +15,7 @@ from coddl.core.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """Decides with one policy. The simulator and the live pool both go through here."""
+    """Decides with one policy, for whoever drives it."""
 
     policy: Policy
 
@@ -24,32 +23,47 @@ class Scheduler:
         """Say who shall hold how many GPUs, and what has to change for that."""
         jobs = snapshot.jobs
         pinned = (jobs.preemptible == 0) & (jobs.gpus > 0)
-        decide = partial(self._around, pinned) if pinned.any() else self.policy
-        allocation = decide(snapshot)
+        if pinned.any():
+            return Plan(snapshot, self._around(pinned, snapshot))
+        return Plan(snapshot, self._checked(snapshot))
+
+    def _checked(self, snapshot: Snapshot) -> Allocation:
+        allocation = self.policy(snapshot)
         check(snapshot, allocation)
-        return Plan(snapshot, allocation)
+        return allocation
 
     def _around(self, pinned: BoolColumn, snapshot: Snapshot) -> Allocation:
-        """Let pinned rows keep what they hold, and the policy decide on the others and on the rest
-        of the GPUs.
-        """
-        jobs = snapshot.jobs
-        rows = np.flatnonzero(~pinned)
-        rest = self.policy(
-            replace(
-                snapshot,
-                cluster=Cluster.of(snapshot.cluster.gpus_total - int(jobs.gpus[pinned].sum())),
-                jobs=jobs.take(rows),
-                memory=snapshot.memory[rows],
-            )
+        """Let pinned rows keep what they hold; the policy sees the others and the other GPUs."""
+        assert len(snapshot.cluster.kinds) == 1, "what a pinned job holds is of one kind"
+        jobs, rows = snapshot.jobs, np.flatnonzero(~pinned)
+        free = max(0, snapshot.cluster.gpus_total - int(jobs.gpus[pinned].sum()))
+        others = replace(
+            snapshot, cluster=Cluster.of(free), jobs=jobs.take(rows), memory=snapshot.memory[rows]
         )
-        shares, memory = jobs.gpus.copy(), snapshot.memory.copy()
+        rest = self._checked(others)
+        shares, memory, servers = jobs.gpus.copy(), snapshot.memory.copy(), None
         shares[rows] = rest.gpus
         if rest.memory is not None:
             memory[rows] = rest.memory
-        layers = []
-        for covers, why in rest.waiting.layers:
-            covers_all = np.zeros(jobs.size, np.bool_)
-            covers_all[rows] = covers
-            layers.append((covers_all, why))
-        return replace(rest, shares=shares, memory=memory, waiting=Reasons(tuple(layers)))
+        if rest.servers is not None:
+            servers = np.zeros(jobs.size, np.int64)
+            servers[rows] = rest.servers
+        return Allocation(
+            shares,
+            Reasons(
+                tuple(
+                    (_spread(rows, covers, jobs.size), why) for covers, why in rest.waiting.layers
+                )
+            ),
+            rest.wake_at_s,
+            memory,
+            servers,
+            tuple(seat._replace(row=int(rows[seat.row])) for seat in rest.seats),
+        )
+
+
+def _spread(rows: IntColumn, covers: BoolColumn, jobs: int) -> BoolColumn:
+    """Which of all rows are covered, given which of `rows` are."""
+    out = np.zeros(jobs, np.bool_)
+    out[rows] = covers
+    return out

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from coddl.core.errors import UserError
 from coddl.core.policies.policy import Policy
 from coddl.sim.study import DEFAULT_POLICIES, Question, Study, study
@@ -14,7 +16,7 @@ def simulate(
     trace: str | Path | Trace | None = None,
     policies: str | Policy | Sequence[str | Policy] = DEFAULT_POLICIES,
     *,
-    gpus: int | Sequence[int] = 64,
+    gpus: int | Sequence[int] = (),
     seeds: int = 1,
     load: float | Sequence[float] = 1.0,
     vc: str | None = None,
@@ -26,8 +28,9 @@ def simulate(
     """Run policies on a trace and return the results as columns.
 
     `trace` is a file, a generator's name (poisson, poster, tiresias), a Trace, or None for the
-    small one that comes with the package. `vc="all"` gives each queue a cluster of its own.
-    `events=True` keeps all that happened, in `.runs`.
+    small one that comes with the package. `gpus` are 64 by default, 512 for poster.
+    `vc="all"` gives each queue a cluster of its own. `events=True` keeps all that happened, in
+    `.runs`.
 
         results = coddl.simulate("jobs.csv.gz", ["afs-l", "srtf"], gpus=64, vc="ed69ec")
         results["avg_jct_s"]        # an array, one value a policy
@@ -37,8 +40,8 @@ def simulate(
     question = Question(
         workload=trace,
         policies=named,
-        gpus=[gpus] if isinstance(gpus, int) else list(gpus),
-        loads=[load] if isinstance(load, int | float) else list(load),
+        gpus=list(gpus) if isinstance(gpus, Sequence | np.ndarray) else [gpus],
+        loads=list(load) if isinstance(load, Sequence | np.ndarray) else [load],
         seeds=seeds,
         queue=vc,
         speeds=speeds,

@@ -1,11 +1,12 @@
 """How each job of each run fared, as a CSV file."""
 
 import csv
-import os
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from coddl.sim.run import Run
+from coddl.traces.whole_file import write_whole
 
 RUN = ("policy", "vc", "gpus", "load", "seed")
 JOB = ("job", "model", "submitted_s", "gpus_requested", "first_start_s", "finish_s")
@@ -16,16 +17,12 @@ def write_jobs(runs: Sequence[Run], path: Path) -> None:
     """Write one line per run and job; the file appears whole or not at all. A job that did not
     finish has empty times.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            lines = csv.writer(file)
-            lines.writerow(HEADER)
-            for run in runs:
-                lines.writerows(_lines(run))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    out = io.StringIO(newline="")
+    lines = csv.writer(out)
+    lines.writerow(HEADER)
+    for run in runs:
+        lines.writerows(_lines(run))
+    write_whole(path, out.getvalue().encode(), "file of jobs")
 
 
 def _lines(run: Run) -> list[list[object]]:

@@ -15,12 +15,12 @@ def policy_named(spec: str) -> Policy:
     """The policy of `name:parameter=value,…` or of `path/to/file.py:name:parameter=value,…`."""
     if ".py:" not in spec and not spec.endswith(".py"):
         return policy_from(spec)
-    before, _, rest = spec.partition(".py")
-    path, (name, _, parameters) = Path(f"{before}.py"), rest.removeprefix(":").partition(":")
+    before, _, rest = spec.partition(".py:") if ".py:" in spec else (spec[:-3], "", "")
+    path, (name, _, parameters) = Path(f"{before}.py"), rest.partition(":")
     what = f'policy "{spec}" cannot be used'
     module = _module(path, what)
     offered = [key for key, value in vars(module).items() if _is_own(module, key, value)]
-    if name not in offered:
+    if not callable(getattr(module, name, None)):
         raise UserError(
             what,
             f'{path} has no "{name}"' if name else "it does not say which policy of the file",

@@ -44,11 +44,12 @@ class Run:
     """A policy on a trace on so many GPUs, and how it went for each job."""
 
     policy: str
-    queue: str  # "": all together
+    queue: str | None  # None: all together
     gpus: int
     load: float
     seed: int
     trace: Trace
+    end_s: float  # when the last event happened
     finish_s: FloatColumn  # NaN: not finished
     first_start_s: FloatColumn  # inf: never
     executed_s: FloatColumn
@@ -77,8 +78,11 @@ class Run:
         stay, at most its gpus_max; less than one GPU means one GPU for that part of the time.
         """
         trace, done = self.trace, self.finished
-        crowd = _mean_present(trace.submitted_s[done], self.finish_s[done])
-        share = np.minimum(self.gpus / crowd, trace.gpus_max[done])
+        came = trace.submitted_s <= self.end_s
+        until_s = np.where(done, self.finish_s, self.end_s)
+        crowd = np.ones(trace.size)
+        crowd[came] = _mean_present(trace.submitted_s[came], until_s[came])
+        share = np.minimum(self.gpus / crowd[done], trace.gpus_max[done])
         whole = np.maximum(np.floor(share), trace.gpus_min[done]).astype(np.int64)
         step_s = trace.speeds.step_s[trace.curve[done], whole] / np.minimum(1.0, share / whole)
         rho = np.full(trace.size, np.nan)
@@ -88,6 +92,7 @@ class Run:
     def metrics(self) -> Metrics:
         """The numbers people compare."""
         done, submitted_s = self.finished, self.trace.submitted_s
+        span_s = self.end_s - float(submitted_s.min(initial=self.end_s))
         # With nothing finished there is no average: one row of NaN gives NaN throughout.
         jct_s, rho = (
             column[done] if done.any() else np.array([np.nan]) for column in (self.jct_s, self.rho)
@@ -104,7 +109,7 @@ class Run:
             p99_jct_s=float(p99),
             makespan_s=makespan_s,
             avg_wait_s=float(wait_s.mean()),
-            utilization=gpu_s / (self.gpus * makespan_s) if makespan_s > 0 else 0.0,
+            utilization=gpu_s / (self.gpus * span_s) if span_s > 0 else np.nan,
             gpu_hours=gpu_s / 3600.0,
             rho_max=float(rho.max()),
             rho_mean=float(rho.mean()),

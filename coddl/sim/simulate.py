@@ -18,11 +18,14 @@ from coddl.sim.compiled import RULES, run_compiled
 from coddl.sim.loop import run_steps
 from coddl.sim.run import Events, Run
 from coddl.sim.world import (
+    ACTIVE,
+    ARRIVED,
     CANCELLED,
     EVENTS,
     FINISH_S,
     FINISHED,
     LOGGED,
+    NOW,
     REALLOCATIONS,
     Reconfigure,
     World,
@@ -31,7 +34,7 @@ from coddl.sim.world import (
 from coddl.traces.trace import Trace
 
 CHUNK = 20_000  # events between two looks at progress and at Ctrl-C
-STEPS = 500  # the same, for a policy in plain Python
+STEPS = 20  # the same, for a policy in plain Python, which may take its time
 PATIENCE = 2_000_000  # events in which not one job finishes, before a run is given up
 
 
@@ -43,7 +46,7 @@ class Case:
     policy: Policy
     trace: Trace
     gpus: int
-    queue: str = ""
+    queue: str | None = None
     load: float = 1.0
     seed: int = 0
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
@@ -56,8 +59,9 @@ def _ignore(_jobs: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """How a caller follows a run and stops it."""
+    """How a caller follows runs and stops them. Called from the threads that make the runs."""
 
+    partial: bool = False  # after Ctrl-C, return what has finished so far instead of raising
     stop: threading.Event = field(default_factory=threading.Event)
     planned: Callable[[int], None] = _ignore  # told how many jobs there are in all
     progress: Callable[[int], None] = _ignore  # told how many finished since it was last called
@@ -94,7 +98,8 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
         elif events - still_at > PATIENCE:
             raise _thrashing(case, events - still_at, case.trace.size - done)
     jobs = world.jobs
-    done = jobs.remaining_iterations == 0.0
+    done = np.arange(case.trace.size) < world.counts[ARRIVED]
+    done[world.active[: world.counts[ACTIVE]]] = False
     return Run(
         policy=case.label,
         queue=case.queue,
@@ -102,6 +107,7 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
         load=case.load,
         seed=case.seed,
         trace=case.trace,
+        end_s=float(world.clock[NOW]),
         finish_s=np.where(done, jobs.real[FINISH_S], np.nan),
         first_start_s=jobs.first_start_s,
         executed_s=jobs.executed_s,
@@ -115,8 +121,7 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
 
 
 def run_cases(cases: Sequence[Case], watch: Watch | None = None) -> list[Run]:
-    """Make all runs, as many at a time as there are cores; after Ctrl-C, those that had begun, as
-    far as they got.
+    """Make all runs, as many at a time as there are cores.
 
     Kernels run without the interpreter's lock, so threads are enough, and nothing has to be copied
     between processes.
@@ -137,7 +142,7 @@ def run_cases(cases: Sequence[Case], watch: Watch | None = None) -> list[Run]:
                     runs[running.pop(future)] = future.result()
         except BaseException as error:
             watch.stop.set()
-            if not isinstance(error, KeyboardInterrupt):
+            if not (watch.partial and isinstance(error, KeyboardInterrupt)):
                 raise
             for future, i in running.items():
                 runs[i] = future.result()

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
+from coddl.core.errors import UserError
 from coddl.core.policies.policy import Policy
 from coddl.sim.plugin import policy_named
 from coddl.sim.run import Run
@@ -49,22 +51,45 @@ T95 += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.
 
 @dataclass(frozen=True)
 class Question:
-    """What to compare. A workload is a file, a trace at hand, or a generator's name (made anew for
-    each seed).
+    """What to compare.
+
+    A workload is a file, a trace at hand, or a generator's name; that is made anew for each seed.
     """
 
-    workload: str | Path | Trace | None = None  # None: the small trace that comes with the package
+    workload: str | Path | Trace | None = None  # None: the small trace of the package
     policies: Sequence[str | Policy] = DEFAULT_POLICIES
-    gpus: Sequence[int] = (64,)
+    gpus: Sequence[int] = ()  # none: 64, or 512 for the poster's jobs
     loads: Sequence[float] = (1.0,)
     seeds: int = 1
-    queue: str | None = (
-        None  # None: all jobs share one cluster; "all": each queue has one of its own
-    )
+    queue: str | None = None  # None: all jobs share a cluster; "all": each queue has its own
     speeds: str | Path | None = None
     oversize: Oversize = "error"
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
     keep_events: bool = False
+
+    def __post_init__(self) -> None:
+        _refuse(not self.policies, "policies", self.policies, "there is none", "afs-l")
+        for gpus in self.gpus:
+            given: object = gpus  # a notebook may pass anything
+            whole = isinstance(given, int | np.integer) and 0 < given < 2**31
+            _refuse(not whole, "gpus", gpus, "it is not a whole number above 0", "64")
+        for load in self.loads:
+            _refuse(not 1e-6 <= load <= 1e6, "load", load, "it is not within 1e-6..1e6", "1")
+        _refuse(not self.loads, "load", self.loads, "there is none", "1")
+        _refuse(self.seeds < 1, "seeds", self.seeds, "a study needs one run", "1")
+        known = self.oversize in get_args(Oversize)
+        _refuse(not known, "oversize", self.oversize, "there is no such choice", "skip")
+
+    @property
+    def sizes(self) -> list[int]:
+        """The cluster sizes, each once."""
+        default = 512 if self.workload == "poster" else 64
+        return list(dict.fromkeys(int(gpus) for gpus in self.gpus)) or [default]
+
+
+def _refuse(bad: bool, name: str, value: object, because: str, try_: str) -> None:
+    if bad:
+        raise UserError(f"{name} {value} cannot be simulated", because, f"{name} {try_}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,17 +98,16 @@ class Study(Mapping[str, "np.ndarray[Any, Any]"]):  # Any: strings, whole and re
 
     trace: Trace
     runs: tuple[Run, ...]
+    seeds: int
     planned: int  # jobs of all runs together, finished or not
 
-    @property
+    @cached_property
     def rows(self) -> list[dict[str, object]]:
-        """One row per policy, queue, cluster and load; over several seeds, means with 95 %
-        intervals.
-        """
+        """One row per policy, queue, cluster and load; of several seeds, means and intervals."""
         groups: dict[tuple[object, ...], list[Run]] = {}
         for run in self.runs:
             groups.setdefault((run.policy, run.queue, run.gpus, run.load), []).append(run)
-        return [_row(runs) for runs in groups.values()]
+        return [_row(runs, self.seeds) for runs in groups.values()]
 
     @property
     def finished(self) -> int:
@@ -102,22 +126,28 @@ class Study(Mapping[str, "np.ndarray[Any, Any]"]):  # Any: strings, whole and re
 
 def study(question: Question, watch: Watch | None = None) -> Study:
     """Answer a question."""
-    cases = list(_cases(question))
-    runs = run_cases(cases, watch)
-    return Study(cases[0].trace, tuple(runs), sum(case.trace.size for case in cases))
-
-
-def _cases(question: Question) -> Iterator[Case]:
-    """Every run the question asks for."""
-    policies = [(_label(policy), _policy(policy)) for policy in question.policies]
     workload = _workload(question)
-    for seed, load in product(range(question.seeds), question.loads):
-        whole = workload(load, seed)
-        queues = whole.queues if question.queue == "all" else (question.queue or "",)
-        for queue, gpus in product(queues, question.gpus):
-            trace = whole.of_queue(queue) if queue else whole
+    cases = list(_cases(question, workload))
+    runs = run_cases(cases, watch)
+    whole = workload(question.loads[0], 0, question.sizes[0])
+    planned = sum(case.trace.size for case in cases)
+    return Study(whole, tuple(runs), question.seeds, planned)
+
+
+Workload: TypeAlias = Callable[[float, int, int], Trace]  # load, seed, GPUs -> trace
+
+
+def _cases(question: Question, workload: Workload) -> Iterator[Case]:
+    """Every run the question asks for."""
+    policies = _labelled(question.policies)
+    loads = dict.fromkeys(map(float, question.loads))
+    for seed, load, gpus in product(range(question.seeds), loads, question.sizes):
+        whole = workload(load, seed, gpus)
+        queues = whole.queues if question.queue == "all" else (question.queue,)
+        for queue in queues:
+            trace = whole if queue is None else whole.of_queue(queue)
             trace = trace.fitted_to(gpus, question.oversize)
-            for label, policy in policies:
+            for label, policy in policies.items():
                 yield Case(
                     label=label,
                     policy=policy,
@@ -131,49 +161,61 @@ def _cases(question: Question) -> Iterator[Case]:
                 )
 
 
-def _workload(question: Question) -> Callable[[float, int], Trace]:
-    """What gives the trace for a load and a seed."""
+def _labelled(policies: Sequence[str | Policy]) -> dict[str, Policy]:
+    """Policies by what results call them; of two with one name the second gets a number."""
+    labelled: dict[str, Policy] = {}
+    for policy in policies:
+        if not isinstance(policy, str) and (isinstance(policy, type) or not callable(policy)):
+            raise UserError(
+                f"policy {policy!r} cannot be used",
+                "it is neither a name nor something that takes a snapshot",
+                '"afs-l", or an instance of your policy',
+            )
+        name = policy if isinstance(policy, str) else getattr(policy, "__name__", repr(policy))
+        label, number = name, 2
+        while label in labelled:
+            label, number = f"{name} #{number}", number + 1
+        labelled[label] = policy_named(policy) if isinstance(policy, str) else policy
+    return labelled
+
+
+def _workload(question: Question) -> Workload:
+    """What gives the trace for a load, a seed and a size of the cluster."""
     source = question.workload
     speeds = read_speeds(Path(question.speeds)) if question.speeds is not None else None
     if isinstance(source, str) and source in GENERATORS and not Path(source).exists():
         make = GENERATORS[source]
         if source == "poisson":
-            return lambda load, seed: make(speeds, gpus=question.gpus[0], load=load, seed=seed)
-        return lambda load, seed: make(speeds, seed=seed).at_load(load)
+            return lambda load, seed, gpus: make(speeds, gpus=gpus, load=load, seed=seed)
+        return lambda load, seed, _gpus: make(speeds, seed=seed).at_load(load)
     if isinstance(source, Trace):
         trace = source
     else:
         trace = small_trace() if source is None else read_trace(Path(source), speeds)
-    return lambda load, _seed: trace.at_load(load)
+    return lambda load, _seed, _gpus: trace.at_load(load)
 
 
-def _policy(policy: str | Policy) -> Policy:
-    return policy_named(policy) if isinstance(policy, str) else policy
-
-
-def _label(policy: str | Policy) -> str:
-    return policy if isinstance(policy, str) else getattr(policy, "__name__", repr(policy))
-
-
-def _row(runs: Sequence[Run]) -> dict[str, object]:
+def _row(runs: Sequence[Run], seeds: int) -> dict[str, object]:
     """One line of results from the runs of all seeds."""
     first = runs[0]
     table = [asdict(run.metrics()) for run in runs]
     row: dict[str, object] = {
         "policy": first.policy,
-        "vc": first.queue or None,
+        "vc": first.queue,
         "gpus": first.gpus,
         "load": first.load,
         **table[0],
     }
-    if len(runs) > 1:
+    if seeds > 1:
         means = {name: float(np.mean([line[name] for line in table])) for name in table[0]}
-        row |= {**means, "jobs": table[0]["jobs"], "seeds": len(runs)}
+        row |= {**means, "seeds": len(runs)}
         row["ci95"] = {name: _ci95([line[name] for line in table]) for name in means}
     return row
 
 
 def _ci95(values: Sequence[float]) -> float:
     """Half the width of the 95 % interval of the mean."""
-    quantile = T95[min(len(values) - 1, len(T95)) - 1] if len(values) > 1 else math.nan
+    if len(values) < 2:
+        return math.nan
+    quantile = T95[min(len(values) - 1, len(T95)) - 1]
     return float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))

@@ -46,9 +46,9 @@ from coddl.traces.trace import Trace
     HELD,  # GPUs the job trains on; lags behind GPUS while a change is prepared
     PREPARING,  # the share under preparation
 ) = range(len(WHOLE_DEFAULTS), WHOLES := len(WHOLE_DEFAULTS) + 2)
-# Columns of World.clock.
+# Entries of World.clock.
 NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S = range(CLOCKS := 5)
-# Columns of World.counts.
+# Entries of World.counts.
 (
     ARRIVED,
     ACTIVE,
@@ -63,7 +63,7 @@ NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S = range(CLOCKS := 5)
     MODE,
     DECIDE,  # 1: shares should be decided anew
 ) = range(COUNTS := 12)
-# What the log tells: Log.kind.
+# What the log tells, first of Log.what.
 ARRIVE, FINISH, SHARE, SWAP, WAKE_UP = map(whole_number, range(5))
 NOBODY = whole_number(-1)
 # How a change of share takes effect: World.counts[MODE].
@@ -250,13 +250,22 @@ def queue_up(world: World, row: int) -> None:
 
 
 @part
+def drop_stale(world: World, row: int) -> None:
+    """Prepare what is wanted now instead of what was, if the job does not hold it already."""
+    if world.jobs.whole[GPUS, row] == world.jobs.whole[HELD, row]:
+        cancel(world, row)
+    else:
+        prepare(world, row)
+
+
+@part
 def swap(world: World, row: int) -> bool:
     """Put a prepared share into effect; False if the GPUs for it are still held by others."""
     whole = world.jobs.whole
     share, before = whole[PREPARING, row], whole[HELD, row]
     if share - before > world.counts[FREE]:
         if share != whole[GPUS, row]:
-            prepare(world, row)  # nobody wants it any more, and it might never fit
+            drop_stale(world, row)  # it might never fit
         return False
     stands = before > 0 and world.counts[MODE] != SERIAL  # in `serial` it has stood still already
     hold(world, row, share, world.clock[NOW] + (world.clock[PAUSE_S] if stands else 0.0))

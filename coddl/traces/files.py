@@ -7,7 +7,6 @@ A trace has the columns `submitted_s,model,iterations,gpus_requested` and, if wa
 import csv
 import gzip
 import io
-import os
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import as_file, files
@@ -22,6 +21,7 @@ from coddl.traces.cells import Cells, Rule, cells_of, listed, shown
 from coddl.traces.philly import AFS_MODELS, is_philly, philly_trace
 from coddl.traces.source import read_text
 from coddl.traces.trace import Trace, smallest_shares, trace_of
+from coddl.traces.whole_file import write_whole
 
 TRACE_COLUMNS = ("submitted_s", "model", "iterations", "gpus_requested")
 TRACE_OPTIONS = ("gpus_min", "gpus_max", "queue", "user", "vc")
@@ -93,18 +93,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     data = out.getvalue().encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)  # no time of writing: equal traces, equal files
-    part = path.parent / f".{path.name}.{os.getpid()}.part"
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    except (OSError, ValueError) as error:
-        _discard(part)
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"trace {path} cannot be written",
-            f"the file system says: {reason}",
-            "a file name in a folder that exists and that you may write to",
-        ) from None
+    write_whole(path, data, "trace")
 
 
 @cache
@@ -226,10 +215,3 @@ def _lines(trace: Trace) -> Iterator[tuple[object, ...]]:
 
 def _named(names: tuple[str, ...], column: IntColumn) -> list[str]:
     return [names[at] for at in column.tolist()]
-
-
-def _discard(part: Path) -> None:
-    try:
-        part.unlink(missing_ok=True)
-    except (OSError, ValueError):
-        return  # What kept us from writing may keep us from this; the first error is told.

@@ -37,7 +37,7 @@ OPTIONS = {
     "half a GPU": (("--gpus", "1.5"), "1.5"),
     "GPUs in words": (("--gpus", "many"), "many"),
     "a negative load": (("--load", "-1"), "-1"),
-    "no seeds": (("--seeds", "0"), "--seeds 0"),
+    "no seeds": (("--seeds", "0"), "seeds 0"),
     "an unknown cost": (("--reconfigure", "free:1"), "free"),
     "a cost without numbers": (("--reconfigure", "concurrent:5"), "5"),
     "a job larger than the cluster": (("--gpus", "1"), "needs 2 GPUs"),

@@ -139,9 +139,13 @@ def test_help_does_not_wait_for_the_compiler() -> None:
 
 def test_ctrl_c_prints_what_is_finished_so_far(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
-        "import time\nfrom coddl.core.policies.registry import policy_from\n"
-        "afs = policy_from('afs-l')\n"
-        "def slow(snapshot):\n    time.sleep(0.002)\n    return afs(snapshot)\n"
+        "import time\nfrom pathlib import Path\n"
+        "from coddl.core.policies.registry import policy_from\n"
+        "afs, going = policy_from('afs-l'), Path(__file__).with_name('going')\n"
+        "def slow(snapshot):\n"
+        "    time.sleep(0.002)\n"
+        "    if snapshot.jobs.id[0] > 20:\n        going.touch()\n"
+        "    return afs(snapshot)\n"
     )
     words = [
         "simulate",
@@ -157,9 +161,11 @@ def test_ctrl_c_prints_what_is_finished_so_far(tmp_path: Path) -> None:
         [sys.executable, "-m", "coddl.cli.main", *words, "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    time.sleep(6.0)
+    until_s = time.monotonic() + 90
+    while not (tmp_path / "going").exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "jobs had finished" in err
+    assert "jobs finished" in err
     assert json.loads(out)["results"][0]["jobs"] > 0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coddl.core.allocation import Allocation, Reasons, because
+from coddl.core.allocation import Allocation, Reasons, Seat, because
 from coddl.core.invariants import InvalidAllocation
 from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
@@ -29,16 +29,22 @@ def test_a_suspended_job_is_told_why() -> None:
     rows = [job("a", holds=1, left=50), job("b", left=5)]
     plan = Scheduler(policy_from("srtf")).decide(snapshot_of(4, rows))
     assert [change.action for change in plan.changes] == ["suspend", "start"]
-    assert plan.changes[0].reason == "Resources: shorter jobs hold the GPUs"
-    assert plan.waiting(0) == ("Resources", "shorter jobs hold the GPUs")
+    why = "it needs more than the 0 free; shorter jobs hold the GPUs"
+    assert plan.changes[0].reason == f"Resources: {why}"
+    assert plan.waiting(0) == ("Resources", why)
     assert plan.waiting(1) is None
 
 
-def test_the_first_in_line_is_told_the_arithmetic() -> None:
+def test_a_job_that_waits_is_told_the_arithmetic() -> None:
     rows = [job("a", requested=3, holds=3), job("b", requested=4), job("c", requested=1)]
     plan = Scheduler(policy_from("fifo")).decide(snapshot_of(4, rows))
-    assert plan.waiting(1) == ("Resources", "it is next, needs 4 GPUs, and 1 are free")
+    assert plan.waiting(1) == (
+        "Resources",
+        "it needs more than the 1 free; earlier jobs are ahead of it",
+    )
     assert plan.waiting(2) == ("Priority", "earlier jobs are ahead of it")
+    plan = Scheduler(policy_from("fifo")).decide(snapshot_of(2, rows[1:2]))
+    assert plan.waiting(0) == ("Infeasible", "it needs more than all 2 GPUs")
 
 
 def test_what_may_not_be_preempted_keeps_what_it_holds() -> None:
@@ -50,14 +56,49 @@ def test_what_may_not_be_preempted_keeps_what_it_holds() -> None:
     assert plan.waiting(2) is not None
 
 
+@pytest.mark.parametrize(("gpus", "held"), [(4, 4), (2, 4), (5, 1)], ids=["full", "lost", "small"])
+def test_pinned_jobs_stay_whatever_is_left(gpus: int, held: int) -> None:
+    """All GPUs pinned, GPUs lost below a pinned job, a pinned job below its minimum."""
+    rows = [job("a", 2, 4, holds=held, pinned=True), job("b")]
+    for policy in ("afs-l", "afs-p", "srtf", "fifo", "max-min", "optimus", "tiresias-l"):
+        plan = Scheduler(policy_from(policy)).decide(snapshot_of(gpus, rows))
+        assert plan.shares[0] == held
+        assert plan.shares.sum() <= max(gpus, held)
+
+
+def test_seats_and_servers_stay_with_their_jobs() -> None:
+    def policy(snapshot: Snapshot) -> Allocation:
+        shares = np.ones(snapshot.jobs.size, np.int64)
+        return Allocation(shares, servers=shares * 7, seats=(Seat(0, 3, "packed"),))
+
+    rows = [job("a", holds=1, pinned=True), job("b"), job("c")]
+    allocation = Scheduler(policy).decide(snapshot_of(4, rows)).allocation
+    assert allocation.servers is not None
+    assert allocation.servers.tolist() == [0, 7, 7]
+    assert allocation.seats[0].row == 1
+
+
 BROKEN = {
     "more than there is": (lambda _: Allocation(np.array([3, 3])), "6 GPUs and there are 4"),
     "more than a job can use": (lambda _: Allocation(np.array([4, 0])), "job 0 gets 4 GPUs"),
     "a negative share": (lambda _: Allocation(np.array([-1, 1])), "gets -1"),
     "no reason": (lambda _: Allocation(np.array([1, 0])), "job 1 gets no GPUs and is not told why"),
-    "a row too few": (lambda _: Allocation(np.array([1])), "1 shares for 2 jobs"),
+    "a row too few": (lambda _: Allocation(np.array([1])), "(1,) for 2 jobs"),
+    "nothing at all": (lambda _: None, "it is a NoneType"),
+    "a wake-up in the past": (
+        lambda _: Allocation(np.array([1, 1]), wake_at_s=0.0),
+        "woken at 0.0",
+    ),
+    "memory of another shape": (
+        lambda _: Allocation(np.array([1, 1]), memory=np.zeros((1, 1))),
+        "its memory",
+    ),
+    "reasons for others": (
+        lambda _: Allocation(np.array([1, 1]), because(np.ones(3, np.bool_), "Held", "?")),
+        "reasons",
+    ),
     "a list": (lambda _: Allocation([1, 1]), "shares are list"),  # type: ignore[arg-type]
-    "half a GPU": (lambda _: Allocation(np.array([0.5, 1.0])), "not an int64 array"),
+    "half a GPU": (lambda _: Allocation(np.array([0.5, 1.0])), "shares are float64"),
 }
 
 

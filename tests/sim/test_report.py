@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from coddl.core.columns import FloatColumn
+from coddl.core.errors import UserError
 from coddl.core.speed.table import interpolated
 from coddl.sim.report import write_report
 from coddl.sim.report.page import PLOTTED_RUNS, TIMELINE_CHANGES
@@ -54,11 +55,12 @@ def run(policy: str = "p", finish_s: Times = (10.0, 30.0), **changes: Any) -> Ru
     ends_s = np.array(finish_s, float) + START_S
     plain = Run(
         policy=policy,
-        queue="",
+        queue=None,
         gpus=4,
         load=1.0,
         seed=0,
         trace=trace((0.0, 5.0)),
+        end_s=START_S + 30.0,
         finish_s=ends_s,
         first_start_s=np.array([0.0, 10.0]) + START_S,
         executed_s=np.array([10.0, 20.0]),
@@ -69,7 +71,9 @@ def run(policy: str = "p", finish_s: Times = (10.0, 30.0), **changes: Any) -> Ru
         wall_s=0.0,
         events=events(STORY),
     )
-    return replace(plain, **changes)
+    made = replace(plain, **changes)
+    last_s = np.max(made.finish_s[made.finished], initial=START_S)
+    return replace(made, **{"end_s": float(last_s), **changes})
 
 
 STORY: list[Told] = [
@@ -253,7 +257,7 @@ def test_a_trace_without_jobs_and_no_run_at_all(tmp_path: Path) -> None:
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "report.html").mkdir()  # nothing can take its place
     (tmp_path / "report.html" / "mine").write_text("kept")
-    with pytest.raises(OSError, match=r"report\.html"):
+    with pytest.raises(UserError, match=r"report\.html"):
         write_report([run()], tmp_path / "report.html", title="")
     assert [path.name for path in tmp_path.rglob("*")] == ["report.html", "mine"]
 

@@ -1,7 +1,7 @@
 """Apathetic Future Share (AFS, NSDI '21): shortness and efficiency in balance, GPU by GPU."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
 
@@ -152,7 +152,7 @@ class AfsP:
     model's largest useful share.
     """
 
-    lease_h: float = 2.0
+    lease_h: Annotated[float, "above 0"] = 2.0
     tie: Literal["coin", "keep"] = "coin"  # keep: to who is further below the share it holds
     contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
 
@@ -164,4 +164,4 @@ class AfsP:
         return parameters(rule, CONTESTS.index(self.contest), self.lease_h * 3600.0)
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "other jobs hold the GPUs until their leases end", "Priority")
+        return answer(self, snapshot, "other jobs hold the GPUs until their leases end")

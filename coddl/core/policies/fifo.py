@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coddl.core.allocation import Allocation, because
+from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel, whole_number
 from coddl.core.jobs import GPUS_REQUESTED
@@ -43,12 +43,4 @@ class Fifo:
         return parameters(self.backfill)
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
-        allocation = answer(self, snapshot, "earlier jobs are ahead of it", "Priority")
-        waits = np.flatnonzero(allocation.shares == 0)
-        if not len(waits):
-            return allocation
-        free = snapshot.cluster.gpus_total - int(allocation.shares.sum())
-        first = np.arange(snapshot.jobs.size) == waits[0]
-        need = snapshot.jobs.gpus_requested[waits[0]]
-        head = because(first, "Resources", f"it is next, needs {need} GPUs, and {free} are free")
-        return Allocation(allocation.shares, head | allocation.waiting)
+        return answer(self, snapshot, "earlier jobs are ahead of it", rigid=True)

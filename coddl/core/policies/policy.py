@@ -5,7 +5,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from coddl.core.allocation import Allocation, Reasons, WaitingCode, because
+from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.snapshot import Picture, Snapshot
 
@@ -32,15 +32,27 @@ class RulePolicy(Protocol):
         """Decide."""
 
 
-def answer(
-    policy: RulePolicy, snapshot: Snapshot, why: str, code: WaitingCode = "Resources"
-) -> Allocation:
-    """Apply the policy's rule to a snapshot; every job without GPUs waits because of `why`."""
-    shares = np.zeros(snapshot.jobs.size, np.int64)
+def answer(policy: RulePolicy, snapshot: Snapshot, why: str, *, rigid: bool = False) -> Allocation:
+    """Apply the policy's rule to a snapshot.
+
+    `why` says who holds the GPUs that a job without any would need: its request if `rigid`, else
+    its minimum.
+    """
+    jobs = snapshot.jobs
+    shares = np.zeros(jobs.size, np.int64)
     memory = snapshot.memory.copy()
     wake_at_s = policy.rule(snapshot.picture(), policy.parameters, memory, shares)
     without = shares == 0
-    waiting = because(without, code, why) if without.any() else Reasons()
+    if not without.any():
+        return Allocation(shares, Reasons(), wake_at_s, memory)
+    need, total = jobs.gpus_requested if rigid else jobs.gpus_min, snapshot.cluster.gpus_total
+    free = total - int(shares.sum())
+    too_few = f"it needs more than the {free} free; {why}"
+    waiting = (
+        because(without & (need > total), "Infeasible", f"it needs more than all {total} GPUs")
+        | because(without & (need > free), "Resources", too_few)
+        | because(without, "Priority", why)
+    )
     return Allocation(shares, waiting, wake_at_s, memory)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from coddl.core.errors import UserError
 from coddl.core.policies.afs import AfsL, AfsP
@@ -44,7 +44,7 @@ def policy_parameters(name: str) -> list[Parameter]:
         Parameter(key, _kind(kind), _shown(getattr(cls, key))) for key, kind in _fields(cls).items()
     ]
     presets = getattr(cls, "presets", {})
-    return fields + [Parameter("preset", " | ".join(presets), "none")] * bool(presets)
+    return fields + [Parameter("preset", " | ".join(presets), "")] * bool(presets)
 
 
 def policy_from(spec: str) -> RulePolicy:
@@ -77,16 +77,21 @@ def build(cls: type[P], parameters: str, spec: str) -> P:
                 missing if equals else f'"{part}" is not parameter=value',
                 f"{name} takes {takes}",
             )
+        if key in given:
+            raise UserError(what, f"{key} is given twice", "each parameter once")
         given[key] = _value(known[key], text, what, key)
     preset = presets[str(given.pop("preset"))] if "preset" in given else {}
-    return cls(**{**preset, **given})
+    try:
+        return cls(**{**preset, **given})
+    except TypeError as error:  # a plug-in's class wants more than it was given
+        raise UserError(what, str(error), f"{name}:parameter=value for each") from None
 
 
 def _fields(cls: type) -> dict[str, Any]:  # Any: type hints
     """The parameters of a policy class and their types."""
     if not dataclasses.is_dataclass(cls):
         return {}
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
@@ -105,6 +110,9 @@ def _value(kind: Any, text: str, what: str, key: str) -> object:  # Any: a type 
             return text
         elif get_origin(kind) is Literal:
             return get_args(kind)[get_args(kind).index(text)]
+        elif get_origin(kind) is Annotated:
+            if 0.0 < float(text) < float("inf"):
+                return float(text)
         elif 0.0 <= float(text) < float("inf"):
             return float(text)
     except (ValueError, KeyError):
@@ -118,8 +126,10 @@ def _kind(kind: Any) -> str:  # Any: a type hint
         return "rising positive numbers separated by /"
     if get_origin(kind) is Literal:
         return " | ".join(map(str, get_args(kind)))
+    if get_origin(kind) is Annotated:
+        return "a number above 0"
     known = {bool: "true | false", int: "a whole number", float: "a number, 0 or more", str: "text"}
-    return known[kind]
+    return known.get(kind, "a number")
 
 
 def _example(kind: Any) -> str:  # Any: a type hint

@@ -47,7 +47,7 @@ class Srtf:
         return parameters(0)
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "shorter jobs hold the GPUs")
+        return answer(self, snapshot, "shorter jobs hold the GPUs", rigid=True)
 
 
 @dataclass(frozen=True)
@@ -65,4 +65,4 @@ class Srsf:
         return parameters(1)
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs with less GPU-time left hold the GPUs")
+        return answer(self, snapshot, "jobs with less GPU-time left hold the GPUs", rigid=True)

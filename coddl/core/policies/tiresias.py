@@ -136,4 +136,4 @@ class TiresiasL:
         return parameters(self.promote, since_start, *limits_gpu_s)
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs that have had less GPU-time hold the GPUs")
+        return answer(self, snapshot, "jobs that have had less GPU-time hold the GPUs", rigid=True)

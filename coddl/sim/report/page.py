@@ -2,7 +2,6 @@
 
 import html
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from coddl.sim.report.series import (
     timeline,
 )
 from coddl.sim.run import Run
+from coddl.traces.whole_file import write_whole
 
 PLOTTED_RUNS: Final = 12
 TIMELINE_CHANGES: Final = 20_000  # of one run
@@ -46,12 +46,7 @@ def write_report(
     the page; by default a busy time with some thirty jobs.
     """
     page = _page(title, _payload(runs, title, window_s))
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_bytes(page.encode("utf-8", "replace"))
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(path, page.encode("utf-8", "replace"), "report")
 
 
 def _page(title: str, payload: Json) -> str:

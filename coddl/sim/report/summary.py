@@ -41,7 +41,7 @@ COLUMNS: Final = (
     Column("reallocations", "Resizes", "count", "least", "Changes of share of started jobs"),
 )
 
-Setting = tuple[str, str, int, float]
+Setting = tuple[str, str | None, int, float]
 Row = dict[str, float]
 
 
@@ -54,7 +54,7 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
     """Name each run after its policy and whatever differs between the runs; no two alike."""
     parts: tuple[Callable[[Run], str], ...] = (
         lambda run: run.trace.name,
-        lambda run: run.queue or "all queues",
+        lambda run: "all queues" if run.queue is None else run.queue,
         lambda run: f"{run.gpus} GPUs",
         lambda run: f"load {run.load:g}",
         lambda run: f"seed {run.seed}",
