@@ -14,7 +14,11 @@ __all__ = ["__version__", "simulate"]
 
 def __getattr__(name: str) -> object:
     if name == "simulate":
-        from coddl.sim.api import simulate
+        try:
+            from coddl.sim.api import simulate
+        except ModuleNotFoundError as error:
+            hint = "coddl.simulate needs more than the base install: pip install 'coddl[sim]'"
+            raise ModuleNotFoundError(f"{error}; {hint}") from error
 
         return simulate
     raise AttributeError(f"module 'coddl' has no attribute {name!r}")

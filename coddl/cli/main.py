@@ -2,11 +2,12 @@
 command runs.
 """
 
+import io
 import sys
 from typing import Annotated
 
 from coddl import __version__
-from coddl.core.errors import CoddlError
+from coddl.core.errors import CoddlError, UserError
 
 try:
     import typer
@@ -49,15 +50,41 @@ def options(
     """Share a GPU cluster among deep-learning jobs that grow and shrink while they train."""
 
 
+# What typer raises for an unknown option and the like, whichever click it brings along.
+USAGE_ERROR: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+
 def main() -> None:
     """Run a command; a user's error is shown without a stack trace."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no "·" gets a "?"
     try:
-        app()
+        code = app(standalone_mode=False)
+    except USAGE_ERROR as error:
+        asked = getattr(getattr(error, "ctx", None), "command_path", "coddl")
+        code = (
+            2
+            if not _message(error)
+            else _tell(UserError(f"{asked} cannot run", _message(error), f"{asked} --help"))
+        )
     except CoddlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        code = _tell(error)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _message(error: Exception) -> str:
+    written = getattr(error, "format_message", lambda: str(error))
+    return " ".join(str(written()).split())
+
+
+def _tell(error: CoddlError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
 
 
 if __name__ == "__main__":

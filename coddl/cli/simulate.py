@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -107,7 +109,7 @@ def simulate(
         keep_events=bool(report),
     )
     study, stopped = _watched(question)
-    _show(study, wants_json(output, as_json))
+    _show(study, stopped, wants_json(output, as_json))
     _write(study, report, jobs_csv)
     if study.finished < study.planned:
         told = "stopped: only" if stopped else "note: only"
@@ -122,7 +124,9 @@ def _write(study: "Study", report: str, jobs_csv: str) -> None:
     if report:
         from coddl.sim.report import write_report
 
-        write_report(study.runs, Path(report), title=f"Policies on {study.trace.name}")
+        # A page compares runs of one workload, so of several seeds it shows the first.
+        runs = [run for run in study.runs if run.seed == 0]
+        write_report(runs, Path(report), title=f"Policies on {study.trace.name}")
         print(f"report written to {report}", file=sys.stderr)
     if jobs_csv:
         from coddl.sim.jobs_csv import write_jobs
@@ -167,10 +171,18 @@ def _watched(question: "Question") -> tuple["Study", bool]:
             planned=begin,
             progress=lambda jobs: bar.advance(task, jobs),
         )
+        signal.signal(signal.SIGINT, _interrupt)
         return study(question, watch), watch.stop.is_set()
 
 
-def _show(study: "Study", for_program: bool) -> None:
+def _interrupt(_signal: int, _frame: object) -> None:
+    """Stop at the next opportunity; a second time, at once."""
+    signal.signal(signal.SIGINT, lambda _signal, _frame: os._exit(130))
+    print("stopping … (Ctrl-C again leaves at once)", file=sys.stderr)
+    raise KeyboardInterrupt
+
+
+def _show(study: "Study", stopped: bool, for_program: bool) -> None:
     """Print the results."""
     if for_program:
         trace = study.trace
@@ -180,7 +192,8 @@ def _show(study: "Study", for_program: bool) -> None:
             "queues": [queue for queue in trace.queues if queue],
             "models": list(trace.speeds.names),
         }
-        print(json.dumps({"trace": about, "results": _plain(study.rows)}, indent=2))
+        results = {"trace": about, "stopped": stopped, "results": _plain(study.rows)}
+        print(json.dumps(results, indent=2))
         return
     from coddl.cli.table import print_table
 
@@ -214,7 +227,8 @@ def _numbers(option: str, text: str, *, whole: bool) -> list[float]:
 
 def _check_writable(option: str, path: str) -> None:
     """Find out before a long run that its results could not be written."""
-    if path and (Path(path).is_dir() or not Path(path).resolve().parent.is_dir()):
-        because = "it is a folder" if Path(path).is_dir() else "its folder does not exist"
+    folder = Path(path).resolve().parent
+    if path and (Path(path).is_dir() or not os.access(folder, os.W_OK)):
+        because = "it is a folder" if Path(path).is_dir() else f"{folder} is no folder to write to"
         name = "report.html" if option == "--report" else "jobs.csv"
         raise UserError(f"{option} {path} cannot be written", because, f"{option} {name}")

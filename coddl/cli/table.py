@@ -1,10 +1,12 @@
 """The results of a study as a table for people."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -19,8 +21,9 @@ def hours(value: float) -> str:
     return f"{value / 3600:,.1f}"
 
 
+Column: TypeAlias = tuple[str, str, Callable[[float], str], int]
 # (column, title, how a value is written, +1 if less is better, -1 if more is, 0 if neither)
-COLUMNS: Final[tuple[tuple[str, str, Callable[[float], str], int], ...]] = (
+COLUMNS: Final[tuple[Column, ...]] = (
     ("avg_jct_s", "avg JCT\nmin", minutes, 1),
     ("p50_jct_s", "p50\nmin", minutes, 1),
     ("p95_jct_s", "p95\nmin", minutes, 1),
@@ -43,29 +46,41 @@ def print_table(study: "Study") -> None:
         parts = [study.trace.name if queue is None else f"{queue}", f"{rows[0]['jobs']:,.0f} jobs"]
         parts += [f"{gpus} GPUs"] + [f"load {load:g}"] * (load != 1.0)
         parts += [f"{rows[0]['seeds']} seeds, ± 95 %"] if "seeds" in rows[0] else []
-        _console().print(_block(rows, " · ".join(parts)))
+        _print_fitting(rows, escape(" · ".join(parts)))
+
+
+def _print_fitting(rows: list[dict[str, object]], title: str) -> None:
+    """Print a block; a terminal too narrow for all columns gets the first ones whole."""
+    console, wide = _console(), Console(width=10_000)
+    for count in range(len(COLUMNS), 0, -1):
+        table = _block(rows, title, COLUMNS[:count])
+        if Measurement.get(wide, wide.options, table).maximum <= console.width or count == 1:
+            console.print(table)
+            break
+    if count < len(COLUMNS):
+        console.print(f"{len(COLUMNS) - count} more columns fit a wider terminal, or -o json")
 
 
 def _console() -> Console:
-    # Piped output keeps its width: a program or a file has no edge to wrap at.
+    # A program or a file has no edge to wrap at.
     console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return console if console.is_terminal else Console(width=10_000)
 
 
-def _block(rows: list[dict[str, object]], title: str) -> Table:
+def _block(rows: list[dict[str, object]], title: str, columns: Sequence[Column]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("policy")
-    for _, heading, _, _ in COLUMNS:
-        table.add_column(heading, justify="right")
-    table.add_column("avg JCT\nto best", justify="right")
+    table.add_column("policy", no_wrap=True)
+    for _, heading, _, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("avg JCT\nto best", justify="right", no_wrap=True)
     best = {
         name: min(sign * cast(float, row[name]) for row in rows) * sign
-        for name, _, _, sign in COLUMNS
+        for name, _, _, sign in columns
         if sign
     }
     for row in sorted(rows, key=lambda row: cast(float, row["avg_jct_s"])):
         cells = []
-        for name, _, written, sign in COLUMNS:
+        for name, _, written, sign in columns:
             value = cast(float, row[name])
             cell = written(value)
             is_best = sign and len(rows) > 1 and value == value and cell == written(best[name])
@@ -73,5 +88,5 @@ def _block(rows: list[dict[str, object]], title: str) -> Table:
                 cell += f" ± {written(cast(dict[str, float], row['ci95'])[name])}"
             cells.append(f"[bold green]{cell}*[/]" if is_best else f"{cell} ")
         ratio = cast(float, row["avg_jct_s"]) / best["avg_jct_s"] if best["avg_jct_s"] else 1.0
-        table.add_row(str(row["policy"]), *cells, f"{ratio:.2f}x")
+        table.add_row(escape(str(row["policy"])), *cells, f"{ratio:.2f}x")
     return table

@@ -26,7 +26,7 @@ def whole_number(value: int) -> int:
     return cast(int, np.int64(value))
 
 
-ZERO, ONE, TWO, THREE = (whole_number(value) for value in range(4))
+ZERO, ONE, TWO = (whole_number(value) for value in range(3))
 
 _PACKAGE = Path(__file__).parent.parent
 

@@ -69,7 +69,7 @@ def reconfigure_from(spec: str) -> Reconfigure:
             f'reconfiguration "{spec}" cannot be simulated',
             f'"{rest}" is not {numbers} number{"s" * (numbers > 1)} of seconds'
             if mode in MODES
-            else f'there is no mode "{mode}"',
+            else f'"{spec}" is not one of the modes',
             "none, stall:30, serial:30, concurrent:20,1 or uncancelled:20,1",
         )
     return Reconfigure(mode, values[0] if numbers == 2 else 0.0, values[-1])

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from html import escape
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -92,46 +92,74 @@ def _refuse(bad: bool, name: str, value: object, because: str, try_: str) -> Non
         raise UserError(f"{name} {value} cannot be simulated", because, f"{name} {try_}")
 
 
-@dataclass(frozen=True, eq=False)
-class Study(Mapping[str, "np.ndarray[Any, Any]"]):  # Any: strings, whole and real numbers
-    """The results, as columns: `study["avg_jct_s"]`, or `pandas.DataFrame(study)`."""
+class Study(dict[str, "np.ndarray[Any, Any]"]):  # Any: strings, whole and real numbers
+    """The results, as columns: `study["avg_jct_s"]`, or `pandas.DataFrame(study)`.
 
-    trace: Trace
-    runs: tuple[Run, ...]
-    seeds: int
-    planned: int  # jobs of all runs together, finished or not
+    Of several seeds a column holds means, and `avg_jct_s_ci95` half the width of a 95 % interval.
+    """
 
-    @cached_property
-    def rows(self) -> list[dict[str, object]]:
-        """One row per policy, queue, cluster and load; of several seeds, means and intervals."""
+    def __init__(self, trace: Trace, runs: Sequence[Run], seeds: int, planned: int) -> None:
+        self.trace = trace
+        self.runs = tuple(runs)
+        self.planned = planned  # jobs of all runs together, finished or not
         groups: dict[tuple[object, ...], list[Run]] = {}
-        for run in self.runs:
+        for run in runs:
             groups.setdefault((run.policy, run.queue, run.gpus, run.load), []).append(run)
-        return [_row(runs, self.seeds) for runs in groups.values()]
+        # One row per policy, queue, cluster and load.
+        self.rows = [_row(runs, seeds) for runs in groups.values()]
+        flat = [_flat(row) for row in self.rows]
+        super().__init__(
+            {name: np.array([row[name] for row in flat]) for name in flat[0]} if flat else {}
+        )
 
     @property
     def finished(self) -> int:
         """Jobs that finished in all runs together: less than planned if the study was stopped."""
         return sum(int(run.finished.sum()) for run in self.runs)
 
-    def __getitem__(self, column: str) -> "np.ndarray[Any, Any]":
-        return np.array([row[column] for row in self.rows])
+    def __repr__(self) -> str:
+        shown = (f"{row['policy']}: {row['avg_jct_s']:,.0f} s" for row in self.rows)
+        return f"<Study of {self.trace.name}; average JCT of {', '.join(shown)}>"
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.rows[0] if self.runs else ())
+    def _repr_html_(self) -> str:
+        """The table, for a notebook."""
+        head = "".join(f"<th>{escape(name)}</th>" for name in self)
+        lines = zip(*(column.tolist() for column in self.values()), strict=True)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(_cell(cell))}</td>" for cell in line) + "</tr>"
+            for line in lines
+        )
+        return f"<table><tr>{head}</tr>{body}</table>"
 
-    def __len__(self) -> int:
-        return len(self.rows[0]) if self.runs else 0
+
+def _cell(value: object) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def _flat(row: Mapping[str, object]) -> dict[str, object]:
+    """A row without the nested intervals."""
+    intervals = cast(Mapping[str, float], row.get("ci95", {}))
+    flat = {name: value for name, value in row.items() if name != "ci95"}
+    return flat | {f"{name}_ci95": width for name, width in intervals.items()}
 
 
 def study(question: Question, watch: Watch | None = None) -> Study:
     """Answer a question."""
     workload = _workload(question)
     cases = list(_cases(question, workload))
+    watch = watch or Watch()
     runs = run_cases(cases, watch)
+    for run in runs:
+        if not run.finished.all() and not watch.stop.is_set():
+            left = int((~run.finished).sum())
+            raise UserError(
+                f"{run.policy} on {run.gpus} GPUs does not come to an end",
+                f"it leaves {left:,} of {run.trace.size:,} jobs without GPUs for ever",
+                "a policy that serves every job in the end; coddl.testing.PolicyContract helps",
+            )
     whole = workload(question.loads[0], 0, question.sizes[0])
     planned = sum(case.trace.size for case in cases)
-    return Study(whole, tuple(runs), question.seeds, planned)
+    return Study(whole, runs, question.seeds, planned)
 
 
 Workload: TypeAlias = Callable[[float, int, int], Trace]  # load, seed, GPUs -> trace

@@ -71,6 +71,14 @@ class Cells:
                 break
         return reader.line_num
 
+    def lines(self) -> IntColumn:
+        """The line of every row."""
+        rows = len(next(iter(self.columns.values())))
+        if self.text.strip("\n").count("\n") == rows:  # nothing but the header and a line a row
+            return np.arange(2, rows + 2)
+        reader = _reader(io.StringIO(self.text, newline=""))
+        return np.array([reader.line_num for cells in reader if not _is_blank(cells)][1:])
+
     def _numbers(self, name: str, cells: Sequence[str], rule: Rule) -> FloatColumn:
         try:
             numbers = np.fromiter(map(float, cells), np.float64, len(cells))

@@ -169,6 +169,7 @@ def _trace(cells: Cells, name: str, speeds: Speeds) -> Trace:
         gpus_max=gpus_max,
         queue=queue,
         user=cells.columns.get("user"),
+        line=cells.lines(),
     )
 
 

@@ -34,6 +34,7 @@ class Trace:
     user: IntColumn  # index into `users`
     queues: tuple[str, ...] = ("",)
     users: tuple[str, ...] = ("",)
+    line: IntColumn | None = None  # where in its file each job stands
 
     @property
     def size(self) -> int:
@@ -43,9 +44,13 @@ class Trace:
     def rows(self, keep: BoolColumn) -> Self:
         """The same trace with only these jobs."""
         columns = ("submitted_s", "curve", "iterations", "gpus_requested", "gpus_min", "gpus_max")
-        return replace(
-            self, **{name: getattr(self, name)[keep] for name in (*columns, "queue", "user")}
-        )
+        kept = {name: getattr(self, name)[keep] for name in (*columns, "queue", "user")}
+        return replace(self, **kept, line=None if self.line is None else self.line[keep])
+
+    def _where(self, row: int) -> str:
+        if self.line is None:
+            return f"the job submitted at {self.submitted_s[row]:g} s"
+        return f"line {self.line[row]}"
 
     def of_queue(self, name: str) -> Self:
         """The jobs of one queue (virtual cluster)."""
@@ -53,7 +58,9 @@ class Trace:
             raise UserError(
                 f'queue "{name}" cannot be simulated',
                 f"no job of {self.name} is in it",
-                f"one of {', '.join(self.queues)}, or all",
+                f"one of {', '.join(filter(None, self.queues))}, or all"
+                if any(self.queues)
+                else "a trace with a column vc or queue; this one has none",
             )
         return self.rows(self.queue == self.queues.index(name))
 
@@ -78,8 +85,13 @@ class Trace:
             row = int(np.argmax(too_large))
             raise UserError(
                 f"{self.name} cannot run on {gpus} GPUs",
-                f"job {row} needs {need[row]} GPUs"
-                + f", and {others} others too many" * (others > 0),
+                (
+                    f"the job of {self.submitted_s[row]:g} s"
+                    if self.line is None
+                    else f"line {self.line[row]}"
+                )
+                + f" asks for {need[row]} GPUs"
+                + f", and {others} more jobs for too many" * (others > 0),
                 f"--gpus {need.max()}" + OVERSIZE_TRY[oversize],
             )
         fitting = self.rows(~too_large) if oversize == "skip" else self
@@ -109,6 +121,7 @@ def trace_of(
     gpus_max: IntColumn | None = None,
     queue: Sequence[str] | None = None,
     user: Sequence[str] | None = None,
+    line: IntColumn | None = None,
 ) -> Trace:
     """A trace of jobs in any order; those submitted at one time stay in the order given.
 
@@ -133,6 +146,7 @@ def trace_of(
         user=user_index[order],
         queues=queues,
         users=users,
+        line=None if line is None else line[order],
     )
 
 

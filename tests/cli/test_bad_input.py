@@ -40,7 +40,7 @@ OPTIONS = {
     "no seeds": (("--seeds", "0"), "seeds 0"),
     "an unknown cost": (("--reconfigure", "free:1"), "free"),
     "a cost without numbers": (("--reconfigure", "concurrent:5"), "5"),
-    "a job larger than the cluster": (("--gpus", "1"), "needs 2 GPUs"),
+    "a job larger than the cluster": (("--gpus", "1"), "line 3 asks for 2 GPUs"),
     "a queue that is not there": (("--vc", "vc9"), "vc9"),
     "speeds that are not there": (("--speeds", "nothere.csv"), "nothere.csv"),
     "a report nowhere": (("--report", "no/such/folder/r.html"), "no/such/folder"),
@@ -109,4 +109,6 @@ def test_a_policy_that_breaks_its_promise_is_stopped(coddl: Coddl) -> None:
 
 
 def test_an_unknown_option_is_a_usage_error(coddl: Coddl) -> None:
-    assert coddl("simulate", "--polcy", "afs-l").code == 2
+    check(coddl("simulate", "--polcy", "afs-l"), "--polcy")
+    check(coddl("simulate", "--seeds", "many"), "seeds")
+    check(coddl("simulat"), "simulat")

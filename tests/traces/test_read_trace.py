@@ -184,7 +184,7 @@ def test_a_bad_table_beside_a_trace_is_named(tmp_path: Path) -> None:
 
 def test_a_trace_is_cut_to_the_cluster(tmp_path: Path) -> None:
     trace = read(tmp_path, lines("0,vgg16,1,2", "0,resnet50,1,16", "0,dcgan,1,8"))
-    with pytest.raises(UserError, match="job 1 needs 16 GPUs, and 1 others too many"):
+    with pytest.raises(UserError, match="line 3 asks for 16 GPUs, and 1 more jobs"):
         trace.fitted_to(4, "error")
     assert trace.fitted_to(4, "skip").gpus_requested.tolist() == [2]
     clamped = trace.fitted_to(4, "clamp")

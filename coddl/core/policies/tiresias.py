@@ -9,7 +9,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import THREE, kernel, part
+from coddl.core.compiling import TWO, kernel, part
 from coddl.core.jobs import (
     EXECUTED_S,
     FIRST_START_S,
@@ -90,24 +90,25 @@ def tiresias_l(
 ) -> float:
     """Fill queue by queue, in order of first start."""
     jobs, size = picture.jobs, picture.rows.shape[0]
-    line = line_up(THREE, size)
+    line = line_up(TWO, size)
+    # A running job is not swapped for one of its queue that waits; in the AFS evaluation it is.
+    waits_behind = 0.5 if params[SINCE_START] == 0.0 else 0.0
     for k in range(size):
         row = picture.rows[k]
-        change_queue(picture, row, params, memory)
         line.need[k] = jobs.whole[GPUS_REQUESTED, row]
         line.holds[k] = jobs.whole[GPUS, row] > 0
-        line.keys[0, k] = memory[row, LEVEL]
-        # A running job is not swapped for one of its queue that waits; the AFS evaluation does so.
-        line.keys[1, k] = params[SINCE_START] == 0.0 and not line.holds[k]
-        line.keys[2, k] = jobs.real[FIRST_START_S, row]
+        if line.holds[k] or memory[row, LEVEL] > 0.0:
+            change_queue(picture, row, params, memory)
+        line.keys[0, k] = memory[row, LEVEL] + (0.0 if line.holds[k] else waits_behind)
+        line.keys[1, k] = jobs.real[FIRST_START_S, row]
     fill_in_order(line, picture.gpus, SKIP, shares)
     wake_at_s = np.inf
     for k in range(size):
-        row = picture.rows[k]
         if shares[k] > 0:
-            wake_at_s = min(wake_at_s, down_at_s(picture, row, params, memory))
-        elif params[PROMOTE] > 0.0 and memory[row, LEVEL] > 0.0:
-            wake_at_s = min(wake_at_s, up_at_s(picture, row, params, memory))
+            due_s = down_at_s(picture, picture.rows[k], params, memory)
+            wake_at_s = min(wake_at_s, due_s)
+        elif params[PROMOTE] > 0.0 and memory[picture.rows[k], LEVEL] > 0.0:
+            wake_at_s = min(wake_at_s, up_at_s(picture, picture.rows[k], params, memory))
     return max(wake_at_s, picture.now_s + SLACK_S)
 
 

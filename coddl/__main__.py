@@ -1,0 +1,5 @@
+"""`python -m coddl` is `coddl`."""
+
+from coddl.cli.main import main
+
+main()
