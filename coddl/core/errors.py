@@ -2,6 +2,7 @@
 
     CoddlError            exit code 1
     └── UserError         exit code 2   bad input: says what, because, try; changed nothing
+        └── InvalidAllocation           a policy's answer can't be carried out (`invariants`)
 
 Bugs are assertions and are not caught.
 """

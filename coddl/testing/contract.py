@@ -63,7 +63,8 @@ class PolicyContract:
 
     class TestMine(PolicyContract):
         @pytest.fixture(scope="class")
-        def policy(self):
+        @classmethod
+        def policy(cls):
             return mine
     """
 

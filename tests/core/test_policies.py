@@ -129,7 +129,7 @@ def test_sharing(case: Case) -> None:
     assert case.got == case.want
 
 
-# The published code's shares (shared/spec/schedulers.md, 1.6): model:iterations, GPUs, by policy.
+# Shares that the AFS authors' public code gives: model:iterations, GPUs, by policy.
 MODELS = {"res50": "resnet50", "vgg": "vgg16", "inc4": "inception4", "ds2": "deepspeech2",
           "chat": "chatbot", "trans": "transformer", "video": "videoprediction"}  # fmt: skip
 VECTORS = {
