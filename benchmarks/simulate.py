@@ -4,8 +4,8 @@
 
 Both simulate the same jobs on 64 GPUs, in this process, one after the other: the Philly clusters
 ed69ec and 103959 and the first 5,000 jobs of 6214e9 (`--data` names the folder; where there is
-none, a generated trace). Event lists are compared; a policy whose lists differ is an error. `engine_us`
-is what the step-by-step loop costs per event besides the policy.
+none, a generated trace). Event lists are compared; a policy whose lists differ is an error.
+`engine_us` is what the step-by-step loop costs per event besides the policy.
 """
 
 import argparse

@@ -84,6 +84,11 @@ def part(function: Callable[P, R]) -> Callable[P, R]:
     return _compiled(function, no_cpython_wrapper=True)
 
 
+def as_part(compiled: Callable[P, R]) -> Callable[P, R]:
+    """The part that does the same as a kernel."""
+    return part(cast(Any, compiled).py_func)  # Any: numba's own type
+
+
 def _compiled(function: Callable[P, R], **options: bool) -> Callable[P, R]:
     njit: Any = numba.njit  # Any: its stub lacks some options
     compiled: Callable[P, R] = njit(
