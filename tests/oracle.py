@@ -100,6 +100,7 @@ class Simulation(Crowd):
                 self.swap_what_is_ready()
             if changed:
                 self.decide()
+            assert len(self.log) < 3_000_000, "is the policy thrashing?"
         return self.log
 
     def next_s(self) -> float:

@@ -36,6 +36,30 @@ class Trace:
     users: tuple[str, ...] = ("",)
     line: IntColumn | None = None  # where in its file each job stands
 
+    def __post_init__(self) -> None:
+        widest = self.speeds.step_s.shape[1] - 1
+        checks = {
+            "its time is not a number of seconds from 0 on": (self.submitted_s >= 0)
+            & np.isfinite(self.submitted_s),
+            "its iterations are not a number above 0": (self.iterations > 0)
+            & np.isfinite(self.iterations),
+            "its model is not in the table of speeds": (self.curve >= 0)
+            & (self.curve < len(self.speeds.names)),
+            "its gpus_min is not within 1 and gpus_max, or is off the table of speeds": (
+                self.gpus_min >= 1
+            )
+            & (self.gpus_min <= np.minimum(self.gpus_max, widest)),
+            "it asks for less than its gpus_min": self.gpus_requested >= self.gpus_min,
+            "it comes before the job in front of it": np.diff(self.submitted_s, prepend=0.0) >= 0,
+        }
+        for because, holds in checks.items():
+            if not holds.all():
+                raise UserError(
+                    f"trace {self.name} cannot be simulated",
+                    f"job {int(np.argmin(holds))}: {because}",
+                    "coddl.traces.trace.trace_of, which sorts jobs and fills in defaults",
+                )
+
     @property
     def size(self) -> int:
         """How many jobs there are."""

@@ -101,7 +101,8 @@ def traces(draw: st.DrawFn) -> Trace:
 def test_all_loops_tell_the_same_story(
     spec: str, trace: Trace, gpus: int, mode: str, slow: bool
 ) -> None:
-    costs = Reconfigure(mode, 35.0 * slow, 7.5 * slow)  # type: ignore[arg-type]
+    # Less than the shortest stay in a queue: else nobody would ever train.
+    costs = Reconfigure(mode, 1.0 * slow, 0.5 * slow)  # type: ignore[arg-type]
     compiled, stepwise, told = stories(spec, trace, gpus, costs)
     assert compiled == stepwise
     assert compiled == told

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,3 +101,20 @@ def test_the_small_trace_is_made_as_its_readme_says() -> None:
     made, small = poisson(jobs=200, gpus=64, load=1.0, seed=1), small_trace()
     for name in ("submitted_s", "curve", "iterations", "gpus_requested", "gpus_min", "gpus_max"):
         assert np.array_equal(getattr(made, name), getattr(small, name)), name
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "why"),
+    [
+        ("submitted_s", np.array([5.0, 1.0]), "comes before"),
+        ("submitted_s", np.array([0.0, np.nan]), "seconds"),
+        ("iterations", np.array([1.0, 0.0]), "iterations"),
+        ("curve", np.array([0, 99]), "model"),
+        ("gpus_min", np.array([1, 0]), "gpus_min"),
+        ("gpus_requested", np.array([1, 0]), "asks for less"),
+    ],
+)
+def test_a_trace_made_by_hand_is_checked(column: str, value: object, why: str) -> None:
+    two = tiresias().rows(np.arange(240) < 2)
+    with pytest.raises(UserError, match=why):
+        replace(two, **{column: value})  # type: ignore[arg-type]

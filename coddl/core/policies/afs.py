@@ -32,9 +32,7 @@ from coddl.core.snapshot import Picture, Snapshot
 
 Contest = Literal["auto", "scan", "tournament"]
 CONTESTS: Final = ("auto", "scan", "tournament")
-SCAN_PAIRS: Final = (
-    4_000_000  # "auto" plays a tournament where a scan would compare more pairs than this
-)
+SCAN_PAIRS: Final = 4_000_000  # "auto" plays a tournament where a scan would compare more
 RULE, CONTEST, LEASE_S = range(3)  # params
 LEASE_END_S, ROUNDS = range(2)  # memory of AFS-P
 
