@@ -1,7 +1,9 @@
 """The scheduling rules of the oracle, in plain Python: see `tests.oracle`.
 
 Nothing here is shared with the compiled kernels but what they promise. Each decision sorts the jobs
-by the policy's order where there is not enough for all, and hands out GPUs until none is free.
+by the policy's order where there is not enough for all, and hands out GPUs until none is free. A
+line kept sorted from one decision to the next would be faster under overload, and harder to trust:
+against that, the compiled loop's lead with afs-l was about 16x instead of 22x.
 """
 
 from bisect import bisect_left, insort

@@ -32,7 +32,7 @@ def run_steps(
 
 
 def take_snapshot(world: World, cluster: Cluster, speeds: Speeds) -> Snapshot:
-    """The picture at this instant."""
+    """The picture at this instant, with the next seed for the policy's coin."""
     rows = world.active[: world.counts[ACTIVE]]
     seed = next_seed(world.counts[SEED])
     world.counts[SEED] = seed
