@@ -3,22 +3,33 @@
 Importing it needs nothing but Python; what needs more is imported when it is first used.
 """
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from coddl.runtime.prepare import is_main, log, mean, prepare, track
     from coddl.sim.api import simulate
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "simulate"]
+__all__ = ["__version__", "is_main", "log", "mean", "prepare", "simulate", "track"]
+
+# Where each name lives, and the extra that installs what it needs.
+_HOME: Final = {
+    "simulate": ("coddl.sim.api", "sim"),
+    "prepare": ("coddl.runtime.prepare", "runtime"),
+    "track": ("coddl.runtime.prepare", "runtime"),
+    "is_main": ("coddl.runtime.prepare", "runtime"),
+    "mean": ("coddl.runtime.prepare", "runtime"),
+    "log": ("coddl.runtime.prepare", "runtime"),
+}
 
 
 def __getattr__(name: str) -> object:
-    if name == "simulate":
-        try:
-            from coddl.sim.api import simulate
-        except ModuleNotFoundError as error:
-            hint = "coddl.simulate needs more than the base install: pip install 'coddl[sim]'"
-            raise ModuleNotFoundError(f"{error}; {hint}") from error
-
-        return simulate
-    raise AttributeError(f"module 'coddl' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'coddl' has no attribute {name!r}")
+    module, extra = _HOME[name]
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        hint = f"coddl.{name} needs more than the base install: pip install 'coddl[{extra}]'"
+        raise ModuleNotFoundError(f"{error}; {hint}") from error

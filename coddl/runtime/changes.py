@@ -1,0 +1,123 @@
+"""How the group has changed: which generation, for whom, and how long each part of it took."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from coddl.runtime.generations import Plan
+from coddl.runtime.traceevents import TraceEvents
+from coddl.runtime.wire import Message
+
+PAUSE_PARTS: Final = ("boundary_s", "state_s", "swap_s")
+
+Kind = Literal[
+    "started", "restarted", "resumed", "resized", "moved", "rebalanced", "regrouped", "suspended"
+]
+
+
+@dataclass(slots=True)
+class Change:
+    """One generation on its way, from the command to the last worker's swap."""
+
+    kind: Kind
+    plan: Plan
+    old: tuple[int, ...]  # the members before
+    command_s: float
+    prepare_s: float  # when the group began to be built
+    commit_s: float | None = None
+    waiting: set[int] = field(default_factory=set)  # who has not swapped yet
+    step: int = 0
+    parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PAUSE_PARTS, 0.0))
+
+    def swapped(self, worker: int, message: Message) -> None:
+        """Take in that a worker has changed; a pause is what those suffer who were training."""
+        self.waiting.discard(worker)
+        self.step = max(self.step, int(message.get("step") or 0))
+        if worker in self.old:
+            for name in PAUSE_PARTS:
+                part_s = float((message.get("pause") or {}).get(name) or 0.0)
+                self.parts_s[name] = max(self.parts_s[name], part_s)
+
+    def as_data(self, now_s: float) -> Message:
+        """Tell how it went."""
+        assert self.commit_s is not None
+        return {
+            "is": self.kind,
+            "generation": self.plan.generation,
+            "from": len(self.old),
+            "to": len(self.plan.members),
+            "members": list(self.plan.members),
+            "step": self.step,
+            "pause_s": sum(self.parts_s.values()),
+            "prepare_s": self.commit_s - self.command_s,
+            **self.parts_s,
+            "serving_s": now_s - self.command_s,
+        }
+
+
+class Changes:
+    """The change under way, and all that were made."""
+
+    def __init__(self) -> None:
+        self.made: list[Message] = []
+        self.members: tuple[int, ...] = ()  # of the last group that stood
+        self.generation = 0  # its number
+        self.trace: TraceEvents | None = None
+        self._now: Change | None = None
+
+    def begin(self, plan: Plan, command_s: float, *, regroup: bool, slept: bool) -> None:
+        """Note that a group is to be built. Whatever was under way before is forgotten."""
+        now_s = time.monotonic()
+        kind = self._kind(plan, regroup=regroup, slept=slept)
+        command_s = now_s if kind == "rebalanced" else command_s
+        self._now = Change(kind, plan, self.members, command_s, now_s)
+        if regroup:  # nothing is left to commit: whoever has built it changes
+            self.commit(plan.generation, plan.to)
+
+    def commit(self, generation: int, to: tuple[int, ...]) -> Plan:
+        """Note that these are to change now."""
+        assert self._now is not None
+        assert self._now.plan.generation == generation
+        self._now.commit_s = time.monotonic()
+        self._now.waiting = set(to)
+        return self._now.plan
+
+    def cancel(self) -> None:
+        """Forget what is under way."""
+        self._now = None
+
+    def swapped(self, worker: int, message: Message) -> int | None:
+        """Note that a worker has changed; give the virtual nodes it owns now, if this is news."""
+        change = self._now
+        if change is None or change.plan.generation != message["generation"]:
+            return None
+        change.swapped(worker, message)
+        return dict(zip(change.plan.members, change.plan.counts, strict=True)).get(worker, 0)
+
+    def complete(self, alive: set[int]) -> Message | None:
+        """Give the change once everybody alive has made it."""
+        change = self._now
+        if change is None or change.commit_s is None or change.waiting & alive:
+            return None
+        now_s, self._now = time.monotonic(), None
+        self.members, self.generation = change.plan.members, change.plan.generation
+        self.made.append(change.as_data(now_s))
+        if self.trace is not None:
+            times_s = (change.command_s, change.prepare_s, change.commit_s, now_s)
+            for name, start_s, end_s in zip(
+                ("start", "build", "swap"), times_s[:-1], times_s[1:], strict=True
+            ):
+                self.trace.phase(self.generation, f"{change.kind}: {name}", start_s, end_s)
+        return self.made[-1]
+
+    def _kind(self, plan: Plan, *, regroup: bool, slept: bool) -> Kind:
+        """Name a change as people would."""
+        if not plan.members:
+            return "suspended"
+        if plan.fresh:
+            return "started" if not self.made else "resumed" if slept else "restarted"
+        if regroup:
+            return "regrouped"
+        if plan.members == self.members:
+            return "rebalanced"
+        return "moved" if len(plan.members) == len(self.members) else "resized"

@@ -1,0 +1,226 @@
+"""Means of an iteration's gradients over all virtual nodes, wherever they ran.
+
+Every pass of the loop leaves its gradient here; the one that completes the iteration ends in
+`finish`. What forward did to buffers travels along as differences, and so do a few *notes*: numbers
+whose sum tells every worker the same thing about all of them.
+
+How the sum is made is a `Reduction`: `Alone` here, `Buckets` for speed, `Canonical` for equal bits.
+"""
+
+import zlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from coddl.runtime.buckets import Buckets
+from coddl.runtime.buffers import Buffers
+from coddl.runtime.canonical import Canonical
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.group import Group
+from coddl.runtime.leaves import Leaves, added
+
+
+class Reduction(Protocol):
+    """Adds up what passes leave, over all workers."""
+
+    def restart(self) -> None:
+        """Forget this iteration."""
+
+    def arm(self) -> None:
+        """Expect the pass that completes the iteration: it begins now."""
+
+    def take(self, node: int, leaves: Leaves) -> None:
+        """Keep the leaves of a pass; they may be changed."""
+
+    def means(
+        self, node: int, leaves: Leaves, notes: Sequence[float]
+    ) -> tuple[Leaves, list[float]]:
+        """Take the last pass; give means over virtual nodes and sums of the notes.
+
+        Raises `Broken` when the group failed.
+        """
+
+    def close(self) -> None:
+        """Let go of parameters and group."""
+
+
+class Alone:
+    """The reduction of a lone worker."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+        self._sums: Leaves = []
+
+    def restart(self) -> None:
+        self._sums = []
+
+    def arm(self) -> None:
+        pass
+
+    def take(self, node: int, leaves: Leaves) -> None:  # noqa: ARG002
+        self._sums = added(self._sums, leaves)
+
+    def means(
+        self, node: int, leaves: Leaves, notes: Sequence[float]
+    ) -> tuple[Leaves, list[float]]:
+        self.take(node, leaves)
+        there = [leaf for leaf in self._sums if leaf is not None]
+        if self._scale != 1.0 and there:
+            torch._foreach_mul_(there, self._scale)
+        return self._sums, list(notes)
+
+    def close(self) -> None:
+        pass
+
+
+class Exchange:
+    """One job's exchange: the same calls at any number of workers."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Sequence[Tensor]],
+        buffers: Buffers,
+        *,
+        virtual_nodes: int,
+        strict: bool,
+    ) -> None:
+        self.overlap = len(parameters) == 1  # several optimizers are exchanged together, at the end
+        self._optimizers = [list(of_one) for of_one in parameters]
+        self.parameters = list({id(p): p for of_one in parameters for p in of_one}.values())
+        self._place = {id(p): i for i, p in enumerate(self.parameters)}
+        self._buffers = buffers
+        self._virtual_nodes = virtual_nodes
+        self._strict = strict
+        self._group: Group | None = None
+        self._counts: Sequence[int] = (virtual_nodes,)
+        self._weight = 1
+        self._reduction: Reduction | None = None
+        self._node = 0
+        self._last = False
+        self._leaves: Leaves = []
+        self._stepped = [0] * len(parameters)
+        self._present = [False] * len(self.parameters)
+
+    def signature(self) -> int:
+        """Tell layouts apart: workers whose signatures differ can't exchange."""
+        shapes = [(tuple(p.shape), str(p.dtype)) for p in self.parameters]
+        return zlib.crc32(repr(shapes).encode())
+
+    def join(self, group: Group | None, counts: Sequence[int], weight: int) -> None:
+        """Exchange with these workers from now on; `weight` virtual nodes run in one pass."""
+        self._group, self._counts, self._weight = group, counts, weight
+        self.restart()
+        self._drop_layout()
+
+    def restart(self) -> None:
+        """Begin an iteration, or begin it again."""
+        self._stepped = [0] * len(self._optimizers)
+        self._present = [False] * len(self.parameters)
+        if self._reduction is not None:
+            self._reduction.restart()
+
+    def begin_pass(self, node: int, *, last: bool) -> None:
+        """Start a pass without gradients, from the published buffers."""
+        self._node, self._last = node, last
+        self._leaves = [None] * len(self.parameters)
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._buffers.begin_pass()
+        if last and self.overlap and self._reduction is not None:
+            self._reduction.arm()
+
+    def collect(self, optimizer: int) -> None:
+        """Take the gradients one optimizer would step with now."""
+        if self._collected(optimizer):
+            raise TrainingError(
+                "optimizer.step() was called twice in one pass of the loop",
+                "one pass is one micro-batch, and gives each optimizer one gradient",
+                "add the losses and call backward() and step() once",
+            )
+        self._stepped[optimizer] += self._weight
+        for parameter in self._optimizers[optimizer]:
+            place = self._place[id(parameter)]
+            self._leaves[place] = _dense(parameter)
+            self._present[place] |= parameter.grad is not None
+            parameter.grad = None  # a later backward in this pass must not add to what we hold
+
+    def end_pass(self) -> None:
+        """Keep what the pass left; more passes follow in this iteration."""
+        leaves = [*self._leaves, *self._deltas()]
+        self._reduced().take(self._node, leaves)
+
+    def finish(self, vote: bool) -> tuple[int, bool]:
+        """End the iteration's last pass: means are in `.grad`, merged buffers are published.
+
+        Gives the number of votes and whether optimizers are to be stepped. Raises `Broken`.
+        """
+        leaves = [*self._leaves, *self._deltas()]
+        notes = [float(vote), *map(float, self._stepped), *map(float, self._present)]
+        means, heard = self._reduced().means(self._node, leaves, notes)
+        stepped = heard[1 : 1 + len(self._stepped)]
+        for count in stepped:
+            self._check_stepped(round(count))
+        present = heard[1 + len(self._stepped) :]
+        for parameter, mean, there in zip(self.parameters, means, present, strict=False):
+            # A gradient nobody had stays None, as it would alone: optimizers skip those.
+            parameter.grad = mean if there > 0 else None
+        self._buffers.publish(means[len(self.parameters) :])
+        if isinstance(self._reduction, Buckets):
+            self.overlap = self._reduction.overlap
+        return round(heard[0]), any(stepped)
+
+    def _deltas(self) -> Leaves:
+        if self._buffers.notice():
+            self._drop_layout()  # one more buffer to exchange; happens in the first pass only
+        return self._buffers.deltas()
+
+    def _collected(self, optimizer: int) -> bool:
+        return any(
+            self._leaves[self._place[id(p)]] is not None for p in self._optimizers[optimizer]
+        )
+
+    def _check_stepped(self, count: int) -> None:
+        if count not in (0, self._virtual_nodes):
+            raise TrainingError(
+                f"optimizer.step() was called in {count} of {self._virtual_nodes} passes",
+                "every pass of the loop gives one micro-batch of the global batch",
+                "call step() in each pass; only the last one of an iteration has an effect",
+            )
+
+    def _drop_layout(self) -> None:
+        if self._reduction is not None:
+            self._reduction.close()
+        self._reduction = None
+
+    def _reduced(self) -> Reduction:
+        if self._reduction is None:
+            self._reduction = self._new_reduction()
+        return self._reduction
+
+    def _new_reduction(self) -> Reduction:
+        like = [*self.parameters, *(b.float() for b in self._buffers.averaged())]
+        if self._strict:
+            return Canonical(self._group, like, self._counts)
+        scale = self._weight / self._virtual_nodes
+        if self._group is None:
+            return Alone(scale)
+        return Buckets(
+            self._group,
+            self.parameters,
+            like[len(self.parameters) :],
+            notes=1 + len(self._optimizers) + len(self.parameters),
+            scale=scale,
+            overlap=self.overlap,
+        )
+
+
+def _dense(parameter: Tensor) -> Tensor | None:
+    if parameter.grad is not None and parameter.grad.is_sparse:
+        raise TrainingError(
+            "a gradient is sparse",
+            f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient",
+            "nn.Embedding(..., sparse=False)",
+        )
+    return parameter.grad

@@ -1,0 +1,159 @@
+"""Events and commands of the `Coordinator`: what it hears, and what it says. (C5)"""
+
+from dataclasses import dataclass
+
+# What happened.
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSet:
+    """The job shall run on these slots; on none: suspended."""
+
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerArrived:
+    """A joiner ran the script up to the loop."""
+
+    worker: int
+    virtual_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker has built the prepared group."""
+
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUnready:
+    """A worker could not build the prepared group."""
+
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSwapped:
+    """A worker now trains in that generation, or has left by it."""
+
+    worker: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStepped:
+    """A worker has applied that step; `pass_s` is its time for one virtual node."""
+
+    worker: int
+    step: int
+    pass_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBroken:
+    """An exchange of that generation failed on a worker."""
+
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker's process is gone, for whatever reason."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEnded:
+    """A worker's loop is over: the job is finishing."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The time that `wake_at_s` asked for has come."""
+
+
+Event = (
+    TargetSet
+    | WorkerArrived
+    | WorkerReady
+    | WorkerUnready
+    | WorkerSwapped
+    | WorkerStepped
+    | GroupBroken
+    | WorkerLost
+    | LoopEnded
+    | Woke
+)
+
+
+# What is to be done.
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A generation: who trains in it, and how many virtual nodes each owns."""
+
+    generation: int
+    members: tuple[int, ...]  # the oldest first: rank 0; none: suspend
+    counts: tuple[int, ...]
+    bridge: tuple[int, ...]  # when nobody stays: the group that hands the state over, giver first
+    fresh: bool  # nobody is known to hold state: begin from an image, or from scratch
+    to: tuple[int, ...]  # who must be told
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a worker on a slot."""
+
+    worker: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Build the group beside the current one."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Change to the generation after `step`, or leave where it has no place for you."""
+
+    generation: int
+    step: int
+    to: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Forget a generation."""
+
+    generation: int
+    to: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """Abandon the step and whatever was prepared; build this group now."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End a worker that nobody needs."""
+
+    worker: int
+
+
+Command = Start | Prepare | Commit | Cancel | Regroup | Stop

@@ -1,0 +1,154 @@
+"""A process group one can build beside another, wait for with care, and drop.
+
+torch's groups are built by hand here, without `init_process_group`: two generations must be able to
+exist at once, and nothing may be global. Every wait ends: with the result, with `Broken`, or
+because the caller was told to give up.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    PrefixStore,
+    Store,
+    TCPStore,
+    Work,
+)
+
+CONNECT_TIMEOUT: Final = timedelta(seconds=20)
+COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)  # the watchdog acts long before
+SLICE: Final = timedelta(milliseconds=100)  # how long a wait goes on before it looks around
+POLL_S: Final = 50e-6
+
+
+class Broken(Exception):
+    """The group can't be used any more: a peer died, or we were told to abandon it."""
+
+
+Backend = Any  # a torch process group; torch's own stubs leave out its collectives
+
+
+class Group:
+    """Collectives among the members of one generation; rank 0 is the oldest."""
+
+    def __init__(self, backend: Backend, rank: int, world: int) -> None:
+        self.rank = rank
+        self.world = world
+        self.patience: Callable[[], bool] = lambda: True  # asked now and then: shall I wait on?
+        self._backend = backend
+        # NCCL's own wait only orders streams; to learn of a failure the host must look.
+        self._polls = backend.name() == "nccl"
+
+    def all_reduce(self, tensor: Tensor) -> Work:
+        """Start summing a tensor over all members, in place."""
+        return self._started(lambda: self._backend.allreduce([tensor], AllreduceOptions()))
+
+    def all_to_all(
+        self, output: Tensor, source: Tensor, received: Sequence[int], sent: Sequence[int]
+    ) -> Work:
+        """Start sending `sent[r]` elements to each rank r and receiving `received[r]` from it."""
+        return self._started(
+            lambda: self._backend.alltoall_base(
+                output, source, list(received), list(sent), AllToAllOptions()
+            )
+        )
+
+    def all_gather(self, output: Tensor, mine: Tensor) -> Work:
+        """Start collecting everybody's tensor into one, in order of rank."""
+        return self._started(
+            lambda: self._backend._allgather_base(output, mine, AllgatherOptions())
+        )
+
+    def broadcast(self, tensor: Tensor, root: int) -> Work:
+        """Start giving everybody the root's tensor."""
+        options = BroadcastOptions()
+        options.rootRank = root
+        options.rootTensor = 0
+        return self._started(lambda: self._backend.broadcast([tensor], options))
+
+    def finish(self, work: Work) -> None:
+        """Wait for what was started; raises `Broken` when it can't end well."""
+        while True:
+            try:
+                if self._polls:
+                    deadline = time.monotonic() + SLICE.total_seconds()
+                    while not work.is_completed() and time.monotonic() < deadline:
+                        time.sleep(POLL_S)
+                    if work.is_completed():
+                        work.wait()
+                        return
+                else:
+                    work.wait(SLICE)
+                    return
+            except RuntimeError as error:
+                if "timed out" not in str(error).lower() or work.is_completed():
+                    raise Broken(str(error).splitlines()[0]) from error
+            if not self.patience():
+                raise Broken("told to abandon it")
+
+    def drop(self) -> None:
+        """End the group; may take as long as a collective that hangs, so not for the main thread."""
+        backend, self._backend = self._backend, None
+        if self._polls:
+            backend.abort()
+
+    def _started(self, start: Callable[[], Work]) -> Work:
+        try:
+            return start()
+        except RuntimeError as error:
+            raise Broken(str(error).splitlines()[0]) from error
+
+
+def connect(
+    store_at: tuple[str, int], name: str, rank: int, world: int, *, backend: str, host: str
+) -> Group:
+    """Build a group with its peers, all of which are doing the same now; proves that it works."""
+    try:
+        store = TCPStore(
+            *store_at, is_master=False, wait_for_workers=False, timeout=CONNECT_TIMEOUT
+        )
+        prefixed = PrefixStore(name, store)
+        made = (
+            _nccl(prefixed, rank, world)
+            if backend == "nccl"
+            else _gloo(prefixed, rank, world, host)
+        )
+        group = Group(made, rank, world)
+        device = "cuda" if backend == "nccl" else "cpu"
+        group.finish(group.all_reduce(torch.ones(1, device=device)))
+        # All have connected, so nobody reads this group's keys any more.
+        if rank == 0 and hasattr(store, "list_keys"):
+            for key in store.list_keys():
+                if key.startswith(f"{name}/"):
+                    store.delete_key(key)
+    except (RuntimeError, Broken) as error:
+        raise Broken(f"group {name} could not be built: {str(error).splitlines()[0]}") from error
+    return group
+
+
+def _gloo(store: Store, rank: int, world: int, host: str) -> Backend:
+    gloo: Any = dist.ProcessGroupGloo  # Any: torch's stubs know no options
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=host)]
+    options._threads = 2
+    options._timeout = CONNECT_TIMEOUT
+    made = gloo(store, rank, world, options)
+    made._set_default_timeout(COLLECTIVE_TIMEOUT)
+    return made
+
+
+def _nccl(store: Store, rank: int, world: int) -> Backend:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = COLLECTIVE_TIMEOUT
+    made = dist.ProcessGroupNCCL(store, rank, world, options)
+    made.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+    return made

@@ -1,0 +1,131 @@
+"""Where a job's things lie: its socket, its checkpoints, its images in memory."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from coddl.runtime.errors import TrainingError
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ABOUT: Final = "job.json"  # in a job's folder: whose checkpoints these are
+CHECKPOINTS: Final = "step-*.ckpt"
+MEMORY: Final = Path("/dev/shm")
+MEMORY_BYTES_MIN: Final = 256 << 20  # containers often have 64 MB there, too little for any model
+
+
+def check_name(name: str) -> str:
+    """Give the name back, or raise if it can't name a job."""
+    if not NAME.fullmatch(name):
+        raise TrainingError(
+            f'"{name}" can\'t name a job',
+            "a name is at most 64 letters, digits, dots, dashes and underscores",
+            "--name train",
+        )
+    return name
+
+
+def socket_folder(env: Mapping[str, str] = os.environ) -> Path:
+    """Make the folder of control sockets; nobody else may reach into it."""
+    if base := env.get("XDG_RUNTIME_DIR"):
+        folder = Path(base) / "coddl"
+    else:
+        folder = Path(tempfile.gettempdir()) / f"coddl-{os.getuid()}"
+    _make_private(folder)
+    return folder
+
+
+def default_folder(name: str, env: Mapping[str, str] = os.environ) -> Path:
+    """Tell where a job keeps its checkpoints unless told otherwise."""
+    base = env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "coddl" / name
+
+
+def stash_folder(name: str, folder: Path, script: Path, *, fresh: bool) -> Path:
+    """Make the folder of a job's images: in memory, where there is room for some.
+
+    Images that a killed supervisor has left there are this job's own only if script and folder are
+    the same; so both are part of its name.
+    """
+    base = Path(tempfile.gettempdir())
+    with contextlib.suppress(OSError):
+        if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES_MIN:
+            base = MEMORY
+    private = base / f"coddl-{os.getuid()}-images"
+    _make_private(private)
+    whose = hashlib.blake2b(f"{script}\0{folder.resolve()}".encode(), digest_size=4).hexdigest()
+    stash = private / f"{name}-{whose}"
+    if fresh:
+        shutil.rmtree(stash, ignore_errors=True)
+    stash.mkdir(exist_ok=True)
+    return stash
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that is ours alone, or raise: in /tmp anybody could have made it."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077 or not folder.is_dir():
+        raise TrainingError(
+            f"{folder} can't be used",
+            f"it belongs to user {found.st_uid} or others may enter it (mode {found.st_mode:o})",
+            f"chmod 700 {folder}, or remove it",
+        )
+
+
+def claim(folder: Path, script: Path, *, fresh: bool) -> None:
+    """Make the folder this script's own; raise if it holds checkpoints that are not."""
+    about = _about(folder)
+    found = sorted(folder.glob(CHECKPOINTS))
+    if found and not fresh:
+        if (owner := about.get("script", str(script))) != str(script):
+            raise TrainingError(
+                f"{folder} can't be used for {script}",
+                f"it holds checkpoints of {owner}",
+                "another --name, or --fresh to remove them and start over",
+            )
+        if about.get("finished"):
+            raise TrainingError(
+                f"{folder} can't be used again",
+                "it holds the checkpoints that a finished run was told to keep",
+                "another --checkpoint-dir, or --fresh to remove them and start over",
+            )
+    if fresh:
+        for path in found:
+            path.unlink()
+    _write_about(folder, {"script": str(script), "finished": False})
+
+
+def finish(folder: Path, script: Path, *, keep: bool) -> None:
+    """Remove what a finished job leaves, or mark it as kept."""
+    if keep:
+        _write_about(folder, {"script": str(script), "finished": True})
+        return
+    for path in (*folder.glob(CHECKPOINTS), folder / ABOUT):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the user's own folder, with other things in it
+        folder.rmdir()
+
+
+def _about(folder: Path) -> dict[str, object]:
+    try:
+        about = json.loads((folder / ABOUT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _write_about(folder: Path, about: dict[str, object]) -> None:
+    try:
+        (folder / ABOUT).write_text(json.dumps(about) + "\n")
+    except OSError as error:
+        raise TrainingError(
+            f"{folder} can't be written", f"{error.strerror}", "another --checkpoint-dir"
+        ) from None

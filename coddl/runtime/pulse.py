@@ -1,0 +1,86 @@
+"""What a worker tells of its own speed: seconds per pass, waiting for data, exchanging, pausing."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from coddl.runtime.link import Link
+
+REPORT_EVERY_S: Final = 0.05
+SPANS_MAX: Final = 2000  # a trace that nobody fetches must not grow without end
+
+
+class Pulse:
+    """Times the parts of passes; reports sums at most every 50 ms. Off without a supervisor."""
+
+    def __init__(self, link: Link | None, *, traced: bool) -> None:
+        self._link = link
+        self._traced = traced
+        self._spans: list[list[Any]] = []
+        self._sums: dict[str, float] = {}
+        self._passes = 0
+        self._iterations = 0
+        self._samples = 0
+        self._since_s = time.monotonic()
+        self._alive_s = 0.0
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Time a part of the work on the training thread."""
+        start_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.add(name, start_ns)
+
+    def add(self, name: str, start_ns: int) -> None:
+        """Count the time since then under a name."""
+        duration_ns = time.monotonic_ns() - start_ns
+        self._sums[name] = self._sums.get(name, 0.0) + duration_ns * 1e-9
+        if self._traced and len(self._spans) < SPANS_MAX:
+            self._spans.append([name, "training", start_ns, duration_ns])
+
+    def total_s(self, name: str) -> float:
+        """Tell the sum since the last report."""
+        return self._sums.get(name, 0.0)
+
+    def passed(self) -> None:
+        """Count a pass."""
+        self._passes += 1
+
+    def iterated(self, step: int, samples: int) -> None:
+        """Count an iteration; report when it is time."""
+        self._iterations += 1
+        self._samples += samples
+        now_s = time.monotonic()
+        if self._link is None or now_s - self._since_s < REPORT_EVERY_S:
+            return
+        exchange_s = self.total_s("exchange")
+        self._link.tell(
+            "stepped",
+            step=step,
+            iterations=self._iterations,
+            window_s=now_s - self._since_s,
+            pass_s=max(0.0, self.total_s("compute") - exchange_s) / max(1, self._passes),
+            data_wait_s=self.total_s("data"),
+            exchange_s=exchange_s,
+            samples=self._samples,
+        )
+        self.flush()
+        self._sums.clear()
+        self._passes = self._iterations = self._samples = 0
+        self._since_s = now_s
+
+    def flush(self) -> None:
+        """Send the spans there are."""
+        if self._link is not None and self._spans:
+            self._link.tell("spans", spans=self._spans)
+            self._spans = []
+
+    def alive(self) -> None:
+        """Say, once a second, that this worker waits and is not to blame."""
+        now_s = time.monotonic()
+        if self._link is not None and now_s - self._alive_s > 1.0:
+            self._alive_s = now_s
+            self._link.tell("alive")

@@ -1,0 +1,82 @@
+"""Puts the session in the place of `step` and its like, on the user's own objects.
+
+They stay the objects they are: schedulers made before or after find the optimizer they know.
+"""
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any, Final
+
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.session import Session
+
+# What a tracked object does once per iteration, under the names such objects use.
+ONCE_PER_ITERATION: Final = ("step", "update", "update_parameters")
+
+
+def take_over_steps(session: Session, optimizers: Sequence[Optimizer]) -> None:
+    """Make every `optimizer.step()` the session's."""
+    for number, optimizer in enumerate(optimizers):
+        _take_over_step(session, optimizer, number)
+
+
+def _take_over_step(session: Session, optimizer: Optimizer, number: int) -> None:
+
+    def step(_self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        if closure is not None:
+            raise TrainingError(
+                "optimizer.step(closure) can't be used",
+                "a closure would run forward and backward again inside the step",
+                "an optimizer that needs no closure",
+            )
+        return session.stepped(number)
+
+    # A bound method: schedulers look for its __func__.
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def take_over_tracked(session: Session, thing: Any, optimizers: Sequence[Optimizer]) -> None:
+    """Make what the object does once per iteration wait for the iteration."""
+    if isinstance(thing, GradScaler):
+        _take_over_scaler(session, thing, [id(optimizer) for optimizer in optimizers])
+        return
+    # A class of its own, not attributes: schedulers' state_dict() is all of their attributes.
+    kind = type(thing)
+    methods = {
+        name: _once_method(session, getattr(kind, name))
+        for name in ONCE_PER_ITERATION
+        if callable(getattr(kind, name, None))
+    }
+    thing.__class__ = type(kind.__name__, (kind,), {**methods, "__module__": kind.__module__})
+
+
+def _once_method(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    def once(self: Any, *args: Any, **named: Any) -> Any:
+        return session.when_applied(lambda: original(self, *args, **named))
+
+    return once
+
+
+def _once(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    def once(*args: Any, **named: Any) -> Any:
+        return session.when_applied(lambda: original(*args, **named))
+
+    return once
+
+
+def _take_over_scaler(session: Session, scaler: GradScaler, known: list[int]) -> None:
+    step, unscale = scaler.step, scaler.unscale_
+
+    def scaler_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
+        number = known.index(id(optimizer))
+        return session.stepped(number, lambda: step(optimizer, *args, **named))
+
+    def scaler_unscale(optimizer: Optimizer) -> None:
+        session.unscaled(known.index(id(optimizer)), lambda: unscale(optimizer))
+
+    scaler.step = scaler_step  # type: ignore[method-assign]
+    scaler.unscale_ = scaler_unscale  # type: ignore[method-assign]
+    scaler.update = _once(session, scaler.update)  # type: ignore[method-assign]

@@ -1,0 +1,509 @@
+"""Runs one elastic job on this machine: leads its workers from group to group, and saves.
+
+One thread, one loop. Words come from the workers (`crew`), from the control socket and from the
+clock; the `Coordinator` decides what they mean for the group, and its commands are carried out
+here. Nothing is printed: whoever hosts the supervisor is told what happens, and shows it.
+"""
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, assert_never
+
+from coddl.runtime import generations as group
+from coddl.runtime import jobdir
+from coddl.runtime.changes import Changes
+from coddl.runtime.checkpoints import Checkpoints
+from coddl.runtime.control import Control
+from coddl.runtime.coordinator import Coordinator
+from coddl.runtime.crew import HOST, Crew
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.job import Job
+from coddl.runtime.ledger import Figures, WorkerNotes, parts, samples_per_s, verdict
+from coddl.runtime.loop import Loop
+from coddl.runtime.requests import Requests
+from coddl.runtime.saving import Origin, Saving
+from coddl.runtime.traceevents import TraceEvents
+from coddl.runtime.wire import Message
+
+RESTARTS_MAX: Final = 3  # in a row, without a step between them
+PROGRESS_EVERY_S: Final = 0.2
+
+
+class Supervisor:
+    """Runs one job from its start to its end; `tell` hears of everything, as it happens."""
+
+    def __init__(self, job: Job, tell: Callable[[Message], None]) -> None:
+        self._job = job
+        self._host = tell
+        self._loop = Loop()
+        self._coordinator = Coordinator()
+        self._target: int | None = None  # workers; None before we know how many GPUs there are
+        self._awake_target = 1  # what `resume` goes back to
+        self._resizes = list(job.resizes)  # not done yet
+        self._requests = Requests(self)
+        self._held: list[group.Command] = []  # until there is a store to meet in
+        self._changes = Changes()
+        self._command_s = self._started_s = time.monotonic()
+        self._about: Message = {}  # what the first worker to arrive said of the script
+        self._metrics: Message = {}
+        self._starts_without_step = 0
+        self._last_loss = ""
+        self._given_up: set[int] = set()  # slots
+        self._is_due_to_checkpoint = False  # an alarm is set
+        self._is_capturing = False
+        self._is_asleep = False
+        self._has_finished = False  # somebody ran the script to its end
+        self._progress_s = 0.0
+        self._stopping: int | None = None  # the code we are going to end with
+        self._exit_code: int | None = None
+
+    # Life.
+
+    def run(self) -> int:
+        """Run the job to its end; give its exit code. Nothing of it is left running."""
+        job = self._job
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._loop.close)
+            self._control = Control(job.name, self._requests.take)
+            stack.callback(self._control.close)
+            checkpoints = Checkpoints(job.folder)
+            jobdir.claim(job.folder, job.script, fresh=job.fresh)
+            self._trace = TraceEvents(job.trace) if job.trace else None
+            if self._trace is not None:
+                stack.callback(self._trace.close)
+                self._changes.trace = self._trace
+            stash = jobdir.stash_folder(job.name, job.folder, job.script, fresh=job.fresh)
+            self._saving = Saving(self._loop, stash, checkpoints, self.tell)
+            stack.callback(self._close_saving)
+            self._crew = Crew(self._loop, job, str(stash), self)
+            stack.callback(self._crew.close)
+            self._crew.open()
+            self._origin: Origin | None = self._saving.origin()  # while torch is being imported
+            self._control.serve(self._loop)
+            while self._exit_code is None:
+                self._loop.turn()
+        return self._exit_code
+
+    def interrupt(self) -> None:
+        """Stop the job with exit code 130; asked again, at once. For any thread or handler."""
+        self._loop.post(self._on_interrupt)
+
+    def fail(self, error: TrainingError, code: int) -> None:
+        """End the job because of an error, which is told once."""
+        if self._stopping is None:
+            self.tell({"is": "error", **parts(error)})
+            self._stop(code)
+
+    def tell(self, event: Message) -> None:
+        """Tell the host, and everybody who watches."""
+        self._host(event)
+        self._control.broadcast(event)
+
+    def _on_interrupt(self) -> None:
+        if self._stopping is None:
+            self._stop(128 + signal.SIGINT)
+        else:
+            self._crew.kill_all()
+
+    def _stop(self, code: int) -> None:
+        self._stopping = code
+        self._crew.stop_all()
+        self._end_if_alone()
+
+    def _end_if_alone(self) -> None:
+        """End once nobody is left, if that is what the job was about to do."""
+        if self._crew.notes:
+            return
+        if self._stopping is not None:
+            self._exit_code = self._stopping
+        elif self._coordinator.ending:
+            self._exit_code = 0 if self._has_finished else 1
+        else:
+            return
+        self._requests.settle()
+        self.tell({"is": "ended", "code": self._exit_code, **self.status()})
+
+    def _close_saving(self) -> None:
+        succeeded = self._exit_code == 0
+        self._saving.close(lose=succeeded)
+        if succeeded:
+            jobdir.finish(self._job.folder, self._job.script, keep=self._job.keep_checkpoints)
+
+    # What the host, or somebody at the control socket, may ask.
+
+    def resize(self, workers: int) -> None:
+        """Set how many workers there shall be; raise if that can't be."""
+        self._check_awake("resized")
+        self._job.check_size(workers, self._coordinator.virtual_nodes)
+        self._set_target(workers)
+
+    def suspend(self) -> None:
+        """Have the workers save and leave; raise if that can't be."""
+        if self._target != 0:
+            self._check_awake("suspended")
+            self._set_target(0)
+
+    def resume(self, workers: int | None = None) -> None:
+        """Go on after `suspend`, by default with as many workers as before."""
+        if self._target != 0 or self._coordinator.ending:
+            raise TrainingError(
+                f"{self._job.name} can't be resumed",
+                f"it is {self.state}",
+                f"coddl suspend {self._job.name}, or coddl ls --local",
+            )
+        workers = self._awake_target if workers is None else workers
+        self._job.check_size(workers, self._coordinator.virtual_nodes)
+        self._set_target(workers)
+
+    @property
+    def state(self) -> str:
+        """Name the state as people see it."""
+        if self._exit_code is not None:
+            return {0: "SUCCEEDED", 130: "CANCELLED"}.get(self._exit_code, "FAILED")
+        if self._stopping is not None:
+            return "STOPPING"
+        if self._is_asleep:
+            return "SUSPENDED"
+        if not self._changes.members:
+            return "STARTING"
+        return "RUNNING" if self._coordinator.phase == "steady" else "RESIZING"
+
+    def status(self) -> Message:
+        """Give all there is to know about the job now."""
+        return {
+            "name": self._job.name,
+            "state": self.state,
+            "script": str(self._job.script),
+            "step": self._coordinator.step,
+            "steps": self._about.get("steps"),
+            "global_batch": self._about.get("global_batch"),
+            "virtual_nodes": self._coordinator.virtual_nodes,
+            "target": self._target,
+            "size": len(self._changes.members),
+            "generation": self._coordinator.generation,
+            "samples_per_s": samples_per_s(self._crew.notes),
+            "seconds": time.monotonic() - self._started_s,
+            "saved_step": self._saving.saved_step,
+            "metrics": self._metrics,
+            "changes": self._changes.made,
+            "workers": [notes.as_data() for notes in self._crew.notes],
+        }
+
+    def _check_awake(self, asked: str) -> None:
+        if self._coordinator.ending or self._stopping is not None:
+            because, try_ = "it is about to end", "nothing: it is done"
+        elif self._target == 0:
+            because, try_ = "it is SUSPENDED", f"coddl resume {self._job.name}"
+        elif self._target is None:
+            because, try_ = "it has not started yet", "the same in a few seconds"
+        else:
+            return
+        raise TrainingError(f"{self._job.name} can't be {asked} now", because, try_)
+
+    def _set_target(self, workers: int) -> None:
+        self._target = workers
+        self._awake_target = workers or self._awake_target
+        self._command_s = time.monotonic()
+        self._feed(group.TargetSet(tuple(range(workers))))
+
+    @property
+    def target(self) -> int | None:
+        return self._target
+
+    def has_reached(self, target: int) -> bool:
+        """Tell whether the job runs at that size now; raise if it never will."""
+        what = (
+            f"{self._job.name} never ran on {target} workers" if target else "it was not suspended"
+        )
+        if target != self._target:
+            raise TrainingError(
+                what, f"a newer command asked for {self._target}", "coddl ls --local"
+            )
+        if self._coordinator.ending or self._stopping is not None:
+            raise TrainingError(what, "it ended before", "nothing: it is done")
+        if target == 0:
+            return self._is_asleep
+        if self._coordinator.phase != "steady":
+            return False
+        if self._given_up:
+            raise TrainingError(what, f"{self._last_loss}", "fewer workers")
+        return len(self._coordinator.members) == target
+
+    # Words from the crew.
+
+    def on_warm(self) -> None:
+        if self._target is None and self._stopping is None:
+            self._set_target(self._job.first_size(self._crew.gpus or 0))
+
+    def on_store(self) -> None:
+        held, self._held = self._held, []
+        for command in held:
+            self._execute(command)
+
+    def on_store_lost(self) -> None:
+        running = self._changes.generation
+        for member in self._coordinator.members:
+            self._feed(group.GroupBroken(member, running))
+
+    def on_word(self, notes: WorkerNotes, message: Message) -> None:
+        if self._stopping is not None:
+            return
+        worker = notes.number
+        match message["is"]:
+            case "arrived":
+                self._on_arrived(notes, message)
+            case "ready":
+                self._feed(group.WorkerReady(worker, message["generation"]))
+            case "unready":
+                self.tell({**message, "worker": worker})
+                self._feed(group.WorkerUnready(worker, message["generation"]))
+            case "swapped":
+                self._on_swapped(notes, message)
+            case "stepped":
+                self._on_stepped(notes, message)
+            case "broken":
+                self._feed(group.GroupBroken(worker, message["generation"]))
+            case "image":
+                self._on_image(message)
+            case "metrics":
+                self._metrics |= message["values"]
+            case "ended":
+                notes.has_ended = True
+                self._feed(group.LoopEnded(worker))
+            case "rejected":
+                error = TrainingError(message["what"], message["because"], message["try"])
+                self.fail(error, 2)
+            case "spans" if self._trace is not None:
+                self._trace.spans(worker, message["spans"])
+            case _:
+                pass  # `alive`, and what a newer worker may have to say
+
+    def on_gone(self, notes: WorkerNotes, code: int) -> None:
+        """Draw the conclusions from a worker's end."""
+        is_expected = notes.is_unwanted or notes.has_left
+        name = signal.Signals(-code).name if code < 0 else None
+        self.tell(
+            {"is": "exited", "worker": notes.number, "code": code, "signal": name}
+            | {"expected": is_expected or (code == 0 and notes.has_ended)}
+        )
+        if not is_expected:
+            if name is not None:
+                self._last_loss = f"worker {notes.number} was killed by {name}"
+            elif (error := verdict(notes, code, self._job.argv[0])) is not None:
+                self.fail(error, code or 1)
+            else:
+                self._has_finished = True
+                self._feed(
+                    group.LoopEnded(notes.number)
+                )  # told already, unless it broke out of the loop
+        if notes.number in self._coordinator.members:
+            self._command_s = time.monotonic()
+        self._feed(group.WorkerLost(notes.number))
+        self._end_if_alone()
+
+    def _on_arrived(self, notes: WorkerNotes, message: Message) -> None:
+        notes.has_arrived = True
+        virtual_nodes = message["virtual_nodes"]
+        if not self._about:
+            self._about = message
+            if not self._fits(virtual_nodes):
+                return
+        if self._trace is not None:
+            start_ns = int(notes.started_s * 1e9)
+            span = (f"start worker {notes.number}", "workers", start_ns)
+            self._trace.begin_worker(notes.number, notes.slot)
+            self._trace.spans(None, [(*span, time.monotonic_ns() - start_ns)])
+        self._feed(group.WorkerArrived(notes.number, virtual_nodes))
+
+    def _fits(self, virtual_nodes: int) -> bool:
+        """Check, once we know how the batch is cut, all sizes the job was told to have."""
+        fixed = [self._job.workers] if self._job.workers is not None else []
+        try:
+            for workers in (*fixed, *(workers for _, workers in self._resizes)):
+                self._job.check_size(workers, virtual_nodes)
+        except TrainingError as error:
+            self.fail(error, 2)
+            return False
+        assert self._target is not None
+        if self._target > virtual_nodes:
+            self._set_target(virtual_nodes)
+        return True
+
+    def _on_stepped(self, notes: WorkerNotes, message: Message) -> None:
+        if not notes.step:
+            self._crew.guard(notes.number)
+        notes.step = message["step"]
+        notes.figures.add(message)
+        self._starts_without_step = 0
+        if not self._is_due_to_checkpoint:
+            self._plan_checkpoint()
+        self._feed(group.WorkerStepped(notes.number, notes.step, message.get("pass_s")))
+        due = [workers for step, workers in self._resizes if step <= notes.step]
+        if due and self._target and not self._coordinator.ending:
+            del self._resizes[: len(due)]
+            self._set_target(due[-1])
+        now_s = time.monotonic()
+        if now_s >= self._progress_s:
+            self._progress_s = now_s + PROGRESS_EVERY_S
+            self.tell({"is": "progress", **self.status()})
+
+    # The group.
+
+    def _feed(self, event: group.Event) -> None:
+        """Let the coordinator decide, and do what it says."""
+        if self._stopping is not None:
+            return
+        for command in self._coordinator.handle(event, time.monotonic()):
+            self._execute(command)
+        if (wake_at_s := self._coordinator.wake_at_s) is not None:
+            self._loop.alarm("wake", wake_at_s, lambda: self._feed(group.Woke()))
+        self._complete_change()
+        self._fall_asleep()
+        self._look_for_trouble()
+        self._requests.settle()
+
+    def _execute(self, command: group.Command) -> None:
+        match command:
+            case group.Start(worker, slot):
+                self._crew.start(worker, slot, joins=bool(self._coordinator.members))
+                self.tell({"is": "starting", "worker": worker, "slot": slot})
+            case group.Prepare(plan) | group.Regroup(plan):
+                if self._crew.store is None:
+                    self._held.append(command)
+                else:
+                    self._build(plan, regroup=isinstance(command, group.Regroup))
+            case group.Commit(generation, step, to):
+                self._on_commit(generation, to)
+                self._crew.send(to, {"do": "commit", "generation": generation, "step": step})
+            case group.Cancel(generation, to):
+                self._held.clear()
+                self._changes.cancel()
+                told = {*to, *self._coordinator.members}
+                self._crew.send(told, {"do": "cancel", "generation": generation})
+            case group.Stop(worker):
+                self._crew.stop(worker)
+            case _:
+                assert_never(command)
+
+    def _build(self, plan: group.Plan, *, regroup: bool) -> None:
+        """Have a group built, and note from when on."""
+        image: Path | None = None
+        if plan.fresh:
+            try:
+                origin = self._origin or self._saving.origin()
+            except TrainingError as error:
+                self.fail(error, 1)
+                return
+            self._origin, image = None, origin.path
+            self.tell(
+                {"is": "origin", "where": origin.where, "step": origin.step}
+                | {"path": image and str(image), "skipped": list(origin.skipped)}
+            )
+        self._changes.begin(plan, self._command_s, regroup=regroup, slept=self._is_asleep)
+        assert self._crew.store is not None
+        message = {
+            "do": "regroup" if regroup else "prepare",
+            "generation": plan.generation,
+            "members": plan.members,
+            "counts": plan.counts,
+            "bridge": plan.bridge,
+            "fresh": plan.fresh,
+            "image": image and str(image),
+            "store": self._crew.store,
+            "backend": self._backend({*plan.members, *plan.bridge}),
+            "hosts": [HOST] * len(plan.members),
+        }
+        # Leavers build nothing, but must know what it is they will be told to commit to.
+        self._crew.send({*plan.to, *self._coordinator.members}, message)
+
+    def _backend(self, workers: set[int]) -> str:
+        """Choose how gradients travel: NCCL refuses two workers on one GPU."""
+        gpus = self._crew.gpus
+        slots = [notes.slot for notes in self._crew.notes if notes.number in workers]
+        return "nccl" if gpus and len({slot % gpus for slot in slots}) == len(slots) else "gloo"
+
+    def _on_commit(self, generation: int, to: tuple[int, ...]) -> None:
+        if self._changes.commit(generation, to).fresh:
+            self._starts_without_step += 1
+        if self._starts_without_step > 1 + RESTARTS_MAX:
+            error = TrainingError(
+                f"{self._job.name} was restarted {RESTARTS_MAX} times and made no step",
+                f"each time all workers were lost; the last time {self._last_loss}",
+                "fewer workers, if it ran out of memory",
+            )
+            self.fail(error, 1)
+
+    def _on_swapped(self, notes: WorkerNotes, message: Message) -> None:
+        if message.get("left"):
+            notes.has_left, notes.owns = True, 0
+            self._crew.expect_exit(notes.number)
+        if (owns := self._changes.swapped(notes.number, message)) is not None:
+            notes.owns = owns
+            notes.figures = Figures()
+        self._feed(group.WorkerSwapped(notes.number, message["generation"], message["step"]))
+
+    def _complete_change(self) -> None:
+        """Tell of a change once everybody who still lives has made it."""
+        event = self._changes.complete({notes.number for notes in self._crew.notes})
+        if event is not None and event["to"]:  # a suspension is told once it is durable
+            self._is_asleep = False
+            self.tell(event)
+
+    def _fall_asleep(self) -> None:
+        """Tell that the job is suspended once its state is durable and nobody runs."""
+        coordinator = self._coordinator
+        is_quiet = coordinator.phase == "steady" and not coordinator.members
+        if self._target != 0 or self._is_asleep or coordinator.ending or not is_quiet:
+            return
+        if self._crew.notes or self._saving.is_busy:
+            return
+        self._is_asleep = True
+        seconds = time.monotonic() - self._command_s
+        self.tell({"is": "suspended", "step": coordinator.step, "serving_s": seconds})
+
+    def _look_for_trouble(self) -> None:
+        """Act where the coordinator has given up."""
+        coordinator = self._coordinator
+        for slot in coordinator.failed_slots - self._given_up:
+            problem = TrainingError(
+                f"no worker can be had on slot {slot}", self._last_loss, "coddl resize with fewer"
+            )
+            self.tell({"is": "problem", **parts(problem)})
+        self._given_up = set(coordinator.failed_slots)
+        if self._given_up and not self._crew.notes:
+            error = TrainingError(
+                f"{self._job.name} has no worker left",
+                f"each was lost before it reached coddl.prepare: {self._last_loss}",
+                "fewer workers, if memory ran out",
+            )
+            self.fail(error, 1)
+        elif coordinator.hopeless and coordinator.phase in ("broken", "regrouping"):
+            for member in coordinator.members:  # from the newest image they may do better
+                self._crew.kill(member)
+
+    # State.
+
+    def _plan_checkpoint(self) -> None:
+        at_s = time.monotonic() + self._job.checkpoint_every_s
+        self._is_due_to_checkpoint = True
+        self._loop.alarm("checkpoint", at_s, self._capture)
+
+    def _capture(self) -> None:
+        """Ask the oldest member for an image, unless the last one is still being written."""
+        self._is_due_to_checkpoint = False  # the next step plans the next one
+        if self._coordinator.members and not self._saving.is_busy:
+            self._is_capturing = True
+            self._crew.send(self._coordinator.members[:1], {"do": "capture"})
+
+    def _on_image(self, message: Message) -> None:
+        """Save an image that was asked for; others only hand state from worker to worker."""
+        if self._is_capturing or self._target == 0:
+            self._is_capturing = False
+            self._saving.save(Path(message["path"]), self._on_saved)
+
+    def _on_saved(self) -> None:
+        self._fall_asleep()
+        self._requests.settle()

@@ -1,0 +1,77 @@
+"""Writes what happened when as a trace that ui.perfetto.dev and chrome://tracing open."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from coddl.runtime.errors import TrainingError
+
+SUPERVISOR: Final = 1
+FIRST_WORKER: Final = 100  # workers get this plus their number: pids may repeat, numbers don't
+
+Span = Sequence[Any]  # name, thread, start_ns, duration_ns, then perhaps args; as JSON brings it
+
+
+class TraceEvents:
+    """A file of trace events, written as they come; whole once closed."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise TrainingError(
+                f"--trace {path} can't be written", f"{error.strerror}", "--trace trace.json"
+            ) from None
+        self._file.write("[")
+        self._separator = "\n"
+        self._threads: dict[tuple[int, str], int] = {}
+        self._name_process(SUPERVISOR, "supervisor")
+
+    def begin_worker(self, worker: int, slot: int) -> None:
+        """Name a worker's track."""
+        self._name_process(FIRST_WORKER + worker, f"worker {worker} (slot {slot})")
+
+    def spans(self, worker: int | None, spans: Sequence[Span]) -> None:
+        """Add what a worker (or, without one, the supervisor) did."""
+        process = SUPERVISOR if worker is None else FIRST_WORKER + worker
+        for name, thread, start_ns, duration_ns, *args in spans:
+            self._add(
+                {"ph": "X", "name": name, "pid": process, "tid": self._thread(process, thread)}
+                | {"ts": start_ns / 1e3, "dur": duration_ns / 1e3}
+                | ({"args": args[0]} if args else {})
+            )
+
+    def phase(self, generation: int, name: str, start_s: float, end_s: float) -> None:
+        """Add a phase of a generation; those of several may overlap."""
+        about = {"cat": "generation", "id": generation, "name": name, "pid": SUPERVISOR, "tid": 0}
+        for kind, at_s in (("b", start_s), ("e", end_s)):
+            self._add({"ph": kind, "ts": at_s * 1e6, **about})
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.write("\n]\n")
+        self._file.close()
+
+    def _thread(self, process: int, name: str) -> int:
+        key = (process, name)
+        if key not in self._threads:
+            self._threads[key] = len(self._threads) + 1
+            self._add_name("thread_name", process, self._threads[key], name)
+        return self._threads[key]
+
+    def _name_process(self, process: int, name: str) -> None:
+        self._add_name("process_name", process, 0, name)
+
+    def _add_name(self, kind: str, process: int, thread: int, name: str) -> None:
+        self._add({"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}})
+
+    def _add(self, event: dict[str, object]) -> None:
+        self._file.write(self._separator + json.dumps(event))
+        self._separator = ",\n"
+
+
+def now_ns() -> int:
+    """Read the clock that every process of this machine shares."""
+    return time.monotonic_ns()

@@ -1,0 +1,300 @@
+"""The warm process: torch imported, CUDA untouched, one thread; workers are its forks.
+
+    python -P -m coddl.runtime.zygote FD
+
+FD is one end of a SOCK_SEQPACKET pair whose other end the supervisor holds (`warmpool`). A packet
+is one message, and carries the descriptors that belong to it.
+
+| request | descriptors | answer |
+|---|---|---|
+| fork worker, argv, cwd, env | stdout, stderr, control | forked worker, pid · exited worker, code |
+| rendezvous port | control | on the control descriptor: rendezvous port, or error |
+| kill worker, signal | | |
+
+A native library may have threads here (OpenBLAS does); the one thing that matters is that they
+are at rest, or gone, when we fork, and that nothing of ours ever starts one.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import NoReturn
+
+from coddl.runtime.wire import Message, encoded
+
+PACKET_BYTES = 1 << 20
+PR_SET_PDEATHSIG = 1
+FORK_FAILED = -signal.SIGKILL  # not the script's fault: told as if the system had killed it
+
+# Whatever a training script will need at its start or first step, and nothing that touches CUDA.
+# torch.optim needs torch._dynamo at its first use: a second, in every worker.
+WANTED = ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo")
+OURS = "coddl.runtime.prepare"
+
+
+def main() -> None:
+    """Import torch, say so, and fork until the supervisor is gone."""
+    die_with_parent()
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    # This end lives in a number a child will not expect; it must not reach what a child runs.
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    requests.set_inheritable(False)
+    for name in WANTED:
+        importlib.import_module(name)
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module(OURS)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would touch, and so copy, every page of torch's objects
+    requests.send(encoded({"is": "warm", **_about_torch()}))
+    Zygote(requests).serve()
+
+
+def _about_torch() -> Message:
+    """Tell the version and the number of GPUs, through NVML alone.
+
+    Asking the CUDA driver here would make CUDA unusable in every fork.
+    """
+    import torch
+
+    gpus = torch.cuda._device_count_nvml() if torch.version.cuda is not None else 0
+    return {"torch": torch.__version__, "gpus": max(0, gpus)}
+
+
+class Zygote:
+    """Forks on request and reports who has exited."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._pids: dict[int, int] = {}  # worker -> pid
+        self._wake_out, self._wake_in = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
+        signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Do what the supervisor asks until it hangs up; then take every worker along."""
+        poll = select.poll()
+        poll.register(self._requests, select.POLLIN)
+        poll.register(self._wake_out, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._wake_out in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_out, 4096)
+                self._reap()
+            if self._requests.fileno() in ready and not self._answer():
+                break
+        for pid in self._pids.values():
+            _kill_group(pid)
+
+    def _answer(self) -> bool:
+        """Do one request; tell whether there may be more."""
+        packet, descriptors, _flags, _address = socket.recv_fds(
+            self._requests, PACKET_BYTES, 3, socket.MSG_CMSG_CLOEXEC
+        )
+        if not packet:
+            return False
+        request: Message = json.loads(packet)
+        match request["do"]:
+            case "fork":
+                self._fork(request, descriptors)
+            case "rendezvous":
+                self._fork_rendezvous(request["port"], *descriptors)
+            case "kill":
+                with contextlib.suppress(KeyError, ProcessLookupError):
+                    os.kill(self._pids[request["worker"]], request["signal"])
+            case unknown:
+                raise AssertionError(unknown)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return True
+
+    def _fork(self, request: Message, descriptors: list[int]) -> None:
+        worker, parent = request["worker"], os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell(
+                {"is": "exited", "worker": worker, "code": FORK_FAILED, "because": f"{error}"}
+            )
+            return
+        if pid == 0:
+            with _never_returning():
+                self._leave_zygote(parent)
+                _be_worker(request, *descriptors)
+        self._pids[worker] = pid
+        self._tell({"is": "forked", "worker": worker, "pid": pid})
+
+    def _fork_rendezvous(self, port: int, control: int) -> None:
+        parent = os.getpid()
+        if os.fork() == 0:
+            with _never_returning():
+                self._leave_zygote(parent)
+                _host_store(port, socket.socket(fileno=control))
+
+    def _leave_zygote(self, parent: int) -> None:
+        """Drop, in a child, what belongs to the zygote."""
+        os.setsid()
+        die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._requests.close()
+        os.close(self._wake_in)
+        os.close(self._wake_out)
+
+    def _reap(self) -> None:
+        """Report every child that has exited; its own children go with it."""
+        workers = {pid: worker for worker, pid in self._pids.items()}
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, options)) is not None:
+                # Still a zombie, so the number of its group can't be anybody else's.
+                _kill_group(ended.si_pid)
+                _, status = os.waitpid(ended.si_pid, 0)
+                if (worker := workers.get(ended.si_pid)) is not None:
+                    del self._pids[worker]
+                    code = os.waitstatus_to_exitcode(status)
+                    self._tell({"is": "exited", "worker": worker, "code": code})
+
+    def _tell(self, message: Message) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the end of the supervisor is seen by serve()
+            self._requests.send(encoded(message))
+
+
+@contextlib.contextmanager
+def _never_returning() -> Iterator[None]:
+    """Keep a child from going on as a second zygote, should anything above its script fail."""
+    try:
+        yield
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(70)
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when its parent ends, however it ends."""
+    parent = os.getppid() if parent is None else parent
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before we asked
+        os._exit(1)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _host_store(port: int, control: socket.socket) -> NoReturn:
+    from torch._C._distributed_c10d import TCPStore
+
+    # Bound by us and not by torch, which would listen to the whole network.
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        control.send(encoded({"is": "rendezvous", "error": error.strerror or f"{error}"}))
+        os._exit(1)
+    listener.listen(1024)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    control.send(encoded({"is": "rendezvous", "port": store.port}))
+    while True:
+        signal.pause()
+
+
+def _be_worker(request: Message, stdout: int, stderr: int, control: int) -> NoReturn:
+    """Become `python script.py args`, as far as the script can tell."""
+    for source, target in ((stdout, 1), (stderr, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    os.set_inheritable(control, True)
+    os.environ |= request["env"] | {"CODDL_SOCKET": str(control)}
+    os.chdir(request["cwd"])
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # of a plain start: yes
+    code = _run_script(request["argv"])
+    _exit_like_python(code)
+
+
+def _run_script(argv: list[str]) -> int:
+    """Run the script as the main program; give the code it exits with."""
+    path = os.path.abspath(argv[0])
+    sys.argv = list(argv)
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    module = ModuleType("__main__")
+    module.__file__ = path
+    module.__loader__ = SourceFileLoader("__main__", path)
+    sys.modules["__main__"] = module
+    try:
+        exec(_compiled(path), module.__dict__)
+    except SystemExit as ended:
+        return _code_of(ended)
+    except KeyboardInterrupt as error:
+        _show(error, error.__traceback__)
+        return 128 + signal.SIGINT
+    except BaseException as error:
+        _show(error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _compiled(path: str) -> CodeType:
+    return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+
+
+def _show(error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback that begins in the user's script, as Python would."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _code_of(ended: SystemExit) -> int:
+    if ended.code is None:
+        return 0
+    if isinstance(ended.code, int):
+        return ended.code & 0xFF
+    print(ended.code, file=sys.stderr)  # noqa: T201 - what Python does with sys.exit("words")
+    return 1
+
+
+def _exit_like_python(code: int) -> NoReturn:
+    """Do what an interpreter does at its end, and leave before native libraries tear down.
+
+    Their destructors meet threads of process groups that still run, and crash.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined] # waits for the user's threads
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

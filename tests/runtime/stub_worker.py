@@ -1,0 +1,126 @@
+"""A worker without training: speaks to its supervisor as a real one does, and misbehaves on request.
+
+Options come as JSON in the first argument. Run by the zygote, so it is a script and imports little.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from coddl.runtime.imagefile import HEADER_BYTES, Header, step_of
+from coddl.runtime.wire import Lines, Message, encoded
+
+OPTIONS: dict[str, Any] = {
+    "steps": 10**9,
+    "virtual_nodes": 8,
+    "step_s": 0.005,
+    "do_at_step": {},  # "worker:step" -> exit:N, kill, hang, end
+    "before": "",  # what to do instead of arriving
+    **json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"),
+}
+
+
+class Stub:
+    def __init__(self) -> None:
+        self.wire = socket.socket(fileno=int(os.environ["CODDL_SOCKET"]))
+        self.worker = int(os.environ["CODDL_WORKER"])
+        self.lines = Lines()
+        self.plans: dict[int, Message] = {}
+        self.step = 0
+        self.is_training = False
+        self.is_main = False
+        self.images = 0
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        self.wire.sendall(encoded({"is": kind, **fields}))
+
+    def run(self) -> None:
+        misbehave(OPTIONS["before"])
+        cut = {"virtual_nodes": OPTIONS["virtual_nodes"], "global_batch": 64}
+        self.tell("arrived", steps=OPTIONS["steps"], **cut)
+        while self.step < OPTIONS["steps"]:
+            wait_s = OPTIONS["step_s"] if self.is_training else None
+            if select.select([self.wire], [], [], wait_s)[0]:
+                for message in self.lines.feed(self.wire.recv(1 << 16)):
+                    self.do(message)
+            elif self.is_training:
+                self.train()
+        self.tell("ended", step=self.step)
+        print(f"ended at {self.step}")
+
+    def train(self) -> None:
+        self.step += 1
+        times = {"window_s": 0.01, "pass_s": 0.001, "data_wait_s": 0.0, "exchange_s": 0.001}
+        self.tell("stepped", step=self.step, iterations=1, samples=8, **times)
+        misbehave(OPTIONS["do_at_step"].get(f"{self.worker}:{self.step}", ""))
+
+    def do(self, message: Message) -> None:
+        match message["do"]:
+            case "prepare":
+                self.plans[message["generation"]] = message
+                self.tell("ready", generation=message["generation"])
+            case "commit":
+                self.step = max(self.step, message["step"])
+                self.enter(self.plans[message["generation"]])
+            case "regroup":
+                self.enter(message)
+            case "capture":
+                self.write_image()
+            case "stop":
+                sys.exit(0)
+
+    def enter(self, plan: Message) -> None:
+        number, members = plan["generation"], plan["members"]
+        if plan["fresh"]:
+            self.step = step_of(Path(plan["image"])) if plan["image"] else 0
+        pause = {"boundary_s": 0.001, "state_s": 0.002, "swap_s": 0.003}
+        left = self.worker not in members
+        if left and not members and self.is_main:
+            self.write_image()
+        self.tell("swapped", generation=number, step=self.step, left=left, pause=pause)
+        if left:
+            sys.exit(0)
+        self.is_main = members[0] == self.worker
+        self.is_training = True
+
+    def write_image(self) -> None:
+        self.images += 1
+        path = Path(os.environ["CODDL_STASH"]) / f"slot-{self.images % 2}.img"
+        write_image(path, self.step)
+        self.tell("image", path=str(path), step=self.step, bytes=path.stat().st_size)
+
+
+def write_image(path: Path, step: int) -> None:
+    """Write an image that holds nothing but its step."""
+    manifest = json.dumps({"meta": {"step": step}, "tree": None, "tensors": []}).encode()
+    header = Header.of(len(manifest), 0)
+    whole = Header(step, True, header.manifest_bytes, header.payload_offset, 0)
+    text = whole.packed() + manifest
+    path.write_bytes(text.ljust(max(header.bytes_, HEADER_BYTES), b"\0"))
+
+
+def misbehave(how: str) -> None:
+    verb, _, argument = how.partition(":")
+    match verb:
+        case "":
+            pass
+        case "exit":
+            sys.exit(int(argument))
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            time.sleep(3600)
+        case "raise":
+            raise RuntimeError(argument)
+        case _:
+            raise AssertionError(how)
+
+
+if __name__ == "__main__":
+    Stub().run()
