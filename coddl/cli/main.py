@@ -18,7 +18,7 @@ except ModuleNotFoundError:
         "  try     pip install 'coddl[sim]'"
     )
 
-from coddl.cli import policies, simulate, trace
+from coddl.cli import policies, run, simulate, trace
 
 app = typer.Typer(
     name="coddl",
@@ -32,6 +32,11 @@ app = typer.Typer(
 )
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command("policies")(policies.policies)
+app.command("run", epilog=run.EXAMPLES, context_settings=run.RUN_SETTINGS)(run.run)
+app.command("resize", epilog=run.RESIZE_EXAMPLES)(run.resize)
+app.command("suspend", epilog=run.SUSPEND_EXAMPLES)(run.suspend)
+app.command("resume", epilog=run.RESUME_EXAMPLES)(run.resume)
+app.command("ls", epilog=run.LS_EXAMPLES)(run.ls)
 app.add_typer(trace.app, name="trace")
 
 

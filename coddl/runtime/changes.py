@@ -25,13 +25,11 @@ class Change:
     command_s: float
     prepare_s: float  # when the group began to be built
     commit_s: float | None = None
-    waiting: set[int] = field(default_factory=set)  # who has not swapped yet
     step: int = 0
     parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PAUSE_PARTS, 0.0))
 
     def swapped(self, worker: int, message: Message) -> None:
         """Take in that a worker has changed; a pause is what those suffer who were training."""
-        self.waiting.discard(worker)
         self.step = max(self.step, int(message.get("step") or 0))
         if worker in self.old:
             for name in PAUSE_PARTS:
@@ -72,14 +70,13 @@ class Changes:
         command_s = now_s if kind == "rebalanced" else command_s
         self._now = Change(kind, plan, self.members, command_s, now_s)
         if regroup:  # nothing is left to commit: whoever has built it changes
-            self.commit(plan.generation, plan.to)
+            self.commit(plan.generation)
 
-    def commit(self, generation: int, to: tuple[int, ...]) -> Plan:
-        """Note that these are to change now."""
+    def commit(self, generation: int) -> Plan:
+        """Note that workers are to change now; give what to."""
         assert self._now is not None
         assert self._now.plan.generation == generation
         self._now.commit_s = time.monotonic()
-        self._now.waiting = set(to)
         return self._now.plan
 
     def cancel(self) -> None:
@@ -95,11 +92,13 @@ class Changes:
         return dict(zip(change.plan.members, change.plan.counts, strict=True)).get(worker, 0)
 
     def complete(self, alive: set[int]) -> Message | None:
-        """Give the change once everybody alive has made it."""
+        """Give the change under way, now that it is made; None if it came to nothing."""
         change = self._now
-        if change is None or change.commit_s is None or change.waiting & alive:
+        if change is None or change.commit_s is None:
             return None
         now_s, self._now = time.monotonic(), None
+        if change.plan.members and not alive & set(change.plan.members):
+            return None
         self.members, self.generation = change.plan.members, change.plan.generation
         self.made.append(change.as_data(now_s))
         if self.trace is not None:

@@ -5,9 +5,11 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final, Protocol
 
 from coddl.runtime.errors import TrainingError
+from coddl.runtime.generations import Plan
 from coddl.runtime.job import Job
 from coddl.runtime.ledger import WorkerNotes, parts
 from coddl.runtime.loop import Channel, LogPipe, Loop
@@ -109,6 +111,26 @@ class Crew:
         for number in numbers:
             if number in self._workers:
                 self._workers[number].channel.send(message)
+
+    def build(self, plan: Plan, to: Iterable[int], image: Path | None, *, regroup: bool) -> None:
+        """Have workers build the group of a plan: beside their own, or in its place."""
+        assert self.store is not None
+        slots = [notes.slot for notes in self.notes if notes.number in plan.members + plan.bridge]
+        # NCCL refuses two workers on one GPU.
+        alone = self.gpus and len({slot % self.gpus for slot in slots}) == len(slots)
+        message = {
+            "do": "regroup" if regroup else "prepare",
+            "generation": plan.generation,
+            "members": plan.members,
+            "counts": plan.counts,
+            "bridge": plan.bridge,
+            "fresh": plan.fresh,
+            "image": None if image is None else str(image),
+            "store": self.store,
+            "backend": "nccl" if alone else "gloo",
+            "hosts": [HOST] * len(plan.members),
+        }
+        self.send(to, message)
 
     def stop(self, number: int) -> None:
         """End a worker that owns nothing."""

@@ -96,7 +96,7 @@ class Group:
                 raise Broken("told to abandon it")
 
     def drop(self) -> None:
-        """End the group; may take as long as a collective that hangs, so not for the main thread."""
+        """End the group; waits for a collective that hangs, so not for the main thread."""
         backend, self._backend = self._backend, None
         if self._polls:
             backend.abort()

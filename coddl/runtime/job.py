@@ -60,6 +60,12 @@ class Job:
             f"{max(self.workers_min, min(workers, most))} workers",
         )
 
+    def check_sizes(self, virtual_nodes: int) -> None:
+        """Raise if it was told, when it started, to have more workers than it can."""
+        fixed = () if self.workers is None else (self.workers,)
+        for workers in (*fixed, *(workers for _, workers in self.resizes)):
+            self.check_size(workers, virtual_nodes)
+
     def gpu_of(self, slot: int, gpus: int) -> str | None:
         """Name the GPU of a slot as CUDA_VISIBLE_DEVICES wants it; several slots may share one."""
         if not gpus:

@@ -1,5 +1,6 @@
 """What the supervisor knows of its workers; pure bookkeeping."""
 
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -107,3 +108,11 @@ def verdict(notes: WorkerNotes, code: int, script: str) -> TrainingError | None:
 def parts(error: TrainingError) -> Message:
     """Give an error as a message carries it."""
     return {"what": error.what, "because": error.because, "try": error.try_}
+
+
+def signal_name(number: int) -> str:
+    """Name a signal; not all of them have a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

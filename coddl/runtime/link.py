@@ -55,8 +55,14 @@ class Groups:
         """Drop them all, without waiting for it."""
         groups = [group for group in (self.train, self.talk, self.bridge) if group is not None]
         if groups:
-            drop = lambda: [group.drop() for group in groups]  # noqa: E731
-            threading.Thread(target=drop, name="coddl-close", daemon=True).start()
+            threading.Thread(
+                target=_drop_all, args=(groups,), name="coddl-close", daemon=True
+            ).start()
+
+
+def _drop_all(groups: list[Group]) -> None:
+    for group in groups:
+        group.drop()
 
 
 class Link:

@@ -59,15 +59,17 @@ class Loop:
     def post(self, action: Callable[[], None]) -> None:
         """Have the loop call `action`; from any thread, or from a signal handler."""
         self._posted.append(action)
-        with contextlib.suppress(BlockingIOError):  # full: it will wake up anyway
+        with contextlib.suppress(OSError):  # full: it will wake up anyway; closed: it is over
             self._wake_in.send(b"!")
 
     def turn(self) -> None:
         """Wait until something happens and see to it."""
         timeout_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+        watched = self._selector.get_map()
         for key, _ in self._selector.select(timeout_s):
-            if key.fileobj in self._selector.get_map():  # an earlier callback may have closed it
-                key.data()
+            now = watched.get(key.fd)  # an earlier callback may have closed it
+            if now is not None and now.fileobj == key.fileobj:
+                now.data()
         while self._due and self._due[0][0] <= time.monotonic():
             at_s, _, name = heapq.heappop(self._due)
             if name in self._alarms and self._alarms[name][0] == at_s:

@@ -109,7 +109,7 @@ def prepare(
         _session = Session(models, _optimizers, samples, wishes, link)
     except TrainingError as error:
         if link is not None:
-            link.tell("rejected", what=error.what, because=error.because, try_=error.try_)
+            link.tell("rejected", what=error.what, because=error.because, **{"try": error.try_})
         raise
     take_over_steps(_session, _optimizers)
     return model, optimizer, Batches(_session)

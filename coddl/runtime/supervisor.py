@@ -18,10 +18,10 @@ from coddl.runtime.changes import Changes
 from coddl.runtime.checkpoints import Checkpoints
 from coddl.runtime.control import Control
 from coddl.runtime.coordinator import Coordinator
-from coddl.runtime.crew import HOST, Crew
+from coddl.runtime.crew import Crew
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.job import Job
-from coddl.runtime.ledger import Figures, WorkerNotes, parts, samples_per_s, verdict
+from coddl.runtime.ledger import Figures, WorkerNotes, parts, samples_per_s, signal_name, verdict
 from coddl.runtime.loop import Loop
 from coddl.runtime.requests import Requests
 from coddl.runtime.saving import Origin, Saving
@@ -50,7 +50,7 @@ class Supervisor:
         self._about: Message = {}  # what the first worker to arrive said of the script
         self._metrics: Message = {}
         self._starts_without_step = 0
-        self._last_loss = ""
+        self._last_trouble = "nobody said why"
         self._given_up: set[int] = set()  # slots
         self._is_due_to_checkpoint = False  # an alarm is set
         self._is_capturing = False
@@ -69,6 +69,7 @@ class Supervisor:
             stack.callback(self._loop.close)
             self._control = Control(job.name, self._requests.take)
             stack.callback(self._control.close)
+            stack.callback(self._tell_end)
             checkpoints = Checkpoints(job.folder)
             jobdir.claim(job.folder, job.script, fresh=job.fresh)
             self._trace = TraceEvents(job.trace) if job.trace else None
@@ -124,7 +125,10 @@ class Supervisor:
         else:
             return
         self._requests.settle()
-        self.tell({"is": "ended", "code": self._exit_code, **self.status()})
+
+    def _tell_end(self) -> None:
+        if self._exit_code is not None:
+            self.tell({"is": "ended", "code": self._exit_code, **self.status()})
 
     def _close_saving(self) -> None:
         succeeded = self._exit_code == 0
@@ -165,7 +169,7 @@ class Supervisor:
             return {0: "SUCCEEDED", 130: "CANCELLED"}.get(self._exit_code, "FAILED")
         if self._stopping is not None:
             return "STOPPING"
-        if self._is_asleep:
+        if self._is_asleep and self._target == 0:
             return "SUSPENDED"
         if not self._changes.members:
             return "STARTING"
@@ -174,22 +178,29 @@ class Supervisor:
     def status(self) -> Message:
         """Give all there is to know about the job now."""
         return {
-            "name": self._job.name,
-            "state": self.state,
+            **self._brief_status(),
             "script": str(self._job.script),
-            "step": self._coordinator.step,
-            "steps": self._about.get("steps"),
             "global_batch": self._about.get("global_batch"),
             "virtual_nodes": self._coordinator.virtual_nodes,
-            "target": self._target,
-            "size": len(self._changes.members),
-            "generation": self._coordinator.generation,
-            "samples_per_s": samples_per_s(self._crew.notes),
-            "seconds": time.monotonic() - self._started_s,
             "saved_step": self._saving.saved_step,
-            "metrics": self._metrics,
             "changes": self._changes.made,
             "workers": [notes.as_data() for notes in self._crew.notes],
+        }
+
+    def _brief_status(self) -> Message:
+        made = self._changes.made
+        return {
+            "name": self._job.name,
+            "state": self.state,
+            "step": self._coordinator.step,
+            "steps": self._about.get("steps"),
+            "size": len(self._changes.members),
+            "target": self._target,
+            "generation": self._changes.generation,
+            "samples_per_s": samples_per_s(self._crew.notes),
+            "seconds": time.monotonic() - self._started_s,
+            "last_pause_s": made[-1]["pause_s"] if made else None,
+            "metrics": self._metrics,
         }
 
     def _check_awake(self, asked: str) -> None:
@@ -215,21 +226,18 @@ class Supervisor:
 
     def has_reached(self, target: int) -> bool:
         """Tell whether the job runs at that size now; raise if it never will."""
-        what = (
-            f"{self._job.name} never ran on {target} workers" if target else "it was not suspended"
-        )
+        what = f"{self._job.name} did not come to {target} workers"
         if target != self._target:
-            raise TrainingError(
-                what, f"a newer command asked for {self._target}", "coddl ls --local"
-            )
+            because = f"a newer command asked for {self._target}"
+            raise TrainingError(what, because, "coddl ls --local")
         if self._coordinator.ending or self._stopping is not None:
             raise TrainingError(what, "it ended before", "nothing: it is done")
         if target == 0:
             return self._is_asleep
         if self._coordinator.phase != "steady":
             return False
-        if self._given_up:
-            raise TrainingError(what, f"{self._last_loss}", "fewer workers")
+        if self._given_up or self._coordinator.hopeless:
+            raise TrainingError(what, self._last_trouble, "fewer workers")
         return len(self._coordinator.members) == target
 
     # Words from the crew.
@@ -258,6 +266,7 @@ class Supervisor:
             case "ready":
                 self._feed(group.WorkerReady(worker, message["generation"]))
             case "unready":
+                self._last_trouble = f"worker {worker} could not join: {message['because']}"
                 self.tell({**message, "worker": worker})
                 self._feed(group.WorkerUnready(worker, message["generation"]))
             case "swapped":
@@ -284,21 +293,20 @@ class Supervisor:
     def on_gone(self, notes: WorkerNotes, code: int) -> None:
         """Draw the conclusions from a worker's end."""
         is_expected = notes.is_unwanted or notes.has_left
-        name = signal.Signals(-code).name if code < 0 else None
+        name = signal_name(-code) if code < 0 else None
         self.tell(
             {"is": "exited", "worker": notes.number, "code": code, "signal": name}
             | {"expected": is_expected or (code == 0 and notes.has_ended)}
         )
         if not is_expected:
             if name is not None:
-                self._last_loss = f"worker {notes.number} was killed by {name}"
+                self._last_trouble = f"worker {notes.number} was killed by {name}"
             elif (error := verdict(notes, code, self._job.argv[0])) is not None:
                 self.fail(error, code or 1)
             else:
                 self._has_finished = True
-                self._feed(
-                    group.LoopEnded(notes.number)
-                )  # told already, unless it broke out of the loop
+                # It has told us already, unless it broke out of the loop.
+                self._feed(group.LoopEnded(notes.number))
         if notes.number in self._coordinator.members:
             self._command_s = time.monotonic()
         self._feed(group.WorkerLost(notes.number))
@@ -309,28 +317,18 @@ class Supervisor:
         virtual_nodes = message["virtual_nodes"]
         if not self._about:
             self._about = message
-            if not self._fits(virtual_nodes):
-                return
+            try:
+                self._job.check_sizes(virtual_nodes)
+            except TrainingError as error:
+                self.fail(error, 2)
+            if self._target is not None and self._target > virtual_nodes:
+                self._set_target(virtual_nodes)
         if self._trace is not None:
             start_ns = int(notes.started_s * 1e9)
             span = (f"start worker {notes.number}", "workers", start_ns)
             self._trace.begin_worker(notes.number, notes.slot)
             self._trace.spans(None, [(*span, time.monotonic_ns() - start_ns)])
         self._feed(group.WorkerArrived(notes.number, virtual_nodes))
-
-    def _fits(self, virtual_nodes: int) -> bool:
-        """Check, once we know how the batch is cut, all sizes the job was told to have."""
-        fixed = [self._job.workers] if self._job.workers is not None else []
-        try:
-            for workers in (*fixed, *(workers for _, workers in self._resizes)):
-                self._job.check_size(workers, virtual_nodes)
-        except TrainingError as error:
-            self.fail(error, 2)
-            return False
-        assert self._target is not None
-        if self._target > virtual_nodes:
-            self._set_target(virtual_nodes)
-        return True
 
     def _on_stepped(self, notes: WorkerNotes, message: Message) -> None:
         if not notes.step:
@@ -348,7 +346,7 @@ class Supervisor:
         now_s = time.monotonic()
         if now_s >= self._progress_s:
             self._progress_s = now_s + PROGRESS_EVERY_S
-            self.tell({"is": "progress", **self.status()})
+            self.tell({"is": "progress", **self._brief_status()})
 
     # The group.
 
@@ -356,11 +354,13 @@ class Supervisor:
         """Let the coordinator decide, and do what it says."""
         if self._stopping is not None:
             return
-        for command in self._coordinator.handle(event, time.monotonic()):
+        commands = self._coordinator.handle(event, time.monotonic())
+        if not any(isinstance(command, group.Cancel) for command in commands):
+            self._complete_change()  # before the next one begins
+        for command in commands:
             self._execute(command)
         if (wake_at_s := self._coordinator.wake_at_s) is not None:
             self._loop.alarm("wake", wake_at_s, lambda: self._feed(group.Woke()))
-        self._complete_change()
         self._fall_asleep()
         self._look_for_trouble()
         self._requests.settle()
@@ -372,11 +372,11 @@ class Supervisor:
                 self.tell({"is": "starting", "worker": worker, "slot": slot})
             case group.Prepare(plan) | group.Regroup(plan):
                 if self._crew.store is None:
-                    self._held.append(command)
+                    self._held = [command]
                 else:
                     self._build(plan, regroup=isinstance(command, group.Regroup))
             case group.Commit(generation, step, to):
-                self._on_commit(generation, to)
+                self._on_commit(generation)
                 self._crew.send(to, {"do": "commit", "generation": generation, "step": step})
             case group.Cancel(generation, to):
                 self._held.clear()
@@ -403,35 +403,17 @@ class Supervisor:
                 | {"path": image and str(image), "skipped": list(origin.skipped)}
             )
         self._changes.begin(plan, self._command_s, regroup=regroup, slept=self._is_asleep)
-        assert self._crew.store is not None
-        message = {
-            "do": "regroup" if regroup else "prepare",
-            "generation": plan.generation,
-            "members": plan.members,
-            "counts": plan.counts,
-            "bridge": plan.bridge,
-            "fresh": plan.fresh,
-            "image": image and str(image),
-            "store": self._crew.store,
-            "backend": self._backend({*plan.members, *plan.bridge}),
-            "hosts": [HOST] * len(plan.members),
-        }
         # Leavers build nothing, but must know what it is they will be told to commit to.
-        self._crew.send({*plan.to, *self._coordinator.members}, message)
+        to = {*plan.to, *self._coordinator.members}
+        self._crew.build(plan, to, image, regroup=regroup)
 
-    def _backend(self, workers: set[int]) -> str:
-        """Choose how gradients travel: NCCL refuses two workers on one GPU."""
-        gpus = self._crew.gpus
-        slots = [notes.slot for notes in self._crew.notes if notes.number in workers]
-        return "nccl" if gpus and len({slot % gpus for slot in slots}) == len(slots) else "gloo"
-
-    def _on_commit(self, generation: int, to: tuple[int, ...]) -> None:
-        if self._changes.commit(generation, to).fresh:
+    def _on_commit(self, generation: int) -> None:
+        if self._changes.commit(generation).fresh:
             self._starts_without_step += 1
         if self._starts_without_step > 1 + RESTARTS_MAX:
             error = TrainingError(
                 f"{self._job.name} was restarted {RESTARTS_MAX} times and made no step",
-                f"each time all workers were lost; the last time {self._last_loss}",
+                f"each time all workers were lost; the last time {self._last_trouble}",
                 "fewer workers, if it ran out of memory",
             )
             self.fail(error, 1)
@@ -447,6 +429,8 @@ class Supervisor:
 
     def _complete_change(self) -> None:
         """Tell of a change once everybody who still lives has made it."""
+        if self._coordinator.phase in ("swapping", "broken", "regrouping"):
+            return
         event = self._changes.complete({notes.number for notes in self._crew.notes})
         if event is not None and event["to"]:  # a suspension is told once it is durable
             self._is_asleep = False
@@ -469,14 +453,16 @@ class Supervisor:
         coordinator = self._coordinator
         for slot in coordinator.failed_slots - self._given_up:
             problem = TrainingError(
-                f"no worker can be had on slot {slot}", self._last_loss, "coddl resize with fewer"
+                f"no worker can be had on slot {slot}",
+                self._last_trouble,
+                "coddl resize with fewer",
             )
             self.tell({"is": "problem", **parts(problem)})
         self._given_up = set(coordinator.failed_slots)
         if self._given_up and not self._crew.notes:
             error = TrainingError(
                 f"{self._job.name} has no worker left",
-                f"each was lost before it reached coddl.prepare: {self._last_loss}",
+                f"each was lost before it reached coddl.prepare: {self._last_trouble}",
                 "fewer workers, if memory ran out",
             )
             self.fail(error, 1)

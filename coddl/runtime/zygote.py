@@ -54,12 +54,13 @@ def main() -> None:
     requests.set_inheritable(False)
     for name in WANTED:
         importlib.import_module(name)
-    with contextlib.suppress(ModuleNotFoundError):
+    with contextlib.suppress(ImportError):  # a script that needs it will say what is wrong
         importlib.import_module(OURS)
     gc.collect()
     gc.freeze()  # a collection in a fork would touch, and so copy, every page of torch's objects
     requests.send(encoded({"is": "warm", **_about_torch()}))
     Zygote(requests).serve()
+    os._exit(0)  # nothing is left to tidy up, and torch would take its time over it
 
 
 def _about_torch() -> Message:

@@ -1,4 +1,4 @@
-"""A worker without training: speaks to its supervisor as a real one does, and misbehaves on request.
+"""A worker without training: speaks to its supervisor as a real one does, misbehaves on request.
 
 Options come as JSON in the first argument. Run by the zygote, so it is a script and imports little.
 """
@@ -22,6 +22,8 @@ OPTIONS: dict[str, Any] = {
     "step_s": 0.005,
     "do_at_step": {},  # "worker:step" -> exit:N, kill, hang, end
     "before": "",  # what to do instead of arriving
+    "on_enter": "",  # and instead of training
+    "on_leave": "",
     **json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"),
 }
 
@@ -41,6 +43,9 @@ class Stub:
         self.wire.sendall(encoded({"is": kind, **fields}))
 
     def run(self) -> None:
+        if OPTIONS["before"] == "reject":
+            self.tell("rejected", what="a bad batch", because="it is 7", **{"try": "8"})
+            time.sleep(3600)
         misbehave(OPTIONS["before"])
         cut = {"virtual_nodes": OPTIONS["virtual_nodes"], "global_batch": 64}
         self.tell("arrived", steps=OPTIONS["steps"], **cut)
@@ -52,7 +57,7 @@ class Stub:
             elif self.is_training:
                 self.train()
         self.tell("ended", step=self.step)
-        print(f"ended at {self.step}")
+        sys.stdout.write(f"ended at {self.step}")  # a last line without an end
 
     def train(self) -> None:
         self.step += 1
@@ -85,7 +90,9 @@ class Stub:
             self.write_image()
         self.tell("swapped", generation=number, step=self.step, left=left, pause=pause)
         if left:
+            misbehave(OPTIONS["on_leave"])
             sys.exit(0)
+        misbehave(OPTIONS["on_enter"])
         self.is_main = members[0] == self.worker
         self.is_training = True
 

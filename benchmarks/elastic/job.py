@@ -1,0 +1,100 @@
+"""Runs a training script under a supervisor in this process, as `coddl run` would."""
+
+import contextlib
+import os
+import platform
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from coddl.runtime.control import asked
+from coddl.runtime.job import Job
+from coddl.runtime.supervisor import Supervisor
+
+HERE = Path(__file__).parent
+# One thread per worker on all sides: what is compared must not differ in the cores it takes.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class RunningJob:
+    """A job that trains; leave its `with` block to end it."""
+
+    def __init__(self, script: str, arguments: list[str], workers: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="coddl-bench-")
+        path = HERE / script
+        self.name = f"bench-{path.stem}-{os.getpid()}"
+        self._job = Job(
+            name=self.name,
+            script=path,
+            argv=(str(path), *arguments),
+            cwd=HERE,
+            env=ENVIRONMENT,
+            folder=Path(self._folder.name),
+            workers=workers,
+        )
+        self._words: list[str] = []
+        self._supervisor = Supervisor(self._job, self._hear)
+        self._code: int | None = None
+        self._thread = threading.Thread(target=self._run, name="supervisor")
+
+    def __enter__(self) -> "RunningJob":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread.is_alive():
+            self._supervisor.interrupt()
+            self._thread.join()
+        self._folder.cleanup()
+
+    def resize(self, workers: int) -> dict[str, Any]:
+        """Resize it and wait until that serves; gives the supervisor's account of it."""
+        change: dict[str, Any] = asked(self.name, {"do": "resize", "workers": workers})["change"]
+        return change
+
+    def check(self) -> None:
+        """Raise if the job has ended, with its last words."""
+        if not self._thread.is_alive():
+            raise SystemExit("\n".join([f"the job ended with {self._code}", *self._words[-30:]]))
+
+    def finish(self) -> None:
+        """Wait until the script has ended well; raise if it has not."""
+        self._thread.join()
+        if self._code != 0:
+            self.check()
+
+    def _run(self) -> None:
+        self._code = self._supervisor.run()
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        if event["is"] == "log":
+            self._words.append(event["text"].rstrip())
+        elif event["is"] in ("error", "problem"):
+            self._words.append(str(event))
+
+
+def machine() -> dict[str, Any]:
+    """Say on what was measured."""
+    return {
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """Give a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="coddl-bench-") as folder:
+        yield Path(folder)
+
+
+def torchrun(script: str, arguments: list[str], workers: int) -> list[str]:
+    """Give the command that runs a script with torchrun on this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*command, f"--nproc-per-node={workers}", str(HERE / script), *arguments]

@@ -1,0 +1,178 @@
+"""How long a resize holds up a training, against a restart by torchrun.
+
+    python benchmarks/resize.py --json
+
+Both train the same model with 25 MB of parameters and optimizer state, one thread per worker, and
+go 1→4, 4→2, 2→3 workers. The main worker notes when each iteration was complete. The pause is the
+longest gap between two of them from the command to 20 steps after the change, less the median of
+the 50 steps before the command. torchrun's job is told to save a checkpoint and end, and is started
+again with the other size; its pause is the gap around that, less the same median.
+
+`serving_s`: from the command to the first step that all the new workers made. `quiet_s`: what the
+same measure of pause gives for the 50 steps before the command, when nothing happened.
+`steps_lost`: steps that would have been made between command and change at the pace before, less
+those that were made; `lost_s` is their time. `ratio`: torchrun's shortest pause by our longest.
+"""
+
+import argparse
+import json
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.elastic.job import ENVIRONMENT, RunningJob, machine, scratch, torchrun
+
+SIZES = (1, 4, 2, 3)
+STEPS_BEFORE, STEPS_AFTER = 50, 20
+STEPS_WARM = 15  # at each size, before anything is measured
+WAIT_S = 120.0
+
+Times = dict[int, float]  # when each step was complete
+
+
+def read(path: Path) -> Times:
+    """Read what the main worker noted; its last line may be half written."""
+    if not path.exists():
+        return {}
+    *whole, _ = path.read_text().split("\n")
+    return {int(step): float(at_s) for step, at_s in (line.split() for line in whole)}
+
+
+def wait_for_steps(path: Path, steps: int, check: Callable[[], None]) -> Times:
+    """Wait until so many more steps are complete."""
+    deadline_s = time.monotonic() + WAIT_S
+    last = max(read(path), default=-1) + steps
+    while max(times := read(path), default=-1) < last:
+        check()
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"no {steps} steps in {WAIT_S:.0f} s")
+        time.sleep(0.1)
+    return times
+
+
+def gaps(times: Times, first: int, last: int) -> list[float]:
+    """Give the time each of these steps took, from the one before."""
+    return [times[step] - times[step - 1] for step in range(first, last + 1)]
+
+
+def account(times: Times, command_s: float, change: dict[str, Any]) -> dict[str, Any]:
+    """Work out one resize from the steps' times; step `change["step"]` is the first new one."""
+    before = max(step for step, at_s in times.items() if at_s < command_s)
+    first_new = change["step"]
+    usual_s = gaps(times, before - STEPS_BEFORE + 1, before)
+    median_s = statistics.median(usual_s)
+    during_s = gaps(times, before + 1, first_new + STEPS_AFTER - 1)
+    lost_s = times[first_new - 1] - command_s - median_s * (first_new - 1 - before)
+    return {
+        "from": change["from"],
+        "to": change["to"],
+        "pause_s": max(during_s) - median_s,
+        "quiet_s": max(usual_s) - median_s,
+        "serving_s": times[first_new] - command_s,
+        "steps_lost": max(0.0, lost_s / median_s),
+        "lost_s": max(0.0, lost_s),
+        "step_s_before": median_s,
+        "step_s_after": statistics.median(gaps(times, first_new + 1, first_new + STEPS_AFTER)),
+        "state_s": change["state_s"],
+        "swap_s": change["swap_s"],
+    }
+
+
+def resize_elastic() -> list[dict[str, Any]]:
+    """Resize a running job; one account per resize."""
+    accounts = []
+    with scratch() as folder, RunningJob("train.py", [str(folder / "times")], SIZES[0]) as job:
+        path = folder / "times"
+        wait_for_steps(path, STEPS_WARM, job.check)
+        for size in SIZES[1:]:
+            wait_for_steps(path, STEPS_BEFORE + 1, job.check)
+            command_s = time.monotonic()
+            change = job.resize(size)
+            wait_for_steps(path, STEPS_AFTER + STEPS_WARM, job.check)
+            accounts.append(account(read(path), command_s, change))
+    return accounts
+
+
+def resize_by_restart() -> list[float]:
+    """End torchrun's job and start it with the other size; one pause per resize."""
+    pauses_s = []
+    with scratch() as folder:
+        path = folder / "times"
+        arguments = [str(path), str(folder / "checkpoint")]
+        for index, size in enumerate(SIZES):
+            process = subprocess.Popen(
+                torchrun("train_restarted.py", arguments, size),
+                env=ENVIRONMENT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                began = max(read(path), default=-1) + 1
+                times = wait_for_steps(path, STEPS_BEFORE + 1, lambda: _check(process))
+                if index:
+                    median_s = statistics.median(gaps(times, began - STEPS_BEFORE, began - 1))
+                    pauses_s.append(times[began] - times[began - 1] - median_s)
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(WAIT_S)
+    return pauses_s
+
+
+def _check(process: subprocess.Popen[bytes]) -> None:
+    if (code := process.poll()) is not None:
+        raise SystemExit(f"torchrun ended with {code}")
+
+
+def measure() -> dict[str, Any]:
+    """Measure both sides."""
+    resizes, restarts_s = resize_elastic(), resize_by_restart()
+    longest_s = max(each["pause_s"] for each in resizes)
+    return {
+        "pause_s": [each["pause_s"] for each in resizes],
+        "pause_s_max": longest_s,
+        "torchrun_pause_s": min(restarts_s),
+        "torchrun_pauses_s": restarts_s,
+        "ratio": min(restarts_s) / longest_s,
+        "serving_s_max": max(each["serving_s"] for each in resizes),
+        "steps_lost_max": max(each["steps_lost"] for each in resizes),
+        "lost_s_max": max(each["lost_s"] for each in resizes),
+        "resizes": resizes,
+        "machine": machine(),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """Show it to people."""
+    lines = ["workers  pause ms  quiet ms  serving s  steps lost  step ms  torchrun's pause s"]
+    for each, restart_s in zip(result["resizes"], result["torchrun_pauses_s"], strict=True):
+        lines.append(
+            f"{each['from']} → {each['to']}    {each['pause_s'] * 1e3:8.0f}"
+            f"  {each['quiet_s'] * 1e3:8.0f}  {each['serving_s']:9.2f}  {each['steps_lost']:10.1f}"
+            f"  {each['step_s_before'] * 1e3:7.0f}  {restart_s:19.1f}"
+        )
+    lines.append(
+        f"longest pause {result['pause_s_max'] * 1e3:.0f} ms, torchrun's shortest "
+        f"{result['torchrun_pause_s']:.1f} s: {result['ratio']:.0f} times as long"
+    )
+    lines.append(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read the command line, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    result = measure()
+    print(json.dumps(result) if options.json else table(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""`coddl run` and its companions: one elastic job on this machine, without a pool."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coddl.cli.output import AsJson, Output, wants_json
+from coddl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from coddl.runtime.job import Job
+
+EXAMPLES = """
+Examples:
+
+  coddl run train.py --epochs 3                      as many workers as there are GPUs, else one
+
+  coddl run --workers 1..8 --name bert train.py      then, elsewhere: coddl resize bert 4
+
+  coddl run --resize 100:4,500:2 train.py            4 workers from step 100 on, 2 from step 500
+
+  coddl run --trace trace.json train.py              open it at ui.perfetto.dev
+"""
+RESIZE_EXAMPLES = "Examples:  coddl resize bert 4   coddl resize bert 2 --no-wait"
+SUSPEND_EXAMPLES = "Example:  coddl suspend bert"
+RESUME_EXAMPLES = "Examples:  coddl resume bert   coddl resume bert 2"
+LS_EXAMPLES = "Example:  coddl ls --local -o json"
+
+# What follows the script is the script's, options too.
+RUN_SETTINGS = {"allow_interspersed_args": False}
+
+Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="A script that uses coddl.prepare.")]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(metavar="[ARGS]...", help="What the script is given.")
+]
+Workers = Annotated[
+    str,
+    typer.Option(
+        metavar="N|MIN..MAX",
+        help="How many workers, or within which bounds. Default: one per GPU, else 1.",
+    ),
+]
+Resizes = Annotated[
+    str, typer.Option(metavar="STEP:N,…", help="Change the number of workers at these steps.")
+]
+Name = Annotated[str, typer.Option(help="What to call the job. Default: the script's name.")]
+Every = Annotated[
+    float, typer.Option("--checkpoint-every", metavar="S", min=0.1, help="Seconds between them.")
+]
+Folder = Annotated[
+    str,
+    typer.Option(metavar="DIR", help="Where checkpoints go. Default: ~/.local/state/coddl/NAME."),
+]
+Keep = Annotated[
+    bool, typer.Option("--keep-checkpoints", help="Keep them when the job has succeeded.")
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Start over, and remove the checkpoints of earlier runs.")
+]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="Where workers meet, on 127.0.0.1. Default: any.")
+]
+Python = Annotated[str, typer.Option(metavar="EXE", help="The interpreter of the workers.")]
+Watchdog = Annotated[
+    float,
+    typer.Option(metavar="S", min=1, help="Replace a worker whose loop is silent for so long."),
+]
+TraceFile = Annotated[
+    str, typer.Option(metavar="FILE", help="Write what happened when, to look at.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show what the script prints, and errors.")]
+JobName = Annotated[str, typer.Argument(metavar="NAME", help="A job that runs on this machine.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Don't wait until the change serves.")]
+
+
+def run(
+    *,
+    script: Script,
+    args: Arguments = None,
+    workers: Workers = "",
+    resize: Resizes = "",
+    name: Name = "",
+    checkpoint_every_s: Every = 60.0,
+    checkpoint_dir: Folder = "",
+    keep_checkpoints: Keep = False,
+    fresh: Fresh = False,
+    port: Port = 0,
+    python: Python = "",
+    watchdog: Watchdog = 1800.0,
+    trace: TraceFile = "",
+    quiet: Quiet = False,
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Train on this machine with workers that come and go; checkpoints are kept along the way."""
+    from coddl.runtime.job import Job
+    from coddl.runtime.jobdir import check_name, default_folder
+
+    path = _script(script)
+    with user_errors():
+        name = check_name(name or re.sub(r"[^A-Za-z0-9._-]+|^[._-]+", "-", path.stem).strip("-"))
+        job = Job(
+            name=name,
+            script=path,
+            argv=(script, *(args or ())),
+            cwd=Path.cwd(),
+            env=dict(os.environ),
+            folder=Path(checkpoint_dir).absolute() if checkpoint_dir else default_folder(name),
+            python=_interpreter(python),
+            resizes=_resizes(resize),
+            checkpoint_every_s=checkpoint_every_s,
+            keep_checkpoints=keep_checkpoints,
+            fresh=fresh,
+            port=port,
+            watchdog_s=watchdog,
+            trace=Path(trace).absolute() if trace else None,
+            **_sizes(workers),
+        )
+        for _, size in job.resizes:
+            job.check_size(size, None)
+        code = _supervise(job, for_program=wants_json(output, as_json), quiet=quiet)
+    raise typer.Exit(code)
+
+
+def _supervise(job: "Job", *, for_program: bool, quiet: bool) -> int:
+    from coddl.cli.runview import JsonView, TextView
+    from coddl.runtime.supervisor import Supervisor
+
+    view = JsonView() if for_program else TextView(quiet=quiet)
+    supervisor = Supervisor(job, view.tell)
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        supervisor.interrupt()
+
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, interrupt)
+    with contextlib.closing(view):
+        return supervisor.run()
+
+
+def resize(
+    name: JobName,
+    workers: Annotated[int, typer.Argument(metavar="N", help="How many workers.")],
+    no_wait: NoWait = False,
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Change how many workers a running job has; returns when the new ones serve."""
+    request = {"do": "resize", "workers": workers, "wait": not no_wait}
+    _ask(name, request, wants_json(output, as_json))
+
+
+def suspend(
+    name: JobName, no_wait: NoWait = False, output: Output = "table", as_json: AsJson = False
+) -> None:
+    """Have a running job save its state and free its GPUs; its supervisor stays."""
+    _ask(name, {"do": "suspend", "wait": not no_wait}, wants_json(output, as_json))
+
+
+def resume(
+    name: JobName,
+    workers: Annotated[
+        int | None, typer.Argument(metavar="[N]", help="How many workers. Default: as before.")
+    ] = None,
+    no_wait: NoWait = False,
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Let a suspended job go on, at any size."""
+    request: dict[str, Any] = {"do": "resume", "workers": workers, "wait": not no_wait}
+    _ask(name, request, wants_json(output, as_json))
+
+
+def ls(
+    local: Annotated[bool, typer.Option("--local", help="Jobs of `coddl run` here.")] = False,
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """List the jobs that run on this machine."""
+    if not local:
+        raise UserError("coddl ls needs to know where", "there is no pool yet", "coddl ls --local")
+    from coddl.cli.runview import jobs_table
+    from coddl.runtime.control import asked, running
+    from coddl.runtime.errors import TrainingError
+
+    jobs = []
+    with user_errors():
+        for name in running():
+            with contextlib.suppress(TrainingError):  # it ended just now
+                jobs.append(asked(name, {"do": "status"}))
+    print(json.dumps(jobs, indent=2) if wants_json(output, as_json) else jobs_table(jobs))
+
+
+def _ask(name: str, request: dict[str, Any], for_program: bool) -> None:
+    from coddl.cli.runview import change_sentence
+    from coddl.runtime.control import asked
+
+    with user_errors():
+        answer = asked(name, request)
+    if for_program:
+        print(json.dumps(answer, indent=2))
+    elif answer.get("change"):
+        print(f"{name}: {change_sentence(answer['change'])}")
+    else:
+        print(f"{name}: asked for {answer['target']} workers")
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Show what the runtime refuses as any other error of the command line."""
+    from coddl.runtime.errors import TrainingError
+
+    try:
+        yield
+    except TrainingError as error:
+        raise UserError(error.what, error.because, error.try_) from None
+
+
+def _script(script: str) -> Path:
+    path = Path(script).absolute()
+    if not path.is_file():
+        because = "it is a folder" if path.is_dir() else "there is no such file"
+        raise UserError(f"{script} can't be run", because, "coddl run train.py")
+    return path
+
+
+def _interpreter(python: str) -> str:
+    if not python:
+        return sys.executable
+    if (found := shutil.which(python)) is None:
+        raise UserError(f"--python {python} can't be used", "there is no such program", "python3")
+    return found
+
+
+def _sizes(text: str) -> dict[str, Any]:
+    """Read `4` or `2..8` into fields of a job."""
+    if not text:
+        return {}
+    least, dots, most = text.partition("..")
+    if least.isdecimal() and not dots and int(least) >= 1:
+        return {"workers": int(least)}
+    if least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most):
+        return {"workers_min": int(least), "workers_max": int(most)}
+    raise UserError(
+        f"--workers {text} can't be used",
+        f'"{text}" is neither a number above 0 nor two of them in order',
+        "--workers 4 or --workers 1..8",
+    )
+
+
+def _resizes(text: str) -> tuple[tuple[int, int], ...]:
+    """Read `100:4,200:2`."""
+    found = []
+    for part in text.split(",") if text else ():
+        step, _, workers = part.strip().partition(":")
+        if not (step.isdecimal() and workers.isdecimal() and int(workers) >= 1):
+            raise UserError(
+                f"--resize {text} can't be used",
+                f'"{part}" is not STEP:N with a whole number of workers above 0',
+                "--resize 100:4,200:2",
+            )
+        found.append((int(step), int(workers)))
+    return tuple(sorted(found))

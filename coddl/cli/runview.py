@@ -1,0 +1,178 @@
+"""What a running job looks like: in a terminal, in a log file, for a program."""
+
+import json
+import shutil
+import sys
+from typing import Any, Protocol, TextIO
+
+Event = dict[str, Any]  # Any: what JSON can hold; `is` names the kind
+
+
+class View(Protocol):
+    """Shows what a supervisor tells."""
+
+    def tell(self, event: Event) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonView:
+    """One JSON object per event on stdout; the last is the summary."""
+
+    def tell(self, event: Event) -> None:
+        print(json.dumps(event), flush=True)
+
+    def close(self) -> None:
+        """Nothing is left to show."""
+
+
+class TextView:
+    """Lines of all workers with their number; below them, in a terminal, the job's state."""
+
+    def __init__(
+        self, *, quiet: bool, out: TextIO | None = None, err: TextIO | None = None
+    ) -> None:
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        self._quiet = quiet
+        self._is_live = self._err.isatty() and not quiet
+        self._status = ""
+
+    def tell(self, event: Event) -> None:
+        """Show an event."""
+        match event["is"]:
+            case "log":
+                stream = self._out if event["stream"] == "stdout" else self._err
+                self._line(stream, f"[{event['worker']}] {event['text']}")
+            case "progress":
+                self._status = status_line(event)
+                self._draw()
+            case "error":
+                told = f"error: {event['what']}\n  because {event['because']}"
+                self._line(self._err, f"{told}\n  try     {event['try']}")
+            case "problem":
+                self._line(self._err, f"coddl: {event['what']}, because {event['because']}")
+            case _ if not self._quiet and (text := sentence(event)):
+                self._line(self._err, f"coddl: {text}")
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._status = ""
+        self._erase()
+
+    def _line(self, stream: TextIO, text: str) -> None:
+        self._erase()
+        print(text, file=stream, flush=True)
+        self._draw()
+
+    def _erase(self) -> None:
+        if self._is_live:
+            self._err.write("\r\x1b[2K")
+            self._err.flush()
+
+    def _draw(self) -> None:
+        if self._is_live and self._status:
+            columns = shutil.get_terminal_size().columns
+            self._err.write("\r\x1b[2K" + self._status[: columns - 1])
+            self._err.flush()
+
+
+def status_line(status: Event) -> str:
+    """Sum up a job's state in a line."""
+    steps = f"/{status['steps']:,}" if status["steps"] else ""
+    parts = [
+        f"{status['name']} {status['state']}",
+        f"step {status['step']:,}{steps}",
+        f"{status['samples_per_s']:,.0f} samples/s",
+        counted(status["size"], "worker"),
+        f"generation {status['generation']}",
+        *(f"{name} {number(value)}" for name, value in status["metrics"].items()),
+    ]
+    if status["last_pause_s"]:
+        parts.append(f"last pause {status['last_pause_s']:.2f} s")
+    return " · ".join(parts)
+
+
+def sentence(event: Event) -> str:
+    """Tell an event in words; "" for those that nobody wants to read."""
+    match event["is"]:
+        case "origin" if event["where"] != "scratch":
+            where = "memory" if event["where"] == "memory" else f"checkpoint {event['path']}"
+            skipped = "".join(f"; skipped: {why}" for why in event["skipped"])
+            return f"resuming from step {event['step']} in {where}{skipped}"
+        case "exited" if not event["expected"]:
+            how = (
+                f"was killed by {event['signal']}" if event["signal"] else f"exited {event['code']}"
+            )
+            return f"worker {event['worker']} {how}"
+        case "suspended":
+            return (
+                f"suspended at step {event['step']}, {event['serving_s']:.2f} s after the command"
+            )
+        case "unready":
+            return f"worker {event['worker']} could not join: {event['because']}"
+        case "ended":
+            return end_sentence(event)
+        case "started" | "restarted" | "resumed" | "resized" | "moved" | "rebalanced" | "regrouped":
+            return change_sentence(event)
+        case _:
+            return ""
+
+
+def change_sentence(change: Event) -> str:
+    """Tell a change of the group in words."""
+    after = f"after step {change['step']}"
+    serving = f"serving {change['serving_s']:.2f} s after the command"
+    match change["is"]:
+        case "suspended":
+            return f"suspended {after}"
+        case "started" | "restarted" | "resumed":
+            return f"{change['is']} with {counted(change['to'], 'worker')} {after}, {serving}"
+        case kind:
+            parts = ", ".join(f"{part} {change[f'{part}_s']:.2f}" for part in PARTS)
+            return (
+                f"{kind} {change['from']} -> {counted(change['to'], 'worker')} {after}: "
+                f"pause {change['pause_s']:.2f} s ({parts}), {serving}"
+            )
+
+
+PARTS = ("boundary", "state", "swap")
+
+
+def end_sentence(end: Event) -> str:
+    """Tell how a job ended, and what can be done about it."""
+    took = f"{end['name']} {end['state']} at step {end['step']:,} after {end['seconds']:.1f} s"
+    if end["state"] == "SUCCEEDED":
+        pauses_s = [change["pause_s"] for change in end["changes"][1:]]
+        longest = f", longest pause {max(pauses_s):.2f} s" if pauses_s else ""
+        return f"{took}, {counted(len(pauses_s), 'change')}{longest}"
+    if end["saved_step"] is not None:
+        return f"{took}; the same command continues from step {end['saved_step']}"
+    return took
+
+
+def jobs_table(jobs: list[Event]) -> str:
+    """Lay out the jobs of this machine, one per line."""
+    if not jobs:
+        return "no job runs on this machine"
+    rows = [("NAME", "STATE", "STEP", "WORKERS", "SAMPLES/S", "LAST PAUSE")]
+    for job in jobs:
+        steps = f"/{job['steps']:,}" if job["steps"] else ""
+        pause = f"{job['last_pause_s']:.2f} s" if job["last_pause_s"] else ""
+        speed = f"{job['samples_per_s']:,.0f}"
+        rows.append(
+            (job["name"], job["state"], f"{job['step']:,}{steps}", str(job["size"]), speed, pause)
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,93 @@
+"""Breaks a worker at a named point of the protocol: FAULT="WORKER:POINT", by SIGKILL mostly."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from coddl.runtime import exchange, group, handover, link, session
+
+STEP = 25  # from which on points of the training loop take effect
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(owner: type, method: str, when: str, applies: Callable[..., bool]) -> None:
+    original = getattr(owner, method)
+
+    def wrapped(self: Any, *args: Any, **named: Any) -> Any:
+        if applies(self, *args, **named) and when == "before":
+            die()
+        result = original(self, *args, **named)
+        if applies(self, *args, **named) and when == "after":
+            die()
+        return result
+
+    setattr(owner, method, wrapped)
+
+
+def break_exchange_once() -> None:
+    """Fail where a peer has succeeded: the sums are there, but this worker is told otherwise."""
+    original = exchange.Exchange.finish
+    done = []
+
+    def finish(self: exchange.Exchange, vote: bool) -> Any:
+        kept = {id(p): p.grad for p in self.parameters}
+        buffers = [b.clone() for b in self._buffers.all]
+        result = original(self, vote)
+        if not done and current().step >= STEP:
+            done.append(True)
+            for parameter in self.parameters:
+                parameter.grad = kept[id(parameter)]
+            for buffer, before in zip(self._buffers.all, buffers, strict=True):
+                buffer.copy_(before)
+            raise group.Broken("said the saboteur")
+        return result
+
+    exchange.Exchange.finish = finish  # type: ignore[method-assign]
+
+
+def current() -> session.Session:
+    from coddl.runtime import prepare
+
+    assert prepare._session is not None
+    return prepare._session
+
+
+def late(*_: Any, **__: Any) -> bool:
+    return current().step >= STEP
+
+
+def arm() -> None:
+    """Arrange for this worker's end, if it is the one."""
+    worker, _, point = os.environ.get("FAULT", "-1:").partition(":")
+    if worker != os.environ.get("CODDL_WORKER"):
+        return
+    if point == "fails-alone":
+        break_exchange_once()
+        return
+    when, _, what = point.partition("-")
+    told = lambda _self, kind, **_: kind == what  # noqa: E731
+    match what:
+        case "arrived" | "ready" | "swapped" | "image":
+            around(link.Link, "tell", when, told)
+        case "commit" | "prepare" | "regroup":
+            around(link.Link, "_on", when, lambda _self, message: message["do"] == what)
+        case "write":
+            around(handover.Handover, "write", when, lambda *_: True)
+        case "load":
+            around(handover.Handover, "load", when, lambda *_: True)
+        case "restore":
+            around(session.State, "restore", when, lambda *_: True)
+        case "synchronise":
+            around(handover.Handover, "synchronise", when, late)
+        case "exchange":
+            around(exchange.Exchange, "finish", when, late)
+        case "apply":
+            around(session.Session, "_apply", when, late)
+        case "adopt":
+            around(session.Session, "_adopt", when, late)
+        case unknown:
+            raise AssertionError(unknown)
