@@ -9,19 +9,19 @@ from torch import Tensor, nn
 
 import coddl
 
-epochs = int(sys.argv[1]) if sys.argv[1:] else 4
+epochs = int(sys.argv[1]) if sys.argv[1:] else 3
 torch.manual_seed(0)
 nouns, verbs = ("fox", "dog", "owl", "bear", "wolf"), ("sees", "follows", "likes", "fears")
 choose = random.Random(0).choice  # seeded: the same text in every worker
-text = "".join(f"the {choose(nouns)} {choose(verbs)} the {choose(nouns)}. " for _ in range(5000))
-LETTERS, WINDOW = sorted(set(text)), 48  # a window has 48 letters and the one after
+text = "".join(f"the {choose(nouns)} {choose(verbs)} the {choose(nouns)}. " for _ in range(4000))
+LETTERS, WINDOW = sorted(set(text)), 32  # a window has 32 letters and the one after
 windows = torch.tensor([LETTERS.index(each) for each in text]).unfold(0, WINDOW + 1, WINDOW)
 
 
 class Writer(nn.Module):
     """Tells, at every place of a text, how likely each letter is to come next."""
 
-    def __init__(self, width: int = 48) -> None:
+    def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.letter, self.place = nn.Embedding(len(LETTERS), width), nn.Embedding(WINDOW, width)
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.1, batch_first=True)

@@ -142,9 +142,14 @@ def _supervise(job: "Job", *, for_program: bool, quiet: bool) -> int:
         supervisor.interrupt()
 
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, interrupt)
-    with contextlib.closing(view):
-        return supervisor.run()
+        if signal.getsignal(each) != signal.SIG_IGN:  # as under nohup
+            signal.signal(each, interrupt)
+    try:
+        with contextlib.closing(view):
+            return supervisor.run()
+    except BrokenPipeError:  # nobody reads on, as in `coddl run ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def resize(
@@ -201,17 +206,19 @@ def ls(
 
 
 def _ask(name: str, request: dict[str, Any], for_program: bool) -> None:
-    from coddl.cli.runview import change_sentence
+    from coddl.cli.runview import change_sentence, counted
     from coddl.runtime.control import asked
 
     with user_errors():
         answer = asked(name, request)
     if for_program:
         print(json.dumps(answer, indent=2))
-    elif answer.get("change"):
-        print(f"{name}: {change_sentence(answer['change'])}")
+    elif "change" not in answer:
+        print(f"{name}: asked for {counted(answer['target'], 'worker')}")
+    elif answer["change"] is None:
+        print(f"{name}: has {counted(answer['target'], 'worker')} already")
     else:
-        print(f"{name}: asked for {answer['target']} workers")
+        print(f"{name}: {change_sentence(answer['change'])}")
 
 
 @contextlib.contextmanager

@@ -62,8 +62,8 @@ class Job:
 
     def check_sizes(self, virtual_nodes: int) -> None:
         """Raise if it was told, when it started, to have more workers than it can."""
-        fixed = () if self.workers is None else (self.workers,)
-        for workers in (*fixed, *(workers for _, workers in self.resizes)):
+        least = self.workers_min if self.workers is None else self.workers
+        for workers in (least, *(workers for _, workers in self.resizes)):
             self.check_size(workers, virtual_nodes)
 
     def gpu_of(self, slot: int, gpus: int) -> str | None:

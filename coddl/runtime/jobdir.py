@@ -104,14 +104,20 @@ def claim(folder: Path, script: Path, *, fresh: bool) -> None:
 
 
 def finish(folder: Path, script: Path, *, keep: bool) -> None:
-    """Remove what a finished job leaves, or mark it as kept."""
+    """Remove the checkpoints of a finished job, or mark them as kept."""
     if keep:
         _write_about(folder, {"script": str(script), "finished": True})
-        return
-    for path in (*folder.glob(CHECKPOINTS), folder / ABOUT):
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # the user's own folder, with other things in it
-        folder.rmdir()
+    else:
+        for path in folder.glob(CHECKPOINTS):
+            path.unlink(missing_ok=True)
+
+
+def tidy(folder: Path) -> None:
+    """Remove a folder in which a job has kept nothing."""
+    if not list(folder.glob(CHECKPOINTS)):
+        with contextlib.suppress(OSError):  # the user's own folder, with other things in it
+            (folder / ABOUT).unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def _about(folder: Path) -> dict[str, object]:

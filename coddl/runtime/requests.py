@@ -27,14 +27,16 @@ class Requests:
 
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
-        self._waiting: list[tuple[int, Answer]] = []
+        self._waiting: list[tuple[int, int, Answer]] = []  # target, changes made before
 
     def take(self, request: Message, answer: Answer) -> None:
         """Do what is asked, or refuse; never raises."""
         try:
+            status = self._leader.status()
             if request.get("do") == "status":
-                answer({"ok": True, **self._leader.status()})
+                answer({"ok": True, **status})
                 return
+            made = len(status["changes"])
             self._do(request)
         except TrainingError as error:
             answer({"error": parts(error)})
@@ -42,7 +44,7 @@ class Requests:
         target = self._leader.target
         assert target is not None
         if request.get("wait", True):
-            self._waiting.append((target, answer))
+            self._waiting.append((target, made, answer))
             self.settle()
         else:
             answer({"ok": True, "target": target})
@@ -50,15 +52,15 @@ class Requests:
     def settle(self) -> None:
         """Answer those whose size is reached, or never will be."""
         waiting, self._waiting = self._waiting, []
-        for target, answer in waiting:
+        for target, made, answer in waiting:
             try:
                 if not self._leader.has_reached(target):
-                    self._waiting.append((target, answer))
+                    self._waiting.append((target, made, answer))
                     continue
             except TrainingError as error:
                 answer({"error": parts(error)})
             else:
-                changes = self._leader.status()["changes"]
+                changes = self._leader.status()["changes"][made:]
                 answer({"ok": True, "target": target, "change": changes[-1] if changes else None})
 
     def _do(self, request: Message) -> None:

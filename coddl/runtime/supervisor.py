@@ -71,6 +71,7 @@ class Supervisor:
             stack.callback(self._control.close)
             stack.callback(self._tell_end)
             checkpoints = Checkpoints(job.folder)
+            stack.callback(jobdir.tidy, job.folder)
             jobdir.claim(job.folder, job.script, fresh=job.fresh)
             self._trace = TraceEvents(job.trace) if job.trace else None
             if self._trace is not None:
@@ -447,6 +448,7 @@ class Supervisor:
         self._is_asleep = True
         seconds = time.monotonic() - self._command_s
         self.tell({"is": "suspended", "step": coordinator.step, "serving_s": seconds})
+        self.tell({"is": "progress", **self._brief_status()})
 
     def _look_for_trouble(self) -> None:
         """Act where the coordinator has given up."""

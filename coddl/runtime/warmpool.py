@@ -95,6 +95,8 @@ class WarmPool:
 
     def rendezvous(self, port: int) -> None:
         """Host a store; `rendezvous` with its port or an error follows, `storeless` if it dies."""
+        if self._store is not None:
+            self._store.close()
         ours, theirs = socket.socketpair()
         self._store = Channel(
             self._loop, ours, self._on_message, lambda: self._on_message({"is": "storeless"})

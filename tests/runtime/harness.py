@@ -28,8 +28,8 @@ DEADLINE_S = 60.0
 # As much of torch as the zygote asks for.
 FAKE_TORCH = {
     "__init__.py": "from torch import cuda, version\n__version__ = 'fake'\n",
-    "cuda.py": "def _device_count_nvml():\n    return 0\n",
-    "version.py": "cuda = None\n",
+    "cuda.py": "import os\ndef _device_count_nvml():\n    return int(os.environ['GPUS'])\n",
+    "version.py": "import os\ncuda = '13.0' if 'GPUS' in os.environ else None\n",
     "_dynamo.py": "",
     "distributed.py": "",
     "utils/__init__.py": "",
@@ -159,15 +159,14 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, fake_torch: Path, sockets: Path) -> Iterator[Start]:
+def start(tmp_path: Path, fake_torch: Path, sockets: Path) -> Iterator[Start]:  # noqa: ARG001
     """Start jobs of stub workers; none of them, and nothing of them, is left at the end."""
-    assert sockets
     started: list[Running] = []
-    before = set(MEMORY.glob("coddl-*/*"))
+    name = f"job{os.getpid()}"
 
     def begin(options: dict[str, Any] | None = None, **fields: Any) -> Running:
         job = Job(
-            name=f"job{os.getpid()}",
+            name=name,
             script=STUB,
             argv=("stub.py" if "script" in fields else str(STUB), json.dumps(options or {})),
             cwd=tmp_path,
@@ -182,7 +181,7 @@ def start(tmp_path: Path, fake_torch: Path, sockets: Path) -> Iterator[Start]:
     for running in started:
         running.stop()
     assert not children_of_mine(), "a zygote is left"
-    assert set(MEMORY.glob("coddl-*/*")) <= before, "images are left in memory"
+    assert not list(MEMORY.glob(f"coddl-*/{name}-*")), "images are left in memory"
 
 
 def children_of_mine() -> list[int]:

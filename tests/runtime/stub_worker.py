@@ -94,6 +94,8 @@ class Stub:
             sys.exit(0)
         misbehave(OPTIONS["on_enter"])
         self.is_main = members[0] == self.worker
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.tell("metrics", values={f"gpu {self.worker}": gpu, "backend": plan["backend"]})
         self.is_training = True
 
     def write_image(self) -> None:

@@ -12,7 +12,17 @@ import pytest
 
 from coddl.runtime.control import asked, conversation, running
 from coddl.runtime.errors import TrainingError
-from tests.runtime.harness import Running, Start, children, fake_torch, lives, sockets, start
+from tests.runtime.harness import (
+    ROOT,
+    Running,
+    Start,
+    children,
+    fake_torch,
+    lives,
+    sockets,
+    start,
+    wait_until,
+)
 
 __all__ = ["fake_torch", "sockets", "start"]  # fixtures
 
@@ -186,12 +196,16 @@ def test_kept_checkpoints_of_a_finished_job_are_not_trained_on(start: Start) -> 
 def test_a_checkpoint_that_fails_is_told_and_training_goes_on(start: Start) -> None:
     job = start(checkpoint_every_s=0.1)
     job.wait_for("checkpoint")
-    job.job.folder.rename(job.job.folder.with_name("gone"))
-    job.job.folder.write_text("not a folder")
+    folder = job.job.folder
+    away = folder.rename(folder.with_name("away"))
+    folder.write_text("not a folder")
     problem = job.wait_for("problem")
-    assert str(job.job.folder) in problem["what"]
+    assert str(folder) in problem["what"]
     step = job.ask("status")["step"]
     job.wait_for_step(step + 10)
+    folder.unlink()
+    away.rename(folder)
+    assert job.wait_for("checkpoint")["step"] > step
 
 
 def test_a_suspended_job_has_no_workers_and_a_checkpoint(start: Start) -> None:
@@ -218,7 +232,7 @@ def test_resume_goes_back_to_the_size_before(start: Start) -> None:
     assert job.ask("resume")["change"]["to"] == 2
 
 
-REFUSED = {
+REFUSED: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "too many workers": ({"do": "resize", "workers": 9}, ("9 workers", "8 virtual nodes")),
     "no workers": ({"do": "resize", "workers": 0}, ("0 workers", "at least one")),
     "half a worker": ({"do": "resize", "workers": 1.5}, ("1.5",)),
@@ -240,6 +254,26 @@ def test_what_can_not_be_is_refused_and_changes_nothing(start: Start) -> None:
     job.ask("suspend")
     with pytest.raises(TrainingError, match="SUSPENDED"):
         job.ask("resize", workers=1)
+
+
+@pytest.mark.parametrize(("visible", "names"), [("", ("0", "1")), ("5,3", ("5", "3"))])
+def test_every_worker_gets_a_gpu_and_nccl_only_a_gpu_of_its_own(
+    start: Start, fake_torch: Path, visible: str, names: tuple[str, str]
+) -> None:
+    env = {**os.environ, "PYTHONPATH": f"{fake_torch}:{ROOT}", "GPUS": "2"}
+    job = start(workers=None, env=env | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {}))
+    assert job.wait_for("started")["to"] == 2
+    gpus = {"gpu 0": names[0], "gpu 1": names[1]}
+    wait_until(lambda: job.ask("status")["metrics"] == {**gpus, "backend": "nccl"}, "metrics")
+    job.ask("resize", workers=3)
+    wait_until(lambda: "gpu 2" in job.ask("status")["metrics"], "metrics")
+    assert job.ask("status")["metrics"] == {**gpus, "gpu 2": names[0], "backend": "gloo"}
+
+
+def test_a_size_it_has_already_changes_nothing(start: Start) -> None:
+    job = start(workers=2)
+    job.wait_for("started")
+    assert job.ask("resize", workers=2)["change"] is None
 
 
 def test_bounds_hold(start: Start) -> None:
@@ -268,15 +302,13 @@ def test_a_newer_command_answers_the_older(start: Start) -> None:
     job = start({"before": ""}, workers=1)
     job.wait_for("started")
     job.ask("resize", workers=4, wait=False)
-    talk = conversation(job.job.name, {"do": "resize", "workers": 3})
-    assert next(talk)["change"]["to"] == 3
-    talk.close()
+    assert job.ask("resize", workers=3)["change"]["to"] == 3
 
 
 def test_whoever_watches_sees_every_event(start: Start) -> None:
     job = start()
     job.wait_for("started")
-    seen = []
+    seen: list[str] = []
     for event in conversation(job.job.name, {"do": "watch"}):
         if not seen:
             job.ask("resize", workers=2, wait=False)
@@ -355,8 +387,6 @@ def test_a_storm_of_targets_ends_at_the_last(start: Start) -> None:
 
 
 def descriptors(job: Running) -> int:
-    from tests.runtime.harness import wait_until
-
     wait_until(lambda: len(job.ask("status")["workers"]) == 3, "leavers are gone")
     return len(list(Path("/proc/self/fd").iterdir()))
 

@@ -1,8 +1,13 @@
-"""Breaks a worker at a named point of the protocol: FAULT="WORKER:POINT", by SIGKILL mostly."""
+"""Breaks or holds a worker at a named point: FAULT="WORKER:POINT" or HOLD="WORKER:POINT".
+
+FAULT is SIGKILL, mostly. HOLD makes a file "held" and waits until there is one called "go".
+"""
 
 import os
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from coddl.runtime import exchange, group, handover, link, session
@@ -10,8 +15,12 @@ from coddl.runtime import exchange, group, handover, link, session
 STEP = 25  # from which on points of the training loop take effect
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def strike() -> None:
+    if "FAULT" in os.environ:
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path("held").touch()
+    while not Path("go").exists():
+        time.sleep(0.01)
 
 
 def around(owner: type, method: str, when: str, applies: Callable[..., bool]) -> None:
@@ -19,10 +28,10 @@ def around(owner: type, method: str, when: str, applies: Callable[..., bool]) ->
 
     def wrapped(self: Any, *args: Any, **named: Any) -> Any:
         if applies(self, *args, **named) and when == "before":
-            die()
+            strike()
         result = original(self, *args, **named)
         if applies(self, *args, **named) and when == "after":
-            die()
+            strike()
         return result
 
     setattr(owner, method, wrapped)
@@ -61,8 +70,9 @@ def late(*_: Any, **__: Any) -> bool:
 
 
 def arm() -> None:
-    """Arrange for this worker's end, if it is the one."""
-    worker, _, point = os.environ.get("FAULT", "-1:").partition(":")
+    """Arrange for what shall happen to this worker, if it is the one."""
+    asked = os.environ.get("FAULT") or os.environ.get("HOLD") or "-1:"
+    worker, _, point = asked.partition(":")
     if worker != os.environ.get("CODDL_WORKER"):
         return
     if point == "fails-alone":
@@ -81,13 +91,11 @@ def arm() -> None:
             around(handover.Handover, "load", when, lambda *_: True)
         case "restore":
             around(session.State, "restore", when, lambda *_: True)
-        case "synchronise":
-            around(handover.Handover, "synchronise", when, late)
         case "exchange":
             around(exchange.Exchange, "finish", when, late)
         case "apply":
             around(session.Session, "_apply", when, late)
         case "adopt":
-            around(session.Session, "_adopt", when, late)
+            around(session.Session, "_adopt", when, lambda _self, to, _groups: to.number > 1)
         case unknown:
             raise AssertionError(unknown)

@@ -1,0 +1,110 @@
+"""What the page on elastic training says is run."""
+
+import inspect
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from coddl.runtime.prepare import Batches, prepare
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "elastic.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```(python|console|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PATIENCE_S = 90.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a place to work in, with the scripts of the page and sockets of its own."""
+    (tmp_path / "gan.py").write_bytes((ROOT / "examples" / "gan.py").read_bytes())
+    for kind, text in BLOCK.findall(PAGE):
+        if kind == "python":
+            (tmp_path / text.splitlines()[0].removeprefix("# file: ")).write_text(text)
+        elif kind == "diff":
+            for name, other in (("plain.py", "+"), ("train.py", "-")):
+                lines = [line[1:] for line in text.splitlines() if not line.startswith(other)]
+                (tmp_path / name).write_text("\n".join(lines))
+    with tempfile.TemporaryDirectory(prefix="coddl-") as short:  # sockets allow no long paths
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        yield tmp_path
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(folder: Path) -> None:
+    ran = 0
+    for kind, text in BLOCK.findall(PAGE):
+        if kind != "console":
+            continue
+        lines = [line.removeprefix("$ ") for line in text.splitlines()]
+        if lines[0].endswith(" &"):
+            with started(lines.pop(0).removesuffix(" &"), folder):
+                assert [run(line, folder) for line in lines][-1].startswith("demo: resumed with 3")
+        else:
+            for line in lines:
+                run(line, folder)
+        ran += len(lines)
+    assert ran > 0
+    assert (folder / "model.pt").exists()
+    assert '"exchange"' in (folder / "trace.json").read_text()
+
+
+@pytest.mark.slow
+def test_the_script_before_the_change_runs_too(folder: Path) -> None:
+    run("python -W error plain.py", folder)
+
+
+def run(line: str, folder: Path) -> str:
+    done = subprocess.run(
+        words(line), cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def words(line: str) -> list[str]:
+    program, *rest = line.split()
+    return [sys.executable, *(["-m", "coddl.cli.main"] if program == "coddl" else []), *rest]
+
+
+@contextmanager
+def started(line: str, folder: Path) -> Iterator[None]:
+    """Run a job beside what is done meanwhile, from its first step on; then stop it."""
+    with subprocess.Popen([*words(line)[:4], "--json", *words(line)[4:]], cwd=folder,
+                          stdout=subprocess.PIPE, text=True) as job:  # fmt: skip
+        try:
+            assert job.stdout is not None
+            assert any('"is": "started"' in event for event in job.stdout), job.poll()
+            yield
+        finally:
+            job.terminate()
+            job.communicate(timeout=PATIENCE_S)
+
+
+def test_every_option_of_run_is_documented() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "coddl.cli.main", "run", "--help"],
+        capture_output=True, text=True, check=True, env={"COLUMNS": "200", "TERM": "dumb"},
+    ).stdout  # fmt: skip
+    for option in set(re.findall(r"--[a-z][a-z-]+", shown)) - {"--help", "--output", "--epochs"}:
+        assert f"`{option}" in PAGE, option
+
+
+def test_every_name_a_script_uses_is_documented() -> None:
+    arguments = [
+        p.name for p in inspect.signature(prepare).parameters.values() if p.kind == p.KEYWORD_ONLY
+    ]
+    assert [name for name in arguments if f"`{name}`" not in PAGE] == []
+    looks = [f"batches.{name}" for name in vars(Batches) if not name.startswith("_")]
+    calls = ["coddl.track", "coddl.is_main", "coddl.mean", "coddl.log"]
+    assert [name for name in (*looks, *calls) if f"| `{name}" not in PAGE] == []

@@ -1,0 +1,111 @@
+"""kill -9 at every point of the protocol; the training ends with the bits of an undisturbed one."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.elastic import Elastic, alone, line_of
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+ARGS = ("--strict", "--pace-s", "0.005")
+
+# Workers 0 and 1 train; after some steps 2 joins, or 1 leaves. Who dies, and where.
+GROWING = [
+    "2:before-arrived",
+    "2:after-arrived",
+    "2:before-ready",
+    "2:after-ready",
+    "0:before-ready",
+    "1:after-ready",
+    "2:after-commit",
+    "0:before-commit",
+    "0:after-commit",
+    "0:before-write",
+    "0:after-write",
+    "2:before-load",
+    "2:before-restore",
+    "2:after-load",
+    "0:before-adopt",
+    "1:before-swapped",
+    "2:after-swapped",
+]
+SHRINKING = ["1:before-commit", "1:before-swapped", "0:after-commit", "1:after-swapped"]
+TRAINING = ["0:before-exchange", "1:after-exchange", "0:after-apply", "1:before-apply"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    return line_of(alone("net.py", "--strict"), "hash")
+
+
+@pytest.mark.parametrize("fault", GROWING)
+def test_a_death_while_growing_changes_no_bit(
+    tmp_path: Path, fault: str, undisturbed: str
+) -> None:
+    with Elastic(tmp_path, "net.py", *ARGS, workers=2, env={"FAULT": fault}) as job:
+        job.wait_step(5)
+        job.ask("resize", workers=3, wait=False)
+        assert line_of(job.finish(), "hash") == undisturbed, job.story()
+        assert any(e["is"] == "exited" and e["signal"] == "SIGKILL" for e in job.events)
+
+
+@pytest.mark.parametrize("fault", SHRINKING)
+def test_a_death_while_shrinking_changes_no_bit(
+    tmp_path: Path, fault: str, undisturbed: str
+) -> None:
+    with Elastic(tmp_path, "net.py", *ARGS, workers=2, env={"FAULT": fault}) as job:
+        job.wait_step(5)
+        job.ask("resize", workers=1, wait=False)
+        assert line_of(job.finish(), "hash") == undisturbed, job.story()
+
+
+@pytest.mark.parametrize("fault", TRAINING)
+def test_a_death_between_two_steps_changes_no_bit(
+    tmp_path: Path, fault: str, undisturbed: str
+) -> None:
+    with Elastic(tmp_path, "net.py", *ARGS, workers=3, env={"FAULT": fault}) as job:
+        assert line_of(job.finish(), "hash") == undisturbed, job.story()
+        assert any(e["is"] == "exited" and e["signal"] == "SIGKILL" for e in job.events)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_that_missed_a_step_takes_it_from_one_that_made_it(
+    tmp_path: Path, worker: int, undisturbed: str
+) -> None:
+    fault = {"FAULT": f"{worker}:fails-alone"}
+    with Elastic(tmp_path, "net.py", *ARGS, workers=2, env=fault) as job:
+        assert line_of(job.finish(), "hash") == undisturbed, job.story()
+        assert job.wait_kind("regrouped")["to"] == 2
+
+
+def test_a_worker_that_dies_while_regrouping_is_dropped_too(
+    tmp_path: Path, undisturbed: str
+) -> None:
+    fault = {"FAULT": "1:after-regroup"}
+    with Elastic(tmp_path, "net.py", *ARGS, workers=3, env=fault) as job:
+        job.wait_step(5)
+        job.kill(2)
+        assert line_of(job.finish(), "hash") == undisturbed, job.story()
+
+
+def test_a_worker_that_hangs_is_dropped(tmp_path: Path, undisturbed: str) -> None:
+    with Elastic(tmp_path, "net.py", *ARGS, workers=2, watchdog_s=2.0) as job:
+        job.wait_step(5)
+        job.kill(1, signal.SIGSTOP)
+        job.wait_kind("regrouped")
+        assert line_of(job.finish(), "hash") == undisturbed, job.story()
+
+
+def test_everybody_dead_goes_on_from_the_newest_checkpoint(
+    tmp_path: Path, undisturbed: str
+) -> None:
+    with Elastic(tmp_path, "net.py", *ARGS, workers=2, checkpoint_every_s=0.3) as job:
+        job.wait_kind("checkpoint")
+        for worker in job.pids():
+            job.kill(worker)
+        origin = job.wait(lambda event: event["is"] == "origin" and event["step"] > 0)
+        assert origin["where"] == "memory"
+        assert line_of(job.finish(), "hash") == undisturbed, job.story()

@@ -1,0 +1,105 @@
+"""Targets that come faster than they can be reached: the last one counts, and nothing piles up."""
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from coddl.runtime.wire import Message
+from tests.runtime.elastic import Elastic, alone, line_of
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+ARGS = ("--strict", "--epochs", "12", "--pace-s", "0.005")
+
+
+def held(pid: int) -> tuple[int, int]:
+    """Count a process's descriptors and threads."""
+    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+
+def children(pid: int) -> set[int]:
+    """Give all processes below one."""
+    found: set[int] = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        direct = Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+        found |= {int(each) for each in direct}
+    return found | {below for each in list(found) for below in children(each)}
+
+
+def settled(job: Elastic, size: int) -> Message:
+    """Wait until the job runs at a size, with no process besides its members."""
+    deadline_s = time.monotonic() + 60
+    while True:
+        status = job.status()
+        workers = status["workers"]
+        if status["state"] == "RUNNING" and len(workers) == status["size"] == size:
+            return status
+        assert time.monotonic() < deadline_s, job.story()
+        time.sleep(0.05)
+
+
+def test_a_storm_of_targets_ends_at_the_last_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    undisturbed = line_of(alone("net.py", *ARGS[:-2]), "hash")
+    dice = random.Random(7)
+    with Elastic(tmp_path, "net.py", *ARGS, workers=2) as job:
+        job.wait_step(5)
+        # A first round trip, so that what is made once is there before we count.
+        job.ask("resize", workers=3)
+        job.ask("resize", workers=2)
+        status = settled(job, 2)
+        pids = [each["pid"] for each in status["workers"]]
+        before = [held(pid) for pid in pids]
+        family = len(children(os.getpid()))
+        generations = status["generation"]
+        since = len(job.events)
+        for _ in range(100):
+            job.ask("resize", workers=dice.choice([2, 3, 4]), wait=False)
+            time.sleep(0.008)
+        job.ask("resize", workers=4)
+        job.ask("resize", workers=2)
+        settled(job, 2)
+        storm = job.events[since:]
+        live = {e["worker"] for e in storm if e["is"] == "starting"}
+        assert len(live) >= 5, "the storm started too few joiners to show anything"
+        assert job.status()["generation"] > generations
+        assert [each["pid"] for each in job.status()["workers"]] == pids
+        deadline_s = time.monotonic() + 20
+        while [held(pid) for pid in pids] != before and time.monotonic() < deadline_s:
+            time.sleep(0.1)  # groups are dropped in the background
+        assert [held(pid) for pid in pids] == before
+        assert len(children(os.getpid())) == family
+        assert line_of(job.finish(), "hash") == undisturbed
+
+
+# Who is held, where, and how long the cancelled generation may live on.
+STAGES = {
+    "forked": "2:before-arrived",
+    "model built, another is not": "3:before-arrived",
+    "group built, not said so yet": "2:before-ready",
+}
+
+
+@pytest.mark.parametrize("hold", STAGES.values(), ids=STAGES.keys())
+def test_a_cancelled_resize_costs_nothing_at_any_stage(tmp_path: Path, hold: str) -> None:
+    args = ("--strict", "--epochs", "8", "--pace-s", "0.005")
+    undisturbed = line_of(alone("net.py", *args[:-2]), "hash")
+    with Elastic(tmp_path, "net.py", *args, workers=2, env={"HOLD": hold}) as job:
+        job.wait_step(5)
+        pids = job.pids()
+        job.ask("resize", workers=4, wait=False)
+        deadline_s = time.monotonic() + 60
+        while not (tmp_path / "held").exists():
+            assert time.monotonic() < deadline_s, job.story()
+            time.sleep(0.01)
+        step = job.status()["step"]
+        job.wait_step(step + 10)  # a held joiner holds nobody else
+        job.ask("resize", workers=2, wait=False)
+        (tmp_path / "go").touch()
+        settled(job, 2)
+        assert job.pids() == pids
+        assert not any(e["is"] in ("resized", "regrouped") for e in job.events)
+        assert line_of(job.finish(), "hash") == undisturbed
