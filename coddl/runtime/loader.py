@@ -43,24 +43,21 @@ class Samples(Dataset[Item]):
         self._collate = collate or default_collate
         self._order: tuple[int, list[int]] = (-1, [])
 
-    def indices(self, key: Key) -> list[int]:
-        """Give the samples of a pass, in order."""
-        epoch, within = divmod(key.step, self.steps_per_epoch)
+    def _indices_of(self, step: int, node: int) -> list[int]:
+        epoch, within = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
             generator = torch.Generator().manual_seed(seed_of(self._seed, epoch, ORDER))
             length = len(self._dataset)
             self._order = (epoch, torch.randperm(length, generator=generator).tolist())
-        starts = (
-            within * self._cut.global_batch + node * self._cut.micro_batch for node in key.nodes
-        )
-        return [
-            i for start in starts for i in self._order[1][start : start + self._cut.micro_batch]
-        ]
+        start = within * self._cut.global_batch + node * self._cut.micro_batch
+        return self._order[1][start : start + self._cut.micro_batch]
 
     def __getitem__(self, key: Key) -> Item:
-        epoch = key.step // self.steps_per_epoch
-        seed_everything(seed_of(self._seed, epoch, key.step, key.nodes[0], SAMPLES))
-        return self._collate([self._dataset[i] for i in self.indices(key)])
+        found = []
+        for node in key.nodes:
+            seed_everything(seed_of(self._seed, key.step, node, SAMPLES))
+            found += [self._dataset[i] for i in self._indices_of(key.step, node)]
+        return self._collate(found)
 
 
 def _steps_per_epoch(dataset: Any, cut: Batch) -> int:

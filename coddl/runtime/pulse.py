@@ -19,7 +19,7 @@ class Pulse:
         self._traced = traced
         self._spans: list[list[Any]] = []
         self._sums: dict[str, float] = {}
-        self._passes = 0
+        self._nodes = 0
         self._iterations = 0
         self._samples = 0
         self._since_s = time.monotonic()
@@ -45,9 +45,9 @@ class Pulse:
         """Tell the sum since the last report."""
         return self._sums.get(name, 0.0)
 
-    def passed(self) -> None:
-        """Count a pass."""
-        self._passes += 1
+    def passed(self, nodes: int) -> None:
+        """Count a pass of so many virtual nodes."""
+        self._nodes += nodes
 
     def iterated(self, step: int, samples: int) -> None:
         """Count an iteration; report when it is time."""
@@ -62,14 +62,14 @@ class Pulse:
             step=step,
             iterations=self._iterations,
             window_s=now_s - self._since_s,
-            pass_s=max(0.0, self.total_s("compute") - exchange_s) / max(1, self._passes),
+            pass_s=max(0.0, self.total_s("compute") - exchange_s) / max(1, self._nodes),
             data_wait_s=self.total_s("data"),
             exchange_s=exchange_s,
             samples=self._samples,
         )
         self.flush()
         self._sums.clear()
-        self._passes = self._iterations = self._samples = 0
+        self._nodes = self._iterations = self._samples = 0
         self._since_s = now_s
 
     def flush(self) -> None:

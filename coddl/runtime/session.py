@@ -129,7 +129,7 @@ class Session:
         """End the pass before, do what may be done between passes, give the next batch."""
         if self._index >= 0:
             self.pulse.add("compute", self._compute_since_ns)
-            self.pulse.passed()
+            self.pulse.passed(1 if self.rehearsing else len(self._passes[self._index]))
             self._end_pass()
         if not self._started and self._start_needs_rehearsal():
             return self._begin_pass((0,))
@@ -234,7 +234,7 @@ class Session:
         self._unscaled.clear()
         with self.pulse.timed("data"):
             batch = self._loader.fetch(Key(self.step, nodes))
-        seed = seed_of(self.wishes.seed, self.epoch, self.step, nodes[0], FORWARD)
+        seed = seed_of(self.wishes.seed, self.step, nodes[0], FORWARD)
         seed_everything(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)

@@ -1,7 +1,6 @@
 """Writes what happened when as a trace that ui.perfetto.dev and chrome://tracing open."""
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -70,8 +69,3 @@ class TraceEvents:
     def _add(self, event: dict[str, object]) -> None:
         self._file.write(self._separator + json.dumps(event))
         self._separator = ",\n"
-
-
-def now_ns() -> int:
-    """Read the clock that every process of this machine shares."""
-    return time.monotonic_ns()

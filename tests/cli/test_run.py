@@ -71,8 +71,8 @@ class Started:
         return found
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.process.send_signal(signal.SIGINT)
+        self.end()
 
 
 Run = Callable[..., Started]
@@ -90,14 +90,12 @@ def run(tmp_path: Path, fake_torch: Path, sockets: Path) -> Iterator[Run]:
     with contextlib.ExitStack() as stack:
 
         def begin(*words: object, program: Sequence[str] = COMMAND, **options: Any) -> Started:
-            script = [str(STUB), json.dumps(options)]
-            started = Started([*program, "run", *map(str, words), *script], tmp_path, env)
+            words = (*program, "run", *words, STUB, json.dumps(options))
+            started = Started([*map(str, words)], tmp_path, env)
             stack.callback(started.close)
             return started
 
         yield begin
-    for left in sockets.glob("*"):  # of supervisors that were killed
-        left.unlink()
 
 
 def test_lines_carry_the_number_of_their_worker(run: Run) -> None:

@@ -42,9 +42,7 @@ def undisturbed() -> str:
 
 
 @pytest.mark.parametrize("fault", GROWING)
-def test_a_death_while_growing_changes_no_bit(
-    tmp_path: Path, fault: str, undisturbed: str
-) -> None:
+def test_a_death_while_growing_changes_no_bit(tmp_path: Path, fault: str, undisturbed: str) -> None:
     with Elastic(tmp_path, "net.py", *ARGS, workers=2, env={"FAULT": fault}) as job:
         job.wait_step(5)
         job.ask("resize", workers=3, wait=False)

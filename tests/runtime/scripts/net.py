@@ -53,7 +53,7 @@ for x, y in batches:
     optimizer.zero_grad()
     schedule.step()
     average.update_parameters(net)
-    time.sleep(asked.pace_s)
+    time.sleep(asked.pace_s + saboteur.slowness_s())
     shown = coddl.mean(loss)
     if asked.trace and batches.completes and coddl.is_main():
         norm = float(batches.grad_norm)

@@ -69,6 +69,12 @@ def late(*_: Any, **__: Any) -> bool:
     return current().step >= STEP
 
 
+def slowness_s() -> float:
+    """Tell how much slower than others this worker shall be: SLOW="WORKER:SECONDS"."""
+    worker, _, seconds = os.environ.get("SLOW", "-1:0").partition(":")
+    return float(seconds) if worker == os.environ.get("CODDL_WORKER") else 0.0
+
+
 def arm() -> None:
     """Arrange for what shall happen to this worker, if it is the one."""
     asked = os.environ.get("FAULT") or os.environ.get("HOLD") or "-1:"
