@@ -40,9 +40,11 @@ demo: install ## simulate a small trace and write report.html
 results: install ## reproduce the published results
 	$(BIN)/python -m benchmarks.results
 
-bench: install ## measure the simulator and one decision
+bench: install ## measure the simulator, one decision, resizes and what elasticity costs
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/decide.py
+	$(BIN)/python benchmarks/resize.py
+	$(BIN)/python benchmarks/overhead.py
 
 clean: ## remove caches and build outputs, keep .venv
 	rm -rf build dist report.html .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

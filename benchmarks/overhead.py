@@ -7,13 +7,18 @@ DDP over a Gloo group of its own, with the same data pipeline and one thread per
 steps alternate, ours, DDP, DDP, ours; two neighbours are a pair and give one ratio.
 
 `ratio_median` is our time by DDP's, with its 95 % interval `ci95` by order statistics; `added_us`
-is the median of what we add to a step. "default" runs each virtual node as a pass of its own, and
-is set against DDP that accumulates the same micro-batches without sync; "fuse" is set against DDP
-that runs them as one batch. The price of virtual nodes is "default" against the latter.
+is the median of what we add to a step. `cpu_*` are the same of the main worker's processor time,
+which other programs disturb less, and in which waiting does not show.
+
+"default" runs each virtual node as a pass of its own, and is set against DDP that accumulates the
+same micro-batches without sync; so is "strict". "fuse" is set against DDP that runs a worker's
+samples as one batch. "virtual nodes" is their price: "default" against DDP with one batch.
 """
 
 import argparse
+import itertools
 import json
+import math
 import statistics
 from typing import Any, NamedTuple
 
@@ -29,7 +34,8 @@ class Case(NamedTuple):
     against: str
     steps: int  # in a block
 
-    def cell(self, workers: int) -> str:
+    def name(self, workers: int) -> str:
+        """Name it at a number of workers."""
         return f"{self.what}, {self.model}, {workers} worker{'s' if workers > 1 else ''}"
 
 
@@ -60,13 +66,11 @@ def blocks(case: Case, workers: int, pairs: int) -> tuple[list[Pair], list[Pair]
 def interval(values: list[float]) -> tuple[float, float]:
     """Give a 95 % interval of the median: two order statistics, whatever the distribution."""
     count = len(values)
-    outside = below = 0.5**count  # the chance that so few lie below the median
-    rank = 0
-    while 2 * (outside + (below := below * (count - rank) / (rank + 1))) <= 0.05:
-        outside += below
-        rank += 1
+    chances = (math.comb(count, below) / 2**count for below in range(count))
+    outside = itertools.takewhile(lambda chance: chance <= 0.025, itertools.accumulate(chances))
+    rank = sum(1 for _ in outside) - 1
     ordered = sorted(values)
-    return ordered[rank], ordered[count - 1 - rank]
+    return ordered[rank], ordered[-1 - rank]
 
 
 def measure(case: Case, workers: int, pairs: int) -> dict[str, Any]:
@@ -90,9 +94,16 @@ def row(name: str, result: dict[str, Any]) -> str:
     """Show one comparison to people."""
     low, high = result["ci95"]
     return (
-        f"{name:34} {result['ratio_median']:6.3f}  [{low:.3f}, {high:.3f}]"
-        f"  {result['added_us']:+9.0f} µs  {result['ddp_step_ms']:7.2f} ms"
+        f"{name:32} {result['ratio_median']:5.3f}  [{low:.3f}, {high:.3f}]"
+        f"  {result['added_us']:+9.0f} µs  {result['ddp_step_ms']:6.2f} ms"
+        f"  {result['cpu_ratio_median']:9.3f}  {result['cpu_added_us']:+9.0f} µs"
     )
+
+
+HEAD = (
+    f"{'':32} {'ratio':5}  {'95 %':14}  {'added a step':>12}  {'DDP step':>9}"
+    f"  {'CPU ratio':>9}  {'CPU added':>12}"
+)
 
 
 def main() -> None:
@@ -100,22 +111,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--case", action="append", help="only this one; repeat for several")
-    parser.add_argument("--model", choices=("small", "large"), help="only this one")
-    parser.add_argument("--workers", type=int, choices=WORKERS, help="only so many")
-    parser.add_argument("--pairs", type=int, default=100, help="per comparison, at least 20")
+    parser.add_argument("--only", default="", help='comparisons with this in their name: "strict"')
+    parser.add_argument("--pairs", type=int, default=60, help="per comparison, at least 20")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    if not options.json:
-        print(f"{'':34} {'ratio':>6}  {'95 %':16}  {'added a step':>11}  {'DDP step':>9}")
+    if options.pairs < 20:
+        parser.error("--pairs must be at least 20")
     results = {}
-    for case in CASES:
-        for workers in WORKERS:
-            if options.case and case.what not in options.case:
-                continue
-            if options.model not in (None, case.model) or options.workers not in (None, workers):
-                continue
-            name = case.cell(workers)
+    if not options.json:
+        print(HEAD)
+    for case, workers in itertools.product(CASES, WORKERS):
+        name = case.name(workers)
+        if options.only in name:
             results[name] = measure(case, workers, options.pairs)
             if not options.json:
                 print(row(name, results[name]), flush=True)

@@ -35,7 +35,7 @@ def progress() -> str:
 
 
 painter, critic = network(8, 2), network(2, 1)
-optimizers = optim.RMSprop(painter.parameters(), 1e-3), optim.RMSprop(critic.parameters(), 1e-3)
+optimizers = optim.RMSprop(painter.parameters(), 5e-4), optim.RMSprop(critic.parameters(), 1e-3)
 (painter, critic), (painter_optimizer, critic_optimizer), batches = coddl.prepare(
     (painter, critic), optimizers, points, global_batch=128, micro_batch=32, epochs=epochs
 )

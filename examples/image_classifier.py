@@ -39,7 +39,7 @@ def accuracy(images: Tensor, labels: Tensor) -> float:
 
 
 model = nn.Sequential(layer(1, 16), layer(16, 32), nn.Flatten(), nn.Dropout(0.3), nn.Linear(512, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 model, optimizer, batches = coddl.prepare(
     model, optimizer, stripes(8192, seed=1), global_batch=256, micro_batch=32, epochs=epochs
 )

@@ -6,6 +6,7 @@ import platform
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +38,7 @@ class RunningJob:
             workers=workers,
         )
         self._words: list[str] = []
+        self._events: list[dict[str, Any]] = []
         self._supervisor = Supervisor(self._job, self._hear)
         self._code: int | None = None
         self._thread = threading.Thread(target=self._run, name="supervisor")
@@ -50,6 +52,21 @@ class RunningJob:
             self._supervisor.interrupt()
             self._thread.join()
         self._folder.cleanup()
+
+    def ask(self, do: str) -> dict[str, Any]:
+        """Ask for something that needs no more than its name."""
+        return asked(self.name, {"do": do})
+
+    def last(self, kind: str) -> dict[str, Any]:
+        """Give the newest event of a kind."""
+        return [event for event in self._events if event["is"] == kind][-1]
+
+    def wait(self, kind: str) -> dict[str, Any]:
+        """Wait for the first event of a kind; its `heard_s` tells when it was heard."""
+        while not any(event["is"] == kind for event in self._events):
+            self.check()
+            time.sleep(0.01)
+        return next(event for event in self._events if event["is"] == kind)
 
     def resize(self, workers: int) -> dict[str, Any]:
         """Resize it and wait until that serves; gives the supervisor's account of it."""
@@ -71,6 +88,7 @@ class RunningJob:
         self._code = self._supervisor.run()
 
     def _hear(self, event: dict[str, Any]) -> None:
+        self._events.append({**event, "heard_s": time.monotonic()})
         if event["is"] == "log":
             self._words.append(event["text"].rstrip())
         elif event["is"] in ("error", "problem"):

@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 GLOBAL_BATCH, MICRO_BATCH = 16, 4
-FEATURES, WIDTH, CLASSES = 256, 1020, 16
+FEATURES, WIDTH, CLASSES = 256, 1000, 16
 
 
 def training() -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
+from torch.autograd import backward
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -65,7 +67,7 @@ def ours(wish: str) -> Callable[[], None]:
 
     def step() -> None:
         for inputs, labels in batches:
-            F.cross_entropy(model(inputs), labels).backward()
+            backward(F.cross_entropy(model(inputs), labels))
             optimizer.step()
             optimizer.zero_grad()
             if batches.completes:
@@ -94,7 +96,7 @@ def plain(passes: int) -> Callable[[], None]:
             inputs, labels = next(batches)
             alone = parallel.no_sync() if number < passes - 1 else contextlib.nullcontext()
             with alone:
-                (F.cross_entropy(parallel(inputs), labels) / passes).backward()
+                backward(F.cross_entropy(parallel(inputs), labels) / passes)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -139,7 +141,7 @@ def measured() -> Iterator[tuple[Seconds, Seconds]]:
             yield ours_s, other()
 
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("model", choices=MODELS)
 parser.add_argument("wish", choices=("default", "fuse", "strict"))
 parser.add_argument("against", choices=("accumulation", "full"))
@@ -149,7 +151,7 @@ parser.add_argument("steps", type=int)
 parser.add_argument("folder", type=Path)
 options = parser.parse_args()
 rank = int(os.environ["CODDL_WORKER"])
-store = dist.FileStore(str(options.folder / "store"), options.workers)
+store = FileStore(str(options.folder / "store"), options.workers)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=options.workers)
 pairs = list(measured())
 if coddl.is_main():

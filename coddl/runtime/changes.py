@@ -29,12 +29,14 @@ class Change:
     parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PAUSE_PARTS, 0.0))
 
     def swapped(self, worker: int, message: Message) -> None:
-        """Take in that a worker has changed; a pause is what those suffer who were training."""
+        """Take in that a worker has changed; a pause is what those suffer who were training.
+
+        They wait for joiners to take the state; for what else joiners do, nobody waits.
+        """
         self.step = max(self.step, int(message.get("step") or 0))
-        if worker in self.old:
-            for name in PAUSE_PARTS:
-                part_s = float((message.get("pause") or {}).get(name) or 0.0)
-                self.parts_s[name] = max(self.parts_s[name], part_s)
+        for name in PAUSE_PARTS if worker in self.old else ("state_s",):
+            part_s = float((message.get("pause") or {}).get(name) or 0.0)
+            self.parts_s[name] = max(self.parts_s[name], part_s)
 
     def as_data(self, now_s: float) -> Message:
         """Tell how it went."""

@@ -1,5 +1,7 @@
 """Moves state between workers, and between workers and images."""
 
+import threading
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,7 @@ import torch
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.group import Group
-from coddl.runtime.image import Stash, opened
+from coddl.runtime.image import Ahead, Stash, opened
 from coddl.runtime.imagefile import Meta
 from coddl.runtime.state import State
 
@@ -27,6 +29,9 @@ class Handover:
         self._stash = Stash(stash)
         self._host = zlib.crc32(host.encode())
         self._describe = describe
+        self._ahead = Ahead()
+        self._opening: threading.Thread | None = None
+        self.boundary_s = 0.0  # how long the last synchronisation waited for the others to come
 
     def write(self) -> Path:
         """Write an image of everything as it is now."""
@@ -36,10 +41,29 @@ class Handover:
         """Make room ahead of time; for a thread."""
         self._stash.reserve(bytes_, device if device.type == "cuda" else None)
 
+    def open_ahead(self, device: torch.device) -> None:
+        """Begin to map and pin what this worker may soon load; only a GPU has a use for it."""
+        if device.type == "cuda":
+            self._opening = threading.Thread(
+                target=self._ahead.open, args=(self._folder, device), daemon=True
+            )
+            self._opening.start()
+
+    def await_ahead(self) -> None:
+        """Wait until what was begun is done."""
+        if self._opening is not None:
+            self._opening.join()
+
+    def close_ahead(self, device: torch.device) -> None:
+        """Give pinned memory back, without waiting for it."""
+        if self._opening is not None:
+            self._opening = None
+            threading.Thread(target=self._ahead.close, args=(device,), daemon=True).start()
+
     def load(self, path: Path) -> int:
         """Become what the image holds; gives its step."""
         mine = self._describe()
-        with opened(path) as (meta, tree):
+        with opened(path, self._ahead) as (meta, tree):
             for key in ("virtual_nodes", "global_batch", "seed"):
                 if meta[key] != mine[key]:
                     raise TrainingError(
@@ -57,11 +81,14 @@ class Handover:
 
         If nobody has state yet, rank 0's initial weights are everybody's.
         """
+        self.boundary_s = 0.0
         if group is None:
             return max(applied, 0)
         mine = torch.tensor([applied, signature, self._host])
         everybody = torch.empty(group.world * 3, dtype=torch.int64)
+        start_s = time.monotonic()
         group.finish(group.all_gather(everybody, mine))
+        self.boundary_s = time.monotonic() - start_s
         rows = everybody.view(group.world, 3).tolist()
         if any(row[1] != rows[0][1] for row in rows):
             raise TrainingError(

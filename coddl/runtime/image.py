@@ -426,14 +426,43 @@ class Stash:
 # --- reading -----------------------------------------------------------------------------------
 
 
+class Ahead:
+    """Maps and pins the images of a folder for a worker that will soon copy one to its GPU.
+
+    Pinning takes as long as a copy from pageable memory; done ahead, nobody waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[Path, Tensor] = {}
+
+    def open(self, folder: Path, device: torch.device) -> None:
+        """Map and pin what is there; for a thread."""
+        for path in folder.glob("slot-*.img"):
+            with path.open("r+b") as file, suppress(OSError, ValueError):  # ValueError: empty
+                memory = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+                if _pinned(memory, device):
+                    self._memory[path] = memory
+
+    def memory(self, path: Path, bytes_: int) -> Tensor | None:
+        """Give an image's pinned memory, if it was there and has not grown since."""
+        memory = self._memory.get(path)
+        return memory if memory is not None and memory.numel() >= bytes_ else None
+
+    def close(self, device: torch.device) -> None:
+        """Let go; no copy may be under way."""
+        for memory in self._memory.values():
+            _unpinned(memory, device)
+        self._memory.clear()
+
+
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Meta, Tree]]:
+def opened(path: Path, ahead: Ahead | None = None) -> Iterator[tuple[Meta, Tree]]:
     """Map an image or a checkpoint: its meta, and its tree with tensors that see the file itself.
 
     Copy from them inside the context and never keep them: after it a writer may take the file, and
     they would change under their owner.
     """
-    with _mapped(path) as (manifest, _, views):
+    with _mapped(path, ahead) as (manifest, _, views):
         yield manifest["meta"], unflatten(manifest["tree"], views)
 
 
@@ -448,17 +477,18 @@ def load(path: Path, device: torch.device | None = None) -> tuple[Meta, Tree]:
 
 
 @contextmanager
-def _mapped(path: Path) -> Iterator[tuple[dict[str, Any], list[Place], list[Tensor]]]:
-    """Hold and map an image; give its manifest, and its tensors as views.
-
-    Not pinned: to pin a file for one read takes as long as to read it through pageable memory.
-    """
+def _mapped(
+    path: Path, ahead: Ahead | None = None
+) -> Iterator[tuple[dict[str, Any], list[Place], list[Tensor]]]:
+    """Hold and map an image; give its manifest, and its tensors as views."""
     with imagefile.held(path) as (fd, header):
         manifest = imagefile.manifest_of(fd, header)
-        mapped = mmap.mmap(
-            fd, header.bytes_, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
-        )  # private: torch wants to be able to write, and the file must not change
-        memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        memory = ahead.memory(path, header.bytes_) if ahead is not None else None
+        if memory is None:
+            mapped = mmap.mmap(
+                fd, header.bytes_, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
+            )  # private: torch wants to be able to write, and the file must not change
+            memory = torch.frombuffer(mapped, dtype=torch.uint8)
         places = [
             Place(dtype, tuple(shape), tuple(stride), offset, device)
             for dtype, shape, stride, offset, device in manifest["tensors"]

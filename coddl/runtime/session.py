@@ -105,6 +105,8 @@ class Session:
         self._unscaled: set[int] = set()
         self._compute_since_ns = 0
         self._take_places(self._generation)
+        if link is not None:
+            self._handover.open_ahead(self._device)
 
     # -- what the user's loop calls
 
@@ -174,6 +176,10 @@ class Session:
             self._deferred.append(unscale)
             return None
         return unscale() if self.exchanged() else None
+
+    def is_unscaled(self, optimizer: int) -> bool:
+        """Tell whether `unscale_` was called for it in this pass."""
+        return optimizer in self._unscaled
 
     def when_applied(self, call: Callable[[], object]) -> Any:
         """Run a call once per iteration, after its update; never in other passes."""
@@ -313,6 +319,7 @@ class Session:
             return True
         if self._link is not None:
             cut = self.wishes.cut
+            self._handover.await_ahead()
             self._link.tell(
                 "arrived",
                 virtual_nodes=cut.virtual_nodes,
@@ -387,7 +394,7 @@ class Session:
             self._adopt(generation, groups)
             self._break(failure)
             return
-        state_s = time.monotonic() - started_s
+        state_s = time.monotonic() - started_s - self._handover.boundary_s
         if link.worker not in generation.members:
             if was_main and not generation.members:
                 self._write_image()
@@ -395,13 +402,15 @@ class Session:
             self.pulse.flush()
             raise Leaving(0)
         self._adopt(generation, groups)
-        swap_s = time.monotonic() - started_s - state_s
+        boundary_s = self._handover.boundary_s
+        swap_s = time.monotonic() - started_s - state_s - boundary_s
+        self._handover.close_ahead(self._device)
         link.tell(
             "swapped",
             generation=generation.number,
             step=self.step,
             left=False,
-            pause={"state_s": state_s, "swap_s": swap_s},
+            pause={"boundary_s": boundary_s, "state_s": state_s, "swap_s": swap_s},
         )
 
     def _take_state(self, generation: Generation, groups: Groups) -> None:

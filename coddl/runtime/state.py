@@ -116,7 +116,7 @@ def _settled(mine: Any, value: Any, parameter: Tensor) -> Any:
         return mine.copy_(value, non_blocking=True)
     # Step counts are scalars that stay on the CPU; moments live beside their parameter.
     place = parameter.device if value.shape == parameter.shape else value.device
-    return value.to(place, copy=True)
+    return value.to(place, copy=True, non_blocking=True)
 
 
 def _kept(value: Tree) -> Tree:

@@ -72,7 +72,15 @@ def _take_over_scaler(session: Session, scaler: GradScaler, known: list[int]) ->
 
     def scaler_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
         number = known.index(id(optimizer))
-        return session.stepped(number, lambda: step(optimizer, *args, **named))
+        # Fused optimizers unscale in their own kernel, which is too late for clipping.
+        clips = session.wishes.clip_norm is not None and not session.is_unscaled(number)
+
+        def update() -> Any:
+            if clips:
+                unscale(optimizer)
+            return step(optimizer, *args, **named)
+
+        return session.stepped(number, update)
 
     def scaler_unscale(optimizer: Optimizer) -> None:
         session.unscaled(known.index(id(optimizer)), lambda: unscale(optimizer))

@@ -488,6 +488,7 @@ class Supervisor:
 
     def _on_image(self, message: Message) -> None:
         """Save an image that was asked for; others only hand state from worker to worker."""
+        self.tell(message)
         if self._is_capturing or self._target == 0:
             self._is_capturing = False
             self._saving.save(Path(message["path"]), self._on_saved)

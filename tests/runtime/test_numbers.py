@@ -1,6 +1,5 @@
 """The number of workers never changes the mathematics: default mode, up to the order of sums."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,9 @@ def test_rate_clipping_and_loss_are_those_of_one_worker(tmp_path: Path, workers:
         printed = job.finish()
     mine, theirs = trace(printed), trace(lone)
     assert [(step, lr) for step, _, lr, _ in mine] == [(step, lr) for step, _, lr, _ in theirs]
-    assert [loss for _, loss, _, _ in mine] == pytest.approx([l for _, l, _, _ in theirs], rel=2e-3)
-    assert [norm for *_, norm in mine] == pytest.approx([norm for *_, norm in theirs], rel=2e-2)
+    for column, tolerance in ((1, 2e-3), (3, 2e-2)):  # loss; norm of the gradient
+        expected = [row[column] for row in theirs]
+        assert [row[column] for row in mine] == pytest.approx(expected, rel=tolerance)
     assert weights(printed) == pytest.approx(weights(lone), abs=5e-3)
 
 

@@ -190,9 +190,10 @@ def test_a_gradient_that_a_later_loss_leaves_behind_is_not_counted() -> None:
     assert torch.equal(trained(pollute=True), trained(pollute=False))
 
 
-def test_a_scaler_scales_skips_and_updates_once_per_iteration() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_scales_skips_and_updates_once_per_iteration(fused: bool) -> None:
     model, twin = linear(), linear()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=fused)
     model, optimizer, batches = coddl.prepare(
         model, optimizer, numbers(), global_batch=16, micro_batch=4, clip_norm=1.0
     )
@@ -319,11 +320,15 @@ def test_step_must_be_called_in_every_pass() -> None:
     model, optimizer, batches = coddl.prepare(
         model, optimizer, numbers(), global_batch=16, micro_batch=4
     )
-    with pytest.raises(TrainingError, match=r"1 of 4 passes"):
+
+    def train() -> None:
         for x, y in batches:
             F.mse_loss(model(x), y).backward()
             if batches.completes:
                 optimizer.step()
+
+    with pytest.raises(TrainingError, match=r"1 of 4 passes"):
+        train()
 
 
 def test_a_closure_is_refused() -> None:

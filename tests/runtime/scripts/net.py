@@ -62,10 +62,10 @@ for x, y in batches:
 digest = hashlib.sha256()
 for state in (net.state_dict(), average.state_dict()):
     for value in state.values():
-        digest.update(value.numpy().tobytes())
+        digest.update(value.cpu().numpy().tobytes())
 for one in optimizer.state_dict()["state"].values():
     for value in one.values():
-        digest.update(value.numpy().tobytes())
+        digest.update(value.cpu().numpy().tobytes())
 if coddl.is_main():
     print(f"hash {digest.hexdigest()}")
     print("weights", *(f"{w:.9e}" for w in net[5].weight.flatten()[:64].tolist()))

@@ -1,0 +1,114 @@
+"""An elastic training of a model of realistic size on data made in place; notes each iteration."""
+
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import coddl
+
+
+class Bottleneck(nn.Module):
+    """The block of ResNet-50 (He et al., 2015)."""
+
+    def __init__(self, wide: int, narrow: int, stride: int) -> None:
+        super().__init__()
+        out = 4 * narrow
+        self.body = nn.Sequential(
+            nn.Conv2d(wide, narrow, 1, bias=False),
+            nn.BatchNorm2d(narrow),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(narrow, narrow, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(narrow),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(narrow, out, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
+        same = stride == 1 and wide == out
+        self.skip = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(wide, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.skip(x))
+
+
+def resnet50() -> nn.Module:
+    """Give ResNet-50: 25.6 million parameters."""
+    parts: OrderedDict[str, nn.Module] = OrderedDict(
+        stem=nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+        )
+    )
+    wide = 64
+    for stage, (narrow, depth) in enumerate([(64, 3), (128, 4), (256, 6), (512, 3)]):
+        for block in range(depth):
+            stride = 2 if block == 0 and stage > 0 else 1
+            parts[f"{stage}-{block}"] = Bottleneck(wide, narrow, stride)
+            wide = 4 * narrow
+    parts["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(wide, 1000))
+    return nn.Sequential(parts)
+
+
+class Transformer(nn.Module):
+    """A decoder of about 350 million parameters."""
+
+    def __init__(self, width: int = 1024, depth: int = 24, words: int = 32000) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        layer = nn.TransformerEncoderLayer(
+            width, 16, 4 * width, dropout=0.1, batch_first=True, norm_first=True
+        )
+        self.body = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(self.words(x)))
+        return out
+
+
+class Made:
+    """Samples made in place."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.image = torch.zeros(3, 224, 224)
+
+    def __len__(self) -> int:
+        return 1 << 16
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if self.kind == "resnet50":
+            return self.image, index % 1000
+        return torch.arange(index, index + 256) % 32000, torch.arange(
+            index + 1, index + 257
+        ) % 32000
+
+
+kind, times_path = sys.argv[1:3]
+model = resnet50() if kind == "resnet50" else Transformer()
+optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+model, optimizer, batches = coddl.prepare(
+    model, optimizer, Made(kind), global_batch=64, micro_batch=16, epochs=10**6
+)
+with Path(times_path).open("a", buffering=1) as times:
+    for x, y in batches:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if batches.completes and coddl.is_main():
+            torch.cuda.synchronize()
+            times.write(f"{batches.step} {time.monotonic()}\n")

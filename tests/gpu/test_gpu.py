@@ -1,0 +1,94 @@
+"""On an NVIDIA GPU: `make test-gpu`. One is enough; tests that need two say so."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.elastic import Elastic, line_of
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from coddl.runtime.group import connect  # noqa: E402
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_an_example_trains_on_cuda_and_is_resized(tmp_path: Path, script: str) -> None:
+    with Elastic(tmp_path, str(EXAMPLES / script), workers=1) as job:
+        job.wait_step(10)
+        assert job.ask("resize", workers=2)["change"]["to"] == 2
+        assert job.ask("resize", workers=1)["change"]["to"] == 1
+        job.finish()
+
+
+def test_strict_training_has_the_same_bits_on_one_gpu(tmp_path: Path) -> None:
+    args = ("--strict", "--epochs", "4", "--pace-s", "0.01")
+    hashes = []
+    for sizes in ((), (2, 3, 1)):
+        folder = tmp_path / f"{len(sizes)}"
+        folder.mkdir()
+        with Elastic(folder, "net.py", *args, workers=1) as job:
+            job.wait_step(3)
+            for size in sizes:
+                job.ask("resize", workers=size)
+            hashes.append(line_of(job.finish(), "hash"))
+    assert hashes[0] == hashes[1]
+
+
+def test_suspending_frees_the_gpu_and_resuming_goes_on(tmp_path: Path) -> None:
+    args = ("--strict", "--epochs", "8", "--pace-s", "0.01")
+    with Elastic(tmp_path, "net.py", *args, workers=1) as job:
+        job.wait_step(5)
+        job.ask("suspend")
+        assert job.status()["workers"] == []
+        job.ask("resume", workers=2)
+        assert job.finish()
+
+
+def _store() -> "torch.distributed.TCPStore":
+    return torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def test_nccl_groups_are_built_beside_training_swapped_and_aborted() -> None:
+    store, made = _store(), []
+
+    def build() -> None:
+        torch.cuda.set_device(0)
+        for number in range(3):
+            at = ("127.0.0.1", store.port)
+            made.append(connect(at, f"g{number}", 0, 1, backend="nccl", host="127.0.0.1"))
+
+    weight = torch.ones(2048, 2048, device="cuda")
+    steps_s = []
+    builder = threading.Thread(target=build)
+    builder.start()
+    while builder.is_alive():
+        start_s = time.perf_counter()
+        for _ in range(20):
+            weight = (weight @ weight).tanh()
+        torch.cuda.synchronize()
+        steps_s.append(time.perf_counter() - start_s)
+    assert len(made) == 3
+    for group in made:  # each in its turn is the one in use
+        value = torch.full((1000,), 3.0, device="cuda")
+        group.finish(group.all_reduce(value))
+        assert float(value.sum()) == 3000.0
+        group.drop()
+    print(f"{len(steps_s)} steps meanwhile, the longest {max(steps_s) * 1e3:.0f} ms")  # noqa: T201
+
+
+@two_gpus
+def test_two_gpus_train_over_nccl_and_survive_a_kill(tmp_path: Path) -> None:
+    args = ("--epochs", "20", "--pace-s", "0.005")
+    with Elastic(tmp_path, "net.py", *args, workers=1) as job:
+        job.wait_step(5)
+        job.ask("resize", workers=2)
+        job.kill(1)
+        job.wait_kind("regrouped")
+        assert job.finish()
