@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from coddl.runtime.prepare import is_main, log, mean, prepare, track
+    from coddl.runtime.worker.prepare import is_main, log, mean, prepare, track
     from coddl.sim.api import simulate
 
 __version__ = "0.1.0"
@@ -16,11 +16,11 @@ __all__ = ["__version__", "is_main", "log", "mean", "prepare", "simulate", "trac
 # Where each name lives, and the extra that installs what it needs.
 _HOME: Final = {
     "simulate": ("coddl.sim.api", "sim"),
-    "prepare": ("coddl.runtime.prepare", "runtime"),
-    "track": ("coddl.runtime.prepare", "runtime"),
-    "is_main": ("coddl.runtime.prepare", "runtime"),
-    "mean": ("coddl.runtime.prepare", "runtime"),
-    "log": ("coddl.runtime.prepare", "runtime"),
+    "prepare": ("coddl.runtime.worker.prepare", "runtime"),
+    "track": ("coddl.runtime.worker.prepare", "runtime"),
+    "is_main": ("coddl.runtime.worker.prepare", "runtime"),
+    "mean": ("coddl.runtime.worker.prepare", "runtime"),
+    "log": ("coddl.runtime.worker.prepare", "runtime"),
 }
 
 

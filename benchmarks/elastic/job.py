@@ -12,9 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from coddl.runtime.control import asked
-from coddl.runtime.job import Job
-from coddl.runtime.supervisor import Supervisor
+from coddl.runtime.supervisor.control import asked
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.supervisor import Supervisor
 
 HERE = Path(__file__).parent
 # One thread per worker on all sides: what is compared must not differ in the cores it takes.

@@ -17,7 +17,7 @@ from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
-    from coddl.runtime.job import Job
+    from coddl.runtime.supervisor.job import Job
 
 EXAMPLES = """
 Examples:
@@ -102,8 +102,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train on this machine with workers that come and go; checkpoints are kept along the way."""
-    from coddl.runtime.job import Job
-    from coddl.runtime.jobdir import check_name, default_folder
+    from coddl.runtime.supervisor.job import Job
+    from coddl.runtime.supervisor.jobdir import check_name, default_folder
 
     path = _script(script)
     with user_errors():
@@ -133,7 +133,7 @@ def run(
 
 def _supervise(job: "Job", *, for_program: bool, quiet: bool) -> int:
     from coddl.cli.runview import JsonView, TextView
-    from coddl.runtime.supervisor import Supervisor
+    from coddl.runtime.supervisor.supervisor import Supervisor
 
     view = JsonView() if for_program else TextView(quiet=quiet)
     supervisor = Supervisor(job, view.tell)
@@ -194,8 +194,8 @@ def ls(
     if not local:
         raise UserError("coddl ls needs to know where", "there is no pool yet", "coddl ls --local")
     from coddl.cli.runview import jobs_table
-    from coddl.runtime.control import asked, running
     from coddl.runtime.errors import TrainingError
+    from coddl.runtime.supervisor.control import asked, running
 
     jobs = []
     with user_errors():
@@ -207,7 +207,7 @@ def ls(
 
 def _ask(name: str, request: dict[str, Any], for_program: bool) -> None:
     from coddl.cli.runview import change_sentence, counted
-    from coddl.runtime.control import asked
+    from coddl.runtime.supervisor.control import asked
 
     with user_errors():
         answer = asked(name, request)

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coddl.runtime.prepare import Batches, prepare
+from coddl.runtime.worker.prepare import Batches, prepare
 from tests.runtime.harness import wait_until
 
 ROOT = Path(__file__).parents[2]

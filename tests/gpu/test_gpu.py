@@ -12,7 +12,9 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from coddl.runtime.group import connect  # noqa: E402
+from torch._C._distributed_c10d import TCPStore  # noqa: E402
+
+from coddl.runtime.worker.group import connect  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -51,8 +53,8 @@ def test_suspending_frees_the_gpu_and_resuming_goes_on(tmp_path: Path) -> None:
         assert job.finish()
 
 
-def _store() -> "torch.distributed.TCPStore":
-    return torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+def _store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def test_nccl_groups_are_built_beside_training_swapped_and_aborted() -> None:

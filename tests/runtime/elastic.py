@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from coddl.runtime import control
-from coddl.runtime.job import Job
-from coddl.runtime.supervisor import Supervisor
+from coddl.runtime.supervisor import control
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.supervisor import Supervisor
 from coddl.runtime.wire import Message
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from coddl.runtime.control import asked
-from coddl.runtime.job import Job
-from coddl.runtime.jobdir import MEMORY
-from coddl.runtime.supervisor import Supervisor
+from coddl.runtime.supervisor.control import asked
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.jobdir import MEMORY
+from coddl.runtime.supervisor.supervisor import Supervisor
 from coddl.runtime.wire import Message
 
 ROOT = Path(__file__).parents[2]
@@ -190,7 +190,7 @@ def children_of_mine() -> list[int]:
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError):
             found += [int(pid) for pid in (task / "children").read_text().split()]
-    return [pid for pid in found if b"coddl.runtime.zygote" in cmdline(pid)]
+    return [pid for pid in found if b"coddl.runtime.supervisor.zygote" in cmdline(pid)]
 
 
 def cmdline(pid: int) -> bytes:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from coddl.runtime.coordinator import Coordinator, Phase
-from coddl.runtime.generations import (
+from coddl.runtime.supervisor.coordinator import Coordinator, Phase
+from coddl.runtime.supervisor.generations import (
     Cancel,
     Command,
     Commit,

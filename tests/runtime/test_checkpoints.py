@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from coddl.runtime import checkpoints, imagefile
-from coddl.runtime.checkpoints import CHUNK_BYTES, Checkpoints
+from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.image import Stash, load, opened
 from coddl.runtime.imagefile import HEADER_BYTES, Header, Unreadable
+from coddl.runtime.supervisor import checkpoints
+from coddl.runtime.supervisor.checkpoints import CHUNK_BYTES, Checkpoints
+from coddl.runtime.worker.image import Stash, load, opened
 
 PAYLOAD_AT = 4096
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from coddl.runtime.generations import TargetSet, WorkerStepped
+from coddl.runtime.supervisor.generations import TargetSet, WorkerStepped
 from tests.runtime.stories import (
     BUILDING_2,
     GROWING_2,

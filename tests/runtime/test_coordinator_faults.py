@@ -2,7 +2,7 @@
 
 import pytest
 
-from coddl.runtime.generations import WorkerStepped, WorkerSwapped
+from coddl.runtime.supervisor.generations import WorkerStepped, WorkerSwapped
 from tests.runtime.stories import (
     BUILDING_2,
     GROWING_2,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coddl.runtime.coordinator import Coordinator
-from coddl.runtime.generations import (
+from coddl.runtime.supervisor.coordinator import Coordinator
+from coddl.runtime.supervisor.generations import (
     Cancel,
     Command,
     Commit,

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from coddl.runtime import image, imagefile
+from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.image import Stash, flatten, load, opened, unflatten
 from coddl.runtime.imagefile import Unreadable
+from coddl.runtime.worker import image
+from coddl.runtime.worker.image import Stash, flatten, load, opened, unflatten
 from tests.runtime.test_checkpoints import files_up_to
 
 ROOT = Path(__file__).parents[2]

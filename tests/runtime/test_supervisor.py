@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from coddl.runtime.control import asked, conversation, running
 from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor.control import asked, conversation, running
 from tests.runtime.harness import (
     ROOT,
     Running,
@@ -328,7 +328,7 @@ def test_a_hanging_worker_is_killed_and_replaced(start: Start) -> None:
 def test_a_leaver_that_does_not_leave_is_killed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coddl.runtime.crew.LEAVER_WAIT_S", 0.3)
+    monkeypatch.setattr("coddl.runtime.supervisor.crew.LEAVER_WAIT_S", 0.3)
     job = start({"on_leave": "hang"}, workers=2)
     job.wait_for("started")
     job.ask("resize", workers=1)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from coddl.runtime.loop import LogPipe, Loop
-from coddl.runtime.warmpool import Interpreter, WarmPool
+from coddl.runtime.supervisor.loop import LogPipe, Loop
+from coddl.runtime.supervisor.warmpool import Interpreter, WarmPool
 from coddl.runtime.wire import Message
 from tests.runtime.harness import ROOT, children, fake_torch, lives, wait_until
 

@@ -1,8 +1,8 @@
 """A training whose weights are its own account: which sample, at which step, with which dice.
 
-Each sample has its own weights, and SGD adds exactly what a pass says about it. So the final weights
-are the set of (sample, step, dice of the virtual node) that updates were made of: a sample lost, used
-twice, at another step or in another virtual node shows in them, bit for bit, at any number of workers.
+Each sample has its own weights, and SGD adds exactly what a pass says about it. So the final
+weights are the set of (sample, step, dice of the virtual node) that updates were made of: a sample
+lost, used twice, at another step or in another virtual node shows in them, bit for bit.
 """
 
 import argparse
@@ -26,7 +26,7 @@ class Numbers:
     """Samples that tell their number, and a number from an augmentation's dice."""
 
     def __len__(self) -> int:
-        return asked.samples
+        return int(asked.samples)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor]:
         return index, torch.rand(())

@@ -42,7 +42,9 @@ class Net(nn.Module):
 
 
 torch.manual_seed(0)
-net, other = Net(), Net()
+whole = Net()
+net: nn.Module = whole
+other: nn.Module = Net()
 settings: dict[str, Any] = {"global_batch": 32, "micro_batch": 4, "epochs": asked.epochs}
 scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
 if asked.kind == "gan":
@@ -52,11 +54,11 @@ if asked.kind == "gan":
     )
 else:
     weight = nn.Parameter(torch.ones(()))  # learned, and part of no module
-    optimizer = torch.optim.AdamW([*net.parameters(), weight], 1e-2, weight_decay=0.1)
+    optimizer = torch.optim.AdamW([*whole.parameters(), weight], 1e-2, weight_decay=0.1)
     if asked.kind in ("compiled", "fused"):
-        net = net.body
+        net = whole.body
     if asked.kind == "compiled":
-        net = torch.compile(net, backend="aot_eager")
+        net.compile(backend="aot_eager")
     net, optimizer, batches = coddl.prepare(
         net, optimizer, Data(), **settings, fuse=asked.kind == "fused"
     )

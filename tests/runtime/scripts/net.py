@@ -56,6 +56,7 @@ for x, y in batches:
     time.sleep(asked.pace_s + saboteur.slowness_s())
     shown = coddl.mean(loss)
     if asked.trace and batches.completes and coddl.is_main():
+        assert batches.grad_norm is not None
         norm = float(batches.grad_norm)
         print(f"trace {batches.step} {shown!r} {schedule.get_last_lr()[0]!r} {norm!r}", flush=True)
 
@@ -68,4 +69,4 @@ for one in optimizer.state_dict()["state"].values():
         digest.update(value.cpu().numpy().tobytes())
 if coddl.is_main():
     print(f"hash {digest.hexdigest()}")
-    print("weights", *(f"{w:.9e}" for w in net[5].weight.flatten()[:64].tolist()))
+    print("weights", *(f"{w:.9e}" for w in list(net.parameters())[-2].flatten()[:64].tolist()))

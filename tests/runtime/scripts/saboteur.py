@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coddl.runtime import exchange, group, handover, link, session
+from coddl.runtime.worker import exchange, group, handover, link, membership, session, state
 
 STEP = 25  # from which on points of the training loop take effect
 
@@ -40,7 +40,7 @@ def around(owner: type, method: str, when: str, applies: Callable[..., bool]) ->
 def break_exchange_once() -> None:
     """Fail where a peer has succeeded: the sums are there, but this worker is told otherwise."""
     original = exchange.Exchange.finish
-    done = []
+    done: list[bool] = []
 
     def finish(self: exchange.Exchange, vote: bool) -> Any:
         kept = {id(p): p.grad for p in self.parameters}
@@ -59,7 +59,7 @@ def break_exchange_once() -> None:
 
 
 def current() -> session.Session:
-    from coddl.runtime import prepare
+    from coddl.runtime.worker import prepare
 
     assert prepare._session is not None
     return prepare._session
@@ -96,12 +96,14 @@ def arm() -> None:
         case "load":
             around(handover.Handover, "load", when, lambda *_: True)
         case "restore":
-            around(session.State, "restore", when, lambda *_: True)
+            around(state.State, "restore", when, lambda *_: True)
         case "exchange":
             around(exchange.Exchange, "finish", when, late)
         case "apply":
             around(session.Session, "_apply", when, late)
         case "adopt":
-            around(session.Session, "_adopt", when, lambda _self, to, _groups: to.number > 1)
+            around(
+                membership.Membership, "_adopt", when, lambda _s, _link, to, _groups: to.number > 1
+            )
         case unknown:
             raise AssertionError(unknown)

@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from coddl.runtime.generations import Plan
-from coddl.runtime.traceevents import TraceEvents
+from coddl.runtime.supervisor.generations import Plan
+from coddl.runtime.supervisor.traceevents import TraceEvents
 from coddl.runtime.wire import Message
 
 PAUSE_PARTS: Final = ("boundary_s", "state_s", "swap_s")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.generations import Plan
-from coddl.runtime.job import Job
-from coddl.runtime.ledger import WorkerNotes, parts
-from coddl.runtime.loop import Channel, LogPipe, Loop
-from coddl.runtime.warmpool import Interpreter, WarmPool
+from coddl.runtime.supervisor.generations import Plan
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.ledger import WorkerNotes, parts
+from coddl.runtime.supervisor.loop import Channel, LogPipe, Loop
+from coddl.runtime.supervisor.warmpool import Interpreter, WarmPool
 from coddl.runtime.wire import Message
 
 LEAVER_WAIT_S: Final = 5.0  # after its swap a leaver has nothing to do but exit

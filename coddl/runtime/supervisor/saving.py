@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from coddl.runtime.checkpoints import Checkpoints, Saved
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Unreadable, step_of
-from coddl.runtime.ledger import parts
-from coddl.runtime.loop import Loop
+from coddl.runtime.supervisor.checkpoints import Checkpoints, Saved
+from coddl.runtime.supervisor.ledger import parts
+from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.wire import Message
 
 

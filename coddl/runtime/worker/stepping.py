@@ -11,7 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.session import Session
+from coddl.runtime.worker.session import Session
 
 # What a tracked object does once per iteration, under the names such objects use.
 ONCE_PER_ITERATION: Final = ("step", "update", "update_parameters")

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.utils.hooks import RemovableHandle
 
-from coddl.runtime.group import Broken, Group
-from coddl.runtime.leaves import Leaves, added
+from coddl.runtime.worker.group import Broken, Group
+from coddl.runtime.worker.leaves import Leaves, added
 
 BUCKET_BYTES: Final = 25 << 20
 FIRST_BUCKET_BYTES: Final = 1 << 20  # small, so that sending starts early
@@ -88,7 +88,7 @@ class Buckets:
         self._hooks: list[RemovableHandle] = []
         if overlap:
             self._hooks = [
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._on_gradient)
                 for parameter in self._parameters
                 if parameter.requires_grad
             ]

@@ -10,10 +10,10 @@ from typing import Final
 import torch
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.group import Group
-from coddl.runtime.image import Ahead, Stash, opened
 from coddl.runtime.imagefile import Meta
-from coddl.runtime.state import State
+from coddl.runtime.worker.group import Group
+from coddl.runtime.worker.image import Ahead, Stash, nbytes, opened
+from coddl.runtime.worker.state import State
 
 PATH_BYTES: Final = 1024
 CHUNK_BYTES: Final = 16 << 20
@@ -23,8 +23,17 @@ NOTHING: Final = -1  # the step of a worker that has no state yet
 class Handover:
     """Writes this worker's state, or takes another's."""
 
-    def __init__(self, state: State, stash: Path, host: str, describe: Callable[[], Meta]) -> None:
+    def __init__(
+        self,
+        state: State,
+        device: torch.device,
+        stash: Path,
+        *,
+        host: str,
+        describe: Callable[[], Meta],
+    ) -> None:
         self._state = state
+        self._device = device
         self._folder = stash
         self._stash = Stash(stash)
         self._host = zlib.crc32(host.encode())
@@ -37,15 +46,16 @@ class Handover:
         """Write an image of everything as it is now."""
         return self._stash.write(self._describe(), self._state.tree())
 
-    def reserve(self, bytes_: int, device: torch.device) -> None:
-        """Make room ahead of time; for a thread."""
-        self._stash.reserve(bytes_, device if device.type == "cuda" else None)
+    def reserve(self) -> None:
+        """Make room for images ahead of time; for a thread."""
+        gpu = self._device if self._device.type == "cuda" else None
+        self._stash.reserve(nbytes(self._state.tree()), gpu)
 
-    def open_ahead(self, device: torch.device) -> None:
+    def open_ahead(self) -> None:
         """Begin to map and pin what this worker may soon load; only a GPU has a use for it."""
-        if device.type == "cuda":
+        if self._device.type == "cuda":
             self._opening = threading.Thread(
-                target=self._ahead.open, args=(self._folder, device), daemon=True
+                target=self._ahead.open, args=(self._folder, self._device), daemon=True
             )
             self._opening.start()
 
@@ -54,11 +64,11 @@ class Handover:
         if self._opening is not None:
             self._opening.join()
 
-    def close_ahead(self, device: torch.device) -> None:
+    def close_ahead(self) -> None:
         """Give pinned memory back, without waiting for it."""
         if self._opening is not None:
             self._opening = None
-            threading.Thread(target=self._ahead.close, args=(device,), daemon=True).start()
+            threading.Thread(target=self._ahead.close, args=(self._device,), daemon=True).start()
 
     def load(self, path: Path) -> int:
         """Become what the image holds; gives its step."""
@@ -72,24 +82,22 @@ class Handover:
                         f"{key}={meta[key]}, or `coddl run --fresh` to start over",
                     )
             self._state.restore(tree)
-            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            if torch.cuda.is_initialized():
                 torch.cuda.synchronize()  # copies read the mapping until then
         return int(meta["step"])
 
-    def synchronise(self, group: Group | None, applied: int, signature: int) -> int:
+    def synchronise(
+        self, group: Group | None, applied: int, signature: int, image: Path | None
+    ) -> int:
         """Bring everybody in the group to the most advanced member's state; gives its step.
 
-        If nobody has state yet, rank 0's initial weights are everybody's.
+        If nobody has state, it comes from the image; if there is none, rank 0's initial weights
+        are everybody's.
         """
         self.boundary_s = 0.0
         if group is None:
-            return max(applied, 0)
-        mine = torch.tensor([applied, signature, self._host])
-        everybody = torch.empty(group.world * 3, dtype=torch.int64)
-        start_s = time.monotonic()
-        group.finish(group.all_gather(everybody, mine))
-        self.boundary_s = time.monotonic() - start_s
-        rows = everybody.view(group.world, 3).tolist()
+            return self.load(image) if applied == NOTHING and image else max(applied, 0)
+        rows = self._gathered(group, [applied, signature, self._host])
         if any(row[1] != rows[0][1] for row in rows):
             raise TrainingError(
                 "workers hold different parameters",
@@ -97,14 +105,26 @@ class Handover:
                 "build the model alike on every worker; change it only as a function of the step",
             )
         steps = [row[0] for row in rows]
-        source = steps.index(max(steps))
-        behind = [r for r in range(group.world) if r != source and steps[r] < max(steps)]
         if max(steps) == NOTHING:
-            behind = [r for r in range(group.world) if r != source]
+            if image is not None and all(row[2] == rows[0][2] for row in rows):
+                return self.load(image)  # within reach of all
+            steps[0] = self.load(image) if image is not None and group.rank == 0 else 0
+            steps[0] = int(_tell(group, 0, str(steps[0])))
+        source = steps.index(max(steps))
+        behind = [rank for rank, step in enumerate(steps) if step < steps[source]]
         if behind:
-            local = all(rows[r][2] == rows[source][2] for r in behind)
+            local = all(rows[rank][2] == rows[source][2] for rank in behind)
             self._hand_over(group, source, is_behind=group.rank in behind, local=local)
-        return int(max(*steps, 0))
+        return int(steps[source])
+
+    def _gathered(self, group: Group, mine: list[int]) -> list[list[int]]:
+        """Collect everybody's numbers; the time it takes is that of waiting for the last one."""
+        start_s = time.monotonic()
+        everybody = torch.empty(group.world * len(mine), dtype=torch.int64)
+        group.finish(group.all_gather(everybody, torch.tensor(mine)))
+        self.boundary_s = time.monotonic() - start_s
+        rows: list[list[int]] = everybody.view(group.world, len(mine)).tolist()
+        return rows
 
     def _hand_over(self, group: Group, source: int, *, is_behind: bool, local: bool) -> None:
         path = self.write() if group.rank == source else None

@@ -1,6 +1,6 @@
 """The warm process: torch imported, CUDA untouched, one thread; workers are its forks.
 
-    python -P -m coddl.runtime.zygote FD
+    python -P -m coddl.runtime.supervisor.zygote FD
 
 FD is one end of a SOCK_SEQPACKET pair whose other end the supervisor holds (`warmpool`). A packet
 is one message, and carries the descriptors that belong to it.
@@ -42,7 +42,7 @@ FORK_FAILED = -signal.SIGKILL  # not the script's fault: told as if the system h
 # Whatever a training script will need at its start or first step, and nothing that touches CUDA.
 # torch.optim needs torch._dynamo at its first use: a second, in every worker.
 WANTED = ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo")
-OURS = "coddl.runtime.prepare"
+OURS = "coddl.runtime.worker.prepare"
 
 
 def main() -> None:

@@ -8,11 +8,12 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from coddl.runtime.group import Broken, Group, connect
 from coddl.runtime.wire import Lines, Message, encoded
+from coddl.runtime.worker.group import Broken, Group, connect
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,12 @@ class Groups:
     train: Group | None = None  # gradients
     talk: Group | None = None  # everything else, so that the order of gradients is never disturbed
     bridge: Group | None = None  # state, when no member has it
+
+    def be_patient_while(self, patient: Callable[[], bool]) -> None:
+        """Have every wait in them go on only while that holds."""
+        for group in (self.train, self.talk, self.bridge):
+            if group is not None:
+                group.patience = patient
 
     def close(self) -> None:
         """Drop them all, without waiting for it."""
@@ -112,12 +119,11 @@ class Link:
                 and step >= self.commit[1]
             )
 
-    def take_pending(self) -> tuple[Generation, Groups]:
-        """Hand the committed generation to the training loop."""
+    def take_committed(self) -> tuple[Generation, Groups] | None:
+        """Hand the committed generation to the training loop; None if a regroup has revoked it."""
         with self.changed:
-            assert self.pending is not None
-            pending, self.pending, self.commit = self.pending, None, None
-        return pending
+            committed, self.pending, self.commit = self.pending, None, None
+        return committed
 
     def _listen(self) -> None:
         lines = Lines()

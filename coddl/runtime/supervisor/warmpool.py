@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from coddl.runtime.loop import PIECE_BYTES, Channel, LogPipe, Loop
+from coddl.runtime.supervisor.loop import PIECE_BYTES, Channel, LogPipe, Loop
 from coddl.runtime.wire import Message, encoded
 
 LAST_WORDS: Final = 40  # lines of the zygote's stderr that are kept
@@ -67,7 +67,7 @@ class WarmPool:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         job = self._interpreter
         self._process = subprocess.Popen(
-            [job.python, "-P", "-m", "coddl.runtime.zygote", str(theirs.fileno())],
+            [job.python, "-P", "-m", "coddl.runtime.supervisor.zygote", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coddl.runtime.group import Group
-from coddl.runtime.leaves import Leaves
 from coddl.runtime.vnodes import owned_by
+from coddl.runtime.worker.group import Group
+from coddl.runtime.worker.leaves import Leaves
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from coddl.runtime.buffers import Buffers
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.image import Tree
+from coddl.runtime.worker.buffers import Buffers
+from coddl.runtime.worker.image import Tree
 
 Tracked = Any  # an object with state_dict() and load_state_dict()
 

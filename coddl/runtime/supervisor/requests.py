@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
-from coddl.runtime.control import Answer
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.ledger import parts
+from coddl.runtime.supervisor.control import Answer
+from coddl.runtime.supervisor.ledger import parts
 from coddl.runtime.wire import Message
 
 

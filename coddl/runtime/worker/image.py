@@ -189,7 +189,7 @@ def nbytes(tree: Tree) -> int:
 
 
 def _cudart() -> Any:  # Any: torch does not say
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return torch.cuda.cudart()
 
 
 def _pinned(memory: Tensor, device: torch.device) -> bool:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Final, Literal, assert_never
 
-from coddl.runtime.generations import (
+from coddl.runtime.supervisor.generations import (
     Cancel,
     Command,
     Commit,

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.leaves import number_of
-from coddl.runtime.link import Link
-from coddl.runtime.loader import Item, Samples
-from coddl.runtime.session import Session, Wishes
-from coddl.runtime.state import parameters_of
-from coddl.runtime.stepping import take_over_steps, take_over_tracked
 from coddl.runtime.vnodes import batch_of
+from coddl.runtime.worker.leaves import number_of
+from coddl.runtime.worker.link import Link
+from coddl.runtime.worker.loader import Item, Samples
+from coddl.runtime.worker.session import Session, Wishes
+from coddl.runtime.worker.state import parameters_of
+from coddl.runtime.worker.stepping import take_over_steps, take_over_tracked
 
 Models = TypeVar("Models", bound="nn.Module | tuple[nn.Module, ...]")
 Optimizers = TypeVar("Optimizers", bound="Optimizer | tuple[Optimizer, ...]")

@@ -14,12 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from coddl.runtime.buckets import Buckets
-from coddl.runtime.buffers import Buffers
-from coddl.runtime.canonical import Canonical
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.group import Group
-from coddl.runtime.leaves import Leaves, added
+from coddl.runtime.worker.buckets import Buckets
+from coddl.runtime.worker.buffers import Buffers
+from coddl.runtime.worker.canonical import Canonical
+from coddl.runtime.worker.group import Group
+from coddl.runtime.worker.leaves import Leaves, added
 
 
 class Reduction(Protocol):

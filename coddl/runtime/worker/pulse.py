@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from coddl.runtime.link import Link
+from coddl.runtime.worker.link import Link
 
 REPORT_EVERY_S: Final = 0.05
 SPANS_MAX: Final = 2000  # a trace that nobody fetches must not grow without end

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.jobdir import socket_folder
-from coddl.runtime.loop import Channel, Loop
+from coddl.runtime.supervisor.jobdir import socket_folder
+from coddl.runtime.supervisor.loop import Channel, Loop
 from coddl.runtime.wire import Lines, Message, encoded
 
 PATH_BYTES_MAX: Final = 107  # what the kernel allows for the address of a Unix socket

@@ -12,20 +12,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, assert_never
 
-from coddl.runtime import generations as group
-from coddl.runtime import jobdir
-from coddl.runtime.changes import Changes
-from coddl.runtime.checkpoints import Checkpoints
-from coddl.runtime.control import Control
-from coddl.runtime.coordinator import Coordinator
-from coddl.runtime.crew import Crew
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.job import Job
-from coddl.runtime.ledger import Figures, WorkerNotes, parts, samples_per_s, signal_name, verdict
-from coddl.runtime.loop import Loop
-from coddl.runtime.requests import Requests
-from coddl.runtime.saving import Origin, Saving
-from coddl.runtime.traceevents import TraceEvents
+from coddl.runtime.supervisor import generations as group
+from coddl.runtime.supervisor import jobdir
+from coddl.runtime.supervisor.changes import Changes
+from coddl.runtime.supervisor.checkpoints import Checkpoints
+from coddl.runtime.supervisor.control import Control
+from coddl.runtime.supervisor.coordinator import Coordinator
+from coddl.runtime.supervisor.crew import Crew
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.ledger import (
+    Figures,
+    WorkerNotes,
+    parts,
+    samples_per_s,
+    signal_name,
+    verdict,
+)
+from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.requests import Requests
+from coddl.runtime.supervisor.saving import Origin, Saving
+from coddl.runtime.supervisor.traceevents import TraceEvents
 from coddl.runtime.wire import Message
 
 RESTARTS_MAX: Final = 3  # in a row, without a step between them

@@ -1,0 +1,1 @@
+"""The library inside the training process: one line of the script, and what hangs on it."""

@@ -1,0 +1,209 @@
+"""Which group a worker belongs to, and its moves from group to group.
+
+The training loop asks, between iterations, whether its group has agreed to change (`change`), and
+between passes, whether something else must be done first (`attend`): give up a broken group, leave.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from coddl.runtime.worker.group import Broken, Group
+from coddl.runtime.worker.handover import NOTHING, Handover
+from coddl.runtime.worker.link import Generation, Groups, Link
+from coddl.runtime.worker.pulse import Pulse
+
+
+class Leaving(SystemExit):
+    """Ends a worker whose virtual nodes have moved to others. Code after the loop is not run."""
+
+
+class Work(Protocol):
+    """The training that changes hands."""
+
+    step: int
+
+    def restart(self) -> None:
+        """Stand before the first pass of an iteration."""
+
+    def own(self, rank: int, counts: Sequence[int], group: Group | None) -> None:
+        """Take over a rank's virtual nodes; exchange with this group."""
+
+    def signature(self) -> int:
+        """Tell layouts of parameters apart."""
+
+
+class Membership:
+    """A worker's place among the others; alone, it has none and this never does anything."""
+
+    def __init__(self, link: Link | None, work: Work, handover: Handover, pulse: Pulse) -> None:
+        self.failed = False  # the group is broken; the supervisor will regroup
+        self.groups = Groups()
+        self.size = 1
+        self._link = link
+        self._work = work
+        self._handover = handover
+        self._pulse = pulse
+        self._generation = Generation(0, (), ())
+        self._rank = 0
+        self._started = link is None
+        self._has_state = link is None
+        self._has_room = False
+
+    @property
+    def is_main(self) -> bool:
+        """Tell whether this is the oldest worker; alone, always."""
+        return self._rank == 0 if self._started else os.environ.get("CODDL_MAIN") == "1"
+
+    @property
+    def is_due(self) -> bool:
+        """Tell whether this worker is ready to change after the iteration under way."""
+        return self._link is not None and self._link.due(self._work.step)
+
+    def start(self, **about: int) -> None:
+        """Say that the script has come to its loop; wait to be taken into a group."""
+        if (link := self._link) is None:
+            return
+        self._handover.await_ahead()
+        link.tell("arrived", **about)
+        while not self._started:
+            with link.changed:
+                link.changed.wait_for(
+                    lambda: link.due(sys.maxsize) or link.regroup is not None or link.stop, 1.0
+                )
+            self._pulse.alive()
+            if link.due(sys.maxsize):
+                self._enter_committed(link)
+            self.attend()
+
+    def change(self, *, agreed: bool) -> None:
+        """Between two iterations: change if the group agreed to; write an image if asked to."""
+        if (link := self._link) is None:
+            return
+        if agreed:
+            self._enter_committed(link)
+        elif link.capture:
+            link.capture = False
+            self._write_image(link)
+        if self.is_main and not self._has_room:
+            self._has_room = True  # optimizers have their state now: it is known how much
+            threading.Thread(target=self._handover.reserve, name="coddl-room", daemon=True).start()
+
+    def attend(self) -> None:
+        """Do what the supervisor asks between passes; come back when there is a group again."""
+        while (link := self._link) is not None:
+            if link.stop:
+                raise Leaving(0)
+            if link.regroup is not None:
+                self._regroup(link, link.regroup)
+            elif self.failed:
+                self._pulse.alive()
+                with link.changed:
+                    link.changed.wait_for(lambda: link.regroup is not None or link.stop, 1.0)
+            else:
+                return
+
+    def broke(self, failure: Broken) -> None:
+        """Take note that an exchange failed."""
+        self.failed = True
+        if self._link is not None:
+            self._link.tell("broken", generation=self._generation.number, because=str(failure))
+
+    def _regroup(self, link: Link, generation: Generation) -> None:
+        """Give up the broken group and the iteration's passes; begin it again with who is left."""
+        with link.changed:
+            while not link.stop and link.regroup is generation:
+                if link.pending is not None and link.pending[0] is generation:
+                    pending, link.pending, link.regroup = link.pending, None, None
+                    break
+                self._pulse.alive()
+                link.changed.wait(0.5)
+            else:
+                return  # something newer came: look again
+        self.failed = False
+        self._work.restart()
+        self._enter(link, *pending)
+
+    def _enter_committed(self, link: Link) -> None:
+        if (committed := link.take_committed()) is not None:  # else a regroup has revoked it
+            self._enter(link, *committed)
+
+    def _enter(self, link: Link, generation: Generation, groups: Groups) -> None:
+        """Work in a generation from here on, with the state of its most advanced member."""
+        start_s = time.monotonic()
+        was_main = self._started and self._rank == 0
+        groups.be_patient_while(self._is_patient)
+        try:
+            if link.worker in generation.members or generation.bridge:
+                self._take_state(generation, groups)
+        except Broken as failure:
+            self._adopt(link, generation, groups)
+            self.broke(failure)
+            return
+        state_s = time.monotonic() - start_s - self._handover.boundary_s
+        if link.worker not in generation.members:
+            self._leave(link, generation, saves=was_main and not generation.members)
+        self._adopt(link, generation, groups)
+        pause = {"boundary_s": self._handover.boundary_s, "state_s": state_s}
+        pause["swap_s"] = time.monotonic() - start_s - sum(pause.values())
+        self._tell_swapped(link, generation, left=False, pause=pause)
+        self._handover.close_ahead()
+
+    def _take_state(self, generation: Generation, groups: Groups) -> None:
+        with self._pulse.timed("state"):
+            applied = self._work.step if self._has_state else NOTHING
+            via = groups.bridge if generation.bridge else groups.talk
+            image = None if generation.image is None else Path(generation.image)
+            signature = self._work.signature()
+            self._work.step = self._handover.synchronise(via, applied, signature, image)
+            self._has_state = True
+
+    def _adopt(self, link: Link, generation: Generation, groups: Groups) -> None:
+        with self._pulse.timed("swap"), link.changed:
+            if self.groups is not groups:
+                self.groups.close()
+            link.current, link.groups = generation, groups
+            self._generation, self.groups = generation, groups
+            self._started = True
+            if link.worker in generation.members:
+                self._rank = generation.members.index(link.worker)
+                self.size = len(generation.members)
+                self._work.own(self._rank, generation.counts, groups.train)
+
+    def _leave(self, link: Link, generation: Generation, *, saves: bool) -> None:
+        if saves:
+            self._write_image(link)
+        self._tell_swapped(link, generation, left=True, pause={})
+        self._pulse.flush()
+        raise Leaving(0)
+
+    def _tell_swapped(
+        self, link: Link, generation: Generation, *, left: bool, pause: dict[str, float]
+    ) -> None:
+        link.tell(
+            "swapped", generation=generation.number, step=self._work.step, left=left, pause=pause
+        )
+
+    def _is_patient(self) -> bool:
+        assert self._link is not None
+        self._pulse.alive()
+        return self._link.regroup is None and not self._link.stop
+
+    def _write_image(self, link: Link) -> None:
+        start_s = time.monotonic()
+        path = self._handover.write()
+        seconds = time.monotonic() - start_s
+        bytes_ = path.stat().st_size
+        link.tell("image", path=str(path), step=self._work.step, bytes=bytes_, seconds=seconds)
+
+
+def share_cores(workers: int) -> None:
+    """Give this worker its part of the machine's cores, unless the user has decided."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
