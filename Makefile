@@ -4,16 +4,16 @@ BIN := .venv/bin
 FAST := $(wildcard tests/test_*.py tests/core tests/traces tests/cli tests/docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install fmt check test test-fast test-sim demo results bench clean
+.PHONY: help install fmt check test test-fast test-sim test-runtime test-gpu demo results bench clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 install: .venv/.installed ## make .venv, with everything to work on CoDDL
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,runtime,dev]'
 	@touch $@
 
 fmt: install ## format the code and mend what ruff can mend
@@ -33,6 +33,12 @@ test-fast: install ## run the tests that take seconds: core, traces, cli, docs
 
 test-sim: install ## run the simulator's tests: golden traces, properties
 	$(BIN)/pytest -n 2 tests/sim
+
+test-runtime: install ## run the elastic runtime's tests: real processes, resized and killed
+	$(BIN)/pytest -n 2 tests/runtime
+
+test-gpu: install ## run the tests that need an NVIDIA GPU; two of them for NCCL between GPUs
+	$(BIN)/pytest tests/gpu tests/runtime/test_image.py
 
 demo: install ## simulate a small trace and write report.html
 	$(BIN)/coddl simulate --report report.html

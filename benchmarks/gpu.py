@@ -9,6 +9,7 @@ suspend, with the GPU memory that stays in use; resume. GB/s are state bytes by 
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.elastic.job import ENVIRONMENT, HERE, RunningJob, machine, scratch
+from benchmarks.elastic.job import HERE, RunningJob, machine, scratch
 from benchmarks.resize import account, gaps, read, wait_for_steps
 
 MODELS = ("resnet50", "transformer350m")
@@ -56,9 +57,7 @@ def cold_s(kind: str) -> float:
     with scratch() as folder:
         path = folder / "times"
         start_s = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "big.py"), kind, str(path)], env=ENVIRONMENT
-        )
+        process = subprocess.Popen([sys.executable, str(HERE / "big.py"), kind, str(path)])
         try:
             times = wait_for_steps(path, 1, lambda: None)
         finally:
@@ -78,7 +77,10 @@ def first_after(path: Path, moment_s: float, job: RunningJob) -> float:
 def measured(kind: str) -> dict[str, Any]:
     """Measure one model."""
     free_mib = used_mib()
-    with scratch() as folder, RunningJob("big.py", [kind, str(folder / "times")], 1) as job:
+    with (
+        scratch() as folder,
+        RunningJob("big.py", [kind, str(folder / "times")], 1, env=os.environ) as job,
+    ):
         path = folder / "times"
         started = job.wait("starting")
         warm_s = first_after(path, started["heard_s"], job)

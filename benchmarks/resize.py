@@ -8,6 +8,7 @@ longest gap between two of them from the command to 20 steps after the change, l
 the 50 steps before the command. torchrun's job is told to save a checkpoint and end, and is started
 again with the other size; its pause is the gap around that, less the same median.
 
+`starting_s`: from the command to the first joiner's start.
 `serving_s`: from the command to the first step that all the new workers made. `quiet_s`: what the
 same measure of pause gives for the 50 steps before the command, when nothing happened.
 `steps_lost`: steps that would have been made between command and change at the pace before, less
@@ -18,6 +19,7 @@ that is least; `torchrun_pause_s` is its shortest.
 import argparse
 import contextlib
 import json
+import random
 import signal
 import statistics
 import subprocess
@@ -95,8 +97,42 @@ def resize_elastic() -> list[dict[str, Any]]:
             command_s = time.monotonic()
             change = job.resize(size)
             wait_for_steps(path, STEPS_AFTER + STEPS_WARM, job.check)
-            accounts.append(account(read(path), command_s, change))
+            started_s = [e["heard_s"] for e in job.events("starting") if e["heard_s"] > command_s]
+            starting_s = min(started_s) - command_s if started_s else None
+            accounts.append(account(read(path), command_s, change) | {"starting_s": starting_s})
     return accounts
+
+
+def storm() -> dict[str, Any]:
+    """Ask for 100 sizes in a second, then for the one it had; how long did steps take meanwhile?
+
+    `pause_s`: the longest step of the storm, less the median before; `quiet_s`: the same of as many
+    steps before it.
+    """
+    dice = random.Random(1)
+    with scratch() as folder, RunningJob("train.py", [str(folder / "times")], 2) as job:
+        path = folder / "times"
+        quiet = wait_for_steps(path, STEPS_WARM + 100, job.check)
+        start_s, before = time.monotonic(), max(quiet)
+        for _ in range(100):
+            job.resize(dice.choice([2, 3, 4]), wait=False)
+            time.sleep(max(0.0, 0.009 - (time.monotonic() - start_s) % 0.009))
+        asked_s = time.monotonic() - start_s
+        job.resize(2)
+        times = wait_for_steps(path, STEPS_AFTER, job.check)
+        joiners = [e for e in job.events("starting") if e["heard_s"] > start_s]
+        changes = [e for e in job.events("resized") if e["heard_s"] > start_s]
+    usual_s = gaps(times, before - 99, before)
+    median_s = statistics.median(usual_s)
+    return {
+        "targets": 100,
+        "asked_s": asked_s,
+        "joiners_started": len(joiners),
+        "changes_made": len(changes),
+        "pause_s": max(gaps(times, before + 1, max(times))) - median_s,
+        "quiet_s": max(usual_s) - median_s,
+        "step_s_before": median_s,
+    }
 
 
 def resize_by_restart() -> list[float]:
@@ -145,6 +181,8 @@ def measure() -> dict[str, Any]:
         "serving_s_max": max(each["serving_s"] for each in resizes),
         "steps_lost_max": max(each["steps_lost"] for each in resizes),
         "lost_s_max": max(each["lost_s"] for each in resizes),
+        "starting_s_max": max(s for each in resizes if (s := each["starting_s"]) is not None),
+        "storm": storm(),
         "resizes": resizes,
         "machine": machine(),
     }
@@ -162,6 +200,15 @@ def table(result: dict[str, Any]) -> str:
     lines.append(
         f"longest pause {result['pause_s_max'] * 1e3:.0f} ms; "
         f"torchrun's pauses are at least {result['ratio']:.0f} times as long"
+    )
+    gale = result["storm"]
+    lines.append(
+        f"a joiner is started at most {result['starting_s_max'] * 1e3:.0f} ms after the command"
+    )
+    lines.append(
+        f"100 targets in {gale['asked_s']:.1f} s started {gale['joiners_started']} joiners, made "
+        f"{gale['changes_made']} changes; longest pause {gale['pause_s'] * 1e3:.0f} ms, "
+        f"in quiet {gale['quiet_s'] * 1e3:.0f} ms"
     )
     lines.append(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
     return "\n".join(lines)

@@ -97,7 +97,8 @@ class Made:
 
 
 kind, times_path = sys.argv[1:3]
-model = resnet50() if kind == "resnet50" else Transformer()
+with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+    model = resnet50() if kind == "resnet50" else Transformer()
 optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
 model, optimizer, batches = coddl.prepare(
     model, optimizer, Made(kind), global_batch=64, micro_batch=16, epochs=10**6

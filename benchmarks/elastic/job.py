@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,13 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 class RunningJob:
     """A job that trains; leave its `with` block to end it."""
 
-    def __init__(self, script: str, arguments: list[str], workers: int) -> None:
+    def __init__(
+        self,
+        script: str,
+        arguments: list[str],
+        workers: int,
+        env: Mapping[str, str] = ENVIRONMENT,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="coddl-bench-")
         path = HERE / script
         self.name = f"bench-{path.stem}-{os.getpid()}"
@@ -33,7 +39,7 @@ class RunningJob:
             script=path,
             argv=(str(path), *arguments),
             cwd=HERE,
-            env=ENVIRONMENT,
+            env=env,
             folder=Path(self._folder.name),
             workers=workers,
         )
@@ -59,7 +65,7 @@ class RunningJob:
 
     def last(self, kind: str) -> dict[str, Any]:
         """Give the newest event of a kind."""
-        return [event for event in self._events if event["is"] == kind][-1]
+        return self.events(kind)[-1]
 
     def wait(self, kind: str) -> dict[str, Any]:
         """Wait for the first event of a kind; its `heard_s` tells when it was heard."""
@@ -68,10 +74,14 @@ class RunningJob:
             time.sleep(0.01)
         return next(event for event in self._events if event["is"] == kind)
 
-    def resize(self, workers: int) -> dict[str, Any]:
-        """Resize it and wait until that serves; gives the supervisor's account of it."""
-        change: dict[str, Any] = asked(self.name, {"do": "resize", "workers": workers})["change"]
-        return change
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Give all events of a kind."""
+        return [event for event in self._events if event["is"] == kind]
+
+    def resize(self, workers: int, *, wait: bool = True) -> dict[str, Any]:
+        """Resize it, by default until that serves; gives the supervisor's account of it."""
+        answer = asked(self.name, {"do": "resize", "workers": workers, "wait": wait})
+        return answer.get("change") or {}
 
     def check(self) -> None:
         """Raise if the job has ended, with its last words."""

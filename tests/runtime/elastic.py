@@ -51,6 +51,7 @@ class Elastic:
         env: Mapping[str, str] | None = None,
         **fields: Any,
     ) -> None:
+        # A name of its own: images in memory are found by it, checkpoints by the folder.
         self.name = f"test-{os.getpid()}-{time.monotonic_ns()}"
         path = SCRIPTS / script
         self.job = Job(

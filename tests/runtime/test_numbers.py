@@ -54,7 +54,10 @@ def test_other_ways_to_train_are_resized_without_a_trace(
         job.wait_step(2)
         for size in (3, 2):
             job.ask("resize", workers=size)
-        assert weights(job.finish()) == pytest.approx(weights(lone), abs=tolerance)
+        printed = job.finish()
+    assert weights(printed) == pytest.approx(weights(lone), abs=tolerance)
+    if kind == "compiled":
+        assert line_of(printed, "graphs") == "graphs 1", "a resize must not compile anew"
 
 
 def test_fused_training_is_resized_too(tmp_path: Path) -> None:

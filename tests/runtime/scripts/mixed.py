@@ -93,5 +93,7 @@ for batch in batches:
     time.sleep(asked.pace_s)
 
 if coddl.is_main():
+    if asked.kind == "compiled":
+        print("graphs", torch._dynamo.utils.counters["stats"]["unique_graphs"])
     values = [p for m in (net, other) for p in m.parameters()]
     print("weights", *(f"{x:.9e}" for p in values for x in p.flatten()[:32].tolist()))

@@ -77,6 +77,8 @@ def slowness_s() -> float:
 
 def arm() -> None:
     """Arrange for what shall happen to this worker, if it is the one."""
+    if os.environ.get("HOSTS") == "2" and int(os.environ.get("CODDL_WORKER", "0")) % 2:
+        os.environ["CODDL_HOST"] = "127.0.0.2"
     asked = os.environ.get("FAULT") or os.environ.get("HOLD") or "-1:"
     worker, _, point = asked.partition(":")
     if worker != os.environ.get("CODDL_WORKER"):
