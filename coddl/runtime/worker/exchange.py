@@ -166,12 +166,12 @@ class Exchange:
         for parameter, mean, there in zip(self.parameters, means, present, strict=False):
             # A gradient nobody had stays None, as it would alone: optimizers skip those.
             parameter.grad = mean if there > 0 else None
-        self._buffers.publish(means[len(self.parameters) :])
+        self._buffers.publish([m for m in means[len(self.parameters) :] if m is not None])
         if isinstance(self._reduction, Buckets):
             self.overlap = self._reduction.overlap
         return round(heard[0]), any(stepped)
 
-    def _deltas(self) -> Leaves:
+    def _deltas(self) -> list[Tensor]:
         if self._buffers.notice():
             self._drop_layout()  # one more buffer to exchange; happens in the first pass only
         return self._buffers.deltas()
