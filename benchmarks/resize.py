@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.job import ENVIRONMENT, RunningJob, machine, scratch, torchrun
+from benchmarks.plot import line_plot
 
 SIZES = (1, 4, 2, 3)
 STEPS_BEFORE, STEPS_AFTER = 50, 20
@@ -86,8 +87,8 @@ def account(times: Times, command_s: float, change: dict[str, Any]) -> dict[str,
     }
 
 
-def resize_elastic() -> list[dict[str, Any]]:
-    """Resize a running job; one account per resize."""
+def resize_elastic() -> tuple[list[dict[str, Any]], Times]:
+    """Resize a running job; one account per resize, and when each step was complete."""
     accounts = []
     with scratch() as folder, RunningJob("train.py", [str(folder / "times")], SIZES[0]) as job:
         path = folder / "times"
@@ -100,7 +101,7 @@ def resize_elastic() -> list[dict[str, Any]]:
             started_s = [e["heard_s"] for e in job.events("starting") if e["heard_s"] > command_s]
             starting_s = min(started_s) - command_s if started_s else None
             accounts.append(account(read(path), command_s, change) | {"starting_s": starting_s})
-    return accounts
+        return accounts, read(path)
 
 
 def storm() -> dict[str, Any]:
@@ -135,8 +136,8 @@ def storm() -> dict[str, Any]:
     }
 
 
-def resize_by_restart() -> list[float]:
-    """End torchrun's job and start it with the other size; one pause per resize."""
+def resize_by_restart() -> tuple[list[float], Times]:
+    """End torchrun's job and start it with the other size; one pause per resize, and the steps."""
     pauses_s = []
     with scratch() as folder:
         path = folder / "times"
@@ -147,7 +148,7 @@ def resize_by_restart() -> list[float]:
             if began:
                 median_s = statistics.median(gaps(times, began - STEPS_BEFORE, began - 1))
                 pauses_s.append(times[began] - times[began - 1] - median_s)
-    return pauses_s
+    return pauses_s, times
 
 
 @contextlib.contextmanager
@@ -168,9 +169,22 @@ def restarted(folder: Path, size: int) -> Iterator[Callable[[], None]]:
         process.wait(WAIT_S)
 
 
-def measure() -> dict[str, Any]:
+def picture(path: Path, ours: Times, theirs: Times) -> None:
+    """Draw the steps that both made over time."""
+    lines = {
+        name: [
+            (at_s - min(times.values()), float(step - min(times))) for step, at_s in times.items()
+        ]
+        for name, times in (("CoDDL", ours), ("torchrun, restarted", theirs))
+    }
+    line_plot(path, "1→4→2→3 workers while training", "seconds", "steps made", lines)
+
+
+def measure(plot: Path | None) -> dict[str, Any]:
     """Measure both sides."""
-    resizes, restarts_s = resize_elastic(), resize_by_restart()
+    (resizes, ours), (restarts_s, theirs) = resize_elastic(), resize_by_restart()
+    if plot is not None:
+        picture(plot, ours, theirs)
     pauses_s = [each["pause_s"] for each in resizes]
     return {
         "pause_s": pauses_s,
@@ -220,8 +234,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the steps as an SVG")
     options = parser.parse_args()
-    result = measure()
+    result = measure(options.plot)
     print(json.dumps(result) if options.json else table(result))
 
 

@@ -95,8 +95,10 @@ class Handover:
         are everybody's.
         """
         self.boundary_s = 0.0
+        if group is None and applied != NOTHING:
+            return applied
         if group is None:
-            return self.load(image) if applied == NOTHING and image else max(applied, 0)
+            return self._first_state(image)
         rows = self._gathered(group, [applied, signature, self._host])
         if any(row[1] != rows[0][1] for row in rows):
             raise TrainingError(
@@ -108,7 +110,7 @@ class Handover:
         if max(steps) == NOTHING:
             if image is not None and all(row[2] == rows[0][2] for row in rows):
                 return self.load(image)  # within reach of all
-            steps[0] = self.load(image) if image is not None and group.rank == 0 else 0
+            steps[0] = self._first_state(image) if group.rank == 0 else 0
             steps[0] = int(_tell(group, 0, str(steps[0])))
         source = steps.index(max(steps))
         behind = [rank for rank, step in enumerate(steps) if step < steps[source]]
@@ -116,6 +118,13 @@ class Handover:
             local = all(rows[rank][2] == rows[source][2] for rank in behind)
             self._hand_over(group, source, is_behind=group.rank in behind, local=local)
         return int(steps[source])
+
+    def _first_state(self, image: Path | None) -> int:
+        """Take the state from an image, or be the one whose initial weights count."""
+        if image is not None:
+            return self.load(image)
+        self._state.forget_rehearsal()
+        return 0
 
     def _gathered(self, group: Group, mine: list[int]) -> list[list[int]]:
         """Collect everybody's numbers; the time it takes is that of waiting for the last one."""

@@ -32,7 +32,7 @@ from coddl.runtime.worker.link import Link
 from coddl.runtime.worker.loader import FORWARD, Item, Key, Loader, Samples, seed_everything
 from coddl.runtime.worker.membership import Membership, share_cores
 from coddl.runtime.worker.pulse import Pulse
-from coddl.runtime.worker.state import State, parameters_of
+from coddl.runtime.worker.state import State, parameters_of, rehearse_update
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,8 @@ class Session:
         update = apply or (lambda: self._apply(optimizer))
         if self._applying or self._index < 0:
             return update()
+        if self.rehearsing:
+            return rehearse_update(self._optimizers[optimizer], self._originals[optimizer])
         if optimizer in self._unscaled:
             self._unscaled.remove(optimizer)  # its gradient was taken then
         else:
@@ -295,7 +297,7 @@ class Session:
     def _rehearse(self) -> Item:
         """Run one pass before anyone waits for this worker; what it computes is thrown away.
 
-        Kernels are loaded, models are compiled, memory is found.
+        Kernels are loaded, models are compiled, optimizers make room for their state.
         """
         self.rehearsing = True
         return self._begin_pass((0,))

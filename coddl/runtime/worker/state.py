@@ -3,7 +3,7 @@
 Random numbers, epoch and data position are not here: they follow from the step.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,11 @@ class State:
         for name in list(self.tracked.keys() & self._unclaimed.keys()):
             self.tracked[name].load_state_dict(self._unclaimed.pop(name))
 
+    def forget_rehearsal(self) -> None:
+        """Be as new: this worker's own initial weights turn out to be what counts."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
     def track(self, name: str, thing: Tracked) -> None:
         """Keep a further object with the state, and give it the state that waits for it."""
         if name in self.tracked:
@@ -72,6 +77,21 @@ class State:
         self.tracked[name] = thing
         if name in self._unclaimed:
             thing.load_state_dict(self._unclaimed.pop(name))
+
+
+def rehearse_update(optimizer: Optimizer, step: Callable[[], Any]) -> None:
+    """Have an optimizer make its state and load its kernels, without moving a weight."""
+    if not all("lr" in group for group in optimizer.param_groups):
+        return
+    for parameter in parameters_of(optimizer):
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+    step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def parameters_of(optimizer: Optimizer) -> Iterable[Tensor]:
@@ -100,6 +120,9 @@ def _restore_optimizer(optimizer: Optimizer, held: Mapping[str, Any]) -> None:
         optimizer.load_state_dict(_kept(dict(held)))
         return
     numbered = list(parameters_of(optimizer))
+    for number in range(len(numbered)):
+        if number not in held["state"]:
+            optimizer.state.pop(numbered[number], None)
     for number, kept in held["state"].items():
         mine = optimizer.state[numbered[number]]
         for key, value in kept.items():
