@@ -82,8 +82,8 @@ class Stub:
 
     def enter(self, plan: Message) -> None:
         number, members = plan["generation"], plan["members"]
-        if plan["fresh"]:
-            self.step = step_of(Path(plan["image"])) if plan["image"] else 0
+        if not self.is_training and plan["image"] is not None:
+            self.step = step_of(Path(plan["image"]))
         pause = {"boundary_s": 0.001, "state_s": 0.002, "swap_s": 0.003}
         left = self.worker not in members
         if left and not members and self.is_main:

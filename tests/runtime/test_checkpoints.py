@@ -17,7 +17,8 @@ from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import HEADER_BYTES, Header, Unreadable
 from coddl.runtime.supervisor import checkpoints
 from coddl.runtime.supervisor.checkpoints import CHUNK_BYTES, Checkpoints
-from coddl.runtime.worker.image import Stash, load, opened
+from coddl.runtime.worker.image import Stash, opened
+from tests.runtime.test_image import load
 
 PAYLOAD_AT = 4096
 
@@ -88,7 +89,7 @@ def test_a_worker_reads_a_checkpoint_as_it_reads_an_image(tmp_path: Path, folder
         assert meta == {"step": 7, "epoch": 2}
         assert back["y"] == tree["y"]
         assert torch.equal(back["x"], torch.arange(5000.0))
-    with opened(done.path) as (_, seen):
+    with opened(done.path) as (_, seen, _):
         assert torch.equal(seen["x"], torch.arange(5000.0))
 
 

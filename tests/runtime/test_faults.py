@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.elastic import Elastic, alone, line_of
+from tests.runtime.elastic import ROOT, SCRIPTS, Elastic, alone, line_of
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -85,6 +85,57 @@ def test_a_worker_that_missed_a_step_takes_it_from_one_that_made_it(
     with Elastic(tmp_path, "net.py", *ARGS, workers=2, env=fault) as job:
         assert line_of(job.finish(), "hash") == undisturbed, job.story()
         assert job.wait_kind("regrouped")["to"] == 2
+
+
+@pytest.mark.parametrize("fault", ["0:before-write", "1:before-swapped"])
+def test_a_death_while_being_suspended_loses_no_step(
+    tmp_path: Path, fault: str, undisturbed: str
+) -> None:
+    with Elastic(tmp_path, "net.py", *ARGS, workers=3, env={"FAULT": fault}) as job:
+        job.wait_step(10)
+        job.ask("suspend")
+        assert job.wait_kind("suspended")["step"] >= 10
+        job.ask("resume", workers=2)
+        origins = [event["step"] for event in job.events if event["is"] == "origin"]
+        assert origins[-1] >= 10, job.story()
+        assert line_of(job.finish(), "hash") == undisturbed, job.story()
+
+
+BROKEN = ["import coddl\nthis is no Python\n", "raise SystemExit(3)\n"]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_script_that_was_broken_meanwhile_harms_only_new_workers(
+    tmp_path: Path, text: str, undisturbed: str
+) -> None:
+    script = tmp_path / "net.py"
+    script.write_text((SCRIPTS / "net.py").read_text())
+    env = {"PYTHONPATH": f"{SCRIPTS}:{ROOT}"}
+    with Elastic(tmp_path, str(script), *ARGS, workers=2, env=env) as job:
+        job.wait_step(5)
+        script.write_text(text)
+        job.ask("resize", workers=3, wait=False)
+        job.wait_kind("problem")
+        assert line_of(job.finish(), "hash") == undisturbed, job.story()
+
+
+def test_a_script_that_prepares_another_job_meanwhile_is_not_let_in(
+    tmp_path: Path, undisturbed: str
+) -> None:
+    script = tmp_path / "net.py"
+    script.write_text((SCRIPTS / "net.py").read_text())
+    env = {"PYTHONPATH": f"{SCRIPTS}:{ROOT}"}
+    with Elastic(tmp_path, str(script), *ARGS, workers=2, env=env) as job:
+        job.wait_step(5)
+        script.write_text(
+            script.read_text()
+            .replace("nn.Conv2d(3, 8,", "nn.Conv2d(3, 16,")
+            .replace("BatchNorm2d(8)", "BatchNorm2d(16)")
+            .replace("Linear(512", "Linear(1024")
+        )
+        job.ask("resize", workers=3, wait=False)
+        assert "something else" in job.wait_kind("problem")["what"]
+        assert line_of(job.finish(), "hash") == undisturbed, job.story()
 
 
 def test_a_worker_that_dies_while_regrouping_is_dropped_too(

@@ -23,11 +23,28 @@ from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Unreadable
 from coddl.runtime.worker import image
-from coddl.runtime.worker.image import Stash, flatten, load, opened, unflatten
+from coddl.runtime.worker.image import Stash, Tree, flatten, opened, unflatten
 from tests.runtime.test_checkpoints import files_up_to
 
 ROOT = Path(__file__).parents[2]
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def load(path: Path, device: torch.device | None = None) -> tuple[dict[str, Any], Tree]:
+    """Read an image into tensors of its own; those that lived on a GPU go to `device`."""
+    with opened(path) as (meta, tree, from_gpu):
+
+        def copied(value: Tree) -> Tree:
+            if isinstance(value, torch.Tensor):
+                to = device if id(value) in from_gpu else None
+                return torch.empty_like(value, device=to).copy_(value)
+            if isinstance(value, dict):
+                return type(value)({key: copied(item) for key, item in value.items()})
+            if isinstance(value, list | tuple):
+                return type(value)(copied(item) for item in value)
+            return value
+
+        return meta, copied(tree)
 
 
 @pytest.fixture
@@ -171,7 +188,7 @@ SHAPES: dict[str, Callable[[], Tensor]] = {
 def test_every_shape_of_tensor_comes_back(stash: Stash, make: Callable[[], Tensor]) -> None:
     tree = [torch.ones(1), make(), torch.ones(1)]  # with neighbours, which must not be touched
     path = stash.write({"step": 3}, tree)
-    with opened(path) as (meta, seen):
+    with opened(path) as (meta, seen, _):
         assert meta == {"step": 3}
         assert same(tree, seen)
     assert same(tree, load(path)[1])
@@ -181,7 +198,7 @@ def test_what_is_loaded_is_its_owners_alone(stash: Stash) -> None:
     path = stash.write({}, [torch.zeros(1000)])
     _, mine = load(path)
     mine[0].fill_(7)
-    with opened(path) as (_, seen):
+    with opened(path) as (_, seen, _):
         assert same(seen, [torch.zeros(1000)])
         seen[0].fill_(5)  # not allowed, but the file is out of reach all the same
     assert same(load(path)[1], [torch.zeros(1000)])
@@ -354,7 +371,7 @@ def test_two_slots_take_turns_and_a_reader_keeps_its_own(stash: Stash, tmp_path:
         return stash.write({"step": step}, [torch.full((5,), float(step))]).name
 
     assert [write(step) for step in range(4)] == ["slot-0.img", "slot-1.img"] * 2
-    with opened(tmp_path / "slot-0.img") as (meta, tree):
+    with opened(tmp_path / "slot-0.img") as (meta, tree, _):
         assert [write(step) for step in range(4, 8)] == ["slot-2.img", "slot-1.img"] * 2
         assert meta == {"step": 2}
         assert same(tree, [torch.full((5,), 2.0)])
@@ -362,7 +379,7 @@ def test_two_slots_take_turns_and_a_reader_keeps_its_own(stash: Stash, tmp_path:
 
 
 def test_a_tensor_kept_beyond_its_time_blocks_no_slot_and_stays_mapped(stash: Stash) -> None:
-    with opened(stash.write({}, [torch.ones(5)])) as (_, tree):
+    with opened(stash.write({}, [torch.ones(5)])) as (_, tree, _):
         pass
     names = [stash.write({}, [torch.zeros(5)]).name for _ in range(3)]
     assert names == ["slot-1.img", "slot-0.img", "slot-1.img"]
@@ -464,7 +481,7 @@ def test_tensors_of_a_gpu_come_back_to_it(stash: Stash, make: Callable[[], Tenso
     tree = {"gpu": make().to(gpu), "cpu": make()}
     path = stash.write({}, tree)
     assert same(tree, load(path, gpu)[1])
-    with opened(path) as (_, seen):
+    with opened(path) as (_, seen, _):
         assert same({"gpu": tree["gpu"].cpu(), "cpu": tree["cpu"]}, seen)
 
 

@@ -41,7 +41,7 @@ def test_strict_traces_are_equal_to_the_last_digit(tmp_path: Path) -> None:
             assert trace(job.finish()) == lone
 
 
-KINDS = {"two-losses": 1e-3, "gan": 1e-3, "compiled": 1e-3, "scaled": 1e-3}
+KINDS = {"two-losses": 1e-3, "gan": 1e-3, "compiled": 1e-3, "scaled": 1e-3, "edited": 1e-3}
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), KINDS.items())

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -288,6 +289,77 @@ def _empty() -> Any:
     return optimizer
 
 
+def _started(**changes: Any) -> tuple[nn.Linear, Any, Any]:
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return coddl.prepare(model, optimizer, numbers(), global_batch=16, micro_batch=4, **changes)
+
+
+def _over_epochs() -> None:
+    model, optimizer, batches = _started()
+    for _ in range(2):
+        for x, y in batches:
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
+def _mean_now_and_then() -> None:
+    model, optimizer, batches = _started()
+    for x, y in batches:
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        if batches.completes:
+            coddl.mean(1.0)
+
+
+def _grown() -> None:
+    _, optimizer, _ = _started()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def _two_owners() -> None:
+    model = linear()
+    both = tuple(torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+    coddl.prepare(model, both, numbers(), global_batch=16)
+
+
+class Running(nn.Module):
+    """Keeps something of what it has seen, in one way or another."""
+
+    def __init__(self, start: float, *, replace: bool) -> None:
+        super().__init__()
+        self.linear = linear()
+        self.replace = replace
+        self.seen: Tensor
+        self.register_buffer("seen", torch.tensor(start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.replace:
+            self.seen = self.seen + 1
+        else:
+            self.seen.copy_(x.max())
+        out: Tensor = self.linear(x)
+        return out
+
+
+def _trained(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, batches = coddl.prepare(model, optimizer, numbers(), global_batch=16)
+    for x, y in batches:
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+class Odd:
+    """Its state is no tree of tensors and plain values."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": {1, 2}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError(state)
+
+
 def _after(then: Callable[[], None]) -> None:
     _prepared()
     then()
@@ -303,6 +375,13 @@ MISTAKES: dict[str, tuple[Callable[[], None], str]] = {
     "no epochs": (lambda: _prepared(epochs=0), "epochs=0"),
     "twice": (lambda: _after(_prepared), "called twice"),
     "track before prepare": (lambda: coddl.track(a=linear()), "too early"),
+    "a loop over epochs": (_over_epochs, "the training is over"),
+    "a mean of some passes": (_mean_now_and_then, "not called in every pass"),
+    "parameters added later": (_grown, "can't be added"),
+    "a parameter with two owners": (_two_owners, "belongs to two optimizers"),
+    "a buffer replaced": (lambda: _trained(Running(0.0, replace=True)), "another tensor"),
+    "an endless buffer": (lambda: _trained(Running(float("-inf"), replace=False)), "not finite"),
+    "a state of sets": (lambda: _after(lambda: coddl.track(odd=Odd())), "odd.seen holds a set"),
     "nothing to track": (lambda: _after(lambda: coddl.track(a=3)), "has no state_dict()"),
 }
 
@@ -317,6 +396,41 @@ def test_a_mistake_is_told_with_its_reason_and_a_way_out(
     assert says in told
     assert "\n  because " in told
     assert "\n  try     " in told
+
+
+def test_a_tracked_object_is_still_what_it_was_to_torch_save(tmp_path: Path) -> None:
+    model, *_ = _started()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    coddl.track(average=average)
+    torch.save(average, tmp_path / "average.pt")
+    again = torch.load(tmp_path / "average.pt", weights_only=False)
+    assert type(again) is torch.optim.swa_utils.AveragedModel
+    assert torch.equal(again.module.weight, average.module.weight)
+
+
+def test_a_counter_counts_as_it_would_alone_and_not_as_a_mean() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear()
+            self.last: Tensor
+            self.register_buffer("last", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last.fill_(int(x.sum() * 1000))
+            out: Tensor = self.linear(x)
+            return out
+
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, batches = coddl.prepare(
+        model, optimizer, numbers(), global_batch=16, micro_batch=4
+    )
+    for x, y in batches:
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        if batches.completes:
+            assert int(model.last) == int(x.sum() * 1000)
 
 
 def test_step_must_be_called_in_every_pass() -> None:

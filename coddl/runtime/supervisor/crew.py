@@ -124,11 +124,9 @@ class Crew:
             "members": plan.members,
             "counts": plan.counts,
             "bridge": plan.bridge,
-            "fresh": plan.fresh,
             "image": None if image is None else str(image),
             "store": self.store,
             "backend": "nccl" if alone else "gloo",
-            "hosts": [HOST] * len(plan.members),
         }
         self.send(to, message)
 

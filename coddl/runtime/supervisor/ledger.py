@@ -116,3 +116,15 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def mismatch(first: Message, message: Message, script: str) -> TrainingError | None:
+    """Tell what is wrong with a worker that prepared another job than the first one did."""
+    for key in ("virtual_nodes", "global_batch", "steps", "seed", "signature"):
+        if first and first.get(key) != message.get(key):
+            return TrainingError(
+                "a new worker trains something else",
+                f"{script} was prepared with {key}={first.get(key)}, and now {message.get(key)}",
+                "the script as it was when the job started",
+            )
+    return None

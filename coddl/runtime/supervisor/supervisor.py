@@ -24,6 +24,7 @@ from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import (
     Figures,
     WorkerNotes,
+    mismatch,
     parts,
     samples_per_s,
     signal_name,
@@ -290,9 +291,12 @@ class Supervisor:
             case "ended":
                 notes.has_ended = True
                 self._feed(group.LoopEnded(worker))
+            case "problem":
+                self._is_capturing = False
+                self.tell({**message, "worker": worker})
             case "rejected":
                 error = TrainingError(message["what"], message["because"], message["try"])
-                self.fail(error, 2)
+                self._blame(notes, error, 2)
             case "spans" if self._trace is not None:
                 self._trace.spans(worker, message["spans"])
             case _:
@@ -310,7 +314,7 @@ class Supervisor:
             if name is not None:
                 self._last_trouble = f"worker {notes.number} was killed by {name}"
             elif (error := verdict(notes, code, self._job.argv[0])) is not None:
-                self.fail(error, code or 1)
+                self._blame(notes, error, code or 1)
             else:
                 self._has_finished = True
                 # It has told us already, unless it broke out of the loop.
@@ -320,9 +324,22 @@ class Supervisor:
         self._feed(group.WorkerLost(notes.number))
         self._end_if_alone()
 
+    def _blame(self, notes: WorkerNotes, error: TrainingError, code: int) -> None:
+        """Fail because the script did; not while others train on, to whom a joiner is no loss."""
+        members = self._coordinator.members
+        if members and notes.number not in members:
+            self._last_trouble = f"worker {notes.number}: {error.what}"
+            self.tell({"is": "problem", **parts(error)})
+            self._crew.stop(notes.number)
+        else:
+            self.fail(error, code)
+
     def _on_arrived(self, notes: WorkerNotes, message: Message) -> None:
-        notes.has_arrived = True
         virtual_nodes = message["virtual_nodes"]
+        if (differs := mismatch(self._about, message, self._job.argv[0])) is not None:
+            self._blame(notes, differs, 1)
+            return
+        notes.has_arrived = True
         if not self._about:
             self._about = message
             try:

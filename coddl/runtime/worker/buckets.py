@@ -1,12 +1,12 @@
 """Sums by all-reduce, in buckets that leave while backward still runs.
 
 Buckets leave in the same order on every worker. The last one carries the notes and leaves in
-`means`. If backward runs a second time after buckets have left (two losses, say), a note tells
-everybody, all buckets are sent again, and from then on none leaves early.
+`means`. If gradients change after buckets have left (backward runs a second time, the script edits
+`.grad`), a note tells everybody, all buckets are sent again, and from then on none leaves early.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -30,6 +30,14 @@ class Bucket:
     views: list[Tensor]
     waiting: int = 0  # parameters whose gradient this backward has not produced yet
     work: Work | None = None
+    sent: list[tuple[Tensor | None, int]] = field(default_factory=list)  # gradients that left early
+
+    def has_changed(self, last: Leaves) -> bool:
+        """Tell whether gradients were changed, or others put in their place, after they left."""
+        return bool(self.sent) and any(
+            grad is not last[leaf] or (grad is not None and grad._version != version)
+            for leaf, (grad, version) in zip(self.leaves, self.sent, strict=True)
+        )
 
     def fill(self, sums: Leaves, last: Leaves, scale: float) -> None:
         """Write (sum + last) * scale of each leaf into the flat vector."""
@@ -104,11 +112,16 @@ class Buckets:
         self._failure = None
         for bucket in self._buckets:
             bucket.work = None
+            bucket.sent = []
 
     def arm(self) -> None:
         self._armed = self.overlap
         for bucket in self._buckets:
-            bucket.waiting = sum(leaf < len(self._parameters) for leaf in bucket.leaves)
+            bucket.waiting = sum(
+                self._parameters[leaf].requires_grad
+                for leaf in bucket.leaves
+                if leaf < len(self._parameters)
+            )
 
     def take(self, node: int, leaves: Leaves) -> None:  # noqa: ARG002
         self._sums = added(self._sums, leaves)
@@ -120,6 +133,7 @@ class Buckets:
         notes: Sequence[float],
     ) -> tuple[Leaves, list[float]]:
         self._armed = False
+        self._dirty |= any(bucket.has_changed(leaves) for bucket in self._buckets)
         heard = self._summed(leaves, notes)
         if heard[-1] > 0:
             self.overlap = self._dirty = False
@@ -141,6 +155,7 @@ class Buckets:
             assert bucket.work is not None
             self._group.finish(bucket.work)
             bucket.work = None
+            bucket.sent = []
         return self._notes.tolist()
 
     def _send(self, bucket: Bucket, last: Leaves, notes: Sequence[float] = ()) -> None:
@@ -170,6 +185,8 @@ class Buckets:
                 for leaf in bucket.leaves:
                     last[leaf] = self._parameters[leaf].grad
                 self._send(bucket, last)
+                grads = (last[leaf] for leaf in bucket.leaves)
+                bucket.sent = [(grad, 0 if grad is None else grad._version) for grad in grads]
 
 
 def _laid_out(parameters: list[Tensor], buffers: Sequence[Tensor], notes: int) -> list[Bucket]:

@@ -116,6 +116,7 @@ class Exchange:
 
     def restart(self) -> None:
         """Begin an iteration, or begin it again."""
+        self._buffers.retreat()
         self._stepped = [0] * len(self._optimizers)
         self._present = [False] * len(self.parameters)
         if self._reduction is not None:
@@ -151,16 +152,15 @@ class Exchange:
         leaves = [*self._leaves, *self._deltas()]
         self._reduced().take(self._node, leaves)
 
-    def finish(self, vote: bool) -> tuple[int, bool]:
+    def finish(self, vote: bool) -> int:
         """End the iteration's last pass: means are in `.grad`, merged buffers are published.
 
-        Gives the number of votes and whether optimizers are to be stepped. Raises `Broken`.
+        Gives the number of votes. Raises `Broken`.
         """
         leaves = [*self._leaves, *self._deltas()]
         notes = [float(vote), *map(float, self._stepped), *map(float, self._present)]
         means, heard = self._reduced().means(self._node, leaves, notes)
-        stepped = heard[1 : 1 + len(self._stepped)]
-        for count in stepped:
+        for count in heard[1 : 1 + len(self._stepped)]:
             self._check_stepped(round(count))
         present = heard[1 + len(self._stepped) :]
         for parameter, mean, there in zip(self.parameters, means, present, strict=False):
@@ -169,12 +169,25 @@ class Exchange:
         self._buffers.publish([m for m in means[len(self.parameters) :] if m is not None])
         if isinstance(self._reduction, Buckets):
             self.overlap = self._reduction.overlap
-        return round(heard[0]), any(stepped)
+        return round(heard[0])
 
     def _deltas(self) -> list[Tensor]:
-        if self._buffers.notice():
-            self._drop_layout()  # one more buffer to exchange; happens in the first pass only
-        return self._buffers.deltas()
+        if self._buffers.agreed() is None:
+            self._agree_on_buffers()
+        self._buffers.check_others()
+        # Counters follow the last virtual node, as they would alone; a mean must not divide them.
+        is_final = self._node + self._weight == self._virtual_nodes
+        return self._buffers.deltas(self._virtual_nodes / self._weight if is_final else 0.0)
+
+    def _agree_on_buffers(self) -> None:
+        """Find, with all workers, the buffers that first passes have changed on any of them."""
+        changed = self._buffers.changed()
+        if self._group is not None and changed:
+            flags = torch.tensor(changed, device=self.parameters[0].device).float()
+            self._group.finish(self._group.all_reduce(flags))
+            changed = [flag > 0 for flag in flags.tolist()]
+        self._buffers.settle([i for i, has in enumerate(changed) if has])
+        self._drop_layout()
 
     def _collected(self, optimizer: int) -> bool:
         return any(
@@ -200,7 +213,7 @@ class Exchange:
         return self._reduction
 
     def _new_reduction(self) -> Reduction:
-        like = [*self.parameters, *(b.float() for b in self._buffers.averaged())]
+        like = [*self.parameters, *(b.float() for b in self._buffers.exchanged())]
         if self._strict:
             return Canonical(self._group, like, self._counts)
         scale = self._weight / self._virtual_nodes

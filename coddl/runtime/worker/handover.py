@@ -1,5 +1,6 @@
 """Moves state between workers, and between workers and images."""
 
+import contextlib
 import threading
 import time
 import zlib
@@ -10,8 +11,8 @@ from typing import Final
 import torch
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.imagefile import Meta
-from coddl.runtime.worker.group import Group
+from coddl.runtime.imagefile import Meta, Unreadable
+from coddl.runtime.worker.group import Broken, Group
 from coddl.runtime.worker.image import Ahead, Stash, nbytes, opened
 from coddl.runtime.worker.state import State
 
@@ -46,10 +47,13 @@ class Handover:
         """Write an image of everything as it is now."""
         return self._stash.write(self._describe(), self._state.tree())
 
-    def reserve(self) -> None:
+    def nbytes(self) -> int:
+        """Tell how much room an image takes."""
+        return nbytes(self._state.tree())
+
+    def reserve(self, bytes_: int) -> None:
         """Make room for images ahead of time; for a thread."""
-        gpu = self._device if self._device.type == "cuda" else None
-        self._stash.reserve(nbytes(self._state.tree()), gpu)
+        self._stash.reserve(bytes_, self._device if self._device.type == "cuda" else None)
 
     def open_ahead(self) -> None:
         """Begin to map and pin what this worker may soon load; only a GPU has a use for it."""
@@ -73,7 +77,7 @@ class Handover:
     def load(self, path: Path) -> int:
         """Become what the image holds; gives its step."""
         mine = self._describe()
-        with opened(path, self._ahead) as (meta, tree):
+        with opened(path, self._ahead) as (meta, tree, from_gpu):
             for key in ("virtual_nodes", "global_batch", "seed"):
                 if meta[key] != mine[key]:
                     raise TrainingError(
@@ -81,7 +85,7 @@ class Handover:
                         f"the script asks for {key}={mine[key]}, which would change the training",
                         f"{key}={meta[key]}, or `coddl run --fresh` to start over",
                     )
-            self._state.restore(tree)
+            self._state.restore(tree, lambda t: self._device if id(t) in from_gpu else t.device)
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()  # copies read the mapping until then
         return int(meta["step"])
@@ -109,7 +113,7 @@ class Handover:
         steps = [row[0] for row in rows]
         if max(steps) == NOTHING:
             if image is not None and all(row[2] == rows[0][2] for row in rows):
-                return self.load(image)  # within reach of all
+                return self._load_kept(image)  # within reach of all
             steps[0] = self._first_state(image) if group.rank == 0 else 0
             steps[0] = int(_tell(group, 0, str(steps[0])))
         source = steps.index(max(steps))
@@ -119,10 +123,20 @@ class Handover:
             self._hand_over(group, source, is_behind=group.rank in behind, local=local)
         return int(steps[source])
 
+    def _load_kept(self, image: Path) -> int:
+        try:
+            return self.load(image)
+        except Unreadable as error:
+            raise TrainingError(
+                "the job can't go on from where it was",
+                f"{image} {error}",
+                "the same command again, which looks for the newest state that is whole",
+            ) from error
+
     def _first_state(self, image: Path | None) -> int:
         """Take the state from an image, or be the one whose initial weights count."""
         if image is not None:
-            return self.load(image)
+            return self._load_kept(image)
         self._state.forget_rehearsal()
         return 0
 
@@ -136,32 +150,34 @@ class Handover:
         return rows
 
     def _hand_over(self, group: Group, source: int, *, is_behind: bool, local: bool) -> None:
-        path = self.write() if group.rank == source else None
-        if not local:
-            path = self._sent(group, source, path)
-        elif path is not None:
-            _tell(group, source, str(path))
+        """Bring one member's state to those behind; all take part."""
+        mine = self.write() if group.rank == source else None
+        if local:
+            path = Path(_tell(group, source, None if mine is None else str(mine)))
         else:
-            path = Path(_tell(group, source, None))
-        if is_behind:
-            assert path is not None
-            self.load(path)
-        if not local and group.rank != source and path is not None:
-            path.unlink(missing_ok=True)
+            path = self._folder / f"received-{group.rank}.img"
+            self._send_bytes(group, source, mine, path if is_behind else None)
+        try:
+            if is_behind:
+                self.load(path)
+        except Unreadable as error:
+            raise Broken(f"{path} {error}") from error
+        finally:
+            if not local:
+                path.unlink(missing_ok=True)
 
-    def _sent(self, group: Group, source: int, path: Path | None) -> Path | None:
-        """Send an image's bytes to everybody; between machines."""
-        size = int(_tell(group, source, None if path is None else str(path.stat().st_size)))
-        target = path or self._folder / f"received-{group.rank}.img"
-        with target.open("rb" if path else "wb") as file:
+    def _send_bytes(self, group: Group, source: int, mine: Path | None, to: Path | None) -> None:
+        """Send an image's bytes to everybody; those that need it write it down."""
+        size = int(_tell(group, source, None if mine is None else str(mine.stat().st_size)))
+        with contextlib.ExitStack() as files:
+            reader = None if mine is None else files.enter_context(mine.open("rb"))
+            writer = None if to is None else files.enter_context(to.open("wb"))
             for start in range(0, size, CHUNK_BYTES):
                 length = min(CHUNK_BYTES, size - start)
-                data = bytearray(file.read(length)) if path else bytearray(length)
-                chunk = torch.frombuffer(data, dtype=torch.uint8)
-                group.finish(group.broadcast(chunk, source))
-                if path is None:
-                    file.write(data)
-        return target
+                data = bytearray(length) if reader is None else bytearray(reader.read(length))
+                group.finish(group.broadcast(torch.frombuffer(data, dtype=torch.uint8), source))
+                if writer is not None:
+                    writer.write(data)
 
 
 def _tell(group: Group, source: int, text: str | None) -> str:

@@ -396,7 +396,7 @@ class Stash:
         """Lock a slot that is neither the newest image nor read by anyone; give the next stamp."""
         for index in itertools.count():
             slot = self._slot(index)
-            if not slot.lock():
+            if slot.path == imagefile.newest_image(self._folder) or not slot.lock():
                 continue
             # Only now: another worker may just have finished in this very slot.
             if slot.path != imagefile.newest_image(self._folder):
@@ -455,32 +455,17 @@ class Ahead:
         self._memory.clear()
 
 
-@contextmanager
-def opened(path: Path, ahead: Ahead | None = None) -> Iterator[tuple[Meta, Tree]]:
-    """Map an image or a checkpoint: its meta, and its tree with tensors that see the file itself.
+class Opened(NamedTuple):
+    """A mapped image. Its tensors see the file itself: copy from them, and never keep them."""
 
-    Copy from them inside the context and never keep them: after it a writer may take the file, and
-    they would change under their owner.
-    """
-    with _mapped(path, ahead) as (manifest, _, views):
-        yield manifest["meta"], unflatten(manifest["tree"], views)
-
-
-def load(path: Path, device: torch.device | None = None) -> tuple[Meta, Tree]:
-    """Read an image or a checkpoint into tensors of its own; those from a GPU go to `device`."""
-    with _mapped(path) as (manifest, places, views):
-        tensors = []
-        for place, view in zip(places, views, strict=True):
-            target = device if place.device == "cuda" else None
-            tensors.append(torch.empty_like(view, device=target).copy_(view))
-    return manifest["meta"], unflatten(manifest["tree"], tensors)
+    meta: Meta
+    tree: Tree
+    from_gpu: frozenset[int]  # ids of the tensors that lived on a GPU
 
 
 @contextmanager
-def _mapped(
-    path: Path, ahead: Ahead | None = None
-) -> Iterator[tuple[dict[str, Any], list[Place], list[Tensor]]]:
-    """Hold and map an image; give its manifest, and its tensors as views."""
+def opened(path: Path, ahead: Ahead | None = None) -> Iterator[Opened]:
+    """Hold and map an image or a checkpoint; after the context a writer may take the file."""
     with imagefile.held(path) as (fd, header):
         manifest = imagefile.manifest_of(fd, header)
         memory = ahead.memory(path, header.bytes_) if ahead is not None else None
@@ -493,4 +478,6 @@ def _mapped(
             Place(dtype, tuple(shape), tuple(stride), offset, device)
             for dtype, shape, stride, offset, device in manifest["tensors"]
         ]
-        yield manifest, places, [_seen(memory, header.payload_offset, place) for place in places]
+        views = [_seen(memory, header.payload_offset, place) for place in places]
+        on_gpu = (id(v) for v, p in zip(views, places, strict=True) if p.device == "cuda")
+        yield Opened(manifest["meta"], unflatten(manifest["tree"], views), frozenset(on_gpu))

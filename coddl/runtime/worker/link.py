@@ -94,11 +94,11 @@ class Link:
     @classmethod
     def from_environment(cls) -> Self | None:
         """Find the supervisor that started this process, if one did."""
-        number = os.environ.get("CODDL_SOCKET")
+        number = os.environ.pop("CODDL_SOCKET", None)  # ours alone, not of what we may start
         if number is None:
             return None
         wire = socket.socket(fileno=int(number))
-        os.set_inheritable(int(number), False)  # loader processes have no business with it
+        os.set_inheritable(int(number), False)
         return cls(wire, int(os.environ["CODDL_WORKER"]), os.environ.get("CODDL_HOST", "127.0.0.1"))
 
     def tell(self, kind: str, **fields: Any) -> None:

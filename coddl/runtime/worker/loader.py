@@ -111,9 +111,9 @@ class Loader:
         self._asked: list[Key] = []
         self._stream: Iterator[Item] | None = None
 
-    def fetch(self, key: Key) -> Item:
-        """Give the batch of a pass, on the model's device."""
-        batch = self._fetched(key) if self._workers else self._samples[key]
+    def fetch(self, key: Key, *, inline: bool = False) -> Item:
+        """Give the batch of a pass, on the model's device; `inline` without loader processes."""
+        batch = self._fetched(key) if self._workers and not inline else self._samples[key]
         if self._device.type == "cpu":
             return batch
         return moved(batch, self._device)

@@ -8,12 +8,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker.group import Broken, Group
 from coddl.runtime.worker.handover import NOTHING, Handover
 from coddl.runtime.worker.link import Generation, Groups, Link
@@ -90,10 +91,20 @@ class Membership:
             self._enter_committed(link)
         elif link.capture:
             link.capture = False
-            self._write_image(link)
+            self._try(link, lambda: self._write_image(link))
         if self.is_main and not self._has_room:
-            self._has_room = True  # optimizers have their state now: it is known how much
-            threading.Thread(target=self._handover.reserve, name="coddl-room", daemon=True).start()
+            self._has_room = True
+            bytes_ = self._handover.nbytes()  # known now: optimizers have their state
+            make = lambda: self._try(link, lambda: self._handover.reserve(bytes_))  # noqa: E731
+            threading.Thread(target=make, name="coddl-room", daemon=True).start()
+
+    def _try(self, link: Link, action: Callable[[], None]) -> None:
+        """Do what training can do without; if it fails, say so."""
+        try:
+            action()
+        except TrainingError as error:
+            words = {"what": error.what, "because": error.because, "try": error.try_}
+            link.tell("problem", **words)
 
     def attend(self) -> None:
         """Do what the supervisor asks between passes; come back when there is a group again."""
@@ -148,7 +159,9 @@ class Membership:
             return
         state_s = time.monotonic() - start_s - self._handover.boundary_s
         if link.worker not in generation.members:
-            self._leave(link, generation, saves=was_main and not generation.members)
+            if generation.members or self._is_saved(link, by_me=was_main):
+                self._leave(link, generation)
+            return
         self._adopt(link, generation, groups)
         pause = {"boundary_s": self._handover.boundary_s, "state_s": state_s}
         pause["swap_s"] = time.monotonic() - start_s - sum(pause.values())
@@ -176,9 +189,19 @@ class Membership:
                 self.size = len(generation.members)
                 self._work.own(self._rank, generation.counts, groups.train)
 
-    def _leave(self, link: Link, generation: Generation, *, saves: bool) -> None:
-        if saves:
+    def _is_saved(self, link: Link, *, by_me: bool) -> bool:
+        """Before all leave, wait for the main worker's image; if it dies, others still have all."""
+        if by_me:
             self._write_image(link)
+        try:
+            if self.groups.talk is not None:
+                self.groups.talk.finish(self.groups.talk.all_reduce(torch.zeros(1)))
+        except Broken as failure:
+            self.broke(failure)
+            return False
+        return True
+
+    def _leave(self, link: Link, generation: Generation) -> None:
         self._tell_swapped(link, generation, left=True, pause={})
         self._pulse.flush()
         raise Leaving(0)

@@ -31,6 +31,12 @@ class Batches:
         self._session = session
 
     def __iter__(self) -> Iterator[Item]:
+        if self._session.has_ended:
+            raise TrainingError(
+                "the training is over",
+                f"batches hold all epochs, and all {self.steps} steps are made",
+                "coddl.prepare(..., epochs=N) in the place of a loop over epochs",
+            )
         return self
 
     def __next__(self) -> Item:
@@ -105,7 +111,7 @@ def prepare(
         if strict:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        _to_gpu(models)
+        _to_gpu(models, _optimizers)
         _session = Session(models, _optimizers, samples, wishes, link)
     except TrainingError as error:
         if link is not None:
@@ -151,7 +157,10 @@ def log(**metrics: float | Tensor) -> None:
     session = _prepared("coddl.log")
     if not session.is_main or session.rehearsing:
         return
-    _logged.update(metrics)
+    _logged.update(
+        (name, value.detach() if isinstance(value, Tensor) else value)
+        for name, value in metrics.items()
+    )
     now_s = time.monotonic()
     if now_s - _logged_s >= LOG_EVERY_S:
         _logged_s = now_s
@@ -189,7 +198,15 @@ def _check(
                 "prepare takes model, optimizer, dataset, in this order",
                 "coddl.prepare(model, optimizer, dataset, global_batch=256)",
             )
+    owned: set[int] = set()
     for optimizer in optimizers:
+        if shared := owned & {id(p) for p in parameters_of(optimizer)}:
+            raise TrainingError(
+                "a parameter belongs to two optimizers",
+                f"{len(shared)} parameters would be updated twice in an iteration",
+                "each parameter in one optimizer",
+            )
+        owned |= {id(p) for p in parameters_of(optimizer)}
         if not any(True for _ in parameters_of(optimizer)):
             raise TrainingError(
                 f"the {type(optimizer).__name__} has no parameters",
@@ -206,10 +223,20 @@ def _check(
         raise TrainingError(f"epochs={epochs} trains nothing", "it must be at least 1", "epochs=1")
 
 
-def _to_gpu(models: Sequence[nn.Module]) -> None:
-    """Move models to the GPU if there is one; parameters stay the tensors optimizers know."""
-    if not torch.cuda.is_available():
-        return
-    for model in models:
-        if all(p.device.type == "cpu" for p in model.parameters()):
+def _to_gpu(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+    """Move what is trained to the GPU if there is one; parameters stay the tensors they are."""
+    trained = [p for optimizer in optimizers for p in parameters_of(optimizer)]
+    if torch.cuda.is_available():
+        for model in models:
             model.to("cuda")
+        for parameter in trained:  # some belong to no model
+            parameter.data = parameter.data.to("cuda")
+        for optimizer in optimizers:
+            if optimizer.state:
+                optimizer.load_state_dict(optimizer.state_dict())  # follows its parameters
+    if len({parameter.device for parameter in trained}) > 1:
+        raise TrainingError(
+            "parameters live on several devices",
+            "gradients are exchanged as one",
+            "all of the model on one device",
+        )

@@ -41,10 +41,6 @@ class Pulse:
         if self._traced and len(self._spans) < SPANS_MAX:
             self._spans.append([name, "training", start_ns, duration_ns])
 
-    def total_s(self, name: str) -> float:
-        """Tell the sum since the last report."""
-        return self._sums.get(name, 0.0)
-
     def passed(self, nodes: int) -> None:
         """Count a pass of so many virtual nodes."""
         self._nodes += nodes
@@ -56,15 +52,14 @@ class Pulse:
         now_s = time.monotonic()
         if self._link is None or now_s - self._since_s < REPORT_EVERY_S:
             return
-        exchange_s = self.total_s("exchange")
         self._link.tell(
             "stepped",
             step=step,
             iterations=self._iterations,
             window_s=now_s - self._since_s,
-            pass_s=max(0.0, self.total_s("compute") - exchange_s) / max(1, self._nodes),
-            data_wait_s=self.total_s("data"),
-            exchange_s=exchange_s,
+            pass_s=self._sums.get("compute", 0.0) / max(1, self._nodes),
+            data_wait_s=self._sums.get("data", 0.0),
+            exchange_s=self._sums.get("exchange", 0.0),
             samples=self._samples,
         )
         self.flush()

@@ -8,6 +8,7 @@
 The user's loop drives it: `advance` between passes; `stepped` and `when_applied` within them.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Meta
 from coddl.runtime.vnodes import Batch, owned_by, seed_of
 from coddl.runtime.worker.buffers import Buffers
@@ -89,6 +91,7 @@ class Session:
         self._passes: list[tuple[int, ...]] = []
         self._index = -1  # which pass of the iteration; -1 before the first
         self._has_started = False
+        self.has_ended = False
         self.rehearsing = False
         self._exchanged = False  # this iteration's sums are in place
         self._applying = False
@@ -131,6 +134,7 @@ class Session:
             self._start()
         self._membership.attend()
         if self.step >= self.steps:
+            self.has_ended = True
             self._index = -1
             self._loader.close()
             if self._link is not None:
@@ -194,8 +198,8 @@ class Session:
             return self._exchanged
         vote = self._membership.is_due
         try:
-            with self.pulse.timed("exchange"):
-                votes, _ = self._exchange.finish(vote)
+            with self.pulse.timed("exchange"), self._waiting():
+                votes = self._exchange.finish(vote)
         except Broken as failure:
             self._membership.broke(failure)
         else:
@@ -211,22 +215,44 @@ class Session:
         call, self._mean_calls = self._mean_calls, self._mean_calls + 1
         seen = self._means.setdefault(call, {})
         seen |= dict.fromkeys(self._passes[self._index], number)
-        talk = self._membership.groups.talk
-        if self.is_last_pass and talk is not None and not self._membership.failed:
-            values = torch.zeros(self.wishes.cut.virtual_nodes, dtype=torch.float64)
-            for node, one in seen.items():
-                values[node] = one  # the others' are zero here, so the sum is exact
-            try:
-                talk.finish(talk.all_reduce(values))
-                seen = dict(enumerate(values.tolist()))
-            except Broken as failure:
-                self._membership.broke(failure)
+        if self.is_last_pass and not self._membership.failed:
+            seen = self._shared(seen)
         return sum(seen[node] for node in sorted(seen)) / len(seen)
 
+    def _shared(self, seen: dict[int, float]) -> dict[int, float]:
+        """Put everybody's numbers together: those of others are zero here, so sums are exact."""
+        rows = torch.zeros(2, self.wishes.cut.virtual_nodes, dtype=torch.float64)
+        for node, one in seen.items():
+            rows[0, node], rows[1, node] = one, 1.0
+        if (talk := self._membership.groups.talk) is not None:
+            try:
+                with self._waiting():
+                    talk.finish(talk.all_reduce(rows))
+            except Broken as failure:
+                self._membership.broke(failure)
+                return seen
+        if not rows[1].all():
+            raise TrainingError(
+                "coddl.mean was not called in every pass of the iteration",
+                f"{int(rows[1].sum())} of {rows.shape[1]} virtual nodes gave a number",
+                "call it in each pass, and use what it gives where batches.completes",
+            )
+        return dict(enumerate(rows[0].tolist()))
+
     def report(self, metrics: dict[str, float]) -> None:
-        """Send numbers to whoever watches the job."""
+        """Send numbers to whoever watches the job; JSON knows no infinity."""
         if self._link is not None:
-            self._link.tell("metrics", values=metrics)
+            known = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
+            self._link.tell("metrics", values=known)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Keep what is waiting for others out of the pass's own time."""
+        start_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._compute_since_ns += time.monotonic_ns() - start_ns
 
     # -- passes
 
@@ -236,7 +262,7 @@ class Session:
         self._mean_calls = 0
         self._unscaled.clear()
         with self.pulse.timed("data"):
-            batch = self._loader.fetch(Key(self.step, nodes))
+            batch = self._loader.fetch(Key(self.step, nodes), inline=self.rehearsing)
         seed = seed_of(self.wishes.seed, self.step, nodes[0], FORWARD)
         seed_everything(seed)
         if self._device.type == "cuda":
@@ -250,16 +276,21 @@ class Session:
             self.rehearsing = False
             self._index = -1
             self._exchange.restart()
-            self._buffers.undo()
             return
         if not self.is_last_pass:
             if not self._membership.failed:
-                self._exchange.end_pass()
+                self._keep_pass()
             return
         if self.exchanged():
             with self._application():
                 pass
             self._end_iteration()
+
+    def _keep_pass(self) -> None:
+        try:
+            self._exchange.end_pass()
+        except Broken as failure:
+            self._membership.broke(failure)
 
     @contextmanager
     def _application(self) -> Iterator[None]:
@@ -290,7 +321,11 @@ class Session:
     def _start(self) -> None:
         cut = self.wishes.cut
         self._membership.start(
-            virtual_nodes=cut.virtual_nodes, global_batch=cut.global_batch, steps=self.steps
+            virtual_nodes=cut.virtual_nodes,
+            global_batch=cut.global_batch,
+            steps=self.steps,
+            seed=self.wishes.seed,
+            signature=self.signature(),
         )
         self._has_started = True
 

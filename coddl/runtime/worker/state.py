@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker.buffers import Buffers
-from coddl.runtime.worker.image import Tree
+from coddl.runtime.worker.image import Tree, flatten
 
 Tracked = Any  # an object with state_dict() and load_state_dict()
+Home = Callable[[Tensor], torch.device]  # where a tensor of an image belongs
 
 
 class State:
@@ -45,14 +46,14 @@ class State:
         }
 
     @torch.no_grad()
-    def restore(self, tree: Tree) -> None:
-        """Become the tree; tensors are copied out of it."""
+    def restore(self, tree: Tree, home: Home) -> None:
+        """Become the tree; tensors are copied out of it, each to its home."""
         _copy_all("parameters", self._parameters, tree["parameters"])
         _copy_all("buffers", self._buffers.all, tree["buffers"])
         self._buffers.agree(tree["live"])
         for optimizer, held in zip(self._optimizers, tree["optimizers"], strict=True):
-            _restore_optimizer(optimizer, held)
-        self._unclaimed = {name: _kept(held) for name, held in tree["tracked"].items()}
+            _restore_optimizer(optimizer, held, home)
+        self._unclaimed = {name: _kept(held, home) for name, held in tree["tracked"].items()}
         for name in list(self.tracked.keys() & self._unclaimed.keys()):
             self.tracked[name].load_state_dict(self._unclaimed.pop(name))
 
@@ -74,6 +75,7 @@ class State:
                     f"a {type(thing).__name__} has no {method}()",
                     "an object with state_dict() and load_state_dict()",
                 )
+        flatten({name: thing.state_dict()})  # what can't be kept is better refused now
         self.tracked[name] = thing
         if name in self._unclaimed:
             thing.load_state_dict(self._unclaimed.pop(name))
@@ -114,40 +116,43 @@ def _copy_all(what: str, mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> No
         to.copy_(source, non_blocking=True)
 
 
-def _restore_optimizer(optimizer: Optimizer, held: Mapping[str, Any]) -> None:
+def _restore_optimizer(optimizer: Optimizer, held: Mapping[str, Any], home: Home) -> None:
     """Load a state_dict without torch's deep copies when nothing special is asked for."""
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
-        optimizer.load_state_dict(_kept(dict(held)))
+        optimizer.load_state_dict(_kept(dict(held), home))
         return
     numbered = list(parameters_of(optimizer))
-    for number in range(len(numbered)):
+    for number, parameter in enumerate(numbered):
         if number not in held["state"]:
-            optimizer.state.pop(numbered[number], None)
-    for number, kept in held["state"].items():
-        mine = optimizer.state[numbered[number]]
-        for key, value in kept.items():
-            mine[key] = _settled(mine.get(key), value, numbered[number])
+            optimizer.state.pop(parameter, None)
+    for key, kept in held["state"].items():
+        if not isinstance(key, int) or key >= len(numbered):
+            optimizer.state[key] = _kept(kept, home)  # not a parameter's: some count their calls
+            continue
+        mine = optimizer.state[numbered[key]]
+        for name, value in kept.items():
+            mine[name] = _settled(mine.get(name), value, home)
     for group, saved in zip(optimizer.param_groups, held["param_groups"], strict=True):
-        group.update({key: _kept(value) for key, value in saved.items() if key != "params"})
+        group.update(
+            {name: _kept(value, home) for name, value in saved.items() if name != "params"}
+        )
 
 
-def _settled(mine: Any, value: Any, parameter: Tensor) -> Any:
-    """Give a value a place of its own, on the device where optimizers keep such values."""
-    if not isinstance(value, Tensor):
-        return _kept(value)
-    if isinstance(mine, Tensor) and mine.shape == value.shape and mine.dtype == value.dtype:
-        return mine.copy_(value, non_blocking=True)
-    # Step counts are scalars that stay on the CPU; moments live beside their parameter.
-    place = parameter.device if value.shape == parameter.shape else value.device
-    return value.to(place, copy=True, non_blocking=True)
+def _settled(mine: Any, value: Any, home: Home) -> Any:
+    """Give a value a place of its own, if it can the one it has already."""
+    if not isinstance(value, Tensor) or not isinstance(mine, Tensor):
+        return _kept(value, home)
+    if (mine.shape, mine.dtype, mine.device) != (value.shape, value.dtype, home(value)):
+        return _kept(value, home)
+    return mine.copy_(value, non_blocking=True)
 
 
-def _kept(value: Tree) -> Tree:
+def _kept(value: Tree, home: Home) -> Tree:
     """Copy a tree out of the image it lies in."""
     if isinstance(value, Tensor):
-        return value.clone()
+        return value.to(home(value), copy=True, non_blocking=True)
     if isinstance(value, dict):
-        return type(value)({key: _kept(item) for key, item in value.items()})
+        return type(value)({key: _kept(item, home) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
-        return type(value)(_kept(item) for item in value)
+        return type(value)(_kept(item, home) for item in value)
     return value

@@ -3,6 +3,7 @@
 They stay the objects they are: schedulers made before or after find the optimizer they know.
 """
 
+import copyreg
 from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, Final
@@ -34,6 +35,14 @@ def _take_over_step(session: Session, optimizer: Optimizer, number: int) -> None
             )
         return session.stepped(number)
 
+    def add_param_group(_self: Optimizer, _group: dict[str, Any]) -> None:
+        raise TrainingError(
+            "parameters can't be added to a prepared optimizer",
+            "all workers must exchange the same parameters from the first step on",
+            "give the optimizer all of them before coddl.prepare, with lr=0 until their time",
+        )
+
+    optimizer.add_param_group = MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
     # A bound method: schedulers look for its __func__.
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
@@ -50,7 +59,28 @@ def take_over_tracked(session: Session, thing: Any, optimizers: Sequence[Optimiz
         for name in ONCE_PER_ITERATION
         if callable(getattr(kind, name, None))
     }
-    thing.__class__ = type(kind.__name__, (kind,), {**methods, "__module__": kind.__module__})
+    methods["__reduce_ex__"] = _reduced_as(kind)
+    made = type(kind.__name__, (kind,), {**methods, "__module__": kind.__module__})
+    try:
+        thing.__class__ = made
+    except TypeError as error:
+        raise TrainingError(
+            f"a {kind.__name__} can't be tracked",
+            f"its step() can't be made to wait for the iteration: {error}",
+            "a plain class, without __slots__, around it",
+        ) from error
+
+
+def _reduced_as(kind: type) -> Callable[..., Any]:
+    """Have an object pickled, and so saved by torch.save, as what its user knows it for."""
+
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        reduced = super(type(self), self).__reduce_ex__(protocol)
+        if not isinstance(reduced, tuple) or type(self) not in reduced[1]:
+            return reduced
+        return (copyreg._reconstructor, (kind, object, None), *reduced[2:])  # type: ignore[attr-defined]
+
+    return reduce_ex
 
 
 def _once_method(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
