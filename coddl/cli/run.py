@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -244,8 +244,13 @@ def _interpreter(python: str) -> str:
     if not python:
         return sys.executable
     if (found := shutil.which(python)) is None:
-        raise UserError(f"--python {python} can't be used", "there is no such program", "python3")
+        raise UserError(
+            f"--python {python} can't be used", "there is no such program", "--python python3"
+        )
     return found
+
+
+WORKERS_MAX: Final = 1024
 
 
 def _sizes(text: str) -> dict[str, Any]:
@@ -253,6 +258,12 @@ def _sizes(text: str) -> dict[str, Any]:
     if not text:
         return {}
     least, dots, most = text.partition("..")
+    if max([0, *(int(part) for part in (least, most) if part.isdecimal())]) > WORKERS_MAX:
+        raise UserError(
+            f"--workers {text} can't be used",
+            f"one machine runs at most {WORKERS_MAX} workers of a job",
+            f"--workers {WORKERS_MAX}",
+        )
     if least.isdecimal() and not dots and int(least) >= 1:
         return {"workers": int(least)}
     if least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most):

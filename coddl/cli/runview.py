@@ -72,8 +72,15 @@ class TextView:
     def _draw(self) -> None:
         if self._is_live and self._status:
             columns = shutil.get_terminal_size().columns
-            self._err.write("\r\x1b[2K" + self._status[: columns - 1])
+            self._err.write("\r\x1b[2K" + fitted(self._status, columns - 1))
             self._err.flush()
+
+
+def fitted(line: str, columns: int) -> str:
+    """Leave out the last parts of a status line that don't fit; half a number misleads."""
+    while len(line) > columns and " · " in line:
+        line = line.rpartition(" · ")[0]
+    return line[:columns]
 
 
 def status_line(status: Event) -> str:
@@ -84,11 +91,11 @@ def status_line(status: Event) -> str:
         f"step {status['step']:,}{steps}",
         f"{status['samples_per_s']:,.0f} samples/s",
         counted(status["size"], "worker"),
-        f"generation {status['generation']}",
         *(f"{name} {number(value)}" for name, value in status["metrics"].items()),
     ]
     if status["last_pause_s"]:
         parts.append(f"last pause {status['last_pause_s']:.2f} s")
+    parts.append(f"generation {status['generation']}")
     return " · ".join(parts)
 
 

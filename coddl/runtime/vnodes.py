@@ -27,10 +27,13 @@ class Batch:
 
 def batch_of(global_batch: int, micro_batch: int | None) -> Batch:
     """Cut the global batch; by default into the largest power of two of parts up to 16."""
-    if global_batch < 1:
+    if global_batch % 1 or global_batch < 1:
         raise TrainingError(
-            f"global_batch={global_batch} is no batch", "it must be at least 1", "global_batch=256"
+            f"global_batch={global_batch} is no batch",
+            "it must be a whole number of samples, at least 1",
+            "global_batch=256",
         )
+    global_batch = int(global_batch)  # 32.0 is meant well
     if micro_batch is None:
         parts = VIRTUAL_NODES_DEFAULT_MAX
         while global_batch % parts:

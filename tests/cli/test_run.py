@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coddl.cli.runview import TextView, change_sentence, sentence, status_line
+from coddl.cli.runview import TextView, change_sentence, fitted, sentence, status_line
 from tests.cli.conftest import Coddl
 from tests.runtime.harness import (
     ROOT,
@@ -288,9 +288,16 @@ def test_a_suspension_is_told_in_words() -> None:
 
 def test_the_state_is_one_line() -> None:
     assert status_line(STATUS) == (
-        "bert RUNNING · step 1,200/5,000 · 1,234 samples/s · 4 workers · generation 2 · "
-        "loss 0.1235 · last pause 0.04 s"
+        "bert RUNNING · step 1,200/5,000 · 1,234 samples/s · 4 workers · loss 0.1235 · "
+        "last pause 0.04 s · generation 2"
     )
+
+
+def test_what_does_not_fit_is_left_out_whole() -> None:
+    line = "bert RUNNING · step 1,200 · loss 0.1235"
+    assert fitted(line, 80) == line
+    assert fitted(line, 35) == "bert RUNNING · step 1,200"
+    assert fitted(line, 5) == "bert "
 
 
 class Terminal(io.StringIO):

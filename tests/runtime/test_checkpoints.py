@@ -18,7 +18,7 @@ from coddl.runtime.imagefile import HEADER_BYTES, Header, Unreadable
 from coddl.runtime.supervisor import checkpoints
 from coddl.runtime.supervisor.checkpoints import CHUNK_BYTES, Checkpoints
 from coddl.runtime.worker.image import Stash, opened
-from tests.runtime.test_image import load
+from tests.runtime.images import load
 
 PAYLOAD_AT = 4096
 

@@ -23,28 +23,12 @@ from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Unreadable
 from coddl.runtime.worker import image
-from coddl.runtime.worker.image import Stash, Tree, flatten, opened, unflatten
+from coddl.runtime.worker.image import Stash, flatten, opened, unflatten
+from tests.runtime.images import load
 from tests.runtime.test_checkpoints import files_up_to
 
 ROOT = Path(__file__).parents[2]
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-def load(path: Path, device: torch.device | None = None) -> tuple[dict[str, Any], Tree]:
-    """Read an image into tensors of its own; those that lived on a GPU go to `device`."""
-    with opened(path) as (meta, tree, from_gpu):
-
-        def copied(value: Tree) -> Tree:
-            if isinstance(value, torch.Tensor):
-                to = device if id(value) in from_gpu else None
-                return torch.empty_like(value, device=to).copy_(value)
-            if isinstance(value, dict):
-                return type(value)({key: copied(item) for key, item in value.items()})
-            if isinstance(value, list | tuple):
-                return type(value)(copied(item) for item in value)
-            return value
-
-        return meta, copied(tree)
 
 
 @pytest.fixture

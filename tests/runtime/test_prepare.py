@@ -86,7 +86,7 @@ def test_a_pass_that_does_not_complete_the_batch_changes_nothing() -> None:
 def test_every_sample_comes_once_an_epoch_and_in_another_order_the_next() -> None:
     model = linear()
     seen: list[list[int]] = [[], []]
-    *_, batches = coddl.prepare(
+    _, optimizer, batches = coddl.prepare(
         model,
         torch.optim.SGD(model.parameters(), 0.1),
         list(range(32)),
@@ -95,6 +95,7 @@ def test_every_sample_comes_once_an_epoch_and_in_another_order_the_next() -> Non
     )
     for x in batches:
         seen[batches.epoch] += x.tolist()
+        optimizer.step()
     assert sorted(seen[0]) == sorted(seen[1]) == list(range(32))
     assert seen[0] != seen[1]
 
@@ -110,7 +111,7 @@ class Augmented:
 def drawn_by(loader_workers: int) -> dict[int, tuple[float, float]]:
     module._session = None
     model = linear()
-    *_, batches = coddl.prepare(
+    _, optimizer, batches = coddl.prepare(
         model,
         torch.optim.SGD(model.parameters(), 0.1),
         Augmented(),
@@ -122,6 +123,7 @@ def drawn_by(loader_workers: int) -> dict[int, tuple[float, float]]:
     for batch in batches:
         for i, torchs, pythons in zip(batch["index"].tolist(), *batch["dice"], strict=True):
             drawn[i] = (float(torchs), float(pythons))
+        optimizer.step()
     return drawn
 
 

@@ -52,7 +52,8 @@ class WorkerNotes:
     started_s: float
     heard_s: float  # when its main thread last gave a sign
     pid: int | None = None
-    has_arrived: bool = False
+    has_prepared: bool = False  # called coddl.prepare
+    has_arrived: bool = False  # came to its loop
     has_ended: bool = False  # its loop is over
     has_left: bool = False  # it swapped out of the group
     is_unwanted: bool = False  # we are ending it ourselves
@@ -88,23 +89,6 @@ def samples_per_s(workers: Iterable[WorkerNotes]) -> float:
     return sum(notes.figures.samples_per_s for notes in workers if notes.owns)
 
 
-def verdict(notes: WorkerNotes, code: int, script: str) -> TrainingError | None:
-    """Judge a worker that exited by itself: None if its script came to its end."""
-    if code:
-        return TrainingError(
-            f"{script} failed in worker {notes.number}",
-            f"it exited with code {code}; what it printed says why",
-            f"python {script}, which runs it alone",
-        )
-    if not notes.has_arrived:
-        return TrainingError(
-            f"{script} ended without calling coddl.prepare",
-            "only a loop over the batches that coddl.prepare gives can be resized",
-            "model, optimizer, batches = coddl.prepare(model, optimizer, dataset, ...)",
-        )
-    return None
-
-
 def parts(error: TrainingError) -> Message:
     """Give an error as a message carries it."""
     return {"what": error.what, "because": error.because, "try": error.try_}
@@ -116,15 +100,3 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def mismatch(first: Message, message: Message, script: str) -> TrainingError | None:
-    """Tell what is wrong with a worker that prepared another job than the first one did."""
-    for key in ("virtual_nodes", "global_batch", "steps", "seed", "signature"):
-        if first and first.get(key) != message.get(key):
-            return TrainingError(
-                "a new worker trains something else",
-                f"{script} was prepared with {key}={first.get(key)}, and now {message.get(key)}",
-                "the script as it was when the job started",
-            )
-    return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -96,3 +97,31 @@ class Saving:
             with contextlib.suppress(Unreadable):
                 found.append((step_of(path), path))
         return max(found, default=None)
+
+
+class Captures:
+    """Asks for an image now and then while the job trains, and has it saved when it comes."""
+
+    def __init__(self, loop: Loop, saving: Saving, every_s: float, ask: Callable[[], None]) -> None:
+        self._loop = loop
+        self._saving = saving
+        self._every_s = every_s
+        self._ask = ask
+        self._is_planned = False
+        self.is_awaited = False  # an image was asked for and has not come
+
+    def plan(self) -> None:
+        """Have one taken in time; again and again does no harm."""
+        if not self._is_planned:
+            self._is_planned = True
+            self._loop.alarm("checkpoint", time.monotonic() + self._every_s, self._on_time)
+
+    def take(self) -> None:
+        """Have one taken at the next step's end."""
+        self.is_awaited = True
+        self._ask()
+
+    def _on_time(self) -> None:
+        self._is_planned = False  # the next step plans the next one
+        if not self._saving.is_busy:
+            self.take()

@@ -14,7 +14,7 @@ from typing import Final, assert_never
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
-from coddl.runtime.supervisor import jobdir
+from coddl.runtime.supervisor import jobdir, troubles
 from coddl.runtime.supervisor.changes import Changes
 from coddl.runtime.supervisor.checkpoints import Checkpoints
 from coddl.runtime.supervisor.control import Control
@@ -24,20 +24,19 @@ from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import (
     Figures,
     WorkerNotes,
-    mismatch,
     parts,
     samples_per_s,
     signal_name,
-    verdict,
 )
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.requests import Requests
-from coddl.runtime.supervisor.saving import Origin, Saving
+from coddl.runtime.supervisor.saving import Captures, Origin, Saving
 from coddl.runtime.supervisor.traceevents import TraceEvents
 from coddl.runtime.wire import Message
 
 RESTARTS_MAX: Final = 3  # in a row, without a step between them
 PROGRESS_EVERY_S: Final = 0.2
+SAVE_WITHIN_S: Final = 3.0  # after the first Ctrl-C
 
 
 class Supervisor:
@@ -57,14 +56,14 @@ class Supervisor:
         self._command_s = self._started_s = time.monotonic()
         self._about: Message = {}  # what the first worker to arrive said of the script
         self._metrics: Message = {}
-        self._starts_without_step = 0
+        self._best_step = 0
+        self._starts_in_vain = 0  # that came no further than the one before
         self._last_trouble = "nobody said why"
         self._given_up: set[int] = set()  # slots
-        self._is_due_to_checkpoint = False  # an alarm is set
-        self._is_capturing = False
         self._is_asleep = False
         self._has_finished = False  # somebody ran the script to its end
         self._progress_s = 0.0
+        self._is_interrupted = False  # and waits for a last image
         self._stopping: int | None = None  # the code we are going to end with
         self._exit_code: int | None = None
 
@@ -81,12 +80,14 @@ class Supervisor:
             checkpoints = Checkpoints(job.folder)
             stack.callback(jobdir.tidy, job.folder)
             jobdir.claim(job.folder, job.script, fresh=job.fresh)
-            self._trace = TraceEvents(job.trace) if job.trace else None
+            self._trace = TraceEvents(job.trace, self._tell_problem) if job.trace else None
             if self._trace is not None:
                 stack.callback(self._trace.close)
                 self._changes.trace = self._trace
             stash = jobdir.stash_folder(job.name, job.folder, job.script, fresh=job.fresh)
             self._saving = Saving(self._loop, stash, checkpoints, self.tell)
+            ask = lambda: self._crew.send(self._coordinator.members[:1], {"do": "capture"})  # noqa: E731
+            self._captures = Captures(self._loop, self._saving, job.checkpoint_every_s, ask)
             stack.callback(self._close_saving)
             self._crew = Crew(self._loop, job, str(stash), self)
             stack.callback(self._crew.close)
@@ -107,16 +108,25 @@ class Supervisor:
             self.tell({"is": "error", **parts(error)})
             self._stop(code)
 
+    def _tell_problem(self, problem: TrainingError) -> None:
+        self.tell({"is": "problem", **parts(problem)})
+
     def tell(self, event: Message) -> None:
         """Tell the host, and everybody who watches."""
         self._host(event)
         self._control.broadcast(event)
 
     def _on_interrupt(self) -> None:
-        if self._stopping is None:
-            self._stop(128 + signal.SIGINT)
-        else:
+        """The first time, save and stop; then stop; then kill."""
+        if self._stopping is not None:
             self._crew.kill_all()
+        elif self._is_at_target() and self._coordinator.step and not self._is_interrupted:
+            self._is_interrupted = True
+            self._captures.take()
+            at_s = time.monotonic() + SAVE_WITHIN_S
+            self._loop.alarm("interrupt", at_s, lambda: self._stop(128 + signal.SIGINT))
+        else:
+            self._stop(128 + signal.SIGINT)
 
     def _stop(self, code: int) -> None:
         self._stopping = code
@@ -162,11 +172,7 @@ class Supervisor:
     def resume(self, workers: int | None = None) -> None:
         """Go on after `suspend`, by default with as many workers as before."""
         if self._target != 0 or self._coordinator.ending:
-            raise TrainingError(
-                f"{self._job.name} can't be resumed",
-                f"it is {self.state}",
-                f"coddl suspend {self._job.name}, or coddl ls --local",
-            )
+            raise troubles.not_suspended(self._job, self.state)
         workers = self._awake_target if workers is None else workers
         self._job.check_size(workers, self._coordinator.virtual_nodes)
         self._set_target(workers)
@@ -213,15 +219,15 @@ class Supervisor:
         }
 
     def _check_awake(self, asked: str) -> None:
-        if self._coordinator.ending or self._stopping is not None:
-            because, try_ = "it is about to end", "nothing: it is done"
-        elif self._target == 0:
-            because, try_ = "it is SUSPENDED", f"coddl resume {self._job.name}"
-        elif self._target is None:
-            because, try_ = "it has not started yet", "the same in a few seconds"
-        else:
-            return
-        raise TrainingError(f"{self._job.name} can't be {asked} now", because, try_)
+        ending = self._coordinator.ending or self._stopping is not None
+        error = troubles.not_now(self._job, asked, self._target, ending=ending)
+        if error is not None:
+            raise error
+
+    def _is_at_target(self) -> bool:
+        """Tell whether the job trains at the size it was last told to."""
+        coordinator = self._coordinator
+        return bool(self._target) and coordinator.phase == "steady" and not coordinator.ending
 
     def _set_target(self, workers: int) -> None:
         self._target = workers
@@ -235,18 +241,17 @@ class Supervisor:
 
     def has_reached(self, target: int) -> bool:
         """Tell whether the job runs at that size now; raise if it never will."""
-        what = f"{self._job.name} did not come to {target} workers"
         if target != self._target:
             because = f"a newer command asked for {self._target}"
-            raise TrainingError(what, because, "coddl ls --local")
+            raise troubles.never_reached(self._job, target, because)
         if self._coordinator.ending or self._stopping is not None:
-            raise TrainingError(what, "it ended before", "nothing: it is done")
+            raise troubles.never_reached(self._job, target, "it ended before")
         if target == 0:
             return self._is_asleep
         if self._coordinator.phase != "steady":
             return False
         if self._given_up or self._coordinator.hopeless:
-            raise TrainingError(what, self._last_trouble, "fewer workers")
+            raise troubles.never_reached(self._job, target, self._last_trouble)
         return len(self._coordinator.members) == target
 
     # Words from the crew.
@@ -284,15 +289,18 @@ class Supervisor:
                 self._on_stepped(notes, message)
             case "broken":
                 self._feed(group.GroupBroken(worker, message["generation"]))
+            case "prepared":
+                notes.has_prepared = True
             case "image":
                 self._on_image(message)
             case "metrics":
                 self._metrics |= message["values"]
             case "ended":
                 notes.has_ended = True
+                self._feed(group.WorkerStepped(worker, message["step"], None))
                 self._feed(group.LoopEnded(worker))
             case "problem":
-                self._is_capturing = False
+                self._captures.is_awaited = False
                 self.tell({**message, "worker": worker})
             case "rejected":
                 error = TrainingError(message["what"], message["because"], message["try"])
@@ -313,12 +321,11 @@ class Supervisor:
         if not is_expected:
             if name is not None:
                 self._last_trouble = f"worker {notes.number} was killed by {name}"
-            elif (error := verdict(notes, code, self._job.argv[0])) is not None:
+            elif (error := troubles.verdict(notes, code, self._job.argv[0])) is not None:
                 self._blame(notes, error, code or 1)
             else:
                 self._has_finished = True
-                # It has told us already, unless it broke out of the loop.
-                self._feed(group.LoopEnded(notes.number))
+                self._feed(group.LoopEnded(notes.number))  # news only if it broke out of the loop
         if notes.number in self._coordinator.members:
             self._command_s = time.monotonic()
         self._feed(group.WorkerLost(notes.number))
@@ -329,14 +336,14 @@ class Supervisor:
         members = self._coordinator.members
         if members and notes.number not in members:
             self._last_trouble = f"worker {notes.number}: {error.what}"
-            self.tell({"is": "problem", **parts(error)})
+            self._tell_problem(error)
             self._crew.stop(notes.number)
         else:
             self.fail(error, code)
 
     def _on_arrived(self, notes: WorkerNotes, message: Message) -> None:
         virtual_nodes = message["virtual_nodes"]
-        if (differs := mismatch(self._about, message, self._job.argv[0])) is not None:
+        if (differs := troubles.mismatch(self._about, message, self._job.argv[0])) is not None:
             self._blame(notes, differs, 1)
             return
         notes.has_arrived = True
@@ -349,10 +356,7 @@ class Supervisor:
             if self._target is not None and self._target > virtual_nodes:
                 self._set_target(virtual_nodes)
         if self._trace is not None:
-            start_ns = int(notes.started_s * 1e9)
-            span = (f"start worker {notes.number}", "workers", start_ns)
-            self._trace.begin_worker(notes.number, notes.slot)
-            self._trace.spans(None, [(*span, time.monotonic_ns() - start_ns)])
+            self._trace.begin_worker(notes.number, notes.slot, notes.started_s)
         self._feed(group.WorkerArrived(notes.number, virtual_nodes))
 
     def _on_stepped(self, notes: WorkerNotes, message: Message) -> None:
@@ -360,14 +364,12 @@ class Supervisor:
             self._crew.guard(notes.number)
         notes.step = message["step"]
         notes.figures.add(message)
-        self._starts_without_step = 0
-        if not self._is_due_to_checkpoint:
-            self._plan_checkpoint()
+        if notes.step > self._best_step:
+            self._best_step, self._starts_in_vain = notes.step, 0
+        self._captures.plan()
         self._feed(group.WorkerStepped(notes.number, notes.step, message.get("pass_s")))
-        due = [workers for step, workers in self._resizes if step <= notes.step]
-        if due and self._target and not self._coordinator.ending:
-            del self._resizes[: len(due)]
-            self._set_target(due[-1])
+        if self._resizes and self._resizes[0][0] <= notes.step and self._is_at_target():
+            self._set_target(self._resizes.pop(0)[1])
         now_s = time.monotonic()
         if now_s >= self._progress_s:
             self._progress_s = now_s + PROGRESS_EVERY_S
@@ -434,14 +436,10 @@ class Supervisor:
 
     def _on_commit(self, generation: int) -> None:
         if self._changes.commit(generation).fresh:
-            self._starts_without_step += 1
-        if self._starts_without_step > 1 + RESTARTS_MAX:
-            error = TrainingError(
-                f"{self._job.name} was restarted {RESTARTS_MAX} times and made no step",
-                f"each time all workers were lost; the last time {self._last_trouble}",
-                "fewer workers, if it ran out of memory",
-            )
-            self.fail(error, 1)
+            self._starts_in_vain += 1
+        if self._starts_in_vain > 1 + RESTARTS_MAX:
+            job, last = self._job, self._last_trouble
+            self.fail(troubles.restarted_in_vain(job, RESTARTS_MAX, self._best_step, last), 1)
 
     def _on_swapped(self, notes: WorkerNotes, message: Message) -> None:
         if message.get("left"):
@@ -478,45 +476,25 @@ class Supervisor:
         """Act where the coordinator has given up."""
         coordinator = self._coordinator
         for slot in coordinator.failed_slots - self._given_up:
-            problem = TrainingError(
-                f"no worker can be had on slot {slot}",
-                self._last_trouble,
-                "coddl resize with fewer",
-            )
-            self.tell({"is": "problem", **parts(problem)})
+            self._tell_problem(troubles.slot_given_up(slot, self._last_trouble))
         self._given_up = set(coordinator.failed_slots)
-        if self._given_up and not self._crew.notes:
-            error = TrainingError(
-                f"{self._job.name} has no worker left",
-                f"each was lost before it reached coddl.prepare: {self._last_trouble}",
-                "fewer workers, if memory ran out",
-            )
-            self.fail(error, 1)
+        if self._given_up and not self._crew.notes and not coordinator.ending:
+            self.fail(troubles.nobody_left(self._job, self._last_trouble), 1)
         elif coordinator.hopeless and coordinator.phase in ("broken", "regrouping"):
             for member in coordinator.members:  # from the newest image they may do better
                 self._crew.kill(member)
 
     # State.
 
-    def _plan_checkpoint(self) -> None:
-        at_s = time.monotonic() + self._job.checkpoint_every_s
-        self._is_due_to_checkpoint = True
-        self._loop.alarm("checkpoint", at_s, self._capture)
-
-    def _capture(self) -> None:
-        """Ask the oldest member for an image, unless the last one is still being written."""
-        self._is_due_to_checkpoint = False  # the next step plans the next one
-        if self._coordinator.members and not self._saving.is_busy:
-            self._is_capturing = True
-            self._crew.send(self._coordinator.members[:1], {"do": "capture"})
-
     def _on_image(self, message: Message) -> None:
         """Save an image that was asked for; others only hand state from worker to worker."""
         self.tell(message)
-        if self._is_capturing or self._target == 0:
-            self._is_capturing = False
+        if self._captures.is_awaited or self._target == 0:
+            self._captures.is_awaited = False
             self._saving.save(Path(message["path"]), self._on_saved)
 
     def _on_saved(self) -> None:
+        if self._is_interrupted and self._stopping is None:
+            self._stop(128 + signal.SIGINT)
         self._fall_asleep()
         self._requests.settle()

@@ -1,7 +1,9 @@
 """Writes what happened when as a trace that ui.perfetto.dev and chrome://tracing open."""
 
+import contextlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,21 +18,25 @@ Span = Sequence[Any]  # name, thread, start_ns, duration_ns, then perhaps args; 
 class TraceEvents:
     """A file of trace events, written as they come; whole once closed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tell: Callable[[TrainingError], None]) -> None:
+        self._path = path
+        self._is_lost = False
+        self._tell = tell  # of the first thing that could not be written; then training goes on
         try:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
-            raise TrainingError(
-                f"--trace {path} can't be written", f"{error.strerror}", "--trace trace.json"
-            ) from None
-        self._file.write("[")
+            raise self._refused(error) from None
+        self._write("[")
         self._separator = "\n"
         self._threads: dict[tuple[int, str], int] = {}
         self._name_process(SUPERVISOR, "supervisor")
 
-    def begin_worker(self, worker: int, slot: int) -> None:
-        """Name a worker's track."""
+    def begin_worker(self, worker: int, slot: int, started_s: float) -> None:
+        """Name a worker's track, and show how long it took to come to its loop."""
         self._name_process(FIRST_WORKER + worker, f"worker {worker} (slot {slot})")
+        start_ns = int(started_s * 1e9)
+        span = (f"start worker {worker}", f"slot {slot}", start_ns, time.monotonic_ns() - start_ns)
+        self.spans(None, [span])
 
     def spans(self, worker: int | None, spans: Sequence[Span]) -> None:
         """Add what a worker (or, without one, the supervisor) did."""
@@ -50,8 +56,9 @@ class TraceEvents:
 
     def close(self) -> None:
         """Finish the file."""
-        self._file.write("\n]\n")
-        self._file.close()
+        self._write("\n]\n")
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _thread(self, process: int, name: str) -> int:
         key = (process, name)
@@ -67,5 +74,19 @@ class TraceEvents:
         self._add({"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}})
 
     def _add(self, event: dict[str, object]) -> None:
-        self._file.write(self._separator + json.dumps(event))
+        self._write(self._separator + json.dumps(event))
         self._separator = ",\n"
+
+    def _write(self, text: str) -> None:
+        if self._is_lost:
+            return
+        try:
+            self._file.write(text)
+        except OSError as error:
+            self._is_lost = True
+            self._tell(self._refused(error))
+
+    def _refused(self, error: OSError) -> TrainingError:
+        return TrainingError(
+            f"--trace {self._path} can't be written", f"{error.strerror}", "--trace trace.json"
+        )

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -125,9 +126,21 @@ class WarmPool:
             self._stderr.finish()
 
     def _ask(self, request: Message, descriptors: Sequence[int] = ()) -> None:
-        if self._requests is not None:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `lost` will be told
-                socket.send_fds(self._requests, [encoded(request)], list(descriptors))
+        while self._requests is not None:
+            try:
+                packet, flags = [encoded(request)], socket.MSG_DONTWAIT
+                socket.send_fds(self._requests, packet, list(descriptors), flags)
+                return
+            except BlockingIOError:
+                self._make_way(self._requests)
+            except (BrokenPipeError, ConnectionResetError):
+                return  # `lost` will be told
+
+    def _make_way(self, requests: socket.socket) -> None:
+        """Wait until the zygote reads; what it says may be what keeps it from that."""
+        readable, *_ = select.select([requests], [requests], [])
+        if readable and (packet := requests.recv(PIECE_BYTES)):
+            self._loop.post(lambda: self._on_message(json.loads(packet)))
 
     def _read(self) -> None:
         assert self._requests is not None

@@ -160,8 +160,7 @@ class Exchange:
         leaves = [*self._leaves, *self._deltas()]
         notes = [float(vote), *map(float, self._stepped), *map(float, self._present)]
         means, heard = self._reduced().means(self._node, leaves, notes)
-        for count in heard[1 : 1 + len(self._stepped)]:
-            self._check_stepped(round(count))
+        self._check_stepped([round(count) for count in heard[1 : 1 + len(self._stepped)]])
         present = heard[1 + len(self._stepped) :]
         for parameter, mean, there in zip(self.parameters, means, present, strict=False):
             # A gradient nobody had stays None, as it would alone: optimizers skip those.
@@ -194,10 +193,13 @@ class Exchange:
             self._leaves[self._place[id(p)]] is not None for p in self._optimizers[optimizer]
         )
 
-    def _check_stepped(self, count: int) -> None:
-        if count not in (0, self._virtual_nodes):
+    def _check_stepped(self, counts: list[int]) -> None:
+        """Raise unless each optimizer was stepped in all passes or none, and one at least was."""
+        odd = [count for count in counts if count not in (0, self._virtual_nodes)]
+        if odd or not any(counts):
             raise TrainingError(
-                f"optimizer.step() was called in {count} of {self._virtual_nodes} passes",
+                f"optimizer.step() was called in {max(odd, default=0)} of {self._virtual_nodes} "
+                "passes of an iteration",
                 "every pass of the loop gives one micro-batch of the global batch",
                 "call step() in each pass; only the last one of an iteration has an effect",
             )

@@ -78,7 +78,7 @@ class Handover:
         """Become what the image holds; gives its step."""
         mine = self._describe()
         with opened(path, self._ahead) as (meta, tree, from_gpu):
-            for key in ("virtual_nodes", "global_batch", "seed"):
+            for key in ("virtual_nodes", "global_batch", "seed", "steps_per_epoch"):
                 if meta[key] != mine[key]:
                     raise TrainingError(
                         f"the saved state has {key}={meta[key]}",

@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
+from coddl.runtime.errors import TrainingError
 from coddl.runtime.wire import Lines, Message, encoded
 from coddl.runtime.worker.group import Broken, Group, connect
 
@@ -65,6 +66,12 @@ class Groups:
             threading.Thread(
                 target=_drop_all, args=(groups,), name="coddl-close", daemon=True
             ).start()
+
+
+def reject(link: "Link", error: TrainingError) -> NoReturn:
+    """Tell the supervisor what is wrong with the script, and end without a traceback."""
+    link.tell("rejected", what=error.what, because=error.because, **{"try": error.try_})
+    raise SystemExit(2) from error
 
 
 def _drop_all(groups: list[Group]) -> None:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.vnodes import batch_of
 from coddl.runtime.worker.leaves import number_of
-from coddl.runtime.worker.link import Link
+from coddl.runtime.worker.link import Link, reject
 from coddl.runtime.worker.loader import Item, Samples
 from coddl.runtime.worker.session import Session, Wishes
 from coddl.runtime.worker.state import parameters_of
@@ -40,7 +40,10 @@ class Batches:
         return self
 
     def __next__(self) -> Item:
-        return self._session.advance()
+        try:
+            return self._session.advance()
+        except TrainingError as error:
+            self._session.reject(error)
 
     @property
     def step(self) -> int:
@@ -105,7 +108,7 @@ def prepare(
         models: tuple[nn.Module, ...] = model if isinstance(model, tuple) else (model,)
         _optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
         cut = batch_of(global_batch, micro_batch)
-        _check(models, _optimizers, strict=strict, fuse=fuse, epochs=epochs)
+        _check(models, _optimizers, strict=strict, fuse=fuse, epochs=epochs, clip_norm=clip_norm)
         samples = Samples(dataset, cut, seed, collate)
         wishes = Wishes(cut, epochs, seed, loader_workers, clip_norm, strict, fuse)
         if strict:
@@ -115,8 +118,10 @@ def prepare(
         _session = Session(models, _optimizers, samples, wishes, link)
     except TrainingError as error:
         if link is not None:
-            link.tell("rejected", what=error.what, because=error.because, **{"try": error.try_})
+            reject(link, error)
         raise
+    if link is not None:
+        link.tell("prepared")
     take_over_steps(_session, _optimizers)
     return model, optimizer, Batches(_session)
 
@@ -184,6 +189,7 @@ def _check(
     strict: bool,
     fuse: bool,
     epochs: int,
+    clip_norm: float | None,
 ) -> None:
     if _session is not None:
         raise TrainingError(
@@ -218,6 +224,10 @@ def _check(
             "strict and fuse exclude each other",
             "fused batches have other random numbers and sums at each number of workers",
             "one of them",
+        )
+    if clip_norm is not None and not clip_norm > 0:
+        raise TrainingError(
+            f"clip_norm={clip_norm} would stop the training", "it must be above 0", "clip_norm=1.0"
         )
     if epochs < 1:
         raise TrainingError(f"epochs={epochs} trains nothing", "it must be at least 1", "epochs=1")

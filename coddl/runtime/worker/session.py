@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from coddl.runtime.worker.exchange import Exchange
 from coddl.runtime.worker.group import Broken, Group
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.leaves import number_of
-from coddl.runtime.worker.link import Link
+from coddl.runtime.worker.link import Link, reject
 from coddl.runtime.worker.loader import FORWARD, Item, Key, Loader, Samples, seed_everything
 from coddl.runtime.worker.membership import Membership, share_cores
 from coddl.runtime.worker.pulse import Pulse
@@ -239,6 +239,12 @@ class Session:
             )
         return dict(enumerate(rows[0].tolist()))
 
+    def reject(self, error: TrainingError) -> NoReturn:
+        """End because the script can't be trained; under a supervisor, that is who shows why."""
+        if self._link is None:
+            raise error
+        reject(self._link, error)
+
     def report(self, metrics: dict[str, float]) -> None:
         """Send numbers to whoever watches the job; JSON knows no infinity."""
         if self._link is not None:
@@ -369,6 +375,7 @@ class Session:
             "virtual_nodes": cut.virtual_nodes,
             "global_batch": cut.global_batch,
             "seed": self.wishes.seed,
+            "steps_per_epoch": self._samples.steps_per_epoch,
         }
 
     def _keys_ahead(self) -> Iterator[Key]:

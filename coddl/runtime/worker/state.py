@@ -109,11 +109,18 @@ def _copy_all(what: str, mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> No
         )
         raise TrainingError(
             f"the saved {what} don't fit this model",
-            f"{len(theirs)} were saved and the model has {len(mine)}; number {differing} differs",
+            f"{len(theirs)} were saved and the model has {len(mine)}; the first that differ are "
+            f"{_shown(theirs, differing)} and {_shown(mine, differing)}",
             "the script that started the job, or `coddl run --fresh` to start over",
         )
     for to, source in zip(mine, theirs, strict=True):
         to.copy_(source, non_blocking=True)
+
+
+def _shown(tensors: Sequence[Tensor], number: int) -> str:
+    if number >= len(tensors):
+        return "none"
+    return f"{tuple(tensors[number].shape)} of {tensors[number].dtype}"
 
 
 def _restore_optimizer(optimizer: Optimizer, held: Mapping[str, Any], home: Home) -> None:

@@ -33,7 +33,10 @@ def _take_over_step(session: Session, optimizer: Optimizer, number: int) -> None
                 "a closure would run forward and backward again inside the step",
                 "an optimizer that needs no closure",
             )
-        return session.stepped(number)
+        try:
+            return session.stepped(number)
+        except TrainingError as error:
+            session.reject(error)
 
     def add_param_group(_self: Optimizer, _group: dict[str, Any]) -> None:
         raise TrainingError(

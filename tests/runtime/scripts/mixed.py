@@ -3,7 +3,7 @@ a compiled model, unused parameters, two backward passes, tensors outside the mo
 
 import argparse
 import time
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +60,7 @@ else:
     if asked.kind in ("compiled", "fused"):
         net = whole.body
     if asked.kind == "compiled":
-        net.compile(backend="aot_eager")
+        net = cast(nn.Module, torch.compile(net, backend="aot_eager"))
     net, optimizer, batches = coddl.prepare(
         net, optimizer, Data(), **settings, fuse=asked.kind == "fused"
     )

@@ -1,0 +1,95 @@
+"""What can be wrong with a job, in words: what, because, try."""
+
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.ledger import WorkerNotes
+from coddl.runtime.wire import Message
+
+
+def verdict(notes: WorkerNotes, code: int, script: str) -> TrainingError | None:
+    """Judge a worker that exited by itself: None if its script came to its end."""
+    if code:
+        return TrainingError(
+            f"{script} failed in worker {notes.number}",
+            f"it exited with code {code}; what it printed says why",
+            f"python {script}, which runs it alone",
+        )
+    if notes.has_prepared and not notes.has_arrived:
+        return TrainingError(
+            f"{script} ended without a loop over its batches",
+            "coddl.prepare was called, but no batch was asked for",
+            "for batch in batches: ...",
+        )
+    if not notes.has_arrived:
+        return TrainingError(
+            f"{script} ended without calling coddl.prepare",
+            "only a loop over the batches that coddl.prepare gives can be resized",
+            "model, optimizer, batches = coddl.prepare(model, optimizer, dataset, ...)",
+        )
+    return None
+
+
+def mismatch(first: Message, message: Message, script: str) -> TrainingError | None:
+    """Tell what is wrong with a worker that prepared another job than the first one did."""
+    for key in ("virtual_nodes", "global_batch", "steps", "seed", "signature"):
+        if first and first.get(key) != message.get(key):
+            return TrainingError(
+                "a new worker trains something else",
+                f"{script} was prepared with {key}={first.get(key)}, and now {message.get(key)}",
+                "the script as it was when the job started",
+            )
+    return None
+
+
+def not_now(job: Job, asked: str, target: int | None, *, ending: bool) -> TrainingError | None:
+    """Tell why a job can't be resized or suspended now; None if it can."""
+    if ending:
+        because, try_ = "it is about to end", "nothing: it is done"
+    elif target == 0:
+        because, try_ = "it is SUSPENDED", f"coddl resume {job.name}"
+    elif target is None:
+        because, try_ = "it has not started yet", "the same in a few seconds"
+    else:
+        return None
+    return TrainingError(f"{job.name} can't be {asked} now", because, try_)
+
+
+def not_suspended(job: Job, state: str) -> TrainingError:
+    """Tell that there is nothing to resume."""
+    return TrainingError(
+        f"{job.name} can't be resumed",
+        f"it is {state}",
+        f"coddl suspend {job.name}, or coddl ls --local",
+    )
+
+
+def never_reached(job: Job, target: int, because: str) -> TrainingError:
+    """Tell somebody who waits for a size that it will not come."""
+    return TrainingError(
+        f"{job.name} did not come to {target} workers", because, "coddl ls --local"
+    )
+
+
+def restarted_in_vain(job: Job, times: int, step: int, last: str) -> TrainingError:
+    """Tell that a job dies again and again without getting further."""
+    return TrainingError(
+        f"{job.name} was restarted {times} times and never came further",
+        f"all workers were lost by step {step}; {last}",
+        f"python {job.argv[0]}, which runs it alone; fewer workers, if memory ran out",
+    )
+
+
+def slot_given_up(slot: int, last: str) -> TrainingError:
+    """Tell that no worker lives long enough on a slot to join."""
+    return TrainingError(
+        f"no worker can be had on slot {slot}", last, "coddl resize with fewer workers"
+    )
+
+
+def nobody_left(job: Job, last: str) -> TrainingError:
+    """Tell that every slot was given up."""
+    return TrainingError(
+        f"{job.name} has no worker left",
+        f"each was lost before it reached its loop; {last}",
+        f"python {job.argv[0]}, which runs it alone; fewer workers, if memory ran out",
+    )
