@@ -86,10 +86,10 @@ class Supervisor:
                 self._changes.trace = self._trace
             stash = jobdir.stash_folder(job.name, job.folder, job.script, fresh=job.fresh)
             self._saving = Saving(self._loop, stash, checkpoints, self.tell)
-            ask = lambda: self._crew.send(self._coordinator.members[:1], {"do": "capture"})  # noqa: E731
-            self._captures = Captures(self._loop, self._saving, job.checkpoint_every_s, ask)
             stack.callback(self._close_saving)
             self._crew = Crew(self._loop, job, str(stash), self)
+            ask = lambda: self._crew.send(self._coordinator.members[:1], {"do": "capture"})  # noqa: E731
+            self._captures = Captures(self._loop, self._saving, job.checkpoint_every_s, ask)
             stack.callback(self._crew.close)
             self._crew.open()
             self._origin: Origin | None = self._saving.origin()  # while torch is being imported

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import torch
+
 from coddl.runtime.worker.link import Link
 
 REPORT_EVERY_S: Final = 0.05
@@ -41,6 +43,10 @@ class Pulse:
         if self._traced and len(self._spans) < SPANS_MAX:
             self._spans.append([name, "training", start_ns, duration_ns])
 
+    def count_gpu(self, seconds: float) -> None:
+        """Count what the GPU was busy with: there, a pass costs the host next to nothing."""
+        self._sums["gpu"] = self._sums.get("gpu", 0.0) + seconds
+
     def passed(self, nodes: int) -> None:
         """Count a pass of so many virtual nodes."""
         self._nodes += nodes
@@ -57,7 +63,7 @@ class Pulse:
             step=step,
             iterations=self._iterations,
             window_s=now_s - self._since_s,
-            pass_s=self._sums.get("compute", 0.0) / max(1, self._nodes),
+            pass_s=self._sums.get("gpu", self._sums.get("compute", 0.0)) / max(1, self._nodes),
             data_wait_s=self._sums.get("data", 0.0),
             exchange_s=self._sums.get("exchange", 0.0),
             samples=self._samples,
@@ -79,3 +85,24 @@ class Pulse:
         if self._link is not None and now_s - self._alive_s > 1.0:
             self._alive_s = now_s
             self._link.tell("alive")
+
+
+class GpuClock:
+    """Times a GPU's work between two marks; does nothing on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._marks: list[torch.cuda.Event] = []
+        if device.type == "cuda":
+            self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def mark(self, which: int) -> None:
+        """Mark the beginning (0) or the end (1), in the order of the GPU's work."""
+        if self._marks:
+            self._marks[which].record()
+
+    def seconds(self) -> float | None:
+        """Give the time between the marks; waits for the GPU to come to the second."""
+        if not self._marks:
+            return None
+        self._marks[1].synchronize()
+        return float(self._marks[0].elapsed_time(self._marks[1])) * 1e-3

@@ -33,7 +33,7 @@ from coddl.runtime.worker.leaves import number_of
 from coddl.runtime.worker.link import Link, reject
 from coddl.runtime.worker.loader import FORWARD, Item, Key, Loader, Samples, seed_everything
 from coddl.runtime.worker.membership import Membership, share_cores
-from coddl.runtime.worker.pulse import Pulse
+from coddl.runtime.worker.pulse import GpuClock, Pulse
 from coddl.runtime.worker.state import State, parameters_of, rehearse_update
 
 
@@ -101,6 +101,7 @@ class Session:
         self._mean_calls = 0
         self._unscaled: set[int] = set()
         self._compute_since_ns = 0
+        self._clock = GpuClock(self._device)
         self.own(0, (wishes.cut.virtual_nodes,), None)
         if link is not None:
             handover.open_ahead()
@@ -197,6 +198,7 @@ class Session:
         if self._exchanged or self._membership.failed:
             return self._exchanged
         vote = self._membership.is_due
+        self._clock.mark(1)
         try:
             with self.pulse.timed("exchange"), self._waiting():
                 votes = self._exchange.finish(vote)
@@ -204,6 +206,8 @@ class Session:
             self._membership.broke(failure)
         else:
             self._exchanged = True
+            if self._membership.size > 1 and (gpu_s := self._clock.seconds()) is not None:
+                self.pulse.count_gpu(gpu_s)  # the exchange has waited for it anyway
             self._agreed = vote and votes == self._membership.size
         return self._exchanged
 
@@ -275,6 +279,8 @@ class Session:
             torch.cuda.manual_seed(seed)
         self._exchange.begin_pass(nodes[0], last=self.is_last_pass)
         self._compute_since_ns = time.monotonic_ns()
+        if self._index == 0:
+            self._clock.mark(0)
         return batch
 
     def _end_pass(self) -> None:
