@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 Message = dict[str, Any]  # Any: what JSON can hold; `do` or `is` names the kind
 
@@ -12,6 +12,9 @@ def encoded(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
+LINE_BYTES_MAX: Final = 64 << 20
+
+
 class Lines:
     """Cuts a stream of bytes into messages, whatever pieces it comes in."""
 
@@ -19,8 +22,13 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Give the messages that are complete now."""
+        """Give the messages that are complete now; raises ValueError at what is none."""
         *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_BYTES_MAX:
+            raise ValueError("a line without an end")
         for line in lines:
             if line:
-                yield json.loads(line)
+                message = json.loads(line)
+                if not isinstance(message, dict):
+                    raise ValueError(f"{message!r} is no message")
+                yield message

@@ -21,6 +21,7 @@ def test_every_snippet_of_a_page_runs(page: str, tmp_path: Path) -> None:
     trace = poisson(jobs=40, gpus=64, load=1.0)
     for name in ("jobs.csv", "jobs.csv.gz"):
         write_trace(trace, tmp_path / name)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     ran = 0
     for kind, text in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
         if kind == "console":

@@ -41,10 +41,12 @@ def undisturbed() -> str:
     return line_of(alone("net.py", *ARGS[:-2]), "hash")
 
 
-def was_struck(job: Elastic) -> bool:
-    """Tell whether a worker was killed that nobody had told to go."""
+def was_struck(job: Elastic, fault: str) -> bool:
+    """Tell whether the worker that was to be killed was, and not by the supervisor."""
+    worker = int(fault.partition(":")[0])
     return any(
-        e["is"] == "exited" and e["signal"] == "SIGKILL" and not e["expected"] for e in job.events
+        e["is"] == "exited" and e["worker"] == worker and e["signal"] == "SIGKILL"
+        for e in job.events
     )
 
 
@@ -54,7 +56,7 @@ def test_a_death_while_growing_changes_no_bit(tmp_path: Path, fault: str, undist
         job.wait_step(5)
         job.ask("resize", workers=3, wait=False)
         assert line_of(job.finish(), "hash") == undisturbed, job.story()
-        assert was_struck(job)
+        assert was_struck(job, fault)
         assert job.sizes()[-1] == 3, "it was to grow all the same"
 
 
@@ -66,15 +68,17 @@ def test_a_death_while_shrinking_changes_no_bit(
         job.wait_step(5)
         job.ask("resize", workers=1, wait=False)
         assert line_of(job.finish(), "hash") == undisturbed, job.story()
+        assert was_struck(job, fault)
 
 
 @pytest.mark.parametrize("fault", TRAINING)
 def test_a_death_between_two_steps_changes_no_bit(
     tmp_path: Path, fault: str, undisturbed: str
 ) -> None:
-    with Elastic(tmp_path, "net.py", *ARGS, workers=3, env={"FAULT": fault}) as job:
+    env = {"FAULT": fault, "FIRST_JOINER": "3"}
+    with Elastic(tmp_path, "net.py", *ARGS, workers=3, env=env) as job:
         assert line_of(job.finish(), "hash") == undisturbed, job.story()
-        assert was_struck(job)
+        assert was_struck(job, fault)
 
 
 @pytest.mark.parametrize("worker", [0, 1])
@@ -91,10 +95,12 @@ def test_a_worker_that_missed_a_step_takes_it_from_one_that_made_it(
 def test_a_death_while_being_suspended_loses_no_step(
     tmp_path: Path, fault: str, undisturbed: str
 ) -> None:
-    with Elastic(tmp_path, "net.py", *ARGS, workers=3, env={"FAULT": fault}) as job:
+    env = {"FAULT": fault, "FIRST_JOINER": "3"}
+    with Elastic(tmp_path, "net.py", *ARGS, workers=3, env=env) as job:
         job.wait_step(10)
         job.ask("suspend")
         assert job.wait_kind("suspended")["step"] >= 10
+        assert was_struck(job, fault)
         job.ask("resume", workers=2)
         origins = [event["step"] for event in job.events if event["is"] == "origin"]
         assert origins[-1] >= 10, job.story()
@@ -141,7 +147,7 @@ def test_a_script_that_prepares_another_job_meanwhile_is_not_let_in(
 def test_a_worker_that_dies_while_regrouping_is_dropped_too(
     tmp_path: Path, undisturbed: str
 ) -> None:
-    fault = {"FAULT": "1:after-regroup"}
+    fault = {"FAULT": "1:after-regroup", "FIRST_JOINER": "3"}
     with Elastic(tmp_path, "net.py", *ARGS, workers=3, env=fault) as job:
         job.wait_step(5)
         job.kill(2)

@@ -8,6 +8,7 @@ from coddl.runtime.supervisor.generations import Plan
 from coddl.runtime.supervisor.traceevents import TraceEvents
 from coddl.runtime.wire import Message
 
+MADE_MAX: Final = 100  # remembered; a job may run for weeks
 PAUSE_PARTS: Final = ("boundary_s", "state_s", "swap_s")
 
 Kind = Literal[
@@ -103,6 +104,7 @@ class Changes:
             return None
         self.members, self.generation = change.plan.members, change.plan.generation
         self.made.append(change.as_data(now_s))
+        del self.made[:-MADE_MAX]
         if self.trace is not None:
             times_s = (change.command_s, change.prepare_s, change.commit_s, now_s)
             for name, start_s, end_s in zip(

@@ -82,6 +82,10 @@ class Checkpoints:
         self._prune(path)
         return Saved(path, step, header.bytes_ + _FOOTER.size, time.monotonic() - started_s)
 
+    def newest_step(self) -> int:
+        """Tell the step of the newest checkpoint by its name, whole or not; -1 without one."""
+        return max((step for step, _ in self._listed()), default=-1)
+
     def newest(self) -> Found | None:
         """Find the newest whole checkpoint; None if there is none at all. Reads all its bytes."""
         wrong: dict[Path, str] = {}

@@ -20,6 +20,8 @@ from coddl.runtime.wire import Lines, Message, encoded
 
 PATH_BYTES_MAX: Final = 107  # what the kernel allows for the address of a Unix socket
 
+STATUS_WITHIN_S: Final = 5.0  # a job that runs answers at once
+
 Answer = Callable[[Message], None]
 
 
@@ -49,7 +51,7 @@ class Control:
 
     def broadcast(self, event: Message) -> None:
         """Send an event to everybody who watches."""
-        for channel in self._watchers:
+        for channel in list(self._watchers):
             channel.send(event)
 
     def close(self) -> None:
@@ -117,13 +119,17 @@ def asked(name: str, request: Message) -> Message:
             raise TrainingError(*(answer["error"][part] for part in ("what", "because", "try")))
         return answer
     raise TrainingError(
-        f"{name} gave no answer", "it ended meanwhile", "coddl ls --local, and its own terminal"
+        f"{name} gave no answer",
+        "it has ended, or does not run (stopped by Ctrl-Z?)",
+        "coddl ls --local, and its own terminal",
     )
 
 
 def conversation(name: str, request: Message) -> Iterator[Message]:
     """Send one request and give all that comes back until the job hangs up."""
     with socket.socket(socket.AF_UNIX) as peer:
+        if request["do"] == "status":
+            peer.settimeout(STATUS_WITHIN_S)
         try:
             peer.connect(str(socket_folder() / f"{name}.sock"))
         except OSError:
@@ -135,6 +141,6 @@ def conversation(name: str, request: Message) -> Iterator[Message]:
             ) from None
         peer.sendall(encoded(request))
         lines = Lines()
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionResetError, TimeoutError):
             while data := peer.recv(1 << 16):
                 yield from lines.feed(data)

@@ -54,6 +54,7 @@ from coddl.runtime.supervisor.generations import (
 from coddl.runtime.vnodes import shares
 
 BROKEN_WAIT_S = 0.5  # how long a broken group waits to hear who died
+BUILD_WAIT_S = 30.0  # how long members and joiners may take to answer; connecting fails before
 ATTEMPTS_MAX = 5  # builds or regroups in a row that may fail before we say so
 STARTS_MAX = 3  # workers in a row that may die on a slot before they arrive
 CHURN_CALM_S = 1.0
@@ -266,7 +267,15 @@ class Coordinator:
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return []
         self.wake_at_s = None
-        return self._regroup(now_s, lost=False) if self.phase == "broken" else self._gather(now_s)
+        match self.phase:
+            case "broken":
+                return self._regroup(now_s, lost=False)
+            case "building":
+                return self._give_up_silent(now_s)
+            case "starting":
+                return self._gather(now_s)
+            case _:
+                return []  # what it was meant for has happened
 
     # Toward the target.
 
@@ -300,10 +309,11 @@ class Coordinator:
             self._workers[self._next_worker] = _Worker(slot)
             self._next_worker += 1
         if all(self._workers[worker].arrived for worker in self._joiners()):
-            commands.append(self._prepare())
+            commands.append(self._prepare(now_s))
         return commands
 
-    def _prepare(self) -> Prepare:
+    def _prepare(self, now_s: float) -> Prepare:
+        self.wake_at_s = now_s + BUILD_WAIT_S
         wanted = self._wanted()
         joiners = self._joiners()
         stay = [worker for worker in self.members if self._workers[worker].slot in wanted]
@@ -313,6 +323,13 @@ class Coordinator:
         # A suspension builds nothing, but all must know that it is one: the main worker saves.
         to = tuple(sorted({*members, *bridge})) or self.members
         return Prepare(self._make_plan("building", members, bridge, to))
+
+    def _give_up_silent(self, now_s: float) -> list[Command]:
+        """Build without joiners that never answered; members are asked again."""
+        assert self._plan is not None
+        silent = set(self._plan.to) - self._ready - self._unready
+        stops = self._dismiss(silent & set(self._joiners()), now_s)
+        return [*stops, *self._retry_build(now_s)]
 
     def _retry_build(self, now_s: float) -> list[Command]:
         """Cancel a generation that can't be built, and try again; not for ever."""
@@ -351,7 +368,7 @@ class Coordinator:
             return []
         self.generation += 1
         self._move("starting")
-        return [self._prepare()]
+        return [self._prepare(now_s)]
 
     # After a failure.
 

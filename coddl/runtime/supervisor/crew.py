@@ -129,6 +129,8 @@ class Crew:
             "backend": "nccl" if alone else "gloo",
         }
         self.send(to, message)
+        if regroup:
+            self.guard(plan.members)
 
     def stop(self, number: int) -> None:
         """End a worker that owns nothing."""
@@ -157,15 +159,21 @@ class Crew:
         at_s = time.monotonic() + LEAVER_WAIT_S
         self._loop.alarm(("leaver", number), at_s, lambda: self._pool.kill(number))
 
-    def guard(self, number: int) -> None:
-        """Kill a worker, from now on, whenever its main thread is silent for too long."""
+    def guard(self, numbers: Iterable[int]) -> None:
+        """Kill workers, from now on, whenever their main thread is silent for too long."""
+        for number in numbers:
+            if number in self._workers:
+                self._workers[number].notes.heard_s = time.monotonic()
+                self._watch(number)
+
+    def _watch(self, number: int) -> None:
         worker = self._workers.get(number)
         if worker is None or worker.notes.has_ended or worker.notes.has_left:
             return
         limit_s, silent_s = self._job.watchdog_s, time.monotonic() - worker.notes.heard_s
         if silent_s < limit_s:
             at_s = worker.notes.heard_s + limit_s
-            self._loop.alarm(("watchdog", number), at_s, lambda: self.guard(number))
+            self._loop.alarm(("watchdog", number), at_s, lambda: self._watch(number))
             return
         problem = TrainingError(
             f"worker {number} was killed",

@@ -1,13 +1,14 @@
 """Where a job's things lie: its socket, its checkpoints, its images in memory."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from coddl.runtime.errors import TrainingError
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ABOUT: Final = "job.json"  # in a job's folder: whose checkpoints these are
+LOCK: Final = "lock"
 CHECKPOINTS: Final = "step-*.ckpt"
 MEMORY: Final = Path("/dev/shm")
 MEMORY_BYTES_MIN: Final = 256 << 20  # containers often have 64 MB there, too little for any model
@@ -80,8 +82,31 @@ def _make_private(folder: Path) -> None:
         )
 
 
-def claim(folder: Path, script: Path, *, fresh: bool) -> None:
-    """Make the folder this script's own; raise if it holds checkpoints that are not."""
+@contextlib.contextmanager
+def claimed(folder: Path, script: Path, *, fresh: bool) -> Iterator[None]:
+    """Make the folder this run's own, and leave it tidy; raise if it is another's."""
+    lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        _lock(lock, folder)
+        try:
+            _claim(folder, script, fresh=fresh)
+            yield
+        finally:
+            _tidy(folder)
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise TrainingError(
+            f"{folder} is in use", "another run keeps its checkpoints there", "another --name"
+        ) from None
+
+
+def _claim(folder: Path, script: Path, *, fresh: bool) -> None:
     about = _about(folder)
     found = sorted(folder.glob(CHECKPOINTS))
     if found and not fresh:
@@ -112,11 +137,12 @@ def finish(folder: Path, script: Path, *, keep: bool) -> None:
             path.unlink(missing_ok=True)
 
 
-def tidy(folder: Path) -> None:
+def _tidy(folder: Path) -> None:
     """Remove a folder in which a job has kept nothing."""
     if not list(folder.glob(CHECKPOINTS)):
         with contextlib.suppress(OSError):  # the user's own folder, with other things in it
             (folder / ABOUT).unlink(missing_ok=True)
+            (folder / LOCK).unlink(missing_ok=True)
             folder.rmdir()
 
 

@@ -152,7 +152,12 @@ class Channel:
         if not data:
             self._lose()
             return False
-        for message in self._lines.feed(data):
+        try:
+            messages = list(self._lines.feed(data))
+        except ValueError:  # not our language: whoever it is, nobody else shall suffer
+            self._lose()
+            return False
+        for message in messages:
             self._on_message(message)
         return True
 

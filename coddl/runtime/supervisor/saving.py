@@ -46,11 +46,12 @@ class Saving:
         return self._under_way > 0
 
     def origin(self) -> Origin:
-        """Find the newest state there is; memory is never older than what was saved from it.
+        """Find the newest state there is. Memory may be older: of a run on another machine.
 
         Raises if there are checkpoints, and none of them is whole.
         """
-        if (image := self._newest_image()) is not None:
+        image = self._newest_image()
+        if image is not None and image[0] >= self._checkpoints.newest_step():
             step, path = image
             return Origin("memory", path, step)
         found = self._checkpoints.newest()

@@ -34,7 +34,7 @@ from coddl.runtime.supervisor.saving import Captures, Origin, Saving
 from coddl.runtime.supervisor.traceevents import TraceEvents
 from coddl.runtime.wire import Message
 
-RESTARTS_MAX: Final = 3  # in a row, without a step between them
+JOINERS_MAX: Final = 10  # that may fail by themselves in a job's life
 PROGRESS_EVERY_S: Final = 0.2
 SAVE_WITHIN_S: Final = 3.0  # after the first Ctrl-C
 
@@ -56,7 +56,7 @@ class Supervisor:
         self._command_s = self._started_s = time.monotonic()
         self._about: Message = {}  # what the first worker to arrive said of the script
         self._metrics: Message = {}
-        self._best_step = 0
+        self._best_step = self._failed_joiners = 0
         self._starts_in_vain = 0  # that came no further than the one before
         self._last_trouble = "nobody said why"
         self._given_up: set[int] = set()  # slots
@@ -78,8 +78,7 @@ class Supervisor:
             stack.callback(self._control.close)
             stack.callback(self._tell_end)
             checkpoints = Checkpoints(job.folder)
-            stack.callback(jobdir.tidy, job.folder)
-            jobdir.claim(job.folder, job.script, fresh=job.fresh)
+            stack.enter_context(jobdir.claimed(job.folder, job.script, fresh=job.fresh))
             self._trace = TraceEvents(job.trace, self._tell_problem) if job.trace else None
             if self._trace is not None:
                 stack.callback(self._trace.close)
@@ -247,7 +246,7 @@ class Supervisor:
         if self._coordinator.ending or self._stopping is not None:
             raise troubles.never_reached(self._job, target, "it ended before")
         if target == 0:
-            return self._is_asleep
+            return self._is_asleep and not self._crew.notes
         if self._coordinator.phase != "steady":
             return False
         if self._given_up or self._coordinator.hopeless:
@@ -321,6 +320,8 @@ class Supervisor:
         if not is_expected:
             if name is not None:
                 self._last_trouble = f"worker {notes.number} was killed by {name}"
+                if notes.has_ended:  # what it was to do after the loop is not done
+                    self.fail(troubles.died_after_loop(self._job, self._last_trouble), 128 - code)
             elif (error := troubles.verdict(notes, code, self._job.argv[0])) is not None:
                 self._blame(notes, error, code or 1)
             else:
@@ -333,8 +334,9 @@ class Supervisor:
 
     def _blame(self, notes: WorkerNotes, error: TrainingError, code: int) -> None:
         """Fail because the script did; not while others train on, to whom a joiner is no loss."""
-        members = self._coordinator.members
-        if members and notes.number not in members:
+        others = any(each.step for each in self._crew.notes if each is not notes)
+        if others and not notes.step and self._failed_joiners < JOINERS_MAX:
+            self._failed_joiners += 1
             self._last_trouble = f"worker {notes.number}: {error.what}"
             self._tell_problem(error)
             self._crew.stop(notes.number)
@@ -360,8 +362,6 @@ class Supervisor:
         self._feed(group.WorkerArrived(notes.number, virtual_nodes))
 
     def _on_stepped(self, notes: WorkerNotes, message: Message) -> None:
-        if not notes.step:
-            self._crew.guard(notes.number)
         notes.step = message["step"]
         notes.figures.add(message)
         if notes.step > self._best_step:
@@ -405,6 +405,7 @@ class Supervisor:
             case group.Commit(generation, step, to):
                 self._on_commit(generation)
                 self._crew.send(to, {"do": "commit", "generation": generation, "step": step})
+                self._crew.guard(to)
             case group.Cancel(generation, to):
                 self._held.clear()
                 self._changes.cancel()
@@ -437,9 +438,8 @@ class Supervisor:
     def _on_commit(self, generation: int) -> None:
         if self._changes.commit(generation).fresh:
             self._starts_in_vain += 1
-        if self._starts_in_vain > 1 + RESTARTS_MAX:
-            job, last = self._job, self._last_trouble
-            self.fail(troubles.restarted_in_vain(job, RESTARTS_MAX, self._best_step, last), 1)
+        if self._starts_in_vain > 1 + troubles.RESTARTS_MAX:
+            self.fail(troubles.restarted_in_vain(self._job, self._best_step, self._last_trouble), 1)
 
     def _on_swapped(self, notes: WorkerNotes, message: Message) -> None:
         if message.get("left"):

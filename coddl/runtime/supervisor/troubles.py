@@ -1,5 +1,7 @@
 """What can be wrong with a job, in words: what, because, try."""
 
+from typing import Final
+
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import WorkerNotes
@@ -70,12 +72,24 @@ def never_reached(job: Job, target: int, because: str) -> TrainingError:
     )
 
 
-def restarted_in_vain(job: Job, times: int, step: int, last: str) -> TrainingError:
+RESTARTS_MAX: Final = 3  # in a row, without getting further
+
+
+def restarted_in_vain(job: Job, step: int, last: str) -> TrainingError:
     """Tell that a job dies again and again without getting further."""
     return TrainingError(
-        f"{job.name} was restarted {times} times and never came further",
+        f"{job.name} was restarted {RESTARTS_MAX} times and never came further",
         f"all workers were lost by step {step}; {last}",
         f"python {job.argv[0]}, which runs it alone; fewer workers, if memory ran out",
+    )
+
+
+def died_after_loop(job: Job, last: str) -> TrainingError:
+    """Tell that a worker was killed while it ran the script's last lines."""
+    return TrainingError(
+        f"{job.name} did not come to its end",
+        f"{last} after its last step, before the script's end",
+        "the same command: it goes on from the last checkpoint",
     )
 
 

@@ -117,6 +117,7 @@ class Exchange:
     def restart(self) -> None:
         """Begin an iteration, or begin it again."""
         self._buffers.retreat()
+        self._buffers.begin_pass()  # what a pass begun meanwhile did must not be taken for state
         self._stepped = [0] * len(self._optimizers)
         self._present = [False] * len(self.parameters)
         if self._reduction is not None:
