@@ -112,9 +112,9 @@ def sentence(event: Event) -> str:
             )
             return f"worker {event['worker']} {how}"
         case "suspended":
-            return (
-                f"suspended at step {event['step']}, {event['serving_s']:.2f} s after the command"
-            )
+            where = "" if event["durable"] else ", in memory only"
+            after = f"{event['serving_s']:.2f} s after the command"
+            return f"suspended at step {event['step']}{where}, {after}"
         case "unready":
             return f"worker {event['worker']} could not join: {event['because']}"
         case "ended":

@@ -24,6 +24,7 @@ OPTIONS: dict[str, Any] = {
     "before": "",  # what to do instead of arriving
     "on_enter": "",  # and instead of training
     "on_leave": "",
+    "after": "",  # its loop
     **json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"),
 }
 
@@ -57,6 +58,8 @@ class Stub:
             elif self.is_training:
                 self.train()
         self.tell("ended", step=self.step)
+        if self.worker == 0:
+            misbehave(OPTIONS["after"])
         sys.stdout.write(f"ended at {self.step}")  # a last line without an end
 
     def train(self) -> None:

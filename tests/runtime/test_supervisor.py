@@ -12,6 +12,7 @@ import pytest
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.control import asked, conversation, running
+from coddl.runtime.supervisor.jobdir import socket_folder
 from tests.runtime.harness import (
     ROOT,
     Running,
@@ -393,3 +394,36 @@ def descriptors(job: Running) -> int:
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_stray_line_on_the_control_socket_harms_nobody_else(start: Start) -> None:
+    job = start()
+    job.wait_for_step(5)
+    for words in (b"hello\n", b"[]\n", b"\xff\n", b'{"no": "request"}\n'):
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(str(socket_folder() / f"{job.job.name}.sock"))
+            peer.sendall(words)
+            peer.recv(1 << 16)  # an answer, or the end
+    assert job.ask("status")["state"] == "RUNNING"
+
+
+def test_two_runs_do_not_share_a_checkpoint_folder(start: Start) -> None:
+    job = start()
+    job.wait_for_step(5)
+    with pytest.raises(TrainingError, match="is in use"):
+        start(name="another").end()
+    assert job.ask("status")["state"] == "RUNNING"
+
+
+def test_a_worker_killed_after_its_loop_has_not_succeeded(start: Start) -> None:
+    job = start({"steps": 20, "after": "kill"}, workers=2)
+    assert job.end() == 128 + 9
+    assert "after its last step" in job.told("error")[0]["because"]
+
+
+def test_interrupted_training_is_saved_first(start: Start) -> None:
+    job = start(checkpoint_every_s=1000.0)
+    job.wait_for_step(30)
+    job.interrupt()
+    assert job.end() == 130
+    assert start().wait_for("origin")["step"] >= 30

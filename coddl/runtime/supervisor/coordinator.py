@@ -112,6 +112,11 @@ class Coordinator:
         self._churned_at_s = self._start_after_s = float("-inf")
         self._changed_at_s = float("-inf")
 
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether the group stands, and is not about to end."""
+        return self.phase == "steady" and not self.ending
+
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take in what happened; say what is to be done."""
         match event:

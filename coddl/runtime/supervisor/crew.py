@@ -19,6 +19,7 @@ from coddl.runtime.wire import Message
 LEAVER_WAIT_S: Final = 5.0  # after its swap a leaver has nothing to do but exit
 STOP_WAIT_S: Final = 3.0  # between SIGTERM and SIGKILL
 HOST: Final = "127.0.0.1"
+STORES_MAX: Final = 5  # that may end in a row before they served
 
 # What only a worker's main thread says; its other threads speak even while that one hangs.
 MAIN_THREAD: Final = frozenset(
@@ -70,6 +71,7 @@ class Crew:
             "CODDL_TRACE": "1" if job.trace else "",
         }
         self.gpus: int | None = None  # until torch is imported
+        self._stores_lost = 0  # in a row
         self.store: tuple[str, int] | None = None
 
     def open(self) -> None:
@@ -205,10 +207,18 @@ class Crew:
                 )
                 self._listener.fail(error, 2)
             case "rendezvous":
+                self._stores_lost = 0
                 self.store = (HOST, message["port"])
                 self._listener.on_store()
             case "storeless":
                 self.store = None
+                self._stores_lost += 1
+                if self._stores_lost > STORES_MAX:
+                    words = self._pool.last_words or ["it did not say why"]
+                    what = "workers have no place to meet"
+                    error = TrainingError(what, f"the store ends at once: {words[-1]}", "coddl run")
+                    self._listener.fail(error, 1)
+                    return
                 self._pool.rendezvous(self._job.port)
                 self._listener.on_store_lost()
             case "forked":

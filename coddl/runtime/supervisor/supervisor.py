@@ -225,8 +225,7 @@ class Supervisor:
 
     def _is_at_target(self) -> bool:
         """Tell whether the job trains at the size it was last told to."""
-        coordinator = self._coordinator
-        return bool(self._target) and coordinator.phase == "steady" and not coordinator.ending
+        return bool(self._target) and self._coordinator.is_settled
 
     def _set_target(self, workers: int) -> None:
         self._target = workers
@@ -469,7 +468,8 @@ class Supervisor:
             return
         self._is_asleep = True
         seconds = time.monotonic() - self._command_s
-        self.tell({"is": "suspended", "step": coordinator.step, "serving_s": seconds})
+        about = {"step": coordinator.step, "durable": self._saving.saved_step == coordinator.step}
+        self.tell({"is": "suspended", **about, "serving_s": seconds})
         self.tell({"is": "progress", **self._brief_status()})
 
     def _look_for_trouble(self) -> None:
