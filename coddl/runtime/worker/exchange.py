@@ -98,7 +98,6 @@ class Exchange:
         self._weight = 1
         self._reduction: Reduction | None = None
         self._node = 0
-        self._last = False
         self._leaves: Leaves = []
         self._stepped = [0] * len(parameters)
         self._present = [False] * len(self.parameters)
@@ -125,7 +124,7 @@ class Exchange:
 
     def begin_pass(self, node: int, *, last: bool) -> None:
         """Start a pass without gradients, from the published buffers."""
-        self._node, self._last = node, last
+        self._node = node
         self._leaves = [None] * len(self.parameters)
         for parameter in self.parameters:
             parameter.grad = None

@@ -149,7 +149,11 @@ def mean(value: float | Tensor) -> float:
     Exact in the pass that completes the iteration (`batches.completes`); before it, the mean over
     what this worker has seen. Every worker must make the same calls.
     """
-    return _prepared("coddl.mean").mean(value)
+    session = _prepared("coddl.mean")
+    try:
+        return session.mean(value)
+    except TrainingError as error:
+        session.reject(error)
 
 
 _logged: dict[str, float | Tensor] = {}
