@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.control import asked
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.jobdir import MEMORY
@@ -106,7 +107,13 @@ class Running:
                 return event
 
     def wait_for_step(self, step: int) -> None:
-        wait_until(lambda: self.ask("status")["step"] >= step, f"step {step}")
+        wait_until(lambda: self._step() >= step, f"step {step}")
+
+    def _step(self) -> int:
+        try:
+            return int(self.ask("status")["step"])
+        except TrainingError:
+            return 0  # it has no name yet
 
     def kinds(self) -> list[str]:
         return [event["is"] for event in self.events if event["is"] not in ("progress", "log")]
