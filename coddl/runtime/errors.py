@@ -10,5 +10,9 @@ class TrainingError(Exception):
         self.because = because
         self.try_ = try_
 
+    def parts(self) -> dict[str, str]:
+        """Give it as messages carry it."""
+        return {"what": self.what, "because": self.because, "try": self.try_}
+
     def __str__(self) -> str:
         return f"{self.what}\n  because {self.because}\n  try     {self.try_}"

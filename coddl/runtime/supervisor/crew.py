@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.generations import Plan
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.ledger import WorkerNotes, parts
+from coddl.runtime.supervisor.ledger import WorkerNotes
 from coddl.runtime.supervisor.loop import Channel, LogPipe, Loop
 from coddl.runtime.supervisor.warmpool import Interpreter, WarmPool
 from coddl.runtime.wire import Message
@@ -182,7 +182,7 @@ class Crew:
             f"its training loop gave no sign for {silent_s:.0f} s",
             "a longer --watchdog, if its steps take that long",
         )
-        self._listener.tell({"is": "problem", **parts(problem)})
+        self._listener.tell({"is": "problem", **problem.parts()})
         self._pool.kill(number)
 
     def _log(self, number: int, stream: str, line: str) -> None:

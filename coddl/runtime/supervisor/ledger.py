@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from coddl.runtime.errors import TrainingError
 from coddl.runtime.wire import Message
 
 FORGETTING: Final = 0.8  # weight of what was known, at each report of progress
@@ -87,11 +86,6 @@ class WorkerNotes:
 def samples_per_s(workers: Iterable[WorkerNotes]) -> float:
     """Sum up what the members get done."""
     return sum(notes.figures.samples_per_s for notes in workers if notes.owns)
-
-
-def parts(error: TrainingError) -> Message:
-    """Give an error as a message carries it."""
-    return {"what": error.what, "because": error.because, "try": error.try_}
 
 
 def signal_name(number: int) -> str:

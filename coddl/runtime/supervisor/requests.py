@@ -4,7 +4,6 @@ from typing import Protocol
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.control import Answer
-from coddl.runtime.supervisor.ledger import parts
 from coddl.runtime.wire import Message
 
 
@@ -39,7 +38,7 @@ class Requests:
             made = len(status["changes"])
             self._do(request)
         except TrainingError as error:
-            answer({"error": parts(error)})
+            answer({"error": error.parts()})
             return
         target = self._leader.target
         assert target is not None
@@ -58,7 +57,7 @@ class Requests:
                     self._waiting.append((target, made, answer))
                     continue
             except TrainingError as error:
-                answer({"error": parts(error)})
+                answer({"error": error.parts()})
             else:
                 changes = self._leader.status()["changes"][made:]
                 answer({"ok": True, "target": target, "change": changes[-1] if changes else None})

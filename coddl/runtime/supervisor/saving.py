@@ -12,7 +12,6 @@ from typing import Literal
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Unreadable, step_of
 from coddl.runtime.supervisor.checkpoints import Checkpoints, Saved
-from coddl.runtime.supervisor.ledger import parts
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.wire import Message
 
@@ -74,7 +73,7 @@ class Saving:
             try:
                 self._tell_saved(self._checkpoints.save(newest[1]))
             except TrainingError as error:
-                self._tell({"is": "problem", **parts(error)})
+                self._tell({"is": "problem", **error.parts()})
                 return  # what can't be saved is left where it is
         shutil.rmtree(self.stash, ignore_errors=True)
 
@@ -83,7 +82,7 @@ class Saving:
         try:
             self._tell_saved(future.result())
         except TrainingError as error:  # training goes on: the next one may succeed
-            self._tell({"is": "problem", **parts(error)})
+            self._tell({"is": "problem", **error.parts()})
         done()
 
     def _tell_saved(self, saved: Saved | None) -> None:

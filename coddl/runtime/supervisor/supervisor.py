@@ -24,7 +24,6 @@ from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import (
     Figures,
     WorkerNotes,
-    parts,
     samples_per_s,
     signal_name,
 )
@@ -104,11 +103,11 @@ class Supervisor:
     def fail(self, error: TrainingError, code: int) -> None:
         """End the job because of an error, which is told once."""
         if self._stopping is None:
-            self.tell({"is": "error", **parts(error)})
+            self.tell({"is": "error", **error.parts()})
             self._stop(code)
 
     def _tell_problem(self, problem: TrainingError) -> None:
-        self.tell({"is": "problem", **parts(problem)})
+        self.tell({"is": "problem", **problem.parts()})
 
     def tell(self, event: Message) -> None:
         """Tell the host, and everybody who watches."""

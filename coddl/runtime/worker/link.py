@@ -70,7 +70,7 @@ class Groups:
 
 def reject(link: "Link", error: TrainingError) -> NoReturn:
     """Tell the supervisor what is wrong with the script, and end without a traceback."""
-    link.tell("rejected", what=error.what, because=error.because, **{"try": error.try_})
+    link.tell("rejected", **error.parts())
     raise SystemExit(2) from error
 
 

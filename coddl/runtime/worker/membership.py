@@ -103,8 +103,7 @@ class Membership:
         try:
             action()
         except TrainingError as error:
-            words = {"what": error.what, "because": error.because, "try": error.try_}
-            link.tell("problem", **words)
+            link.tell("problem", **error.parts())
 
     def attend(self) -> None:
         """Do what the supervisor asks between passes; come back when there is a group again."""
