@@ -13,7 +13,7 @@ install: .venv/.installed ## make .venv, with everything to work on CoDDL
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,runtime,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
 fmt: install ## format the code and mend what ruff can mend

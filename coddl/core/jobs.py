@@ -24,6 +24,7 @@ ATTAINED_GPU_S = 5
 EXECUTED_S = 6
 FIRST_START_S = 7
 LAST_START_S = 8
+CHANGED_S = 9
 REAL_DEFAULTS: Final = (
     ("submitted_s", 0.0),
     ("weight", 1.0),
@@ -34,6 +35,7 @@ REAL_DEFAULTS: Final = (
     ("executed_s", 0.0),
     ("first_start_s", np.inf),
     ("last_start_s", np.inf),
+    ("changed_s", -np.inf),
 )
 
 # Rows of JobTable.whole.
@@ -48,6 +50,8 @@ GPUS_MAX = 7
 GPUS_REQUESTED = 8
 GPUS = 9
 STARTS = 10
+PRIORITY = 11
+SETTLED = 12
 WHOLE_DEFAULTS: Final = (
     ("id", 0),
     ("queue", 0),
@@ -60,6 +64,8 @@ WHOLE_DEFAULTS: Final = (
     ("gpus_requested", 1),
     ("gpus", 0),
     ("starts", 0),
+    ("priority", 0),
+    ("settled", 1),
 )
 
 
@@ -146,6 +152,11 @@ class JobTable(NamedTuple):
         return _real(self, LAST_START_S)
 
     @property
+    def changed_s(self) -> FloatColumn:
+        """When its share was last decided to be another; -inf: never."""
+        return _real(self, CHANGED_S)
+
+    @property
     def id(self) -> IntColumn:
         """Unique; rows are sorted by it."""
         return _whole(self, ID)
@@ -192,13 +203,23 @@ class JobTable(NamedTuple):
 
     @property
     def gpus(self) -> IntColumn:
-        """Held now."""
+        """Its share as decided last; what it holds may lag behind."""
         return _whole(self, GPUS)
 
     @property
     def starts(self) -> IntColumn:
         """Times it went from none to some."""
         return _whole(self, STARTS)
+
+    @property
+    def priority(self) -> IntColumn:
+        """Jobs of a higher one are served first."""
+        return _whole(self, PRIORITY)
+
+    @property
+    def settled(self) -> IntColumn:
+        """0: the share decided last is not in effect yet."""
+        return _whole(self, SETTLED)
 
 
 def _real(jobs: JobTable, row: int) -> FloatColumn:

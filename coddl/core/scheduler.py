@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coddl.core.allocation import Allocation, Reasons
+from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.cluster import Cluster
 from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.invariants import check
@@ -15,51 +15,117 @@ from coddl.core.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """Decides with one policy, for whoever drives it."""
+    """Decides with one policy, for whoever drives it.
+
+    Some rows keep their share whatever the policy says: those that may not be preempted, those
+    whose share changed less than `cool_down_s` ago, and those that still wait for what they were
+    promised less than `reserve_s` ago, so that nobody takes what was freed for them. Jobs of a
+    higher priority are served before the policy sees the others. A job that has started runs for
+    at least `min_runtime_s`, if only on its minimum.
+    """
 
     policy: Policy
+    cool_down_s: float = 0.0
+    min_runtime_s: float = 0.0
+    reserve_s: float = 0.0
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Say who shall hold how many GPUs, and what has to change for that."""
         jobs = snapshot.jobs
-        pinned = (jobs.preemptible == 0) & (jobs.gpus > 0)
-        if pinned.any():
-            return Plan(snapshot, self._around(pinned, snapshot))
-        return Plan(snapshot, self._checked(snapshot))
+        kept = np.where(self._is_pinned(snapshot), jobs.gpus, 0)
+        protected = (jobs.gpus > 0) & (snapshot.now_s - jobs.last_start_s < self.min_runtime_s)
+        for _ in range(jobs.size + 1):
+            allocation = self._around(kept, snapshot)
+            stopped = protected & (allocation.gpus == 0)
+            if not stopped.any():
+                break
+            # One at a time: room for the first may come from a job that is not protected.
+            kept[np.flatnonzero(stopped)[0]] = jobs.gpus_min[np.flatnonzero(stopped)[0]]
+        return Plan(snapshot, allocation)
+
+    def _is_pinned(self, snapshot: Snapshot) -> BoolColumn:
+        jobs, total = snapshot.jobs, snapshot.cluster.gpus_total
+        age_s = snapshot.now_s - jobs.changed_s
+        recent = (age_s < self.cool_down_s) | ((jobs.settled == 0) & (age_s < self.reserve_s))
+        fixed = (jobs.preemptible == 0) & (jobs.gpus > 0)
+        in_bounds = (jobs.gpus >= jobs.gpus_min) & (
+            jobs.gpus <= np.maximum(jobs.gpus_max, jobs.gpus_requested)
+        )
+        pinned: BoolColumn = fixed | ((jobs.gpus > 0) & recent & in_bounds)
+        # When GPUs were lost there may not be room for every promise.
+        return fixed if jobs.gpus[pinned].sum() > total else pinned
+
+    def _around(self, kept: IntColumn, snapshot: Snapshot) -> Allocation:
+        """Let some rows keep what they hold; the policy sees the others and the other GPUs."""
+        jobs, others = snapshot.jobs, np.flatnonzero(kept == 0)
+        ranks = np.unique(jobs.priority[others])[::-1]
+        if others.size == jobs.size and ranks.size <= 1:
+            return self._checked(snapshot)
+        assert len(snapshot.cluster.kinds) == 1, "what a pinned job holds is of one kind"
+        total = Allocation(kept.copy(), memory=snapshot.memory.copy())
+        for rank in ranks:
+            rows = others[jobs.priority[others] == rank]
+            free = max(0, snapshot.cluster.gpus_total - int(total.gpus.sum()))
+            part = self._checked(
+                replace(
+                    snapshot,
+                    cluster=Cluster.of(free),
+                    jobs=jobs.take(rows),
+                    memory=snapshot.memory[rows],
+                )
+            )
+            total = _merged(total, part, rows)
+        return self._explained(total, kept, snapshot)
 
     def _checked(self, snapshot: Snapshot) -> Allocation:
         allocation = self.policy(snapshot)
         check(snapshot, allocation)
         return allocation
 
-    def _around(self, pinned: BoolColumn, snapshot: Snapshot) -> Allocation:
-        """Let pinned rows keep what they hold; the policy sees the others and the other GPUs."""
-        assert len(snapshot.cluster.kinds) == 1, "what a pinned job holds is of one kind"
-        jobs, rows = snapshot.jobs, np.flatnonzero(~pinned)
-        free = max(0, snapshot.cluster.gpus_total - int(jobs.gpus[pinned].sum()))
-        others = replace(
-            snapshot, cluster=Cluster.of(free), jobs=jobs.take(rows), memory=snapshot.memory[rows]
-        )
-        rest = self._checked(others)
-        shares, memory, servers = jobs.gpus.copy(), snapshot.memory.copy(), None
-        shares[rows] = rest.gpus
-        if rest.memory is not None:
-            memory[rows] = rest.memory
-        if rest.servers is not None:
-            servers = np.zeros(jobs.size, np.int64)
-            servers[rows] = rest.servers
-        return Allocation(
-            shares,
-            Reasons(
-                tuple(
-                    (_spread(rows, covers, jobs.size), why) for covers, why in rest.waiting.layers
-                )
-            ),
-            rest.wake_at_s,
-            memory,
-            servers,
-            tuple(seat._replace(row=int(rows[seat.row])) for seat in rest.seats),
-        )
+    def _explained(self, allocation: Allocation, kept: IntColumn, snapshot: Snapshot) -> Allocation:
+        """Say where not the policy but a pin or a priority is why a row waits, and until when."""
+        jobs, shares = snapshot.jobs, allocation.gpus
+        need = np.minimum(jobs.gpus_min, jobs.gpus_requested)
+        without, reasons = shares == 0, Reasons()
+        for rank in np.unique(jobs.priority[without]):
+            above = int(shares[jobs.priority > rank].sum())
+            if above:
+                rows = without & (jobs.priority == rank)
+                who = f"jobs of a higher priority than {rank} hold {above} GPUs"
+                reasons |= because(rows & (need <= above), "Priority", who)
+        cooling = (kept > 0) & (snapshot.now_s - jobs.changed_s < self.cool_down_s)
+        wake_at_s = allocation.wake_at_s
+        if cooling.any():
+            held, until_s = int(kept[cooling].sum()), float(jobs.changed_s[cooling].min())
+            wake_at_s = min(wake_at_s, until_s + self.cool_down_s)
+            who = f"{held} GPUs changed hands less than {self.cool_down_s:g} s ago and stay there"
+            reasons |= because(without & (need <= held), "CoolDown", who)
+        promised = (kept > 0) & (jobs.settled == 0)
+        if promised.any():
+            end_s = float(jobs.changed_s[promised].min()) + self.reserve_s
+            wake_at_s = min(wake_at_s, end_s) if end_s > snapshot.now_s else wake_at_s
+        return replace(allocation, waiting=reasons | allocation.waiting, wake_at_s=wake_at_s)
+
+
+def _merged(whole: Allocation, part: Allocation, rows: IntColumn) -> Allocation:
+    """Add the answer for some rows to that for all."""
+    jobs = len(whole.shares)
+    shares, memory, servers = whole.gpus.copy(), whole.memory, whole.servers
+    shares[rows] = part.gpus
+    if part.memory is not None and memory is not None:
+        memory[rows] = part.memory
+    if part.servers is not None:
+        servers = np.zeros(jobs, np.int64) if servers is None else servers.copy()
+        servers[rows] = part.servers
+    layers = tuple((_spread(rows, covers, jobs), why) for covers, why in part.waiting.layers)
+    return Allocation(
+        shares,
+        whole.waiting | Reasons(layers),
+        min(whole.wake_at_s, part.wake_at_s),
+        memory,
+        servers,
+        whole.seats + tuple(seat._replace(row=int(rows[seat.row])) for seat in part.seats),
+    )
 
 
 def _spread(rows: IntColumn, covers: BoolColumn, jobs: int) -> BoolColumn:

@@ -1,0 +1,1 @@
+"""The wire: versioned messages that server, agents and command line share."""

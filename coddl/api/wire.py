@@ -1,0 +1,166 @@
+"""Agent and server: JSON messages over one WebSocket at `/api/v1/agent`; the agent dials.
+
+| from the agent | when | answer |
+|---|---|---|
+| `hello` | first; again after every silence | `welcome`, then `orders`; or `refused` and a close |
+| `beat` | every `beat_every_s` | `renewed`, with the same number |
+| `holding` | after every change, and for every `orders` | none |
+| `report` | a fact that must not be lost; again until it is acknowledged | `ack` |
+| `progress`, `logs` | now and then; may be lost | none |
+
+The server sends `orders` whenever they change. Authentication is the HTTP request's: a bearer token
+where the server wants one.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from coddl.core.pool.orders import Orders
+from coddl.core.pool.records import (
+    Claim,
+    Device,
+    RunChanged,
+    RunEnded,
+    RunPrepared,
+    RunProgressed,
+    RunStepped,
+)
+
+PROTOCOL: Final = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="is", tag=str.lower, kw_only=True):
+    """Anything that is said on the wire."""
+
+
+class Hello(Message, frozen=True):
+    """An agent presents itself."""
+
+    protocol: int
+    version: str
+    node: str
+    boot: str  # names this process; another one: all that ran under the old is gone
+    host: str  # by which other nodes reach its workers
+    port: int  # of its stations
+    peer_token: str  # what a lead must know to use them; never logged, never stored
+    devices: tuple[Device, ...]
+
+
+class Beat(Message, frozen=True):
+    number: int
+
+
+class Holding(Message, frozen=True):
+    """Which slots have live processes, knowing that version of the orders."""
+
+    version: int
+    slots: dict[int, Claim]
+
+
+class Report(Message, frozen=True):
+    """One fact of a run; numbers grow within a boot and are never used twice."""
+
+    number: int
+    at_s: float  # wall clock of the agent, for people
+    prepared: RunPrepared | None = None  # one of these is given
+    stepped: RunStepped | None = None
+    changed: RunChanged | None = None
+    ended: RunEnded | None = None
+
+    @property
+    def fact(self) -> RunPrepared | RunStepped | RunChanged | RunEnded:
+        """Give what is told."""
+        fact = self.prepared or self.stepped or self.changed or self.ended
+        assert fact is not None
+        return fact
+
+
+class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run is doing: what decisions need, and what people like to see."""
+
+    progressed: RunProgressed
+    steps: int | None = None
+    samples_per_s: float = 0.0
+    saved_step: int | None = None  # of the newest durable checkpoint
+    metrics: Mapping[str, float] = {}
+
+
+class Progress(Message, frozen=True):
+    runs: tuple[RunProgress, ...]
+
+
+class LogLine(msgspec.Struct, frozen=True, array_like=True):
+    """A line that a worker printed, or that the agent says about the job (stream "coddl")."""
+
+    at_s: float
+    attempt: int
+    worker: int
+    rank: int | None
+    stream: str  # stdout, stderr, coddl
+    text: str
+
+
+class Logs(Message, frozen=True):
+    job: int
+    lines: tuple[LogLine, ...]
+
+
+class Welcome(Message, frozen=True):
+    version: str
+    lease_s: float
+    beat_every_s: float
+
+
+class Renewed(Message, frozen=True):
+    number: int  # of the beat; the lease runs from when that was sent
+
+
+class Ack(Message, frozen=True):
+    number: int  # this report and all before are safe
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """How a lead reaches the stations of a node."""
+
+    node: str
+    host: str
+    port: int
+    token: str
+
+
+class NewOrders(Message, frozen=True, tag="orders"):
+    orders: Orders
+    peers: tuple[Peer, ...]  # of the nodes where jobs it leads have seats, itself included
+
+
+class Refused(Message, frozen=True):
+    what: str
+    because: str
+    try_: str
+
+
+FromAgent = Hello | Beat | Holding | Report | Progress | Logs
+FromServer = Welcome | Renewed | Ack | NewOrders | Refused
+
+_encoder = msgspec.json.Encoder()
+_from_agent = msgspec.json.Decoder(FromAgent)
+_from_server = msgspec.json.Decoder(FromServer)
+
+
+def encoded(message: FromAgent | FromServer) -> bytes:
+    """Give the bytes that carry a message."""
+    return _encoder.encode(message)
+
+
+def from_agent(data: bytes | str) -> FromAgent:
+    """Read what an agent said; raises msgspec.ValidationError at anything else."""
+    message: FromAgent = _from_agent.decode(data)
+    return message
+
+
+def from_server(data: bytes | str) -> FromServer:
+    """Read what the server said; raises msgspec.ValidationError at anything else."""
+    message: FromServer = _from_server.decode(data)
+    return message

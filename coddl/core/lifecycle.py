@@ -1,0 +1,71 @@
+"""The phases of a job, and the only ways from one to the next. (C7)
+
+```
+          ┌──────────────── resumed ─────────────── suspended ◄─┐
+          ▼                                                     │ told to by a user
+       pending ──► starting ──► running ◄──► resizing ───► stopping ──► cancelled
+                     ▲  │          │            │               │
+                     │  └── lost ──┼────────────┤               │ told to by the scheduler
+                     │             ▼            ▼               ▼
+                     └───────── preempted ◄─────────────────────┘
+```
+From every phase with devices a job may also succeed, fail, or lose them and be preempted.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Phase = Literal[
+    "pending",
+    "starting",
+    "running",
+    "resizing",
+    "suspended",
+    "preempted",
+    "stopping",
+    "succeeded",
+    "failed",
+    "cancelled",
+]
+
+WAITING: Final = frozenset[Phase]({"pending", "preempted"})
+RUNNING: Final = frozenset[Phase]({"starting", "running", "resizing", "stopping"})
+OVER: Final = frozenset[Phase]({"succeeded", "failed", "cancelled"})
+
+TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
+    "pending": frozenset({"starting", "suspended", "cancelled"}),
+    "preempted": frozenset({"starting", "suspended", "cancelled"}),
+    "suspended": frozenset({"pending", "cancelled"}),
+    "starting": frozenset({"running", "stopping", "preempted", "pending", *OVER}),
+    "running": frozenset({"starting", "resizing", "stopping", "preempted", *OVER}),
+    "resizing": frozenset({"starting", "running", "stopping", "preempted", *OVER}),
+    "stopping": frozenset({"suspended", "preempted", "pending", *OVER}),
+    "succeeded": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step of a job's story."""
+
+    at_s: float
+    before: Phase
+    after: Phase
+    because: str
+
+
+class IllegalTransition(AssertionError):
+    """A phase was to follow another that it can't; tells the job's story."""
+
+    def __init__(self, name: str, move: Move, story: list[Move]) -> None:
+        lines = [f"{name}: {move.before} -> {move.after} is not allowed; its story:"]
+        lines += [f"  t={m.at_s:g}s {m.before} -> {m.after}: {m.because}" for m in story]
+        super().__init__("\n".join(lines))
+
+
+def check(name: str, move: Move, story: list[Move]) -> None:
+    """Raise unless the move is on the table."""
+    if move.after not in TRANSITIONS[move.before]:
+        raise IllegalTransition(name, move, story)

@@ -1,0 +1,1 @@
+"""Which devices a share consists of."""

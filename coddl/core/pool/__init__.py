@@ -1,0 +1,1 @@
+"""The live pool, purely: jobs, nodes and devices as a fold of the journal's records."""

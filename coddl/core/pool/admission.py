@@ -1,0 +1,138 @@
+"""What users may ask of the pool now; each check raises, and changes nothing."""
+
+from coddl.core.policies.registry import policy_from
+from coddl.core.pool import records as r
+from coddl.core.pool.errors import Conflict, Infeasible, NotFound
+from coddl.core.pool.job import JobState
+from coddl.core.pool.state import NodeState, Pool
+
+UserEvent = (
+    r.JobSubmitted
+    | r.JobCancelled
+    | r.JobHeld
+    | r.JobReleased
+    | r.JobBounded
+    | r.JobPrioritised
+    | r.NodeDrained
+    | r.NodeUndrained
+    | r.PolicyChosen
+)
+
+
+def is_news(pool: Pool, event: UserEvent) -> bool:
+    """Tell whether a request changes anything; raise if it can't be met."""
+    match event:
+        case r.JobSubmitted(job, spec):
+            assert job not in pool.jobs, f"job {job} exists"
+            check_fits(pool, spec.name, spec.is_elastic, spec.gpus_min)
+            return True
+        case r.JobCancelled(job):
+            return not _alive(pool, job, "cancelled").cancelled
+        case r.JobHeld(job):
+            return _may_hold(_alive(pool, job, "suspended"))
+        case r.JobReleased(job):
+            return _may_release(_alive(pool, job, "resumed"))
+        case r.JobBounded():
+            return _may_bound(pool, event)
+        case r.JobPrioritised(job, priority):
+            return _alive(pool, job, "given another priority").priority != priority
+        case r.NodeDrained(node):
+            return not _node(pool, node).is_drained
+        case r.NodeUndrained(node):
+            return _node(pool, node).is_drained
+        case r.PolicyChosen(policy):
+            policy_from(policy)
+            return policy != pool.policy
+
+
+def check_fits(pool: Pool, name: str, spans: bool, gpus: int) -> None:
+    """Raise if the pool could not run a job on so many devices even if it were empty."""
+    up = [node for node in pool.nodes.values() if node.is_up]
+    if not up:
+        return  # nobody has come yet: we can't know
+    total, largest = sum(len(n.slots) for n in up), max(up, key=lambda n: (len(n.slots), n.name))
+    what = f'job "{name}" cannot be accepted'
+    if gpus > total:
+        nodes = f"{len(up)} node{'' if len(up) == 1 else 's'}"
+        raise Infeasible(
+            what,
+            f"it needs at least {gpus} devices and the pool has {total} on {nodes}",
+            f"--gpus {total}" if spans else f"--gpus {len(largest.slots)}",
+        )
+    if not spans and gpus > len(largest.slots):
+        raise Infeasible(
+            what,
+            f"it needs {gpus} devices on one node and the largest node, {largest.name}, has "
+            f"{len(largest.slots)}",
+            f"--gpus {len(largest.slots)}, or an elastic script, which may span nodes",
+        )
+
+
+def find(pool: Pool, job: int) -> JobState:
+    """Give a job, or raise."""
+    if job not in pool.jobs:
+        raise NotFound(f"job {job} cannot be found", "no job has that number", "coddl ls --all")
+    return pool.jobs[job]
+
+
+def _node(pool: Pool, node: str) -> NodeState:
+    if node not in pool.nodes:
+        known = ", ".join(sorted(pool.nodes)) or "there are none yet"
+        raise NotFound(f'node "{node}" cannot be found', f"the nodes are: {known}", "coddl nodes")
+    return pool.nodes[node]
+
+
+def _alive(pool: Pool, job: int, wanted: str) -> JobState:
+    state = find(pool, job)
+    if state.is_over:
+        raise Conflict(
+            f"job {job} cannot be {wanted}",
+            f"it is over: {state.phase.upper()}",
+            f"coddl describe {job}",
+        )
+    if state.cancelled and wanted != "cancelled":
+        raise Conflict(f"job {job} cannot be {wanted}", "it is being cancelled", "coddl ls")
+    return state
+
+
+def _may_hold(job: JobState) -> bool:
+    fixed = "is opaque" if job.spec.tier == "opaque" else "has not called coddl.prepare"
+    keeps_state = job.spec.tier == "restartable" or job.is_elastic
+    if job.has_run and not keeps_state:
+        raise Conflict(
+            f"job {job.id} cannot be suspended",
+            f"it {fixed}: what it has done so far would be lost",
+            f"coddl cancel {job.id}, or wait for it",
+        )
+    return not job.held
+
+
+def _may_release(job: JobState) -> bool:
+    if not job.held:
+        raise Conflict(
+            f"job {job.id} cannot be resumed",
+            f"it is not suspended: {job.phase.upper()}",
+            f"coddl suspend {job.id}",
+        )
+    return True
+
+
+def _may_bound(pool: Pool, bounded: r.JobBounded) -> bool:
+    job = _alive(pool, bounded.job, "resized")
+    what = f"job {job.id} cannot be resized to {bounded.gpus_min}..{bounded.gpus_max}"
+    if not 1 <= bounded.gpus_min <= bounded.gpus_max:
+        raise Infeasible(what, "1 <= MIN <= MAX does not hold", f"coddl resize {job.id} 1..4")
+    if not job.spec.is_elastic:
+        raise Conflict(
+            what,
+            f"it is {job.spec.tier}: its size is fixed while it runs",
+            "coddl.prepare in its script, and submit it as elastic",
+        )
+    if job.virtual_nodes is not None and bounded.gpus_min > job.virtual_nodes:
+        raise Infeasible(
+            what,
+            f"its global batch is cut into {job.virtual_nodes} virtual nodes, one per device",
+            f"coddl resize {job.id} {job.virtual_nodes}",
+        )
+    check_fits(pool, job.spec.name, True, bounded.gpus_min)
+    return (bounded.gpus_min, bounded.gpus_max) != (job.gpus_min, job.gpus_max)

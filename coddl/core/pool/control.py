@@ -1,0 +1,329 @@
+"""The control plane, purely: what happens in, records and orders out. (D1, D3)
+
+    take(event)    checks an event and folds what is new of it; raises for a user's mistake
+    conclude()     decides if something calls for it, and puts decisions into effect as far as
+                   devices are free; gives all records since the last time, to be journalled before
+                   anybody hears of them
+
+A driver takes the events of an instant together, so that a hundred submits make one decision.
+`handle` is both, for one event. Effects are orders: a node whose orders changed is to be instructed
+(`Pool.orders`). Devices go from hand to hand like this:
+
+    Decided: job A loses slot 3, B gets it     Aimed(A): its lead and the node of slot 3 are told
+    the worker on slot 3 leaves                the node reports it empty: SlotFreed(3)
+                                               Aimed(B): only now may B use it
+
+Nobody else is given slot 3 meanwhile, as a decision places jobs apart from one another.
+"""
+
+from collections.abc import Collection, Iterable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Final, NamedTuple, assert_never
+
+from coddl.core.pool import records as r
+from coddl.core.pool.admission import UserEvent, is_news
+from coddl.core.pool.deciding import Rules, decide
+from coddl.core.pool.job import JobState, Measured
+from coddl.core.pool.spec import JobSpec
+from coddl.core.pool.state import Pool
+
+MEASURED_MIN: Final = 3  # iterations after which a speed counts as measured
+SPEED_NEWS: Final = 0.2  # by how much a speed must differ from the one last decided on
+
+
+class Outcome(NamedTuple):
+    """What follows from events: to be journalled, then told."""
+
+    records: tuple[r.Record, ...]
+    instruct: frozenset[str]  # nodes whose orders are to be sent
+    wake_at_s: float | None  # when to send `Woke`, if nothing happens before
+
+
+class Effect(NamedTuple):
+    """What a job's share would become."""
+
+    job: int
+    name: str
+    gpus_before: int
+    gpus: int
+    reason: str
+
+
+class Preview(NamedTuple):
+    """What would happen if a job were submitted."""
+
+    job: Effect
+    others: tuple[Effect, ...]
+
+
+class Control:
+    """Decides for a pool. Not thread-safe; knows no clock."""
+
+    def __init__(self, pool: Pool, rules: Rules) -> None:
+        self.pool = pool
+        self.rules = rules
+        self._records: list[r.Record] = []
+        self._why = ""  # to decide anew
+        self._awaited: set[str] = set()
+        self._decided_on: dict[tuple[int, int], float] = {}  # (job, gpus) -> step_s
+
+    def handle(self, event: r.Event, now_s: float) -> Outcome:
+        """Take in one event and draw the conclusions."""
+        self.take(event, now_s)
+        return self.conclude(now_s)
+
+    def await_nodes(self, nodes: Collection[str]) -> None:
+        """Decide nothing until these have come back or are lost: they know what still runs."""
+        self._awaited = {name for name in nodes if self.pool.nodes[name].is_up}
+        self._why = "the server was restarted"
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Nodes that must be heard of before anything is decided."""
+        return frozenset(self._awaited)
+
+    def preview(self, spec: JobSpec, now_s: float) -> Preview:
+        """Tell what submitting a job would do to everyone; changes nothing."""
+        twin = Control(deepcopy(self.pool), self.rules)
+        number = twin.pool.next_job
+        twin.handle(r.JobSubmitted(number, spec), now_s)
+        effects = []
+        for job in twin.pool.live_jobs():
+            before = self.pool.jobs.get(job.id)
+            held = len(before.target) if before is not None else 0
+            words = f"{job.waiting.code}: {job.waiting.sentence}" if job.waiting else job.reason
+            if len(job.target) != held or job.id == number:
+                effects.append(Effect(job.id, job.spec.name, held, len(job.target), words))
+        mine = next(effect for effect in effects if effect.job == number)
+        return Preview(mine, tuple(effect for effect in effects if effect.job != number))
+
+    # What happens.
+
+    def take(self, event: r.Event, now_s: float) -> None:
+        """Fold what is new of an event; raises UserError, having changed nothing."""
+        match event:
+            case (
+                r.JobSubmitted()
+                | r.JobCancelled()
+                | r.JobHeld()
+                | r.JobReleased()
+                | r.JobBounded()
+                | r.JobPrioritised()
+                | r.NodeDrained()
+                | r.NodeUndrained()
+                | r.PolicyChosen()
+            ):
+                if is_news(self.pool, event):
+                    self._add(event, now_s)
+                    self._call(self._said(event))
+            case r.NodeJoined():
+                self._on_joined(event, now_s)
+            case r.NodeReported():
+                self._on_reported(event, now_s)
+            case r.NodeSilent(node, boot):
+                if self._is_current(node, boot):
+                    self.pool.nodes[node].is_silent = True
+            case r.NodeLost(node, boot):
+                if self._is_current(node, boot):
+                    self._lose(event, now_s)
+            case r.RunPrepared() | r.RunStepped() | r.RunChanged() | r.RunEnded():
+                self._on_run(event, now_s)
+            case r.RunProgressed():
+                self._on_progress(event)
+            case r.Woke():
+                if self.pool.wake_at_s is not None and now_s >= self.pool.wake_at_s:
+                    self._call("a lease or a cool-down has run out")
+            case _:
+                assert_never(event)
+
+    def _said(self, event: UserEvent) -> str:
+        match event:
+            case r.JobSubmitted(job):
+                return f"{self._name(job)} was submitted"
+            case r.JobCancelled(job):
+                return f"{self._name(job)} was cancelled"
+            case r.JobHeld(job):
+                return f"{self._name(job)} was suspended"
+            case r.JobReleased(job):
+                return f"{self._name(job)} was resumed"
+            case r.JobBounded(job, least, most):
+                return f"{self._name(job)} may have {least}..{most}"
+            case r.JobPrioritised(job, priority):
+                return f"{self._name(job)} has priority {priority}"
+            case r.NodeDrained(node):
+                return f"node {node} is drained"
+            case r.NodeUndrained(node):
+                return f"node {node} is drained no more"
+            case r.PolicyChosen(policy):
+                return f"the policy is {policy} now"
+
+    def _name(self, job: int) -> str:
+        return f'job {job} "{self.pool.jobs[job].spec.name}"'
+
+    def _call(self, why: str) -> None:
+        """Ask for a decision; the first cause of an instant names it."""
+        self._why = self._why or why
+
+    def _add(self, record: r.Record, now_s: float) -> None:
+        self.pool.apply(record, now_s)
+        self._records.append(record)
+
+    # Nodes.
+
+    def _is_current(self, node: str, boot: str) -> bool:
+        place = self.pool.nodes.get(node)
+        return place is not None and place.is_up and place.boot == boot
+
+    def _on_joined(self, event: r.NodeJoined, now_s: float) -> None:
+        place = self.pool.nodes.get(event.node)
+        self._awaited.discard(event.node)
+        if self._is_current(event.node, event.boot) and place is not None:
+            place.is_silent = False  # it only was away
+            self.pool.touched.add(event.node)
+            self._call(f"node {event.node} is back")
+            return
+        if place is not None and place.is_up:
+            lost = r.NodeLost(event.node, place.boot, "its agent was started anew")
+            self._lose(lost, now_s)
+        known = {} if place is None else {self.pool.slots[s].device.index: s for s in place.slots}
+        fresh = self.pool.next_slot
+        slots = []
+        for device in event.devices:
+            slot = known.get(device.index)
+            if slot is None:
+                slot, fresh = fresh, fresh + 1
+            slots.append(slot)
+        self._add(replace(event, slots=tuple(slots)), now_s)
+        self._call(f"node {event.node} has joined")
+
+    def _on_reported(self, event: r.NodeReported, now_s: float) -> None:
+        """Free the slots that a node, knowing its newest orders, says are empty."""
+        if not self._is_current(event.node, event.boot):
+            return
+        place = self.pool.nodes[event.node]
+        if event.version != place.version:
+            return  # it has not heard the newest; it will tell again when it has
+        for slot in place.slots:
+            owner = self.pool.slots[slot].owner
+            if owner is None or slot in event.holding or slot in self.pool.jobs[owner].granted:
+                continue
+            self._add(r.SlotFreed(slot, owner), now_s)
+
+    def _lose(self, lost: r.NodeLost, now_s: float) -> None:
+        self._awaited.discard(lost.node)
+        self._add(lost, now_s)
+        self._call(f"node {lost.node} was lost")
+        for job in list(self.pool.live_jobs()):
+            if job.granted and job.lead is None:
+                self._adopt(job, f"node {lost.node} was lost, and with it the job's lead", now_s)
+
+    def _adopt(self, job: JobState, reason: str, now_s: float) -> None:
+        """Name another lead for workers that are still alive."""
+        lead = self._best_lead(job.granted)
+        ours = (job.id, job.attempt + 1, job.generation + 1, job.granted)
+        self._add(r.Aimed(*ours, lead=lead, reason=reason, adopt=True), now_s)
+
+    def _best_lead(self, slots: Iterable[int]) -> str:
+        nodes = [self.pool.slots[slot].node for slot in slots]
+        return min(set(nodes), key=lambda n: (self.pool.nodes[n].is_silent, -nodes.count(n), n))
+
+    # Runs.
+
+    def _on_run(
+        self, fact: r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded, now_s: float
+    ) -> None:
+        job = self.pool.jobs.get(fact.job)
+        if job is None or fact.attempt != job.attempt or not job.has_run:
+            return  # a ghost: word of a run that we have since stopped
+        match fact:
+            case r.RunPrepared() if job.prepared and job.steps == fact.steps:
+                return  # a repeat, or another attempt's
+            case r.RunStepped() if job.proven and job.phase != "starting":
+                return
+            case r.RunChanged() if fact.change <= job.change:
+                return
+            case _:
+                self._add(fact, now_s)
+        match fact:
+            case r.RunStepped():
+                self._call(f"{self._name(job.id)} has made its first step")
+            case r.RunEnded():
+                self._call(f"{self._name(job.id)} has ended its run: {fact.outcome}")
+            case r.RunPrepared() | r.RunChanged():
+                pass
+            case _:
+                assert_never(fact)
+
+    def _on_progress(self, event: r.RunProgressed) -> None:
+        job = self.pool.jobs.get(event.job)
+        if job is None or event.attempt != job.attempt or not job.has_run:
+            return
+        job.step = max(job.step, event.step)
+        if event.iterations < MEASURED_MIN or event.gpus < 1 or event.step_s <= 0.0:
+            return
+        job.step_s[event.gpus] = Measured(event.step_s, event.iterations)
+        if event.gpus != len(job.granted) or job.phase != "running":
+            return
+        used_s = self._decided_on.get((job.id, event.gpus))
+        if used_s is None or abs(event.step_s - used_s) > SPEED_NEWS * used_s:
+            self._call(
+                f"{self._name(job.id)} was measured on {event.gpus}: {event.step_s:.3g} s a step"
+            )
+
+    # Conclusions.
+
+    def conclude(self, now_s: float) -> Outcome:
+        """Decide if something calls for it, and put into effect what devices allow."""
+        if self._why and not self._awaited:
+            why, self._why = self._why, ""
+            self._add(decide(self.pool, self.rules, why, now_s), now_s)
+            self._decided_on |= {
+                (job.id, gpus): each.step_s
+                for job in self.pool.live_jobs()
+                for gpus, each in job.step_s.items()
+            }
+        if not self._awaited:
+            for number in list(self.pool.unsettled):
+                self._settle(self.pool.jobs[number], now_s)
+            self._leave_drained(now_s)
+        records, self._records = tuple(self._records), []
+        instruct = frozenset(self.pool.touched)
+        self.pool.touched.clear()
+        return Outcome(records, instruct, self.pool.wake_at_s)
+
+    def _settle(self, job: JobState, now_s: float) -> None:
+        """Give a job what it was decided to have, if that can be now."""
+        if job.stop or job.is_over:
+            return
+        if job.has_run and (not job.target or not job.is_elastic):
+            # What can't be resized is stopped, and started anew elsewhere.
+            self._aim(job, (), job.attempt, now_s)
+        elif job.target and self._are_free(job):
+            self._aim(job, job.target, job.attempt + (not job.has_run), now_s)
+
+    def _are_free(self, job: JobState) -> bool:
+        for slot in job.target:
+            state = self.pool.slots[slot]
+            node = self.pool.nodes[state.node]
+            if slot not in job.granted and (state.owner is not None or node.is_silent):
+                return False
+        return True
+
+    def _aim(self, job: JobState, slots: tuple[int, ...], attempt: int, now_s: float) -> None:
+        lead = job.lead if job.lead is not None else self._best_lead(slots)
+        precheck = bool(job.spec.launch.precheck) and not job.prechecked
+        reason = job.reason if not job.held else "a user suspended it"
+        ours = (job.id, attempt, job.generation + 1, slots)
+        self._add(r.Aimed(*ours, lead=lead, reason=reason, precheck=precheck), now_s)
+
+    def _leave_drained(self, now_s: float) -> None:
+        """Have jobs led from where they are, so that a drained node can be switched off."""
+        for node in self.pool.nodes.values():
+            if not node.is_drained:
+                continue
+            for number in list(node.leads):
+                job = self.pool.jobs[number]
+                here = any(self.pool.slots[slot].node == node.name for slot in job.granted)
+                if not here and job.granted and job.phase == "running" and job.is_elastic:
+                    self._adopt(job, f"node {node.name} is drained", now_s)

@@ -1,0 +1,144 @@
+"""One decision: shares by the policy, devices by placement, and a sentence for every change."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from coddl.core.allocation import Waiting
+from coddl.core.placement.keep import Wish, place
+from coddl.core.plan import Plan
+from coddl.core.policies.registry import policy_from
+from coddl.core.pool.records import Decided, Row, Target
+from coddl.core.pool.sight import Sight, look
+from coddl.core.pool.state import Pool
+from coddl.core.scheduler import Scheduler
+
+ROUNDS_MAX: Final = 4  # of deciding anew without jobs for which no node has room
+NO_NODES: Final = Waiting("NodeDown", "no node of the pool can be used now")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a pool is scheduled, whatever its policy."""
+
+    cool_down_s: float = 10.0
+    min_runtime_s: float = 0.0
+    reserve_s: float = 10.0
+
+
+def decide(pool: Pool, rules: Rules, why: str, now_s: float) -> Decided:
+    """Decide who shall have which devices; `why` says what made us decide."""
+    seed = 1 + (pool.seed * 16807) % 2147483646
+    scheduler = Scheduler(
+        policy_from(pool.policy), rules.cool_down_s, rules.min_runtime_s, rules.reserve_s
+    )
+    cramped: dict[int, Waiting] = {}
+    for _ in range(ROUNDS_MAX):
+        sight = look(pool, now_s, seed, cramped)
+        plan = scheduler.decide(sight.snapshot)
+        placed = place(_wishes(sight, plan), sight.nodes)
+        no_room = {
+            job.id: _cramped(int(gpus), pool)
+            for job, gpus in zip(sight.jobs, plan.shares, strict=True)
+            if gpus > 0 and job.id not in placed
+        }
+        if not no_room:
+            break
+        cramped |= no_room
+    else:
+        placed = {job: slots for job, slots in placed.items() if job not in no_room}
+    return _decided(pool, sight, plan, _Found(seed, why, placed, cramped))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a decision has come to."""
+
+    seed: int
+    why: str
+    placed: dict[int, tuple[int, ...]]
+    cramped: dict[int, Waiting]
+
+
+def _wishes(sight: Sight, plan: Plan) -> list[Wish]:
+    return [
+        Wish(
+            job.id,
+            int(gpus),
+            # What it was promised before is as good as held: nobody is moved without need.
+            job.target if not job.stop and set(job.target) <= sight.nodes.keys() else job.granted,
+            job.lead,
+            spans=job.spec.is_elastic,
+        )
+        for job, gpus in zip(sight.jobs, plan.shares, strict=True)
+        if gpus > 0
+    ]
+
+
+def _cramped(gpus: int, pool: Pool) -> Waiting:
+    largest = max((len(node.slots) for node in pool.nodes.values() if node.is_up), default=0)
+    return Waiting(
+        "Topology",
+        f"it needs {gpus} devices on one node, and no node has that many free "
+        f"(the largest has {largest})",
+    )
+
+
+def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
+    changes = {change.job: change for change in plan.changes}
+    targets: dict[int, Target] = {}
+    waiting: dict[int, Waiting] = {}
+    for row, job in enumerate(sight.jobs):
+        slots = found.placed.get(job.id, ())
+        if set(slots) != set(job.target):
+            reason = (
+                f"{changes[job.id].reason}, since {found.why}"
+                if job.id in changes
+                else f"it keeps {len(slots)} and moves, since {found.why}"
+            )
+            targets[job.id] = Target(slots, reason)
+        if not slots:
+            waits = plan.waiting(row) or _unplaced()
+            waiting[job.id] = NO_NODES if not sight.nodes else waits
+    for number, why in found.cramped.items():
+        if pool.jobs[number].target:
+            targets[number] = Target((), f"{why.code}: {why.sentence}, since {found.why}")
+        waiting[number] = why
+    for job in pool.live_jobs():
+        if (job.held or job.cancelled) and job.target:
+            targets[job.id] = Target((), "a user wants it to stop")
+    wake_at_s = float(plan.allocation.wake_at_s)
+    return Decided(
+        policy=pool.policy,
+        seed=found.seed,
+        gpus=len(sight.nodes),
+        why=found.why,
+        targets=targets,
+        waiting={n: why for n, why in waiting.items() if pool.jobs[n].waiting != why},
+        rows=_rows(sight, plan),
+        memory={
+            job.id: tuple(float(value) for value in plan.memory[row])
+            for row, job in enumerate(sight.jobs)
+            if plan.memory[row].any() or job.memory
+        },
+        wake_at_s=wake_at_s if wake_at_s < float("inf") else None,
+    )
+
+
+def _unplaced() -> Waiting:
+    return Waiting("Resources", "no devices are left for it")
+
+
+def _rows(sight: Sight, plan: Plan) -> tuple[Row, ...]:
+    jobs = sight.snapshot.jobs
+    return tuple(
+        Row(
+            job=job.id,
+            gpus=int(jobs.gpus[row]),
+            gpus_min=int(jobs.gpus_min[row]),
+            gpus_max=int(jobs.gpus_max[row]),
+            remaining=None if job.steps is None else float(jobs.remaining_iterations[row]),
+            step_s={gpus: each.step_s for gpus, each in sorted(job.step_s.items())},
+            share=int(plan.shares[row]),
+        )
+        for row, job in enumerate(sight.jobs)
+    )

@@ -1,0 +1,187 @@
+"""Why a job has what it has, or waits: one sentence for now, and its story. (C11)"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from coddl.core.lifecycle import WAITING
+from coddl.core.pool import records as r
+from coddl.core.pool.job import JobState
+from coddl.core.pool.sight import speeds_by_size
+from coddl.core.pool.state import Pool
+from coddl.core.speed.live import Source
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRow:
+    """How fast a job is at one size, and how we know."""
+
+    gpus: int
+    step_s: float
+    speedup: float  # over the smallest size
+    source: Source
+    iterations: int  # that were measured
+
+
+@dataclass(frozen=True, slots=True)
+class StoryLine:
+    number: int  # of the record
+    at_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All there is to say about a job now."""
+
+    job: int
+    name: str
+    phase: str
+    code: str | None  # why it waits
+    sentence: str
+    position: int | None  # among those that wait, by number
+    ahead: int  # jobs that hold devices
+    speeds: tuple[SpeedRow, ...]
+    story: tuple[StoryLine, ...]
+
+
+def explain(
+    pool: Pool, job: int, story: Iterable[tuple[int, float, r.Record]], now_s: float
+) -> Explanation:
+    """Tell a job's story, given its records."""
+    state = pool.jobs[job]
+    line = [each.id for each in pool.live_jobs() if each.phase in WAITING]
+    return Explanation(
+        job=job,
+        name=state.spec.name,
+        phase=state.phase,
+        code=code_of(state),
+        sentence=sentence(pool, state, now_s),
+        position=line.index(job) + 1 if job in line else None,
+        ahead=sum(1 for each in pool.live_jobs() if each.granted and each.id != job),
+        speeds=_speeds(state),
+        story=tuple(
+            StoryLine(number, at_s, sentence_of(record, job)) for number, at_s, record in story
+        ),
+    )
+
+
+def code_of(job: JobState) -> str | None:
+    """Give the code of why a job waits; None if it does not."""
+    if job.phase == "suspended":
+        return "Held"
+    if not job.is_waiting:
+        return None
+    return job.waiting.code if job.waiting is not None else "Resources"
+
+
+def sentence(pool: Pool, job: JobState, now_s: float) -> str:
+    """Say, in one sentence, why a job stands where it stands."""
+    if job.phase == "suspended":
+        return "a user suspended it"
+    if job.is_over or not job.is_waiting:
+        return job.reason
+    if job.target:
+        leaving = sorted(
+            {
+                owner
+                for slot in job.target
+                if (owner := pool.slots[slot].owner) not in (None, job.id)
+            }
+        )
+        who = ", ".join(f'job {each} "{pool.jobs[each].spec.name}"' for each in leaving)
+        return f"{len(job.target)} devices are reserved for it until {who or 'their node'} is ready"
+    if job.waiting is None:
+        return "nothing was decided about it yet"
+    since = f" (for {now_s - job.waiting_since_s:.0f} s)" if job.waiting_since_s else ""
+    return f"{job.waiting.sentence}{since}"
+
+
+def _speeds(job: JobState) -> tuple[SpeedRow, ...]:
+    speeds = speeds_by_size(job)
+    first_s = speeds[min(speeds)].step_s
+    return tuple(
+        SpeedRow(
+            gpus,
+            speed.step_s,
+            first_s / speed.step_s,
+            speed.source,
+            job.step_s[gpus].iterations if gpus in job.step_s else 0,
+        )
+        for gpus, speed in sorted(speeds.items())
+    )
+
+
+def sentence_of(record: r.Record, job: int | None = None) -> str:
+    """Tell a record in one line; of a decision, the part that concerns `job`."""
+    match record:
+        case r.JobSubmitted(number, spec):
+            sizes = f"{spec.gpus_min}..{spec.gpus_max}"
+            return f'job {number} "{spec.name}" was submitted: {spec.tier}, {sizes} devices'
+        case r.JobCancelled(number, by):
+            return f"job {number} was cancelled by {by or 'a user'}"
+        case r.JobHeld(number, by):
+            return f"job {number} was suspended by {by or 'a user'}"
+        case r.JobReleased(number, by):
+            return f"job {number} was resumed by {by or 'a user'}"
+        case r.JobBounded(number, least, most, by):
+            return f"job {number} may have {least}..{most} devices, says {by or 'a user'}"
+        case r.JobPrioritised(number, priority, by):
+            return f"job {number} has priority {priority}, says {by or 'a user'}"
+        case r.NodeDrained(node, by):
+            return f"node {node} was drained by {by or 'a user'}"
+        case r.NodeUndrained(node, by):
+            return f"node {node} is used again, says {by or 'a user'}"
+        case r.PolicyChosen(policy, by):
+            return f"the policy is {policy}, says {by or 'a user'}"
+        case r.NodeJoined(node, _, host, devices):
+            return f"node {node} joined from {host} with {len(devices)} devices"
+        case r.NodeLost(node, _, because):
+            return f"node {node} was lost: {because}"
+        case r.SlotFreed(slot, number):
+            return f"slot {slot} is free: nothing of job {number} runs there any more"
+        case r.Decided():
+            return _decision(record, job)
+        case r.Aimed():
+            return _aim(record)
+        case _:
+            return _run(record)
+
+
+def _decision(record: r.Decided, job: int | None) -> str:
+    if job is not None and job in record.targets:
+        target = record.targets[job]
+        return f"decided: {len(target.slots)} devices for job {job}: {target.reason}"
+    if job is not None and job in record.waiting:
+        why = record.waiting[job]
+        return f"decided: job {job} waits, {why.code}: {why.sentence} ({record.why})"
+    shares = ", ".join(f"job {row.job}: {row.share}" for row in record.rows if row.share)
+    return f"{record.policy} decided, as {record.why}: {shares or 'nobody gets devices'}"
+
+
+def _aim(record: r.Aimed) -> str:
+    who = f"job {record.job} (attempt {record.attempt}, generation {record.generation})"
+    if not record.slots:
+        return f"{who} is told to save its state and leave: {record.reason}"
+    how = " and take over its living workers" if record.adopt else ""
+    what = "run its precheck" if record.precheck else "run"
+    slots = ", ".join(map(str, record.slots))
+    return f"{who} is told to {what} on slots {slots}, led by {record.lead}{how}: {record.reason}"
+
+
+def _run(record: r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded) -> str:
+    match record:
+        case r.RunPrepared(number, _, virtual_nodes, steps):
+            length = f"{steps} steps" if steps is not None else "no known end"
+            return f"job {number} can be resized: {virtual_nodes} virtual nodes, {length}"
+        case r.RunStepped(number, attempt, step):
+            return f"job {number} trains: step {step} of attempt {attempt}"
+        case r.RunChanged():
+            pause = f"a pause of {record.pause_s * 1000:.0f} ms"
+            return (
+                f"job {record.job} {record.kind}: {record.gpus_before} to {len(record.slots)} "
+                f"devices after step {record.step}, {pause}"
+            )
+        case r.RunEnded():
+            code = "" if record.exit_code is None else f" with exit code {record.exit_code}"
+            words = f": {record.trouble.what}, {record.trouble.because}" if record.trouble else ""
+            return f"job {record.job} {record.outcome} at step {record.step}{code}{words}"

@@ -1,0 +1,143 @@
+"""One job of the pool: what was asked for, where it stands, and what is known of it."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from coddl.core.allocation import Waiting
+from coddl.core.lifecycle import OVER, RUNNING, WAITING, Move, Phase, check
+from coddl.core.pool.orders import Stop
+from coddl.core.pool.records import Trouble
+from coddl.core.pool.spec import JobSpec
+
+STORY_MAX: Final = 20  # moves that are remembered; the journal has them all
+
+
+@dataclass(slots=True)
+class Measured:
+    """How long an iteration takes at one size."""
+
+    step_s: float
+    iterations: int
+
+
+@dataclass(slots=True)
+class JobState:
+    """A job. Changed by `Pool.apply` alone, except for what runs report of their progress."""
+
+    id: int
+    spec: JobSpec
+    submitted_s: float
+    gpus_min: int
+    gpus_max: int
+    priority: int
+    phase: Phase = "pending"
+    story: list[Move] = field(default_factory=list)
+    # What it shall have, and what its agents were told.
+    target: tuple[int, ...] = ()  # slots, as decided last
+    reason: str = ""  # for the target
+    decided_s: float = 0.0  # when its share was last decided to be another
+    waiting: Waiting | None = None
+    waiting_since_s: float | None = None
+    granted: tuple[int, ...] = ()  # slots it may use now
+    attempt: int = 0
+    generation: int = 0
+    lead: str | None = None  # node
+    adopt: bool = False
+    precheck: bool = False  # what runs is its precheck
+    stop: Stop = ""
+    # What users want.
+    held: bool = False
+    cancelled: bool = False
+    # What its runs have told.
+    prechecked: bool = False
+    prepared: bool = False
+    proven: bool = False  # has made a step
+    virtual_nodes: int | None = None
+    steps: int | None = None
+    step: int = 0
+    step_s: dict[int, Measured] = field(default_factory=dict)  # by GPUs
+    change: int = -1  # the newest change of its group, in this attempt
+    serving: int = 0  # GPUs it trains on, by its own account
+    last_pause_s: float | None = None
+    resizes: int = 0
+    failures: int = 0  # of its own
+    losses: int = 0  # not of its own, in a row without a step
+    exit_code: int | None = None
+    trouble: Trouble | None = None
+    # When, and how much.
+    starts: int = 0
+    first_start_s: float | None = None
+    last_start_s: float | None = None
+    changed_s: float | None = None  # when what it holds last changed
+    ended_s: float | None = None
+    executed_s: float = 0.0  # up to `changed_s`
+    attained_gpu_s: float = 0.0
+    memory: tuple[float, ...] = ()  # the policy's
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in OVER
+
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether it would start if it got devices."""
+        return self.phase in WAITING
+
+    @property
+    def has_run(self) -> bool:
+        """Tell whether an agent leads it, or shall."""
+        return self.phase in RUNNING
+
+    @property
+    def is_elastic(self) -> bool:
+        """Tell whether it may be resized now."""
+        return self.spec.is_elastic and self.prepared
+
+    def bounds(self) -> tuple[int, int]:
+        """Give the fewest and the most GPUs that it may have now.
+
+        A job that has not shown yet that it runs gets no more than it needs to show it.
+        """
+        if self.spec.launch.precheck and not self.prechecked:
+            return 1, 1
+        if not self.spec.is_elastic:
+            return self.gpus_min, self.gpus_min
+        most = self.gpus_max
+        if self.virtual_nodes is not None:
+            most = min(most, self.virtual_nodes)
+        if not self.proven or not self.prepared:
+            most = self.gpus_min
+        return min(self.gpus_min, most), most
+
+    def executed_by(self, now_s: float) -> float:
+        """Seconds in which it has held devices."""
+        return self.executed_s + self._held_s(now_s)
+
+    def attained_by(self, now_s: float) -> float:
+        """GPU-seconds it has had."""
+        return self.attained_gpu_s + self._held_s(now_s) * len(self.granted)
+
+    def move(self, phase: Phase, at_s: float, because: str) -> None:
+        """Go to another phase, along the table."""
+        if phase == self.phase:
+            return
+        step = Move(at_s, self.phase, phase, because)
+        check(self.spec.name, step, self.story)
+        self.story = [*self.story, step][-STORY_MAX:]
+        self.phase = phase
+
+    def hold(self, slots: tuple[int, ...], now_s: float) -> None:
+        """Be given other devices, and settle the account of those held so far."""
+        self.executed_s, self.attained_gpu_s = self.executed_by(now_s), self.attained_by(now_s)
+        if slots and not self.granted:
+            self.starts += 1
+            self.last_start_s = now_s
+            self.first_start_s = now_s if self.first_start_s is None else self.first_start_s
+        if slots != self.granted:
+            self.changed_s = now_s
+        self.granted = slots
+
+    def _held_s(self, now_s: float) -> float:
+        if not self.granted or self.changed_s is None:
+            return 0.0
+        return max(0.0, now_s - self.changed_s)

@@ -1,0 +1,338 @@
+"""What happens in a pool. Past tense; frozen; the journal holds these and nothing else. (C5, D3)
+
+*Facts* come from outside: users, agents, the clock. *Conclusions* (`SlotFreed`, `Decided`,
+`Aimed`) are drawn by `control` and written down beside the fact that led to them, so that they are
+read back and never drawn anew. The state of the pool is a fold of both. (`state`)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from coddl.core.allocation import Waiting
+from coddl.core.pool.spec import JobSpec
+
+# Users.
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """A user has handed in a job; `job` is the number it goes by."""
+
+    job: int
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class JobCancelled:
+    job: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobHeld:
+    """A user has suspended a job: it gives up its devices and gets none until released."""
+
+    job: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobReleased:
+    """A user has resumed a job."""
+
+    job: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobBounded:
+    """A user has set how many devices a job may hold."""
+
+    job: int
+    gpus_min: int
+    gpus_max: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobPrioritised:
+    job: int
+    priority: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDrained:
+    """Nothing new may start on a node; what runs there moves away."""
+
+    node: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUndrained:
+    node: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChosen:
+    policy: str  # as users write it
+    by: str
+
+
+# Nodes.
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU, or a place for one worker on a machine without."""
+
+    index: int  # on its node
+    kind: str  # "cpu", or the GPU's model
+    gpu: str | None = None  # as CUDA_VISIBLE_DEVICES wants it
+    memory_bytes: int = 0
+
+
+class Claim(NamedTuple):
+    """Whose processes may be, or are, on a device."""
+
+    job: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """An agent has come, or come back; `boot` names its process."""
+
+    node: str
+    boot: str
+    host: str
+    devices: tuple[Device, ...]
+    slots: tuple[int, ...] = ()  # the devices' numbers in the pool; filled in by `control`
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReported:
+    """An agent has told which slots have live processes, knowing that version of its orders."""
+
+    node: str
+    boot: str
+    version: int
+    holding: Mapping[int, Claim]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSilent:
+    """The line to an agent is down; its lease may well hold."""
+
+    node: str
+    boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node's lease has run out, or its agent is another process now: nothing lives there."""
+
+    node: str
+    boot: str
+    because: str
+
+
+# Runs: what the agent that leads a job tells of it.
+
+ChangeKind = Literal[
+    "started", "restarted", "resumed", "resized", "moved", "rebalanced", "regrouped"
+]
+Outcome = Literal[
+    "succeeded",
+    "failed",  # the job's own doing
+    "lost",  # not the job's doing: it is started again
+    "retired",  # as it was told to; its state is safe
+    "cancelled",
+    "requeue",  # it asked to be run again, with exit code 75
+    "prechecked",  # its precheck has succeeded
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrepared:
+    """A job's script has called `coddl.prepare`: it can be resized from here on."""
+
+    job: int
+    attempt: int
+    virtual_nodes: int
+    steps: int | None
+    global_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStepped:
+    """A job has made its first step of an attempt."""
+
+    job: int
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunChanged:
+    """A job's group of workers has changed, and trains."""
+
+    job: int
+    attempt: int
+    change: int  # grows within an attempt; a repeat has the same
+    kind: ChangeKind
+    gpus_before: int
+    slots: tuple[int, ...]
+    step: int
+    pause_s: float
+    serving_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgressed:
+    """How a run is doing. Soft: not in the journal, but sampled into decisions."""
+
+    job: int
+    attempt: int
+    step: int
+    gpus: int
+    step_s: float  # mean seconds per iteration at this size
+    iterations: int  # that the mean is of
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What went wrong, in words."""
+
+    what: str
+    because: str
+    try_: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """A run is over: none of its processes will start another."""
+
+    job: int
+    attempt: int
+    outcome: Outcome
+    step: int = 0
+    exit_code: int | None = None
+    trouble: Trouble | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The time that was asked for has come. Soft."""
+
+
+# Conclusions.
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFreed:
+    """A device's last process was seen to be gone: anybody may have it."""
+
+    slot: int
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The devices a job shall have, and why."""
+
+    slots: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a decision knew of a job."""
+
+    job: int
+    gpus: int
+    gpus_min: int
+    gpus_max: int
+    remaining: float | None  # iterations; None: unknown
+    step_s: Mapping[int, float]  # measured, by GPUs
+    share: int  # what the policy gave it
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Who shall hold what from now on. Holds what has changed, and what it was decided on."""
+
+    policy: str
+    seed: int
+    gpus: int  # usable then
+    why: str  # what made us decide
+    targets: Mapping[int, Target]  # by job; only those that changed
+    waiting: Mapping[int, Waiting]  # by job; only those that changed
+    rows: tuple[Row, ...]
+    memory: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # the policy's, by job
+    wake_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Aimed:
+    """A job's target was put into effect: its agents are told.
+
+    No slots: it gives up what it has, as `reason` says. `adopt`: a new lead takes over workers that
+    are alive.
+    """
+
+    job: int
+    attempt: int
+    generation: int
+    slots: tuple[int, ...]
+    lead: str  # node
+    reason: str
+    adopt: bool = False
+    precheck: bool = False
+
+
+Event = (
+    JobSubmitted
+    | JobCancelled
+    | JobHeld
+    | JobReleased
+    | JobBounded
+    | JobPrioritised
+    | NodeDrained
+    | NodeUndrained
+    | PolicyChosen
+    | NodeJoined
+    | NodeReported
+    | NodeSilent
+    | NodeLost
+    | RunPrepared
+    | RunStepped
+    | RunChanged
+    | RunProgressed
+    | RunEnded
+    | Woke
+)
+
+Record = (
+    JobSubmitted
+    | JobCancelled
+    | JobHeld
+    | JobReleased
+    | JobBounded
+    | JobPrioritised
+    | NodeDrained
+    | NodeUndrained
+    | PolicyChosen
+    | NodeJoined
+    | NodeLost
+    | RunPrepared
+    | RunStepped
+    | RunChanged
+    | RunEnded
+    | SlotFreed
+    | Decided
+    | Aimed
+)

@@ -1,0 +1,138 @@
+"""The pool as a policy sees it: the fold turned into the columns of a snapshot."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from coddl.core.cluster import Cluster
+from coddl.core.jobs import ELASTIC, OPAQUE, RESTARTABLE, JobTable
+from coddl.core.pool.job import JobState
+from coddl.core.pool.state import Pool
+from coddl.core.snapshot import Snapshot, no_memory
+from coddl.core.speed.live import Speed, curve
+from coddl.core.speed.table import Speeds, speeds_of
+
+TIERS = {"elastic": ELASTIC, "restartable": RESTARTABLE, "opaque": OPAQUE}
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A snapshot, with the jobs its rows are of and the slots its GPUs are."""
+
+    snapshot: Snapshot
+    jobs: tuple[JobState, ...]  # by row
+    nodes: dict[int, str]  # usable slots, with their nodes
+
+
+def look(pool: Pool, now_s: float, seed: int, without: Collection[int] = ()) -> Sight:
+    """Take a picture of the jobs that compete, leaving some out."""
+    jobs = tuple(
+        job
+        for job in pool.live_jobs()
+        if not job.held and not job.cancelled and job.id not in without
+    )
+    nodes = usable(pool)
+    speeds = _speeds(jobs)
+    snapshot = Snapshot(
+        now_s=now_s,
+        cluster=Cluster.of(len(nodes)),
+        jobs=_table(jobs, len(nodes), now_s),
+        speeds=speeds,
+        memory=_memory(jobs),
+        seed=seed,
+    )
+    return Sight(snapshot, jobs, nodes)
+
+
+def usable(pool: Pool) -> dict[int, str]:
+    """Name the slots that jobs may have, and their nodes.
+
+    A node that can't be told anything keeps what it has and gets nothing new. On a node that is
+    drained, jobs that can't be moved stay to their end.
+    """
+    found: dict[int, str] = {}
+    for node in pool.nodes.values():
+        if not node.is_up:
+            continue
+        for slot in node.slots:
+            owner = pool.slots[slot].owner
+            job = pool.jobs[owner] if owner is not None else None
+            holds = job is not None and slot in job.granted
+            if node.is_drained and not (holds and job is not None and _is_fixed(job)):
+                continue
+            if not node.is_silent or holds:
+                found[slot] = node.name
+    return found
+
+
+def speeds_by_size(job: JobState) -> dict[int, Speed]:
+    """Tell how fast a job is at every size it may have, and how we know."""
+    _, most = job.bounds()
+    most = max(most, job.gpus_min, *job.step_s, *job.spec.step_s, 1)
+    measured = {gpus: each.step_s for gpus, each in job.step_s.items()}
+    return curve(most, measured, job.spec.step_s, job.virtual_nodes)
+
+
+def _is_fixed(job: JobState) -> bool:
+    """Tell whether taking a job's devices away would lose its work."""
+    return job.spec.tier == "opaque" or (job.spec.is_elastic and not job.prepared)
+
+
+def _speeds(jobs: tuple[JobState, ...]) -> Speeds:
+    curves = [speeds_by_size(job) for job in jobs]
+    width = 1 + max((max(each) for each in curves), default=1)
+    step_s = np.full((max(1, len(curves)), width), np.inf)
+    measured = np.zeros(step_s.shape, np.bool_)
+    if not curves:
+        step_s[0, 1:] = 1.0
+    for row, each in enumerate(curves):
+        for gpus, speed in each.items():
+            step_s[row, gpus] = speed.step_s
+            measured[row, gpus] = speed.source == "measured"
+        step_s[row, max(each) + 1 :] = each[max(each)].step_s
+    names = tuple(str(job.id) for job in jobs) or ("none",)
+    return speeds_of(names, step_s, measured)
+
+
+def _table(jobs: tuple[JobState, ...], total: int, now_s: float) -> JobTable:
+    bounds = [job.bounds() for job in jobs]
+    # A job that stops has given up its share; it may be decided to start again.
+    gpus = [0 if job.stop else len(job.target) for job in jobs]
+    return JobTable.of(
+        len(jobs),
+        id=[job.id for job in jobs],
+        curve=np.arange(len(jobs)),
+        submitted_s=[job.submitted_s for job in jobs],
+        priority=[job.priority for job in jobs],
+        tier=[TIERS[job.spec.tier] for job in jobs],
+        preemptible=[not (job.has_run and _is_fixed(job)) for job in jobs],
+        gpus_min=[least for least, _ in bounds],
+        gpus_max=[most for _, most in bounds],
+        gpus_requested=[max(least, min(most, total)) for least, most in bounds],
+        gpus=gpus,
+        settled=[job.target == job.granted and job.phase == "running" for job in jobs],
+        starts=[job.starts for job in jobs],
+        remaining_iterations=[_remaining(job) for job in jobs],
+        pause_s=[job.last_pause_s or 0.0 for job in jobs],
+        attained_gpu_s=[job.attained_by(now_s) for job in jobs],
+        executed_s=[job.executed_by(now_s) for job in jobs],
+        first_start_s=[_or_inf(job.first_start_s) for job in jobs],
+        last_start_s=[_or_inf(job.last_start_s) for job in jobs],
+        changed_s=[job.decided_s for job in jobs],
+    )
+
+
+def _remaining(job: JobState) -> float:
+    return float("nan") if job.steps is None else float(max(0, job.steps - job.step))
+
+
+def _or_inf(value: float | None) -> float:
+    return float("inf") if value is None else value
+
+
+def _memory(jobs: tuple[JobState, ...]) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
+    memory = no_memory(len(jobs))
+    for row, job in enumerate(jobs):
+        memory[row, : len(job.memory)] = job.memory
+    return memory

@@ -1,0 +1,41 @@
+"""What a user asks for: a job, as the pool keeps it. Checked where it enters (`coddl.api.spec`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Tier = Literal["elastic", "restartable", "opaque"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How a job's processes are started; the pool itself never looks into it."""
+
+    argv: tuple[str, ...]  # elastic: a Python script and its arguments; else: any command
+    python: str = ""  # interpreter of an elastic job; empty: the agent's own
+    env: Mapping[str, str] = field(default_factory=dict)
+    code: str = ""  # hash of the submitted folder; empty: nothing was submitted
+    folder: str = "."  # where to start, within the submitted folder
+    precheck: tuple[str, ...] = ()  # a command that must succeed on one device first
+    grace_s: float = 30.0  # between the notice to leave and the end
+    checkpoint_every_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A job as it was accepted."""
+
+    name: str
+    launch: Launch
+    user: str = ""
+    tier: Tier = "elastic"
+    gpus_min: int = 1
+    gpus_max: int = 1  # of a job that is not elastic: the same as gpus_min
+    priority: int = 0  # jobs of a higher one are served first
+    step_s: Mapping[int, float] = field(default_factory=dict)  # seconds an iteration takes, by GPUs
+    max_failures: int = 0  # of its own, after which it is tried again
+
+    @property
+    def is_elastic(self) -> bool:
+        """Tell whether it may be resized while it runs, once it has called `coddl.prepare`."""
+        return self.tier == "elastic"

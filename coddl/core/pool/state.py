@@ -1,0 +1,344 @@
+"""The pool as a fold of its records: who holds what, and what every agent shall do. (D3)
+
+A slot has an *owner* from the record that grants it to a job until its processes were seen to be
+gone, whatever happens in between; so no device ever has two.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+from coddl.core.lifecycle import Phase
+from coddl.core.pool import records as r
+from coddl.core.pool.job import JobState, Measured
+from coddl.core.pool.orders import Lead, Orders, Seat
+
+LOSSES_MAX: Final = 5  # runs in a row that may be lost without a step
+
+
+@dataclass(slots=True)
+class NodeState:
+    """A machine with an agent."""
+
+    name: str
+    boot: str
+    host: str
+    slots: tuple[int, ...]
+    is_up: bool = True  # its lease holds
+    is_drained: bool = False
+    is_silent: bool = False  # soft: we can't tell it anything now
+    version: int = 0  # of its orders
+    leads: dict[int, None] = field(default_factory=dict)  # jobs, by number
+
+
+@dataclass(slots=True)
+class SlotState:
+    """A device of the pool."""
+
+    slot: int
+    node: str
+    device: r.Device
+    owner: int | None = None  # the job whose processes may be there
+
+
+@dataclass(slots=True)
+class Pool:
+    """Everything that must survive a crash."""
+
+    jobs: dict[int, JobState] = field(default_factory=dict)
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    slots: dict[int, SlotState] = field(default_factory=dict)
+    policy: str = "afs-p:tie=keep"
+    policy_by: str = ""
+    policy_since_s: float = 0.0
+    wake_at_s: float | None = None  # as the last decision asked
+    seed: int = 1
+    next_job: int = 1
+    next_slot: int = 0
+    active: dict[int, None] = field(default_factory=dict)  # jobs that are not over, by number
+    unsettled: dict[int, None] = field(default_factory=dict)  # jobs that lack their target
+    touched: set[str] = field(default_factory=set)  # nodes whose orders changed; emptied by readers
+
+    def live_jobs(self) -> Iterator[JobState]:
+        """Give the jobs that are not over, in order of their numbers."""
+        return (self.jobs[job] for job in self.active)
+
+    def orders(self, node: str) -> Orders:
+        """Give all that an agent shall do."""
+        place = self.nodes[node]
+        seats: dict[int, r.Claim] = {}
+        for slot in place.slots:
+            owner = self.slots[slot].owner
+            if owner is not None and slot in self.jobs[owner].granted:
+                seats[slot] = r.Claim(owner, self.jobs[owner].attempt)
+        leads = tuple(self._lead(self.jobs[job]) for job in place.leads)
+        concerned = sorted({claim.job for claim in seats.values()} | place.leads.keys())
+        specs = {job: self.jobs[job].spec for job in concerned}
+        return Orders(place.version, seats, leads, specs, place.is_drained)
+
+    def _lead(self, job: JobState) -> Lead:
+        return Lead(
+            job=job.id,
+            attempt=job.attempt,
+            generation=job.generation,
+            seats=tuple(self.seat(slot) for slot in job.granted),
+            adopt=job.adopt,
+            precheck=job.precheck,
+            stop=job.stop,
+            reason=job.reason,
+        )
+
+    def seat(self, slot: int) -> Seat:
+        """Name a slot's place."""
+        state = self.slots[slot]
+        return Seat(slot, state.node, state.device.gpu)
+
+    def nodes_of(self, slots: Iterable[int]) -> tuple[str, ...]:
+        """Name the nodes of slots, each once, in order."""
+        return tuple(dict.fromkeys(self.slots[slot].node for slot in slots))
+
+    def apply(self, record: r.Record, now_s: float) -> None:
+        """Take in what has happened."""
+        self._fold(record, now_s)
+        match record:
+            case r.Decided():
+                changed = list(record.targets)
+            case r.NodeLost():
+                changed = list(self.active)
+            case _:
+                changed = [job] if (job := getattr(record, "job", None)) is not None else []
+        for number in changed:
+            state = self.jobs[number]
+            if state.is_over or set(state.target) == set(state.granted):
+                self.unsettled.pop(number, None)
+            else:
+                self.unsettled[number] = None
+
+    def _fold(self, record: r.Record, now_s: float) -> None:
+        match record:
+            case r.JobSubmitted(job, spec):
+                bounds = (spec.gpus_min, spec.gpus_max, spec.priority)
+                self.jobs[job] = JobState(job, spec, now_s, *bounds)
+                self.active[job] = None
+                self.next_job = max(self.next_job, job + 1)
+            case r.JobCancelled(job, by):
+                self._cancel(self.jobs[job], by, now_s)
+            case r.JobHeld(job, by):
+                self._hold(self.jobs[job], by, now_s)
+            case r.JobReleased(job, by):
+                state = self.jobs[job]
+                state.held = False
+                if state.phase == "suspended":
+                    state.move("pending", now_s, f"{by or 'a user'} resumed it")
+            case r.JobBounded(job, gpus_min, gpus_max):
+                self.jobs[job].gpus_min, self.jobs[job].gpus_max = gpus_min, gpus_max
+            case r.JobPrioritised(job, priority):
+                self.jobs[job].priority = priority
+            case r.PolicyChosen(policy, by):
+                self.policy, self.policy_by, self.policy_since_s = policy, by, now_s
+                for each in self.live_jobs():
+                    each.memory = ()  # another policy would misread it
+            case r.NodeJoined():
+                self._join(record)
+            case r.NodeDrained(node) | r.NodeUndrained(node):
+                self.nodes[node].is_drained = isinstance(record, r.NodeDrained)
+                self._touch([node])
+            case r.NodeLost(node, _, because):
+                self._lose(node, because, now_s)
+            case r.SlotFreed(slot):
+                self.slots[slot].owner = None
+            case r.Decided():
+                self._decide(record, now_s)
+            case r.Aimed():
+                self._aim(record, now_s)
+            case r.RunPrepared() | r.RunStepped() | r.RunChanged() | r.RunEnded():
+                self._hear(record, now_s)
+            case _:
+                assert_never(record)
+
+    # Users.
+
+    def _cancel(self, job: JobState, by: str, now_s: float) -> None:
+        job.cancelled = True
+        because = f"{by or 'a user'} cancelled it"
+        if not job.has_run:
+            self._end(job, "cancelled", now_s, because)
+            return
+        job.move("stopping", now_s, because)
+        job.stop, job.reason = "cancel", because
+        self._touch([job.lead])
+
+    def _hold(self, job: JobState, by: str, now_s: float) -> None:
+        job.held = True
+        job.waiting = None
+        if not job.has_run:
+            job.move("suspended", now_s, f"{by or 'a user'} suspended it")
+
+    # Nodes.
+
+    def _join(self, joined: r.NodeJoined) -> None:
+        place = self.nodes.get(joined.node)
+        if place is None:
+            place = NodeState(joined.node, joined.boot, joined.host, ())
+            self.nodes[joined.node] = place
+        place.boot, place.host, place.slots = joined.boot, joined.host, joined.slots
+        place.is_up, place.is_silent = True, False
+        for slot, device in zip(joined.slots, joined.devices, strict=True):
+            owner = self.slots[slot].owner if slot in self.slots else None
+            self.slots[slot] = SlotState(slot, joined.node, device, owner)
+            self.next_slot = max(self.next_slot, slot + 1)
+        self._touch([joined.node])
+
+    def _lose(self, node: str, because: str, now_s: float) -> None:
+        """Take note that nothing lives on a node: its devices have no owner any more."""
+        place = self.nodes[node]
+        place.is_up = False
+        for slot in place.slots:
+            self.slots[slot].owner = None
+        for job in list(self.live_jobs()):
+            left = tuple(slot for slot in job.granted if self.slots[slot].node != node)
+            job.target = tuple(slot for slot in job.target if self.slots[slot].node != node)
+            if job.lead != node and left == job.granted:
+                continue
+            self._touch([job.lead, *self.nodes_of(job.granted)])
+            job.hold(left, now_s)
+            job.generation += 1
+            if job.lead == node:
+                self._be_led(job, None)
+            survives = bool(left) and (job.lead is not None or (job.is_elastic and not job.stop))
+            if not survives:
+                self._release(job, f"node {node} was lost: {because}", now_s)
+
+    def _be_led(self, job: JobState, node: str | None) -> None:
+        if job.lead is not None:
+            self.nodes[job.lead].leads.pop(job.id, None)
+        job.lead = node
+        if node is not None:
+            self.nodes[node].leads[job.id] = None
+
+    def _release(self, job: JobState, because: str, now_s: float) -> None:
+        """End a job's run; it waits for the next one, or is over if that was asked for."""
+        self._give_up_run(job, now_s)
+        if job.cancelled:
+            self._end(job, "cancelled", now_s, because)
+        elif job.held:
+            job.move("stopping", now_s, because)
+            job.move("suspended", now_s, because)
+        else:
+            job.move("preempted", now_s, because)
+
+    def _give_up_run(self, job: JobState, now_s: float) -> None:
+        self._touch([job.lead, *self.nodes_of(job.granted)])
+        job.hold((), now_s)
+        self._be_led(job, None)
+        job.stop, job.target, job.serving = "", (), 0
+
+    # Decisions.
+
+    def _decide(self, decided: r.Decided, now_s: float) -> None:
+        self.seed = decided.seed
+        self.wake_at_s = decided.wake_at_s
+        for number, target in decided.targets.items():
+            job = self.jobs[number]
+            if len(target.slots) != len(job.target):
+                job.decided_s = now_s
+            job.target, job.reason = target.slots, target.reason
+            job.waiting, job.waiting_since_s = None, None
+        for number, waiting in decided.waiting.items():
+            job = self.jobs[number]
+            job.waiting, job.waiting_since_s = waiting, now_s
+        for number, memory in decided.memory.items():
+            self.jobs[number].memory = memory
+        for row in decided.rows:
+            known = self.jobs[row.job].step_s
+            for gpus, step_s in row.step_s.items():
+                known.setdefault(gpus, Measured(step_s, 0))
+
+    def _aim(self, aimed: r.Aimed, now_s: float) -> None:
+        """Put a target into effect: from here on its devices are the job's."""
+        job = self.jobs[aimed.job]
+        self._touch([job.lead, aimed.lead, *self.nodes_of((*job.granted, *aimed.slots))])
+        job.generation, job.reason = aimed.generation, aimed.reason
+        if not aimed.slots:
+            job.move("stopping", now_s, aimed.reason)
+            job.stop = "retire"
+            return
+        is_new = aimed.attempt != job.attempt
+        if is_new:
+            job.change, job.serving = -1, 0
+        before = len(job.granted)
+        job.attempt = aimed.attempt
+        self._be_led(job, aimed.lead)
+        job.adopt, job.precheck, job.stop = aimed.adopt, aimed.precheck, ""
+        job.hold(aimed.slots, now_s)
+        for slot in aimed.slots:
+            assert self.slots[slot].owner in (None, job.id), f"slot {slot} has an owner"
+            self.slots[slot].owner = job.id
+        if not is_new:
+            job.move("resizing", now_s, aimed.reason)
+            job.resizes += len(aimed.slots) != before
+        else:
+            job.move("starting", now_s, aimed.reason)
+
+    # Runs.
+
+    def _hear(
+        self, fact: r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded, now_s: float
+    ) -> None:
+        job = self.jobs[fact.job]
+        match fact:
+            case r.RunPrepared(_, _, virtual_nodes, steps):
+                job.prepared, job.virtual_nodes, job.steps = True, virtual_nodes, steps
+            case r.RunStepped(_, _, step):
+                job.proven, job.losses, job.step = True, 0, max(job.step, step)
+                if job.phase == "starting":
+                    job.move("running", now_s, "it made its first step")
+            case r.RunChanged():
+                job.change, job.step = fact.change, max(job.step, fact.step)
+                job.serving, job.last_pause_s = len(fact.slots), fact.pause_s
+                if job.phase == "resizing" and set(fact.slots) == set(job.granted):
+                    job.move("running", now_s, f"it runs on {len(fact.slots)}")
+            case r.RunEnded():
+                self._end_run(job, fact, now_s)
+            case _:
+                assert_never(fact)
+
+    def _end_run(self, job: JobState, ended: r.RunEnded, now_s: float) -> None:
+        """Draw a run's conclusion; its slots keep their owner until they are seen to be empty."""
+        job.step = max(job.step, ended.step)
+        job.exit_code, job.trouble = ended.exit_code, ended.trouble
+        words = ended.trouble.what if ended.trouble else f"its run was {ended.outcome}"
+        match ended.outcome:
+            case "succeeded":
+                self._end(job, "succeeded", now_s, "it came to its end")
+            case "failed" if not job.cancelled:
+                job.failures += 1
+                if job.failures > job.spec.max_failures:
+                    self._end(job, "failed", now_s, words)
+                else:
+                    self._release(job, f"it failed and is tried again: {words}", now_s)
+            case "lost" if not job.cancelled:
+                job.losses += 1
+                if job.losses >= LOSSES_MAX:
+                    self._end(job, "failed", now_s, f"lost {job.losses} times in a row: {words}")
+                else:
+                    self._release(job, words, now_s)
+            case "prechecked":
+                job.prechecked = True
+                self._give_up_run(job, now_s)
+                job.move("pending", now_s, "its precheck has passed")
+            case _:
+                self._release(job, job.reason or words, now_s)
+
+    def _end(self, job: JobState, phase: Phase, now_s: float, because: str) -> None:
+        self._give_up_run(job, now_s)
+        job.move(phase, now_s, because)
+        job.ended_s, job.waiting, job.reason = now_s, None, because
+        self.active.pop(job.id, None)
+
+    def _touch(self, nodes: Iterable[str | None]) -> None:
+        """Note that the orders of these nodes are others now."""
+        for name in dict.fromkeys(nodes):
+            if name is not None and name in self.nodes:
+                self.nodes[name].version += 1
+                self.touched.add(name)

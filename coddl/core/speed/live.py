@@ -1,0 +1,87 @@
+"""Training speed of a job that runs: measured where it has been, else the best that is known.
+
+From the strongest to the weakest word about a size: measured there; interpolated in step time
+between two measured sizes; as submitted with the job; assumed. The assumption is
+
+    t(n) = a + b * ceil(V / n) / V,   a, b >= 0
+
+where V is the number of virtual nodes: `b` is divided among the workers, `a` is not. Both are
+fitted to what was measured. With one size measured nothing tells them apart, and `a` is taken to be
+0: the job counts as one that scales perfectly until it has been tried. So a policy will try it, and
+two sizes are enough to tell how it scales: that is the probing.
+"""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Literal, NamedTuple
+
+Source = Literal["measured", "interpolated", "submitted", "assumed"]
+UNKNOWN_STEP_S = 1.0  # of a job that has not made a step: any number, as only ratios count then
+
+
+class Speed(NamedTuple):
+    """Seconds an iteration takes at some size, and how we know."""
+
+    step_s: float
+    source: Source
+
+
+def curve(
+    gpus_max: int,
+    measured: Mapping[int, float],
+    submitted: Mapping[int, float],
+    virtual_nodes: int | None,
+) -> dict[int, Speed]:
+    """Give the speed at every size from 1 to `gpus_max`."""
+    sizes = range(1, gpus_max + 1)
+    if not measured and submitted:
+        return {n: Speed(_between(n, submitted), "submitted") for n in sizes}
+    fixed_s, divided_s = _fitted(measured, virtual_nodes)
+    out: dict[int, Speed] = {}
+    for n in sizes:
+        if n in measured:
+            out[n] = Speed(measured[n], "measured")
+        elif measured and min(measured) < n < max(measured):
+            out[n] = Speed(_between(n, measured), "interpolated")
+        elif submitted:
+            # Trust the submitted shape, at the level that was measured next to it.
+            near = min(measured, key=lambda m: (abs(m - n), m))
+            level = measured[near] / _between(near, submitted)
+            out[n] = Speed(_between(n, submitted) * level, "submitted")
+        else:
+            out[n] = Speed(fixed_s + divided_s * _part(n, virtual_nodes), "assumed")
+    return out
+
+
+def _part(n: int, virtual_nodes: int | None) -> float:
+    """Tell which part of the batch the busiest of n workers has."""
+    return 1.0 / n if virtual_nodes is None else ceil(virtual_nodes / n) / virtual_nodes
+
+
+def _between(n: int, points: Mapping[int, float]) -> float:
+    """Interpolate step time; past the ends it stays what it is there."""
+    below = max((m for m in points if m <= n), default=min(points))
+    above = min((m for m in points if m >= n), default=max(points))
+    if above <= below:
+        return points[below]
+    weight = (n - below) / (above - below)
+    return points[below] * (1 - weight) + points[above] * weight
+
+
+def _fitted(measured: Mapping[int, float], virtual_nodes: int | None) -> tuple[float, float]:
+    """Fit a and b by least squares, both at least 0."""
+    if not measured:
+        return 0.0, UNKNOWN_STEP_S
+    parts = [(_part(n, virtual_nodes), step_s) for n, step_s in measured.items()]
+    mean_x = sum(x for x, _ in parts) / len(parts)
+    mean_y = sum(y for _, y in parts) / len(parts)
+    spread = sum((x - mean_x) ** 2 for x, _ in parts)
+    if spread == 0.0:
+        return 0.0, mean_y / mean_x
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in parts) / spread
+    fixed = mean_y - slope * mean_x
+    if slope < 0.0:
+        return mean_y, 0.0
+    if fixed < 0.0:  # better than perfect: noise
+        return 0.0, sum(x * y for x, y in parts) / sum(x * x for x, _ in parts)
+    return fixed, slope
