@@ -26,6 +26,9 @@ class JobRow:
     started_s: float | None
     executed_s: float
     pinned: bool
+    priority: int
+    changed_s: float
+    settled: bool
 
 
 def job(
@@ -42,6 +45,9 @@ def job(
     started_s: float | None = None,
     executed_s: float = 0.0,
     pinned: bool = False,
+    priority: int = 0,
+    changed_s: float = -np.inf,
+    settled: bool = True,
 ) -> JobRow:
     """A job whose speed-up at n GPUs is 1 + scales x (n - 1), or whose step times are given."""
     steps = step_s or [1.0 / (1.0 + scales * gpus) for gpus in range(gpus_max)]
@@ -59,6 +65,9 @@ def job(
         started_s,
         executed_s,
         pinned,
+        priority,
+        changed_s,
+        settled,
     )
 
 
@@ -82,6 +91,9 @@ def snapshot_of(
         executed_s=[row.executed_s for row in jobs],
         attained_gpu_s=[row.executed_s * max(row.holds, 1) for row in jobs],
         starts=[int(row.started_s is not None) for row in jobs],
+        priority=[row.priority for row in jobs],
+        changed_s=[row.changed_s for row in jobs],
+        settled=[row.settled for row in jobs],
         first_start_s=started,
         last_start_s=started,
     )

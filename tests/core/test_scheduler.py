@@ -56,6 +56,63 @@ def test_what_may_not_be_preempted_keeps_what_it_holds() -> None:
     assert plan.waiting(2) is not None
 
 
+def test_a_share_that_has_just_changed_stays_for_a_while() -> None:
+    rows = [job("a", holds=4, changed_s=95.0), job("b")]
+    scheduler = Scheduler(policy_from("max-min"), cool_down_s=10.0)
+    plan = scheduler.decide(snapshot_of(4, rows, now_s=100.0))
+    assert plan.shares.tolist() == [4, 0]
+    assert plan.allocation.wake_at_s == 105.0
+    who = "4 GPUs changed hands less than 10 s ago and stay there"
+    assert plan.waiting(1) == ("CoolDown", who)
+    assert scheduler.decide(snapshot_of(4, rows, now_s=105.0)).shares.tolist() == [2, 2]
+
+
+def test_what_was_freed_for_a_job_is_not_given_to_another() -> None:
+    """b waits for a GPU that a is leaving when c comes; c must not take it on its way."""
+    rows = [job("a", holds=2), job("b", holds=2, changed_s=99.0, settled=False), job("c", left=1)]
+    for reserve_s, want in ((0.0, [2, 1, 1]), (10.0, [1, 2, 1])):
+        scheduler = Scheduler(policy_from("max-min"), reserve_s=reserve_s)
+        assert scheduler.decide(snapshot_of(4, rows, now_s=100.0)).shares.tolist() == want
+    rows = [job("b", holds=4, changed_s=99.0, settled=False), job("c", left=1)]
+    free, reserved = (
+        Scheduler(policy_from("srtf"), reserve_s=s).decide(snapshot_of(4, rows, now_s=100.0))
+        for s in (0.0, 10.0)
+    )
+    assert free.shares.tolist() == [0, 4]
+    assert reserved.shares.tolist() == [4, 0]
+    assert reserved.allocation.wake_at_s == 109.0
+
+
+def test_promises_are_void_when_gpus_are_lost() -> None:
+    rows = [job("a", holds=3, changed_s=99.0), job("b", holds=3, changed_s=99.0)]
+    plan = Scheduler(policy_from("max-min"), cool_down_s=10.0).decide(
+        snapshot_of(4, rows, now_s=100.0)
+    )
+    assert plan.shares.tolist() == [2, 2]
+
+
+def test_a_job_that_has_just_started_runs_on_if_only_on_its_minimum() -> None:
+    rows = [job("a", 2, 4, holds=4, left=50, started_s=95.0), job("b", left=5, requested=4)]
+    plain = Scheduler(policy_from("srtf")).decide(snapshot_of(4, rows, now_s=100.0))
+    assert plain.shares.tolist() == [0, 4]
+    guarded = Scheduler(policy_from("srtf"), min_runtime_s=10.0).decide(
+        snapshot_of(4, rows, now_s=100.0)
+    )
+    assert guarded.shares.tolist() == [2, 0]
+    later = Scheduler(policy_from("srtf"), min_runtime_s=10.0).decide(
+        snapshot_of(4, rows, now_s=105.0)
+    )
+    assert later.shares.tolist() == [0, 4]
+
+
+def test_a_higher_priority_is_served_first() -> None:
+    rows = [job("a", holds=4), job("b", 1, 3, priority=1), job("c", 2, 2, priority=1)]
+    plan = Scheduler(policy_from("max-min")).decide(snapshot_of(4, rows))
+    assert plan.shares.tolist() == [0, 2, 2]
+    who = "jobs of a higher priority than 0 hold 4 GPUs"
+    assert plan.waiting(0) == ("Priority", who)
+
+
 @pytest.mark.parametrize(("gpus", "held"), [(4, 4), (2, 4), (5, 1)], ids=["full", "lost", "small"])
 def test_pinned_jobs_stay_whatever_is_left(gpus: int, held: int) -> None:
     """All GPUs pinned, GPUs lost below a pinned job, a pinned job below its minimum."""

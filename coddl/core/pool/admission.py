@@ -50,7 +50,7 @@ def check_fits(pool: Pool, name: str, spans: bool, gpus: int) -> None:
     up = [node for node in pool.nodes.values() if node.is_up]
     if not up:
         return  # nobody has come yet: we can't know
-    total, largest = sum(len(n.slots) for n in up), max(up, key=lambda n: (len(n.slots), n.name))
+    total, largest = sum(len(n.slots) for n in up), min(up, key=lambda n: (-len(n.slots), n.name))
     what = f'job "{name}" cannot be accepted'
     if gpus > total:
         nodes = f"{len(up)} node{'' if len(up) == 1 else 's'}"

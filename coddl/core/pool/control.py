@@ -239,7 +239,7 @@ class Control:
         match fact:
             case r.RunPrepared() if job.prepared and job.steps == fact.steps:
                 return  # a repeat, or another attempt's
-            case r.RunStepped() if job.proven and job.phase != "starting":
+            case r.RunStepped() if job.proven_s is not None and job.phase != "starting":
                 return
             case r.RunChanged() if fact.change <= job.change:
                 return

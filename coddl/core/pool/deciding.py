@@ -7,6 +7,7 @@ from coddl.core.allocation import Waiting
 from coddl.core.placement.keep import Wish, place
 from coddl.core.plan import Plan
 from coddl.core.policies.registry import policy_from
+from coddl.core.pool.job import PRERUN_S
 from coddl.core.pool.records import Decided, Row, Target
 from coddl.core.pool.sight import Sight, look
 from coddl.core.pool.state import Pool
@@ -106,7 +107,6 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
     for job in pool.live_jobs():
         if (job.held or job.cancelled) and job.target:
             targets[job.id] = Target((), "a user wants it to stop")
-    wake_at_s = float(plan.allocation.wake_at_s)
     return Decided(
         policy=pool.policy,
         seed=found.seed,
@@ -120,8 +120,20 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
             for row, job in enumerate(sight.jobs)
             if plan.memory[row].any() or job.memory
         },
-        wake_at_s=wake_at_s if wake_at_s < float("inf") else None,
+        wake_at_s=_wake_at_s(sight, plan),
     )
+
+
+def _wake_at_s(sight: Sight, plan: Plan) -> float | None:
+    """Say when to decide anew: as the policy asks, or when a job may grow though unmeasured."""
+    now_s = sight.snapshot.now_s
+    small = [
+        job.proven_s + PRERUN_S
+        for job in sight.jobs
+        if job.proven_s is not None and job.prepared and not job.may_grow(now_s)
+    ]
+    wake_at_s = min(float(plan.allocation.wake_at_s), *small, float("inf"))
+    return wake_at_s if wake_at_s < float("inf") else None
 
 
 def _unplaced() -> Waiting:

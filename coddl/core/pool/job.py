@@ -10,6 +10,7 @@ from coddl.core.pool.records import Trouble
 from coddl.core.pool.spec import JobSpec
 
 STORY_MAX: Final = 20  # moves that are remembered; the journal has them all
+PRERUN_S: Final = 10.0  # how long a job stays small after its first step, to be measured there
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class JobState:
     # What its runs have told.
     prechecked: bool = False
     prepared: bool = False
-    proven: bool = False  # has made a step
+    proven_s: float | None = None  # when it made its first step ever
     virtual_nodes: int | None = None
     steps: int | None = None
     step: int = 0
@@ -93,11 +94,8 @@ class JobState:
         """Tell whether it may be resized now."""
         return self.spec.is_elastic and self.prepared
 
-    def bounds(self) -> tuple[int, int]:
-        """Give the fewest and the most GPUs that it may have now.
-
-        A job that has not shown yet that it runs gets no more than it needs to show it.
-        """
+    def bounds(self, now_s: float) -> tuple[int, int]:
+        """Give the fewest and the most GPUs that it may have now."""
         if self.spec.launch.precheck and not self.prechecked:
             return 1, 1
         if not self.spec.is_elastic:
@@ -105,9 +103,20 @@ class JobState:
         most = self.gpus_max
         if self.virtual_nodes is not None:
             most = min(most, self.virtual_nodes)
-        if not self.proven or not self.prepared:
+        if not self.may_grow(now_s):
             most = self.gpus_min
         return min(self.gpus_min, most), most
+
+    def may_grow(self, now_s: float) -> bool:
+        """Tell whether it has shown that it runs, and how fast.
+
+        A job that fails at once shall not have taken many devices. And with its speed at the
+        smallest size known, the first larger one tells how it scales. Slow steps are not waited
+        for.
+        """
+        if self.proven_s is None or not self.prepared:
+            return False
+        return bool(self.step_s) or now_s >= self.proven_s + PRERUN_S
 
     def executed_by(self, now_s: float) -> float:
         """Seconds in which it has held devices."""

@@ -67,9 +67,10 @@ def usable(pool: Pool) -> dict[int, str]:
 
 
 def speeds_by_size(job: JobState) -> dict[int, Speed]:
-    """Tell how fast a job is at every size it may have, and how we know."""
-    _, most = job.bounds()
-    most = max(most, job.gpus_min, *job.step_s, *job.spec.step_s, 1)
+    """Tell how fast a job is at every size it may ever have, and how we know."""
+    most = max(job.gpus_max, job.gpus_min, *job.step_s, *job.spec.step_s)
+    if job.virtual_nodes is not None:
+        most = max(job.gpus_min, min(most, job.virtual_nodes))
     measured = {gpus: each.step_s for gpus, each in job.step_s.items()}
     return curve(most, measured, job.spec.step_s, job.virtual_nodes)
 
@@ -96,9 +97,8 @@ def _speeds(jobs: tuple[JobState, ...]) -> Speeds:
 
 
 def _table(jobs: tuple[JobState, ...], total: int, now_s: float) -> JobTable:
-    bounds = [job.bounds() for job in jobs]
-    # A job that stops has given up its share; it may be decided to start again.
-    gpus = [0 if job.stop else len(job.target) for job in jobs]
+    bounds = [job.bounds(now_s) for job in jobs]
+    gpus = [_share(job, *each) for job, each in zip(jobs, bounds, strict=True)]
     return JobTable.of(
         len(jobs),
         id=[job.id for job in jobs],
@@ -121,6 +121,15 @@ def _table(jobs: tuple[JobState, ...], total: int, now_s: float) -> JobTable:
         last_start_s=[_or_inf(job.last_start_s) for job in jobs],
         changed_s=[job.decided_s for job in jobs],
     )
+
+
+def _share(job: JobState, least: int, most: int) -> int:
+    """Give a job's share as decided last, as far as it may still have that.
+
+    A job that stops has given up its share; it may be decided to start again.
+    """
+    share = 0 if job.stop else min(len(job.target), most)
+    return share if share >= least else 0
 
 
 def _remaining(job: JobState) -> float:

@@ -274,11 +274,12 @@ class Pool:
         for slot in aimed.slots:
             assert self.slots[slot].owner in (None, job.id), f"slot {slot} has an owner"
             self.slots[slot].owner = job.id
-        if not is_new:
-            job.move("resizing", now_s, aimed.reason)
-            job.resizes += len(aimed.slots) != before
-        else:
+        if is_new:
             job.move("starting", now_s, aimed.reason)
+            return
+        job.resizes += len(aimed.slots) != before
+        if job.phase != "starting":
+            job.move("resizing", now_s, aimed.reason)
 
     # Runs.
 
@@ -290,7 +291,8 @@ class Pool:
             case r.RunPrepared(_, _, virtual_nodes, steps):
                 job.prepared, job.virtual_nodes, job.steps = True, virtual_nodes, steps
             case r.RunStepped(_, _, step):
-                job.proven, job.losses, job.step = True, 0, max(job.step, step)
+                job.proven_s = now_s if job.proven_s is None else job.proven_s
+                job.losses, job.step = 0, max(job.step, step)
                 if job.phase == "starting":
                     job.move("running", now_s, "it made its first step")
             case r.RunChanged():

@@ -3,12 +3,13 @@
 From the strongest to the weakest word about a size: measured there; interpolated in step time
 between two measured sizes; as submitted with the job; assumed. The assumption is
 
-    t(n) = a + b * ceil(V / n) / V,   a, b >= 0
+    t(n) = a + b w(n),   w(n) = ceil(V / n) / V,   a, b >= 0
 
-where V is the number of virtual nodes: `b` is divided among the workers, `a` is not. Both are
-fitted to what was measured. With one size measured nothing tells them apart, and `a` is taken to be
-0: the job counts as one that scales perfectly until it has been tried. So a policy will try it, and
-two sizes are enough to tell how it scales: that is the probing.
+where V is the number of virtual nodes and w(n) the busiest worker's part of the batch: `b` is
+divided among the workers, `a` is not. Both are fitted to what was measured; between two measured
+sizes step time is linear in w. With one size measured nothing tells a and b apart, and `a` is taken
+to be 0: the job counts as one that scales perfectly until it has been tried. So a policy will try
+it, and two sizes are enough to tell how it scales: that is the probing.
 """
 
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ def curve(
         if n in measured:
             out[n] = Speed(measured[n], "measured")
         elif measured and min(measured) < n < max(measured):
-            out[n] = Speed(_between(n, measured), "interpolated")
+            out[n] = Speed(_between(n, measured, virtual_nodes), "interpolated")
         elif submitted:
             # Trust the submitted shape, at the level that was measured next to it.
             near = min(measured, key=lambda m: (abs(m - n), m))
@@ -58,13 +59,14 @@ def _part(n: int, virtual_nodes: int | None) -> float:
     return 1.0 / n if virtual_nodes is None else ceil(virtual_nodes / n) / virtual_nodes
 
 
-def _between(n: int, points: Mapping[int, float]) -> float:
+def _between(n: int, points: Mapping[int, float], virtual_nodes: int | None = None) -> float:
     """Interpolate step time; past the ends it stays what it is there."""
     below = max((m for m in points if m <= n), default=min(points))
     above = min((m for m in points if m >= n), default=max(points))
-    if above <= below:
-        return points[below]
-    weight = (n - below) / (above - below)
+    most, part, least = (_part(m, virtual_nodes) for m in (below, n, above))
+    if most <= least:
+        return points[above]
+    weight = (most - part) / (most - least)
     return points[below] * (1 - weight) + points[above] * weight
 
 

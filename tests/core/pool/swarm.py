@@ -1,0 +1,289 @@
+"""A pool in virtual time, with agents that crash, fall silent and come back; one seed, one story.
+
+The control plane is the real one. Agents are a model of what ours do: they obey their newest
+orders, start nothing on a slot that is not theirs to use, and tell what they hold. After every
+event the claims of the pool are checked against what is really alive.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from coddl.core.pool import records as r
+from coddl.core.pool.control import Control
+from coddl.core.pool.deciding import Rules
+from coddl.core.pool.orders import Lead, Orders
+from coddl.core.pool.spec import JobSpec, Launch
+from coddl.core.pool.state import Pool
+
+TICK_S = 0.5
+LEASE_S = 10.0
+LENGTH = 40.0  # device-ticks of work per job
+
+
+@dataclass
+class Run:
+    """A job that an agent leads."""
+
+    order: Lead
+    told_prepared: bool = False
+    told_step: bool = False
+    serves: tuple[int, ...] = ()
+    change: int = 0
+
+
+@dataclass
+class Agent:
+    """A node: its process, and what lives there."""
+
+    name: str
+    devices: int
+    boot: int = 0
+    is_up: bool = True
+    is_cut_off: bool = False
+    is_connected: bool = False
+    lease_end_s: float = 0.0  # by its own clock
+    server_lease_end_s: float = 0.0
+    orders: Orders | None = None
+    workers: dict[int, int] = field(default_factory=dict)  # slot -> job
+    runs: dict[int, Run] = field(default_factory=dict)
+    reports: list[r.Event] = field(default_factory=list)  # not acknowledged yet
+
+    def die(self) -> None:
+        self.workers.clear()
+        self.runs.clear()
+        self.reports.clear()
+        self.orders = None
+        self.is_connected = False
+
+
+class Swarm:
+    """A whole pool, driven by one seed."""
+
+    def __init__(self, seed: int, policy: str = "afs-p:tie=keep") -> None:
+        self.random = random.Random(seed)
+        self.policy = policy
+        self.now_s = 1000.0
+        self.journal: list[tuple[float, r.Record]] = []
+        self.rules = Rules(cool_down_s=self.random.choice([0.0, 3.0]), reserve_s=5.0)
+        self.control = Control(Pool(policy=policy), self.rules)
+        self.agents = {
+            name: Agent(name, self.random.randint(1, 4))
+            for name in "abc"[: self.random.randint(1, 3)]
+        }
+        self.done: dict[int, float] = {}  # work, by job
+        self.inbox: dict[str, Orders] = {}
+        self.faults = True
+
+    @property
+    def pool(self) -> Pool:
+        return self.control.pool
+
+    # The server.
+
+    def happen(self, event: r.Event) -> None:
+        """Let the control plane hear of something, and look whether all is well."""
+        outcome = self.control.handle(event, self.now_s)
+        self.journal += [(self.now_s, record) for record in outcome.records]
+        for node in outcome.instruct:
+            if self.agents[node].is_connected:
+                self.inbox[node] = self.pool.orders(node)
+        self.check()
+
+    def crash(self) -> None:
+        """Kill the server and start it again: all it knows is its journal."""
+        pool = Pool(policy=self.policy)
+        for at_s, record in self.journal:
+            pool.apply(record, at_s)
+        pool.touched.clear()
+        self.control = Control(pool, self.rules)
+        self.control.await_nodes([n.name for n in pool.nodes.values() if n.is_up])
+        self.inbox.clear()
+        for agent in self.agents.values():
+            agent.is_connected = False
+            agent.server_lease_end_s = self.now_s + LEASE_S
+
+    def submit(self) -> None:
+        least = self.random.choice([1, 1, 1, 2])
+        tier = self.random.choice(["elastic", "elastic", "elastic", "restartable"])
+        most = least + self.random.randint(0, 6) if tier == "elastic" else least
+        total = sum(len(n.slots) for n in self.pool.nodes.values() if n.is_up)
+        widest = max((len(n.slots) for n in self.pool.nodes.values() if n.is_up), default=0)
+        if least > (total if tier == "elastic" else widest):
+            return
+        job = self.pool.next_job
+        spec = JobSpec(
+            name=f"job-{job}",
+            launch=Launch(argv=("train.py",)),
+            tier=tier,  # type: ignore[arg-type] # one of them
+            gpus_min=least,
+            gpus_max=most,
+            priority=self.random.choice([0, 0, 0, 1]),
+        )
+        self.done[job] = 0.0
+        self.happen(r.JobSubmitted(job, spec))
+
+    # Time.
+
+    def tick(self) -> None:
+        """Let half a second pass."""
+        self.now_s += TICK_S
+        if self.faults:
+            self.go_wrong()
+        for agent in self.agents.values():
+            self.connect(agent)
+            self.keep_lease(agent)
+            if agent.is_up:
+                self.work(agent)
+                self.talk(agent)
+        if (wake_at_s := self.pool.wake_at_s) is not None and self.now_s >= wake_at_s:
+            self.happen(r.Woke())
+
+    def go_wrong(self) -> None:
+        dice = self.random.random()
+        agent = self.random.choice(list(self.agents.values()))
+        if dice < 0.02 and agent.is_up:
+            agent.die()
+            agent.is_up = False
+            if agent.name in self.pool.nodes:
+                self.happen(r.NodeSilent(agent.name, str(agent.boot)))
+        elif dice < 0.05 and not agent.is_up:
+            agent.boot += 1
+            agent.is_up = True
+        elif dice < 0.07:
+            agent.is_cut_off = not agent.is_cut_off
+        elif dice < 0.08:
+            self.crash()
+
+    def connect(self, agent: Agent) -> None:
+        reachable = agent.is_up and not agent.is_cut_off
+        if agent.is_connected and not reachable:
+            agent.is_connected = False
+            self.happen(r.NodeSilent(agent.name, str(agent.boot)))
+        elif reachable and not agent.is_connected:
+            agent.is_connected = True
+            agent.lease_end_s = self.now_s + LEASE_S
+            agent.server_lease_end_s = self.now_s + LEASE_S
+            devices = tuple(r.Device(i, "cpu") for i in range(agent.devices))
+            self.happen(r.NodeJoined(agent.name, str(agent.boot), "host", devices))
+            self.inbox[agent.name] = self.pool.orders(agent.name)
+
+    def keep_lease(self, agent: Agent) -> None:
+        if agent.is_connected:
+            agent.lease_end_s = self.now_s + LEASE_S
+            agent.server_lease_end_s = self.now_s + LEASE_S
+            return
+        if agent.is_up and self.now_s >= agent.lease_end_s:
+            agent.workers.clear()
+            agent.runs.clear()
+        node = self.pool.nodes.get(agent.name)
+        if node is not None and node.is_up and self.now_s > agent.server_lease_end_s:
+            self.happen(r.NodeLost(node.name, node.boot, "its lease has run out"))
+
+    # What an agent does.
+
+    def talk(self, agent: Agent) -> None:
+        """Take new orders; tell what is held and what has happened."""
+        if not agent.is_connected:
+            return
+        if agent.name in self.inbox and self.random.random() < 0.7:
+            agent.orders = self.inbox.pop(agent.name)
+            self.obey(agent, agent.orders)
+        while agent.reports and self.random.random() < 0.8:
+            report = agent.reports.pop(0)
+            self.happen(report)
+            if self.random.random() < 0.1:
+                self.happen(report)  # a repeat
+        if agent.orders is not None:
+            holding = {slot: r.Claim(job, 0) for slot, job in agent.workers.items()}
+            self.happen(r.NodeReported(agent.name, str(agent.boot), agent.orders.version, holding))
+
+    def obey(self, agent: Agent, orders: Orders) -> None:
+        wanted = {lead.job: lead for lead in orders.leads}
+        for job in list(agent.runs):
+            if job not in wanted or wanted[job].attempt != agent.runs[job].order.attempt:
+                del agent.runs[job]  # its workers are left to the next lead
+        for job, lead in wanted.items():
+            ended = any(
+                isinstance(e, r.RunEnded) and (e.job, e.attempt) == (job, lead.attempt)
+                for e in agent.reports
+            )
+            if job in agent.runs:
+                agent.runs[job].order = lead
+            elif not ended:
+                agent.runs[job] = Run(lead)
+        for slot, job in list(agent.workers.items()):
+            claim = orders.seats.get(slot)
+            led = any(job in each.runs for each in self.agents.values())
+            if (claim is None or claim.job != job) and not led:
+                del agent.workers[slot]  # nobody will ever call it back
+
+    def work(self, agent: Agent) -> None:
+        for job, run in list(agent.runs.items()):
+            if self.random.random() < 0.6:
+                self.lead(agent, job, run)
+
+    def lead(self, agent: Agent, job: int, run: Run) -> None:
+        """Bring a job's workers to where they shall be, and let them train."""
+        order = run.order
+        seats = {seat.slot: self.agents[seat.node] for seat in order.seats}
+        mine = {
+            slot: each
+            for each in self.agents.values()
+            for slot, owner in each.workers.items()
+            if owner == job
+        }
+        if order.stop or self.done[job] >= LENGTH:
+            for slot, each in mine.items():
+                del each.workers[slot]
+            outcome: r.Outcome = "succeeded" if self.done[job] >= LENGTH else "retired"
+            agent.reports.append(r.RunEnded(job, order.attempt, outcome))
+            del agent.runs[job]
+            return
+        for slot, each in mine.items():
+            if slot not in seats and self.random.random() < 0.5:
+                del each.workers[slot]
+        for slot, each in seats.items():
+            claim = each.orders.seats.get(slot) if each.orders else None
+            fenced = claim is None or claim != r.Claim(job, order.attempt)
+            if each.is_up and slot not in each.workers and not fenced:
+                each.workers[slot] = job
+        serves = tuple(s for s, each in seats.items() if each.workers.get(s) == job)
+        if serves:
+            self.train(agent, job, run, serves)
+
+    def train(self, agent: Agent, job: int, run: Run, serves: tuple[int, ...]) -> None:
+        attempt = run.order.attempt
+        self.done[job] += len(serves)
+        step = int(self.done[job])
+        if not run.told_prepared:
+            run.told_prepared = True
+            if self.pool.jobs[job].spec.is_elastic:
+                agent.reports.append(r.RunPrepared(job, attempt, 8, int(LENGTH)))
+        if serves != run.serves:
+            kind: r.ChangeKind = "resized" if run.serves else "started"
+            run.change += 1
+            before, run.serves = len(run.serves), serves
+            told = (job, attempt, run.change, kind, before, serves, step, 0.1, 0.5)
+            agent.reports.append(r.RunChanged(*told))
+        if not run.told_step:
+            run.told_step = True
+            agent.reports.append(r.RunStepped(job, attempt, step))
+        agent.reports.append(r.RunProgressed(job, attempt, step, len(serves), 1 / len(serves), 5))
+
+    # Claims.
+
+    def check(self) -> None:
+        """Hold the pool's claims against what lives."""
+        pool = self.pool
+        given = [slot for job in pool.live_jobs() for slot in job.granted]
+        assert len(given) == len(set(given)), f"a slot was given twice: {given}"
+        for agent in self.agents.values():
+            for slot, job in agent.workers.items():
+                owner = pool.slots[slot].owner
+                assert owner == job, f"slot {slot}: job {job} lives there and {owner} owns it"
+        for state in pool.jobs.values():
+            assert state.is_over == (state.id not in pool.active)
+            if state.granted:
+                assert state.has_run, f"{state.id} {state.phase} holds {state.granted}"
+            if state.is_over or state.is_waiting:
+                assert state.lead is None

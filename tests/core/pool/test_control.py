@@ -1,0 +1,413 @@
+"""The control plane, story by story: events in, records and orders out."""
+
+import pytest
+
+from coddl.core.errors import UserError
+from coddl.core.lifecycle import TRANSITIONS, IllegalTransition
+from coddl.core.pool import records as r
+from coddl.core.pool.control import Control, Outcome
+from coddl.core.pool.deciding import Rules
+from coddl.core.pool.errors import Conflict, Infeasible, NotFound
+from coddl.core.pool.explain import explain, sentence_of
+from coddl.core.pool.job import JobState
+from coddl.core.pool.spec import JobSpec, Launch, Tier
+from coddl.core.pool.state import Pool
+
+
+class Story:
+    """A pool whose agents do at once what they are told, as far as a test lets them."""
+
+    def __init__(self, *devices: int, rules: Rules | None = None) -> None:
+        self.now_s = 0.0
+        self.control = Control(Pool(), rules or Rules(cool_down_s=0.0, reserve_s=0.0))
+        self.journal: list[tuple[int, float, r.Record]] = []
+        for number, count in enumerate(devices):
+            self.join("abc"[number], count)
+
+    @property
+    def pool(self) -> Pool:
+        return self.control.pool
+
+    def job(self, number: int) -> JobState:
+        return self.pool.jobs[number]
+
+    def happen(self, event: r.Event) -> Outcome:
+        self.now_s += 1.0
+        outcome = self.control.handle(event, self.now_s)
+        for record in outcome.records:
+            self.journal.append((len(self.journal), self.now_s, record))
+        return outcome
+
+    def join(self, node: str, devices: int, boot: str = "1") -> Outcome:
+        kinds = tuple(r.Device(i, "cpu") for i in range(devices))
+        return self.happen(r.NodeJoined(node, boot, "host", kinds))
+
+    def submit(
+        self,
+        least: int = 1,
+        most: int = 4,
+        tier: Tier = "elastic",
+        priority: int = 0,
+        **launch: object,
+    ) -> int:
+        number = self.pool.next_job
+        spec = JobSpec(
+            name=f"job-{number}",
+            launch=Launch(argv=("train.py",), **launch),  # type: ignore[arg-type] # a test's own
+            tier=tier,
+            gpus_min=least,
+            gpus_max=most if tier == "elastic" else least,
+            priority=priority,
+        )
+        self.happen(r.JobSubmitted(number, spec))
+        return number
+
+    def train(self, *numbers: int) -> None:
+        """Let jobs come to their first step, and to the size they shall have."""
+        for number in numbers:
+            job = self.job(number)
+            if job.spec.is_elastic:
+                self.happen(r.RunPrepared(number, job.attempt, 8, 100))
+            self.happen(r.RunStepped(number, job.attempt, 1))
+            gpus = len(job.granted)
+            self.happen(r.RunProgressed(number, job.attempt, 4, gpus, 1.0 / gpus, 3))
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Let every agent do all it was told."""
+        for _ in range(5):
+            for job in list(self.pool.live_jobs()):
+                if job.stop:
+                    outcome: r.Outcome = "cancelled" if job.stop == "cancel" else "retired"
+                    self.happen(r.RunEnded(job.id, job.attempt, outcome, job.step))
+                elif job.granted and job.phase == "resizing":
+                    change = (job.id, job.attempt, job.change + 1, "resized", 1, job.granted)
+                    self.happen(r.RunChanged(*change, 5, 0.1, 0.2))  # type: ignore[arg-type]
+            self.report()
+
+    def report(self) -> None:
+        """Let every node say that it holds just what it may."""
+        for node in list(self.pool.nodes.values()):
+            if node.is_up and not node.is_silent:
+                seats = self.pool.orders(node.name).seats
+                self.happen(r.NodeReported(node.name, node.boot, node.version, seats))
+
+    def shares(self) -> dict[int, int]:
+        return {job.id: len(job.granted) for job in self.pool.live_jobs()}
+
+
+def test_a_job_starts_small_and_grows_once_it_was_measured() -> None:
+    story = Story(4)
+    job = story.submit(1, 4)
+    assert (story.job(job).phase, story.shares()) == ("starting", {job: 1})
+    story.happen(r.RunPrepared(job, 1, 2, 100))
+    story.happen(r.RunStepped(job, 1, 1))
+    assert (story.job(job).phase, story.shares()) == ("running", {job: 1})
+    story.happen(r.RunProgressed(job, 1, 2, 1, 0.5, 1))  # one iteration says little
+    assert story.shares() == {job: 1}
+    story.happen(r.RunProgressed(job, 1, 4, 1, 0.5, 3))
+    assert story.shares() == {job: 2}, "two virtual nodes have work for two"
+    assert story.job(job).phase == "resizing"
+
+
+def test_slow_steps_are_not_waited_for() -> None:
+    story = Story(4)
+    job = story.submit(1, 4)
+    story.happen(r.RunPrepared(job, 1, 8, 100))
+    wake_at_s = story.happen(r.RunStepped(job, 1, 1)).wake_at_s
+    assert wake_at_s == story.now_s + 10.0
+    story.now_s = wake_at_s
+    story.happen(r.Woke())
+    assert story.shares() == {job: 4}
+
+
+def test_a_device_changes_hands_only_when_it_was_seen_to_be_empty() -> None:
+    story = Story(4)
+    first = story.submit(1, 4)
+    story.train(first)
+    second = story.submit(1, 4)
+    slot = story.job(second).target[0]
+    assert story.job(second).granted == ()
+    assert story.pool.slots[slot].owner == first
+    assert "reserved" in explain(story.pool, second, (), story.now_s).sentence
+    node = story.pool.nodes["a"]
+    still_there = {s: r.Claim(first, 1) for s in node.slots}
+    story.happen(r.NodeReported("a", "1", node.version, still_there))
+    assert story.job(second).granted == ()
+    story.happen(r.NodeReported("a", "1", node.version - 1, {}))  # of older orders
+    assert story.job(second).granted == ()
+    story.happen(r.NodeReported("a", "0", node.version, {}))  # a ghost
+    assert story.job(second).granted == ()
+    story.report()
+    assert story.job(second).granted == (slot,)
+    assert story.pool.orders("a").seats[slot] == r.Claim(second, 1)
+
+
+def test_words_of_another_attempt_are_not_heard() -> None:
+    story = Story(2)
+    job = story.submit()
+    assert story.happen(r.RunEnded(job, 7, "failed")).records == ()  # a ghost
+    story.happen(r.RunPrepared(job, 1, 8, 10))
+    assert story.happen(r.RunPrepared(job, 1, 8, 10)).records == ()  # a repeat
+    story.happen(r.RunEnded(job, 1, "succeeded"))
+    assert story.happen(r.RunEnded(job, 1, "failed")).records == ()  # a repeat, and a lie
+    assert story.job(job).phase == "succeeded"
+
+
+def test_when_the_lead_is_lost_another_takes_over_who_lives() -> None:
+    story = Story(2, 2)
+    job = story.submit(1, 4)
+    story.train(job)
+    assert story.shares() == {job: 4}
+    lead = story.job(job).lead
+    assert lead is not None
+    outcome = story.happen(r.NodeLost(lead, "1", "its lease has run out"))
+    other = "b" if lead == "a" else "a"
+    state = story.job(job)
+    assert (state.attempt, state.lead, len(state.granted)) == (2, other, 2)
+    assert story.pool.orders(other).leads[0].adopt
+    assert other in outcome.instruct
+    assert all(story.pool.slots[slot].node == other for slot in state.granted)
+
+
+def test_when_all_its_devices_are_lost_a_job_waits_and_says_why() -> None:
+    story = Story(2)
+    job = story.submit()
+    story.train(job)
+    story.happen(r.NodeLost("a", "1", "its lease has run out"))
+    state = story.job(job)
+    assert (state.phase, state.granted) == ("preempted", ())
+    assert state.waiting is not None
+    assert state.waiting.code == "NodeDown"
+    story.join("a", 2, boot="2")
+    assert story.job(job).phase == "starting"
+    assert story.job(job).attempt == 2
+
+
+def test_an_agent_that_was_started_anew_holds_nothing() -> None:
+    story = Story(1)
+    job = story.submit()
+    story.train(job)
+    records = story.join("a", 1, boot="2").records
+    assert [type(each).__name__ for each in records[:2]] == ["NodeLost", "NodeJoined"]
+    assert story.pool.nodes["a"].slots == (0,), "the device keeps its number"
+    assert story.job(job).attempt == 2
+
+
+def test_an_agent_that_was_only_away_keeps_everything() -> None:
+    story = Story(2)
+    job = story.submit()
+    story.train(job)
+    before = story.job(job).granted
+    story.happen(r.NodeSilent("a", "1"))
+    other = story.submit()
+    assert story.job(other).granted == (), "nothing new where nobody hears"
+    assert story.join("a", 2).instruct == {"a"}
+    assert story.job(job).granted[:1] == before[:1]
+    assert story.job(job).attempt == 1
+
+
+def test_after_a_restart_nothing_is_decided_until_the_nodes_are_heard() -> None:
+    story = Story(1, 1)
+    pool = story.pool
+    story.control = Control(pool, story.control.rules)
+    story.control.await_nodes(["a", "b"])
+    job = story.submit()
+    assert story.job(job).target == ()
+    story.join("a", 1)
+    assert story.job(job).target == ()
+    story.happen(r.NodeLost("b", "1", "its lease has run out"))
+    assert len(story.job(job).granted) == 1
+
+
+def test_suspend_and_resume_give_up_and_take_back() -> None:
+    story = Story(2)
+    job = story.submit()
+    story.train(job)
+    story.happen(r.JobHeld(job, "ada"))
+    assert story.pool.orders("a").leads[0].stop == "retire"
+    assert story.job(job).granted, "its seats stay until its state is safe"
+    story.happen(r.RunEnded(job, 1, "retired", 7))
+    assert (story.job(job).phase, story.job(job).granted) == ("suspended", ())
+    assert explain(story.pool, job, (), 0.0).code == "Held"
+    story.report()
+    story.happen(r.JobReleased(job, "ada"))
+    assert (story.job(job).phase, story.job(job).attempt) == ("starting", 2)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_cancelled_job_ends_as_such(started: bool) -> None:
+    story = Story(1)
+    first = story.submit(1, 1)
+    if not started:
+        story.train(first)
+    job = first if started else story.submit(1, 1)
+    story.happen(r.JobCancelled(job, "ada"))
+    story.catch_up()
+    assert story.job(job).phase == "cancelled"
+    with pytest.raises(Conflict, match="CANCELLED"):
+        story.happen(r.JobCancelled(job, "ada"))
+
+
+def test_a_job_that_fails_is_tried_as_often_as_it_wants() -> None:
+    story = Story(1)
+    job = story.submit(1, 1)
+    trouble = r.Trouble("it broke", "of a bug", "mend it")
+    story.happen(r.RunEnded(job, 1, "failed", 0, 3, trouble))
+    state = story.job(job)
+    assert (state.phase, state.exit_code, state.trouble) == ("failed", 3, trouble)
+
+
+def test_a_job_that_is_lost_again_and_again_is_given_up() -> None:
+    story = Story(1)
+    job = story.submit(1, 1)
+    for attempt in range(1, 6):
+        assert story.job(job).attempt == attempt
+        story.happen(r.RunEnded(job, attempt, "lost"))
+        story.report()
+    assert story.job(job).phase == "failed"
+
+
+def test_a_precheck_runs_on_one_device_before_the_rest_is_taken() -> None:
+    story = Story(4)
+    job = story.submit(4, tier="restartable", precheck=("true",))
+    lead = story.pool.orders("a").leads[0]
+    assert (len(lead.seats), lead.precheck) == (1, True)
+    story.happen(r.RunEnded(job, 1, "prechecked"))
+    story.report()
+    lead = story.pool.orders("a").leads[0]
+    assert (len(lead.seats), lead.precheck, lead.attempt) == (4, False, 2)
+
+
+def test_what_cannot_span_nodes_waits_for_one_that_has_room() -> None:
+    story = Story(2, 2)
+    small = [story.submit(1, 1) for _ in range(2)]
+    for job in small:
+        story.train(job)
+    nodes = {story.pool.slots[story.job(job).granted[0]].node for job in small}
+    rigid = story.submit(2, tier="opaque")
+    assert len(nodes) == 1, "small jobs share a node, so that large ones find one"
+    assert len(story.job(rigid).granted) == 2
+    third = story.submit(2, tier="opaque")
+    waiting = story.job(third).waiting
+    assert waiting is not None
+    assert waiting.code in ("Resources", "Topology")
+
+
+def test_a_drained_node_is_left() -> None:
+    story = Story(2, 2)
+    job = story.submit(1, 2)
+    story.train(job)
+    home = story.job(job).lead
+    assert home is not None
+    story.happen(r.NodeDrained(home, "ops"))
+    story.catch_up()
+    state = story.job(job)
+    assert {story.pool.slots[slot].node for slot in state.granted} == {"b" if home == "a" else "a"}
+    story.train(job)
+    assert story.job(job).lead != home
+    assert not story.pool.orders(home).leads
+
+
+def test_another_policy_replans_at_once() -> None:
+    story = Story(4)
+    jobs = [story.submit(1, 4), story.submit(1, 4)]
+    story.train(*jobs)
+    assert sum(story.shares().values()) == 4
+    outcome = story.happen(r.PolicyChosen("fifo", "ops"))
+    assert [type(each).__name__ for each in outcome.records[:2]] == ["PolicyChosen", "Decided"]
+    story.catch_up()
+    assert story.shares() == {jobs[0]: 4, jobs[1]: 0}
+    assert story.job(jobs[1]).phase == "preempted"
+
+
+REFUSED = {
+    "a job larger than the pool": (
+        lambda s: s.submit(9, 9),
+        Infeasible,
+        "it needs at least 9 devices and the pool has 4 on 2 nodes",
+    ),
+    "a rigid job larger than any node": (
+        lambda s: s.submit(3, tier="opaque"),
+        Infeasible,
+        "it needs 3 devices on one node and the largest node, a, has 2",
+    ),
+    "an unknown job": (lambda s: s.happen(r.JobHeld(99, "")), NotFound, "no job has that number"),
+    "an unknown node": (
+        lambda s: s.happen(r.NodeDrained("x", "")),
+        NotFound,
+        "the nodes are: a, b",
+    ),
+    "an unknown policy": (
+        lambda s: s.happen(r.PolicyChosen("best", "")),
+        UserError,
+        'there is no policy named "best"',
+    ),
+    "resuming what runs": (
+        lambda s: s.happen(r.JobReleased(1, "")),
+        Conflict,
+        "it is not suspended: RUNNING",
+    ),
+    "suspending what would lose its work": (
+        lambda s: s.happen(r.JobHeld(s.submit(1, tier="opaque"), "")),
+        Conflict,
+        "it is opaque: what it has done so far would be lost",
+    ),
+    "a size above its virtual nodes": (
+        lambda s: s.happen(r.JobBounded(1, 9, 9, "")),
+        Infeasible,
+        "its global batch is cut into 8 virtual nodes, one per device",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ask", "error", "because"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_is_refused_and_changes_nothing(
+    ask: object, error: type[UserError], because: str
+) -> None:
+    story = Story(2, 2)
+    story.train(story.submit(1, 2))
+    with pytest.raises(error) as raised:
+        ask(story)  # type: ignore[operator] # a function of the story
+    assert raised.value.because == because
+    assert story.control.conclude(story.now_s).records == ()
+
+
+def test_a_preview_tells_what_would_happen_and_changes_nothing() -> None:
+    story = Story(4)
+    first = story.submit(1, 4)
+    story.train(first)
+    spec = story.job(first).spec
+    preview = story.control.preview(spec, story.now_s)
+    assert (preview.job.gpus, [(e.job, e.gpus_before, e.gpus) for e in preview.others]) == (
+        1,
+        [(first, 4, 3)],
+    )
+    assert story.shares() == {first: 4}
+    assert len(story.pool.jobs) == 1
+
+
+def test_every_record_of_a_story_has_a_sentence() -> None:
+    story = Story(2, 2)
+    first, second = story.submit(1, 4), story.submit(2, 2, priority=3)
+    story.train(first, second)
+    story.happen(r.JobHeld(first, "ada"))
+    story.catch_up()
+    told = explain(story.pool, first, story.journal, story.now_s)
+    assert len(told.story) == len(story.journal)
+    assert all(line.text for line in told.story)
+    assert len({sentence_of(record) for _, _, record in story.journal}) > len(story.journal) // 2
+
+
+def test_an_illegal_move_tells_the_story() -> None:
+    story = Story(1)
+    job = story.job(story.submit(1, 1))
+    job.move("running", 5.0, "it made its first step")
+    job.move("succeeded", 7.0, "it came to its end")
+    with pytest.raises(IllegalTransition, match="job-1: succeeded -> running is not allowed"):
+        job.move("running", 8.0, "magic")
+
+
+def test_every_phase_but_the_last_ones_leads_somewhere() -> None:
+    ends = {phase for phase, after in TRANSITIONS.items() if not after}
+    assert ends == {"succeeded", "failed", "cancelled"}
