@@ -64,6 +64,12 @@ ResizeCost = Annotated[
         "uncancelled:PREPARE_S,PAUSE_S."
     ),
 ]
+CoolDown = Annotated[
+    float, typer.Option(help="Seconds for which a share stays after it has changed.")
+]
+MinRuntime = Annotated[
+    float, typer.Option(help="Seconds that a job which was started runs at least.")
+]
 TooLarge = Annotated[
     Literal["error", "skip", "clamp"],
     typer.Option(help="What becomes of a job that asks for more GPUs than there are."),
@@ -82,6 +88,8 @@ def simulate(
     seeds: Seeds = 1,
     speeds: SpeedTable = "",
     reconfigure: ResizeCost = "none",
+    cool_down: CoolDown = 0.0,
+    min_runtime: MinRuntime = 0.0,
     oversize: TooLarge = "error",
     report: ReportFile = "",
     jobs_csv: JobsFile = "",
@@ -93,6 +101,7 @@ def simulate(
         _check_writable(name, path)
     cluster = _numbers("--gpus", gpus, whole=True) if gpus else []
     loads = _numbers("--load", load, whole=False)
+    from coddl.core.scheduler import Rules
     from coddl.sim.api import reconfigure_from
     from coddl.sim.study import DEFAULT_POLICIES, Question
 
@@ -106,6 +115,7 @@ def simulate(
         speeds=speeds or None,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
+        rules=Rules(cool_down, min_runtime),
         keep_events=bool(report),
     )
     study, stopped = _watched(question)

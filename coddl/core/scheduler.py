@@ -14,6 +14,15 @@ from coddl.core.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
+class Rules:
+    """How calmly to schedule, whatever the policy. All zero: the policy alone decides."""
+
+    cool_down_s: float = 0.0  # how long a share stays after it has changed
+    min_runtime_s: float = 0.0  # how long a job that was started runs at least
+    reserve_s: float = 0.0  # how long what was promised to a job is kept for it
+
+
+@dataclass(frozen=True, slots=True)
 class Scheduler:
     """Decides with one policy, for whoever drives it.
 
@@ -25,28 +34,28 @@ class Scheduler:
     """
 
     policy: Policy
-    cool_down_s: float = 0.0
-    min_runtime_s: float = 0.0
-    reserve_s: float = 0.0
+    rules: Rules = Rules()
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Say who shall hold how many GPUs, and what has to change for that."""
         jobs = snapshot.jobs
         kept = np.where(self._is_pinned(snapshot), jobs.gpus, 0)
-        protected = (jobs.gpus > 0) & (snapshot.now_s - jobs.last_start_s < self.min_runtime_s)
-        for _ in range(jobs.size + 1):
+        start_s = np.where(np.isfinite(jobs.last_start_s), jobs.last_start_s, -np.inf)
+        protected = (jobs.gpus > 0) & (snapshot.now_s < start_s + self.rules.min_runtime_s)
+        while True:
             allocation = self._around(kept, snapshot)
-            stopped = protected & (allocation.gpus == 0)
-            if not stopped.any():
-                break
-            # One at a time: room for the first may come from a job that is not protected.
-            kept[np.flatnonzero(stopped)[0]] = jobs.gpus_min[np.flatnonzero(stopped)[0]]
-        return Plan(snapshot, allocation)
+            stopped = np.flatnonzero(protected & (allocation.gpus == 0))
+            room = snapshot.cluster.gpus_total - int(kept.sum())
+            if stopped.size == 0 or jobs.gpus_min[stopped[0]] > room:
+                return Plan(snapshot, allocation)
+            # One at a time: room for the next may come from a job that is not protected.
+            kept[stopped[0]] = jobs.gpus_min[stopped[0]]
 
     def _is_pinned(self, snapshot: Snapshot) -> BoolColumn:
         jobs, total = snapshot.jobs, snapshot.cluster.gpus_total
-        age_s = snapshot.now_s - jobs.changed_s
-        recent = (age_s < self.cool_down_s) | ((jobs.settled == 0) & (age_s < self.reserve_s))
+        # Compared as the time to wake up at is computed, or rounding might wake us too early.
+        recent = snapshot.now_s < jobs.changed_s + self.rules.cool_down_s
+        recent |= (jobs.settled == 0) & (snapshot.now_s < jobs.changed_s + self.rules.reserve_s)
         fixed = (jobs.preemptible == 0) & (jobs.gpus > 0)
         in_bounds = (jobs.gpus >= jobs.gpus_min) & (
             jobs.gpus <= np.maximum(jobs.gpus_max, jobs.gpus_requested)
@@ -93,16 +102,16 @@ class Scheduler:
                 rows = without & (jobs.priority == rank)
                 who = f"jobs of a higher priority than {rank} hold {above} GPUs"
                 reasons |= because(rows & (need <= above), "Priority", who)
-        cooling = (kept > 0) & (snapshot.now_s - jobs.changed_s < self.cool_down_s)
-        wake_at_s = allocation.wake_at_s
+        wake_at_s, cool_s = allocation.wake_at_s, self.rules.cool_down_s
+        cooling = (kept > 0) & (snapshot.now_s < jobs.changed_s + cool_s)
         if cooling.any():
-            held, until_s = int(kept[cooling].sum()), float(jobs.changed_s[cooling].min())
-            wake_at_s = min(wake_at_s, until_s + self.cool_down_s)
-            who = f"{held} GPUs changed hands less than {self.cool_down_s:g} s ago and stay there"
+            held = int(kept[cooling].sum())
+            wake_at_s = min(wake_at_s, float((jobs.changed_s[cooling] + cool_s).min()))
+            who = f"{held} GPUs changed hands less than {cool_s:g} s ago and stay there"
             reasons |= because(without & (need <= held), "CoolDown", who)
         promised = (kept > 0) & (jobs.settled == 0)
         if promised.any():
-            end_s = float(jobs.changed_s[promised].min()) + self.reserve_s
+            end_s = float((jobs.changed_s[promised] + self.rules.reserve_s).min())
             wake_at_s = min(wake_at_s, end_s) if end_s > snapshot.now_s else wake_at_s
         return replace(allocation, waiting=reasons | allocation.waiting, wake_at_s=wake_at_s)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from coddl.core.errors import UserError
 from coddl.core.policies.policy import Policy
+from coddl.core.scheduler import Rules
 from coddl.sim.study import DEFAULT_POLICIES, Question, Study, study
 from coddl.sim.world import MODES, Reconfigure
 from coddl.traces.trace import Oversize, Trace
@@ -23,6 +24,8 @@ def simulate(
     speeds: str | Path | None = None,
     oversize: Oversize = "error",
     reconfigure: str = "none",
+    cool_down_s: float = 0.0,
+    min_runtime_s: float = 0.0,
     events: bool = False,
 ) -> Study:
     """Run policies on a trace and return the results as columns.
@@ -30,7 +33,7 @@ def simulate(
     `trace` is a file, a generator's name (poisson, poster, tiresias), a Trace, or None for the
     small one that comes with the package. `gpus` are 64 by default, 512 for poster.
     `vc="all"` gives each queue a cluster of its own. `events=True` keeps all that happened, in
-    `.runs`.
+    `.runs`. `cool_down_s` and `min_runtime_s` are what a live pool calms its policy with.
 
         results = coddl.simulate("jobs.csv.gz", ["afs-l", "srtf"], gpus=64, vc="ed69ec")
         results["avg_jct_s"]        # an array, one value a policy
@@ -47,6 +50,7 @@ def simulate(
         speeds=speeds,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
+        rules=Rules(cool_down_s, min_runtime_s),
         keep_events=events,
     )
     return study(question)

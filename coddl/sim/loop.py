@@ -3,11 +3,12 @@
 import numpy as np
 
 from coddl.core.cluster import Cluster
+from coddl.core.jobs import GPUS, SETTLED
 from coddl.core.scheduler import Scheduler
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.table import Speeds
 from coddl.sim.compiled import next_seed
-from coddl.sim.world import ACTIVE, DECIDE, LOGGED, NOW, SEED, World, advance, apply_shares
+from coddl.sim.world import ACTIVE, DECIDE, HELD, LOGGED, NOW, SEED, World, advance, apply_shares
 
 
 def run_steps(
@@ -34,6 +35,7 @@ def run_steps(
 def take_snapshot(world: World, cluster: Cluster, speeds: Speeds) -> Snapshot:
     """The picture at this instant, with the next seed for the policy's coin."""
     rows = world.active[: world.counts[ACTIVE]]
+    world.jobs.whole[SETTLED, rows] = world.jobs.whole[GPUS, rows] == world.jobs.whole[HELD, rows]
     seed = next_seed(world.counts[SEED])
     world.counts[SEED] = seed
     return Snapshot(

@@ -13,7 +13,7 @@ import numpy as np
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
 from coddl.core.policies.policy import Policy, RulePolicy
-from coddl.core.scheduler import Scheduler
+from coddl.core.scheduler import Rules, Scheduler
 from coddl.sim.compiled import RULES, run_compiled
 from coddl.sim.loop import run_steps
 from coddl.sim.run import Events, Run
@@ -50,6 +50,7 @@ class Case:
     load: float = 1.0
     seed: int = 0
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
+    rules: Rules = field(default_factory=Rules)
     keep_events: bool = False
 
 
@@ -68,15 +69,16 @@ class Watch:
 
 
 def chunks_of(case: Case, world: World, step_by_step: bool) -> Callable[[], bool]:
-    """What runs the next chunk of events: the compiled loop where the policy has a rule it knows,
-    else step by step.
+    """What runs the next chunk of events: the compiled loop where the policy has a rule it knows
+    and decides alone, else step by step.
     """
-    policy = case.policy
-    if not step_by_step and isinstance(policy, RulePolicy) and policy.rule in RULES:
+    policy, alone = case.policy, case.rules == Rules() and not step_by_step
+    if alone and isinstance(policy, RulePolicy) and policy.rule in RULES:
         code, shares = RULES.index(policy.rule), np.empty(case.trace.size, np.int64)
         return partial(run_compiled, world, case.gpus, code, policy.parameters, shares, CHUNK)
     cluster = Cluster.of(case.gpus)
-    return partial(run_steps, world, cluster, case.trace.speeds, Scheduler(policy), STEPS)
+    scheduler = Scheduler(policy, case.rules)
+    return partial(run_steps, world, cluster, case.trace.speeds, scheduler, STEPS)
 
 
 def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = False) -> Run:

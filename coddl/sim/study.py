@@ -12,6 +12,7 @@ import numpy as np
 
 from coddl.core.errors import UserError
 from coddl.core.policies.policy import Policy
+from coddl.core.scheduler import Rules
 from coddl.sim.plugin import policy_named
 from coddl.sim.run import Run
 from coddl.sim.simulate import Case, Watch, run_cases
@@ -65,6 +66,7 @@ class Question:
     speeds: str | Path | None = None
     oversize: Oversize = "error"
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
+    rules: Rules = field(default_factory=Rules)
     keep_events: bool = False
 
     def __post_init__(self) -> None:
@@ -77,6 +79,9 @@ class Question:
             _refuse(not 1e-6 <= load <= 1e6, "load", load, "it is not within 1e-6..1e6", "1")
         _refuse(not self.loads, "load", self.loads, "there is none", "1")
         _refuse(self.seeds < 1, "seeds", self.seeds, "a study needs one run", "1")
+        for name in ("cool_down_s", "min_runtime_s"):
+            value = getattr(self.rules, name)
+            _refuse(not 0 <= value < 1e12, name, value, "it is not a number of seconds", "30")
         known = self.oversize in get_args(Oversize)
         _refuse(not known, "oversize", self.oversize, "there is no such choice", "skip")
 
@@ -185,6 +190,7 @@ def _cases(question: Question, workload: Workload) -> Iterator[Case]:
                     load=load,
                     seed=seed,
                     reconfigure=question.reconfigure,
+                    rules=question.rules,
                     keep_events=question.keep_events,
                 )
 

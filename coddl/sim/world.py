@@ -14,6 +14,7 @@ from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import ZERO, kernel, part, whole_number
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
+    CHANGED_S,
     CURVE,
     EXECUTED_S,
     FIRST_START_S,
@@ -221,6 +222,7 @@ def set_share(world: World, row: int, share: int) -> None:
         whole[STARTS, row] += 1
         real[LAST_START_S, row] = now_s
     whole[GPUS, row] = share
+    real[CHANGED_S, row] = now_s
     tell(world, SHARE, row, share)
     if mode == STALL:
         moving_s = max(now_s, real[MOVING_S, row]) + pause_s if share > 0 else now_s

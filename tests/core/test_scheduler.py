@@ -6,7 +6,7 @@ import pytest
 from coddl.core.allocation import Allocation, Reasons, Seat, because
 from coddl.core.invariants import InvalidAllocation
 from coddl.core.policies.registry import policy_from
-from coddl.core.scheduler import Scheduler
+from coddl.core.scheduler import Rules, Scheduler
 from coddl.core.snapshot import Snapshot
 from coddl.testing import job, snapshot_of
 
@@ -58,7 +58,7 @@ def test_what_may_not_be_preempted_keeps_what_it_holds() -> None:
 
 def test_a_share_that_has_just_changed_stays_for_a_while() -> None:
     rows = [job("a", holds=4, changed_s=95.0), job("b")]
-    scheduler = Scheduler(policy_from("max-min"), cool_down_s=10.0)
+    scheduler = Scheduler(policy_from("max-min"), Rules(cool_down_s=10.0))
     plan = scheduler.decide(snapshot_of(4, rows, now_s=100.0))
     assert plan.shares.tolist() == [4, 0]
     assert plan.allocation.wake_at_s == 105.0
@@ -71,11 +71,11 @@ def test_what_was_freed_for_a_job_is_not_given_to_another() -> None:
     """b waits for a GPU that a is leaving when c comes; c must not take it on its way."""
     rows = [job("a", holds=2), job("b", holds=2, changed_s=99.0, settled=False), job("c", left=1)]
     for reserve_s, want in ((0.0, [2, 1, 1]), (10.0, [1, 2, 1])):
-        scheduler = Scheduler(policy_from("max-min"), reserve_s=reserve_s)
+        scheduler = Scheduler(policy_from("max-min"), Rules(reserve_s=reserve_s))
         assert scheduler.decide(snapshot_of(4, rows, now_s=100.0)).shares.tolist() == want
     rows = [job("b", holds=4, changed_s=99.0, settled=False), job("c", left=1)]
     free, reserved = (
-        Scheduler(policy_from("srtf"), reserve_s=s).decide(snapshot_of(4, rows, now_s=100.0))
+        Scheduler(policy_from("srtf"), Rules(reserve_s=s)).decide(snapshot_of(4, rows, now_s=100.0))
         for s in (0.0, 10.0)
     )
     assert free.shares.tolist() == [0, 4]
@@ -85,7 +85,7 @@ def test_what_was_freed_for_a_job_is_not_given_to_another() -> None:
 
 def test_promises_are_void_when_gpus_are_lost() -> None:
     rows = [job("a", holds=3, changed_s=99.0), job("b", holds=3, changed_s=99.0)]
-    plan = Scheduler(policy_from("max-min"), cool_down_s=10.0).decide(
+    plan = Scheduler(policy_from("max-min"), Rules(cool_down_s=10.0)).decide(
         snapshot_of(4, rows, now_s=100.0)
     )
     assert plan.shares.tolist() == [2, 2]
@@ -95,11 +95,11 @@ def test_a_job_that_has_just_started_runs_on_if_only_on_its_minimum() -> None:
     rows = [job("a", 2, 4, holds=4, left=50, started_s=95.0), job("b", left=5, requested=4)]
     plain = Scheduler(policy_from("srtf")).decide(snapshot_of(4, rows, now_s=100.0))
     assert plain.shares.tolist() == [0, 4]
-    guarded = Scheduler(policy_from("srtf"), min_runtime_s=10.0).decide(
+    guarded = Scheduler(policy_from("srtf"), Rules(min_runtime_s=10.0)).decide(
         snapshot_of(4, rows, now_s=100.0)
     )
     assert guarded.shares.tolist() == [2, 0]
-    later = Scheduler(policy_from("srtf"), min_runtime_s=10.0).decide(
+    later = Scheduler(policy_from("srtf"), Rules(min_runtime_s=10.0)).decide(
         snapshot_of(4, rows, now_s=105.0)
     )
     assert later.shares.tolist() == [0, 4]

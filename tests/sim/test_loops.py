@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coddl.core.policies.registry import policy_from
+from coddl.core.scheduler import Rules
 from coddl.sim.run import Run
 from coddl.sim.simulate import Case, run_case
-from coddl.sim.world import MODES, Reconfigure
+from coddl.sim.world import MODES, SHARE, Reconfigure
 from coddl.testing.builders import speeds_from
 from coddl.traces.make import poisson
 from coddl.traces.trace import Trace
@@ -133,3 +134,17 @@ def test_another_seed_flips_other_coins() -> None:
     first, again, other = (events_of(run_case(replace(case, seed=seed))) for seed in (0, 0, 1))
     assert first == again
     assert first != other
+
+
+def test_a_cool_down_makes_a_policy_change_its_mind_less_often() -> None:
+    trace = poisson(jobs=60, gpus=16, load=1.0, seed=3)
+    case = Case("afs-p", policy_from("afs-p"), trace, gpus=16, keep_events=True)
+    calm = run_case(replace(case, rules=Rules(cool_down_s=1800.0, min_runtime_s=600.0)))
+    wild = run_case(case)
+    assert calm.finished.all()
+    assert calm.reallocations < wild.reallocations
+    assert calm.events is not None
+    shares = calm.events.kind == SHARE
+    for job in range(trace.size):
+        mine = calm.events.time_s[shares & (calm.events.job == job)]
+        assert (np.diff(mine) >= 1800.0).all()

@@ -23,10 +23,11 @@ from typing import Final, NamedTuple, assert_never
 
 from coddl.core.pool import records as r
 from coddl.core.pool.admission import UserEvent, is_news
-from coddl.core.pool.deciding import Rules, decide
+from coddl.core.pool.deciding import CALM, decide
 from coddl.core.pool.job import JobState, Measured
 from coddl.core.pool.spec import JobSpec
 from coddl.core.pool.state import Pool
+from coddl.core.scheduler import Rules
 
 MEASURED_MIN: Final = 3  # iterations after which a speed counts as measured
 SPEED_NEWS: Final = 0.2  # by how much a speed must differ from the one last decided on
@@ -60,7 +61,7 @@ class Preview(NamedTuple):
 class Control:
     """Decides for a pool. Not thread-safe; knows no clock."""
 
-    def __init__(self, pool: Pool, rules: Rules) -> None:
+    def __init__(self, pool: Pool, rules: Rules = CALM) -> None:
         self.pool = pool
         self.rules = rules
         self._records: list[r.Record] = []

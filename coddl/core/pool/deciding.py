@@ -11,27 +11,17 @@ from coddl.core.pool.job import PRERUN_S
 from coddl.core.pool.records import Decided, Row, Target
 from coddl.core.pool.sight import Sight, look
 from coddl.core.pool.state import Pool
-from coddl.core.scheduler import Scheduler
+from coddl.core.scheduler import Rules, Scheduler
 
+CALM: Final = Rules(cool_down_s=10.0, reserve_s=10.0)  # what a pool keeps to unless told otherwise
 ROUNDS_MAX: Final = 4  # of deciding anew without jobs for which no node has room
 NO_NODES: Final = Waiting("NodeDown", "no node of the pool can be used now")
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How a pool is scheduled, whatever its policy."""
-
-    cool_down_s: float = 10.0
-    min_runtime_s: float = 0.0
-    reserve_s: float = 10.0
 
 
 def decide(pool: Pool, rules: Rules, why: str, now_s: float) -> Decided:
     """Decide who shall have which devices; `why` says what made us decide."""
     seed = 1 + (pool.seed * 16807) % 2147483646
-    scheduler = Scheduler(
-        policy_from(pool.policy), rules.cool_down_s, rules.min_runtime_s, rules.reserve_s
-    )
+    scheduler = Scheduler(policy_from(pool.policy), rules)
     cramped: dict[int, Waiting] = {}
     for _ in range(ROUNDS_MAX):
         sight = look(pool, now_s, seed, cramped)

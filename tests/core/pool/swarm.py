@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from coddl.core.pool import records as r
 from coddl.core.pool.control import Control
-from coddl.core.pool.deciding import Rules
 from coddl.core.pool.orders import Lead, Orders
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
+from coddl.core.scheduler import Rules
 
 TICK_S = 0.5
 LEASE_S = 10.0

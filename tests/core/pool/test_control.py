@@ -6,12 +6,12 @@ from coddl.core.errors import UserError
 from coddl.core.lifecycle import TRANSITIONS, IllegalTransition
 from coddl.core.pool import records as r
 from coddl.core.pool.control import Control, Outcome
-from coddl.core.pool.deciding import Rules
 from coddl.core.pool.errors import Conflict, Infeasible, NotFound
 from coddl.core.pool.explain import explain, sentence_of
 from coddl.core.pool.job import JobState
 from coddl.core.pool.spec import JobSpec, Launch, Tier
 from coddl.core.pool.state import Pool
+from coddl.core.scheduler import Rules
 
 
 class Story:
