@@ -153,7 +153,7 @@ class JobTable(NamedTuple):
 
     @property
     def changed_s(self) -> FloatColumn:
-        """When its share was last decided to be another; -inf: never."""
+        """When its share last changed, a start not counted; -inf: never."""
         return _real(self, CHANGED_S)
 
     @property

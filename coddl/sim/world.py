@@ -221,8 +221,9 @@ def set_share(world: World, row: int, share: int) -> None:
     if whole[GPUS, row] == 0:
         whole[STARTS, row] += 1
         real[LAST_START_S, row] = now_s
+    else:
+        real[CHANGED_S, row] = now_s
     whole[GPUS, row] = share
-    real[CHANGED_S, row] = now_s
     tell(world, SHARE, row, share)
     if mode == STALL:
         moving_s = max(now_s, real[MOVING_S, row]) + pause_s if share > 0 else now_s

@@ -294,6 +294,7 @@ class Pool:
                 job.proven_s = now_s if job.proven_s is None else job.proven_s
                 job.losses, job.step = 0, max(job.step, step)
                 if job.phase == "starting":
+                    job.decided_s = 0.0  # a start is no resize: nothing has to cool down
                     job.move("running", now_s, "it made its first step")
             case r.RunChanged():
                 job.change, job.step = fact.change, max(job.step, fact.step)
