@@ -1,0 +1,371 @@
+"""Talk to a pool's server from this machine, one request at a time.
+
+UserError                    exit code
+├── Unreachable              1     nobody answers where the server should be
+└── Answered                 2     the server refuses: says what, because, try (problem+json)
+    ├── of status 404        102   no such job, node or archive
+    └── of status 5xx        1     the server failed
+"""
+
+import contextlib
+import getpass
+import itertools
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlsplit
+
+from coddl.core.errors import UserError
+
+if TYPE_CHECKING:
+    import httpx  # takes a quarter of a second: imported when the first request is made
+
+API: Final = "/api/v1"
+NOT_FOUND: Final = 102  # exit code
+CONNECT_S: Final = 5.0
+ANSWER_S: Final = 30.0
+UPLOAD_S: Final = 300.0
+SILENCE_S: Final = 45.0  # a stream says something every 15 seconds
+RETURN_S: Final = 120.0  # a stream that broke off is asked for again for so long
+PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0)  # between tries; the last one again and again
+SUBMIT_TRIES: Final = 3
+
+Answer = Any  # what JSON can hold
+Parameters = Mapping[str, str | int | float | bool | None]
+
+
+class Unreachable(UserError):
+    """Nobody answers where the server should be."""
+
+    exit_code = 1
+
+
+class Answered(UserError):
+    """The server has refused a request."""
+
+    def __init__(self, status: int, problem: Mapping[str, str]) -> None:
+        super().__init__(problem["what"], problem["because"], problem["try"])
+        self.status = status
+        self.code = problem.get("code", "")
+        self.exit_code = NOT_FOUND if status == 404 else 1 if status >= 500 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is, and how it knows us."""
+
+    url: str
+    token: str
+    pid: int | None = None  # of a server on this machine, as it has left it in `found`
+    found: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One event of a stream."""
+
+    kind: str
+    data: Answer
+
+
+def state_folder(given: str = "", env: Mapping[str, str] = os.environ) -> Path:
+    """Tell where a pool of this machine keeps its things."""
+    if given:
+        return Path(given).absolute()
+    base = env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "coddl" / "pool"
+
+
+def find(server: str, state_dir: str, env: Mapping[str, str] = os.environ) -> Address:
+    """Find the server: the one given, else the one that this machine's state folder tells of."""
+    folder = state_folder(state_dir, env)
+    token = env.get("CODDL_TOKEN") or _read(folder / "token").strip()
+    if url := server or env.get("CODDL_SERVER", ""):
+        return Address(_checked(url), token)
+    path = folder / "server.json"
+    try:
+        about = json.loads(_read(path) or "{}")
+        return Address(str(about["url"]), token, int(about["pid"]), path)
+    except (ValueError, KeyError, TypeError):
+        raise Unreachable(
+            "there is no pool to talk to",
+            f"no server has left its address in {path}",
+            "coddl up, or --server http://HOST:7433",
+        ) from None
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return path.read_text("utf-8", errors="replace")
+    return ""
+
+
+def _checked(url: str) -> str:
+    whole = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(whole)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise UserError(
+            f"--server {url} can't be used",
+            f'"{url}" is not the address of a server',
+            "--server http://127.0.0.1:7433",
+        )
+    return whole.rstrip("/")
+
+
+def lives(pid: int) -> bool:
+    """Tell whether a process of this machine runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Client:
+    """Requests to one server. Paths begin with /jobs, /nodes, …; answers are JSON."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        within_s: float = ANSWER_S,
+        pauses_s: tuple[float, ...] = PAUSES_S,
+    ) -> None:
+        import httpx
+
+        self.address = address
+        self._within_s = within_s
+        self._pauses_s = pauses_s
+        is_here = urlsplit(address.url).hostname in ("127.0.0.1", "localhost", "::1")
+        self._http = httpx.Client(
+            base_url=address.url,
+            headers=_introduction(address.token),
+            timeout=_timeout(within_s),
+            trust_env=not is_here,  # no proxy leads to this machine
+        )
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._http.close()
+
+    def get(self, path: str, **parameters: str | int | float | bool | None) -> Answer:
+        """Ask for something."""
+        return self._asked("GET", path, parameters=parameters)
+
+    def post(self, path: str, body: Answer = None, **parameters: str | bool | None) -> Answer:
+        """Have something done."""
+        return self._asked("POST", path, body, parameters=parameters)
+
+    def patch(self, path: str, body: Answer) -> Answer:
+        """Change a part of something."""
+        return self._asked("PATCH", path, body)
+
+    def put(self, path: str, body: Answer) -> Answer:
+        """Set something."""
+        return self._asked("PUT", path, body)
+
+    def submit(self, request: Answer) -> Answer:
+        """Hand in a job, once, even if the line breaks and it has to be said again."""
+        headers = {"Idempotency-Key": str(uuid.uuid4())}
+        for pause_s in self._pauses_s[: SUBMIT_TRIES - 1]:
+            with contextlib.suppress(Unreachable):
+                return self._asked("POST", "/jobs", request, headers=headers)
+            time.sleep(pause_s)
+        return self._asked("POST", "/jobs", request, headers=headers)
+
+    def has_code(self, hash_: str) -> bool:
+        """Tell whether the server has an archive already."""
+        try:
+            self._asked("HEAD", f"/code/{hash_}")
+        except Answered as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def send_code(self, hash_: str, archive: IO[bytes]) -> None:
+        """Upload an archive."""
+        self._asked("PUT", f"/code/{hash_}", content=archive, within_s=UPLOAD_S)
+
+    def is_ready(self) -> bool:
+        """Tell whether the server answers, and is ready to decide."""
+        import httpx
+
+        try:
+            return self._http.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def watch(self, path: str, **parameters: str | int | float | bool | None) -> Iterator[Said]:
+        """Give the events of a stream; if it breaks off, go on after the last one."""
+        last, until_s, tries = "", 0.0, itertools.count()
+        while True:
+            try:
+                for id_, said in self._stream(path, parameters, last):
+                    last, tries = id_ or last, itertools.count()
+                    until_s = time.monotonic() + RETURN_S
+                    yield said
+                    if said.kind == "end":
+                        return
+            except Unreachable:
+                if time.monotonic() > until_s:  # at the start there is no patience
+                    raise
+            until_s = until_s or time.monotonic() + RETURN_S  # it was there, and said nothing
+            time.sleep(self._pauses_s[min(next(tries), len(self._pauses_s) - 1)])
+
+    def _stream(self, path: str, parameters: Parameters, last: str) -> Iterator[tuple[str, Said]]:
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
+        with (
+            self._reached(),
+            self._http.stream(
+                "GET",
+                f"{API}{path}",
+                params=_given(parameters),
+                headers=headers,
+                timeout=_timeout(SILENCE_S),
+            ) as response,
+        ):
+            if response.status_code >= 400:
+                response.read()
+                raise self._refusal(response)
+            yield from events_of(response.iter_lines())
+
+    def _asked(
+        self,
+        method: str,
+        path: str,
+        body: Answer = None,
+        *,
+        parameters: Parameters | None = None,
+        headers: Mapping[str, str] | None = None,
+        content: IO[bytes] | None = None,
+        within_s: float | None = None,
+    ) -> Answer:
+        with self._reached():
+            response = self._http.request(
+                method,
+                f"{API}{path}",
+                json=body,
+                params=_given(parameters or {}),
+                headers=headers,
+                content=content,
+                timeout=_timeout(within_s or self._within_s),
+            )
+        if response.status_code >= 400:
+            raise self._refusal(response)
+        return response.json() if response.content else None
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Say in words that the server can't be reached."""
+        import httpx
+
+        try:
+            yield
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from None
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        import httpx
+
+        url, pid, found = self.address.url, self.address.pid, self.address.found
+        if pid is not None and not lives(pid):
+            return Unreachable(
+                "the server is not running",
+                f"{found} tells of process {pid} at {url}, and that is gone",
+                "coddl up",
+            )
+        if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
+            because = f"nobody answers at {url} ({str(error) or 'in time'})"
+            return Unreachable("the server can't be reached", because, "coddl up, or --server URL")
+        because = (
+            f"{url} took the request and gave no answer ({str(error) or type(error).__name__})"
+        )
+        return Unreachable("the server gave no answer", because, "the same command again")
+
+    def _refusal(self, response: "httpx.Response") -> Answered:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            problem = response.json()
+            return Answered(
+                response.status_code, {part: str(problem[part]) for part in _PARTS} | _code(problem)
+            )
+        problem = {
+            "what": f"{self.address.url} did not do it",
+            "because": f"it answered {response.status_code} {response.reason_phrase}",
+            "try": "--server with the address of a CoDDL server",
+        }
+        return Answered(response.status_code, problem)
+
+
+_PARTS: Final = ("what", "because", "try")
+
+
+def user() -> str:
+    """Name who asks."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # an account without a name
+        return str(os.getuid())
+
+
+def _introduction(token: str) -> dict[str, str]:
+    """Say who asks, for the journal, and that we may."""
+    plain = user().encode("ascii", "replace").decode()[:64]
+    return {"Coddl-User": plain} | ({"Authorization": f"Bearer {token}"} if token else {})
+
+
+def _code(problem: Mapping[str, object]) -> dict[str, str]:
+    return {"code": str(problem["code"])} if problem.get("code") else {}
+
+
+def _given(parameters: Parameters) -> dict[str, str | int | float | bool]:
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def _timeout(within_s: float) -> "httpx.Timeout":
+    import httpx
+
+    return httpx.Timeout(within_s, connect=min(within_s, CONNECT_S))
+
+
+def in_path(name: object) -> str:
+    """Write a job's or node's name as a part of a path."""
+    return quote(str(name), safe="")
+
+
+def events_of(lines: Iterator[str]) -> Iterator[tuple[str, Said]]:
+    """Read server-sent events: the id and what was said."""
+    id_, kind, data = "", "message", list[str]()
+    for line in lines:
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        match field:
+            case "id":
+                id_ = value
+            case "event":
+                kind = value
+            case "data":
+                data.append(value)
+            case "" if not line:
+                if data or kind == "end":
+                    yield id_, Said(kind, _decoded("\n".join(data)))
+                id_, kind, data = "", "message", []
+            case _:
+                pass  # a comment, that keeps the line alive
+
+
+def _decoded(data: str) -> Answer:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data  # plain text

@@ -1,0 +1,270 @@
+"""What REST answers and is asked, below `/api/v1`. (Jobs as users write them: `spec`.)
+
+Seconds that end in `_s` and tell when something was are wall-clock seconds since 1970. Every error
+is a `Problem`, as application/problem+json.
+"""
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from coddl.api.spec import refusal
+
+API: Final = "/api/v1"
+PROBLEM_JSON: Final = "application/problem+json"
+BY_HEADER: Final = "Coddl-User"  # who asks, for the journal; the token alone opens the door
+
+State = Literal[
+    "PENDING",
+    "STARTING",
+    "RUNNING",
+    "RESIZING",
+    "SUSPENDED",
+    "PREEMPTED",
+    "STOPPING",
+    "SUCCEEDED",
+    "FAILED",
+    "CANCELLED",
+]
+
+
+NodeCondition = Literal["UP", "SILENT", "DRAINED", "LOST"]
+
+
+class View(BaseModel):
+    """Something REST answers."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Problem(View):
+    """What went wrong: for people what, because, try; for programs code. (RFC 9457)"""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+    what: str
+    because: str
+    try_: str = Field(alias="try")
+    instance: str | None = None  # by which the server's log knows it
+
+
+class TroubleView(View):
+    """Why a job's last run ended badly."""
+
+    what: str
+    because: str
+    try_: str = Field(alias="try")
+
+
+class JobView(View):
+    """A job, as it stands."""
+
+    id: int
+    name: str
+    user: str
+    priority: int
+    tier: str
+    state: State
+    gpus: int  # devices it has now
+    gpus_min: int
+    gpus_max: int
+    nodes: list[str]
+    slots: list[int]
+    attempt: int
+    step: int
+    steps: int | None
+    progress: float | None  # 0..1
+    eta_s: float | None  # seconds to its end, at the speed it has
+    samples_per_s: float
+    submitted_s: float
+    started_s: float | None
+    ended_s: float | None
+    runtime_s: float  # with devices
+    waited_s: float  # without
+    jct_s: float | None
+    resizes: int
+    restarts: int
+    last_pause_s: float | None
+    code: str | None  # why it waits, for programs
+    reason: str  # why it waits, or why it has what it has
+    exit_code: int | None
+    trouble: TroubleView | None
+    metrics: dict[str, float]
+    saved_step: int | None
+    command: list[str]
+    failures: int
+    lead: str | None  # the node whose agent leads it
+
+
+class JobsView(View):
+    items: list[JobView]
+    next: str | None = None  # cursor of the next page
+
+
+class JobChange(BaseModel):
+    """Other bounds, or another priority, for a job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    gpus_min: int | None = Field(None, ge=1, le=100_000)
+    gpus_max: int | None = Field(None, ge=1, le=100_000)
+    priority: int | None = Field(None, ge=-1_000_000, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.gpus_min is None and self.gpus_max is None and self.priority is None:
+            raise refusal("nothing is to change", "gpus_min, gpus_max or priority")
+        return self
+
+
+class EffectView(View):
+    """What would become of a job's share."""
+
+    job: int  # of the new job: the number it would get now
+    name: str
+    gpus_before: int
+    gpus: int
+    reason: str
+
+
+class PreviewView(View):
+    """What would happen to everyone if a job were submitted now."""
+
+    policy: str
+    slots_total: int
+    slots_free: int
+    job: EffectView
+    others: list[EffectView]  # whose share would be another
+
+
+class SpeedView(View):
+    """How fast a job is with so many devices, and how we know."""
+
+    gpus: int
+    step_s: float
+    speedup: float  # over the smallest size
+    source: str  # measured, interpolated, submitted, assumed
+    iterations: int  # that were measured
+
+
+class StoryView(View):
+    number: int  # of the record
+    at_s: float
+    text: str
+
+
+class ExplainView(View):
+    """Why a job is where it is, and how it came there."""
+
+    job: JobView
+    sentence: str
+    code: str | None
+    position: int | None  # among those that wait
+    ahead: int  # other jobs that hold devices
+    speeds: list[SpeedView]
+    story: list[StoryView]
+
+
+class EventView(View):
+    """One record of the journal."""
+
+    number: int
+    at_s: float
+    kind: str
+    job: int | None
+    node: str | None
+    text: str
+    detail: dict[str, Any]  # Any: JSON
+
+
+class EventsView(View):
+    items: list[EventView]
+    next: int  # `after` of the next page
+
+
+class LogLineView(View):
+    """A line that a worker printed, or that an agent says about the job (stream "coddl")."""
+
+    number: int
+    at_s: float
+    attempt: int
+    worker: int
+    rank: int | None
+    stream: str
+    text: str
+
+
+class LogsView(View):
+    items: list[LogLineView]
+
+
+class SlotView(View):
+    """A device."""
+
+    slot: int
+    index: int
+    kind: str
+    gpu: str | None
+    memory_bytes: int
+    job: int | None  # who has it
+
+
+class NodeView(View):
+    name: str
+    host: str
+    state: NodeCondition
+    is_up: bool
+    is_silent: bool
+    is_drained: bool
+    is_awaited: bool  # after a restart of the server
+    lease_left_s: float | None
+    slots: list[SlotView]
+    used: int
+    free: int
+    jobs: list[int]
+
+
+class NodesView(View):
+    items: list[NodeView]
+
+
+class PolicyView(View):
+    policy: str
+    since_s: float
+    by: str
+
+
+class PolicyChange(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    policy: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class PoolView(View):
+    """The pool in one screen."""
+
+    slots_total: int  # of nodes that are up
+    slots_used: int
+    slots_free: int
+    nodes: int
+    nodes_up: int
+    jobs: dict[str, int]  # by state
+    policy: str
+    version: str  # of the server
+    lease_s: float
+    started_s: float
+    is_ready: bool
+
+
+class VersionView(View):
+    version: str
+    protocol: int
+    api: str = API
+
+
+class ReadyView(View):
+    ready: bool
+    waits_for: list[str]  # what is missing, in words

@@ -1,0 +1,1 @@
+"""The pool in real time: journal, control loop, HTTP, and the line to every agent."""

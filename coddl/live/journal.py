@@ -1,0 +1,174 @@
+"""The journal: what has happened, in order, and the pool as the fold of it. (D3, ADR 9)
+
+Records are stored as JSON under the name of their class, and are read back as what they were. A
+*picture* of the folded pool now and then makes a restart quick; it is never needed.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, get_args
+
+import msgspec
+
+from coddl import __version__
+from coddl.core.pool import records as r
+from coddl.core.pool.records import Record
+from coddl.core.pool.state import Pool
+from coddl.live.errors import JournalUnreadable
+from coddl.live.store import Answer, Line, Link, Picture, Store
+
+SCHEMA: Final = 1  # of what bodies hold; grows when older versions could not read them any more
+PAGE: Final = 1_000
+PICTURE_EVERY: Final = 2_000  # records
+KINDS: Final[dict[str, type[Record]]] = {kind.__name__: kind for kind in get_args(Record)}
+
+_encoder: Final = msgspec.json.Encoder()
+_decoders: Final = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
+
+
+class Noted(NamedTuple):
+    """A record with its place in the journal."""
+
+    seq: int
+    at_s: float
+    record: Record
+
+
+class Folded(NamedTuple):
+    """The pool after record `seq`."""
+
+    pool: Pool
+    seq: int
+    at_s: float  # of that record; no later event is earlier
+
+
+def jobs_of(record: Record) -> Iterable[int]:
+    """Name the jobs that a record concerns."""
+    match record:
+        case r.Decided(targets=targets, waiting=waiting):
+            return sorted({*targets, *waiting})
+        case r.NodeDrained() | r.NodeUndrained() | r.PolicyChosen() | r.NodeJoined() | r.NodeLost():
+            return ()
+        case _:
+            return (record.job,)
+
+
+class Journal:
+    """Writes and reads records; raises JournalUnreadable at what a newer version has written."""
+
+    def __init__(self, store: Store, *, picture_every: int = PICTURE_EVERY) -> None:
+        self._store = store
+        self._picture_every = picture_every
+        self._check_version()
+        self._seq = store.last_seq()
+        self._pictured = self._seq
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the newest record."""
+        return self._seq
+
+    def append(
+        self, records: Sequence[Record], answers: Sequence[Answer], at_s: float
+    ) -> list[Noted]:
+        """Make records and answers durable together; raises JournalFull and keeps none."""
+        noted = [Noted(self._seq + 1 + i, at_s, record) for i, record in enumerate(records)]
+        lines = [
+            Line(seq, at_s, type(record).__name__, _encoder.encode(record).decode())
+            for seq, _, record in noted
+        ]
+        links = [Link(seq, job) for seq, _, record in noted for job in jobs_of(record)]
+        self._store.append(lines, links, answers)
+        self._seq += len(noted)
+        return noted
+
+    def answer(self, key: str) -> Answer | None:
+        """Find what an Idempotency-Key was answered."""
+        return self._store.answer(key)
+
+    def forget_answers(self, before_s: float) -> None:
+        """Drop the answers that are older."""
+        self._store.forget_answers(before_s)
+
+    def read(self, after: int, limit: int, job: int | None = None) -> list[Noted]:
+        """Give the oldest records after a number; of a job if one is named."""
+        return [self._noted(line) for line in self._store.lines(after, limit, job)]
+
+    def newest(self, limit: int, job: int | None = None) -> list[Noted]:
+        """Give the newest records, in order; of a job if one is named."""
+        return [self._noted(line) for line in self._store.newest(limit, job)]
+
+    def fold(self) -> Folded:
+        """Give the pool as the journal has it: the newest picture that can be read, and the tail.
+
+        What was appended in between by nobody: one server has a journal at a time.
+        """
+        folded = self._pictured_pool()
+        pool, seq, at_s = folded
+        for seq, at_s, record in self._tail(folded.seq):  # noqa: B007  # the last ones are told
+            pool.apply(record, at_s)
+        self._seq = seq
+        return Folded(pool, seq, at_s)
+
+    def picture_is_due(self) -> bool:
+        """Tell whether so much has happened that a picture is worth its time."""
+        return self._seq - self._pictured >= self._picture_every
+
+    def keep_picture(self, pool: Pool, at_s: float) -> None:
+        """Store a picture of the pool as it is after the newest record; raises JournalFull."""
+        body = _encoder.encode(_Body(__version__, at_s, pool))
+        self._store.keep_picture(Picture(self._seq, SCHEMA, zlib.compress(body, 1)))
+        self._pictured = self._seq
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._store.close()
+
+    def _tail(self, after: int) -> Iterator[Noted]:
+        while page := self.read(after, PAGE):
+            yield from page
+            after = page[-1].seq
+
+    def _pictured_pool(self) -> Folded:
+        for picture in self._store.pictures():
+            if picture.schema != SCHEMA or picture.seq > self._store.last_seq():
+                continue
+            try:
+                body = msgspec.json.decode(zlib.decompress(picture.body), type=_Body)
+            except (zlib.error, msgspec.DecodeError):
+                continue  # torn, or of a version with another Pool: the records have it all
+            self._pictured = picture.seq
+            return Folded(body.pool, picture.seq, body.at_s)
+        self._pictured = 0
+        return Folded(Pool(), 0, 0.0)
+
+    def _noted(self, line: Line) -> Noted:
+        if line.kind not in _decoders:
+            raise self._unreadable(f'record {line.seq} is a "{line.kind}", unknown to this version')
+        try:
+            return Noted(line.seq, line.at_s, _decoders[line.kind].decode(line.body))
+        except msgspec.DecodeError as error:
+            raise self._unreadable(f"record {line.seq} ({line.kind}): {error}") from error
+
+    def _check_version(self) -> None:
+        notes, ours = self._store.notes(), {"schema": str(SCHEMA), "version": __version__}
+        if int(notes.get("schema", SCHEMA)) > SCHEMA:
+            raise self._unreadable(f"its records follow schema {notes['schema']}, not {SCHEMA}")
+        if notes != ours:
+            self._store.note(ours)
+
+    def _unreadable(self, because: str) -> JournalUnreadable:
+        wrote = self._store.notes().get("version", "unknown")
+        return JournalUnreadable(
+            "the journal cannot be read",
+            f"{because}; coddl {wrote} wrote it, and this is coddl {__version__}",
+            f"coddl {wrote} or newer, or another --state-dir",
+        )
+
+
+class _Body(msgspec.Struct, frozen=True):
+    """What a picture holds."""
+
+    version: str  # of coddl that wrote it
+    at_s: float
+    pool: Pool

@@ -1,0 +1,321 @@
+"""The server: asyncio around the control loop. One task owns the loop; the others feed it.
+
+Nothing is awaited between an event and the journal: all that has come is handled in one turn, in
+this thread. So whoever reads the pool here sees what the journal has, never more.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from coddl.api import rest, wire
+from coddl.core.errors import UserError
+from coddl.core.pool.deciding import CALM
+from coddl.core.pool.job import JobState
+from coddl.core.pool.records import (
+    Event,
+    JobSubmitted,
+    NodeLost,
+    NodeReported,
+    NodeSilent,
+    RunProgressed,
+    Woke,
+)
+from coddl.core.pool.state import NodeState, Pool
+from coddl.core.scheduler import Rules
+from coddl.live import views
+from coddl.live.archives import Archives
+from coddl.live.bell import Bell
+from coddl.live.clock import Clock
+from coddl.live.errors import JournalFull
+from coddl.live.journal import Journal, Noted
+from coddl.live.leases import Leases
+from coddl.live.logs import LogStore
+from coddl.live.loop import Ask, Bug, ControlLoop, Done, Events, Once, Reply, fact
+from coddl.live.metrics import Metrics
+from coddl.live.progress import ProgressBoard
+from coddl.live.sessions import GOING_AWAY, LEASE_OVER, Sessions
+from coddl.live.warm import warm_up
+
+BEATS_PER_LEASE: Final = 24
+BEAT_EVERY_MAX_S: Final = 5.0
+RETRY_S: Final = 1.0  # between attempts to write down what must not be lost
+
+log = structlog.get_logger(__name__)
+
+
+class Broken(Exception):
+    """A request met a bug; the log has its story."""
+
+
+class Server:
+    """A pool that is alive from `running` on; `create_app` shows it to the world."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        folder: Path,
+        clock: Clock,
+        *,
+        rules: Rules = CALM,
+        lease_s: float = 120.0,
+    ) -> None:
+        self.journal = journal
+        self.clock = clock
+        self.lease_s = lease_s
+        self.beat_every_s = min(BEAT_EVERY_MAX_S, lease_s / BEATS_PER_LEASE)
+        self.started_s = clock.wall_s()
+        self.metrics = Metrics()
+        self.progress = ProgressBoard()
+        self.sessions = Sessions()
+        self.logs = LogStore(folder / "logs")
+        self.archives = Archives(folder / "code")
+        self.happened = Bell()
+        self.is_closing = False
+        self.failure: BaseException | None = None  # of the control loop: the end of all
+        self.on_failure: Callable[[], None] = lambda: None
+        self._rules = rules
+        self._loop = ControlLoop(journal, self._rules, self)
+        self._leases = Leases(lease_s)
+        self._names = views.JobNames(self.pool)
+        self._printed: dict[int, Bell] = {}
+        self._queue: deque[Ask] = deque()
+        self._news = asyncio.Event()
+        self._is_warm = False
+        self._woken_for_s: float | None = None
+        self._wake_at_s = self.pool.wake_at_s
+        self._retry_at_s: float | None = None
+        self._await_agents()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Handle what comes; at the end, hang up, keep a picture, and let go of everything."""
+        task = asyncio.create_task(self._drive(), name="control loop")
+        task.add_done_callback(self._on_drive_end)
+        try:
+            yield
+        finally:
+            self.close_lines()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self.logs.close()
+            self._loop.close()
+
+    def close_lines(self) -> None:
+        """End what would never end by itself: streams, and the lines to agents."""
+        self.is_closing = True
+        self.happened.ring()
+        for bell in list(self._printed.values()):
+            bell.ring()
+        for session in self.sessions:
+            session.drop(GOING_AWAY, "the server ends")
+
+    # What routes and sessions read.
+
+    @property
+    def pool(self) -> Pool:
+        """The pool as the journal has it; not to be changed."""
+        return self._loop.pool
+
+    @property
+    def rules(self) -> Rules:
+        """How the pool is scheduled, whatever its policy."""
+        return self._rules
+
+    def waits_for(self) -> list[str]:
+        """Say what is missing before the server does all it is there for."""
+        awaited = sorted(self._loop.control.awaited)
+        missing = [f"node {node} to come back, or its lease to run out" for node in awaited]
+        return missing if self._is_warm else ["kernels to be compiled", *missing]
+
+    def find(self, job: str) -> JobState:
+        """Give a job by number or name; raises NotFound."""
+        return self._names.find(self.pool, job)
+
+    def job_view(self, job: JobState) -> rest.JobView:
+        """Show a job."""
+        return views.job_view(self.pool, job, self.progress.of(job.id), self.clock.wall_s())
+
+    def node_view(self, node: NodeState) -> rest.NodeView:
+        """Show a node."""
+        left_s = self._leases.left_s(node.name, self.steady_s())
+        return views.node_view(self.pool, node, left_s, node.name in self._loop.control.awaited)
+
+    def printed(self, job: int) -> Bell:
+        """Give the bell that rings when a job prints."""
+        return self._printed.setdefault(job, Bell())
+
+    def steady_s(self) -> float:
+        """The clock of leases."""
+        return self.clock.steady_s()
+
+    # What they ask.
+
+    def put(self, ask: Ask) -> None:
+        """Have something handled."""
+        self._queue.append(ask)
+        self._news.set()
+
+    async def ask(self, events: Events, once: Once | None = None) -> str:
+        """Have something handled, and wait until it is safe; raises UserError, or Broken."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def reply(reply: Reply) -> None:
+            if not future.done():  # whoever asked may have hung up
+                future.set_result(reply)
+
+        self.put(Ask(events, reply, once))
+        match await future:
+            case Done(response):
+                return response
+            case UserError() as error:
+                raise error
+            case Bug(error):
+                raise Broken from error
+
+    def renew(self, node: str) -> None:
+        """Let a node keep its devices for one more lease."""
+        self._leases.renew(node, self.steady_s())
+
+    def hear_progress(self, runs: Iterable[wire.RunProgress]) -> None:
+        """Take in how runs are doing."""
+        events: list[RunProgressed] = []
+        for run in runs:
+            if run.progressed.job in self.pool.jobs:
+                self.progress.hear(run)
+                events.append(run.progressed)
+        if events:
+            self.put(Ask(lambda _pool: events))
+
+    def hear_logs(self, job: int, lines: tuple[wire.LogLine, ...]) -> None:
+        """Keep what a job has printed, if there is room."""
+        if job not in self.pool.jobs or not lines:
+            return
+        try:
+            self.logs.append(job, lines)
+        except OSError as error:
+            log.warning("log lines are lost", job=job, lines=len(lines), because=str(error))
+        if (bell := self._printed.get(job)) is not None:
+            bell.ring()
+
+    def poke(self) -> None:
+        """Look at the clock: it was turned."""
+        self._news.set()
+
+    # What the control loop tells.
+
+    def publish(self, noted: Sequence[Noted]) -> None:
+        """Let everybody know what has happened."""
+        for each in noted:
+            if isinstance(each.record, JobSubmitted):
+                self._names.add(each.record.job, each.record.spec.name)
+            self.metrics.observe(each, self.pool)
+        if noted:
+            self.happened.ring()
+            for job, bell in list(self._printed.items()):
+                if job not in self.pool.active:
+                    bell.ring()  # there is no more to come
+                    del self._printed[job]
+
+    def tell(self, nodes: frozenset[str]) -> None:
+        """Have these nodes told their orders."""
+        for node in nodes:
+            if (session := self.sessions.of(node)) is not None:
+                session.tell_orders()
+
+    def report_bug(self, error: Exception) -> None:
+        """Put a bug's story into the log; the pool goes on."""
+        self.metrics.bugs.inc()
+        log.error("a bug", error=repr(error), exc_info=error)
+
+    def restore(self) -> list[Event]:
+        """Give what a fold does not know: who is silent, who holds what, how runs are doing."""
+        events: list[Event] = [
+            NodeSilent(node.name, node.boot)
+            for node in self.pool.nodes.values()
+            if self.sessions.of(node.name) is None
+        ]
+        held: list[NodeReported | None] = [session.holding for session in self.sessions]
+        events += [holding for holding in held if holding is not None]
+        return events + list(self.progress.newest())
+
+    # The task that owns the loop.
+
+    async def _drive(self) -> None:
+        await asyncio.to_thread(warm_up, self.pool.policy, self._rules)
+        self._is_warm = True
+        self._news.set()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience_s()):
+                    await self._news.wait()
+            self._news.clear()
+            self._on_leases()
+            self._on_wake()
+            self._turn()
+
+    def _turn(self) -> None:
+        """Handle all that has come."""
+        if not self._queue:
+            return
+        asks = list(self._queue)
+        self._queue.clear()
+        began_s = self.steady_s()
+        turn = self._loop.turn(asks, self.clock.wall_s())
+        self.metrics.turn_seconds.observe(self.steady_s() - began_s)
+        self._wake_at_s = turn.wake_at_s
+        self._queue.extendleft(reversed(turn.again))
+        self._retry_at_s = self.steady_s() + RETRY_S if turn.full is not None else None
+        if turn.full is not None:
+            log.error("the journal is full", because=turn.full.because, kept=len(turn.again))
+            return
+        try:
+            self._loop.tidy()
+        except JournalFull as full:
+            log.warning("no room to tidy up", because=full.because)
+        self.progress.forget_over(self.pool)
+
+    def _on_leases(self) -> None:
+        for name in self._leases.run_out(self.steady_s()):
+            self._leases.end(name)
+            node = self.pool.nodes.get(name)
+            if node is not None and node.is_up:
+                because = f"its lease of {self.lease_s:g} s has run out"
+                log.warning("node lost", node=name, because=because)
+                self.put(fact(NodeLost(name, node.boot, because)))
+            if (session := self.sessions.of(name)) is not None:
+                session.drop(LEASE_OVER, "the lease has run out")
+
+    def _on_wake(self) -> None:
+        """Wake the pool when it asked for it, once for each time it named."""
+        at_s = self._wake_at_s
+        if at_s is not None and at_s != self._woken_for_s and at_s <= self.clock.wall_s():
+            self._woken_for_s = at_s
+            self.put(fact(Woke()))
+
+    def _patience_s(self) -> float | None:
+        """Tell how long nothing has to be done unless something comes."""
+        steady_s = self.steady_s()
+        due_s = [end for end in (self._leases.next_end_s(), self._retry_at_s) if end is not None]
+        if self._wake_at_s is not None and self._wake_at_s != self._woken_for_s:
+            due_s.append(steady_s + self._wake_at_s - self.clock.wall_s())
+        return self.clock.patience_s(min(due_s) - steady_s) if due_s else None
+
+    def _await_agents(self) -> None:
+        """Give the agents that were there a lease's time to come back."""
+        up = [node.name for node in self.pool.nodes.values() if node.is_up]
+        for node in up:
+            self.renew(node)
+        if up:
+            self._loop.control.await_nodes(up)
+
+    def _on_drive_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("the control loop has ended", exc_info=error)
+            self.failure = error
+            self.on_failure()

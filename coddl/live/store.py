@@ -1,0 +1,79 @@
+"""What a store of a journal promises: lines in order, whole batches or nothing. (ADR 9)
+
+`store_sql` is the real one, `store_memory` its twin; both pass `coddl.testing.store_contract`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Line(NamedTuple):
+    """A record as it is stored; `body` is JSON."""
+
+    seq: int
+    at_s: float
+    kind: str
+    body: str
+
+
+class Link(NamedTuple):
+    """Says that a line concerns a job."""
+
+    seq: int
+    job: int
+
+
+class Answer(NamedTuple):
+    """What a request with an Idempotency-Key was answered, and which request that was."""
+
+    key: str
+    request: str  # its hash
+    response: str
+    at_s: float
+
+
+class Picture(NamedTuple):
+    """The state after `seq`, as bytes that only the writer's schema can read."""
+
+    seq: int
+    schema: int
+    body: bytes
+
+
+class Store(Protocol):
+    """Where a journal lives. Reading is safe from any thread, writing from one."""
+
+    def append(
+        self, lines: Sequence[Line], links: Sequence[Link], answers: Sequence[Answer]
+    ) -> None:
+        """Make all of it durable, or raise JournalFull and keep none of it."""
+
+    def lines(self, after: int, limit: int, job: int | None = None) -> list[Line]:
+        """Give the oldest lines after a number; of a job if one is named."""
+
+    def newest(self, limit: int, job: int | None = None) -> list[Line]:
+        """Give the newest lines, in order; of a job if one is named."""
+
+    def last_seq(self) -> int:
+        """Give the number of the newest line; 0 if there is none."""
+
+    def answer(self, key: str) -> Answer | None:
+        """Find what a key was answered."""
+
+    def forget_answers(self, before_s: float) -> None:
+        """Drop the answers that are older."""
+
+    def pictures(self) -> Iterator[Picture]:
+        """Give the pictures there are, newest first."""
+
+    def keep_picture(self, picture: Picture) -> None:
+        """Store a picture, and drop all but the one before; raises JournalFull."""
+
+    def notes(self) -> Mapping[str, str]:
+        """Give what is noted about the journal as a whole."""
+
+    def note(self, notes: Mapping[str, str]) -> None:
+        """Note something about the journal as a whole; raises JournalFull."""
+
+    def close(self) -> None:
+        """Let go of it."""

@@ -1,0 +1,72 @@
+"""Server-sent events: what happens from now on, and what came before, without a gap between."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from coddl.core.pool.job import JobState
+from coddl.live import views
+from coddl.live.journal import Noted
+from coddl.live.logs import KeptLine, Wanted
+from coddl.live.server import Server
+
+PAGE: Final = 500
+PING_S: Final = 15
+LINGER_S: Final = 0.5  # for lines of a job that is over which are still on their way
+
+
+def event_stream(events: AsyncIterator[ServerSentEvent]) -> EventSourceResponse:
+    """Answer with a stream."""
+    return EventSourceResponse(events, ping=PING_S, sep="\n")
+
+
+async def watch_events(
+    server: Server, after: int, job: int | None, first: list[Noted]
+) -> AsyncIterator[ServerSentEvent]:
+    """Give records, then those that come; `first` has what came up to `after`."""
+    page = first
+    while not server.is_closing:
+        for noted in page:
+            view = views.event_view(noted, job)
+            yield ServerSentEvent(view.model_dump_json(), id=str(noted.seq))
+            after = max(after, noted.seq)
+        rings = server.happened.rings
+        page = await asyncio.to_thread(server.journal.read, after, PAGE, job)
+        if not page:
+            await server.happened.after(rings)
+
+
+async def follow_logs(
+    server: Server, job: int, wanted: Wanted, tail: int | None
+) -> AsyncIterator[ServerSentEvent]:
+    """Give a job's lines, then those that it prints, and `end` when it is over."""
+    reader = await asyncio.to_thread(server.logs.read, job, wanted)
+    with contextlib.closing(reader):
+        page = [] if tail is None else await asyncio.to_thread(reader.last, tail)
+        has_lingered = False
+        while not server.is_closing:
+            for kept in page:
+                yield _line_event(kept)
+            bell, state = server.printed(job), server.pool.jobs[job]
+            rings, is_over = bell.rings, state.is_over
+            page = await asyncio.to_thread(reader.more)
+            if page:
+                continue
+            if is_over and (has_lingered or _is_long_over(server, state)):
+                yield ServerSentEvent(server.job_view(state).model_dump_json(), event="end")
+                return
+            has_lingered = is_over
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S if is_over else None):
+                    await bell.after(rings)
+
+
+def _is_long_over(server: Server, job: JobState) -> bool:
+    return job.ended_s is not None and server.clock.wall_s() - job.ended_s > LINGER_S
+
+
+def _line_event(kept: KeptLine) -> ServerSentEvent:
+    return ServerSentEvent(views.line_view(kept).model_dump_json(), id=str(kept.number))

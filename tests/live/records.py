@@ -1,0 +1,45 @@
+"""A record of every kind, and pools to fold."""
+
+from coddl.core.allocation import Waiting
+from coddl.core.pool import records as r
+from coddl.core.pool.spec import JobSpec, Launch
+
+CPU = (r.Device(0, "cpu"), r.Device(1, "cpu"))
+
+
+def spec(name: str = "bert", **changes: object) -> JobSpec:
+    """Make a job's spec."""
+    fields: dict[str, object] = {"name": name, "launch": Launch(argv=("train.py",)), "gpus_max": 2}
+    return JobSpec(**{**fields, **changes})  # type: ignore[arg-type]  # as a test wants it
+
+
+ONE_OF_EACH: tuple[r.Record, ...] = (
+    r.JobSubmitted(1, spec(step_s={1: 0.5, 2: 0.3}, user="ü")),
+    r.JobCancelled(1, "ann"),
+    r.JobHeld(1, "ann"),
+    r.JobReleased(1, "ann"),
+    r.JobBounded(1, 1, 4, "ann"),
+    r.JobPrioritised(1, -3, "ann"),
+    r.NodeDrained("n1", "ann"),
+    r.NodeUndrained("n1", "ann"),
+    r.PolicyChosen("fifo:backfill=true", "ann"),
+    r.NodeJoined("n1", "boot", "10.0.0.1", (r.Device(0, "H200", "GPU-1", 1 << 40),), (3,)),
+    r.NodeLost("n1", "boot", "its lease ran out"),
+    r.RunPrepared(1, 2, 8, None, 256),
+    r.RunStepped(1, 2, 1),
+    r.RunChanged(1, 2, 0, "resized", 1, (0, 1), 17, 0.05, 1.5),
+    r.RunEnded(1, 2, "failed", 17, 3, r.Trouble("it failed", "exit code 3", "the log")),
+    r.SlotFreed(0, 1),
+    r.Decided(
+        policy="afs-p",
+        seed=7,
+        gpus=2,
+        why="a job was submitted",
+        targets={1: r.Target((0, 1), "it scales best")},
+        waiting={2: Waiting("Resources", "no devices are left")},
+        rows=(r.Row(1, 0, 1, 2, None, {1: 0.5}, 2),),
+        memory={1: (1.0, 2.5)},
+        wake_at_s=99.5,
+    ),
+    r.Aimed(1, 2, 3, (0, 1), "n1", "it scales best", adopt=True, precheck=False),
+)

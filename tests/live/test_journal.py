@@ -1,0 +1,150 @@
+"""Records go in and come out as they were; the pool is their fold, with a picture or without."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from coddl import __version__
+from coddl.core.pool import records as r
+from coddl.core.pool.control import Control
+from coddl.core.pool.deciding import CALM
+from coddl.core.pool.state import Pool
+from coddl.live.errors import JournalUnreadable, PoolTaken
+from coddl.live.journal import SCHEMA, Journal, jobs_of
+from coddl.live.locking import ServerLock
+from coddl.live.store import Line, Picture, Store
+from coddl.live.store_memory import MemoryStore
+from coddl.live.store_sql import SqlStore, sqlite_url
+from tests.live.records import CPU, ONE_OF_EACH, spec
+
+
+def test_there_is_a_record_of_each_kind_to_test_with() -> None:
+    assert {type(record) for record in ONE_OF_EACH} == set(get_args(r.Record))
+
+
+@pytest.mark.parametrize("record", ONE_OF_EACH, ids=lambda record: type(record).__name__)
+def test_a_record_is_read_back_as_what_it_was(record: r.Record) -> None:
+    store = MemoryStore()
+    Journal(store).append([record], [], 12.5)
+    assert Journal(store).read(0, 10) == [(1, 12.5, record)]
+
+
+CONCERNED = {
+    r.JobSubmitted: [1],
+    r.NodeLost: [],
+    r.Decided: [1, 2],
+    r.Aimed: [1],
+    r.SlotFreed: [1],
+}
+
+
+@pytest.mark.parametrize("kind", CONCERNED, ids=lambda kind: kind.__name__)
+def test_a_record_concerns_jobs(kind: type[r.Record]) -> None:
+    record = next(each for each in ONE_OF_EACH if type(each) is kind)
+    assert list(jobs_of(record)) == CONCERNED[kind]
+
+
+def busy_pool(journal: Journal, jobs: int = 5) -> Pool:
+    """Submit jobs to a pool of two devices, and write all of it down."""
+    control = Control(Pool(), CALM)
+    events: list[r.Event] = [r.NodeJoined("n1", "boot", "here", CPU)]
+    events += [r.JobSubmitted(job, spec(f"j{job}")) for job in range(1, jobs + 1)]
+    for at_s, event in enumerate(events):
+        journal.append(control.handle(event, float(at_s)).records, [], float(at_s))
+    return control.pool
+
+
+def test_a_restart_folds_the_same_pool() -> None:
+    store = MemoryStore()
+    pool = busy_pool(Journal(store))
+    folded = Journal(store).fold()
+    pool.touched.clear()
+    folded.pool.touched.clear()
+    assert folded.pool == pool
+    assert folded.at_s == 5.0
+    assert folded.seq == store.last_seq()
+
+
+def test_a_picture_and_the_tail_give_the_same_pool(tmp_path: Path) -> None:
+    store = SqlStore(sqlite_url(tmp_path / "journal.db"))
+    journal = Journal(store, picture_every=3)
+    control = Control(Pool(), CALM)
+    control.take(r.NodeJoined("n1", "boot", "here", CPU), 0.0)
+    journal.append(control.conclude(0.0).records, [], 0.0)
+    journal.keep_picture(control.pool, 0.0)
+    assert not journal.picture_is_due()
+    journal.append(control.handle(r.JobSubmitted(1, spec()), 1.0).records, [], 1.0)
+    assert journal.picture_is_due()
+    folded = Journal(store).fold().pool
+    folded.touched.clear()
+    assert folded == control.pool
+    store.close()
+
+
+@pytest.mark.parametrize("tear", ["cut", "garbage", "another schema", "from the future"])
+def test_a_picture_that_cannot_be_read_is_not_needed(tear: str) -> None:
+    store = MemoryStore()
+    journal = Journal(store)
+    pool = busy_pool(journal)
+    journal.keep_picture(pool, 5.0)
+    (good,) = store.pictures()
+    bad = {
+        "cut": good._replace(body=good.body[: len(good.body) // 2]),
+        "garbage": good._replace(body=b"\x00" * 100),
+        "another schema": Picture(good.seq, SCHEMA + 1, b"{}"),
+        "from the future": good._replace(seq=good.seq + 5),
+    }[tear]
+    store.keep_picture(bad)
+    folded = Journal(store).fold()
+    folded.pool.touched.clear()
+    pool.touched.clear()
+    assert folded.pool == pool
+    assert folded.seq == store.last_seq()
+
+
+def newer(store: Store) -> None:
+    store.note({"schema": str(SCHEMA + 1), "version": "9.8.7"})
+
+
+def unknown_kind(store: Store) -> None:
+    store.note({"schema": str(SCHEMA), "version": "9.8.7"})
+    store.append([Line(1, 0.0, "JobTeleported", "{}")], [], [])
+
+
+def torn_body(store: Store) -> None:
+    store.append([Line(1, 0.0, "JobHeld", '{"job":')], [], [])
+
+
+UNREADABLE = {
+    "a newer schema": (newer, "schema 2, not 1; coddl 9.8.7 wrote it"),
+    "an unknown kind": (unknown_kind, 'record 1 is a "JobTeleported"'),
+    "a torn body": (torn_body, "record 1 .JobHeld.: "),
+}
+
+
+@pytest.mark.parametrize(("spoil", "words"), UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_what_cannot_be_read_is_refused_with_the_version_that_wrote_it(
+    spoil: object, words: str
+) -> None:
+    store = MemoryStore()
+    assert callable(spoil)
+    spoil(store)
+    with pytest.raises(JournalUnreadable, match=words) as caught:
+        Journal(store).fold()
+    assert f"this is coddl {__version__}" in caught.value.because
+
+
+def test_one_server_has_a_folder_and_the_other_is_told_who(tmp_path: Path) -> None:
+    import os
+
+    lock = ServerLock(tmp_path / "server.lock")
+    with pytest.raises(PoolTaken, match=f"process {os.getpid()}"):
+        ServerLock(tmp_path / "server.lock")
+    lock.release()
+    ServerLock(tmp_path / "server.lock").release()
+
+
+def test_a_lock_file_that_a_dead_server_left_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "server.lock").write_text("4194303\n")
+    ServerLock(tmp_path / "server.lock").release()
