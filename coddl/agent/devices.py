@@ -1,0 +1,161 @@
+"""The devices of a node: its GPUs, through NVML, or so many places for CPU workers.
+
+CUDA itself is never touched: a process that has done so can't fork workers that use it.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from coddl.core.errors import UserError
+from coddl.core.pool.records import Device
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class Gpus(Protocol):
+    """The GPUs of a machine. Each call may raise `GpuError`."""
+
+    def count(self) -> int: ...
+    def about(self, index: int) -> Device:
+        """Describe a GPU; its `gpu` is its UUID."""
+        ...
+
+    def processes(self, index: int) -> list[int]:
+        """Give the numbers of the processes that compute on a GPU."""
+        ...
+
+
+class GpuError(Exception):
+    """A GPU can't be asked."""
+
+
+class Nvml:
+    """The GPUs as NVIDIA's driver tells of them."""
+
+    def __init__(self, nvml: Any) -> None:  # Any: the module has no types
+        self._nvml = nvml
+
+    def count(self) -> int:
+        return int(self._asked(lambda: self._nvml.nvmlDeviceGetCount()))
+
+    def about(self, index: int) -> Device:
+        def look() -> Device:
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid, model = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)
+            memory_bytes = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
+            return Device(index, _text(model), _text(uuid), memory_bytes)
+
+        found: Device = self._asked(look)
+        return found
+
+    def processes(self, index: int) -> list[int]:
+        def look() -> list[int]:
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            return [int(each.pid) for each in found]
+
+        pids: list[int] = self._asked(look)
+        return pids
+
+    def _asked(self, look: Callable[[], Any]) -> Any:
+        try:
+            return look()
+        except self._nvml.NVMLError as error:
+            raise GpuError(f"{error}") from None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def gpus_here() -> Gpus | None:
+    """Reach NVIDIA's driver; None if there is none, or no way to it is installed."""
+    try:
+        import pynvml  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return Nvml(pynvml)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The devices of a node, and what was wrong with others."""
+
+    devices: tuple[Device, ...]
+    problems: tuple[str, ...] = ()
+
+
+def discover(
+    gpus: Gpus | None, slots: int | None, cores: int, env: Mapping[str, str] = os.environ
+) -> Found:
+    """Find what jobs may use: `slots` CPU places if that was asked for, else GPUs, else cores."""
+    if slots is not None:
+        if slots < 1:
+            raise UserError(f"--slots {slots} can't be", "a node has at least one", "--slots 4")
+        return Found(_places(slots))
+    found = _visible(gpus, env) if gpus is not None else Found(())
+    return found if found.devices else Found(_places(cores), found.problems)
+
+
+def strangers(gpus: Gpus | None, index: int) -> list[str]:
+    """Name the processes on a GPU that ought to be idle."""
+    if gpus is None:
+        return []
+    try:
+        return [_named(pid) for pid in gpus.processes(index)]
+    except GpuError:
+        return []
+
+
+def _named(pid: int) -> str:
+    with suppress(OSError):
+        return f"{pid} ({(Path('/proc') / str(pid) / 'comm').read_text().strip()})"
+    return str(pid)
+
+
+def _places(count: int) -> tuple[Device, ...]:
+    return tuple(Device(index, "cpu") for index in range(count))
+
+
+def _visible(gpus: Gpus, env: Mapping[str, str]) -> Found:
+    """Describe the GPUs that this process may use, in the order it was told them."""
+    healthy: dict[int, Device] = {}
+    problems: list[str] = []
+    try:
+        count = gpus.count()
+    except GpuError as error:
+        return Found((), (f"GPUs can't be counted: {error}",))
+    for index in range(count):
+        try:
+            healthy[index] = gpus.about(index)
+        except GpuError as error:
+            problems.append(f"GPU {index} is left out: {error}")
+    wanted: Sequence[Device] = list(healthy.values())
+    if (visible := env.get(VISIBLE)) is not None:
+        wanted, words = _picked(visible, healthy)
+        problems += words
+    return Found(tuple(wanted), tuple(problems))
+
+
+def _picked(visible: str, healthy: Mapping[int, Device]) -> tuple[list[Device], list[str]]:
+    """Read the variable as CUDA does: up to the first entry that names no GPU."""
+    picked: list[Device] = []
+    for word in (each.strip() for each in visible.split(",")):
+        match = [d for d in healthy.values() if word == str(d.index) or _is_uuid(word, d)]
+        if len(match) != 1:
+            quiet = word in ("", "-1", "NoDevFiles")
+            return picked, [] if quiet else [f"{VISIBLE}: {word} names no GPU that can be used"]
+        picked += match
+    return picked, []
+
+
+def _is_uuid(word: str, device: Device) -> bool:
+    return word.startswith("GPU-") and device.gpu is not None and device.gpu.startswith(word)

@@ -1,0 +1,69 @@
+"""The node as its outposts see it: whose slots are whose, and what jobs run in.
+
+Answers in the outposts' thread, from tables that the agent's own thread replaces as a whole.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from coddl.agent.logs import LogBook
+from coddl.api.wire import LogLine
+from coddl.core.pool.records import Claim
+from coddl.runtime.supervisor.seats import Holding, Home
+from coddl.runtime.wire import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Whose the slots are, by the newest orders."""
+
+    version: int
+    seats: Mapping[int, Claim]
+
+
+Held = Mapping[int, Holding]
+
+
+class Rooms:
+    """What the outposts ask for, and the way their words take to the agent's own thread."""
+
+    def __init__(
+        self,
+        logbook: LogBook,
+        on_holding: Callable[[int, Held], None],
+        on_warm: Callable[[str, Message], None],
+    ) -> None:
+        """`on_holding` hears a version of the table, and what is true with it.
+
+        Both are called in the outposts' thread.
+        """
+        self._logbook = logbook
+        self._hear_holding = on_holding
+        self._hear_warm = on_warm
+        self._attempts: dict[str, int] = {}  # of whoever has processes here
+        self.table = Table(0, {})
+        self.homes: Mapping[str, Home] = {}
+
+    def home_of(self, job: str) -> Home | None:
+        """Tell what a job runs in."""
+        return self.homes.get(job)
+
+    def owner_of(self, slot: int) -> tuple[str, int] | None:
+        """Tell to which job and attempt a slot is given now."""
+        claim = self.table.seats.get(slot)
+        return None if claim is None else (str(claim.job), claim.attempt)
+
+    def on_holding(self, held: Held) -> None:
+        """Pass on who has processes here, with the table it is true of."""
+        self._attempts |= {each.job: each.attempt for each in held.values()}
+        self._hear_holding(self.table.version, held)
+
+    def on_log(self, job: str, worker: int, rank: int | None, stream: str, text: str) -> None:
+        """Keep a line."""
+        attempt = self._attempts.get(job, 0)
+        self._logbook.add(int(job), LogLine(time.time(), attempt, worker, rank, stream, text))
+
+    def on_warm(self, python: str, about: Message) -> None:
+        """Pass on that an interpreter is ready, or can't be."""
+        self._hear_warm(python, about)

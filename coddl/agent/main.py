@@ -1,0 +1,296 @@
+"""`coddl agent`: starts what a node needs, and ends it in order.
+
+The first SIGTERM has the jobs that are led here make their state durable; the second ends all.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import getpass
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import structlog
+
+from coddl import __version__
+from coddl.agent import shares
+from coddl.agent.devices import Gpus, discover, gpus_here
+from coddl.agent.home import Homes, fetch_from
+from coddl.agent.household import Household, base_env
+from coddl.agent.landlord import Rooms
+from coddl.agent.leftovers import Leftovers, mark_of
+from coddl.agent.logs import LogBook
+from coddl.agent.memory import watch_memory
+from coddl.agent.node import Node, Place
+from coddl.agent.options import AgentOptions
+from coddl.agent.session import Outbox, Session, now_s
+from coddl.api.wire import PROTOCOL, Hello
+from coddl.core.errors import UserError
+from coddl.core.pool.records import Device
+from coddl.runtime.supervisor.outposts import Outposts
+from coddl.runtime.supervisor.seats import Post
+from coddl.runtime.wire import Message
+
+__all__ = ["AgentOptions", "run_agent"]
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LOOK_EVERY_S: Final = 1.0  # at slots whose processes should have left
+GOODBYE_S: Final = 5.0  # that the last reports may take
+STOP_S: Final = 600.0  # that jobs may take to make their state durable when we are told to stop
+
+log = structlog.get_logger()
+
+
+def run_agent(options: AgentOptions) -> int:
+    """Serve until told to stop; give the exit code. Raises UserError if it can't go on."""
+    _begin_log(options.log_format)
+    if not NAME.fullmatch(options.node):
+        because = "a name is at most 64 letters, digits, dots, dashes and underscores"
+        raise UserError(f'"{options.node}" can\'t name a node', because, "--name node-1")
+    token = _token(options.token_file)
+    with _alone(options):
+        return asyncio.run(_serve(options, token))
+
+
+async def _serve(options: AgentOptions, token: str) -> int:
+    """Put an agent together, and take it apart when it is told to stop."""
+    log.info("starts", node=options.node, jobs_run_as=getpass.getuser(), version=__version__)
+    leftovers = Leftovers(options.folder)
+    on_wait = lambda count: log.warning("waits for old processes to end", count=count)  # noqa: E731
+    if killed := await asyncio.to_thread(leftovers.end, on_wait):
+        log.warning("ended what an earlier agent has left", processes=killed)
+    gpus, cores = gpus_here(), shares.own_cores()
+    devices = _devices(gpus, options.slots, len(cores))
+    logbook = LogBook(options.folder / "logs")
+    outbox = Outbox(logbook)
+    mark = mark_of(options.folder)
+    rooms = Rooms(logbook, lambda version, held: node.hear_holding(version, held), _tell_warm)
+    post, outposts = _listening(options, mark, rooms)
+    env = base_env(os.environ, shares.threads_of(len(devices), len(cores)))
+    parts = shares.Cores(shares.cores_of(len(devices), cores))
+    fetch = fetch_from(options.server, token)
+    homes = Homes(options.jobs_folder, options.folder / "code", fetch)
+    household = Household(homes, env, mark, parts, lambda: node.on_home())
+    place = Place(options.node, post, devices, gpus)
+    node = Node(
+        place, household, rooms, outposts, speaker=outbox, logbook=logbook, leftovers=leftovers
+    )
+    session = Session(options.server, token, _hello(place), outbox)
+    outposts.start()
+    if options.warm:
+        outposts.warm(sys.executable, env)
+    try:
+        await _until_told(node, session, outbox, len(devices))
+    finally:
+        node.end_all()
+        await _first(GOODBYE_S, node.idle())
+        await asyncio.to_thread(outposts.close)
+        household.close()
+        logbook.close()
+    log.info("ends")
+    return 0
+
+
+def _devices(gpus: Gpus | None, slots: int | None, cores: int) -> tuple[Device, ...]:
+    found = discover(gpus, slots, cores)
+    for problem in found.problems:
+        log.warning("device", problem=problem)
+    kinds = sorted({each.kind for each in found.devices})
+    log.info("devices", count=len(found.devices), kinds=kinds)
+    return found.devices
+
+
+def _hello(place: Place) -> Hello:
+    return Hello(
+        protocol=PROTOCOL,
+        version=__version__,
+        node=place.name,
+        boot=secrets.token_hex(8),
+        host=place.post.host,
+        port=place.post.port,
+        peer_token=place.post.token,
+        devices=place.devices,
+    )
+
+
+async def _until_told(node: Node, session: Session, outbox: Outbox, devices: int) -> None:
+    """Serve; at the first signal let jobs leave, at the second return at once."""
+    loop = asyncio.get_running_loop()
+    stop, kill = asyncio.Event(), asyncio.Event()
+
+    defects: list[BaseException] = []
+
+    def on_signal() -> None:
+        (kill if stop.is_set() else stop).set()
+
+    def on_defect(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # Of a mistake of ours nobody knows what else it has spoilt: jobs are safer elsewhere.
+        error = context.get("exception") or RuntimeError(context["message"])
+        log.error("a defect of the agent", exc_info=error)
+        defects.append(error)
+        stop.set()
+
+    loop.set_exception_handler(on_defect)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    works = [
+        session.run(node),
+        keep_lease(node, session),
+        watch_memory(node, devices),
+        _look_around(node),
+        stop.wait(),
+    ]
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            log.info("stops", jobs=[lead.run.job for lead in node.leads])
+            node.suspend_all("its agent is about to stop")
+            await _first(STOP_S, node.idle(), kill.wait())
+            await _first(GOODBYE_S, _said(outbox, session), kill.wait())
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for error in (*ended, *defects):
+        if isinstance(error, Exception):
+            raise error
+
+
+async def keep_lease(node: Node, session: Session) -> None:
+    """Have jobs leave in time when the lease runs out, and end all when it has."""
+    is_closing = False
+    while True:
+        now = now_s()
+        standing = session.lease.standing(now)
+        if standing == "closing" and not is_closing:
+            log.warning("the lease runs out", jobs=[lead.run.job for lead in node.leads])
+            node.suspend_all("the server has not been heard of, and the lease runs out")
+        elif standing == "over":
+            log.warning("the lease is over: everything here ends")
+            node.end_all()
+            session.lease.end()
+        is_closing = standing == "closing"
+        wake_at_s = session.lease.wake_at_s(now)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if wake_at_s is None else max(0.0, wake_at_s - now)):
+                await session.lease_changed()
+
+
+async def _look_around(node: Node) -> None:
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        node.look()
+
+
+async def _said(outbox: Outbox, session: Session) -> None:
+    """Wait until the server knows all there was to say."""
+    while session.is_up and not outbox.is_safe:
+        await asyncio.sleep(0.02)
+
+
+async def _first(within_s: float, *works: "Coroutine[None, None, object]") -> None:
+    """Wait for the first of several things, or for some time."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _listening(options: AgentOptions, mark: str, rooms: Rooms) -> tuple[Post, Outposts]:
+    """Listen for the leads of other nodes; give how they reach us."""
+    token = secrets.token_urlsafe(32)
+    host = options.host or _own_address(options.server)
+    try:
+        outposts = Outposts(f"agent-{mark}", token, rooms, host=host)
+    except OSError as error:
+        because = f"{error.strerror or error}"
+        raise UserError(f"{host} can't be listened on", because, "--host with an own one") from None
+    return Post(options.node, host, outposts.address[1], token), outposts
+
+
+def _tell_warm(python: str, about: Message) -> None:
+    if "what" in about:
+        log.warning("not warm", python=python, because=about["because"])
+    else:
+        log.info("warm", python=python, torch=about.get("torch"))
+
+
+def _own_address(server: str) -> str:
+    """Tell by which of its addresses this machine reaches the server. Nothing is sent."""
+    parts = urlsplit(server)
+    try:
+        found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)
+        family, kind, _, _, address = found[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{server} can't be reached", f"{error}", "--server http://HOST:7433, or --host"
+        ) from None
+
+
+def _token(path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        because = f"{path}: {error.strerror}"
+        raise UserError("the token can't be read", because, "--token-file FILE") from None
+    if not token:
+        raise UserError("the token can't be used", f"{path} is empty", "--token-file FILE")
+    return token
+
+
+@contextlib.contextmanager
+def _alone(options: AgentOptions) -> Iterator[None]:
+    """Be the only agent of this folder; raise if there is another."""
+    path = options.folder / "lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        because = f"{error.filename or path}: {error.strerror}"
+        raise UserError("the agent can't start", because, "another --state-dir") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(lock, 32, 0).decode().strip() or "unknown"
+            raise UserError(
+                f'an agent of the name "{options.node}" runs already',
+                f"process {pid} holds {path}",
+                "--name with another one",
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _begin_log(format_: str) -> None:
+    """Log to standard error, for people or for programs."""
+    renderer: structlog.types.Processor = structlog.processors.JSONRenderer()
+    if format_ == "console":
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

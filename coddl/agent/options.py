@@ -1,0 +1,36 @@
+"""What an agent is told when it starts; never changes."""
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """How `coddl agent` was called."""
+
+    server: str  # as http://host:port
+    token_file: Path  # what the server wants to hear
+    state_dir: Path
+    jobs_dir: Path | None = None  # all agents of a pool share it; None: under the state folder
+    name: str = ""  # of the node; empty: the machine's
+    slots: int | None = None  # places for CPU workers; None: GPUs, or one place per core
+    host: str = ""  # by which other nodes reach our workers; empty: that of the way to the server
+    warm: bool = True  # have an interpreter ready before the first job
+    log_format: Literal["console", "json"] = "console"
+
+    @property
+    def node(self) -> str:
+        """Give the node's name."""
+        return self.name or socket.gethostname()
+
+    @property
+    def folder(self) -> Path:
+        """Give the folder that is this agent's own."""
+        return self.state_dir.absolute() / "agents" / self.node
+
+    @property
+    def jobs_folder(self) -> Path:
+        """Give the folder with what jobs keep, one folder a job."""
+        return (self.jobs_dir or self.state_dir / "jobs").absolute()

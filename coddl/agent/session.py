@@ -1,0 +1,312 @@
+"""The line to the server: dials, says hello, beats, sends what must not be lost until it is safe.
+
+A line that breaks is dialled again, with growing pauses, for as long as it takes: workers train on
+meanwhile, under the lease. Who the server refuses while no lease is held gives up.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from typing import Final, Protocol, assert_never
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+import structlog
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+
+from coddl.agent.account import Fact
+from coddl.agent.lease import Lease
+from coddl.agent.logs import LogBook
+from coddl.api import wire
+from coddl.api.wire import Hello, Holding, Logs, Peer, Progress, Report, RunProgress
+from coddl.core.errors import UserError
+from coddl.core.pool.orders import Orders
+from coddl.core.pool.records import Claim, RunChanged, RunEnded, RunPrepared, RunStepped
+
+PATH: Final = "/api/v1/agent"
+PAUSE_S: Final = 0.2  # before the second try
+PAUSE_S_MAX: Final = 5.0
+OPEN_WITHIN_S: Final = 10.0
+FLUSH_EVERY_S: Final = 0.25  # logs and progress
+UNSENT_MAX: Final = 8  # messages; with more of them under way, what can wait waits
+MESSAGE_BYTES_MAX: Final = 16 << 20
+
+log = structlog.get_logger()
+
+
+def now_s() -> float:
+    """Tell the time by a clock that goes on while the machine sleeps: leases do, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Refusal(UserError):
+    """The server takes no orders from us, nor gives any."""
+
+
+class Worker(Protocol):
+    """Whoever does what the orders say."""
+
+    def take(self, orders: Orders, peers: Iterable[Peer]) -> None: ...
+
+
+def report_of(number: int, fact: Fact, at_s: float) -> Report:
+    """Put a fact into words."""
+    match fact:
+        case RunPrepared():
+            return Report(number=number, at_s=at_s, prepared=fact)
+        case RunStepped():
+            return Report(number=number, at_s=at_s, stepped=fact)
+        case RunChanged():
+            return Report(number=number, at_s=at_s, changed=fact)
+        case RunEnded():
+            return Report(number=number, at_s=at_s, ended=fact)
+        case _:
+            assert_never(fact)
+
+
+class Outbox:
+    """What the server is to hear; holds facts until they are acknowledged. For one thread."""
+
+    def __init__(self, logbook: LogBook) -> None:
+        self._logbook = logbook
+        self._unsafe: deque[Report] = deque()
+        self._number = 0
+        self._progress: dict[int, RunProgress] = {}
+        self._send: Callable[[wire.FromAgent], None] | None = None  # while the line stands
+        self._told: Holding | None = None  # on this line
+
+    def open(self, send: Callable[[wire.FromAgent], None]) -> None:
+        """Have a line, over which the server first hears what it may have missed."""
+        self._send, self._told = send, None
+        self.flush()
+        for report in self._unsafe:
+            send(report)
+
+    def close(self) -> None:
+        """Have no line."""
+        self._send = None
+
+    def report(self, fact: Fact) -> None:
+        """Tell a fact, now and after every silence, until it is acknowledged."""
+        if isinstance(fact, RunEnded):
+            self.flush()  # whoever reads the job's lines stops at its end
+        self._number += 1
+        report = report_of(self._number, fact, time.time())
+        self._unsafe.append(report)
+        self._say(report)
+
+    def hold(self, version: int, slots: Mapping[int, Claim]) -> None:
+        """Tell which slots have processes; every `orders` leads to that, after a silence too."""
+        holding = Holding(version=version, slots=dict(slots))
+        if holding != self._told:
+            self._told = holding
+            self._say(holding)
+
+    def progress(self, progress: RunProgress) -> None:
+        """Tell how a run is doing, with the next batch."""
+        self._progress[progress.progressed.job] = progress
+
+    def acknowledged(self, number: int) -> None:
+        """Forget what is safe."""
+        while self._unsafe and self._unsafe[0].number <= number:
+            self._unsafe.popleft()
+
+    def flush(self) -> None:
+        """Tell what jobs have printed, and how they are doing."""
+        if self._send is None:
+            return
+        for batch in self._logbook.take():
+            self._send(batch)
+        runs, self._progress = tuple(self._progress.values()), {}
+        if runs:
+            self._send(Progress(runs=runs))
+
+    def unsent(self, messages: Iterable[wire.FromAgent]) -> None:
+        """Keep lines that a line did not carry; facts are kept anyway, the rest would be stale."""
+        for message in reversed([*messages]):
+            if isinstance(message, Logs):
+                self._logbook.put_back(message)
+
+    @property
+    def is_safe(self) -> bool:
+        """Tell whether every fact was acknowledged."""
+        return not self._unsafe
+
+    def _say(self, message: wire.FromAgent) -> None:
+        if self._send is not None:
+            self._send(message)
+
+
+def pauses_s(chance: Callable[[], float] = random.random) -> Iterable[float]:
+    """Give how long to wait before each next try: longer and longer, and never quite the same."""
+    pause_s = PAUSE_S
+    while True:
+        yield pause_s * (0.5 + chance() / 2)
+        pause_s = min(PAUSE_S_MAX, pause_s * 2)
+
+
+class Session:
+    """Keeps the line up, and the lease renewed."""
+
+    def __init__(self, server: str, token: str, hello: Hello, outbox: Outbox) -> None:
+        self._url = _socket_url(server)
+        self._token = token
+        self._hello = hello
+        self._outbox = outbox
+        self._changed = asyncio.Event()
+        self.lease = Lease()
+        self.is_up = False
+
+    async def run(self, worker: Worker) -> None:
+        """Serve until cancelled; raise Refusal if the server will have none of us."""
+        pauses = iter(pauses_s())
+        while True:
+            try:
+                async with self._connected() as line:
+                    await self._greet(line)
+                    pauses = iter(pauses_s())
+                    await self._serve(line, worker)
+            except Refusal as refusal:
+                if self.lease.standing(now_s()) == "none":
+                    raise
+                log.warning("refused", because=refusal.because)
+            except (OSError, WebSocketException, TimeoutError, msgspec.MsgspecError) as error:
+                log.warning("no line to the server", url=self._url, because=f"{error}")
+            await asyncio.sleep(next(pauses))
+
+    async def lease_changed(self) -> None:
+        """Wait until a lease was renewed."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[ClientConnection]:
+        try:
+            line = await connect(
+                self._url,
+                additional_headers={"Authorization": f"Bearer {self._token}"},
+                open_timeout=OPEN_WITHIN_S,
+                ping_interval=None,  # beats do that
+                close_timeout=1.0,
+                max_size=MESSAGE_BYTES_MAX,
+                compression=None,
+                proxy=None,
+            )
+        except InvalidStatus as error:
+            _judge(error.response.status_code, self._url)
+            raise
+        except InvalidURI as error:
+            raise _no_address(self._url) from error
+        try:
+            yield line
+        finally:
+            self.is_up = False
+            self._outbox.close()
+            await line.close()
+
+    async def _greet(self, line: ClientConnection) -> None:
+        sent_s = now_s()
+        await line.send(wire.encoded(self._hello))
+        async with asyncio.timeout(OPEN_WITHIN_S):
+            answer = wire.from_server(await line.recv())
+        match answer:
+            case wire.Welcome():
+                self.lease.welcome(answer.lease_s, sent_s)
+                self._beat_every_s = answer.beat_every_s
+                self._changed.set()
+                log.info("welcome", server=answer.version, lease_s=answer.lease_s)
+            case wire.Refused(what=what, because=because, try_=try_):
+                raise Refusal(what, because, try_)
+            case _:
+                raise OSError(f"the server answered hello with {type(answer).__name__}")
+
+    async def _serve(self, line: ClientConnection, worker: Worker) -> None:
+        """Talk until the line breaks, or the server is silent for too long."""
+        words: asyncio.Queue[wire.FromAgent] = asyncio.Queue()
+        self._outbox.open(words.put_nowait)
+        self.is_up = True
+        try:
+            await _first_to_end(
+                self._speak(line, words),
+                self._beat(words),
+                self._flush(words),
+                self._listen(line, worker),
+            )
+        finally:
+            self._outbox.unsent(words.get_nowait() for _ in range(words.qsize()))
+
+    async def _listen(self, line: ClientConnection, worker: Worker) -> None:
+        async for data in line:
+            match message := wire.from_server(data):
+                case wire.NewOrders(orders=orders, peers=peers):
+                    worker.take(orders, peers)
+                case wire.Renewed(number=number):
+                    self.lease.renewed(number)
+                    self._changed.set()
+                case wire.Ack(number=number):
+                    self._outbox.acknowledged(number)
+                case wire.Refused(what=what, because=because, try_=try_):
+                    raise Refusal(what, because, try_)
+                case wire.Welcome():
+                    pass
+                case _:
+                    assert_never(message)
+        raise ConnectionError("the server hung up")
+
+    async def _speak(self, line: ClientConnection, words: "asyncio.Queue[wire.FromAgent]") -> None:
+        while True:
+            await line.send(wire.encoded(await words.get()))
+
+    async def _beat(self, words: "asyncio.Queue[wire.FromAgent]") -> None:
+        while True:
+            await asyncio.sleep(self._beat_every_s)
+            silent_s = self.lease.unanswered_s(now_s())
+            if silent_s > self.lease.silence_s:
+                raise ConnectionError(f"the server has been silent for {silent_s:.1f} s")
+            words.put_nowait(wire.Beat(number=self.lease.beat(now_s())))
+
+    async def _flush(self, words: "asyncio.Queue[wire.FromAgent]") -> None:
+        while True:
+            if words.qsize() < UNSENT_MAX:
+                self._outbox.flush()
+            await asyncio.sleep(FLUSH_EVERY_S)
+
+
+async def _first_to_end(*works: Coroutine[None, None, None]) -> None:
+    """Do several things until one of them fails; raise what it raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    failed = [error for error in ended if isinstance(error, Exception)]
+    # A refusal is heard by one of them and breaks the line for the others.
+    raise min(failed, key=lambda error: not isinstance(error, Refusal))
+
+
+def _socket_url(server: str) -> str:
+    parts = urlsplit(server)
+    schemes = {"http": "ws", "https": "wss"}
+    if parts.scheme not in schemes or not parts.netloc:
+        raise _no_address(server)
+    return urlunsplit((schemes[parts.scheme], parts.netloc, parts.path.rstrip("/") + PATH, "", ""))
+
+
+def _no_address(url: str) -> Refusal:
+    because = "it is no address of a server"
+    return Refusal(f"{url} can't be reached", because, "--server http://HOST:7433")
+
+
+def _judge(status: int, url: str) -> None:
+    """Raise if there is no use in trying again."""
+    if status in (401, 403):
+        raise Refusal("the server refused this agent", "the token is not its own", "--token-file")
+    if 400 <= status < 500:
+        because = f"{url} answered with HTTP status {status}"
+        raise Refusal("that is no server of a pool", because, "--server http://HOST:7433")

@@ -1,0 +1,133 @@
+"""What a supervisor tells, as facts and lines."""
+
+from typing import Any
+
+import pytest
+
+from coddl.agent.account import Account, Asked
+from coddl.core.pool.records import (
+    RunChanged,
+    RunEnded,
+    RunPrepared,
+    RunProgressed,
+    RunStepped,
+    Trouble,
+)
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor.standing import SUPERSEDED
+from coddl.runtime.wire import Message
+
+PROGRESS = {"is": "progress", "step": 7, "size": 2, "step_s": 0.5, "iterations_at_size": 12}
+ERROR = {"is": "error", "what": "w", "because": "b", "try": "t"}
+TROUBLE = Trouble("w", "b", "t")
+
+
+def gone(code: int, **more: Any) -> Message:
+    return {"is": "exited", "worker": 3, "code": code, "signal": None, "expected": False, **more}
+
+
+def facts(*events: Message) -> list[object]:
+    account = Account(4, 2)
+    return [fact for event in events for fact in account.hear(event)[0]]
+
+
+def test_a_job_is_prepared_once() -> None:
+    event = {"is": "prepared", "virtual_nodes": 8, "global_batch": 64, "steps": 100}
+    assert facts(event, event) == [RunPrepared(4, 2, 8, 100, 64)]
+
+
+def test_the_first_step_is_a_fact_and_the_others_are_progress() -> None:
+    account = Account(4, 2)
+    assert account.hear({**PROGRESS, "step": 0})[0] == ()
+    assert account.hear(PROGRESS)[0] == (RunStepped(4, 2, 7),)
+    assert account.hear({**PROGRESS, "step": 8})[0] == ()
+    assert account.progress is not None
+    assert account.progress.progressed == RunProgressed(4, 2, 8, 2, 0.5, 12)
+
+
+def test_changes_are_counted_and_name_slots() -> None:
+    change = {"is": "resized", "from": 1, "to": 2, "slots": [5, 6], "step": 9}
+    change |= {"pause_s": 0.1, "serving_s": 0.7}
+    assert facts(change, {**change, "is": "regrouped"}) == [
+        RunChanged(4, 2, 1, "resized", 1, (5, 6), 9, 0.1, 0.7),
+        RunChanged(4, 2, 2, "regrouped", 1, (5, 6), 9, 0.1, 0.7),
+    ]
+
+
+def test_a_checkpoint_shows_in_the_progress() -> None:
+    account = Account(4, 2)
+    account.hear({"is": "checkpoint", "step": 5})
+    account.hear(PROGRESS)
+    assert account.progress is not None
+    assert account.progress.saved_step == 5
+
+
+LINES = {
+    "a problem": ({**ERROR, "is": "problem"}, "w, because b; try t"),
+    "an error": (ERROR, "w, because b; try t"),
+    "a kill": (gone(-9, signal="SIGKILL"), "worker 3 was lost: killed by SIGKILL"),
+    "a loss": (gone(-9, because="node b hung up"), "worker 3 was lost: node b hung up"),
+    "a failure": (gone(1), "worker 3 exited with code 1"),
+    "an exit that was to be": (gone(0, expected=True), ""),
+    "a beginning": ({"is": "origin", "where": "scratch", "step": 0}, "starts from the beginning"),
+    "a continuation": (
+        {"is": "origin", "where": "checkpoint", "step": 6, "skipped": ["x is torn"]},
+        "x is torn; goes on from step 6, from checkpoint",
+    ),
+    "a word of a newer supervisor": ({"is": "whistled"}, ""),
+}
+
+
+@pytest.mark.parametrize(("event", "want"), LINES.values(), ids=LINES.keys())
+def test_what_people_read(event: Message, want: str) -> None:
+    assert Account(4, 2).hear(event)[1] == want
+
+
+ENDS: dict[str, tuple[list[Message], int, Asked, RunEnded | None]] = {
+    "a good end": ([], 0, "", RunEnded(4, 2, "succeeded", exit_code=0)),
+    "a good end in spite of all": ([], 0, "retire", RunEnded(4, 2, "succeeded", exit_code=0)),
+    "it left": ([PROGRESS], 75, "retire", RunEnded(4, 2, "retired", step=7)),
+    "it had to be ended": ([], 130, "retire", RunEnded(4, 2, "retired")),
+    "it was cancelled": ([], 130, "cancel", RunEnded(4, 2, "cancelled")),
+    "it asked to be run again": ([], 75, "", RunEnded(4, 2, "requeue", exit_code=75)),
+    "its script failed": (
+        [gone(3), ERROR],
+        3,
+        "",
+        RunEnded(4, 2, "failed", exit_code=3, trouble=TROUBLE),
+    ),
+    "its script crashed": (
+        [gone(-11), ERROR],
+        1,
+        "",
+        RunEnded(4, 2, "failed", exit_code=1, trouble=TROUBLE),
+    ),
+    "it was rejected": ([ERROR], 2, "", RunEnded(4, 2, "failed", exit_code=2, trouble=TROUBLE)),
+    "its workers were killed": ([gone(-9), ERROR], 1, "", RunEnded(4, 2, "lost", trouble=TROUBLE)),
+    "nobody said why": (
+        [],
+        1,
+        "",
+        RunEnded(
+            4, 2, "lost", trouble=Trouble("the run ended", "its exit code was 1", "coddl logs")
+        ),
+    ),
+    "a newer attempt leads": ([], SUPERSEDED, "", None),
+}
+
+
+@pytest.mark.parametrize(("events", "code", "asked", "want"), ENDS.values(), ids=ENDS.keys())
+def test_how_a_run_ends(
+    events: list[Message], code: int, asked: Asked, want: RunEnded | None
+) -> None:
+    account = Account(4, 2)
+    for event in events:
+        account.hear(event)
+    assert account.ended(code, asked) == want
+
+
+def test_what_the_system_refused_may_work_elsewhere() -> None:
+    refused = TrainingError("w", "b", "t")
+    assert Account(4, 2).refused(refused).outcome == "failed"
+    refused.__cause__ = OSError(28, "No space left on device")
+    assert Account(4, 2).refused(refused).outcome == "lost"

@@ -1,0 +1,129 @@
+"""Which devices a node has, with a driver made of paper."""
+
+from collections.abc import Callable
+
+import pytest
+
+from coddl.agent.devices import GpuError, Nvml, discover, strangers
+from coddl.core.errors import UserError
+from coddl.core.pool.records import Device
+
+
+class PaperGpus:
+    """Some GPUs, of which some are ill."""
+
+    def __init__(self, count: int, ill: tuple[int, ...] = (), busy: tuple[int, ...] = ()) -> None:
+        self._count, self._ill, self._busy = count, ill, busy
+
+    def count(self) -> int:
+        return self._count
+
+    def about(self, index: int) -> Device:
+        if index in self._ill:
+            raise GpuError("GPU is lost")
+        return gpu(index)
+
+    def processes(self, index: int) -> list[int]:
+        if index in self._ill:
+            raise GpuError("GPU is lost")
+        return list(self._busy)
+
+
+def gpu(index: int) -> Device:
+    return Device(index, "H200", f"GPU-{index}{index}{index}-abc", 1 << 30)
+
+
+def cpus(count: int) -> tuple[Device, ...]:
+    return tuple(Device(index, "cpu") for index in range(count))
+
+
+VISIBLE = {
+    "all of them": (None, (0, 1, 2), ""),
+    "some, in their order": ("2,0", (2, 0), ""),
+    "by the beginning of their names": ("GPU-111,GPU-2", (1, 2), ""),
+    "up to the first that is none": ("1,-1,2", (1,), ""),
+    "one that is not there": ("0,7", (0,), "CUDA_VISIBLE_DEVICES: 7 names no GPU that can be used"),
+}
+
+
+@pytest.mark.parametrize(("visible", "want", "problem"), VISIBLE.values(), ids=VISIBLE.keys())
+def test_the_gpus_an_agent_may_use(
+    visible: str | None, want: tuple[int, ...], problem: str
+) -> None:
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    found = discover(PaperGpus(3), None, 8, env)
+    assert found.devices == tuple(gpu(index) for index in want)
+    assert found.problems == ((problem,) if problem else ())
+
+
+def test_a_gpu_that_does_not_answer_is_left_out_with_a_word() -> None:
+    found = discover(PaperGpus(2, ill=(0,)), None, 8, {})
+    assert found.devices == (gpu(1),)
+    assert found.problems == ("GPU 0 is left out: GPU is lost",)
+
+
+NO_GPUS = {
+    "no driver": (None, None, {}, cpus(4)),
+    "a driver without GPUs": (PaperGpus(0), None, {}, cpus(4)),
+    "GPUs that are hidden": (PaperGpus(2), None, {"CUDA_VISIBLE_DEVICES": ""}, cpus(4)),
+    "slots that were asked for": (PaperGpus(2), 3, {}, cpus(3)),
+}
+
+
+@pytest.mark.parametrize(("gpus", "slots", "env", "want"), NO_GPUS.values(), ids=NO_GPUS.keys())
+def test_a_node_without_gpus_has_places(
+    gpus: PaperGpus | None, slots: int | None, env: dict[str, str], want: tuple[Device, ...]
+) -> None:
+    assert discover(gpus, slots, 4, env).devices == want
+
+
+def test_a_node_has_at_least_one_slot() -> None:
+    with pytest.raises(UserError, match="--slots 0 can't be"):
+        discover(None, 0, 4, {})
+
+
+def test_a_foreign_process_on_a_gpu_has_a_name() -> None:
+    assert strangers(PaperGpus(1, busy=(1,)), 0)[0].startswith("1 (")
+    assert strangers(PaperGpus(1, ill=(0,)), 0) == []
+    assert strangers(None, 0) == []
+
+
+class Driver:
+    """As much of NVIDIA's module as is used."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, name: Callable[[], str | bytes]) -> None:
+        self._name = name
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUUID(self, _handle: int) -> bytes:
+        return b"GPU-1"
+
+    def nvmlDeviceGetName(self, _handle: int) -> str | bytes:
+        return self._name()
+
+    def nvmlDeviceGetMemoryInfo(self, _handle: int) -> "Driver":
+        return self
+
+    total = 99
+
+
+def test_the_driver_is_asked_in_its_own_words() -> None:
+    gpus = Nvml(Driver(lambda: b"NVIDIA H200"))
+    assert gpus.count() == 1
+    assert gpus.about(0) == Device(0, "NVIDIA H200", "GPU-1", 99)
+
+
+def test_what_the_driver_raises_is_told_as_an_error_of_the_gpu() -> None:
+    def fail() -> str:
+        raise Driver.NVMLError("fell off the bus")
+
+    with pytest.raises(GpuError, match="fell off the bus"):
+        Nvml(Driver(fail)).about(0)

@@ -1,0 +1,116 @@
+"""Orders compared with what is being done: tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from coddl.agent.duties import Aim, Begin, Decline, Drop, Duty, Halt, Led, Squatters, duties
+from coddl.core.pool.orders import Lead, Orders, Seat, Stop
+from coddl.core.pool.records import Claim
+from coddl.runtime.supervisor.seats import Post
+
+A, B = Post("a", "10.0.0.1", 1, "x"), Post("b", "10.0.0.2", 2, "y")
+POSTS = {"a": A, "b": B}
+
+
+def lead(
+    job: int, slots: Sequence[int] = (0,), *, attempt: int = 1, stop: Stop = "", adopt: bool = False
+) -> Lead:
+    """A lead's order; slots from 10 on are on node b."""
+    seats = tuple(Seat(slot, "b" if slot >= 10 else "a", None) for slot in slots)
+    return Lead(job, attempt, 1, seats, adopt, False, stop, "because")
+
+
+def led(told: Lead) -> Led:
+    near = {seat.node: POSTS[seat.node] for seat in told.seats}
+    return Led(told, near)
+
+
+@dataclass(frozen=True)
+class Case:
+    orders: list[Lead]
+    doing: list[Lead] = field(default_factory=list)
+    want: list[Duty] = field(default_factory=list)
+    ended: frozenset[Claim] = frozenset()
+    posts: dict[str, Post] = field(default_factory=lambda: POSTS)
+
+
+CASES = {
+    "nothing to do": Case([]),
+    "a new job begins": Case([lead(1)], want=[Begin(lead(1), {"a": A})]),
+    "orders that come twice": Case([lead(1)], [lead(1)]),
+    "other seats": Case([lead(1, (0, 10))], [lead(1)], [Aim(lead(1, (0, 10)), POSTS)]),
+    "a job that is to leave": Case(
+        [lead(1, stop="retire")], [lead(1)], [Halt(1, "retire", "because")]
+    ),
+    "one that was told to leave": Case([lead(1, stop="retire")], [lead(1, stop="retire")]),
+    "leaving turns into cancelling": Case(
+        [lead(1, stop="cancel")], [lead(1, stop="retire")], [Halt(1, "cancel", "because")]
+    ),
+    "but not back": Case([lead(1, stop="retire")], [lead(1, stop="cancel")]),
+    "nor into other seats": Case([lead(1, (0, 1))], [lead(1, stop="retire")]),
+    "a job that is led no more": Case([], [lead(1)], [Drop(1)]),
+    "a newer attempt": Case(
+        [lead(1, attempt=2)], [lead(1)], [Drop(1), Begin(lead(1, attempt=2), {"a": A})]
+    ),
+    "a run that has ended": Case([lead(1)], ended=frozenset({Claim(1, 1)})),
+    "the attempt after it": Case(
+        [lead(1, attempt=2)],
+        want=[Begin(lead(1, attempt=2), {"a": A})],
+        ended=frozenset({Claim(1, 1)}),
+    ),
+    "called off before it began": Case(
+        [lead(1, stop="cancel")], want=[Decline(lead(1, stop="cancel"))]
+    ),
+    "what others left is led until it is safe": Case(
+        [lead(1, stop="retire", adopt=True)],
+        want=[
+            Begin(lead(1, stop="retire", adopt=True), {"a": A}),
+            Halt(1, "retire", "because"),
+        ],
+    ),
+    "a node that can't be reached yet": Case([lead(1, (10,))], posts={"a": A}),
+    "a node that is reached elsewhere": Case(
+        [lead(1, (10,))],
+        [lead(1, (10,))],
+        [Aim(lead(1, (10,)), {"b": replace(B, port=3)})],
+        posts={"b": replace(B, port=3)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_what_follows_from_orders(case: Case) -> None:
+    orders = Orders(1, {}, tuple(case.orders), {})
+    doing = {told.job: led(told) for told in case.doing}
+    assert list(duties(orders, case.posts, doing, case.ended)) == case.want
+
+
+OURS, EARLIER, THEIRS = Claim(1, 2), Claim(1, 1), Claim(9, 1)
+
+
+@pytest.mark.parametrize(
+    ("seats", "holding", "want"),
+    [
+        ({3: OURS}, {3: OURS}, []),
+        ({3: OURS}, {3: EARLIER}, []),  # the new lead adopts them
+        ({3: OURS}, {3: THEIRS}, [3]),
+        ({}, {3: OURS, 4: OURS}, [3, 4]),
+    ],
+    ids=["its own", "of an earlier attempt", "another's", "nobody's"],
+)
+def test_who_may_not_be_there_has_some_time_to_leave(
+    seats: dict[int, Claim], holding: dict[int, Claim], want: list[int]
+) -> None:
+    squatters = Squatters(vacate_s=10.0)
+    assert squatters.overdue(seats, holding, 100.0) == []
+    assert squatters.overdue(seats, holding, 109.9) == []
+    assert squatters.overdue(seats, holding, 110.0) == want
+
+
+def test_the_time_to_leave_begins_anew_for_the_next_one() -> None:
+    squatters = Squatters(vacate_s=10.0)
+    squatters.overdue({}, {3: OURS}, 100.0)
+    squatters.overdue({}, {}, 105.0)
+    assert squatters.overdue({}, {3: OURS}, 111.0) == []
