@@ -40,8 +40,8 @@ test-runtime: install ## run the elastic runtime's tests: real processes, resize
 test-gpu: install ## run the tests that need an NVIDIA GPU; two of them for NCCL between GPUs
 	$(BIN)/pytest tests/gpu tests/runtime/test_image.py
 
-demo: install ## simulate a small trace and write report.html
-	$(BIN)/coddl simulate --report report.html
+demo: install ## show a pool at work: real trainings that grow and shrink, in about a minute
+	$(BIN)/coddl demo
 
 results: install ## reproduce the published results
 	$(BIN)/python -m benchmarks.results

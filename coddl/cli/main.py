@@ -4,13 +4,14 @@ command runs.
 
 import io
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 from coddl import __version__
 from coddl.core.errors import CoddlError, UserError
 
 try:
     import typer
+    from typer.core import TyperCommand
 except ModuleNotFoundError:
     sys.exit(
         "error: the coddl command cannot run\n"
@@ -18,7 +19,8 @@ except ModuleNotFoundError:
         "  try     pip install 'coddl[sim]'"
     )
 
-from coddl.cli import policies, run, simulate, trace
+from coddl.cli import following, jobs, nodes, policies, pool, run, simulate, submit, trace
+from coddl.cli.demo import command as demo
 
 app = typer.Typer(
     name="coddl",
@@ -30,14 +32,50 @@ app = typer.Typer(
     epilog="Examples:  [cyan]coddl simulate[/]   [cyan]coddl simulate jobs.csv --gpus 64 "
     "--policy afs-l --policy srtf[/]   [cyan]coddl policies afs-p[/]",
 )
-app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
-app.command("policies")(policies.policies)
-app.command("run", epilog=run.EXAMPLES, context_settings=run.RUN_SETTINGS)(run.run)
-app.command("resize", epilog=run.RESIZE_EXAMPLES)(run.resize)
-app.command("suspend", epilog=run.SUSPEND_EXAMPLES)(run.suspend)
-app.command("resume", epilog=run.RESUME_EXAMPLES)(run.resume)
-app.command("ls", epilog=run.LS_EXAMPLES)(run.ls)
-app.add_typer(trace.app, name="trace")
+
+COMMANDS: Final = {
+    "A pool": (
+        ("up", pool.up, pool.UP_EXAMPLES),
+        ("down", pool.down, pool.DOWN_EXAMPLES),
+        ("nodes", nodes.nodes, nodes.NODES_EXAMPLES),
+        ("drain", nodes.drain, nodes.DRAIN_EXAMPLES),
+        ("policy", nodes.policy, nodes.POLICY_EXAMPLES),
+        ("events", following.events, following.EVENTS_EXAMPLES),
+        ("server", pool.server, pool.SERVER_EXAMPLES),
+        ("agent", pool.agent, pool.AGENT_EXAMPLES),
+        ("demo", demo.demo, demo.EXAMPLES),
+    ),
+    "Jobs of a pool": (
+        ("submit", submit.submit, submit.EXAMPLES),
+        ("ls", jobs.ls, jobs.LS_EXAMPLES),
+        ("describe", jobs.describe, jobs.DESCRIBE_EXAMPLES),
+        ("explain", jobs.explain, jobs.EXPLAIN_EXAMPLES),
+        ("logs", following.logs, following.LOGS_EXAMPLES),
+        ("wait", following.wait, following.WAIT_EXAMPLES),
+        ("cancel", jobs.cancel, jobs.CANCEL_EXAMPLES),
+        ("suspend", jobs.suspend, jobs.SUSPEND_EXAMPLES),
+        ("resume", jobs.resume, jobs.RESUME_EXAMPLES),
+        ("resize", jobs.resize, jobs.RESIZE_EXAMPLES),
+    ),
+    "Without a pool": (
+        ("run", run.run, run.EXAMPLES),
+        ("simulate", simulate.simulate, simulate.EXAMPLES),
+        ("policies", policies.policies, ""),
+    ),
+}
+# What follows a script is the script's.
+SCRIPTED: Final = {"run": TyperCommand, "submit": submit.SubmitCommand}
+
+for panel, commands in COMMANDS.items():
+    for name, function, examples in commands:
+        app.command(
+            name,
+            cls=SCRIPTED.get(name, TyperCommand),
+            epilog=examples or None,
+            rich_help_panel=panel,
+            context_settings={"allow_interspersed_args": name not in SCRIPTED},
+        )(function)
+app.add_typer(trace.app, name="trace", rich_help_panel="Without a pool")
 
 
 def _version(asked: bool) -> None:

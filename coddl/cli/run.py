@@ -30,13 +30,6 @@ Examples:
 
   coddl run --trace trace.json train.py              open it at ui.perfetto.dev
 """
-RESIZE_EXAMPLES = "Examples:  coddl resize bert 4   coddl resize bert 2 --no-wait"
-SUSPEND_EXAMPLES = "Example:  coddl suspend bert"
-RESUME_EXAMPLES = "Examples:  coddl resume bert   coddl resume bert 2"
-LS_EXAMPLES = "Example:  coddl ls --local -o json"
-
-# What follows the script is the script's, options too.
-RUN_SETTINGS = {"allow_interspersed_args": False}
 
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="A script that uses coddl.prepare.")]
 Arguments = Annotated[
@@ -78,8 +71,6 @@ TraceFile = Annotated[
     str, typer.Option(metavar="FILE", help="Write what happened when, to look at.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show what the script prints, and errors.")]
-JobName = Annotated[str, typer.Argument(metavar="NAME", help="A job that runs on this machine.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Don't wait until the change serves.")]
 
 
 def run(
@@ -152,47 +143,23 @@ def _supervise(job: "Job", *, for_program: bool, quiet: bool) -> int:
         return 128 + signal.SIGPIPE
 
 
-def resize(
-    name: JobName,
-    workers: Annotated[int, typer.Argument(metavar="N", help="How many workers.")],
-    no_wait: NoWait = False,
-    output: Output = "table",
-    as_json: AsJson = False,
-) -> None:
-    """Change how many workers a running job has; returns when the new ones serve."""
-    request = {"do": "resize", "workers": workers, "wait": not no_wait}
-    _ask(name, request, wants_json(output, as_json))
+def resize_local(name: str, workers: int, *, wait: bool, for_program: bool) -> None:
+    """Change how many workers a job of this machine has."""
+    _ask(name, {"do": "resize", "workers": workers, "wait": wait}, for_program)
 
 
-def suspend(
-    name: JobName, no_wait: NoWait = False, output: Output = "table", as_json: AsJson = False
-) -> None:
-    """Have a running job save its state and free its GPUs; its supervisor stays."""
-    _ask(name, {"do": "suspend", "wait": not no_wait}, wants_json(output, as_json))
+def suspend_local(name: str, *, wait: bool, for_program: bool) -> None:
+    """Have a job of this machine save its state and free its GPUs; its supervisor stays."""
+    _ask(name, {"do": "suspend", "wait": wait}, for_program)
 
 
-def resume(
-    name: JobName,
-    workers: Annotated[
-        int | None, typer.Argument(metavar="[N]", help="How many workers. Default: as before.")
-    ] = None,
-    no_wait: NoWait = False,
-    output: Output = "table",
-    as_json: AsJson = False,
-) -> None:
-    """Let a suspended job go on, at any size."""
-    request: dict[str, Any] = {"do": "resume", "workers": workers, "wait": not no_wait}
-    _ask(name, request, wants_json(output, as_json))
+def resume_local(name: str, workers: int | None, *, wait: bool, for_program: bool) -> None:
+    """Let a suspended job of this machine go on, at any size."""
+    _ask(name, {"do": "resume", "workers": workers, "wait": wait}, for_program)
 
 
-def ls(
-    local: Annotated[bool, typer.Option("--local", help="Jobs of `coddl run` here.")] = False,
-    output: Output = "table",
-    as_json: AsJson = False,
-) -> None:
-    """List the jobs that run on this machine."""
-    if not local:
-        raise UserError("coddl ls needs to know where", "there is no pool yet", "coddl ls --local")
+def list_local(*, for_program: bool) -> None:
+    """List the jobs of `coddl run` on this machine."""
     from coddl.cli.runview import jobs_table
     from coddl.runtime.errors import TrainingError
     from coddl.runtime.supervisor.control import asked, running
@@ -202,7 +169,15 @@ def ls(
         for name in running():
             with contextlib.suppress(TrainingError):  # it ended just now
                 jobs.append(asked(name, {"do": "status"}))
-    print(json.dumps(jobs, indent=2) if wants_json(output, as_json) else jobs_table(jobs))
+    print(json.dumps(jobs, indent=2) if for_program else jobs_table(jobs))
+
+
+def running_here() -> list[str]:
+    """Name the jobs of `coddl run` on this machine."""
+    from coddl.runtime.supervisor.control import running
+
+    with user_errors():
+        return running()
 
 
 def _ask(name: str, request: dict[str, Any], for_program: bool) -> None:

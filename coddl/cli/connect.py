@@ -1,0 +1,87 @@
+"""How commands find the pool, and complete what a user types from what it knows."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from coddl.api.client import Answer, Client
+
+SECONDS_TO_COMPLETE: Final = 0.5
+LISTED: Final = 200
+
+Server = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        envvar="CODDL_SERVER",
+        help="The pool's server. Default: the one of this machine.",
+    ),
+]
+StateDir = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR",
+        envvar="CODDL_STATE_DIR",
+        help="Where a pool of this machine keeps its things.",
+    ),
+]
+
+
+def connect(server: str, state_dir: str) -> "Client":
+    """Reach for the pool's server."""
+    from coddl.api.client import Client, find
+
+    return Client(find(server, state_dir))
+
+
+def note(text: str) -> None:
+    """Tell a person something that is no part of the output."""
+    print(f"note: {text}", file=sys.stderr)
+
+
+def complete_jobs(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """Offer the jobs of the pool that are not over; nothing where there is none."""
+    with contextlib.suppress(Exception):  # a shell waits: no word of what went wrong
+        for job in _asked(context, "/jobs", active=True, limit=LISTED)["items"]:
+            for word in (job["name"], str(job["id"])):
+                if word.startswith(incomplete) and (incomplete or word == job["name"]):
+                    yield word, f"job {job['id']}, {job['state']}"
+
+
+def complete_nodes(context: typer.Context, incomplete: str) -> Iterator[str]:
+    """Offer the nodes of the pool."""
+    with contextlib.suppress(Exception):
+        for node in _asked(context, "/nodes")["items"]:
+            if node["name"].startswith(incomplete):
+                yield node["name"]
+
+
+def complete_policies(incomplete: str) -> Iterator[str]:
+    """Offer the policies by name."""
+    with contextlib.suppress(Exception):
+        from coddl.core.policies.registry import POLICIES
+
+        yield from (name for name in POLICIES if name.startswith(incomplete))
+
+
+def _asked(context: typer.Context, path: str, **parameters: bool | int) -> "Answer":
+    from coddl.api.client import Client, find
+
+    given = context.params
+    address = find(given.get("server") or "", given.get("state_dir") or "")
+    with Client(address, within_s=SECONDS_TO_COMPLETE) as client:
+        return client.get(path, **parameters)
+
+
+JobName = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="A job, by number or name.", autocompletion=complete_jobs),
+]
+JobNames = Annotated[
+    list[str],
+    typer.Argument(metavar="JOB...", help="Jobs, by number or name.", autocompletion=complete_jobs),
+]

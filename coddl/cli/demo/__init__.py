@@ -1,0 +1,1 @@
+"""`coddl demo`: a pool at work, for those who see one for the first time."""

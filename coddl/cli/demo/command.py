@@ -1,0 +1,163 @@
+"""`coddl demo`: start a pool, hand in real PyTorch jobs, show how shares move and why."""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from coddl.cli.output import AsJson, Output, wants_json
+from coddl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from coddl.api.client import Client
+    from coddl.cli.demo.playbill import Playbill
+    from coddl.cli.demo.stage import Stage
+    from coddl.cli.demo.summary import Summary
+    from coddl.engines.local import PoolOptions
+
+EXAMPLES = "Examples:  coddl demo   coddl demo --slots 8   coddl demo -o json"
+PLACES: Final = 4  # for CPU workers
+COOL_DOWN_S: Final = 2.0  # a minute is short
+LOOK_S: Final = 0.2
+PATIENCE_S: Final = 900.0
+EVENTS: Final = 500
+
+Slots = Annotated[
+    int | None,
+    typer.Option(min=2, max=64, metavar="N", help="Places for CPU workers. Default: GPUs, else 4."),
+]
+
+
+def demo(slots: Slots = None, output: Output = "table", as_json: AsJson = False) -> None:
+    """Show a pool at work, in about a minute: real trainings grow and shrink as others come and go.
+
+    It has a pool of its own, and leaves nothing behind.
+    """
+    from rich.console import Console
+
+    from coddl.cli.demo.stage import Curtain, Reader, Theatre
+
+    for_program = wants_json(output, as_json)
+    console = Console(highlight=False)
+    stage: Stage = Curtain() if for_program else Reader(console)
+    if not for_program and console.is_terminal:
+        stage = Theatre(console)
+    with tempfile.TemporaryDirectory(prefix="coddl-demo-", ignore_cleanup_errors=True) as folder:
+        summary = _played(Path(folder), slots, stage, for_program)
+    _tell(summary, console, for_program)
+    raise typer.Exit(0 if all(job.state == "SUCCEEDED" for job in summary.jobs) else 1)
+
+
+def _tell(summary: "Summary", console: "Console", for_program: bool) -> None:
+    from coddl.cli.demo.summary import summary_lines
+    from coddl.cli.poolview import show
+
+    if for_program:
+        print(json.dumps(summary.as_data(), indent=2))
+    else:
+        show(summary_lines(summary), console)
+
+
+def _played(folder: Path, slots: int | None, stage: "Stage", for_program: bool) -> "Summary":
+    from coddl.cli.demo.playbill import Playbill
+    from coddl.engines.local import PoolOptions
+
+    slots, kind = _devices(slots)
+    options = PoolOptions(folder=folder, port=0, slots=slots, cool_down_s=COOL_DOWN_S)
+    if not for_program:
+        print("starting a pool on this machine …", file=sys.stderr, flush=True)
+    with pool(options) as client:
+        about = client.get("/pool")
+        bill = Playbill(about["slots_total"], kind, about["policy"], time.time())
+        with stage:
+            _play(client, bill, stage)
+        return _summed_up(client, bill)
+
+
+def _devices(slots: int | None) -> tuple[int | None, str]:
+    """Choose what to show it on: GPUs where there are some to share."""
+    if slots is None:
+        from coddl.agent.devices import discover, gpus_here
+
+        found = [each for each in discover(gpus_here(), None, 1).devices if each.gpu is not None]
+        if len(found) > 1:
+            return None, "GPUs"
+    return slots or PLACES, "places for CPU workers"
+
+
+@contextlib.contextmanager
+def pool(options: "PoolOptions") -> Iterator["Client"]:
+    """Keep a pool up for the time of the demo; it ends with this process, however that ends."""
+    from coddl.cli.pool import is_ready, own_client, words_of_up
+    from coddl.engines.local import Child, await_ready, make_folder
+
+    make_folder(options.folder)
+    child = Child("pool", words_of_up(options), options.folder / "output" / "pool.log")
+    child.start(time.monotonic())
+    try:
+        await_ready(child, lambda: is_ready(options))
+        with own_client(options.folder) as client:
+            try:
+                yield client
+            finally:
+                _cancel(client)
+    finally:
+        child.end()
+
+
+def _cancel(client: "Client") -> None:
+    """Leave nothing that would have to be saved."""
+    with contextlib.suppress(UserError):  # the pool may be what has failed
+        for job in client.get("/jobs", active=True)["items"]:
+            client.post(f"/jobs/{job['id']}:cancel")
+
+
+def _play(client: "Client", bill: "Playbill", stage: "Stage") -> None:
+    """Hand in the jobs when their time has come, and show what happens until all are over."""
+    from coddl.api.client import user
+    from coddl.api.code import pack
+    from coddl.cli.demo.scenario import ACTS, SCRIPTS
+
+    archive = pack(SCRIPTS, Path(tempfile.gettempdir()) / f"coddl-demo-{os.getpid()}.tar.gz")
+    with archive.path.open("rb") as file:
+        client.send_code(archive.hash, file)
+    archive.path.unlink()
+    after = client.get("/events", limit=1)["next"]
+    bill.begin_s = time.time()
+    left = list(ACTS)
+    while left or not bill.is_over:
+        now_s = time.time()
+        while left and now_s - bill.begin_s >= left[0].at_s:
+            act = left.pop(0)
+            request = act.request(bill.gpus, user()) | {"code": archive.hash}
+            bill.enter(act, client.submit(request))
+        bill.see(client.get("/jobs", limit=EVENTS)["items"], time.time())
+        page = client.get("/events", after=after, limit=EVENTS)
+        after = page["next"]
+        stage.show(bill, bill.hear(page["items"]))
+        if now_s - bill.begin_s > PATIENCE_S:
+            raise UserError(
+                "the demo does not end",
+                f"its jobs are not over after {PATIENCE_S:.0f} s",
+                "coddl demo --slots 2, on a machine that has less to do",
+            )
+        time.sleep(LOOK_S)
+
+
+def _summed_up(client: "Client", bill: "Playbill") -> "Summary":
+    from coddl.cli.demo.summary import Summary, fared, fifo_jct_s
+
+    jobs = []
+    for part in bill.parts:
+        told = client.get(f"/jobs/{part.number}/explain")
+        jobs.append(fared(part.act.kind, told, bill.begin_s, part.pauses_s))
+    return Summary(bill.policy, bill.gpus, tuple(jobs), tuple(fifo_jct_s(jobs, bill.gpus)))

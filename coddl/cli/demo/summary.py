@@ -1,0 +1,176 @@
+"""What the demo comes to: how long each job took, and what FIFO would have made of it."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from rich.text import Text
+
+from coddl.cli.poolview import Answer, table
+
+FIFO: Final = "fifo"
+
+
+@dataclass(frozen=True, slots=True)
+class Fared:
+    """How one job fared."""
+
+    name: str
+    kind: str  # jobs of one kind run the same steps
+    state: str
+    submitted_s: float  # since the beginning
+    jct_s: float
+    steps: int
+    gpus_max: int
+    resizes: int
+    pauses_s: tuple[float, ...]
+    step_s: Mapping[int, float]  # by GPUs, as the scheduler knew it at the end
+    measured: frozenset[int]  # GPUs at which that was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All jobs, beside what FIFO would have given."""
+
+    policy: str
+    gpus: int
+    jobs: tuple[Fared, ...]
+    fifo_jct_s: tuple[float, ...]
+
+    def is_assumed(self, job: Fared) -> bool:
+        """Tell whether FIFO's speed of a job was never measured."""
+        return job.gpus_max not in curve_of(job, self.jobs)[1]
+
+    @property
+    def pauses_s(self) -> list[float]:
+        return [pause_s for job in self.jobs for pause_s in job.pauses_s]
+
+    @property
+    def mean_jct_s(self) -> float:
+        return statistics.mean(job.jct_s for job in self.jobs)
+
+    @property
+    def fifo_mean_jct_s(self) -> float:
+        return statistics.mean(self.fifo_jct_s)
+
+    def as_data(self) -> dict[str, Any]:  # Any: what JSON can hold
+        """Give it for a program."""
+        jobs = [
+            asdict(job) | {"measured": sorted(job.measured), "fifo_jct_s": fifo_s}
+            for job, fifo_s in zip(self.jobs, self.fifo_jct_s, strict=True)
+        ]
+        pauses_s = self.pauses_s
+        return {
+            "policy": self.policy,
+            "gpus": self.gpus,
+            "jobs": jobs,
+            "mean_jct_s": self.mean_jct_s,
+            "fifo_mean_jct_s": self.fifo_mean_jct_s,
+            "speedup": self.fifo_mean_jct_s / self.mean_jct_s,
+            "resizes": sum(job.resizes for job in self.jobs),
+            "median_pause_s": statistics.median(pauses_s) if pauses_s else None,
+            "longest_pause_s": max(pauses_s, default=None),
+        }
+
+
+def fared(kind: str, told: Answer, begin_s: float, pauses_s: Sequence[float]) -> Fared:
+    """Take from what the server explains how a job fared."""
+    job, speeds = told["job"], told["speeds"]
+    return Fared(
+        name=job["name"],
+        kind=kind,
+        state=job["state"],
+        submitted_s=job["submitted_s"] - begin_s,
+        jct_s=job["jct_s"],
+        steps=int(job["steps"] or job["step"]),
+        gpus_max=job["gpus_max"],
+        resizes=job["resizes"],
+        pauses_s=tuple(pauses_s),
+        step_s={speed["gpus"]: speed["step_s"] for speed in speeds},
+        measured=frozenset(s["gpus"] for s in speeds if s["source"] == "measured"),
+    )
+
+
+def curve_of(job: Fared, jobs: Sequence[Fared]) -> tuple[dict[int, float], frozenset[int]]:
+    """Give a job's step times by GPUs, and the sizes at which they were measured.
+
+    A size that only others of its kind were measured at counts as measured; for the rest there is
+    what the scheduler assumed, which flatters FIFO if anything.
+    """
+    step_s, measured = dict(job.step_s), set(job.measured)
+    for other in jobs:
+        for gpus in other.measured - measured if other.kind == job.kind else ():
+            step_s[gpus] = other.step_s[gpus]
+            measured.add(gpus)
+    return step_s, frozenset(measured)
+
+
+def fifo_jct_s(jobs: Sequence[Fared], gpus: int) -> list[float]:
+    """Simulate strict FIFO: each job waits for its gpus_max and keeps them to its end."""
+    import numpy as np
+
+    from coddl.core.policies.registry import policy_from
+    from coddl.core.speed.table import interpolated
+    from coddl.sim.simulate import Case, run_case
+    from coddl.traces.trace import trace_of
+
+    curves = {str(row): sorted(curve_of(job, jobs)[0].items()) for row, job in enumerate(jobs)}
+    requested = np.array([job.gpus_max for job in jobs], np.int64)
+    trace = trace_of(
+        "demo",
+        interpolated(curves),
+        submitted_s=np.array([job.submitted_s for job in jobs]),
+        curve=np.arange(len(jobs)),
+        iterations=np.array([float(job.steps) for job in jobs]),
+        gpus_requested=requested,
+        gpus_min=np.ones(len(jobs), np.int64),
+        gpus_max=requested,
+    )
+    # Step by step: six jobs are not worth compiling the fast loop for.
+    run = run_case(Case(FIFO, policy_from(FIFO), trace, gpus), step_by_step=True)
+    return [float(jct_s) for jct_s in run.jct_s]
+
+
+def summary_lines(summary: Summary) -> list[Text]:
+    """Tell it to people."""
+    rows = []
+    for job, fifo_s in zip(summary.jobs, summary.fifo_jct_s, strict=True):
+        rows.append(
+            {
+                "JOB": job.name,
+                "STATE": job.state,
+                "SUBMITTED": f"{job.submitted_s:.0f} s",
+                "JCT": f"{job.jct_s:.1f} s",
+                "FIFO": f"{fifo_s:.1f} s{' ~' if summary.is_assumed(job) else ''}",
+                "RESIZES": str(job.resizes),
+                "PAUSES": _pauses(job.pauses_s),
+            }
+        )
+    ratio = summary.fifo_mean_jct_s / summary.mean_jct_s
+    mean = f"mean JCT {summary.mean_jct_s:.1f} s with {summary.policy}"
+    fifo = f"{summary.fifo_mean_jct_s:.1f} s with FIFO"
+    lines = [Text(), *table(rows), Text()]
+    lines.append(Text(f"{mean}, {fifo}: {ratio:.2f}x", style="bold"))
+    if summary.pauses_s:
+        count = len(summary.pauses_s)
+        told = f"{count} changes of size while training; pauses: {_pauses(summary.pauses_s)}"
+        lines.append(Text(told))
+    lines.append(
+        Text(
+            "FIFO is simulated: the same arrivals, lengths and measured step times; each job waits "
+            "for its maximum\nand keeps it; starting and pauses cost nothing there, but do here.",
+            style="dim",
+        )
+    )
+    if any(map(summary.is_assumed, summary.jobs)):
+        told = "~ its speed at its maximum was never measured: as the scheduler assumes it"
+        lines.append(Text(told, style="dim"))
+    return lines
+
+
+def _pauses(pauses_s: Sequence[float]) -> str:
+    if not pauses_s:
+        return ""
+    middle_s, longest_s = statistics.median(pauses_s), max(pauses_s)
+    return f"median {middle_s * 1000:.0f} ms, longest {longest_s * 1000:.0f} ms"

@@ -1,0 +1,220 @@
+"""Follow what happens in the pool: logs, events, wait."""
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+
+import typer
+
+from coddl.cli.connect import JobName, Server, StateDir, complete_jobs, connect, note
+from coddl.cli.output import AsJson, Output, wants_json
+from coddl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from coddl.api.client import Answer, Client
+
+LOGS_EXAMPLES = """
+Examples:
+
+  coddl logs bert                        what its workers have printed
+
+  coddl logs -f bert                     and go on until it is over
+
+  coddl logs --rank 0 --since 10m bert   of one worker, of the last ten minutes
+"""
+EVENTS_EXAMPLES = """
+Examples:
+
+  coddl events                 what happened last in the pool
+
+  coddl events bert            what happened to a job
+
+  coddl events -w -o json      one object per line, as it happens
+"""
+WAIT_EXAMPLES = """
+Examples:
+
+  coddl wait bert                          until it is over
+
+  coddl wait 12 --for RUNNING --timeout 60
+"""
+STATES: Final = (
+    "PENDING",
+    "STARTING",
+    "RUNNING",
+    "RESIZING",
+    "SUSPENDED",
+    "PREEMPTED",
+    "STOPPING",
+    "SUCCEEDED",
+    "FAILED",
+    "CANCELLED",
+)
+UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+SHOWN: Final = 50
+SHOWN_MAX: Final = 1000
+
+Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job is over.")]
+Tail = Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the last N lines.")]
+Rank = Annotated[int | None, typer.Option(min=0, metavar="R", help="Only of this worker.")]
+Since = Annotated[
+    str, typer.Option(metavar="TIME", help="Only from then on: 30s, 10m, 2h or 1d ago.")
+]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on as it happens.")]
+Last = Annotated[
+    int,
+    typer.Option("--tail", min=0, max=SHOWN_MAX, metavar="N", help="How many of those before."),
+]
+OptionalJob = Annotated[
+    str,
+    typer.Argument(metavar="[JOB]", help="Only of this job.", autocompletion=complete_jobs),
+]
+ForState = Annotated[
+    str,
+    typer.Option("--for", metavar="STATE", help="Until it is in this state. Default: any end."),
+]
+Timeout = Annotated[
+    float | None, typer.Option(min=0, metavar="S", help="Give up after so many seconds.")
+]
+
+
+def logs(
+    *,
+    job: JobName,
+    follow: Follow = False,
+    tail: Tail = None,
+    rank: Rank = None,
+    since: Since = "",
+    server: Server = "",
+    state_dir: StateDir = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Show what a job's workers have printed, each line with its worker's rank.
+
+    With -f the exit code tells how the job ended: 0 SUCCEEDED, 100 FAILED, 103 CANCELLED.
+    """
+    from coddl.api.client import in_path
+    from coddl.cli.poolview import log_line
+
+    since_s = time.time() - read_ago(since) if since else None
+    path = f"/jobs/{in_path(job)}/logs"
+    for_program = wants_json(output, as_json)
+    with connect(server, state_dir) as client:
+        if not follow:
+            for line in client.get(path, tail=tail, rank=rank, since_s=since_s)["items"]:
+                print(json.dumps(line) if for_program else log_line(line))
+            return
+        try:
+            said = client.watch(path, tail=tail, rank=rank, since_s=since_s, follow=True)
+            for each in said:
+                if each.kind != "end":
+                    print(json.dumps(each.data) if for_program else log_line(each.data), flush=True)
+        except KeyboardInterrupt:
+            detached(job)
+        from coddl.cli.waiting import exit_code_of
+
+        raise typer.Exit(exit_code_of(client.get(f"/jobs/{in_path(job)}")))
+
+
+def read_ago(text: str) -> float:
+    """Read `10m` as seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if not found:
+        raise UserError(
+            f"--since {text} can't be used",
+            f'"{text}" is not a number with s, m, h or d',
+            "--since 10m",
+        )
+    return float(found[1]) * UNITS_S[found[2]]
+
+
+def detached(job: str) -> NoReturn:
+    """Leave at Ctrl-C; the job is none of this command's."""
+    note(f"{job} goes on; coddl cancel {job} ends it, coddl wait {job} waits for it")
+    raise typer.Exit(130)
+
+
+def events(
+    *,
+    job: OptionalJob = "",
+    watch: Watch = False,
+    tail: Last = SHOWN,
+    server: Server = "",
+    state_dir: StateDir = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Show what happened in the pool, and every decision with its reason."""
+    from coddl.api.client import in_path
+    from coddl.cli.poolview import event_line, show
+
+    for_program = wants_json(output, as_json)
+
+    def tell(event: "Answer") -> None:
+        if for_program:
+            print(json.dumps(event), flush=True)
+        else:
+            show([event_line(event, time.time())])
+
+    with connect(server, state_dir) as client:
+        number = client.get(f"/jobs/{in_path(job)}")["id"] if job else None
+        found, after = last_events(client, number, tail)
+        for event in found:
+            tell(event)
+        if watch:
+            for said in client.watch("/events", after=after, watch=True):
+                if number is None or _concerns(said.data, number):
+                    tell(said.data)
+
+
+def last_events(client: "Client", job: int | None, count: int) -> "tuple[list[Answer], int]":
+    """Give the newest events, of one job or of all, and the number after which more will come."""
+    page = client.get("/events" if job is None else f"/jobs/{job}/events", limit=max(count, 1))
+    return page["items"][-count:] if count else [], int(page["next"])
+
+
+def _concerns(event: "Answer", job: int) -> bool:
+    """Tell whether an event is about a job; a decision may be about many."""
+    detail = event["detail"]
+    others = (*detail.get("targets", ()), *detail.get("waiting", ()))
+    return event["job"] == job or str(job) in map(str, others)
+
+
+def wait(
+    job: JobName,
+    state: ForState = "",
+    timeout: Timeout = None,
+    server: Server = "",
+    state_dir: StateDir = "",
+    *,
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Wait until a job is over, or in a state.
+
+    The exit code tells how it ended: 0 SUCCEEDED, 100 FAILED, 103 CANCELLED; 124 is a timeout.
+    """
+    from coddl.cli.poolview import change_line, end_sentence
+    from coddl.cli.waiting import OVER, exit_code_of, has_come, wait_for
+
+    state = state.upper()
+    if state and state not in STATES:
+        raise UserError(
+            f"--for {state} can't be waited for",
+            f'"{state}" is not a state of a job',
+            f"one of {', '.join(STATES)}",
+        )
+    with connect(server, state_dir) as client:
+        try:
+            found = wait_for(client, job, state, within_s=timeout)
+        except KeyboardInterrupt:
+            detached(job)
+    if wants_json(output, as_json):
+        print(json.dumps(found, indent=2))
+    else:
+        print(end_sentence(found) if found["state"] in OVER else change_line(found))
+    if state and has_come(found, state):
+        raise typer.Exit(0)
+    raise typer.Exit(exit_code_of(found) or (1 if state else 0))

@@ -1,0 +1,357 @@
+"""Look at the pool's jobs and change them: ls, describe, explain, cancel, suspend, resume, resize.
+
+Some also serve the jobs of `coddl run` on this machine, which have names only.
+"""
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from coddl.cli.connect import JobName, JobNames, Server, StateDir, complete_jobs, connect, note
+from coddl.cli.output import AsJson, Output, wants_json
+from coddl.core.errors import CoddlError, UserError
+
+if TYPE_CHECKING:
+    from coddl.api.client import Client
+
+LS_EXAMPLES = """
+Examples:
+
+  coddl ls                     jobs that are not over
+
+  coddl ls --all -w            all of them, again and again
+
+  coddl ls -o json             for programs
+
+  coddl ls --local             jobs of coddl run on this machine
+"""
+DESCRIBE_EXAMPLES = "Examples:  coddl describe bert   coddl describe 12 -o json"
+EXPLAIN_EXAMPLES = "Examples:  coddl explain bert   coddl explain 12 -o json"
+CANCEL_EXAMPLES = "Examples:  coddl cancel bert   coddl cancel 12 13 14"
+SUSPEND_EXAMPLES = "Examples:  coddl suspend bert   coddl suspend 12 --no-wait"
+RESUME_EXAMPLES = (
+    "Examples:  coddl resume 12   coddl resume bert 2   (of coddl run: with 2 workers)"
+)
+RESIZE_EXAMPLES = """
+Examples:
+
+  coddl resize 12 2..4         the pool may give job 12 two to four GPUs
+
+  coddl resize 12 2            exactly two
+
+  coddl resize bert 4          a job of coddl run on this machine: four workers, now
+"""
+PAGE: Final = 200
+LAST_EVENTS: Final = 10
+LOOK_EVERY_S: Final = 1.0
+
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Don't wait until it has happened.")]
+All = Annotated[bool, typer.Option("--all", "-a", help="Jobs that are over, too.")]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Show it again whenever it changes.")]
+Local = Annotated[bool, typer.Option("--local", help="Jobs of `coddl run` on this machine.")]
+Size = Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="How many GPUs, or bounds.")]
+LocalOrPool = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB",
+        help="A job of the pool, by number or name; or one of `coddl run` here, by name.",
+        autocompletion=complete_jobs,
+    ),
+]
+
+
+def ls(
+    *,
+    all_: All = False,
+    watch: Watch = False,
+    local: Local = False,
+    server: Server = "",
+    state_dir: StateDir = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """List the pool's jobs: what each holds, how far it is, and why."""
+    if local:
+        from coddl.cli.run import list_local
+
+        list_local(for_program=wants_json(output, as_json))
+        return
+    with connect(server, state_dir) as client:
+        if watch:
+            _watch(client, all_, wants_json(output, as_json))
+        elif wants_json(output, as_json):
+            print(json.dumps(jobs_of(client, all_), indent=2))
+        else:
+            from rich.console import Console
+
+            from coddl.cli.poolview import jobs_lines, show
+
+            console = Console(highlight=False)
+            width = console.width if console.is_terminal else None
+            show(jobs_lines(jobs_of(client, all_), time.time(), width), console)
+
+
+def jobs_of(client: "Client", all_: bool) -> list[dict[str, Any]]:
+    """Give the jobs of the pool, in the order of their numbers."""
+    found: list[dict[str, Any]] = []
+    cursor = None
+    while True:
+        active = None if all_ else True
+        page = client.get("/jobs", active=active, limit=PAGE, cursor=cursor)
+        found += page["items"]
+        if (cursor := page["next"]) is None:
+            return sorted(found, key=lambda job: int(job["id"]))
+
+
+def _watch(client: "Client", all_: bool, for_program: bool) -> None:
+    """Show the jobs again and again, until Ctrl-C."""
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    from coddl.cli.poolview import jobs_lines, show
+
+    console = Console(highlight=False)
+    if for_program or not console.is_terminal:
+        last: object = None
+        while True:
+            jobs = jobs_of(client, all_)
+            if last != (last := jobs):
+                if for_program:
+                    print(json.dumps(jobs), flush=True)
+                else:
+                    show([*jobs_lines(jobs, time.time())], console)
+            time.sleep(LOOK_EVERY_S)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            lines = jobs_lines(jobs_of(client, all_), time.time(), console.width)
+            for line in lines:
+                line.truncate(console.width, overflow="ellipsis")
+            live.update(Group(*lines), refresh=True)
+            time.sleep(LOOK_EVERY_S)
+
+
+def describe(
+    job: JobName,
+    server: Server = "",
+    state_dir: StateDir = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Show all that is known of a job, and what happened to it last."""
+    from coddl.api.client import in_path
+
+    with connect(server, state_dir) as client:
+        found = client.get(f"/jobs/{in_path(job)}")
+        if wants_json(output, as_json):
+            print(json.dumps(found, indent=2))
+            return
+        from coddl.cli.following import last_events
+
+        events, _ = last_events(client, int(found["id"]), LAST_EVENTS)
+    from coddl.cli.poolview import describe_lines, show
+
+    show(describe_lines(found, events, time.time()))
+
+
+def explain(
+    job: JobName,
+    server: Server = "",
+    state_dir: StateDir = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Say why a job waits or has the share it has, on which speeds that rests, and its story."""
+    from coddl.api.client import in_path
+
+    with connect(server, state_dir) as client:
+        told = client.get(f"/jobs/{in_path(job)}/explain")
+    if wants_json(output, as_json):
+        print(json.dumps(told, indent=2))
+        return
+    from coddl.cli.poolview import explain_lines, show
+
+    show(explain_lines(told, time.time()))
+
+
+def cancel(
+    jobs: JobNames,
+    server: Server = "",
+    state_dir: StateDir = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """End jobs of the pool for good."""
+    from coddl.api.client import in_path
+
+    done, code = [], 0
+    with connect(server, state_dir) as client:
+        for job in jobs:
+            try:
+                done.append(client.post(f"/jobs/{in_path(job)}:cancel"))
+            except CoddlError as error:  # the others are cancelled all the same
+                print(f"error: {error}", file=sys.stderr)
+                code = code or error.exit_code
+            else:
+                if not wants_json(output, as_json):
+                    print(f"{done[-1]['name']} (job {done[-1]['id']}): {done[-1]['state']}")
+    if wants_json(output, as_json):
+        print(json.dumps(done, indent=2))
+    raise typer.Exit(code)
+
+
+def suspend(
+    job: LocalOrPool,
+    no_wait: NoWait = False,
+    server: Server = "",
+    state_dir: StateDir = "",
+    *,
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Have a job save its state and free its GPUs; it keeps them free until it is resumed."""
+    for_program = wants_json(output, as_json)
+    if is_local(job, server, state_dir):
+        from coddl.cli.run import suspend_local
+
+        suspend_local(job, wait=not no_wait, for_program=for_program)
+        return
+    from coddl.api.client import in_path
+
+    with connect(server, state_dir) as client:
+        found = client.post(f"/jobs/{in_path(job)}:suspend")
+        if not no_wait:
+            from coddl.cli.waiting import wait_for
+
+            found = wait_for(client, str(found["id"]), "SUSPENDED")
+    saved = f" at step {found['step']:,}" if found["state"] == "SUSPENDED" else ""
+    _tell(found, f"{found['state']}{saved}", for_program)
+
+
+def resume(
+    job: LocalOrPool,
+    workers: Annotated[
+        int | None, typer.Argument(metavar="[N]", help="Of `coddl run`: with so many workers.")
+    ] = None,
+    no_wait: NoWait = False,
+    server: Server = "",
+    state_dir: StateDir = "",
+    *,
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Let a suspended job go on; a pool's job gets GPUs when it is its turn."""
+    for_program = wants_json(output, as_json)
+    if is_local(job, server, state_dir):
+        from coddl.cli.run import resume_local
+
+        resume_local(job, workers, wait=not no_wait, for_program=for_program)
+        return
+    if workers is not None:
+        raise UserError(
+            f"{job} can't be resumed with {workers}",
+            "the pool decides how many GPUs its jobs have",
+            f"coddl resize {job} {workers}, then coddl resume {job}",
+        )
+    from coddl.api.client import in_path
+
+    with connect(server, state_dir) as client:
+        found = client.post(f"/jobs/{in_path(job)}:resume")
+    _tell(found, f"{found['state']}, {found['reason']}".rstrip(", "), for_program)
+
+
+def resize(
+    job: LocalOrPool,
+    size: Size,
+    no_wait: NoWait = False,
+    server: Server = "",
+    state_dir: StateDir = "",
+    *,
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Set how many GPUs the pool may give a job; of `coddl run`: how many workers it has."""
+    for_program = wants_json(output, as_json)
+    least, most = read_size(size)
+    if is_local(job, server, state_dir):
+        if least != most:
+            raise UserError(
+                f"{job} can't be resized to {size}",
+                "a job of coddl run on this machine has a number of workers, not bounds",
+                f"coddl resize {job} {most}",
+            )
+        from coddl.cli.run import resize_local
+
+        resize_local(job, least, wait=not no_wait, for_program=for_program)
+        return
+    from coddl.api.client import in_path
+
+    with connect(server, state_dir) as client:
+        before = client.get(f"/jobs/{in_path(job)}")
+        found = client.patch(f"/jobs/{before['id']}", {"gpus_min": least, "gpus_max": most})
+    from coddl.cli.poolview import bounds
+
+    was, now = (bounds(each["gpus_min"], each["gpus_max"]) for each in (before, found))
+    _tell(found, f"bounds {was} -> {now} GPUs, has {found['gpus']} now", for_program)
+
+
+def read_size(text: str) -> tuple[int, int]:
+    """Read `4` or `2..8`."""
+    least, dots, most = text.partition("..")
+    most = most if dots else least
+    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+        raise UserError(
+            f"{text} is no size of a job",
+            f'"{text}" is neither a number above 0 nor two of them in order',
+            "4, or 1..8",
+        )
+    return int(least), int(most)
+
+
+def is_local(name: str, server: str, state_dir: str) -> bool:
+    """Tell whether a name means a job of `coddl run` here; say so where the pool has one, too.
+
+    A number is the pool's. A name is that of a job which runs here, else the pool's. Where there is
+    no pool, all names are of here.
+    """
+    from coddl.cli.run import running_here
+
+    if server:
+        return False
+    runs_here, is_pool = name in running_here(), _has_pool(state_dir)
+    if not (runs_here and is_pool):
+        return runs_here or not is_pool
+    if name.isdecimal():
+        note(f"this is job {name} of the pool; a job of coddl run here has that name, too")
+        return False
+    if (number := _number_in_pool(name, state_dir)) is not None:
+        note(f"this is {name} of coddl run on this machine; the pool's is job {number}")
+    return True
+
+
+def _has_pool(state_dir: str) -> bool:
+    from coddl.api.client import Unreachable, find
+
+    try:
+        find("", state_dir)
+    except Unreachable:
+        return False
+    return True
+
+
+def _number_in_pool(name: str, state_dir: str) -> int | None:
+    from coddl.api.client import Client, find, in_path
+    from coddl.cli.waiting import OVER
+
+    try:
+        with Client(find("", state_dir), within_s=1.0) as client:
+            job = client.get(f"/jobs/{in_path(name)}")
+    except UserError:
+        return None
+    return None if job["state"] in OVER else int(job["id"])
+
+
+def _tell(job: dict[str, Any], text: str, for_program: bool) -> None:
+    print(json.dumps(job, indent=2) if for_program else f"{job['name']} (job {job['id']}): {text}")

@@ -1,0 +1,319 @@
+"""Start and end a pool: up, down, server, agent."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+
+from coddl.cli.connect import StateDir, complete_policies
+from coddl.cli.output import AsJson, Output, wants_json
+from coddl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from coddl.api.client import Client
+    from coddl.engines.local import PoolOptions
+
+UP_EXAMPLES = """
+Examples:
+
+  coddl up                       a pool of this machine's GPUs, else of its cores
+
+  coddl up --slots 4             four places for CPU workers
+
+  coddl up --policy afs-l --foreground
+
+  coddl down                     jobs are saved, and go on at the next coddl up
+"""
+DOWN_EXAMPLES = "Examples:  coddl down   coddl down --cancel-jobs"
+SERVER_EXAMPLES = """
+Examples:
+
+  coddl server --host 0.0.0.0            on one machine of a cluster; agents come to it
+
+  coddl server --log-format json
+"""
+AGENT_EXAMPLES = """
+Examples:
+
+  coddl agent --server http://head:7433 --token-file token --jobs-dir /shared/jobs
+
+  coddl agent --slots 8                  places for CPU workers, of this machine's pool
+"""
+OWN_S: Final = 10.0  # within which a server on this machine answers
+PORT: Final = 7433
+
+Slots = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=1024, metavar="N", help="Places for CPU workers. Default: GPUs, else cores."
+    ),
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Who decides. Default: the one of before; at first, afs-p.",
+        autocompletion=complete_policies,
+    ),
+]
+CoolDown = Annotated[
+    float | None,
+    typer.Option("--cool-down", min=0, metavar="S", help="Seconds between resizes of a job."),
+]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Where the server listens; 0: any.")]
+Foreground = Annotated[bool, typer.Option("--foreground", help="Stay, and end at Ctrl-C.")]
+Agents = Annotated[
+    int, typer.Option(min=1, max=64, metavar="K", help="Several, as on so many machines.")
+]
+CancelJobs = Annotated[bool, typer.Option("--cancel-jobs", help="End all jobs for good.")]
+LogFormat = Annotated[Literal["console", "json"], typer.Option(help="How to log.")]
+Host = Annotated[str, typer.Option(help="The address to listen at.")]
+Lease = Annotated[
+    float,
+    typer.Option(
+        "--lease",
+        min=1,
+        metavar="S",
+        help="Seconds that agents go on without the server before they save their jobs.",
+    ),
+]
+AgentHost = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST", help="How other nodes reach this one. Default: as the server sees it."
+    ),
+]
+AgentServer = Annotated[
+    str,
+    typer.Option(metavar="URL", envvar="CODDL_SERVER", help="Default: the server of this machine."),
+]
+TokenFile = Annotated[
+    str, typer.Option(metavar="FILE", help="The pool's token. Default: the state folder's.")
+]
+NodeName = Annotated[str, typer.Option("--name", help="The node's name. Default: the machine's.")]
+JobsDir = Annotated[
+    str,
+    typer.Option(metavar="DIR", help="Where jobs keep checkpoints; all agents of a pool share it."),
+]
+Warm = Annotated[
+    bool, typer.Option("--warm/--no-warm", help="Have an interpreter with torch ready.")
+]
+
+
+def up(
+    *,
+    slots: Slots = None,
+    policy: Policy = "",
+    cool_down_s: CoolDown = None,
+    port: Port = PORT,
+    agents: Agents = 1,
+    foreground: Foreground = False,
+    state_dir: StateDir = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Start a pool on this machine: a server and an agent, kept running in the background."""
+    from coddl.api.client import state_folder
+    from coddl.engines.local import PoolOptions, server_of, supervisor_of
+    from coddl.engines.local import up as start
+
+    if policy:
+        from coddl.core.policies.registry import policy_from
+
+        policy_from(policy)
+    if agents > 1 and slots is None:
+        raise UserError(
+            f"--agents {agents} can't be used by itself",
+            "the agents would all take the same devices",
+            f"--agents {agents} --slots 2",
+        )
+    options = PoolOptions(
+        folder=state_folder(state_dir),
+        port=port,
+        agents=agents,
+        slots=slots,
+        policy=policy,
+        cool_down_s=cool_down_s,
+    )
+    if foreground:
+        raise typer.Exit(_supervise(options))
+    is_new = supervisor_of(options.folder) is None
+    if is_new:
+        start(options, words_of_up(options), lambda: is_ready(options))
+    about = server_of(options.folder)
+    url = about[0] if about else ""
+    if wants_json(output, as_json):
+        told = {"state_dir": str(options.folder), "url": url, "started": is_new}
+        print(json.dumps({**told, "pid": supervisor_of(options.folder)}, indent=2))
+    elif is_new:
+        print(f"the pool is up at {url}: {_devices(options.folder)}")
+        print("coddl submit train.py hands a job in; coddl down ends the pool", file=sys.stderr)
+    else:
+        print(f"a pool is up already at {url or options.folder}; coddl down ends it")
+
+
+def _supervise(options: "PoolOptions") -> int:
+    from coddl.engines.local import LocalPool
+
+    def tell(text: str) -> None:
+        import datetime
+
+        print(f"{datetime.datetime.now().astimezone():%H:%M:%S} {text}", flush=True)
+
+    return LocalPool(options, tell=tell).run()
+
+
+def words_of_up(options: "PoolOptions") -> list[str]:
+    """Give the command that keeps such a pool up."""
+    from coddl.engines.local import PROGRAM
+
+    words = [*PROGRAM, "up", "--foreground", "--state-dir", str(options.folder)]
+    words += ["--port", str(options.port), "--agents", str(options.agents)]
+    words += ["--slots", str(options.slots)] if options.slots is not None else []
+    words += ["--policy", options.policy] if options.policy else []
+    if options.cool_down_s is not None:
+        words += ["--cool-down", str(options.cool_down_s)]
+    return words
+
+
+def own_client(folder: Path) -> "Client":
+    """Reach for the server of a folder, whatever the environment says of others."""
+    from coddl.api.client import Client, find
+
+    return Client(find("", str(folder), env={}), within_s=OWN_S)
+
+
+def is_ready(options: "PoolOptions") -> bool:
+    """Tell whether the server decides and its agents have come."""
+    try:
+        with own_client(options.folder) as client:
+            if not client.is_ready():
+                return False
+            up_now = {node["name"] for node in client.get("/nodes")["items"] if node["is_up"]}
+            return up_now.issuperset(options.nodes)
+    except UserError:
+        return False  # not yet
+
+
+def _devices(folder: Path) -> str:
+    from coddl.cli.poolview import counted
+
+    with own_client(folder) as client:
+        found = client.get("/pool")
+    places, nodes = counted(found["slots_total"], "device"), counted(found["nodes_up"], "node")
+    return f"{places} on {nodes}, {found['policy']} decides"
+
+
+def down(
+    cancel_jobs: CancelJobs = False,
+    state_dir: StateDir = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """End the pool of this machine; its jobs are saved and go on at the next `coddl up`."""
+    from coddl.api.client import state_folder
+    from coddl.engines.local import NOBODY, supervisor_of
+    from coddl.engines.local import down as end
+
+    folder = state_folder(state_dir)
+    cancelled = _cancel_all(folder) if cancel_jobs and supervisor_of(folder) is not None else 0
+    was_up = end(folder)
+    if wants_json(output, as_json):
+        print(json.dumps({"state_dir": str(folder), "was_up": was_up, "cancelled": cancelled}))
+    elif not was_up:
+        print(f"{NOBODY} ({folder})")
+    else:
+        print(
+            f"the pool is down; {cancelled} jobs cancelled" if cancel_jobs else "the pool is down"
+        )
+
+
+def _cancel_all(folder: Path) -> int:
+    """Cancel all jobs and wait until they are over; tell how many there were."""
+    from coddl.cli.jobs import jobs_of
+    from coddl.cli.waiting import wait_for
+
+    with own_client(folder) as client:
+        jobs = jobs_of(client, all_=False)
+        for job in jobs:
+            client.post(f"/jobs/{job['id']}:cancel")
+        for job in jobs:
+            wait_for(client, str(job["id"]))
+    return len(jobs)
+
+
+def server(
+    *,
+    host: Host = "127.0.0.1",
+    port: Port = PORT,
+    policy: Policy = "",
+    cool_down_s: CoolDown = None,
+    lease_s: Lease = 120.0,
+    log_format: LogFormat = "console",
+    state_dir: StateDir = "",
+) -> None:
+    """Run the server of a pool, for agents on any machine; stays until it is ended."""
+    from coddl.api.client import state_folder
+
+    with needs("server"):
+        from coddl.live.main import ServeOptions, serve
+    options = ServeOptions(
+        state_dir=state_folder(state_dir),
+        host=host,
+        port=port,
+        policy=policy,
+        cool_down_s=cool_down_s,
+        lease_s=lease_s,
+        log_format=log_format,
+    )
+    raise typer.Exit(serve(options))
+
+
+def agent(
+    *,
+    server: AgentServer = "",
+    token_file: TokenFile = "",
+    name: NodeName = "",
+    slots: Slots = None,
+    host: AgentHost = "",
+    jobs_dir: JobsDir = "",
+    warm: Warm = True,
+    log_format: LogFormat = "console",
+    state_dir: StateDir = "",
+) -> None:
+    """Give this machine's devices to a pool; stays until it is ended. Jobs run as this user."""
+    from coddl.api.client import find, state_folder
+
+    folder = state_folder(state_dir)
+    with needs("agent"):
+        from coddl.agent.main import run_agent
+        from coddl.agent.options import AgentOptions
+    options = AgentOptions(
+        server=find(server, state_dir).url,
+        token_file=Path(token_file).absolute() if token_file else folder / "token",
+        state_dir=folder,
+        jobs_dir=Path(jobs_dir).absolute() if jobs_dir else None,
+        name=name,
+        slots=slots,
+        host=host,
+        warm=warm,
+        log_format=log_format,
+    )
+    raise typer.Exit(run_agent(options))
+
+
+@contextlib.contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Say which extra installs what is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"coddl {extra} cannot run",
+            f"{error.name} is not installed",
+            f"pip install 'coddl[{extra}]'",
+        ) from None

@@ -1,0 +1,301 @@
+"""What a pool looks like: answers of its server as lines for people. Reads no clock."""
+
+import datetime
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.text import Text
+
+Answer = Mapping[str, Any]  # Any: what JSON can hold
+
+STYLES: Final = {
+    "PENDING": "yellow",
+    "STARTING": "cyan",
+    "RUNNING": "green",
+    "RESIZING": "cyan",
+    "SUSPENDED": "magenta",
+    "PREEMPTED": "magenta",
+    "STOPPING": "cyan",
+    "SUCCEEDED": "dim green",
+    "FAILED": "red",
+    "CANCELLED": "dim",
+    "UP": "green",
+    "SILENT": "yellow",
+    "DRAINED": "magenta",
+    "LOST": "red",
+}
+# What a narrow terminal can do without, the first first.
+DISPENSABLE: Final = ("RESTARTS", "PRIO", "USER", "AGE", "NODES", "RUNTIME", "ETA")
+REASON_LEAST: Final = 24  # columns
+GAP: Final = "  "
+SOURCES: Final = {
+    "interpolated": "between measured ones",
+    "submitted": "said by the user",
+    "assumed": "not known yet",
+}
+
+
+def show(lines: Iterable[Text], console: Console | None = None) -> None:
+    """Print lines: cut at a terminal's edge, whole for a file or a program."""
+    console = console or Console(highlight=False)
+    for line in lines:
+        line.rstrip()
+        if console.is_terminal:
+            console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+        else:
+            console.print(line, soft_wrap=True)
+
+
+def duration(seconds: float | None) -> str:
+    """Write a span of time in at most two units."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def moment(at_s: float, now_s: float) -> str:
+    """Write a time of day; with the date where it is another day's."""
+    at, now = (datetime.datetime.fromtimestamp(s).astimezone() for s in (at_s, now_s))
+    return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def bounds(least: int, most: int) -> str:
+    return f"{least}" if least == most else f"{least}-{most}"
+
+
+def gpus_of(job: Answer) -> str:
+    """Write what a job holds and may hold: 3/1-8."""
+    return f"{job['gpus']}/{bounds(job['gpus_min'], job['gpus_max'])}"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+# Tables.
+
+
+def table(rows: Sequence[Mapping[str, str]], width: int | None = None) -> list[Text]:
+    """Lay out rows under the names of their columns.
+
+    Where they don't fit the width, columns that people can do without are left out.
+    """
+    if not rows:
+        return []
+    names = list(rows[0])
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    least = min(widths[names[-1]], REASON_LEAST)
+    for name in DISPENSABLE:
+        fixed = sum(widths[each] + len(GAP) for each in names[:-1]) + least
+        if width is None or fixed <= width:
+            break
+        names = [each for each in names if each != name]
+    header = Text(GAP.join(name.ljust(widths[name]) for name in names), style="bold")
+    lines = [header]
+    for row in rows:
+        line = Text()
+        for name in names:
+            style = STYLES.get(row[name], "") if name == "STATE" else ""
+            line.append(row[name].ljust(widths[name]) + GAP, style=style)
+        lines.append(line)
+    return lines
+
+
+def job_row(job: Answer, now_s: float) -> dict[str, str]:
+    """Give the columns of a job."""
+    until_s = now_s if job["ended_s"] is None else job["ended_s"]
+    done = f"{job['progress']:.0%}" if job["progress"] is not None else ""
+    trouble = job["trouble"] or {}
+    return {
+        "ID": str(job["id"]),
+        "NAME": job["name"],
+        "USER": job["user"],
+        "PRIO": str(job["priority"]),
+        "STATE": job["state"],
+        "GPUS": gpus_of(job),
+        "NODES": ",".join(job["nodes"]),
+        "AGE": duration(until_s - job["submitted_s"]),
+        "RUNTIME": duration(job["runtime_s"]) if job["started_s"] is not None else "",
+        "RESTARTS": str(job["restarts"]),
+        "PROGRESS": done or (f"step {job['step']}" if job["step"] else ""),
+        "ETA": duration(job["eta_s"]),
+        "REASON": reason_of(job) or trouble.get("what", ""),
+    }
+
+
+def reason_of(job: Answer) -> str:
+    """Say why a job waits, with the code that programs know, or why it has what it has."""
+    return f"{job['code']}: {job['reason']}" if job["code"] else str(job["reason"])
+
+
+def jobs_lines(jobs: Sequence[Answer], now_s: float, width: int | None = None) -> list[Text]:
+    """Lay out jobs, one per line."""
+    if not jobs:
+        return [Text("no jobs; coddl submit train.py hands one in, --all shows finished ones")]
+    return table([job_row(job, now_s) for job in jobs], width)
+
+
+def nodes_lines(nodes: Sequence[Answer]) -> list[Text]:
+    """Lay out nodes, one per line."""
+    if not nodes:
+        return [Text("no nodes; coddl agent on a machine adds it")]
+    return table([_node_row(node) for node in nodes])
+
+
+def _node_row(node: Answer) -> dict[str, str]:
+    kinds: dict[str, int] = {}
+    for slot in node["slots"]:
+        kinds[slot["kind"]] = kinds.get(slot["kind"], 0) + 1
+    return {
+        "NAME": node["name"],
+        "STATE": node["state"],
+        "USED": f"{node['used']}/{len(node['slots'])}",
+        "DEVICES": ", ".join(f"{count} x {kind}" for kind, count in kinds.items()),
+        "HOST": node["host"],
+        "LEASE": duration(node["lease_left_s"]),
+        "JOBS": " ".join(str(job) for job in node["jobs"]),
+    }
+
+
+def preview_lines(preview: Answer) -> list[Text]:
+    """Tell what a submission would do to everybody."""
+    free = f"{preview['slots_free']} of {preview['slots_total']} GPUs are free"
+    effects = [("new", preview["job"]), *((str(each["job"]), each) for each in preview["others"])]
+    rows = [
+        {
+            "JOB": number,
+            "NAME": effect["name"],
+            "GPUS": f"{effect['gpus_before']} -> {effect['gpus']}",
+            "REASON": effect["reason"],
+        }
+        for number, effect in effects
+    ]
+    return [Text(f"{free}; {preview['policy']} decides"), *table(rows)]
+
+
+# One job.
+
+
+def title(job: Answer) -> Text:
+    """Name a job and its state."""
+    line = Text()
+    line.append(job["name"], style="bold").append(f" (job {job['id']})  ")
+    return line.append(job["state"], style=STYLES.get(job["state"], ""))
+
+
+def fields(pairs: Sequence[tuple[str, str]]) -> list[Text]:
+    """Lay out names and values, less those without one."""
+    width = max(len(name) for name, _ in pairs)
+    return [Text(f"  {name.ljust(width)}  {value}") for name, value in pairs if value]
+
+
+def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[Text]:
+    """Tell all that is known of a job, and what happened to it last."""
+    steps = f" of {job['steps']:,}" if job["steps"] else ""
+    done = f" ({job['progress']:.0%})" if job["progress"] is not None else ""
+    speed = f"{job['samples_per_s']:,.0f} samples/s" if job["samples_per_s"] else ""
+    pause = f", last pause {job['last_pause_s']:.2f} s" if job["last_pause_s"] else ""
+    holds = f"{job['gpus']} of {bounds(job['gpus_min'], job['gpus_max'])}"
+    where = f" on {', '.join(job['nodes'])}" if job["nodes"] else ""
+    saved = f", saved up to {job['saved_step']:,}" if job["saved_step"] is not None else ""
+    trouble = job["trouble"] or {}
+    pairs = [
+        ("why", reason_of(job)),
+        ("GPUs", f"{holds}{where}"),
+        ("step", f"{job['step']:,}{steps}{done}{saved}"),
+        ("speed", speed),
+        ("ends in", duration(job["eta_s"])),
+        ("metrics", ", ".join(f"{name} {value:.4g}" for name, value in job["metrics"].items())),
+        ("command", " ".join(job["command"])),
+        ("tier", job["tier"]),
+        ("user", job["user"]),
+        ("priority", str(job["priority"])),
+        ("submitted", moment(job["submitted_s"], now_s)),
+        ("started", moment(job["started_s"], now_s) if job["started_s"] is not None else ""),
+        ("ended", moment(job["ended_s"], now_s) if job["ended_s"] is not None else ""),
+        ("time", f"{duration(job['runtime_s'])} with GPUs, {duration(job['waited_s'])} without"),
+        ("resizes", f"{job['resizes']}{pause}"),
+        ("restarts", str(job["restarts"])),
+        ("exit code", "" if job["exit_code"] is None else str(job["exit_code"])),
+        ("trouble", trouble.get("what", "")),
+        ("because", trouble.get("because", "")),
+        ("try", trouble.get("try", "")),
+    ]
+    lines = [title(job), *fields(pairs)]
+    if events:
+        lines += [Text(), Text("what happened last", style="bold")]
+        lines += [Text("  ").append(event_line(event, now_s)) for event in events]
+    return lines
+
+
+def explain_lines(told: Answer, now_s: float) -> list[Text]:
+    """Tell why a job is where it is, which speeds that rests on, and its story."""
+    job = told["job"]
+    head = title(job).append(f"  {gpus_of(job)} GPUs")
+    code = f"{told['code']}: " if told["code"] else ""
+    lines = [head, Text(f"{code}{told['sentence']}")]
+    if told["position"] is not None:
+        place = f"number {told['position']} of those that wait"
+        lines.append(Text(f"{place}; jobs that hold devices: {told['ahead']}"))
+    if told["speeds"]:
+        lines += [Text(), *_speeds(told["speeds"])]
+    if told["story"]:
+        lines += [Text(), Text("its story", style="bold")]
+        lines += [Text(f"  {moment(s['at_s'], now_s)}  {s['text']}") for s in told["story"]]
+    return lines
+
+
+def _speeds(speeds: Sequence[Answer]) -> list[Text]:
+    return table(
+        [
+            {
+                "GPUS": str(speed["gpus"]),
+                "STEP": f"{speed['step_s']:.3g} s",
+                "SPEEDUP": f"{speed['speedup']:.2f}x",
+                "KNOWN": _source(speed),
+            }
+            for speed in speeds
+        ]
+    )
+
+
+def _source(speed: Answer) -> str:
+    if speed["source"] == "measured":
+        return f"measured over {counted(speed['iterations'], 'step')}"
+    more = SOURCES.get(speed["source"], "")
+    return f"{speed['source']} ({more})" if more else str(speed["source"])
+
+
+def event_line(event: Answer, now_s: float) -> Text:
+    """Tell one record of the journal."""
+    return Text(f"{moment(event['at_s'], now_s)}  {event['text']}")
+
+
+def log_line(line: Answer) -> str:
+    """Give a line with the rank of its worker, or with who says it."""
+    if line["stream"] == "coddl":
+        return f"coddl: {line['text']}"
+    rank = line["worker"] if line["rank"] is None else line["rank"]
+    return f"[{rank}] {line['text']}"
+
+
+def change_line(job: Answer) -> str:
+    """Sum up where a job stands, for those who wait for it."""
+    reason = f": {reason_of(job)}" if reason_of(job) else ""
+    return f"{job['name']} (job {job['id']}) {job['state']} {gpus_of(job)} GPUs{reason}"
+
+
+def end_sentence(job: Answer) -> str:
+    """Tell how a job ended."""
+    took = f" after {duration(job['jct_s'])}" if job["jct_s"] is not None else ""
+    code = f", exit code {job['exit_code']}" if job["exit_code"] else ""
+    return f"{job['name']} (job {job['id']}) {job['state']}{took}{code}"

@@ -1,0 +1,307 @@
+"""`coddl submit`: hand a job in to the pool."""
+
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from coddl.cli.connect import Server, StateDir, connect, note
+from coddl.cli.output import AsJson, Output, wants_json
+from coddl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from coddl.api.client import Client
+
+EXAMPLES = """
+Examples:
+
+  coddl submit train.py --epochs 3                as many GPUs as is best for all
+
+  coddl submit --gpus 2..8 --name bert train.py   within bounds
+
+  coddl submit --gpus 4 --precheck "python check.py" -- torchrun train.py
+
+  coddl submit -f job.yaml --priority 5           from a file; flags win
+
+  coddl submit --dry-run train.py                 what would happen to everybody
+
+  JOB=$(coddl submit --parsable train.py) && coddl wait $JOB
+"""
+SEPARATED: Final = "separated"  # by "--": what follows is a command
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SCRIPT [ARGS]... | -- CMD...", help="What to run."),
+]
+SpecFile = Annotated[
+    str, typer.Option("-f", "--file", metavar="FILE", help="The job, in YAML or JSON; - is stdin.")
+]
+Gpus = Annotated[
+    str,
+    typer.Option(
+        metavar="N|MIN..MAX",
+        help="How many GPUs. Default: 1; for a script that uses coddl.prepare, any number.",
+    ),
+]
+Name = Annotated[str, typer.Option(help="What to call it. Default: the script's name.")]
+Priority = Annotated[
+    int | None, typer.Option(help="Jobs of a higher one are served first. Default: 0.")
+]
+Env = Annotated[
+    list[str] | None, typer.Option("--env", metavar="K=V", help="A variable; repeat for several.")
+]
+Python = Annotated[
+    str, typer.Option(metavar="EXE", help="Interpreter of the script. Default: the agent's own.")
+]
+TierOption = Annotated[
+    Literal["elastic", "restartable", "opaque"] | None,
+    typer.Option(
+        help="elastic: calls coddl.prepare (default of a .py script); restartable: saves its own "
+        "state at SIGTERM; opaque: any command.",
+    ),
+]
+Precheck = Annotated[
+    str,
+    typer.Option(metavar="CMD", help="Must succeed on one GPU before the job may take many."),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Until it is over; exit 100 if it fails.")]
+Parsable = Annotated[bool, typer.Option("--parsable", help="Print its number, and no more.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would happen to everybody; change nothing.")
+]
+Schema = Annotated[
+    bool, typer.Option("--schema", help="Print the JSON Schema of a job's file, and leave.")
+]
+
+
+class SubmitCommand(TyperCommand):
+    """Remembers whether `--` stood before what is to be run: then it is a command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer's own click
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        count = len(ctx.params.get("words") or ())
+        ctx.meta[SEPARATED] = 0 < count < len(given) and given[-count - 1] == "--"
+        return rest
+
+
+def submit(
+    *,
+    context: typer.Context,
+    words: Words = None,
+    file: SpecFile = "",
+    gpus: Gpus = "",
+    name: Name = "",
+    priority: Priority = None,
+    env: Env = None,
+    python: Python = "",
+    tier: TierOption = None,
+    precheck: Precheck = "",
+    wait: Wait = False,
+    parsable: Parsable = False,
+    dry_run: DryRun = False,
+    schema: Schema = False,
+    server: Server = "",
+    state_dir: StateDir = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Hand in a training; the pool decides how many GPUs it has, and changes that as it runs.
+
+    The working folder goes along, as it is now; .coddlignore names what stays. What follows the
+    script is the script's.
+    """
+    if schema:
+        from coddl.api.spec import schema as published
+
+        print(json.dumps(published(), indent=2))
+        return
+    data = read_file(file) if file else {}
+    data |= _what(words or [], is_command=bool(context.meta.get(SEPARATED)))
+    given: dict[str, object] = {
+        "gpus": gpus,
+        "name": name,
+        "priority": priority,
+        "python": interpreter(python),
+        "tier": tier,
+        "precheck": precheck,
+    }
+    data |= {key: value for key, value in given.items() if value not in ("", None)}
+    if env:
+        data["env"] = {**_mapping(data.get("env")), **dict(map(read_variable, env))}
+    request, folder = checked(data, Path.cwd())
+    how = "number" if parsable else "json" if wants_json(output, as_json) else "words"
+    with connect(server, state_dir) as client:
+        if dry_run:
+            _preview(client, request, how)
+            return
+        job = _handed_in(client, request, folder)
+        _tell(job, how, is_last=not wait)
+        if wait:
+            raise typer.Exit(_waited(client, job, how))
+
+
+def read_file(name: str) -> dict[str, Any]:
+    """Read a job's file."""
+    import yaml
+
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
+        data = yaml.safe_load(text)
+    except OSError as error:
+        raise UserError(
+            f"-f {name} can't be read", f"{error.strerror or error}", "-f job.yaml"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        because = " ".join(str(error).split())
+        raise UserError(f"-f {name} can't be read", because, "script: train.py") from None
+    if not isinstance(data, dict):
+        raise UserError(
+            f"-f {name} holds no job", "it has no fields with values", "script: train.py"
+        )
+    return {str(key): value for key, value in data.items()}
+
+
+def _what(words: list[str], *, is_command: bool) -> dict[str, object]:
+    if not words:
+        return {}
+    if is_command:
+        return {"command": words, "script": "", "args": []}
+    script, *args = words
+    if not script.endswith(".py") and not Path(script).is_file():
+        raise UserError(
+            f"{script} can't be submitted",
+            "there is no such script",
+            f"coddl submit train.py, or coddl submit -- {shlex.join(words)}",
+        )
+    return {"script": script, "args": args, "command": []}
+
+
+def interpreter(python: str) -> str:
+    """Give an interpreter by its whole path: a node may look for programs elsewhere."""
+    if not python or Path(python).is_absolute():
+        return python
+    if (found := shutil.which(python)) is None:
+        raise UserError(
+            f"--python {python} can't be used",
+            "there is no such program here",
+            "the whole path it has on the nodes, as in --python /opt/venv/bin/python",
+        )
+    return str(Path(found).absolute())
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def read_variable(text: str) -> tuple[str, str]:
+    """Read `K=V`."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(
+            f"--env {text} can't be used", f'"{text}" is not a name, = and a value', "--env SEED=1"
+        )
+    return key, value
+
+
+def checked(data: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
+    """Check a job as far as that can be done here; give it, and the folder that goes along.
+
+    That is `folder`, unless the script lies elsewhere: then it is the script's own.
+    """
+    from coddl.api.client import user
+    from coddl.api.spec import read_request
+
+    request = read_request(data)
+    checked = request.model_dump(mode="json", exclude_unset=True)
+    if request.script:
+        path = folder / request.folder / request.script
+        if not path.is_file():
+            because = "it is a folder" if path.is_dir() else "there is no such file"
+            raise UserError(
+                f"{request.script} can't be submitted", because, "coddl submit train.py"
+            )
+        try:
+            checked["script"] = str(path.resolve().relative_to((folder / request.folder).resolve()))
+        except ValueError:
+            checked["script"], folder = path.name, path.parent
+            checked["folder"] = "."
+            note(f"{folder}, where the script lies, goes along")
+    return {"user": user(), **checked}, folder
+
+
+def _handed_in(client: "Client", request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Upload the folder, unless the server has it, and the job."""
+    from coddl.api.code import pack
+
+    with tempfile.TemporaryDirectory(prefix="coddl-") as scratch:
+        archive = pack(folder, Path(scratch) / "code.tar.gz")
+        for why in archive.left_out:
+            note(f"not taken along: {why}")
+        _check_taken(request, archive.names, folder)
+        if not client.has_code(archive.hash):
+            with archive.path.open("rb") as file:
+                client.send_code(archive.hash, file)
+    job: dict[str, Any] = client.submit({**request, "code": archive.hash})
+    return job
+
+
+def _check_taken(request: dict[str, Any], names: frozenset[str], folder: Path) -> None:
+    if not (script := request.get("script")):
+        return
+    inside = Path(request.get("folder", ".")) / script
+    if inside.as_posix() not in names and not (folder / inside).is_symlink():
+        raise UserError(
+            f"{script} can't be submitted",
+            "it is among what stays here, by .coddlignore or as in .git and .venv",
+            "another line in .coddlignore, or another place for the script",
+        )
+
+
+def _preview(client: "Client", request: dict[str, Any], how: str) -> None:
+    found = client.post("/jobs", request, dry_run=True)
+    if how == "json":
+        print(json.dumps(found, indent=2))
+        return
+    from coddl.cli.poolview import preview_lines, show
+
+    show(preview_lines(found))
+
+
+def _tell(job: dict[str, Any], how: str, *, is_last: bool) -> None:
+    if how == "number":
+        print(job["id"], flush=True)
+    elif how == "words":
+        print(f"submitted {job['name']} as job {job['id']}", flush=True)
+    elif is_last:
+        print(json.dumps(job, indent=2))
+
+
+def _waited(client: "Client", job: dict[str, Any], how: str) -> int:
+    """Wait for the job's end; give the exit code that tells of it."""
+    from coddl.cli.following import detached
+    from coddl.cli.poolview import change_line, end_sentence
+    from coddl.cli.waiting import OVER, exit_code_of, wait_for
+
+    def tell(job: Any) -> None:
+        if how == "words" and job["state"] not in OVER:
+            print(change_line(job), file=sys.stderr)
+
+    try:
+        found = wait_for(client, str(job["id"]), tell=tell)
+    except KeyboardInterrupt:
+        detached(str(job["id"]))
+    if how == "json":
+        print(json.dumps(found, indent=2))
+    elif how == "words":
+        print(end_sentence(found))
+        if trouble := found["trouble"]:
+            told = f"error: {trouble['what']}\n  because {trouble['because']}"
+            print(f"{told}\n  try     {trouble['try']}", file=sys.stderr)
+    return exit_code_of(found)

@@ -1,0 +1,83 @@
+"""Wait for a job of the pool, through absences of its server; and how a wait ends."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from coddl.cli.connect import note
+from coddl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from coddl.api.client import Client
+
+FAILED: Final = 100  # exit codes, as SkyPilot has them
+NOT_FINISHED: Final = 101
+CANCELLED: Final = 103
+INTERRUPTED: Final = 130
+OVER: Final = {"SUCCEEDED": 0, "FAILED": FAILED, "CANCELLED": CANCELLED}
+LOOK_S: Final = (0.1, 0.2, 0.5, 1.0)  # between two looks; the last one again and again
+AWAY_S: Final = 120.0  # a server that was there is waited for so long
+
+Answer = Mapping[str, Any]  # Any: what JSON can hold
+
+
+class TooLate(UserError):
+    """What was waited for did not come in time."""
+
+    exit_code = 124
+
+
+def exit_code_of(job: Answer) -> int:
+    """Give the exit code that tells how a job ended."""
+    return OVER.get(job["state"], NOT_FINISHED)
+
+
+def has_come(job: Answer, state: str) -> bool:
+    """Tell whether a job has come to a state; "" stands for any end."""
+    if state in ("", job["state"]):
+        return job["state"] in OVER or bool(state)
+    # States may pass between two looks.
+    return state in ("STARTING", "RUNNING") and job["state"] in OVER and bool(job["started_s"])
+
+
+def wait_for(
+    client: "Client",
+    name: str,
+    state: str = "",
+    *,
+    within_s: float | None = None,
+    tell: Callable[[Answer], None] | None = None,
+) -> Answer:
+    """Look at a job until it is in a state, or over; give it as it is then.
+
+    `tell` is called with the job whenever its state or its share has changed.
+    """
+    from coddl.api.client import Unreachable, in_path
+
+    begin_s = seen_s = time.monotonic()
+    looks, last, is_away = 0, None, False
+    while True:
+        try:
+            job: Answer = client.get(f"/jobs/{in_path(name)}")
+        except Unreachable:
+            if last is None or time.monotonic() - seen_s > AWAY_S:
+                raise
+            if not is_away:
+                note("the server is away; waiting for it")
+            is_away = True
+        else:
+            seen_s, is_away = time.monotonic(), False
+            name = str(job["id"])  # a newer job may take the name
+            if tell is not None and last != (job["state"], job["gpus"]):
+                tell(job)
+            last = (job["state"], job["gpus"])
+            if has_come(job, state) or job["state"] in OVER:
+                return job
+        if within_s is not None and time.monotonic() - begin_s > within_s:
+            raise TooLate(
+                f"job {name} is not {state or 'over'} yet",
+                f"--timeout {within_s:g} seconds have passed",
+                f"coddl explain {name}",
+            )
+        time.sleep(LOOK_S[min(looks, len(LOOK_S) - 1)])
+        looks += 1

@@ -1,0 +1,369 @@
+"""A pool on this machine: one process that keeps a server and its agents running.
+
+The supervising process holds `pool.lock` of the state folder; the kernel drops it when that ends,
+however it ends, and then tells its children to end too. What they print goes to `output/`.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from coddl.core.errors import UserError
+
+PROGRAM: Final = (sys.executable, "-P", "-m", "coddl")  # -P: nothing is imported from a folder
+PR_SET_PDEATHSIG: Final = 1
+READY_S: Final = 180.0  # the first start compiles for some 15 seconds
+BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before a process is started again
+STEADY_S: Final = 60.0  # having run for so long, a process starts again at once
+TICK_S: Final = 2.0  # between looks at the sizes of files
+START_TICK_S: Final = 0.05  # between looks at a server that starts
+LOG_BYTES_MAX: Final = 10 << 20
+LOGS_KEPT: Final = 2
+LEAVE_S: Final = 615.0  # agents give their jobs 600 to bring their state to disk
+CLOSE_S: Final = 20.0
+TAIL_BYTES: Final = 8192
+ERROR: Final = re.compile(r"^error: (.+)\n  because (.+)\n  try     (.+)$", re.MULTILINE)
+NOBODY: Final = "no pool of this folder is up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOptions:
+    """What a pool of this machine shall be like."""
+
+    folder: Path
+    port: int = 7433  # 0: any
+    agents: int = 1
+    slots: int | None = None  # of each agent; None: its GPUs, else its cores
+    policy: str = ""
+    cool_down_s: float | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Name the agents."""
+        name = re.sub(r"[^A-Za-z0-9._-]+|^[._-]+", "-", socket.gethostname().partition(".")[0])
+        name = name.strip("-") or "node"
+        return (name,) if self.agents == 1 else tuple(f"{name}-{i + 1}" for i in range(self.agents))
+
+
+# Who holds a folder.
+
+
+def supervisor_of(folder: Path) -> int | None:
+    """Name the process that keeps a pool of this folder up; None: there is none."""
+    with contextlib.suppress(FileNotFoundError), (folder / "pool.lock").open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(lock.read() or b"0")
+    return None
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Be the one who keeps a pool of this folder up; a lock file of a dead one is no obstacle."""
+    with (folder / "pool.lock").open("a+b") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"a pool of {folder} can't be started",
+                f"process {supervisor_of(folder)} keeps one up already",
+                "coddl down, or another --state-dir",
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()).encode())
+        lock.flush()
+        yield
+
+
+def make_folder(folder: Path) -> None:
+    """Make a state folder that only its owner can enter, with a token in it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / "output").mkdir(mode=0o700, exist_ok=True)
+        if not (folder / "token").exists():
+            half = folder / f"token.{os.getpid()}"
+            descriptor = os.open(half, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with open(descriptor, "w") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+            half.rename(folder / "token")
+    except OSError as error:
+        raise UserError(
+            f"{folder} can't hold a pool",
+            f"{error.filename}: {error.strerror}",
+            "another --state-dir",
+        ) from None
+
+
+def server_of(folder: Path) -> tuple[str, int] | None:
+    """Tell address and process of the server, as it has left them."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        about = json.loads((folder / "server.json").read_text("utf-8"))
+        return str(about["url"]), int(about["pid"])
+    return None
+
+
+# The processes.
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that is kept running."""
+
+    name: str
+    words: list[str]
+    log: Path
+    is_tied: bool = True  # it is told to end when this process ends, however
+    process: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    starts: int = 0
+    failures: int = 0
+    due_s: float = 0.0  # when to start it (again)
+    begin: int = 0  # where in the log its present run begins
+
+    def start(self, now_s: float) -> int:
+        """Start it and give its number."""
+        with self.log.open("ab") as log:
+            self.begin = log.tell()
+            self.process = subprocess.Popen(
+                self.words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.log.parent,
+                start_new_session=True,  # Ctrl-C is for the one who keeps it running
+                preexec_fn=_tie() if self.is_tied else None,
+            )
+        self.started_s, self.starts = now_s, self.starts + 1
+        return self.process.pid
+
+    def ended(self, now_s: float) -> int | None:
+        """Tell the exit code of a process that has just ended, and plan its next start."""
+        if self.process is None or (code := self.process.poll()) is None:
+            return None
+        self.process = None
+        self.failures = 0 if now_s - self.started_s > STEADY_S else self.failures + 1
+        wait_s = BACKOFF_S[min(self.failures, len(BACKOFF_S)) - 1] if self.failures else 0.0
+        self.due_s = now_s + wait_s
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it runs."""
+        if self.process is not None:
+            self.process.send_signal(number)
+
+    def end(self, within_s: float = LEAVE_S + CLOSE_S) -> None:
+        """Have it end, and wait for that; kill it if it does not."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(within_s)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def words_of_end(self) -> UserError:
+        """Give what it said before it ended."""
+        said = ""
+        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as file:
+            file.seek(max(self.begin, self.log.stat().st_size - TAIL_BYTES))
+            said = file.read().decode("utf-8", errors="replace")
+        if found := ERROR.findall(said):
+            return UserError(*found[-1])
+        because = " ".join(said.split()[-30:]) or "it said nothing"
+        return UserError(f"the {self.name} ended at once", because, f"see {self.log}")
+
+
+def _tie() -> Callable[[], None]:
+    """Give what a child does first: have the kernel tell it to end when we do."""
+    parent, libc = os.getpid(), ctypes.CDLL(None)
+
+    def tie() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # we ended before the tie held
+            os._exit(1)
+
+    return tie
+
+
+def rotate(log: Path, bytes_max: int = LOG_BYTES_MAX) -> None:
+    """Set a long file aside; who writes to its end goes on at its beginning."""
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size <= bytes_max:
+            return
+        for number in range(LOGS_KEPT, 1, -1):
+            with contextlib.suppress(FileNotFoundError):
+                log.with_suffix(f".log.{number - 1}").replace(log.with_suffix(f".log.{number}"))
+        shutil.copyfile(log, log.with_suffix(".log.1"))
+        os.truncate(log, 0)
+
+
+@dataclass(slots=True)
+class LocalPool:
+    """Keeps a server and its agents running until it is told to stop."""
+
+    options: PoolOptions
+    program: tuple[str, ...] = PROGRAM
+    tell: Callable[[str], None] = print
+    now_s: Callable[[], float] = time.monotonic
+    _news: threading.Event = field(default_factory=threading.Event)
+    _stops: int = 0
+
+    def run(self) -> int:
+        """Run until a signal comes. Raises UserError if the pool can't be started."""
+        folder = self.options.folder
+        make_folder(folder)
+        with _held(folder):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, self._on_signal)
+            signal.signal(signal.SIGCHLD, lambda *_: self._news.set())
+            server = self._child("server", *self._server_words())
+            agents: list[Child] = []
+            try:
+                self._keep(server, agents)
+            finally:
+                self._stop(server, agents)
+        return 0
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._stops += 1
+        self._news.set()
+
+    def _child(self, name: str, *words: str) -> Child:
+        log = self.options.folder / "output" / f"{name.replace(' ', '-')}.log"
+        return Child(name, [*self.program, *words], log)
+
+    def _server_words(self, again_at: str = "") -> list[str]:
+        """Tell how to start the server; again, where agents look for it, with its own policy."""
+        options = self.options
+        port = again_at.rpartition(":")[2] if again_at else str(options.port)
+        words = ["server", "--state-dir", str(options.folder), "--port", port]
+        words += ["--policy", options.policy] if options.policy and not again_at else []
+        if options.cool_down_s is not None:
+            words += ["--cool-down", f"{options.cool_down_s:g}"]
+        return words
+
+    def _agent_words(self, node: str, url: str) -> list[str]:
+        folder = self.options.folder
+        words = ["agent", "--name", node, "--server", url, "--state-dir", str(folder)]
+        if self.options.slots is not None:
+            words += ["--slots", str(self.options.slots)]
+        return words
+
+    def _keep(self, server: Child, agents: list[Child]) -> None:
+        """Start what does not run and watch over what does."""
+        while not self._stops:
+            now_s = self.now_s()
+            for child in (server, *agents):
+                if (code := child.ended(now_s)) is not None:
+                    self._on_end(child, code)
+                if child.process is None and now_s >= child.due_s:
+                    self.tell(f"{child.name} started, process {child.start(now_s)}")
+                rotate(child.log)
+            if not agents and (url := self._address(server)):
+                server.words = [*self.program, *self._server_words(again_at=url)]
+                agents += [
+                    self._child(f"agent {node}", *self._agent_words(node, url))
+                    for node in self.options.nodes
+                ]
+                continue
+            due_s = [child.due_s - now_s for child in (server, *agents) if child.process is None]
+            self._news.wait(min([TICK_S if agents else START_TICK_S, *due_s]))
+            self._news.clear()
+
+    def _address(self, server: Child) -> str | None:
+        """Tell where the server is, once it listens."""
+        about = server_of(self.options.folder)
+        is_ours = about and server.process and about[1] == server.process.pid
+        return about[0] if about and is_ours else None
+
+    def _on_end(self, child: Child, code: int) -> None:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        # What fails at its first start has been told something wrong, and would fail again.
+        if child.starts == 1 and code > 0 and self.now_s() - child.started_s < STEADY_S:
+            raise child.words_of_end()
+        wait_s = max(0.0, child.due_s - self.now_s())
+        self.tell(f"{child.name} {how}; it is started again in {wait_s:.1f} s")
+
+    def _stop(self, server: Child, agents: list[Child]) -> None:
+        """End the agents, who save what their jobs have done; then the server, who is told of it.
+
+        A second signal ends all at once.
+        """
+        for children, within_s in ((agents, LEAVE_S), ([server], CLOSE_S)):
+            for child in children:
+                child.signal(signal.SIGTERM)
+            until_s, stops = self.now_s() + within_s, max(self._stops, 1)
+            for child in children:
+                while child.process is not None and child.process.poll() is None:
+                    if self.now_s() > until_s or self._stops > stops:
+                        self.tell(f"{child.name} did not end in time and is killed")
+                        child.signal(signal.SIGKILL)
+                    self._news.wait(0.1)
+                    self._news.clear()
+
+
+# Up and down, from another process.
+
+
+def up(options: PoolOptions, words: list[str], is_ready: Callable[[], bool]) -> None:
+    """Start a pool in the background; return when it is ready, or raise what it said."""
+    make_folder(options.folder)
+    pool = Child("pool", words, options.folder / "output" / "pool.log", is_tied=False)
+    rotate(pool.log)
+    pool.start(time.monotonic())
+    try:
+        await_ready(pool, is_ready)
+    except BaseException:
+        pool.end()
+        raise
+
+
+def await_ready(pool: Child, is_ready: Callable[[], bool], within_s: float = READY_S) -> None:
+    """Wait until a pool that was started is ready, or raise what it said."""
+    until_s = time.monotonic() + within_s
+    while not is_ready():
+        if pool.ended(time.monotonic()) is not None:
+            raise pool.words_of_end()
+        if time.monotonic() > until_s:
+            raise UserError(
+                f"the pool was not ready within {within_s:.0f} s",
+                f"see what its processes say in {pool.log.parent}",
+                "coddl up --foreground",
+            )
+        time.sleep(START_TICK_S)
+
+
+def down(folder: Path) -> bool:
+    """End the pool of a folder, and wait for that; tell whether there was one."""
+    if (pid := supervisor_of(folder)) is None:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    until_s = time.monotonic() + LEAVE_S + CLOSE_S + 10.0
+    while supervisor_of(folder) == pid:
+        if time.monotonic() > until_s:
+            raise UserError(
+                "the pool does not end",
+                f"process {pid} was asked to and goes on",
+                f"see what its processes say in {folder / 'output'}",
+            )
+        time.sleep(START_TICK_S)
+    return True

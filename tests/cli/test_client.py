@@ -1,0 +1,194 @@
+"""The client that the command line talks to a server with."""
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coddl.api import client as api
+from coddl.api.client import Address, Answered, Client, Unreachable, events_of, find
+from coddl.core.errors import UserError
+from tests.cli.stub_pool import HANG_UP, TOKEN, Reply, StubPool, problem
+
+
+@pytest.fixture
+def client(pool: StubPool) -> Iterator[Client]:
+    with Client(Address(pool.url, TOKEN), pauses_s=(0.0, 0.0)) as found:
+        yield found
+
+
+@pytest.fixture
+def nowhere() -> Iterator[Client]:
+    """Give a client of a server that does not listen."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody else gets the port meanwhile
+        with Client(Address(f"http://127.0.0.1:{taken.getsockname()[1]}", "")) as found:
+            yield found
+
+
+def gone() -> int:
+    """Give the number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_server_is_found_by_flag_then_variable_then_file(tmp_path: Path, pool: StubPool) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    found = find("", "", env)
+    assert (found.url, found.token, found.pid) == (pool.url, TOKEN, os.getpid())
+    assert find("", "", env | {"CODDL_SERVER": "http://head:1"}).url == "http://head:1"
+    both = env | {"CODDL_SERVER": "http://head:1", "CODDL_TOKEN": "other"}
+    assert find("https://gpu/", "", both) == Address("https://gpu", "other")
+    assert find("head:7433", "", env).url == "http://head:7433"
+
+
+def test_a_state_folder_may_be_given(tmp_path: Path, pool: StubPool) -> None:
+    pool.announce(tmp_path / "mine")
+    assert find("", str(tmp_path / "mine"), {}).found == tmp_path / "mine" / "server.json"
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://head", "http://", "http://head:x", "head:99999", "http://:80"]
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(UserError) as refused:
+        find(url, "", {})
+    assert str(refused.value) == (
+        f"--server {url} can't be used\n"
+        f'  because "{url}" is not the address of a server\n'
+        "  try     --server http://127.0.0.1:7433"
+    )
+
+
+def test_a_request_says_who_asks_and_that_they_may(client: Client, pool: StubPool) -> None:
+    pool.will("GET", "/jobs", {"items": []})
+    assert client.get("/jobs", active=True, limit=3, cursor=None) == {"items": []}
+    (asked,) = pool.asked
+    assert asked.parameters == {"active": "true", "limit": "3"}
+    assert asked.headers["authorization"] == f"Bearer {TOKEN}"
+    assert asked.headers["coddl-user"] == api.user()[:64]
+
+
+STATUSES = {404: 102, 401: 2, 409: 2, 422: 2, 500: 1, 507: 1}
+
+
+@pytest.mark.parametrize(("status", "code"), STATUSES.items())
+def test_a_refusal_is_told_in_the_servers_words(
+    client: Client, pool: StubPool, status: int, code: int
+) -> None:
+    pool.will("GET", "/jobs/9", problem(status, "no job 9", "there are 3", "coddl ls"))
+    with pytest.raises(Answered) as refused:
+        client.get("/jobs/9")
+    assert str(refused.value) == "no job 9\n  because there are 3\n  try     coddl ls"
+    assert (refused.value.exit_code, refused.value.code) == (code, "x")
+
+
+def test_an_answer_of_something_else_is_told_as_such(client: Client, pool: StubPool) -> None:
+    pool.will("GET", "/pool", Reply(502, {"oops": 1}))
+    with pytest.raises(Answered) as refused:
+        client.get("/pool")
+    assert str(refused.value) == (
+        f"{pool.url} did not do it\n  because it answered 502 Bad Gateway\n"
+        "  try     --server with the address of a CoDDL server"
+    )
+
+
+def test_a_server_that_is_not_there(nowhere: Client) -> None:
+    with pytest.raises(Unreachable) as refused:
+        nowhere.get("/jobs")
+    assert str(refused.value) == (
+        "the server can't be reached\n"
+        f"  because nobody answers at {nowhere.address.url} ([Errno 111] Connection refused)\n"
+        "  try     coddl up, or --server URL"
+    )
+    assert refused.value.exit_code == 1
+
+
+def test_a_file_of_a_server_that_was_killed_is_no_riddle(nowhere: Client) -> None:
+    pid, url = gone(), nowhere.address.url
+    with (
+        Client(Address(url, "", pid, Path("server.json"))) as client,
+        pytest.raises(Unreachable) as refused,
+    ):
+        client.get("/jobs")
+    assert str(refused.value) == (
+        "the server is not running\n"
+        f"  because server.json tells of process {pid} at {url}, and that is gone\n"
+        "  try     coddl up"
+    )
+
+
+def test_a_job_is_handed_in_once_though_it_had_to_be_said_twice(
+    client: Client, pool: StubPool
+) -> None:
+    pool.will("POST", "/jobs", HANG_UP, {"id": 1})
+    assert client.submit({"script": "a.py"}) == {"id": 1}
+    client.submit({"script": "a.py"})
+    keys = [asked.headers["idempotency-key"] for asked in pool.saw("POST", "/jobs")]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_server_that_gives_no_answer(client: Client, pool: StubPool) -> None:
+    pool.will("GET", "/pool", HANG_UP)
+    with pytest.raises(Unreachable) as refused:
+        client.get("/pool")
+    assert refused.value.what == "the server gave no answer"
+
+
+def test_an_archive_is_asked_for_and_sent(client: Client, pool: StubPool) -> None:
+    assert not client.has_code("ab")
+    pool.will("HEAD", "/code/ab", None)
+    pool.will("PUT", "/code/ab", None)
+    assert client.has_code("ab")
+    client.send_code("ab", io.BytesIO(b"tar"))
+    assert pool.saw("PUT", "/code/ab")[0].body == b"tar"
+
+
+EVENTS = {
+    "one": ('id: 7\ndata: {"a": 1}\n\n', [("7", "message", {"a": 1})]),
+    "named": ('event: end\ndata: "x"\n\n', [("", "end", "x")]),
+    "an end without more": ("event: end\n\n", [("", "end", "")]),
+    "over lines": ("data: [1,\ndata: 2]\n\n", [("", "message", [1, 2])]),
+    "plain text": ("data: hello\n\n", [("", "message", "hello")]),
+    "comments keep the line alive": (": ping\n\n: ping\n\ndata: 1\n\n", [("", "message", 1)]),
+    "half of one": ("data: 1\n\ndata: 2\n", [("", "message", 1)]),
+}
+
+
+@pytest.mark.parametrize(("text", "want"), EVENTS.values(), ids=EVENTS.keys())
+def test_events_of_a_stream(text: str, want: list[tuple[str, str, object]]) -> None:
+    found = [(id_, said.kind, said.data) for id_, said in events_of(iter(text.split("\n")[:-1]))]
+    assert found == want
+
+
+def stream(*numbers: int, end: bool = False) -> Reply:
+    text = "".join(f"id: {number}\ndata: {json.dumps(number)}\n\n" for number in numbers)
+    return Reply(200, text + "event: end\ndata: {}\n\n" * end)
+
+
+def test_a_stream_that_breaks_off_goes_on_after_its_last_event(
+    client: Client, pool: StubPool
+) -> None:
+    pool.will("GET", "/jobs/1/logs", stream(1, 2), stream(), stream(3, end=True))
+    said = [each.data for each in client.watch("/jobs/1/logs", follow=True)]
+    assert said == [1, 2, 3, {}]
+    asked = pool.saw("GET", "/jobs/1/logs")
+    assert [each.headers.get("last-event-id") for each in asked] == [None, "2", "2"]
+
+
+def test_a_stream_that_is_refused_is_not_asked_for_again(client: Client, pool: StubPool) -> None:
+    with pytest.raises(Answered):
+        next(client.watch("/jobs/1/logs"))
+    assert len(pool.asked) == 1
+
+
+def test_a_stream_of_a_server_that_never_was_there_fails_at_once(nowhere: Client) -> None:
+    with pytest.raises(Unreachable):
+        next(nowhere.watch("/events"))

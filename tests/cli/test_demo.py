@@ -1,0 +1,167 @@
+"""What the demo shows and sums up, from recorded answers."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from coddl.cli.demo.playbill import Playbill, Sample
+from coddl.cli.demo.scenario import ACTS, SCRIPTS
+from coddl.cli.demo.stage import Reader, picture, timeline
+from coddl.cli.demo.summary import Fared, Summary, curve_of, fared, fifo_jct_s, summary_lines
+from tests.cli.recorded import EXPLAINED, JOB, NOW_S
+
+
+def bill_of(*names: str) -> Playbill:
+    bill = Playbill(4, "GPUs", "afs-p", NOW_S)
+    for number, act in enumerate((act for act in ACTS if act.name in names), start=1):
+        bill.enter(act, JOB | {"id": number, "name": act.name})
+    return bill
+
+
+def event(what: str, job: int | None, at_s: float = 1.0, **detail: Any) -> dict[str, Any]:
+    return {"kind": what, "job": job, "at_s": NOW_S + at_s, "detail": detail}
+
+
+TARGETS = {"1": {"slots": [0, 1], "reason": "it gains"}, "9": {"slots": [], "reason": "x"}}
+HEARD = {
+    "a job": (event("JobSubmitted", 1), [(1.0, "resnet", "is handed in")]),
+    "a decision about some": (
+        event("Decided", None, targets=TARGETS),
+        [(1.0, "resnet", "shall have 2 devices: it gains")],
+    ),
+    "a change": (
+        event("RunChanged", 1, 2.5, kind="resized", gpus_before=1, slots=[0, 1, 2], pause_s=0.02),
+        [(2.5, "resnet", "trains on 1 -> 3, after a pause of 20 ms")],
+    ),
+    "a start is no change of size": (
+        event("RunChanged", 1, kind="started", gpus_before=0, slots=[0], pause_s=0.0),
+        [],
+    ),
+    "an end": (
+        event("RunEnded", 1, outcome="succeeded", step=9),
+        [(1.0, "resnet", "succeeded at step 9")],
+    ),
+    "what concerns nobody here": (event("NodeJoined", None, node="n"), []),
+}
+
+
+@pytest.mark.parametrize(("heard", "want"), HEARD.values(), ids=HEARD.keys())
+def test_what_is_worth_a_line(heard: dict[str, Any], want: list[tuple[float, str, str]]) -> None:
+    bill = bill_of("resnet")
+    new = bill.hear([heard])
+    assert [(round(at_s, 1), who, what) for at_s, who, what in new] == want
+    assert bill.lines == new
+    is_change = "trains on" in "".join(what for _, _, what in want)
+    assert bill.parts[0].pauses_s == ([0.02] if is_change else [])
+
+
+def test_shares_are_kept_where_they_change() -> None:
+    bill = bill_of("resnet")
+    for at_s, gpus, state in ((0, 0, "PENDING"), (1, 2, "RUNNING"), (2, 2, "RUNNING")):
+        bill.see([JOB | {"id": 1, "gpus": gpus, "state": state}], NOW_S + at_s)
+    assert not bill.is_over
+    bill.see([JOB | {"id": 1, "gpus": 0, "state": "SUCCEEDED"}], NOW_S + 3)
+    assert bill.parts[0].samples == [Sample(0, 0), Sample(1, 2), Sample(3, None)]
+    assert bill.is_over
+
+
+def test_a_share_over_time_is_a_line_of_heights() -> None:
+    bill = bill_of("resnet")
+    part = bill.parts[0]
+    part.samples = [Sample(1, 0), Sample(3, 1), Sample(5, 4), Sample(7, 2), Sample(8, None)]
+    bill.now_s = 9.5
+    assert timeline(part, bill, 12, 12.0) == " ··▂▂██▄    "
+    assert timeline(part, bill, 6, 12.0) == "·▂█▄  "
+    part.samples, bill.now_s = [Sample(0, 3)], 2.0
+    assert timeline(part, bill, 4, 4.0) == "▆▆▆ "  # the future is empty
+
+
+def test_the_picture_has_a_row_and_a_reason_per_job() -> None:
+    bill = bill_of("resnet", "vit")
+    bill.see([JOB | {"id": 1}, JOB | {"id": 2, "state": "SUCCEEDED"}], NOW_S + 20)
+    bill.hear([event("JobSubmitted", 2)])
+    lines = [line.plain for line in picture(bill, 100)]
+    assert lines[0] == "CoDDL demo  4 GPUs, shared by afs-p, 20 s"
+    assert lines[2].split()[0] == "resnet"
+    assert lines[2].split()[-4:] == ["■■■□", "RUNNING", "━" * 10, "42%"]
+    assert lines[3].strip() == "afs-p: it gains most"
+    assert lines[4].split()[-4:] == ["□□□□", "SUCCEEDED", "━" * 10, "100%"]
+    assert lines[5].strip() == ""
+    assert lines[-1] == "   1.0 s  vit      is handed in"
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_file_gets_lines() -> None:
+    out = io.StringIO()
+    with Reader(Console(file=out)) as stage:
+        stage.show(bill_of("vit"), [(1.0, "vit", "x" * 200)])
+    assert out.getvalue() == f"   1.0 s  vit      {'x' * 200}\n"
+
+
+def job(name: str, at_s: float, steps: int, step_s: dict[int, float], **more: Any) -> Fared:
+    fields = {"kind": name, "state": "SUCCEEDED", "jct_s": 10.0, "gpus_max": 4, "resizes": 1,
+              "pauses_s": (0.01, 0.03), "measured": frozenset(step_s)}  # fmt: skip
+    return Fared(name, submitted_s=at_s, steps=steps, step_s=step_s, **{**fields, **more})
+
+
+def test_fifo_gives_each_job_its_maximum_when_those_before_are_done() -> None:
+    linear, flat = {1: 0.4, 2: 0.2, 4: 0.1}, {1: 0.1, 4: 0.1}
+    jobs = [
+        job("a", 0.0, 100, linear),  # 0 to 10
+        job("b", 1.0, 50, flat),  # 10 to 15, though it gains nothing from four
+        job("c", 2.0, 10, linear, gpus_max=2),  # 15 to 17
+        job("d", 3.0, 10, linear, gpus_max=2),  # beside it
+    ]
+    assert fifo_jct_s(jobs, 4) == pytest.approx([10.0, 14.0, 15.0, 14.0])
+
+
+def test_what_one_job_was_measured_at_counts_for_others_of_its_kind() -> None:
+    short = job("a", 0, 9, {1: 0.4, 4: 0.3}, kind="x", measured=frozenset({1}))
+    long = job("b", 0, 9, {1: 0.5, 4: 0.1}, kind="x")
+    other = job("c", 0, 9, {1: 0.5, 4: 0.2}, kind="y")
+    assert curve_of(short, [short, long, other]) == ({1: 0.4, 4: 0.1}, frozenset({1, 4}))
+    assert curve_of(short, [short, other]) == ({1: 0.4, 4: 0.3}, frozenset({1}))
+
+
+def test_what_the_server_explains_tells_how_a_job_fared() -> None:
+    told = EXPLAINED | {"job": JOB | {"jct_s": 130.0, "submitted_s": NOW_S + 4}}
+    found = fared("x", told, NOW_S, [0.02])
+    assert (found.submitted_s, found.jct_s, found.steps, found.gpus_max) == (4, 130.0, 1000, 8)
+    assert found.step_s == {1: 0.4, 2: 0.21, 4: 0.1}
+    assert found.measured == {1}
+
+
+SUMMARY = """
+JOB  STATE      SUBMITTED  JCT     FIFO      RESIZES  PAUSES
+a    SUCCEEDED  0 s        10.0 s  20.0 s    1        median 20 ms, longest 30 ms
+b    SUCCEEDED  1 s        10.0 s  30.0 s ~  1
+
+mean JCT 10.0 s with afs-p, 25.0 s with FIFO: 2.50x
+2 changes of size while training; pauses: median 20 ms, longest 30 ms
+"""
+
+
+def test_the_summary_says_what_was_measured_and_what_simulated() -> None:
+    jobs = (
+        job("a", 0.0, 9, {1: 0.4, 4: 0.1}),
+        job("b", 1.0, 9, {1: 0.4, 4: 0.3}, measured=frozenset({1}), pauses_s=()),
+    )
+    summary = Summary("afs-p", 4, jobs, (20.0, 30.0))
+    text = "\n".join(line.plain.rstrip() for line in summary_lines(summary))
+    assert text.startswith(SUMMARY)
+    assert "FIFO is simulated" in text
+    assert "~ its speed at its maximum was never measured" in text
+    data = summary.as_data()
+    assert (data["speedup"], data["resizes"], data["longest_pause_s"]) == (2.5, 2, 0.03)
+    assert data["jobs"][1]["fifo_jct_s"] == 30.0
+
+
+def test_the_jobs_of_the_demo_are_such_as_the_pool_takes() -> None:
+    from coddl.api.spec import read_request
+
+    assert [act.at_s for act in ACTS] == sorted(act.at_s for act in ACTS)
+    for act in ACTS:
+        assert (SCRIPTS / act.script).is_file()
+        assert read_request(act.request(2, "ann")).to_spec(2).gpus_max == 2

@@ -1,0 +1,233 @@
+"""The process that keeps a pool of this machine up, with a server and agents that do nothing."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coddl.core.errors import UserError
+from coddl.engines import local
+from coddl.engines.local import Child, PoolOptions, down, make_folder, rotate, supervisor_of
+from tests.runtime.harness import ROOT, lives, wait_until
+
+STUB = Path(__file__).with_name("stub_program.py")
+KEEPER = f"""
+import sys
+from pathlib import Path
+from coddl.core.errors import UserError
+from coddl.engines.local import LocalPool, PoolOptions
+options = PoolOptions(folder=Path(sys.argv[1]), port=int(sys.argv[2]), agents=2, slots=1,
+                      policy="afs-l")
+try:
+    sys.exit(LocalPool(options, program=(sys.executable, {str(STUB)!r})).run())
+except UserError as error:
+    sys.exit(f"error: {{error}}")
+"""
+
+
+class Keeper:
+    """A pool of stubs, kept up by a process of its own."""
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self.folder = folder
+        self._said = folder.with_name(f"said-{time.monotonic_ns()}")
+        with self._said.open("w") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", KEEPER, str(folder), str(port)],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.DEVNULL, stderr=said,
+            )  # fmt: skip
+
+    def life(self) -> list[list[str]]:
+        with contextlib.suppress(FileNotFoundError):
+            return [line.split() for line in (self.folder / "life").read_text().splitlines()]
+        return []
+
+    def starts(self, name: str) -> list[list[str]]:
+        return [words for words in self.life() if words[0].endswith(name) and "starts" in words]
+
+    def pid(self, name: str) -> int:
+        return int(self.starts(name)[-1][-1])
+
+    def await_starts(self, name: str, count: int = 1) -> None:
+        wait_until(lambda: len(self.starts(name)) == count, f"start {count} of {name}")
+
+    def await_all(self) -> None:
+        for name in ("server", "-1", "-2"):
+            self.await_starts(name)
+
+    def pids(self) -> list[int]:
+        return [int(words[-1]) for words in self.life() if "starts" in words]
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; give its exit code and its last words."""
+        return self.process.wait(60), self._said.read_text()
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> Iterator[Callable[..., Keeper]]:
+    """Keep pools up; none is left."""
+    kept: list[Keeper] = []
+
+    def begin(folder: Path = tmp_path / "pool", port: int = 0) -> Keeper:
+        kept.append(Keeper(folder, port))
+        return kept[-1]
+
+    yield begin
+    for keeper in kept:
+        keeper.process.kill()
+        keeper.process.wait()
+    pids = [pid for keeper in kept for pid in keeper.pids()]
+    wait_until(lambda: not any(map(lives, pids)), "the end of all")
+
+
+Keep = Callable[..., Keeper]
+
+
+def test_it_starts_a_server_and_then_its_agents(keep: Keep, tmp_path: Path) -> None:
+    pool = keep()
+    pool.await_all()
+    assert supervisor_of(tmp_path / "pool") == pool.process.pid
+    (server,), (agent,) = pool.starts("server"), pool.starts("-1")
+    assert " ".join(server[3:-1]) == f"--state-dir {tmp_path}/pool --port 0 --policy afs-l"
+    assert "--server http://127.0.0.1:4321" in " ".join(agent)
+    assert agent[-3:-1] == ["--slots", "1"]
+    assert (tmp_path / "pool" / "token").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "pool").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_dies_is_started_again_where_it_was(keep: Keep) -> None:
+    pool = keep()
+    pool.await_all()
+    os.kill(pool.pid("server"), signal.SIGKILL)
+    pool.await_starts("server", 2)
+    # At the port that agents know, and with the policy that it has by now.
+    assert pool.starts("server")[1][5:-1] == ["--port", "4321"]
+    os.kill(pool.pid("-2"), signal.SIGKILL)
+    pool.await_starts("-2", 2)
+    assert len(pool.starts("-1")) == 1
+
+
+def test_at_the_end_agents_leave_before_the_server(keep: Keep, tmp_path: Path) -> None:
+    pool = keep()
+    pool.await_all()
+    pool.process.terminate()
+    assert pool.end() == (0, "")
+    ends = [words[0] for words in pool.life() if words[1] == "ends"]
+    assert ends[2] == "server"
+    assert sorted(name[-2:] for name in ends[:2]) == ["-1", "-2"]
+    assert supervisor_of(tmp_path / "pool") is None
+
+
+def test_kill_9_of_it_ends_all_and_leaves_no_obstacle(keep: Keep, tmp_path: Path) -> None:
+    pool = keep()
+    pool.await_all()
+    pids = pool.pids()
+    pool.process.kill()
+    wait_until(lambda: not any(map(lives, pids)), "the end of server and agents")
+    assert supervisor_of(tmp_path / "pool") is None  # though its lock file is there
+    again = keep()
+    again.await_starts("server", 2)
+
+
+def test_what_fails_at_its_first_start_ends_all_with_its_words(keep: Keep, tmp_path: Path) -> None:
+    for name in ("server", f"{PoolOptions(folder=tmp_path, agents=2).nodes[1]}"):
+        folder = tmp_path / name
+        make_folder(folder)
+        (folder / f"fail-{name}").touch()
+        pool = keep(folder)
+        words = "error: it cannot start\n  because it was told to fail\n  try     again\n"
+        assert pool.end() == (1, words)
+        assert not any(map(lives, pool.pids()))
+
+
+def test_a_folder_has_one_pool(keep: Keep, tmp_path: Path) -> None:
+    first = keep()
+    first.await_starts("server")
+    assert keep().end()[1] == (
+        f"error: a pool of {tmp_path}/pool can't be started\n"
+        f"  because process {first.process.pid} keeps one up already\n"
+        "  try     coddl down, or another --state-dir\n"
+    )
+    assert first.process.poll() is None
+
+
+def test_down_ends_a_pool_and_waits_for_it(keep: Keep, tmp_path: Path) -> None:
+    pool = keep()
+    pool.await_all()
+    assert down(tmp_path / "pool")
+    assert not any(map(lives, pool.pids()))
+    assert not down(tmp_path / "pool")
+    assert not down(tmp_path / "nosuch")
+
+
+def test_up_gives_the_words_of_what_could_not_start(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "raise SystemExit('error: no\\n  because so\\n  try     more')"]
+    with pytest.raises(UserError) as refused:
+        local.up(PoolOptions(folder=tmp_path / "pool"), words, lambda: False)
+    assert str(refused.value) == "no\n  because so\n  try     more"
+    silent = [sys.executable, "-c", ""]
+    with pytest.raises(UserError, match="the pool ended at once"):
+        local.up(PoolOptions(folder=tmp_path / "pool"), silent, lambda: False)
+
+
+def test_restarts_come_slower_and_slower_until_one_holds(tmp_path: Path) -> None:
+    child = Child("server", [sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "x.log")
+    now_s, waits_s = 0.0, []
+    for lived_s in (0.1, 0.1, 0.1, 1.0, 1.0, 1.0, 1.0, 61.0, 0.1):
+        child.start(now_s)
+        assert child.process is not None
+        child.process.wait()
+        now_s += lived_s
+        assert child.ended(now_s) == 3
+        waits_s.append(round(child.due_s - now_s, 1))
+        now_s = child.due_s
+    assert waits_s == [0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 30.0, 0.0, 0.5]
+    assert child.ended(now_s) is None
+
+
+def test_long_files_are_set_aside(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with log.open("ab") as writer:  # as a process that goes on writing
+        for text in (b"one", b"two", b"three", b"four"):
+            writer.write(text * 10)
+            writer.flush()
+            rotate(log, bytes_max=20)
+        writer.write(b"x")
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["server.log", "server.log.1", "server.log.2"]
+    assert log.read_bytes() == b"x"
+    assert (tmp_path / "server.log.1").read_bytes() == b"four" * 10
+    assert (tmp_path / "server.log.2").read_bytes() == b"three" * 10
+    rotate(tmp_path / "nosuch.log")
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError) as refused:
+        make_folder(tmp_path / "file" / "pool")
+    assert str(refused.value) == (
+        f"{tmp_path}/file/pool can't hold a pool\n"
+        f"  because {tmp_path}/file/pool: Not a directory\n"
+        "  try     another --state-dir"
+    )
+
+
+def test_agents_have_names_of_their_own(tmp_path: Path) -> None:
+    one, several = (PoolOptions(folder=tmp_path, agents=count).nodes for count in (1, 3))
+    assert several == tuple(f"{one[0]}-{number}" for number in (1, 2, 3))
+
+
+def test_a_server_that_left_no_address(tmp_path: Path) -> None:
+    assert local.server_of(tmp_path) is None
+    (tmp_path / "server.json").write_text("{")
+    assert local.server_of(tmp_path) is None
+    (tmp_path / "server.json").write_text(json.dumps({"url": "http://x", "pid": 3}))
+    assert local.server_of(tmp_path) == ("http://x", 3)

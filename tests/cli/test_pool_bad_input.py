@@ -1,0 +1,179 @@
+"""Bad input to the commands of a pool: exact words and exit codes, and nothing half done."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Coddl
+from tests.cli.recorded import JOB
+from tests.cli.stub_pool import NOT_FOUND, StubPool
+
+pytestmark = pytest.mark.usefixtures("work_folder")
+
+BAD = {
+    "an unknown field": (
+        ("submit", "-f", "job.yaml"),
+        2,
+        'job "bert" cannot be accepted',
+        'there is no field "gpu"',
+        "gpus",
+    ),
+    "a list for a job": (
+        ("submit", "-f", "list.yaml"),
+        2,
+        "-f list.yaml holds no job",
+        "it has no fields with values",
+        "script: train.py",
+    ),
+    "no such file": (
+        ("submit", "-f", "no.yaml"),
+        2,
+        "-f no.yaml can't be read",
+        "No such file or directory",
+        "-f job.yaml",
+    ),
+    "nothing to run": (
+        ("submit",),
+        2,
+        "the job cannot be accepted",
+        "a job is a script or a command, and neither is given",
+        "script: train.py",
+    ),
+    "a missing script": (
+        ("submit", "nosuch.py"),
+        2,
+        "nosuch.py can't be submitted",
+        "there is no such file",
+        "coddl submit train.py",
+    ),
+    "a command without dashes": (
+        ("submit", "sleep", "1"),
+        2,
+        "sleep can't be submitted",
+        "there is no such script",
+        "coddl submit train.py, or coddl submit -- sleep 1",
+    ),
+    "bounds the wrong way round": (
+        ("submit", "--gpus", "8..2", "train.py"),
+        2,
+        "the job cannot be accepted",
+        'gpus: "8..2" has a minimum above its maximum',
+        "2..8",
+    ),
+    "a range for a command": (
+        ("submit", "--gpus", "1..2", "--", "sleep", "1"),
+        2,
+        "the job cannot be accepted",
+        "its tier is opaque, so it can't be resized while it runs, and gpus is 1..2",
+        "gpus: 2, or tier: elastic",
+    ),
+    "a variable without a value": (
+        ("submit", "--env", "SEED", "train.py"),
+        2,
+        "--env SEED can't be used",
+        '"SEED" is not a name, = and a value',
+        "--env SEED=1",
+    ),
+    "no such interpreter": (
+        ("submit", "--python", "nosuchpython", "train.py"),
+        2,
+        "--python nosuchpython can't be used",
+        "there is no such program here",
+        "the whole path it has on the nodes, as in --python /opt/venv/bin/python",
+    ),
+    "a size in words": (
+        ("resize", "12", "many"),
+        2,
+        "many is no size of a job",
+        '"many" is neither a number above 0 nor two of them in order',
+        "4, or 1..8",
+    ),
+    "workers for a pool's job": (
+        ("resume", "12", "2"),
+        2,
+        "12 can't be resumed with 2",
+        "the pool decides how many GPUs its jobs have",
+        "coddl resize 12 2, then coddl resume 12",
+    ),
+    "a time in words": (
+        ("logs", "--since", "yesterday", "12"),
+        2,
+        "--since yesterday can't be used",
+        '"yesterday" is not a number with s, m, h or d',
+        "--since 10m",
+    ),
+    "no such state": (
+        ("wait", "12", "--for", "done"),
+        2,
+        "--for DONE can't be waited for",
+        '"DONE" is not a state of a job',
+        "one of PENDING, STARTING, RUNNING, RESIZING, SUSPENDED, PREEMPTED, STOPPING, SUCCEEDED, "
+        "FAILED, CANCELLED",
+    ),
+    "too late": (
+        ("wait", "12", "--timeout", "0"),
+        124,
+        "job 12 is not over yet",
+        "--timeout 0 seconds have passed",
+        "coddl explain 12",
+    ),
+    "no such job": (
+        ("describe", "x"),
+        102,
+        'job "x" cannot be found',
+        "no job has that name",
+        "coddl ls --all",
+    ),
+    "agents that would share devices": (
+        ("up", "--agents", "2"),
+        2,
+        "--agents 2 can't be used by itself",
+        "the agents would all take the same devices",
+        "--agents 2 --slots 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "code", "what", "because", "try_"), BAD.values(), ids=BAD.keys())
+def test_bad_input(
+    coddl: Coddl, pool: StubPool, words: tuple[str, ...], *, code: int, what: str, because: str,
+    try_: str,
+) -> None:  # fmt: skip
+    Path("job.yaml").write_text("name: bert\nscript: train.py\ngpu: 4\n")
+    Path("list.yaml").write_text("- train.py\n")
+    pool.will("GET", "/jobs/x", NOT_FOUND)
+    pool.will("GET", "/jobs/12", JOB)
+    done = coddl(*words)
+    assert done.err == f"error: {what}\n  because {because}\n  try     {try_}\n"
+    assert (done.code, done.out) == (code, "")
+    assert not [asked for asked in pool.asked if asked.method != "GET"], "nothing is half done"
+
+
+def test_where_there_is_no_pool(coddl: Coddl, tmp_path: Path) -> None:
+    for words in (("ls",), ("submit", "train.py"), ("nodes",), ("events",), ("logs", "1")):
+        done = coddl(*words)
+        assert (done.code, done.out) == (1, "")
+        assert done.err == (
+            "error: there is no pool to talk to\n"
+            f"  because no server has left its address in {tmp_path}/state/coddl/pool/server.json\n"
+            "  try     coddl up, or --server http://HOST:7433\n"
+        )
+
+
+def test_a_folder_that_is_too_large_is_refused_before_anything_is_sent(
+    coddl: Coddl, pool: StubPool
+) -> None:
+    with Path("data.bin").open("wb") as file:
+        file.truncate(300 << 20)
+    done = coddl("submit", "train.py")
+    assert done.code == 2
+    assert "data.bin 300 MB\n  try     a line data.bin in .coddlignore" in done.err
+    assert pool.asked == []
+
+
+def test_a_script_that_stays_here_is_refused(coddl: Coddl, pool: StubPool) -> None:
+    Path(".coddlignore").write_text("*.py\n")
+    done = coddl("submit", "train.py")
+    assert done.code == 2
+    assert "because it is among what stays here" in done.err
+    assert pool.asked == []

@@ -1,0 +1,219 @@
+"""How the pool looks to people: recorded answers of its server, as lines."""
+
+import io
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from rich.console import Console
+from rich.text import Text
+
+from coddl.cli import poolview as view
+from tests.cli.recorded import (
+    DECISION,
+    ENDED,
+    EVENT,
+    EXPLAINED,
+    FAILED,
+    JOB,
+    LINE,
+    NODE,
+    NOW_S,
+    PREVIEW,
+    WAITING,
+)
+
+
+def plain(lines: Iterable[Text]) -> str:
+    return "\n".join(line.plain.rstrip() for line in lines)
+
+
+@pytest.fixture(autouse=True)
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterable[None]:
+    import time
+
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+DURATIONS = {
+    0.4: "0s", 59.4: "59s", 60: "1m00s", 3599: "59m59s", 3600: "1h00m", 86_400: "24h00m",
+    200_000: "2d07h", float("inf"): "", -3: "0s",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("seconds", "want"), DURATIONS.items())
+def test_durations_have_two_units_at_most(seconds: float, want: str) -> None:
+    assert view.duration(seconds) == want
+    assert view.duration(None) == ""
+
+
+def test_a_moment_of_another_day_has_its_date() -> None:
+    assert view.moment(NOW_S - 60, NOW_S) == "22:12:20"
+    assert view.moment(NOW_S - 86_400, NOW_S) == "2023-11-13 22:13:20"
+
+
+JOBS = """\
+ID  NAME  USER  PRIO  STATE      GPUS   NODES  AGE    RUNTIME  RESTARTS  PROGRESS  ETA    REASON
+12  bert  ann   0     RUNNING    3/1-8  n1,n2  2m10s  2m00s    0         42%       1m35s  afs-p: it gains most
+13  vit   ann   0     PENDING    0/1-8         1h06m           0                          Resources: needs 1 GPU, 0 are free
+12  bert  ann   0     SUCCEEDED  0/1-8  n1,n2  2m10s  2m00s    0         42%              afs-p: it gains most
+12  bert  ann   0     FAILED     0/1-8  n1,n2  2m10s  2m00s    0         42%              train.py failed"""  # noqa: E501
+
+
+def test_jobs_are_rows() -> None:
+    assert plain(view.jobs_lines([JOB, WAITING, ENDED, FAILED], NOW_S)) == JOBS
+
+
+HEADERS = {
+    200: "ID NAME USER PRIO STATE GPUS NODES AGE RUNTIME RESTARTS PROGRESS ETA REASON",
+    100: "ID NAME USER PRIO STATE GPUS NODES AGE RUNTIME PROGRESS ETA REASON",
+    78: "ID NAME STATE GPUS RUNTIME PROGRESS ETA REASON",
+    20: "ID NAME STATE GPUS PROGRESS REASON",
+}
+
+
+@pytest.mark.parametrize(("width", "want"), HEADERS.items())
+def test_a_narrow_terminal_gets_the_columns_that_matter(width: int, want: str) -> None:
+    header = view.jobs_lines([JOB], NOW_S, width)[0]
+    assert header.plain.split() == want.split()
+
+
+def test_an_empty_pool_says_what_to_do() -> None:
+    assert "coddl submit train.py" in plain(view.jobs_lines([], NOW_S))
+    assert "coddl agent" in plain(view.nodes_lines([]))
+
+
+DESCRIBED = """\
+bert (job 12)  RUNNING
+  why        afs-p: it gains most
+  GPUs       3 of 1-8 on n1, n2
+  step       420 of 1,000 (42%), saved up to 400
+  speed      1,234 samples/s
+  ends in    1m35s
+  metrics    loss 0.1235
+  command    train.py --epochs 3
+  tier       elastic
+  user       ann
+  priority   0
+  submitted  22:11:10
+  started    22:11:20
+  time       2m00s with GPUs, 10s without
+  resizes    2, last pause 0.04 s
+  restarts   0
+
+what happened last
+  22:12:20  job 12 resized: 1 to 3 devices"""
+
+
+def test_a_job_is_described() -> None:
+    assert plain(view.describe_lines(JOB, [EVENT], NOW_S)) == DESCRIBED
+    failed = plain(view.describe_lines(FAILED, [], NOW_S))
+    assert "  exit code  3\n  trouble    train.py failed\n  because    ValueError: no\n" in failed
+    assert "happened last" not in failed
+
+
+EXPLAINED_TEXT = """\
+bert (job 12)  RUNNING  3/1-8 GPUs
+it gains most from a third GPU
+
+GPUS  STEP    SPEEDUP  KNOWN
+1     0.4 s   1.00x    measured over 50 steps
+2     0.21 s  1.90x    interpolated (between measured ones)
+4     0.1 s   4.00x    assumed (not known yet)
+
+its story
+  22:11:10  job 12 was submitted"""
+
+
+def test_a_job_is_explained_with_what_was_measured_and_what_was_not() -> None:
+    assert plain(view.explain_lines(EXPLAINED, NOW_S)) == EXPLAINED_TEXT
+    waits = {
+        "job": WAITING,
+        "code": "Resources",
+        "position": 2,
+        "ahead": 1,
+        "speeds": [],
+        "story": [],
+    }
+    told = plain(view.explain_lines({**EXPLAINED, **waits}, NOW_S))
+    assert told == (
+        "vit (job 13)  PENDING  0/1-8 GPUs\n"
+        "Resources: it gains most from a third GPU\n"
+        "number 2 of those that wait; jobs that hold devices: 1"
+    )
+
+
+def test_a_preview_tells_what_would_happen_to_everyone() -> None:
+    assert plain(view.preview_lines(PREVIEW)) == (
+        "0 of 4 GPUs are free; afs-p decides\n"
+        "JOB  NAME  GPUS    REASON\n"
+        "new  vit   0 -> 1  it is new\n"
+        "12   bert  4 -> 3  vit needs one"
+    )
+
+
+def test_nodes_are_rows() -> None:
+    assert plain(view.nodes_lines([NODE])) == (
+        "NAME  STATE  USED  DEVICES  HOST      LEASE  JOBS\n"
+        "n1    UP     2/2   2 x cpu  10.0.0.1  1m58s  12"
+    )
+
+
+LINES: dict[str, tuple[dict[str, Any], str]] = {
+    "a worker's": ({}, "[0] loss 0.1"),
+    "of a worker without a rank yet": ({"rank": None}, "[5] loss 0.1"),
+    "the agent's": ({"stream": "coddl", "text": "starts"}, "coddl: starts"),
+}
+
+
+@pytest.mark.parametrize(("change", "want"), LINES.values(), ids=LINES.keys())
+def test_log_lines_say_whose_they_are(change: dict[str, Any], want: str) -> None:
+    assert view.log_line(LINE | change) == want
+
+
+def test_changes_and_ends_are_told_in_a_line() -> None:
+    assert view.change_line(WAITING) == (
+        "vit (job 13) PENDING 0/1-8 GPUs: Resources: needs 1 GPU, 0 are free"
+    )
+    assert view.end_sentence(FAILED) == "bert (job 12) FAILED after 2m10s, exit code 3"
+    assert view.event_line(DECISION, NOW_S).plain == "22:12:20  afs-p decided"
+
+
+def test_a_file_gets_whole_lines_without_colour() -> None:
+    out = io.StringIO()
+    view.show(view.jobs_lines([WAITING | {"reason": "x" * 300}], NOW_S), Console(file=out))
+    header, row = out.getvalue().splitlines()
+    assert header.startswith("ID  NAME")
+    assert row.endswith("x" * 300)
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_terminal_gets_colour_and_lines_that_fit() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=60, color_system="standard", _environ={})
+    view.show(view.jobs_lines([WAITING | {"reason": "x" * 300}], NOW_S, 60), console)
+    assert "\x1b[33mPENDING" in out.getvalue()
+    assert out.getvalue().count("\n") == 2
+    assert "…" in out.getvalue()
+
+
+def test_the_answers_recorded_here_are_such_as_the_server_gives() -> None:
+    from coddl.api import rest
+
+    models: list[tuple[type[BaseModel], list[dict[str, Any]]]] = [
+        (rest.JobView, [JOB, WAITING, ENDED, FAILED]),
+        (rest.EventView, [EVENT, DECISION]),
+        (rest.LogLineView, [LINE]),
+        (rest.NodeView, [NODE]),
+        (rest.ExplainView, [EXPLAINED]),
+        (rest.PreviewView, [PREVIEW]),
+    ]
+    for model, answers in models:
+        for answer in answers:
+            model.model_validate_json(json.dumps(answer))
