@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from coddl.runtime.supervisor.coordinator import Coordinator, Phase
+from coddl.runtime.supervisor.coordinator import Coordinator
 from coddl.runtime.supervisor.generations import (
     Cancel,
     Command,
@@ -10,6 +10,7 @@ from coddl.runtime.supervisor.generations import (
     Event,
     GroupBroken,
     LoopEnded,
+    Phase,
     Plan,
     Prepare,
     Regroup,

@@ -15,7 +15,7 @@ import torch
 from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import HEADER_BYTES, Header, Unreadable
-from coddl.runtime.supervisor import checkpoints
+from coddl.runtime.supervisor import checkpoints, jobdir
 from coddl.runtime.supervisor.checkpoints import CHUNK_BYTES, Checkpoints
 from coddl.runtime.worker.image import Stash, opened
 from tests.runtime.images import load
@@ -309,3 +309,36 @@ def test_a_folder_that_went_away_is_named(image: Path, folder: Path) -> None:
     folder.rmdir()
     with pytest.raises(TrainingError, match="No such file"):
         kept.save(image)
+
+
+# --- attempts ----------------------------------------------------------------------------------
+
+
+def test_an_older_attempt_saves_nothing_once_a_newer_one_leads(image: Path, folder: Path) -> None:
+    older = Checkpoints(folder, attempt=2)
+    jobdir.lead(folder, Path("train.py"), 2)
+    assert older.save(image) is not None
+    jobdir.lead(folder, Path("train.py"), 3)
+    before = names(folder)
+    with pytest.raises(TrainingError, match="attempt 3 does now"):
+        older.save(image_at(image, 124))
+    assert names(folder) == before
+    with pytest.raises(TrainingError, match="attempt 2 keeps no"):
+        jobdir.lead(folder, Path("train.py"), 2)
+    assert Checkpoints(folder, attempt=3).save(image) is not None
+
+
+def test_an_attempt_replaced_while_it_saves_leaves_nothing(
+    image: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = Checkpoints(folder, attempt=1)
+    copy = checkpoints._copy
+
+    def slow_copy(fd: int, header: Header, to: Path) -> None:
+        copy(fd, header, to)
+        jobdir.lead(folder, Path("train.py"), 2)
+
+    monkeypatch.setattr(checkpoints, "_copy", slow_copy)
+    with pytest.raises(TrainingError, match="attempt 2 does now"):
+        older.save(image)
+    assert names(folder) == ["job.json"]

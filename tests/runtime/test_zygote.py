@@ -243,7 +243,7 @@ def test_with_the_real_torch_it_is_one_thread_and_hosts_a_store(folder: Path) ->
     )
     with contextlib.closing(Pool(folder, dict(os.environ))) as pool:
         assert pool.warm["torch"].startswith("2.")
-        pool.pool.rendezvous(0)
+        pool.pool.rendezvous("127.0.0.1", 0)
         port = pool.wait_for("rendezvous")["port"]
         store = TCPStore("127.0.0.1", port, is_master=False)
         store.set("key", "value")
@@ -253,5 +253,5 @@ def test_with_the_real_torch_it_is_one_thread_and_hosts_a_store(folder: Path) ->
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             pool.messages.clear()
-            pool.pool.rendezvous(taken.getsockname()[1])
+            pool.pool.rendezvous(*taken.getsockname())
             assert "in use" in pool.wait_for("rendezvous")["error"]

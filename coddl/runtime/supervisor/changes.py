@@ -1,6 +1,7 @@
 """How the group has changed: which generation, for whom, and how long each part of it took."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -94,16 +95,20 @@ class Changes:
         change.swapped(worker, message)
         return dict(zip(change.plan.members, change.plan.counts, strict=True)).get(worker, 0)
 
-    def complete(self, alive: set[int]) -> Message | None:
-        """Give the change under way, now that it is made; None if it came to nothing."""
+    def complete(self, slots: Mapping[int, int]) -> Message | None:
+        """Give the change under way, now that it is made; None if it came to nothing.
+
+        `slots` tells where everybody sits who is alive.
+        """
         change = self._now
         if change is None or change.commit_s is None:
             return None
         now_s, self._now = time.monotonic(), None
-        if change.plan.members and not alive & set(change.plan.members):
+        if change.plan.members and not slots.keys() & set(change.plan.members):
             return None
         self.members, self.generation = change.plan.members, change.plan.generation
-        self.made.append(change.as_data(now_s))
+        taken = [slots[member] for member in self.members if member in slots]
+        self.made.append({**change.as_data(now_s), "slots": taken})
         del self.made[:-MADE_MAX]
         if self.trace is not None:
             times_s = (change.command_s, change.prepare_s, change.commit_s, now_s)

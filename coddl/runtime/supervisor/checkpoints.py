@@ -16,6 +16,7 @@ from pathlib import Path
 from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import HEADER_BYTES, Header, Unreadable
+from coddl.runtime.supervisor.jobdir import check_attempt
 
 CHUNK_BYTES = 4 << 20
 _FOOTER = struct.Struct("<4sI")
@@ -44,11 +45,15 @@ class Found:
 
 
 class Checkpoints:
-    """The checkpoints of one job in one folder. One process writes there, one save at a time."""
+    """The checkpoints of one job in one folder. One process writes there, one save at a time.
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
+    With an `attempt`, it may be any process of several: those of an older attempt are refused.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2, attempt: int | None = None) -> None:
         assert keep >= 1, keep
         self._folder = folder
+        self._attempt = attempt
         self._keep = keep
         self._broken: set[Path] = set()
         self.check()
@@ -71,6 +76,7 @@ class Checkpoints:
         Afterwards only the newest checkpoints are left, and none of those found broken.
         """
         started_s = time.monotonic()
+        self._check_attempt()
         self._sweep()
         try:
             with imagefile.held(image) as (fd, header):
@@ -114,6 +120,7 @@ class Checkpoints:
         temporary = path.with_suffix(_TEMPORARY)
         try:
             _copy(fd, header, temporary)
+            self._check_attempt()  # copying may have taken long
             temporary.replace(path)
             folder_fd = os.open(self._folder, os.O_RDONLY)
             try:
@@ -125,6 +132,10 @@ class Checkpoints:
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+    def _check_attempt(self) -> None:
+        if self._attempt is not None:
+            check_attempt(self._folder, self._attempt)
 
     def _listed(self) -> list[tuple[int, Path]]:
         """List the checkpoints there are, whole or not, the newest first."""

@@ -28,15 +28,18 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Final, Literal, assert_never
+from typing import assert_never
 
 from coddl.runtime.supervisor.generations import (
+    TRANSITIONS,
     Cancel,
     Command,
     Commit,
     Event,
+    Found,
     GroupBroken,
     LoopEnded,
+    Phase,
     Plan,
     Prepare,
     Regroup,
@@ -63,17 +66,6 @@ CHURN_WAIT_MAX_S = 0.5
 REBALANCE_EVERY_S = 10.0
 REBALANCE_GAIN = 0.15
 SPEED_SAMPLES = 20  # passes after which a worker's speed counts as known
-
-
-Phase = Literal["steady", "starting", "building", "swapping", "broken", "regrouping"]
-TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
-    "steady": frozenset({"starting", "broken", "regrouping"}),
-    "starting": frozenset({"building", "steady", "broken", "regrouping"}),
-    "building": frozenset({"swapping", "steady", "broken", "regrouping"}),
-    "swapping": frozenset({"steady", "broken", "regrouping"}),
-    "broken": frozenset({"steady", "regrouping"}),
-    "regrouping": frozenset({"steady", "broken", "regrouping"}),
-}
 
 
 @dataclass(slots=True)
@@ -138,6 +130,8 @@ class Coordinator:
                 return self._on_lost(worker, now_s)
             case LoopEnded(worker):
                 return self._on_loop_ended(worker, now_s)
+            case Found():
+                return self._on_found(event, now_s)
             case Woke():
                 return self._on_woke(now_s)
             case _:
@@ -267,6 +261,18 @@ class Coordinator:
                 return [*stops, *self._settle_if_swapped(now_s)]
             case _:
                 assert_never(self.phase)
+
+    def _on_found(self, found: Found, now_s: float) -> list[Command]:
+        """Make one group of those an earlier lead has left, before anything else."""
+        assert not self._workers, "found too late"
+        self.generation = max(self.generation, found.generation)
+        self._next_worker = max(self._next_worker, found.newest_worker + 1)
+        self.virtual_nodes = found.virtual_nodes
+        for each in found.survivors:
+            self._workers[each.worker] = _Worker(each.slot, True, each.has_state)
+            self.step = max(self.step, each.step)
+        self.members = tuple(sorted(self._workers))
+        return self._regroup(now_s, lost=True) if self.members else []
 
     def _on_woke(self, now_s: float) -> list[Command]:
         if self.wake_at_s is None or now_s < self.wake_at_s:

@@ -1,24 +1,24 @@
-"""The workers of a job as processes: started, spoken to, listened to, ended."""
+"""The workers of a job, wherever they sit: started, spoken to, listened to, ended."""
 
-import contextlib
-import os
 import signal
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor import troubles
+from coddl.runtime.supervisor.environment import Team, variables
 from coddl.runtime.supervisor.generations import Plan
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import WorkerNotes
-from coddl.runtime.supervisor.loop import Channel, LogPipe, Loop
-from coddl.runtime.supervisor.warmpool import Interpreter, WarmPool
+from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.seats import Seat
+from coddl.runtime.supervisor.station import LOST, Place
 from coddl.runtime.wire import Message
 
 LEAVER_WAIT_S: Final = 5.0  # after its swap a leaver has nothing to do but exit
-STOP_WAIT_S: Final = 3.0  # between SIGTERM and SIGKILL
-HOST: Final = "127.0.0.1"
 STORES_MAX: Final = 5  # that may end in a row before they served
 
 # What only a worker's main thread says; its other threads speak even while that one hangs.
@@ -36,90 +36,145 @@ class Listener(Protocol):
     def on_store(self) -> None: ...
     def on_store_lost(self) -> None: ...
     def on_word(self, notes: WorkerNotes, message: Message) -> None: ...
-    def on_gone(self, notes: WorkerNotes, code: int) -> None: ...
+    def on_gone(self, notes: WorkerNotes, code: int, because: str | None) -> None: ...
+    def on_saved(self, word: Message) -> None: ...
 
 
-class _Worker:
-    """A worker's notes and what connects us with it."""
+class Greeter(Protocol):
+    """Whoever hears how stations on other nodes are found."""
 
-    def __init__(self, notes: WorkerNotes, channel: Channel, logs: tuple[LogPipe, LogPipe]) -> None:
-        self.notes = notes
-        self.channel = channel
-        self.logs = logs
+    def on_living(self, node: str, word: Message) -> None: ...
+    def on_unreachable(self, node: str) -> None: ...
+    def on_superseded(self) -> None: ...
 
-    def close(self) -> None:
-        """Hear the last words of a process that is gone."""
-        for log in self.logs:
-            log.finish()
-        self.channel.drain()
-        self.channel.close()
+
+Reach = Callable[[str, Callable[[Message], None]], Place]  # a node, and who hears its words
 
 
 class Crew:
-    """The zygote, the store and the workers; calls its listener from the loop."""
+    """The stations of a job, its store and its workers; calls its listener from the loop.
 
-    def __init__(self, loop: Loop, job: Job, stash: str, listener: Listener) -> None:
+    `reach` gives the station of a node; the store is at the one of `home`. Only stations of other
+    nodes have something to say to a `greeter`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        job: Job,
+        listener: Listener,
+        *,
+        home: str,
+        reach: Reach,
+        greeter: Greeter | None = None,
+    ) -> None:
         self._loop = loop
         self._job = job
+        self._home = home
+        self._reach = reach
         self._listener = listener
-        self._pool = WarmPool(loop, Interpreter(job.python, job.cwd, job.env), self._on_pool)
-        self._workers: dict[int, _Worker] = {}
-        self._env = {
-            "CODDL_JOB": job.name,
-            "CODDL_STASH": stash,
-            "CODDL_HOST": HOST,
-            "CODDL_TRACE": "1" if job.trace else "",
-        }
-        self.gpus: int | None = None  # until torch is imported
+        self._greeter = greeter
+        self._places: dict[str, Place] = {}
+        self._workers: dict[int, WorkerNotes] = {}
+        self._seats: Sequence[Seat] = ()  # of the target
+        self._waiting: list[WorkerNotes] = []  # to be started once there is a store
+        self._saves: Counter[str] = Counter()  # under way, by node
         self._stores_lost = 0  # in a row
+        self._is_closing = False
+        self.restarts = 0  # of all workers together
+        self.gpus: int | None = None  # until torch is imported
         self.store: tuple[str, int] | None = None
 
     def open(self) -> None:
-        """Start the zygote and the store."""
+        """Have a store hosted."""
         self.store = None
-        self._pool.start()
-        self._pool.rendezvous(self._job.port)
+        self._ask_store()
 
     def close(self) -> None:
-        """End everything that runs."""
-        self._pool.close()
-        for worker in self._workers.values():
-            worker.close()
+        """End everything that runs; returns when it is gone, or nobody answers."""
+        self._is_closing = True
+        for place in self._places.values():
+            place.close()
+        while not all(place.is_closed for place in self._places.values()):
+            self._loop.turn()
+
+    def abandon(self) -> None:
+        """Leave the workers to another lead."""
+        self._is_closing = True
+        for place in self._places.values():
+            place.leave()
+        self._workers.clear()
 
     @property
     def notes(self) -> list[WorkerNotes]:
         """Everybody who runs, the oldest first."""
-        return [worker.notes for worker in self._workers.values()]
+        return list(self._workers.values())
 
-    def start(self, number: int, slot: int, *, joins: bool) -> None:
-        """Start a worker on a slot; one that joins others while they train may take its time."""
-        env = {**self._env, "CODDL_WORKER": str(number), "CODDL_SLOT": str(slot)}
-        env["CODDL_REHEARSE"] = "1" if joins else ""
-        env["CODDL_MAIN"] = "" if self._workers else "1"
-        if (gpu := self._job.gpu_of(slot, self.gpus or 0)) is not None:
-            env["CUDA_VISIBLE_DEVICES"] = gpu
+    def seat(self, seats: Sequence[Seat]) -> None:
+        """Take down where the job is to sit, for those who are started from now on."""
+        self._seats = seats
+
+    def station(self, node: str) -> Place:
+        """Give the station of a node."""
+        if node not in self._places:
+            self._places[node] = self._reach(node, lambda word: self._on_word(node, word))
+        return self._places[node]
+
+    def forget_station(self, node: str) -> None:
+        """Hang up on a node; the next request goes to where it is reached then."""
+        if (place := self._places.pop(node, None)) is not None:
+            place.leave()
+            self._lose_node(node, f"node {node} has a new agent")
+
+    def start(self, number: int, seat: Seat, *, joins: bool) -> None:
+        """Start a worker on a seat; one that joins others while they train may take its time."""
         now_s = time.monotonic()
-        notes = WorkerNotes(number, slot, started_s=now_s, heard_s=now_s)
-        pipes = self._pool.fork(number, self._job.argv, env)
-        channel = Channel(self._loop, pipes.control, lambda message: self._hear(notes, message))
-        logs = (
-            LogPipe(self._loop, pipes.stdout, lambda line: self._log(number, "stdout", line)),
-            LogPipe(self._loop, pipes.stderr, lambda line: self._log(number, "stderr", line)),
-        )
-        self._workers[number] = _Worker(notes, channel, logs)
+        notes = WorkerNotes(number, seat, started_s=now_s, heard_s=now_s, joins=joins)
+        notes.is_first = not self._workers
+        self._workers[number] = notes
+        if self._job.id and self.store is None:
+            self._waiting.append(notes)  # it is told where to meet its peers when it starts
+        else:
+            self._start(notes)
+
+    def adopt(self, notes: WorkerNotes) -> None:
+        """Take over a worker that an earlier lead has started."""
+        self._workers[notes.number] = notes
+
+    def _start(self, notes: WorkerNotes) -> None:
+        seat = notes.seat
+        env = {
+            "CODDL_JOB": self._job.name,
+            "CODDL_TRACE": "1" if self._job.trace else "",
+            "CODDL_WORKER": str(notes.number),
+            "CODDL_SLOT": str(seat.slot),
+            "CODDL_REHEARSE": "1" if notes.joins else "",
+            "CODDL_MAIN": "1" if notes.is_first else "",
+        }
+        if seat.gpu is not None:
+            env["CUDA_VISIBLE_DEVICES"] = seat.gpu
+        if self._job.id:
+            assert self.store is not None
+            seats = self._seats if seat in self._seats else (*self._seats, seat)
+            env |= variables(self._job, seat, Team.of(seats, self.store, self.restarts))
+        about = {"worker": notes.number, "slot": seat.slot, "gpu": seat.gpu}
+        self.station(seat.node).do({"do": "start", **about, "argv": self._job.argv, "env": env})
 
     def send(self, numbers: Iterable[int], message: Message) -> None:
         """Send a message to workers; those that are gone hear nothing."""
+        to: dict[str, list[int]] = {}
         for number in numbers:
             if number in self._workers:
-                self._workers[number].channel.send(message)
+                to.setdefault(self._workers[number].seat.node, []).append(number)
+        for node, theirs in to.items():
+            self.station(node).do({"do": "tell", "to": theirs, "word": message})
 
     def build(self, plan: Plan, to: Iterable[int], image: Path | None, *, regroup: bool) -> None:
         """Have workers build the group of a plan: beside their own, or in its place."""
         assert self.store is not None
-        slots = [notes.slot for notes in self.notes if notes.number in plan.members + plan.bridge]
+        seats = [n.seat for n in self.notes if n.number in plan.members + plan.bridge]
         # NCCL refuses two workers on one GPU.
-        alone = self.gpus and len({slot % self.gpus for slot in slots}) == len(slots)
+        gpus = {(seat.node, seat.gpu) for seat in seats if seat.gpu is not None}
         message = {
             "do": "regroup" if regroup else "prepare",
             "generation": plan.generation,
@@ -128,132 +183,179 @@ class Crew:
             "bridge": plan.bridge,
             "image": None if image is None else str(image),
             "store": self.store,
-            "backend": "nccl" if alone else "gloo",
+            "backend": "nccl" if gpus and len(gpus) == len(seats) else "gloo",
         }
         self.send(to, message)
         if regroup:
             self.guard(plan.members)
 
+    def save(self, node: str, path: str) -> None:
+        """Have an image made durable on the node where it lies; `on_saved` follows."""
+        self._saves[node] += 1
+        self.station(node).do({"do": "save", "path": path})
+
+    # Ends.
+
     def stop(self, number: int) -> None:
         """End a worker that owns nothing."""
         if number in self._workers:
-            self._workers[number].notes.is_unwanted = True
+            self._workers[number].is_unwanted = True
             self.send([number], {"do": "stop"})
-            self._pool.kill(number)
+            self.kill(number)
 
-    def kill(self, number: int) -> None:
+    def kill(self, number: int, signal_: int = signal.SIGKILL) -> None:
         """Kill a worker that can't be helped; it counts as lost."""
-        self._pool.kill(number)
+        notes = self._workers.get(number)
+        if notes is None:
+            return
+        if notes in self._waiting:
+            self._waiting.remove(notes)
+            self._loop.post(lambda: self._part(number, LOST))
+        else:
+            request = {"do": "kill", "worker": number, "signal": int(signal_)}
+            self.station(notes.seat.node).do(request)
+
+    def restart_together(self) -> None:
+        """Kill everybody: they may wait for one who died, in a group that we know nothing of."""
+        self.restarts += 1
+        self.open()  # in the old store lies what they have said to each other
+        for notes in self.notes:
+            notes.is_unwanted = True
+            self.kill(notes.number)
 
     def stop_all(self) -> None:
         """Ask every worker to end, and see to it that it does."""
-        for number, worker in self._workers.items():
-            worker.notes.is_unwanted = True
-            self._pool.kill(number, signal.SIGTERM)
-        self._loop.alarm("stop", time.monotonic() + STOP_WAIT_S, self.kill_all)
+        for notes in self.notes:
+            notes.is_unwanted = True
+            self.kill(notes.number, signal.SIGTERM)
+        self._loop.alarm("stop", time.monotonic() + self._job.grace_s, self.kill_all)
 
     def kill_all(self) -> None:
-        for number in self._workers:
-            self._pool.kill(number)
+        for number in list(self._workers):
+            self.kill(number)
 
     def expect_exit(self, number: int) -> None:
         """Kill a leaver that does not leave."""
         at_s = time.monotonic() + LEAVER_WAIT_S
-        self._loop.alarm(("leaver", number), at_s, lambda: self._pool.kill(number))
+        self._loop.alarm(("leaver", number), at_s, lambda: self.kill(number))
 
     def guard(self, numbers: Iterable[int]) -> None:
         """Kill workers, from now on, whenever their main thread is silent for too long."""
         for number in numbers:
             if number in self._workers:
-                self._workers[number].notes.heard_s = time.monotonic()
+                self._workers[number].heard_s = time.monotonic()
                 self._watch(number)
 
     def _watch(self, number: int) -> None:
-        worker = self._workers.get(number)
-        if worker is None or worker.notes.has_ended or worker.notes.has_left:
+        notes = self._workers.get(number)
+        if notes is None or notes.has_ended or notes.has_left:
             return
-        limit_s, silent_s = self._job.watchdog_s, time.monotonic() - worker.notes.heard_s
+        limit_s, silent_s = self._job.watchdog_s, time.monotonic() - notes.heard_s
         if silent_s < limit_s:
-            at_s = worker.notes.heard_s + limit_s
+            at_s = notes.heard_s + limit_s
             self._loop.alarm(("watchdog", number), at_s, lambda: self._watch(number))
             return
-        problem = TrainingError(
-            f"worker {number} was killed",
-            f"its training loop gave no sign for {silent_s:.0f} s",
-            "a longer --watchdog, if its steps take that long",
-        )
-        self._listener.tell({"is": "problem", **problem.parts()})
-        self._pool.kill(number)
+        self._listener.tell({"is": "problem", **troubles.silent(number, silent_s).parts()})
+        self.kill(number)
 
-    def _log(self, number: int, stream: str, line: str) -> None:
-        self._listener.tell({"is": "log", "worker": number, "stream": stream, "text": line})
+    def _part(self, number: int, code: int, because: str | None = None) -> None:
+        """Let go of a worker that has exited."""
+        if (notes := self._workers.pop(number, None)) is None:
+            return  # one that we had given up before
+        for name in ("leaver", "watchdog"):
+            self._loop.silence((name, number))
+        self._listener.on_gone(notes, code, because)
+
+    # Words from stations.
+
+    def _on_word(self, node: str, word: Message) -> None:
+        if self._is_closing:
+            return
+        match word["is"]:
+            case "said":
+                if (notes := self._workers.get(word["worker"])) is not None:
+                    self._hear(notes, word["word"])
+            case "forked":
+                if (notes := self._workers.get(word["worker"])) is not None:
+                    notes.pid = word["pid"]
+            case "exited":
+                self._part(word["worker"], word["code"], word.get("because"))
+            case "saved" | "unsaved":
+                self._saves[node] -= 1
+                self._listener.on_saved(word)
+            case "rendezvous":
+                self._on_rendezvous(word)
+            case "storeless":
+                self._on_storeless(word["because"])
+            case "gone":
+                self._lose_node(node, word["because"])
+            case _:
+                self._on_station(node, word)
+
+    def _on_station(self, node: str, word: Message) -> None:
+        """Take in how a station itself fares."""
+        match word["is"]:
+            case "warm":
+                if self.gpus is None:
+                    self.gpus = word["gpus"]
+                    self._listener.tell(word)
+                    self._listener.on_warm()
+            case "lost":
+                error = TrainingError(word["what"], word["because"], word["try"])
+                if any(notes.has_arrived for notes in self.notes):  # elsewhere it runs
+                    self._listener.tell({"is": "problem", **error.parts()})
+                else:
+                    self._listener.fail(error, 2)
+            case _:
+                assert self._greeter is not None, word
+                self._greet(self._greeter, node, word)
+
+    def _greet(self, greeter: Greeter, node: str, word: Message) -> None:
+        match word["is"]:
+            case "living":
+                greeter.on_living(node, word)
+            case "refused" if word["why"] == "attempt":
+                greeter.on_superseded()
+            case "refused" | "unreachable":
+                greeter.on_unreachable(node)
+            case unknown:
+                raise AssertionError(unknown)
 
     def _hear(self, notes: WorkerNotes, message: Message) -> None:
         if message["is"] in MAIN_THREAD:
             notes.heard_s = time.monotonic()
         self._listener.on_word(notes, message)
 
-    def _on_pool(self, message: Message) -> None:
-        match message["is"]:
-            case "warm":
-                self.gpus = message["gpus"]
-                self._listener.tell(message)
-                self._listener.on_warm()
-            case "rendezvous" if "error" in message:
-                error = TrainingError(
-                    f"port {self._job.port} can't be used",
-                    f"{message['error']}",
-                    "another --port, or none: then a free one is taken",
-                )
-                self._listener.fail(error, 2)
-            case "rendezvous":
-                self._stores_lost = 0
-                self.store = (HOST, message["port"])
-                self._listener.on_store()
-            case "storeless":
-                self.store = None
-                self._stores_lost += 1
-                if self._stores_lost > STORES_MAX:
-                    words = self._pool.last_words or ["it did not say why"]
-                    what = "workers have no place to meet"
-                    error = TrainingError(what, f"the store ends at once: {words[-1]}", "coddl run")
-                    self._listener.fail(error, 1)
-                    return
-                self._pool.rendezvous(self._job.port)
-                self._listener.on_store_lost()
-            case "forked":
-                self._workers[message["worker"]].notes.pid = message["pid"]
-            case "exited":
-                self._part(message["worker"], message["code"])
-            case "lost":
-                self._on_zygote_lost(message["code"])
+    def _lose_node(self, node: str, because: str) -> None:
+        """Count everybody on a node as lost: nothing is heard of them any more."""
+        for _ in range(self._saves.pop(node, 0)):
+            self._listener.on_saved({"is": "unsaved", **troubles.unsaved(because).parts()})
+        if node == self._home:
+            self._on_storeless(because)
+        for number in [n.number for n in self.notes if n.seat.node == node]:
+            self._part(number, LOST, because)
 
-    def _part(self, number: int, code: int) -> None:
-        """Let go of a worker that has exited, once its last words are heard."""
-        worker = self._workers[number]
-        worker.close()
-        del self._workers[number]
-        for name in ("leaver", "watchdog"):
-            self._loop.silence((name, number))
-        self._listener.on_gone(worker.notes, code)
+    # The store.
 
-    def _on_zygote_lost(self, code: int) -> None:
-        """Start anew: the kernel has ended every worker along with the zygote."""
-        if self.gpus is None:
-            words = [line for line in self._pool.last_words if line.strip()]
-            because = words[-1] if words else f"it ended with code {code}"
-            error = TrainingError(
-                f"{self._job.python} can't run workers",
-                because,
-                "--python with the interpreter that has torch and coddl installed",
-            )
-            self._listener.fail(error, 2)
+    def _ask_store(self) -> None:
+        self.station(self._home).do({"do": "rendezvous", "port": self._job.port})
+
+    def _on_rendezvous(self, word: Message) -> None:
+        if "error" in word:
+            self._listener.fail(troubles.no_port(self._job.port, word["error"]), 2)
             return
-        for notes in self.notes:
-            if notes.pid is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(notes.pid, signal.SIGKILL)  # and what it has started itself
-        lost = list(self._workers)
-        self.open()
-        for number in lost:
-            self._part(number, -signal.SIGKILL)
+        self._stores_lost = 0
+        self.store = (word["host"], word["port"])
+        waiting, self._waiting = self._waiting, []
+        for notes in waiting:
+            self._start(notes)
+        self._listener.on_store()
+
+    def _on_storeless(self, because: str) -> None:
+        self.store = None
+        self._stores_lost += 1
+        if self._stores_lost > STORES_MAX:
+            self._listener.fail(troubles.no_store(because), 1)
+            return
+        self._ask_store()
+        self._listener.on_store_lost()

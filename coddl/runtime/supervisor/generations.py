@@ -1,6 +1,18 @@
-"""Events and commands of the `Coordinator`: what it hears, and what it says. (C5)"""
+"""Phases, events and commands of the `Coordinator`: what it hears, and what it says. (C5)"""
 
 from dataclasses import dataclass
+from typing import Final, Literal
+
+Phase = Literal["steady", "starting", "building", "swapping", "broken", "regrouping"]
+TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
+    "steady": frozenset({"starting", "broken", "regrouping"}),
+    "starting": frozenset({"building", "steady", "broken", "regrouping"}),
+    "building": frozenset({"swapping", "steady", "broken", "regrouping"}),
+    "swapping": frozenset({"steady", "broken", "regrouping"}),
+    "broken": frozenset({"steady", "regrouping"}),
+    "regrouping": frozenset({"steady", "broken", "regrouping"}),
+}
+
 
 # What happened.
 
@@ -77,6 +89,26 @@ class LoopEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Survivor:
+    """A worker that an earlier lead has left; without state, it may still have got some."""
+
+    worker: int
+    slot: int
+    step: int
+    has_state: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A new lead has looked for workers of an earlier one, and knows the numbers it gave out."""
+
+    survivors: tuple[Survivor, ...]
+    generation: int
+    newest_worker: int
+    virtual_nodes: int | None  # None: nobody has said
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """The time that `wake_at_s` asked for has come."""
 
@@ -91,6 +123,7 @@ Event = (
     | GroupBroken
     | WorkerLost
     | LoopEnded
+    | Found
     | Woke
 )
 

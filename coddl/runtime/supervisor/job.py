@@ -11,7 +11,7 @@ from coddl.runtime.errors import TrainingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One elastic job on this machine.
+    """One elastic job.
 
     `workers` is a fixed number to start with, or None: as many as there are GPUs, else one. With
     `workers_max` it starts with as many as fit and stays within `workers_min` and that.
@@ -34,6 +34,11 @@ class Job:
     port: int = 0  # of the store; 0: any
     watchdog_s: float = 1800.0
     trace: Path | None = None
+    id: str = ""  # in a pool
+    attempt: int = 1  # grows with every new lead of the job, and every new start
+    restart_reason: str = ""  # why there is more than one attempt
+    must_prepare: bool = True  # False: a script that ends well without coddl.prepare has succeeded
+    grace_s: float = 3.0  # between SIGTERM and SIGKILL
 
     def first_size(self, gpus: int) -> int:
         """Decide with how many workers to start."""

@@ -55,18 +55,32 @@ def stash_folder(name: str, folder: Path, script: Path, *, fresh: bool) -> Path:
     Images that a killed supervisor has left there are this job's own only if script and folder are
     the same; so both are part of its name.
     """
+    whose = hashlib.blake2b(f"{script}\0{folder.resolve()}".encode(), digest_size=4).hexdigest()
+    return stash_of(f"{name}-{whose}", fresh=fresh)
+
+
+def stash_of(name: str, *, fresh: bool = True) -> Path:
+    """Make a folder of images, which is empty if it shall be fresh."""
+    stash = _images() / name
+    if fresh:
+        shutil.rmtree(stash, ignore_errors=True)
+    stash.mkdir(parents=True, exist_ok=True)
+    return stash
+
+
+def drop_stashes(name: str) -> None:
+    """Free the memory of all images under a name: whoever wrote them is gone."""
+    shutil.rmtree(_images() / name, ignore_errors=True)
+
+
+def _images() -> Path:
     base = Path(tempfile.gettempdir())
     with contextlib.suppress(OSError):
         if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES_MIN:
             base = MEMORY
     private = base / f"coddl-{os.getuid()}-images"
     _make_private(private)
-    whose = hashlib.blake2b(f"{script}\0{folder.resolve()}".encode(), digest_size=4).hexdigest()
-    stash = private / f"{name}-{whose}"
-    if fresh:
-        shutil.rmtree(stash, ignore_errors=True)
-    stash.mkdir(exist_ok=True)
-    return stash
+    return private
 
 
 def _make_private(folder: Path) -> None:
@@ -126,6 +140,27 @@ def _claim(folder: Path, script: Path, *, fresh: bool) -> None:
         for path in found:
             path.unlink()
     _write_about(folder, {"script": str(script), "finished": False})
+
+
+def lead(folder: Path, script: Path, attempt: int) -> None:
+    """Make the folder this attempt's own; raise if a newer one has it.
+
+    Its lead may have been replaced without knowing: no lock tells it, on another machine. So the
+    number in the folder does, to whoever is about to write there.
+    """
+    check_attempt(folder, attempt)
+    _write_about(folder, {"script": str(script), "finished": False, "attempt": attempt})
+
+
+def check_attempt(folder: Path, attempt: int) -> None:
+    """Raise if a newer attempt keeps its checkpoints in the folder."""
+    newest = _about(folder).get("attempt")
+    if isinstance(newest, int) and newest > attempt:
+        raise TrainingError(
+            f"attempt {attempt} keeps no checkpoints in {folder}",
+            f"attempt {newest} does now",
+            "nothing: the newer attempt goes on",
+        )
 
 
 def finish(folder: Path, script: Path, *, keep: bool) -> None:

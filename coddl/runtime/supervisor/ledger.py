@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from coddl.runtime.supervisor.seats import Seat
 from coddl.runtime.wire import Message
 
 FORGETTING: Final = 0.8  # weight of what was known, at each report of progress
@@ -47,9 +48,11 @@ class WorkerNotes:
     """What is known of one worker."""
 
     number: int
-    slot: int
+    seat: Seat
     started_s: float
     heard_s: float  # when its main thread last gave a sign
+    joins: bool = False  # others train when it starts
+    is_first: bool = False  # nobody else ran when it started
     pid: int | None = None
     has_prepared: bool = False  # called coddl.prepare
     has_arrived: bool = False  # came to its loop
@@ -59,6 +62,10 @@ class WorkerNotes:
     step: int = 0
     owns: int = 0  # virtual nodes
     figures: Figures = field(default_factory=Figures)
+
+    @property
+    def slot(self) -> int:
+        return self.seat.slot
 
     @property
     def state(self) -> str:
@@ -75,6 +82,7 @@ class WorkerNotes:
         return {
             "worker": self.number,
             "slot": self.slot,
+            "node": self.seat.node,
             "pid": self.pid,
             "state": self.state,
             "step": self.step,

@@ -3,21 +3,25 @@
 from typing import Protocol
 
 from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor import troubles
 from coddl.runtime.supervisor.control import Answer
+from coddl.runtime.supervisor.standing import Standing
 from coddl.runtime.wire import Message
 
 
 class Leader(Protocol):
     """What can be asked of a job."""
 
-    def resize(self, workers: int) -> None: ...
-    def suspend(self) -> None: ...
-    def resume(self, workers: int | None = None) -> None: ...
     def status(self) -> Message: ...
     @property
-    def target(self) -> int | None: ...
-    def has_reached(self, target: int) -> bool:
-        """Tell whether the job runs at that size now; raise if it never will."""
+    def standing(self) -> Standing: ...
+    @property
+    def trouble(self) -> str | None:
+        """Tell why the job can't come to its target, if it can't."""
+        ...
+
+    def set_workers(self, workers: int) -> None:
+        """Set how many workers there shall be."""
         ...
 
 
@@ -40,7 +44,7 @@ class Requests:
         except TrainingError as error:
             answer({"error": error.parts()})
             return
-        target = self._leader.target
+        target = self._leader.standing.target
         assert target is not None
         if request.get("wait", True):
             self._waiting.append((target, made, answer))
@@ -53,7 +57,7 @@ class Requests:
         waiting, self._waiting = self._waiting, []
         for target, made, answer in waiting:
             try:
-                if not self._leader.has_reached(target):
+                if not self._has_reached(target):
                     self._waiting.append((target, made, answer))
                     continue
             except TrainingError as error:
@@ -68,10 +72,47 @@ class Requests:
             raise TrainingError(f"{workers} workers can't be had", "it is no whole number", "2")
         match request.get("do"):
             case "resize" if workers is not None:
-                self._leader.resize(workers)
+                self._check_awake("resized")
+                self._set_workers(workers)
             case "suspend":
-                self._leader.suspend()
+                if self._leader.standing.target != 0:
+                    self._check_awake("suspended")
+                    self._leader.set_workers(0)
             case "resume":
-                self._leader.resume(workers)
+                self._resume(workers)
             case unknown:
                 raise TrainingError(f"{unknown} can't be asked", "it is no request", "status")
+
+    def _resume(self, workers: int | None) -> None:
+        """Go on after `suspend`, by default with as many workers as before."""
+        standing = self._leader.standing
+        if standing.target != 0 or standing.coordinator.ending:
+            raise troubles.not_suspended(standing.job, standing.state)
+        self._set_workers(standing.awake_target if workers is None else workers)
+
+    def _set_workers(self, workers: int) -> None:
+        standing = self._leader.standing
+        standing.job.check_size(workers, standing.coordinator.virtual_nodes)
+        self._leader.set_workers(workers)
+
+    def _check_awake(self, asked: str) -> None:
+        standing = self._leader.standing
+        error = troubles.not_now(standing.job, asked, standing.target, ending=standing.is_over)
+        if error is not None:
+            raise error
+
+    def _has_reached(self, target: int) -> bool:
+        """Tell whether the job runs at that size now; raise if it never will."""
+        standing = self._leader.standing
+        if target != standing.target:
+            because = f"a newer command asked for {standing.target}"
+            raise troubles.never_reached(standing.job, target, because)
+        if standing.is_over:
+            raise troubles.never_reached(standing.job, target, "it ended before")
+        if target == 0:
+            return standing.is_asleep
+        if standing.coordinator.phase != "steady":
+            return False
+        if (trouble := self._leader.trouble) is not None:
+            raise troubles.never_reached(standing.job, target, trouble)
+        return len(standing.coordinator.members) == target

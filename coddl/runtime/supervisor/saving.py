@@ -4,14 +4,14 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Unreadable, step_of
-from coddl.runtime.supervisor.checkpoints import Checkpoints, Saved
+from coddl.runtime.supervisor.checkpoints import Checkpoints
+from coddl.runtime.supervisor.keeper import Keeper, saved_word
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.wire import Message
 
@@ -27,22 +27,44 @@ class Origin:
 
 
 class Saving:
-    """Knows the newest state of a job, and makes images durable in a thread of its own."""
+    """Knows the newest state of a job; it is made durable where the image lies, at a station.
+
+    `stash` holds the images in memory of a job that runs here, which its `keeper` saves; one that
+    is led elsewhere has none.
+    """
 
     def __init__(
-        self, loop: Loop, stash: Path, checkpoints: Checkpoints, tell: Callable[[Message], None]
+        self,
+        checkpoints: Checkpoints,
+        stash: Path | None,
+        tell: Callable[[Message], None],
+        keeper: Keeper | None = None,
     ) -> None:
-        self._loop = loop
         self._tell = tell
-        self.stash = stash
+        self._stash = stash
+        self._keeper = keeper
         self._checkpoints = checkpoints
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way = 0
+        self._origin: Origin | None = None
         self.saved_step: int | None = None
 
     @property
     def is_busy(self) -> bool:
         return self._under_way > 0
+
+    def look_ahead(self) -> None:
+        """Find the newest state before it is needed; what is found counts once."""
+        self._origin = self.origin()
+
+    def first_image(self) -> Path | None:
+        """Give the image from which a group without state begins, and tell; None: from scratch."""
+        origin, self._origin = self._origin or self.origin(), None
+        path = None if origin.path is None else str(origin.path)
+        self._tell(
+            {"is": "origin", "where": origin.where, "step": origin.step}
+            | {"path": path, "skipped": list(origin.skipped)}
+        )
+        return origin.path
 
     def origin(self) -> Origin:
         """Find the newest state there is. Memory may be older: of a run on another machine.
@@ -59,41 +81,39 @@ class Saving:
         self.saved_step = found.step
         return Origin("checkpoint", found.path, found.step, tuple(found.skipped))
 
-    def save(self, image: Path, done: Callable[[], None]) -> None:
-        """Make an image durable, and tell; then `done` is called in the loop."""
+    def begin(self) -> None:
+        """Take note that a station makes an image durable."""
         self._under_way += 1
-        future = self._thread.submit(self._checkpoints.save, image)
-        future.add_done_callback(lambda f: self._loop.post(lambda: self._finish(f, done)))
+
+    def on_word(self, word: Message) -> None:
+        """Take in what became of it: `saved` or `unsaved`; and tell."""
+        self._under_way -= 1
+        self._tell_outcome(word)
 
     def close(self, *, lose: bool) -> None:
         """Free the memory; unless it may be lost, the newest image is made durable first."""
-        self._thread.shutdown(wait=True)
+        if self._keeper is not None:
+            self._keeper.close(wait=True)
         newest = None if lose else self._newest_image()
         if newest is not None and newest[0] > (self.saved_step or 0):
             try:
-                self._tell_saved(self._checkpoints.save(newest[1]))
+                self._tell_outcome(saved_word(self._checkpoints.save(newest[1])))
             except TrainingError as error:
                 self._tell({"is": "problem", **error.parts()})
                 return  # what can't be saved is left where it is
-        shutil.rmtree(self.stash, ignore_errors=True)
+        if self._stash is not None:
+            shutil.rmtree(self._stash, ignore_errors=True)
 
-    def _finish(self, future: "Future[Saved | None]", done: Callable[[], None]) -> None:
-        self._under_way -= 1
-        try:
-            self._tell_saved(future.result())
-        except TrainingError as error:  # training goes on: the next one may succeed
-            self._tell({"is": "problem", **error.parts()})
-        done()
-
-    def _tell_saved(self, saved: Saved | None) -> None:
-        if saved is not None:  # or a newer image was taking its place
-            self.saved_step = saved.step
-            about = {"path": str(saved.path), "bytes": saved.bytes_, "seconds": saved.seconds}
-            self._tell({"is": "checkpoint", "step": saved.step, **about})
+    def _tell_outcome(self, word: Message) -> None:
+        if word["is"] == "unsaved":
+            self._tell({**word, "is": "problem"})
+        elif word["step"] is not None:  # or a newer image was taking its place
+            self.saved_step = word["step"]
+            self._tell({**word, "is": "checkpoint"})
 
     def _newest_image(self) -> tuple[int, Path] | None:
         found: list[tuple[int, Path]] = []
-        for path in self.stash.glob("*.img"):
+        for path in self._stash.glob("*.img") if self._stash is not None else ():
             with contextlib.suppress(Unreadable):
                 found.append((step_of(path), path))
         return max(found, default=None)

@@ -1,110 +1,146 @@
-"""Runs one elastic job on this machine: leads its workers from group to group, and saves.
+"""Leads one elastic job: its workers from group to group, and its state to disk.
 
-One thread, one loop. Words come from the workers (`crew`), from the control socket and from the
-clock; the `Coordinator` decides what they mean for the group, and its commands are carried out
-here. Nothing is printed: whoever hosts the supervisor is told what happens, and shows it.
+One thread, one loop. Words come from the workers (`crew`), from whoever asks or hosts us, and from
+the clock; the `Coordinator` decides what they mean for the group, and its commands are carried out
+here. Nothing is printed: the host is told what happens, and shows it.
 """
 
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, assert_never
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
-from coddl.runtime.supervisor import jobdir, troubles
-from coddl.runtime.supervisor.changes import Changes
+from coddl.runtime.supervisor import jobdir, troubles, workshop
+from coddl.runtime.supervisor.adoption import Adoption
 from coddl.runtime.supervisor.checkpoints import Checkpoints
 from coddl.runtime.supervisor.control import Control
-from coddl.runtime.supervisor.coordinator import Coordinator
 from coddl.runtime.supervisor.crew import Crew
+from coddl.runtime.supervisor.endings import Endings
+from coddl.runtime.supervisor.hosting import Hosting
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.ledger import (
-    Figures,
-    WorkerNotes,
-    samples_per_s,
-    signal_name,
-)
+from coddl.runtime.supervisor.ledger import Figures, WorkerNotes
 from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.patience import Patience
 from coddl.runtime.supervisor.requests import Requests
-from coddl.runtime.supervisor.saving import Captures, Origin, Saving
+from coddl.runtime.supervisor.saving import Captures, Saving
+from coddl.runtime.supervisor.seats import Post, Seat
+from coddl.runtime.supervisor.standing import RETIRED, Standing
 from coddl.runtime.supervisor.traceevents import TraceEvents
 from coddl.runtime.wire import Message
 
-JOINERS_MAX: Final = 10  # that may fail by themselves in a job's life
 PROGRESS_EVERY_S: Final = 0.2
 SAVE_WITHIN_S: Final = 3.0  # after the first Ctrl-C
+HERE: Final = ""  # the node of a job that nobody hosts
 
 
 class Supervisor:
-    """Runs one job from its start to its end; `tell` hears of everything, as it happens."""
+    """Leads one job from its start to its end; `tell` hears of everything, as it happens."""
 
-    def __init__(self, job: Job, tell: Callable[[Message], None]) -> None:
+    crew: Crew
+    _saving: Saving
+
+    def __init__(
+        self,
+        job: Job,
+        tell: Callable[[Message], None],
+        *,
+        node: str | None = None,
+        adopt: bool = False,
+    ) -> None:
+        """Without `node` the workers sit here, and a control socket takes requests.
+
+        With it an agent of that node hosts us: workers sit where `aim` says, at stations of any
+        node. `adopt`: first look there for workers of an earlier attempt that are still alive.
+        """
         self._job = job
         self._host = tell
         self._loop = Loop()
-        self._coordinator = Coordinator()
-        self._target: int | None = None  # workers; None before we know how many GPUs there are
-        self._awake_target = 1  # what `resume` goes back to
+        self._hosting = None if node is None else Hosting(self, self._loop, job, node, adopt=adopt)
+        self._control: Control | None = None
+        self.standing = Standing(job)
+        self._coordinator, self._changes = self.standing.coordinator, self.standing.changes
+        self._seats: dict[int, Seat] = {}  # of the target, by slot
         self._resizes = list(job.resizes)  # not done yet
         self._requests = Requests(self)
         self._held: list[group.Command] = []  # until there is a store to meet in
-        self._changes = Changes()
-        self._command_s = self._started_s = time.monotonic()
-        self._about: Message = {}  # what the first worker to arrive said of the script
-        self._metrics: Message = {}
-        self._best_step = self._failed_joiners = 0
-        self._starts_in_vain = 0  # that came no further than the one before
-        self._last_trouble = "nobody said why"
-        self._given_up: set[int] = set()  # slots
-        self._is_asleep = False
-        self._has_finished = False  # somebody ran the script to its end
         self._progress_s = 0.0
+        self.patience = Patience()
+        self._endings = Endings(self)
+        self._given_up: set[int] = set()  # slots
         self._is_interrupted = False  # and waits for a last image
-        self._stopping: int | None = None  # the code we are going to end with
-        self._exit_code: int | None = None
 
     # Life.
 
     def run(self) -> int:
         """Run the job to its end; give its exit code. Nothing of it is left running."""
-        job = self._job
+        job, standing = self._job, self.standing
         with contextlib.ExitStack() as stack:
             stack.callback(self._loop.close)
-            self._control = Control(job.name, self._requests.take)
-            stack.callback(self._control.close)
+            if self._hosting is None:
+                self._control = Control(job.name, self._requests.take)
+                stack.callback(self._control.close)
             stack.callback(self._tell_end)
-            checkpoints = Checkpoints(job.folder)
-            stack.enter_context(jobdir.claimed(job.folder, job.script, fresh=job.fresh))
             self._trace = TraceEvents(job.trace, self._tell_problem) if job.trace else None
             if self._trace is not None:
                 stack.callback(self._trace.close)
                 self._changes.trace = self._trace
-            stash = jobdir.stash_folder(job.name, job.folder, job.script, fresh=job.fresh)
-            self._saving = Saving(self._loop, stash, checkpoints, self.tell)
-            stack.callback(self._close_saving)
-            self._crew = Crew(self._loop, job, str(stash), self)
-            ask = lambda: self._crew.send(self._coordinator.members[:1], {"do": "capture"})  # noqa: E731
+            self._open(stack)
+            ask = lambda: self.crew.send(self._coordinator.members[:1], {"do": "capture"})  # noqa: E731
             self._captures = Captures(self._loop, self._saving, job.checkpoint_every_s, ask)
-            stack.callback(self._crew.close)
-            self._crew.open()
-            self._origin: Origin | None = self._saving.origin()  # while torch is being imported
-            self._control.serve(self._loop)
-            while self._exit_code is None:
+            if self._control is not None:
+                self.crew.open()
+                self._saving.look_ahead()  # while torch is being imported
+                self._control.serve(self._loop)
+            while standing.exit_code is None:
                 self._loop.turn()
-        return self._exit_code
+        return standing.exit_code
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        """Open what the job is kept in, here or wherever stations are."""
+        job, loop, hosting = self._job, self._loop, self._hosting
+        if hosting is None:
+            self._saving, reach = workshop.opened(job, loop, self.tell, stack)
+            self.crew = Crew(loop, job, self, home=HERE, reach=reach)
+        else:
+            self._saving = Saving(Checkpoints(job.folder), None, self.tell)
+            jobdir.lead(job.folder, job.script, job.attempt)
+            node, reach = hosting.node, hosting.reach
+            self.crew = Crew(loop, job, self, home=node, reach=reach, greeter=hosting)
+        stack.callback(self._close_saving)
+        stack.callback(self.crew.close)
 
     def interrupt(self) -> None:
         """Stop the job with exit code 130; asked again, at once. For any thread or handler."""
         self._loop.post(self._on_interrupt)
 
+    def aim(self, seats: Sequence[Seat], posts: Mapping[str, Post]) -> None:
+        """Have the job run on exactly these seats; nothing starts before. For any thread.
+
+        `posts` tells how to reach every node of the seats, and the lead's own.
+        """
+        assert self._hosting is not None
+        self._loop.post(partial(self._hosting.aim, seats, posts))
+
+    def abandon(self) -> None:
+        """Stop leading, and leave the workers to another lead. For any thread."""
+        assert self._hosting is not None
+        self._loop.post(self._hosting.on_superseded)
+
+    def retire(self) -> None:
+        """Make the state durable, let the workers leave, end with RETIRED. For any thread."""
+        assert self._hosting is not None
+        self._loop.post(self._hosting.retire)
+
     def fail(self, error: TrainingError, code: int) -> None:
         """End the job because of an error, which is told once."""
-        if self._stopping is None:
+        if self.standing.stopping is None:
             self.tell({"is": "error", **error.parts()})
-            self._stop(code)
+            self.stop(code)
 
     def _tell_problem(self, problem: TrainingError) -> None:
         self.tell({"is": "problem", **problem.parts()})
@@ -112,150 +148,100 @@ class Supervisor:
     def tell(self, event: Message) -> None:
         """Tell the host, and everybody who watches."""
         self._host(event)
-        self._control.broadcast(event)
+        if self._control is not None:
+            self._control.broadcast(event)
 
     def _on_interrupt(self) -> None:
         """The first time, save and stop; then stop; then kill."""
-        if self._stopping is not None:
-            self._crew.kill_all()
-        elif self._is_at_target() and self._coordinator.step and not self._is_interrupted:
+        if self.standing.stopping is not None:
+            self.crew.kill_all()
+        elif self.standing.is_at_target and self._coordinator.step and not self._is_interrupted:
             self._is_interrupted = True
             self._captures.take()
             at_s = time.monotonic() + SAVE_WITHIN_S
-            self._loop.alarm("interrupt", at_s, lambda: self._stop(128 + signal.SIGINT))
+            self._loop.alarm("interrupt", at_s, lambda: self.stop(128 + signal.SIGINT))
         else:
-            self._stop(128 + signal.SIGINT)
+            self.stop(128 + signal.SIGINT)
 
-    def _stop(self, code: int) -> None:
-        self._stopping = code
-        self._crew.stop_all()
+    def stop(self, code: int) -> None:
+        """End every worker, then the job, with this code."""
+        self.standing.stopping = code
+        self.crew.stop_all()
         self._end_if_alone()
 
     def _end_if_alone(self) -> None:
         """End once nobody is left, if that is what the job was about to do."""
-        if self._crew.notes:
+        standing = self.standing
+        if self.crew.notes or standing.exit_code is not None:
             return
-        if self._stopping is not None:
-            self._exit_code = self._stopping
-        elif self._coordinator.ending:
-            self._exit_code = 0 if self._has_finished else 1
+        if standing.stopping is not None:
+            standing.exit_code = standing.stopping
+        elif self._coordinator.ending or standing.is_finishing:
+            standing.exit_code = 0 if standing.has_finished else 1
         else:
             return
         self._requests.settle()
 
     def _tell_end(self) -> None:
-        if self._exit_code is not None:
-            self.tell({"is": "ended", "code": self._exit_code, **self.status()})
+        if self.standing.exit_code is not None:
+            self.tell({"is": "ended", "code": self.standing.exit_code, **self.status()})
 
     def _close_saving(self) -> None:
-        succeeded = self._exit_code == 0
+        succeeded = self.standing.exit_code == 0
         self._saving.close(lose=succeeded)
         if succeeded:
             jobdir.finish(self._job.folder, self._job.script, keep=self._job.keep_checkpoints)
 
-    # What the host, or somebody at the control socket, may ask.
-
-    def resize(self, workers: int) -> None:
-        """Set how many workers there shall be; raise if that can't be."""
-        self._check_awake("resized")
-        self._job.check_size(workers, self._coordinator.virtual_nodes)
-        self._set_target(workers)
-
-    def suspend(self) -> None:
-        """Have the workers save and leave; raise if that can't be."""
-        if self._target != 0:
-            self._check_awake("suspended")
-            self._set_target(0)
-
-    def resume(self, workers: int | None = None) -> None:
-        """Go on after `suspend`, by default with as many workers as before."""
-        if self._target != 0 or self._coordinator.ending:
-            raise troubles.not_suspended(self._job, self.state)
-        workers = self._awake_target if workers is None else workers
-        self._job.check_size(workers, self._coordinator.virtual_nodes)
-        self._set_target(workers)
+    # What may be asked.
 
     @property
-    def state(self) -> str:
-        """Name the state as people see it."""
-        if self._exit_code is not None:
-            return {0: "SUCCEEDED", 130: "CANCELLED"}.get(self._exit_code, "FAILED")
-        if self._stopping is not None:
-            return "STOPPING"
-        if self._is_asleep and self._target == 0:
-            return "SUSPENDED"
-        if not self._changes.members:
-            return "STARTING"
-        return "RUNNING" if self._coordinator.phase == "steady" else "RESIZING"
+    def trouble(self) -> str | None:
+        """Tell why the job can't come to its target, if it can't."""
+        return self.patience.last_trouble if self._given_up or self._coordinator.hopeless else None
 
     def status(self) -> Message:
         """Give all there is to know about the job now."""
-        return {
-            **self._brief_status(),
-            "script": str(self._job.script),
-            "global_batch": self._about.get("global_batch"),
-            "virtual_nodes": self._coordinator.virtual_nodes,
-            "saved_step": self._saving.saved_step,
-            "changes": self._changes.made,
-            "workers": [notes.as_data() for notes in self._crew.notes],
-        }
+        return self.standing.full(self.crew, self._saving.saved_step)
 
-    def _brief_status(self) -> Message:
-        made = self._changes.made
-        return {
-            "name": self._job.name,
-            "state": self.state,
-            "step": self._coordinator.step,
-            "steps": self._about.get("steps"),
-            "size": len(self._changes.members),
-            "target": self._target,
-            "generation": self._changes.generation,
-            "samples_per_s": samples_per_s(self._crew.notes),
-            "seconds": time.monotonic() - self._started_s,
-            "last_pause_s": made[-1]["pause_s"] if made else None,
-            "metrics": self._metrics,
-        }
+    def set_workers(self, workers: int) -> None:
+        """Set how many workers there shall be on this machine; none: they save and leave."""
+        gpus = self.crew.gpus or 0
+        self.set_target([Seat(slot, HERE, self._job.gpu_of(slot, gpus)) for slot in range(workers)])
 
-    def _check_awake(self, asked: str) -> None:
-        ending = self._coordinator.ending or self._stopping is not None
-        error = troubles.not_now(self._job, asked, self._target, ending=ending)
-        if error is not None:
-            raise error
+    def set_target(self, seats: Sequence[Seat]) -> None:
+        """Set where workers shall sit; nowhere: they save and leave."""
+        standing = self.standing
+        self._seats = {seat.slot: seat for seat in seats}
+        self.crew.seat(seats)
+        standing.target = len(seats)
+        standing.awake_target = len(seats) or standing.awake_target
+        self.standing.command_s = time.monotonic()
+        self.feed(group.TargetSet(tuple(self._seats)))
 
-    def _is_at_target(self) -> bool:
-        """Tell whether the job trains at the size it was last told to."""
-        return bool(self._target) and self._coordinator.is_settled
-
-    def _set_target(self, workers: int) -> None:
-        self._target = workers
-        self._awake_target = workers or self._awake_target
-        self._command_s = time.monotonic()
-        self._feed(group.TargetSet(tuple(range(workers))))
-
-    @property
-    def target(self) -> int | None:
-        return self._target
-
-    def has_reached(self, target: int) -> bool:
-        """Tell whether the job runs at that size now; raise if it never will."""
-        if target != self._target:
-            because = f"a newer command asked for {self._target}"
-            raise troubles.never_reached(self._job, target, because)
-        if self._coordinator.ending or self._stopping is not None:
-            raise troubles.never_reached(self._job, target, "it ended before")
-        if target == 0:
-            return self._is_asleep and not self._crew.notes
-        if self._coordinator.phase != "steady":
-            return False
-        if self._given_up or self._coordinator.hopeless:
-            raise troubles.never_reached(self._job, target, self._last_trouble)
-        return len(self._coordinator.members) == target
+    def take_over(self, adoption: Adoption) -> None:
+        """Go on with whoever an earlier lead has left."""
+        for notes in adoption.notes:
+            self.crew.adopt(notes)
+            self.patience.stepped(notes.step)
+        for number in adoption.useless():
+            self.crew.stop(number)
+        self.standing.has_finished = adoption.has_finished
+        if adoption.has_finished and not adoption.notes:
+            self.stop(0)
+            return
+        if adoption.about is not None:
+            self._tell_about(adoption.about)
+        self.feed(adoption.found())
+        for notes in adoption.notes:
+            if notes.has_ended:
+                self.feed(group.LoopEnded(notes.number))
 
     # Words from the crew.
 
     def on_warm(self) -> None:
-        if self._target is None and self._stopping is None:
-            self._set_target(self._job.first_size(self._crew.gpus or 0))
+        standing = self.standing
+        if self._hosting is None and standing.target is None and standing.stopping is None:
+            self.set_workers(self._job.first_size(self.crew.gpus or 0))
 
     def on_store(self) -> None:
         held, self._held = self._held, []
@@ -265,119 +251,93 @@ class Supervisor:
     def on_store_lost(self) -> None:
         running = self._changes.generation
         for member in self._coordinator.members:
-            self._feed(group.GroupBroken(member, running))
+            self.feed(group.GroupBroken(member, running))
 
     def on_word(self, notes: WorkerNotes, message: Message) -> None:
-        if self._stopping is not None:
+        if self.standing.stopping is not None:
             return
         worker = notes.number
         match message["is"]:
             case "arrived":
                 self._on_arrived(notes, message)
             case "ready":
-                self._feed(group.WorkerReady(worker, message["generation"]))
+                self.feed(group.WorkerReady(worker, message["generation"]))
             case "unready":
-                self._last_trouble = f"worker {worker} could not join: {message['because']}"
+                self.patience.last_trouble = f"worker {worker} could not join: {message['because']}"
                 self.tell({**message, "worker": worker})
-                self._feed(group.WorkerUnready(worker, message["generation"]))
+                self.feed(group.WorkerUnready(worker, message["generation"]))
             case "swapped":
                 self._on_swapped(notes, message)
             case "stepped":
                 self._on_stepped(notes, message)
             case "broken":
-                self._feed(group.GroupBroken(worker, message["generation"]))
+                self.feed(group.GroupBroken(worker, message["generation"]))
             case "prepared":
                 notes.has_prepared = True
             case "image":
-                self._on_image(message)
+                self._on_image(notes, message)
             case "metrics":
-                self._metrics |= message["values"]
+                self.standing.metrics |= message["values"]
             case "ended":
                 notes.has_ended = True
-                self._feed(group.WorkerStepped(worker, message["step"], None))
-                self._feed(group.LoopEnded(worker))
+                self.feed(group.WorkerStepped(worker, message["step"], None))
+                self.feed(group.LoopEnded(worker))
             case "problem":
                 self._captures.is_awaited = False
                 self.tell({**message, "worker": worker})
             case "rejected":
                 error = TrainingError(message["what"], message["because"], message["try"])
-                self._blame(notes, error, 2)
+                self._endings.blame(notes, error, 2)
             case "spans" if self._trace is not None:
                 self._trace.spans(worker, message["spans"])
             case _:
                 pass  # `alive`, and what a newer worker may have to say
 
-    def on_gone(self, notes: WorkerNotes, code: int) -> None:
-        """Draw the conclusions from a worker's end."""
-        is_expected = notes.is_unwanted or notes.has_left
-        name = signal_name(-code) if code < 0 else None
-        self.tell(
-            {"is": "exited", "worker": notes.number, "code": code, "signal": name}
-            | {"expected": is_expected or (code == 0 and notes.has_ended)}
-        )
-        if not is_expected:
-            if name is not None:
-                self._last_trouble = f"worker {notes.number} was killed by {name}"
-                if notes.has_ended:  # what it was to do after the loop is not done
-                    self.fail(troubles.died_after_loop(self._job, self._last_trouble), 128 - code)
-            elif (error := troubles.verdict(notes, code, self._job.argv[0])) is not None:
-                self._blame(notes, error, code or 1)
-            else:
-                self._has_finished = True
-                self._feed(group.LoopEnded(notes.number))  # news only if it broke out of the loop
-        if notes.number in self._coordinator.members:
-            self._command_s = time.monotonic()
-        self._feed(group.WorkerLost(notes.number))
+    def on_gone(self, notes: WorkerNotes, code: int, because: str | None) -> None:
+        self._endings.take(notes, code, because)
         self._end_if_alone()
 
-    def _blame(self, notes: WorkerNotes, error: TrainingError, code: int) -> None:
-        """Fail because the script did; not while others train on, to whom a joiner is no loss."""
-        others = any(each.step for each in self._crew.notes if each is not notes)
-        if others and not notes.step and self._failed_joiners < JOINERS_MAX:
-            self._failed_joiners += 1
-            self._last_trouble = f"worker {notes.number}: {error.what}"
-            self._tell_problem(error)
-            self._crew.stop(notes.number)
-        else:
-            self.fail(error, code)
-
     def _on_arrived(self, notes: WorkerNotes, message: Message) -> None:
-        virtual_nodes = message["virtual_nodes"]
-        if (differs := troubles.mismatch(self._about, message, self._job.argv[0])) is not None:
-            self._blame(notes, differs, 1)
+        virtual_nodes, standing = message["virtual_nodes"], self.standing
+        error = troubles.mismatch(standing.about, message, self._job.argv[0])
+        if error := troubles.half_prepared(self._job) if standing.is_finishing else error:
+            self._endings.blame(notes, error, 1)
             return
         notes.has_arrived = True
-        if not self._about:
-            self._about = message
+        if not standing.about:
+            self._tell_about(message)
             try:
                 self._job.check_sizes(virtual_nodes)
             except TrainingError as error:
                 self.fail(error, 2)
-            if self._target is not None and self._target > virtual_nodes:
-                self._set_target(virtual_nodes)
+            if self._hosting is None and standing.target and standing.target > virtual_nodes:
+                self.set_workers(virtual_nodes)
         if self._trace is not None:
             self._trace.begin_worker(notes.number, notes.slot, notes.started_s)
-        self._feed(group.WorkerArrived(notes.number, virtual_nodes))
+        self.feed(group.WorkerArrived(notes.number, virtual_nodes))
+
+    def _tell_about(self, arrived: Message) -> None:
+        self.standing.about = arrived
+        self.tell({**arrived, "is": "prepared"})
 
     def _on_stepped(self, notes: WorkerNotes, message: Message) -> None:
-        notes.step = message["step"]
+        notes.step, now_s = message["step"], time.monotonic()
         notes.figures.add(message)
-        if notes.step > self._best_step:
-            self._best_step, self._starts_in_vain = notes.step, 0
+        self.standing.pace.stepped(notes.step, now_s)
+        self.patience.stepped(notes.step)
         self._captures.plan()
-        self._feed(group.WorkerStepped(notes.number, notes.step, message.get("pass_s")))
-        if self._resizes and self._resizes[0][0] <= notes.step and self._is_at_target():
-            self._set_target(self._resizes.pop(0)[1])
-        now_s = time.monotonic()
+        self.feed(group.WorkerStepped(notes.number, notes.step, message.get("pass_s")))
+        if self._resizes and self._resizes[0][0] <= notes.step and self.standing.is_at_target:
+            self.set_workers(self._resizes.pop(0)[1])
         if now_s >= self._progress_s:
             self._progress_s = now_s + PROGRESS_EVERY_S
-            self.tell({"is": "progress", **self._brief_status()})
+            self.tell({"is": "progress", **self.standing.brief(self.crew)})
 
     # The group.
 
-    def _feed(self, event: group.Event) -> None:
+    def feed(self, event: group.Event) -> None:
         """Let the coordinator decide, and do what it says."""
-        if self._stopping is not None:
+        if self.standing.stopping is not None:
             return
         commands = self._coordinator.handle(event, time.monotonic())
         if not any(isinstance(command, group.Cancel) for command in commands):
@@ -385,7 +345,7 @@ class Supervisor:
         for command in commands:
             self._execute(command)
         if (wake_at_s := self._coordinator.wake_at_s) is not None:
-            self._loop.alarm("wake", wake_at_s, lambda: self._feed(group.Woke()))
+            self._loop.alarm("wake", wake_at_s, lambda: self.feed(group.Woke()))
         self._fall_asleep()
         self._look_for_trouble()
         self._requests.settle()
@@ -393,24 +353,25 @@ class Supervisor:
     def _execute(self, command: group.Command) -> None:
         match command:
             case group.Start(worker, slot):
-                self._crew.start(worker, slot, joins=bool(self._coordinator.members))
+                joins = bool(self._coordinator.members)
+                self.crew.start(worker, self._seats[slot], joins=joins)
                 self.tell({"is": "starting", "worker": worker, "slot": slot})
             case group.Prepare(plan) | group.Regroup(plan):
-                if self._crew.store is None:
+                if self.crew.store is None:
                     self._held = [command]
                 else:
                     self._build(plan, regroup=isinstance(command, group.Regroup))
             case group.Commit(generation, step, to):
                 self._on_commit(generation)
-                self._crew.send(to, {"do": "commit", "generation": generation, "step": step})
-                self._crew.guard(to)
+                self.crew.send(to, {"do": "commit", "generation": generation, "step": step})
+                self.crew.guard(to)
             case group.Cancel(generation, to):
                 self._held.clear()
                 self._changes.cancel()
                 told = {*to, *self._coordinator.members}
-                self._crew.send(told, {"do": "cancel", "generation": generation})
+                self.crew.send(told, {"do": "cancel", "generation": generation})
             case group.Stop(worker):
-                self._crew.stop(worker)
+                self.crew.stop(worker)
             case _:
                 assert_never(command)
 
@@ -419,81 +380,84 @@ class Supervisor:
         image: Path | None = None
         if plan.fresh:
             try:
-                origin = self._origin or self._saving.origin()
+                image = self._saving.first_image()
             except TrainingError as error:
                 self.fail(error, 1)
                 return
-            self._origin, image = None, origin.path
-            self.tell(
-                {"is": "origin", "where": origin.where, "step": origin.step}
-                | {"path": image and str(image), "skipped": list(origin.skipped)}
-            )
-        self._changes.begin(plan, self._command_s, regroup=regroup, slept=self._is_asleep)
+        slept = self.standing.is_asleep
+        self._changes.begin(plan, self.standing.command_s, regroup=regroup, slept=slept)
         # Leavers build nothing, but must know what it is they will be told to commit to.
         to = {*plan.to, *self._coordinator.members}
-        self._crew.build(plan, to, image, regroup=regroup)
+        self.crew.build(plan, to, image, regroup=regroup)
 
     def _on_commit(self, generation: int) -> None:
-        if self._changes.commit(generation).fresh:
-            self._starts_in_vain += 1
-        if self._starts_in_vain > 1 + troubles.RESTARTS_MAX:
-            self.fail(troubles.restarted_in_vain(self._job, self._best_step, self._last_trouble), 1)
+        patience = self.patience
+        if self._changes.commit(generation).fresh and not patience.allows_start():
+            last = patience.last_trouble
+            self.fail(troubles.restarted_in_vain(self._job, patience.best_step, last), 1)
 
     def _on_swapped(self, notes: WorkerNotes, message: Message) -> None:
         if message.get("left"):
             notes.has_left, notes.owns = True, 0
-            self._crew.expect_exit(notes.number)
+            self.crew.expect_exit(notes.number)
         if (owns := self._changes.swapped(notes.number, message)) is not None:
             notes.owns = owns
             notes.figures = Figures()
-        self._feed(group.WorkerSwapped(notes.number, message["generation"], message["step"]))
+        self.feed(group.WorkerSwapped(notes.number, message["generation"], message["step"]))
 
     def _complete_change(self) -> None:
         """Tell of a change once everybody who still lives has made it."""
         if self._coordinator.phase in ("swapping", "broken", "regrouping"):
             return
-        event = self._changes.complete({notes.number for notes in self._crew.notes})
+        slots = {notes.number: notes.slot for notes in self.crew.notes}
+        event = self._changes.complete(slots)
         if event is not None and event["to"]:  # a suspension is told once it is durable
-            self._is_asleep = False
+            self.standing.is_asleep = False
+            self.standing.pace.restart()
             self.tell(event)
 
     def _fall_asleep(self) -> None:
         """Tell that the job is suspended once its state is durable and nobody runs."""
-        coordinator = self._coordinator
+        coordinator, standing = self._coordinator, self.standing
         is_quiet = coordinator.phase == "steady" and not coordinator.members
-        if self._target != 0 or self._is_asleep or coordinator.ending or not is_quiet:
+        if standing.target != 0 or standing.is_asleep or coordinator.ending or not is_quiet:
             return
-        if self._crew.notes or self._saving.is_busy:
+        if self.crew.notes or self._saving.is_busy:
             return
-        self._is_asleep = True
-        seconds = time.monotonic() - self._command_s
+        standing.is_asleep = True
+        seconds = time.monotonic() - self.standing.command_s
         about = {"step": coordinator.step, "durable": self._saving.saved_step == coordinator.step}
         self.tell({"is": "suspended", **about, "serving_s": seconds})
-        self.tell({"is": "progress", **self._brief_status()})
+        self.tell({"is": "progress", **standing.brief(self.crew)})
+        if standing.is_retiring:
+            self.stop(RETIRED)
 
     def _look_for_trouble(self) -> None:
         """Act where the coordinator has given up."""
         coordinator = self._coordinator
         for slot in coordinator.failed_slots - self._given_up:
-            self._tell_problem(troubles.slot_given_up(slot, self._last_trouble))
+            self._tell_problem(troubles.slot_given_up(slot, self.patience.last_trouble))
         self._given_up = set(coordinator.failed_slots)
-        if self._given_up and not self._crew.notes and not coordinator.ending:
-            self.fail(troubles.nobody_left(self._job, self._last_trouble), 1)
+        is_alone = not self.crew.notes and not coordinator.ending
+        if self._given_up and (is_alone or not self.standing.needs_loop):
+            self.fail(troubles.nobody_left(self._job, self.patience.last_trouble), 1)
         elif coordinator.hopeless and coordinator.phase in ("broken", "regrouping"):
             for member in coordinator.members:  # from the newest image they may do better
-                self._crew.kill(member)
+                self.crew.kill(member)
 
     # State.
 
-    def _on_image(self, message: Message) -> None:
+    def _on_image(self, notes: WorkerNotes, message: Message) -> None:
         """Save an image that was asked for; others only hand state from worker to worker."""
         self.tell(message)
-        if self._captures.is_awaited or self._target == 0:
+        if self._captures.is_awaited or self.standing.target == 0:
             self._captures.is_awaited = False
-            self._saving.save(Path(message["path"]), self._on_saved)
+            self._saving.begin()
+            self.crew.save(notes.seat.node, message["path"])
 
-    def _on_saved(self) -> None:
-        if self._is_interrupted and self._stopping is None:
-            self._stop(128 + signal.SIGINT)
+    def on_saved(self, word: Message) -> None:
+        self._saving.on_word(word)
+        if self._is_interrupted and self.standing.stopping is None:
+            self.stop(128 + signal.SIGINT)
         self._fall_asleep()
         self._requests.settle()

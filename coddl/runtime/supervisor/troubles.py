@@ -1,15 +1,17 @@
 """What can be wrong with a job, in words: what, because, try."""
 
-from typing import Final
+from collections.abc import Sequence
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import WorkerNotes
+from coddl.runtime.supervisor.patience import RESTARTS_MAX
 from coddl.runtime.wire import Message
 
 
-def verdict(notes: WorkerNotes, code: int, script: str) -> TrainingError | None:
+def verdict(notes: WorkerNotes, code: int, job: Job, *, needs_loop: bool) -> TrainingError | None:
     """Judge a worker that exited by itself: None if its script came to its end."""
+    script = job.argv[0]
     if code:
         return TrainingError(
             f"{script} failed in worker {notes.number}",
@@ -22,13 +24,32 @@ def verdict(notes: WorkerNotes, code: int, script: str) -> TrainingError | None:
             "coddl.prepare was called, but no batch was asked for",
             "for batch in batches: ...",
         )
-    if not notes.has_arrived:
+    if needs_loop and not notes.has_arrived:
         return TrainingError(
             f"{script} ended without calling coddl.prepare",
             "only a loop over the batches that coddl.prepare gives can be resized",
             "model, optimizer, batches = coddl.prepare(model, optimizer, dataset, ...)",
         )
     return None
+
+
+def half_prepared(job: Job) -> TrainingError:
+    """Tell that some workers train together and others have ended without that."""
+    return TrainingError(
+        f"{job.argv[0]} calls coddl.prepare in some of its workers only",
+        "one has ended well without, and now another comes to its loop",
+        "coddl.prepare in every worker, or in none",
+    )
+
+
+def no_workers(python: str, last_words: Sequence[str], code: int) -> TrainingError:
+    """Tell that an interpreter can't run workers: it has no torch, as a rule."""
+    words = [line for line in last_words if line.strip()]
+    return TrainingError(
+        f"{python} can't run workers",
+        words[-1] if words else f"it ended with code {code}",
+        "--python with the interpreter that has torch and coddl installed",
+    )
 
 
 def mismatch(first: Message, message: Message, script: str) -> TrainingError | None:
@@ -72,9 +93,6 @@ def never_reached(job: Job, target: int, because: str) -> TrainingError:
     )
 
 
-RESTARTS_MAX: Final = 3  # in a row, without getting further
-
-
 def restarted_in_vain(job: Job, step: int, last: str) -> TrainingError:
     """Tell that a job dies again and again without getting further."""
     return TrainingError(
@@ -90,6 +108,35 @@ def died_after_loop(job: Job, last: str) -> TrainingError:
         f"{job.name} did not come to its end",
         f"{last} after its last step, before the script's end",
         "the same command: it goes on from the last checkpoint",
+    )
+
+
+def silent(worker: int, silent_s: float) -> TrainingError:
+    """Tell that a worker was killed because it hangs."""
+    return TrainingError(
+        f"worker {worker} was killed",
+        f"its training loop gave no sign for {silent_s:.0f} s",
+        "a longer --watchdog, if its steps take that long",
+    )
+
+
+def unsaved(because: str) -> TrainingError:
+    """Tell that an image was lost on its way to the disk."""
+    return TrainingError("a checkpoint was not finished", because, "nothing: the next one may be")
+
+
+def no_port(port: int, because: str) -> TrainingError:
+    """Tell that workers can't meet where they were told to."""
+    return TrainingError(
+        f"port {port} can't be used", because, "another --port, or none: then a free one is taken"
+    )
+
+
+def no_store(because: str) -> TrainingError:
+    """Tell that the place where workers meet does not last."""
+    words = because or "it did not say why"
+    return TrainingError(
+        "workers have no place to meet", f"the store ends at once: {words}", "coddl run"
     )
 
 

@@ -1,6 +1,7 @@
 """The supervisor's side of the zygote: starts it, asks it to fork, hears who has exited."""
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -10,12 +11,13 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from coddl.runtime.supervisor.loop import PIECE_BYTES, Channel, LogPipe, Loop
 from coddl.runtime.wire import Message, encoded
 
 LAST_WORDS: Final = 40  # lines of the zygote's stderr that are kept
+FORK_FAILED: Final = -signal.SIGKILL  # not the script's fault: told as if the system had killed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,22 @@ class Interpreter:
     python: str
     cwd: Path
     env: Mapping[str, str]
+
+
+class Mother(Protocol):
+    """Has a warm process that becomes a job's zygote when it is forked."""
+
+    def fork_zygote(self, interpreter: Interpreter, requests: socket.socket, stderr: int) -> None:
+        """Fork it; whoever reads the other end of `requests` hears warm, or its end."""
+        ...
+
+    def release(self, interpreter: Interpreter) -> None:
+        """Take note that a job's zygote has ended."""
+        ...
+
+    def last_words(self, interpreter: Interpreter) -> tuple[int, list[str]]:
+        """Tell how the warm process ended, if it has, and what it said."""
+        ...
 
 
 class Pipes:
@@ -48,15 +66,21 @@ class Pipes:
 class WarmPool:
     """One zygote and the store among its children; `on_message` hears warm, forked, exited, lost.
 
-    The kernel kills the zygote when the *thread* that called `start` ends.
+    The zygote is a process of its own, or with a `mother` a fork of hers. The kernel kills it when
+    the *thread* that called `start` (or that started her) ends.
     """
 
     def __init__(
-        self, loop: Loop, interpreter: Interpreter, on_message: Callable[[Message], None]
+        self,
+        loop: Loop,
+        interpreter: Interpreter,
+        on_message: Callable[[Message], None],
+        mother: Mother | None = None,
     ) -> None:
         self._loop = loop
         self._interpreter = interpreter
         self._on_message = on_message
+        self._mother = mother
         self._requests: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: LogPipe | None = None
@@ -66,35 +90,57 @@ class WarmPool:
     def start(self) -> None:
         """Start the zygote; `warm` or `lost` follows."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        job = self._interpreter
-        self._process = subprocess.Popen(
-            [job.python, "-P", "-m", "coddl.runtime.supervisor.zygote", str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd=job.cwd,
-            env=dict(job.env),
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # a Ctrl-C in the terminal is the supervisor's to handle
-        )
-        theirs.close()
-        assert self._process.stderr is not None
+        stderr, their_stderr = os.pipe()
         self.last_words.clear()
-        self._stderr = LogPipe(self._loop, os.dup(self._process.stderr.fileno()), self._keep)
-        self._process.stderr.close()
+        self._stderr = LogPipe(self._loop, stderr, self._keep)
         self._requests = ours
         self._loop.watch(ours, self._read)
+        try:
+            if self._mother is not None:
+                self._mother.fork_zygote(self._interpreter, theirs, their_stderr)
+            else:
+                self._process = self._spawned(theirs.fileno(), their_stderr)
+        finally:
+            theirs.close()
+            os.close(their_stderr)
 
-    def fork(self, worker: int, argv: Sequence[str], env: Mapping[str, str]) -> Pipes:
-        """Fork a worker that runs the script."""
+    def _spawned(self, requests: int, stderr: int) -> "subprocess.Popen[bytes]":
+        job = self._interpreter
+        return subprocess.Popen(
+            [job.python, "-P", "-m", "coddl.runtime.supervisor.zygote", str(requests)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            cwd=job.cwd,
+            env=dict(job.env),
+            pass_fds=[requests],
+            start_new_session=True,  # a Ctrl-C in the terminal is the supervisor's to handle
+        )
+
+    def fork(
+        self,
+        worker: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cpus: Sequence[int] = (),
+    ) -> Pipes:
+        """Fork a worker that runs the script, on these cores if there are any named."""
         pipes = Pipes()
-        cwd = str(self._interpreter.cwd)
-        request = {"do": "fork", "worker": worker, "argv": argv, "cwd": cwd, "env": env}
-        self._ask(request, pipes.theirs())
+        request = {"do": "fork", "worker": worker, "argv": argv, "env": env, "cpus": cpus}
+        asked = self._ask({**request, "cwd": str(self._interpreter.cwd)}, pipes.theirs())
         pipes.close_theirs()
+        if not asked:
+            because = "its arguments are too long"
+            ended = {"is": "exited", "worker": worker, "code": FORK_FAILED, "because": because}
+            self._loop.post(lambda: self._on_message(ended))
         return pipes
 
-    def rendezvous(self, port: int) -> None:
+    def fork_zygote(self, interpreter: Interpreter, requests: int, stderr: int) -> None:
+        """Fork the zygote of a job, which takes its requests over that descriptor."""
+        about = {"env": dict(interpreter.env), "cwd": str(interpreter.cwd)}
+        self._ask({"do": "zygote", **about}, (stderr, requests))
+
+    def rendezvous(self, host: str, port: int) -> None:
         """Host a store; `rendezvous` with its port or an error follows, `storeless` if it dies."""
         if self._store is not None:
             self._store.close()
@@ -102,21 +148,23 @@ class WarmPool:
         self._store = Channel(
             self._loop, ours, self._on_message, lambda: self._on_message({"is": "storeless"})
         )
-        self._ask({"do": "rendezvous", "port": port}, (theirs.fileno(),))
+        self._ask({"do": "rendezvous", "host": host, "port": port}, (theirs.fileno(),))
         theirs.close()
 
-    def kill(self, worker: int, signal_: signal.Signals = signal.SIGKILL) -> None:
+    def kill(self, worker: int, signal_: int = signal.SIGKILL) -> None:
         """Send a worker a signal, if it still lives."""
         self._ask({"do": "kill", "worker": worker, "signal": int(signal_)})
 
-    def close(self) -> None:
-        """End the zygote, and with it whatever it has forked."""
+    def close(self) -> int:
+        """End the zygote, and with it whatever it has forked; give its exit code, if known."""
         if self._store is not None:
             self._store.close()
         if self._requests is not None:
             self._loop.forget(self._requests)
             self._requests.close()  # the zygote kills its children's groups at this, and leaves
             self._requests = None
+            if self._mother is not None:
+                self._mother.release(self._interpreter)
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=2)
@@ -124,17 +172,24 @@ class WarmPool:
             self._process.wait()
         if self._stderr is not None:
             self._stderr.finish()
+        return self._process.returncode if self._process is not None else -signal.SIGKILL
 
-    def _ask(self, request: Message, descriptors: Sequence[int] = ()) -> None:
+    def _ask(self, request: Message, descriptors: Sequence[int] = ()) -> bool:
+        """Send a request; False if it is too large. If the zygote is gone, `lost` will be told."""
         while self._requests is not None:
             try:
                 packet, flags = [encoded(request)], socket.MSG_DONTWAIT
                 socket.send_fds(self._requests, packet, list(descriptors), flags)
-                return
+                return True
             except BlockingIOError:
                 self._make_way(self._requests)
             except (BrokenPipeError, ConnectionResetError):
-                return  # `lost` will be told
+                return True
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
+                return False
+        return True
 
     def _make_way(self, requests: socket.socket) -> None:
         """Wait until the zygote reads; what it says may be what keeps it from that."""
@@ -151,9 +206,11 @@ class WarmPool:
         if packet:
             self._on_message(json.loads(packet))
             return
-        self.close()
-        assert self._process is not None
-        self._on_message({"is": "lost", "code": self._process.returncode})
+        code = self.close()
+        if self._mother is not None:  # it may have gone with her
+            code, words = self._mother.last_words(self._interpreter)
+            self.last_words = self.last_words or words
+        self._on_message({"is": "lost", "code": code})
 
     def _keep(self, line: str) -> None:
         self.last_words = [*self.last_words, line][-LAST_WORDS:]

@@ -7,9 +7,13 @@ is one message, and carries the descriptors that belong to it.
 
 | request | descriptors | answer |
 |---|---|---|
-| fork worker, argv, cwd, env | stdout, stderr, control | forked worker, pid · exited worker, code |
-| rendezvous port | control | on the control descriptor: rendezvous port, or error |
+| fork worker, argv, cwd, env, cpus | stdout, stderr, control | forked worker, pid · exited |
+| rendezvous host, port | control | on the control descriptor: rendezvous port, or error |
 | kill worker, signal | | |
+| zygote env, cwd | stderr, requests | on the requests descriptor: warm, then as here |
+
+The last one is how an agent starts a job in milliseconds: a fork of the warm process becomes the
+zygote of that job, in the job's own environment and folder.
 
 A native library may have threads here (OpenBLAS does); the one thing that matters is that they
 are at rest, or gone, when we fork, and that nothing of ours ever starts one.
@@ -27,6 +31,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -58,8 +63,14 @@ def main() -> None:
         importlib.import_module(OURS)
     gc.collect()
     gc.freeze()  # a collection in a fork would touch, and so copy, every page of torch's objects
-    requests.send(encoded({"is": "warm", **_about_torch()}))
-    Zygote(requests).serve()
+    _serve(requests, _about_torch())
+
+
+def _serve(requests: socket.socket, about: Message) -> NoReturn:
+    """Say that we are warm, and fork until the one who asks is gone."""
+    with contextlib.suppress(BrokenPipeError):
+        requests.send(encoded({"is": "warm", **about}))
+    Zygote(requests, about).serve()
     os._exit(0)  # nothing is left to tidy up, and torch would take its time over it
 
 
@@ -77,8 +88,9 @@ def _about_torch() -> Message:
 class Zygote:
     """Forks on request and reports who has exited."""
 
-    def __init__(self, requests: socket.socket) -> None:
+    def __init__(self, requests: socket.socket, about: Message) -> None:
         self._requests = requests
+        self._about = about
         self._pids: dict[int, int] = {}  # worker -> pid
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
@@ -114,7 +126,9 @@ class Zygote:
             case "fork":
                 self._fork(request, descriptors)
             case "rendezvous":
-                self._fork_rendezvous(request["port"], *descriptors)
+                self._fork_rendezvous((request["host"], request["port"]), *descriptors)
+            case "zygote":
+                self._fork_zygote(request, *descriptors)
             case "kill":
                 with contextlib.suppress(KeyError, ProcessLookupError):
                     os.kill(self._pids[request["worker"]], request["signal"])
@@ -140,12 +154,22 @@ class Zygote:
         self._pids[worker] = pid
         self._tell({"is": "forked", "worker": worker, "pid": pid})
 
-    def _fork_rendezvous(self, port: int, control: int) -> None:
+    def _fork_rendezvous(self, address: tuple[str, int], control: int) -> None:
         parent = os.getpid()
-        if os.fork() == 0:
-            with _never_returning():
-                self._leave_zygote(parent)
-                _host_store(port, socket.socket(fileno=control))
+        # One that can't be forked is seen by its control descriptor, which closes.
+        with contextlib.suppress(OSError):
+            if os.fork() == 0:
+                with _never_returning():
+                    self._leave_zygote(parent)
+                    _host_store(*address, socket.socket(fileno=control))
+
+    def _fork_zygote(self, request: Message, stderr: int, requests: int) -> None:
+        parent = os.getpid()
+        with contextlib.suppress(OSError):
+            if os.fork() == 0:
+                with _never_returning():
+                    self._leave_zygote(parent)
+                    _be_zygote(request, stderr, socket.socket(fileno=requests), self._about)
 
     def _leave_zygote(self, parent: int) -> None:
         """Drop, in a child, what belongs to the zygote."""
@@ -201,29 +225,40 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _host_store(port: int, control: socket.socket) -> NoReturn:
+def _be_zygote(request: Message, stderr: int, requests: socket.socket, about: Message) -> NoReturn:
+    """Become the zygote of one job: nothing of our own environment reaches it."""
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    os.environ.clear()
+    os.environ |= request["env"] | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    time.tzset()
+    os.chdir(request["cwd"])
+    _serve(requests, about)
+
+
+def _host_store(host: str, port: int, control: socket.socket) -> NoReturn:
     from torch._C._distributed_c10d import TCPStore
 
     # Bound by us and not by torch, which would listen to the whole network.
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", port))
+        listener.bind((host, port))
     except OSError as error:
         control.send(encoded({"is": "rendezvous", "error": error.strerror or f"{error}"}))
         os._exit(1)
     listener.listen(1024)
     port = listener.getsockname()[1]
     store = TCPStore(
-        "127.0.0.1",
+        host,
         port,
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
     control.send(encoded({"is": "rendezvous", "port": store.port}))
-    while True:
-        signal.pause()
+    control.recv(1)  # ends when nobody wants this store any more
+    os._exit(0)
 
 
 def _be_worker(request: Message, stdout: int, stderr: int, control: int) -> NoReturn:
@@ -234,6 +269,9 @@ def _be_worker(request: Message, stdout: int, stderr: int, control: int) -> NoRe
     os.set_inheritable(control, True)
     os.environ |= request["env"] | {"CODDL_SOCKET": str(control)}
     os.chdir(request["cwd"])
+    if request.get("cpus"):
+        with contextlib.suppress(OSError):  # not ours to use: the system shares what there is
+            os.sched_setaffinity(0, request["cpus"])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # of a plain start: yes
     code = _run_script(request["argv"])

@@ -226,6 +226,8 @@ class Membership:
 
 
 def share_cores(workers: int) -> None:
-    """Give this worker its part of the machine's cores, unless the user has decided."""
+    """Give this worker its part of the machine's cores, unless somebody has decided that."""
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+        own = os.environ.get("CODDL_CPUS")  # how many its slot has, on a node with several jobs
+        cores = int(own) if own else len(os.sched_getaffinity(0)) // workers
+        torch.set_num_threads(max(1, cores))

@@ -1,0 +1,64 @@
+"""How a new lead finds the workers that an earlier one has left. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from coddl.runtime.supervisor.generations import Found, Survivor
+from coddl.runtime.supervisor.ledger import WorkerNotes
+from coddl.runtime.supervisor.seats import Seat
+from coddl.runtime.wire import Message
+
+
+@dataclass(slots=True)
+class Adoption:
+    """Asks every station; done when each has answered or can't be reached."""
+
+    asked: set[str]
+    generation: int = 0
+    newest_worker: int = -1
+    has_finished: bool = False  # somebody ran the script to its end while there was no lead
+    notes: list[WorkerNotes] = field(default_factory=list)  # of everybody who lives
+    about: Message | None = None  # what one of them said of the script
+    _maybe: dict[int, Survivor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, nodes: Iterable[str]) -> "Adoption":
+        """Begin to ask the stations of these nodes."""
+        return cls(set(nodes))
+
+    def living(self, node: str, word: Message, now_s: float) -> None:
+        """Take in who lives at a station, and who has exited there unheard."""
+        self.asked.discard(node)
+        self.generation = max(self.generation, word["generation"])
+        self.newest_worker = max(self.newest_worker, word["newest"])
+        self.has_finished |= any(each["has_ended"] and not each["code"] for each in word["gone"])
+        for each in word["workers"]:
+            seat = Seat(each["slot"], node, each["gpu"])
+            notes = WorkerNotes(each["worker"], seat, started_s=now_s, heard_s=now_s)
+            notes.pid, notes.step = each["pid"], each["step"]
+            notes.has_prepared, notes.has_arrived = each["has_prepared"], bool(each["arrived"])
+            notes.has_left, notes.has_ended = each["has_left"], each["has_ended"]
+            self.notes.append(notes)
+            if each["may_have_state"] and not each["has_left"]:
+                self.about = self.about or each["arrived"]
+                self._maybe[notes.number] = Survivor(
+                    notes.number, notes.slot, notes.step, each["has_state"]
+                )
+
+    def skip(self, node: str) -> None:
+        """Take in that a station can't be asked."""
+        self.asked.discard(node)
+
+    @property
+    def is_done(self) -> bool:
+        return not self.asked
+
+    def found(self) -> Found:
+        """Give what the coordinator must know: those who have the state, and the numbers in use."""
+        virtual_nodes = self.about["virtual_nodes"] if self.about else None
+        survivors = tuple(self._maybe[number] for number in sorted(self._maybe))
+        return Found(survivors, self.generation, self.newest_worker, virtual_nodes)
+
+    def useless(self) -> list[int]:
+        """Name those who live but never got the state, and do not leave by themselves."""
+        return [n.number for n in self.notes if n.number not in self._maybe and not n.has_left]

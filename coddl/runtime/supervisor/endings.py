@@ -1,0 +1,80 @@
+"""What a worker's end means for its job."""
+
+import time
+from typing import Protocol
+
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor import generations as group
+from coddl.runtime.supervisor import troubles
+from coddl.runtime.supervisor.crew import Crew
+from coddl.runtime.supervisor.ledger import WorkerNotes, signal_name
+from coddl.runtime.supervisor.patience import Patience
+from coddl.runtime.supervisor.standing import Standing
+from coddl.runtime.wire import Message
+
+
+class Judged(Protocol):
+    """The supervisor, as ends concern it."""
+
+    @property
+    def standing(self) -> Standing: ...
+    @property
+    def crew(self) -> Crew: ...
+    @property
+    def patience(self) -> Patience: ...
+    def tell(self, event: Message) -> None: ...
+    def fail(self, error: TrainingError, code: int) -> None: ...
+    def feed(self, event: group.Event) -> None: ...
+
+
+class Endings:
+    """Tells of each end, finds out whose fault it was, and lets the coordinator know."""
+
+    def __init__(self, supervisor: Judged) -> None:
+        self._supervisor = supervisor
+
+    def take(self, notes: WorkerNotes, code: int, because: str | None) -> None:
+        """Draw the conclusions from the end of a worker that is gone."""
+        supervisor, standing = self._supervisor, self._supervisor.standing
+        is_expected = notes.is_unwanted or notes.has_left
+        name = signal_name(-code) if code < 0 else None
+        supervisor.tell(
+            {"is": "exited", "worker": notes.number, "code": code, "signal": name}
+            | {"slot": notes.slot, "node": notes.seat.node, "because": because}
+            | {"expected": is_expected or (code == 0 and notes.has_ended)}
+        )
+        if not is_expected:
+            needs_loop = standing.needs_loop
+            if name is not None:
+                why = because or f"killed by {name}"
+                self._on_killed(notes, code, f"worker {notes.number} was lost: {why}")
+            elif error := troubles.verdict(notes, code, standing.job, needs_loop=needs_loop):
+                self.blame(notes, error, code or 1)
+            else:
+                standing.has_finished = True
+                if not notes.has_arrived:
+                    standing.is_finishing = True
+                    return  # its seat is not filled again
+                supervisor.feed(group.LoopEnded(notes.number))  # news only if it broke out of it
+        if notes.number in standing.coordinator.members:
+            standing.command_s = time.monotonic()
+        supervisor.feed(group.WorkerLost(notes.number))
+
+    def blame(self, notes: WorkerNotes, error: TrainingError, code: int) -> None:
+        """Fail because the script did; not while others train on, to whom a joiner is no loss."""
+        supervisor, patience = self._supervisor, self._supervisor.patience
+        others = any(each.step for each in supervisor.crew.notes if each is not notes)
+        if others and not notes.step and patience.allows_joiner():
+            patience.last_trouble = f"worker {notes.number}: {error.what}"
+            supervisor.tell({"is": "problem", **error.parts()})
+            supervisor.crew.stop(notes.number)
+        else:
+            supervisor.fail(error, code)
+
+    def _on_killed(self, notes: WorkerNotes, code: int, trouble: str) -> None:
+        supervisor, standing = self._supervisor, self._supervisor.standing
+        supervisor.patience.last_trouble = trouble
+        if notes.has_ended or standing.is_finishing:  # what it was to do still is not done
+            supervisor.fail(troubles.died_after_loop(standing.job, trouble), 128 - code)
+        elif not standing.needs_loop:
+            supervisor.crew.restart_together()

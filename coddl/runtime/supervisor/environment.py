@@ -1,0 +1,61 @@
+"""The variables a worker of a pool finds, told from the seats its job was given. Pure.
+
+They are what torchrun and other launchers give, so a script that trains by itself, with
+`init_process_group`, finds its peers. They hold for the moment a worker starts: a script that calls
+`coddl.prepare` may be resized later, and asks `coddl.is_main` instead of RANK.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.seats import Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The seats of a job as ranks: node by node, in the order in which the nodes are named."""
+
+    seats: tuple[Seat, ...]
+    store: tuple[str, int]  # where they meet
+    restarts: int = 0  # of all of them together, within the attempt
+
+    @classmethod
+    def of(cls, seats: Sequence[Seat], store: tuple[str, int], restarts: int = 0) -> "Team":
+        nodes = list(dict.fromkeys(seat.node for seat in seats))
+        ordered = sorted(seats, key=lambda seat: (nodes.index(seat.node), seat.slot))
+        return cls(tuple(ordered), store, restarts)
+
+
+def variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
+    """Tell a worker who it is, who its peers are, and what its job may become."""
+    nodes = Counter(each.node for each in team.seats)  # in order of rank
+    sizes = list(nodes.values())
+    node_rank = list(nodes).index(seat.node)
+    rank = team.seats.index(seat)
+    host, port = team.store
+    restarts = job.attempt - 1 + team.restarts
+    return {
+        "RANK": f"{rank}",
+        "LOCAL_RANK": f"{rank - sum(sizes[:node_rank])}",
+        "WORLD_SIZE": f"{len(team.seats)}",
+        "LOCAL_WORLD_SIZE": f"{nodes[seat.node]}",
+        "NODE_RANK": f"{node_rank}",
+        "GROUP_RANK": f"{node_rank}",
+        "MASTER_ADDR": host,
+        "MASTER_PORT": f"{port}",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # it stands already: no worker has to host it
+        "TORCHELASTIC_RESTART_COUNT": f"{restarts}",
+        "TORCHELASTIC_RUN_ID": job.id,
+        "CODDL_JOB_ID": job.id,
+        "CODDL_ATTEMPT": f"{job.attempt}",
+        "CODDL_RESTART_REASON": job.restart_reason,
+        "CODDL_MIN_GPUS": f"{job.workers_min}",
+        "CODDL_MAX_GPUS": f"{job.workers_max or len(team.seats)}",
+        "CODDL_CHECKPOINT_DIR": str(job.folder),
+        "CODDL_NODES": f"{len(nodes)}",
+        "CODDL_GPUS_PER_NODE": f"{sizes[0]}" if len(set(sizes)) == 1 else ",".join(map(str, sizes)),
+        # A seat without a GPU has none to touch, on whatever machine it is.
+        "CUDA_VISIBLE_DEVICES": seat.gpu or "",
+    }

@@ -1,0 +1,190 @@
+"""A job on a node that is led from elsewhere: its station, and the connection of its lead.
+
+Without a lead the workers live on; what they say is remembered, and who has exited is told to the
+next lead. A start waits until the slot is the job's, by the word of the node's agent, and empty.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from coddl.runtime.supervisor import jobdir
+from coddl.runtime.supervisor.checkpoints import Checkpoints
+from coddl.runtime.supervisor.keeper import Keeper
+from coddl.runtime.supervisor.loop import Channel, Loop
+from coddl.runtime.supervisor.memory import Memory
+from coddl.runtime.supervisor.seats import Holding, Home, Landlord
+from coddl.runtime.supervisor.station import LOST, Site, Station
+from coddl.runtime.supervisor.warmpool import Interpreter, Mother
+from coddl.runtime.wire import Message
+
+SEAT_WAIT_S: Final = 10.0  # how long a start waits for its slot to be the job's, and empty
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the outposts of a node share."""
+
+    loop: Loop
+    name: str  # of images in memory
+    host: str
+    landlord: Landlord
+    mother: Mother
+    is_free: Callable[[int], bool]  # tells whether nothing lives on a slot
+    on_change: Callable[[], None]  # called when somebody has come or gone
+    orphan_s: float
+
+
+class Outpost:
+    """One job's station and whoever leads it now; made for one lead, taken over by later ones."""
+
+    def __init__(self, ground: Ground, job: str, attempt: int, home: Home) -> None:
+        self.job = job
+        self.attempt = attempt  # of the newest lead
+        self._ground = ground
+        self._lead: Channel | None = None
+        self._held: list[tuple[float, Message]] = []  # starts, and until when they may wait
+        self._unheard: list[Message] = []  # exits that no lead was told of
+        self._is_ending = False
+        self._stash = jobdir.stash_of(f"{ground.name}/{job}-{attempt}")
+        self._keeper = Keeper(ground.loop, lambda: Checkpoints(home.folder, attempt=self.attempt))
+        interpreter = Interpreter(home.python, home.cwd, home.env)
+        site = Site(interpreter, self._stash, ground.host, home.cpus, ground.mother)
+        self._station = Station(ground.loop, site, self._keeper, self._on_word, self._on_log)
+        self._station.open()
+
+    @property
+    def is_ending(self) -> bool:
+        return self._is_ending
+
+    @property
+    def is_gone(self) -> bool:
+        """Tell whether it has ended, nothing of it lives, and what it was saving is saved."""
+        return self._is_ending and not self._station.memories and not self._keeper.is_busy
+
+    @property
+    def held(self) -> dict[int, Holding]:
+        """Tell on which slots something of it lives."""
+        return {
+            memory.slot: Holding(self.job, self.attempt, memory.pid)
+            for memory in self._station.memories
+        }
+
+    # The lead.
+
+    def follow(self, lead: Channel, attempt: int) -> None:
+        """Take requests from this lead, and from no other any more; first tell it who lives."""
+        self._hang_up()
+        self._ground.loop.silence(("orphan", self))
+        self.attempt, self._lead = attempt, lead
+        living = [memory.as_data() for memory in self._station.memories]
+        gone, self._unheard = self._unheard, []
+        lead.send(
+            {"is": "living", "workers": living, "gone": gone}
+            | {"generation": self._station.generation, "newest": self._station.newest_worker}
+        )
+        self._ground.on_change()  # whoever lives is of this attempt now
+
+    def take(self, lead: Channel, request: Message) -> None:
+        """Do what the lead asks; what an earlier one still had to say is not heard."""
+        if lead is not self._lead or self._is_ending:
+            return
+        match request["do"]:
+            case "start":
+                until_s = time.monotonic() + SEAT_WAIT_S
+                self._held.append((until_s, request))
+                self._ground.loop.alarm(("seat", self), until_s, self.look_again)
+                self.look_again()
+            case "kill" if self._drop_start(request["worker"]):
+                self._on_word({"is": "exited", "worker": request["worker"], "code": LOST})
+            case "dismiss":
+                self.end()
+            case _:
+                self._station.do(request)
+
+    def leave(self, lead: Channel) -> None:
+        """Take note that a lead is gone; its workers have some time to be found by another."""
+        if lead is self._lead:
+            self._lead = None
+            self._held.clear()
+            if not self._station.memories and not self._unheard:
+                self.end()  # there is nothing to find
+                return
+            at_s = time.monotonic() + self._ground.orphan_s
+            self._ground.loop.alarm(("orphan", self), at_s, self.end)
+
+    def look_again(self) -> None:
+        """Start those who may sit down by now; turn away those who have waited too long."""
+        held, self._held = self._held, []
+        for until_s, request in held:
+            slot, worker = request["slot"], request["worker"]
+            owner = self._ground.landlord.owner_of(slot)
+            if owner == (self.job, self.attempt) and self._ground.is_free(slot):
+                self._station.do(request)
+                self._ground.on_change()
+            elif time.monotonic() < until_s:
+                self._held.append((until_s, request))
+            else:
+                because = f"slot {slot} is given to {_named(owner)}"
+                if owner == (self.job, self.attempt):
+                    because = f"an earlier process still lives on slot {slot}"
+                word = {"is": "exited", "worker": worker, "code": LOST, "because": because}
+                self._on_word(word)
+
+    # The end.
+
+    def kill_slot(self, slot: int) -> None:
+        """Kill whoever lives on a slot."""
+        for memory in self._station.memories:
+            if memory.slot == slot:
+                self._station.kill(memory.worker)
+
+    def end(self, *, hang_up: bool = False) -> None:
+        """Kill everybody; once they are gone, so is the outpost, and its lead sees the end."""
+        if hang_up:
+            self._hang_up()
+        if not self._is_ending:
+            self._is_ending = True
+            self._held.clear()
+            self._ground.loop.silence(("orphan", self))
+            self._ground.loop.silence(("seat", self))
+            self._station.kill_all()
+            self._ground.on_change()
+
+    def close(self) -> None:
+        """Let go of everything; whoever still lives is killed."""
+        self._is_ending = True
+        self._station.close()
+        self._keeper.close(wait=False)
+        shutil.rmtree(self._stash, ignore_errors=True)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        lead, self._lead = self._lead, None
+        if lead is not None:
+            lead.close()
+
+    def _drop_start(self, worker: int) -> bool:
+        kept = [(until_s, each) for until_s, each in self._held if each["worker"] != worker]
+        was_held = len(kept) < len(self._held)
+        self._held = kept
+        return was_held
+
+    # Words.
+
+    def _on_word(self, word: Message) -> None:
+        if self._lead is not None:
+            self._lead.send(word)
+        elif word["is"] == "exited":
+            self._unheard.append(word)
+        if word["is"] in ("exited", "forked", "saved", "unsaved"):
+            self._ground.on_change()
+
+    def _on_log(self, memory: Memory, stream: str, text: str) -> None:
+        self._ground.landlord.on_log(self.job, memory.worker, memory.rank, stream, text)
+
+
+def _named(owner: tuple[str, int] | None) -> str:
+    return "nobody" if owner is None else f"job {owner[0]}, attempt {owner[1]}"

@@ -1,0 +1,101 @@
+"""How a job stands, as people and programs are shown it."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from coddl.runtime.supervisor.changes import Changes
+from coddl.runtime.supervisor.coordinator import Coordinator
+from coddl.runtime.supervisor.crew import Crew
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.ledger import samples_per_s
+from coddl.runtime.supervisor.pace import Pace
+from coddl.runtime.wire import Message
+
+RETIRED: Final = 75  # exit code: the state is durable, the job goes on elsewhere
+SUPERSEDED: Final = 76  # exit code: a newer attempt leads the job
+ENDS: Final = {0: "SUCCEEDED", 130: "CANCELLED"}
+
+
+@dataclass(slots=True)
+class Standing:
+    """What a job is told to be, and what it has come to."""
+
+    job: Job
+    coordinator: Coordinator = field(default_factory=Coordinator)
+    changes: Changes = field(default_factory=Changes)
+    pace: Pace = field(default_factory=Pace)
+    target: int | None = None  # workers; None before we know how many
+    awake_target: int = 1  # the last one that was not none
+    about: Message = field(default_factory=dict)  # what the first worker to arrive said
+    metrics: Message = field(default_factory=dict)
+    is_asleep: bool = False
+    is_retiring: bool = False
+    is_finishing: bool = False  # a script without prepare has ended well in one worker
+    has_finished: bool = False  # somebody ran the script to its end
+    stopping: int | None = None  # the code we are going to end with
+    exit_code: int | None = None
+    started_s: float = field(default_factory=time.monotonic)
+    command_s: float = field(default_factory=time.monotonic)  # when the newest change was due
+
+    @property
+    def state(self) -> str:
+        """Name the state as people see it."""
+        if self.exit_code is not None:
+            if self.is_retiring and self.exit_code == RETIRED:
+                return "SUSPENDED"
+            return ENDS.get(self.exit_code, "FAILED")
+        if self.stopping is not None:
+            return "STOPPING"
+        if self.is_asleep and self.target == 0:
+            return "SUSPENDED"
+        if not self.changes.members:
+            return "STARTING"
+        return "RUNNING" if self.coordinator.phase == "steady" else "RESIZING"
+
+    @property
+    def is_at_target(self) -> bool:
+        """Tell whether the job trains at the size it was last told to."""
+        return bool(self.target) and self.coordinator.is_settled
+
+    @property
+    def needs_loop(self) -> bool:
+        """Tell whether a worker must come to a loop that `prepare` gave it."""
+        return self.job.must_prepare or bool(self.about)
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the job is about to end, by itself or because it was told to."""
+        is_told = self.stopping is not None or self.exit_code is not None
+        return is_told or self.coordinator.ending or self.is_finishing
+
+    def brief(self, crew: Crew) -> Message:
+        """Give what changes all the time."""
+        made = self.changes.made
+        return {
+            "name": self.job.name,
+            "state": self.state,
+            "step": self.coordinator.step,
+            "steps": self.about.get("steps"),
+            "size": len(self.changes.members),
+            "target": self.target,
+            "generation": self.changes.generation,
+            "samples_per_s": samples_per_s(crew.notes),
+            "step_s": self.pace.step_s,
+            "iterations_at_size": self.pace.iterations,
+            "seconds": time.monotonic() - self.started_s,
+            "last_pause_s": made[-1]["pause_s"] if made else None,
+            "metrics": self.metrics,
+        }
+
+    def full(self, crew: Crew, saved_step: int | None) -> Message:
+        """Give all there is to know about the job now."""
+        return {
+            **self.brief(crew),
+            "script": str(self.job.script),
+            "global_batch": self.about.get("global_batch"),
+            "virtual_nodes": self.coordinator.virtual_nodes,
+            "saved_step": saved_step,
+            "changes": self.changes.made,
+            "workers": [notes.as_data() for notes in crew.notes],
+        }

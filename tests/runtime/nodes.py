@@ -1,0 +1,222 @@
+"""Nodes of a pool on one machine: outposts at several loopback addresses, leads in threads."""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.outposts import Outposts
+from coddl.runtime.supervisor.seats import Holding, Home, Post, Seat
+from coddl.runtime.supervisor.supervisor import Supervisor
+from coddl.runtime.wire import Message
+from tests.runtime.harness import lives, wait_until
+
+JOB = "17"
+SLOTS_PER_NODE = 4
+
+
+@dataclass
+class House:
+    """A node's agent, as far as its outposts need one."""
+
+    homes: dict[str, Home] = field(default_factory=dict)
+    owners: dict[int, tuple[str, int]] = field(default_factory=dict)
+    held: Mapping[int, Holding] = field(default_factory=dict)
+    reports: int = 0
+    logs: list[tuple[str, int, int | None, str, str]] = field(default_factory=list)
+    warm: list[tuple[str, Message]] = field(default_factory=list)
+
+    def home_of(self, job: str) -> Home | None:
+        return self.homes.get(job)
+
+    def owner_of(self, slot: int) -> tuple[str, int] | None:
+        return self.owners.get(slot)
+
+    def on_holding(self, held: Mapping[int, Holding]) -> None:
+        self.held = dict(held)
+        self.reports += 1
+
+    def on_log(self, job: str, worker: int, rank: int | None, stream: str, text: str) -> None:
+        self.logs.append((job, worker, rank, stream, text))
+
+    def on_warm(self, python: str, about: Message) -> None:
+        self.warm.append((python, about))
+
+    def printed(self) -> str:
+        return "\n".join(text for *_, text in self.logs)
+
+
+class Node:
+    """A node with four slots, at an address of its own."""
+
+    def __init__(self, index: int, home: Home, **options: Any) -> None:
+        self.name = f"node-{index}"
+        self.slots = range(index * SLOTS_PER_NODE, (index + 1) * SLOTS_PER_NODE)
+        self.house = House({JOB: home})
+        self.token = f"secret-{index}-{time.monotonic_ns()}"
+        stash = f"test-{os.getpid()}-{self.name}"
+        host = f"127.0.0.{index + 1}"
+        self.outposts = Outposts(stash, self.token, self.house, host=host, **options)
+        self.outposts.start()
+
+    @property
+    def post(self) -> Post:
+        return Post(self.name, *self.outposts.address, self.token)
+
+    def seats(self, count: int) -> list[Seat]:
+        return [Seat(slot, self.name) for slot in self.slots[:count]]
+
+    def give(self, attempt: int, job: str = JOB) -> None:
+        """Give all slots to an attempt of a job."""
+        self.house.owners = dict.fromkeys(self.slots, (job, attempt))
+        self.outposts.look_again()
+
+    def close(self) -> None:
+        pids = [holding.pid for holding in self.house.held.values() if holding.pid is not None]
+        self.outposts.close()
+        assert not self.outposts.is_alive
+        assert not [pid for pid in pids if lives(pid)]
+
+
+class Lead:
+    """A job's supervisor in a thread, as an agent hosts it."""
+
+    def __init__(self, node: Node, job: Job, *, adopt: bool = False) -> None:
+        self.job = job
+        self.events: list[Message] = []
+        self.code: int | None = None
+        self._news = threading.Condition()
+        self.supervisor = Supervisor(job, self._hear, node=node.name, adopt=adopt)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.code = self.supervisor.run()
+
+    def _hear(self, event: Message) -> None:
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
+
+    def wait(self, kind: str, when: Callable[[Message], bool] = lambda _event: True) -> Message:
+        """Give the first event of a kind that fits, waiting for it."""
+        until_s = time.monotonic() + 60.0
+        with self._news:
+            while True:
+                for event in self.events:
+                    if event["is"] == kind and when(event):
+                        return event
+                assert self._thread.is_alive(), f"it ended without {kind}:\n{self.story()}"
+                assert time.monotonic() < until_s, f"no {kind}:\n{self.story()}"
+                self._news.wait(0.5)
+
+    def wait_size(self, size: int) -> Message:
+        """Wait for a change to a size."""
+        kinds = ("started", "restarted", "resized", "moved", "regrouped")
+        until_s = time.monotonic() + 60.0
+        with self._news:
+            while True:
+                changes = [event for event in self.events if event["is"] in kinds]
+                if changes and changes[-1]["to"] == size:
+                    return changes[-1]
+                assert self._thread.is_alive(), f"it ended:\n{self.story()}"
+                assert time.monotonic() < until_s, f"never {size}:\n{self.story()}"
+                self._news.wait(0.5)
+
+    def wait_step(self, step: int) -> None:
+        self.wait("progress", lambda event: event["step"] >= step)
+
+    def told(self, kind: str) -> list[Message]:
+        return [event for event in self.events if event["is"] == kind]
+
+    def end(self) -> int:
+        """Wait for its end; give the exit code."""
+        self._thread.join(60)
+        assert not self._thread.is_alive(), self.story()
+        assert self.code is not None, self.story()
+        return self.code
+
+    def story(self) -> str:
+        return "\n".join(f"{e}" for e in self.events[-40:] if e["is"] not in ("progress", "ended"))
+
+    def stop(self) -> None:
+        self.supervisor.interrupt()
+        self._thread.join(2)
+        self.supervisor.interrupt()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+class Pool:
+    """Nodes and leads of one job; all of it is gone when the pool is closed."""
+
+    def __init__(self, home: Home, argv: Sequence[str], nodes: int = 2, **options: Any) -> None:
+        self.home = home
+        self._stack = contextlib.ExitStack()
+        self.nodes = [Node(index, home, **options) for index in range(nodes)]
+        for node in self.nodes:
+            self._stack.callback(node.close)
+        self._job = Job(
+            name=JOB,
+            id=JOB,
+            script=Path(argv[0]),
+            argv=tuple(argv),
+            cwd=home.cwd,
+            env={},
+            folder=home.folder,
+        )
+
+    def reopen(self, index: int) -> Node:
+        """Start a node anew that was closed: another port, another token."""
+        node = self.nodes[index] = Node(index, self.home)
+        self._stack.callback(node.close)
+        return node
+
+    def posts(self) -> dict[str, Post]:
+        return {node.name: node.post for node in self.nodes}
+
+    def job(self, **fields: Any) -> Job:
+        return replace(self._job, **fields)
+
+    def lead(self, node: Node | int = 0, *, adopt: bool = False, **fields: Any) -> Lead:
+        """Start a lead on a node, which has all slots of the pool."""
+        job = self.job(**fields)
+        for each in self.nodes:
+            each.give(job.attempt)
+        lead = Lead(self.nodes[node] if isinstance(node, int) else node, job, adopt=adopt)
+        self._stack.callback(lead.stop)
+        return lead
+
+    def seats(self, *counts: int) -> list[Seat]:
+        """Give so many seats of each node."""
+        return [s for node, n in zip(self.nodes, counts, strict=False) for s in node.seats(n)]
+
+    def aim(self, lead: Lead, *counts: int) -> None:
+        lead.supervisor.aim(self.seats(*counts), self.posts())
+
+    def printed(self) -> str:
+        return "\n".join(node.house.printed() for node in self.nodes)
+
+    def wait_empty(self) -> None:
+        """Wait until nothing lives on any node."""
+        wait_until(lambda: not any(node.house.held for node in self.nodes), "empty nodes")
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def home_in(folder: Path, pythonpath: str, **env: str) -> Home:
+    """Give a job a home: this interpreter, and little else."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return Home(
+        python=sys.executable,
+        cwd=folder,
+        env={**kept, "PYTHONPATH": pythonpath, **env},
+        folder=folder / "checkpoints",
+    )

@@ -1,0 +1,82 @@
+"""The variables a worker finds: a table of seats and what they tell."""
+
+from pathlib import Path
+
+import pytest
+
+from coddl.runtime.supervisor.environment import Team, variables
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.seats import Seat
+
+STORE = ("10.0.0.1", 29500)
+SPREAD = [Seat(0, "a", "0"), Seat(4, "b", "1"), Seat(1, "a", "3")]
+
+
+def job(**fields: object) -> Job:
+    about = {"name": "bert", "script": Path("train.py"), "argv": ("train.py",), "cwd": Path("/")}
+    about |= {"env": {}, "folder": Path("/jobs/17"), "id": "17"}
+    return Job(**{**about, **fields})  # type: ignore[arg-type] # fields of a Job
+
+
+CASES: dict[str, tuple[list[Seat], Seat, dict[str, str]]] = {
+    "alone": (
+        [Seat(7, "a")],
+        Seat(7, "a"),
+        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        | {"NODE_RANK": "0", "GROUP_RANK": "0", "CODDL_NODES": "1", "CODDL_GPUS_PER_NODE": "1"}
+        | {"CUDA_VISIBLE_DEVICES": ""},
+    ),
+    "ranks go node by node, whatever the order of the seats": (
+        SPREAD,
+        Seat(1, "a", "3"),
+        {"RANK": "1", "LOCAL_RANK": "1", "NODE_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+        | {"CUDA_VISIBLE_DEVICES": "3"},
+    ),
+    "the second node counts its own from zero": (
+        SPREAD,
+        Seat(4, "b", "1"),
+        {"RANK": "2", "LOCAL_RANK": "0", "NODE_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "3"}
+        | {"LOCAL_WORLD_SIZE": "1", "CODDL_NODES": "2", "CODDL_GPUS_PER_NODE": "2,1"},
+    ),
+    "the first node that is named is the first": (
+        [Seat(4, "b"), Seat(0, "a")],
+        Seat(0, "a"),
+        {"RANK": "1", "NODE_RANK": "1", "CODDL_GPUS_PER_NODE": "1"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("seats", "seat", "want"), CASES.values(), ids=CASES.keys())
+def test_seats_tell_who_is_who(seats: list[Seat], seat: Seat, want: dict[str, str]) -> None:
+    found = variables(job(), seat, Team.of(seats, STORE))
+    assert want.items() <= found.items()
+
+
+JOBS: dict[str, tuple[dict[str, object], int, dict[str, str]]] = {
+    "where to meet, and what it is": (
+        {},
+        0,
+        {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "CODDL_JOB_ID": "17"}
+        | {"TORCHELASTIC_RUN_ID": "17", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        | {"CODDL_CHECKPOINT_DIR": "/jobs/17", "CODDL_ATTEMPT": "1"},
+    ),
+    "bounds, and why it runs again": (
+        {"workers_min": 2, "workers_max": 8, "attempt": 3, "restart_reason": "preempted"},
+        0,
+        {"CODDL_MIN_GPUS": "2", "CODDL_MAX_GPUS": "8", "CODDL_ATTEMPT": "3"}
+        | {"CODDL_RESTART_REASON": "preempted", "TORCHELASTIC_RESTART_COUNT": "2"},
+    ),
+    "restarts within an attempt count": (
+        {"attempt": 3},
+        2,
+        {"TORCHELASTIC_RESTART_COUNT": "4"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "restarts", "want"), JOBS.values(), ids=JOBS.keys())
+def test_the_job_tells_what_it_may_become(
+    fields: dict[str, object], restarts: int, want: dict[str, str]
+) -> None:
+    found = variables(job(**fields), SPREAD[0], Team.of(SPREAD, STORE, restarts))
+    assert want.items() <= found.items()

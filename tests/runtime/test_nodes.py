@@ -1,0 +1,145 @@
+"""Real training that spans nodes: whoever dies or moves, it ends with the bits of a lone run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coddl.runtime.supervisor.standing import RETIRED
+from tests.runtime.elastic import ROOT, SCRIPTS, alone, line_of
+from tests.runtime.harness import lives, wait_until
+from tests.runtime.nodes import Pool, home_in
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+ARGS = ("--strict", "--epochs", "6", "--pace-s", "0.012")
+Open = Callable[..., Pool]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    return line_of(alone("net.py", *ARGS[:-2]), "hash")
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Open]:
+    opened: list[Pool] = []
+
+    def begin(*args: str, **more: Any) -> Pool:
+        home = home_in(tmp_path, str(ROOT), OMP_NUM_THREADS="1")
+        opened.append(Pool(home, (str(SCRIPTS / "net.py"), *(args or ARGS)), **more))
+        return opened[-1]
+
+    yield begin
+    for each in opened:
+        each.close()
+
+
+def test_a_job_grows_and_shrinks_over_nodes_without_changing_a_bit(
+    pool: Open, undisturbed: str
+) -> None:
+    nodes = pool()
+    lead = nodes.lead()
+    nodes.aim(lead, 1, 0)
+    lead.wait_step(3)
+    nodes.aim(lead, 1, 2)
+    lead.wait_size(3)
+    nodes.aim(lead, 0, 1)
+    assert lead.wait_size(1)["slots"] == [4]
+    assert lead.end() == 0, lead.story()
+    assert line_of(nodes.printed(), "hash") == undisturbed
+
+
+def test_a_job_retires_and_goes_on_at_another_node_and_size(pool: Open, undisturbed: str) -> None:
+    nodes = pool()
+    lead = nodes.lead()
+    nodes.aim(lead, 0, 2)
+    lead.wait_step(5)
+    lead.supervisor.retire()
+    assert lead.end() == RETIRED, lead.story()
+    assert lead.told("suspended")[0]["durable"]
+    again = nodes.lead(1, attempt=2)
+    nodes.aim(again, 3, 0)
+    assert again.wait("origin")["step"] >= 5
+    assert again.end() == 0, again.story()
+    assert line_of(nodes.printed(), "hash") == undisturbed
+
+
+def test_a_node_whose_processes_are_killed_costs_no_bit(pool: Open, undisturbed: str) -> None:
+    nodes = pool()
+    lead = nodes.lead()
+    nodes.aim(lead, 2, 2)
+    lead.wait_size(4)
+    nodes.nodes[1].outposts.close()
+    lead.wait_size(2)
+    assert lead.end() == 0, lead.story()
+    assert line_of(nodes.printed(), "hash") == undisturbed
+
+
+LEAD = """
+import sys
+from pathlib import Path
+from tests.runtime.elastic import ROOT, SCRIPTS
+from tests.runtime.nodes import JOB, Pool, Post, Seat, home_in
+folder, post, *args = sys.argv[1:]
+node, host, port, token = post.split()
+home = home_in(Path(folder), str(ROOT), OMP_NUM_THREADS="1")
+mine = Pool(home, (str(SCRIPTS / "net.py"), *args), nodes=1)
+lead = mine.lead()
+seats = [*mine.seats(2), Seat(4, node), Seat(5, node)]
+lead.supervisor.aim(seats, {**mine.posts(), node: Post(node, host, int(port), token)})
+lead.wait_size(4)
+lead.wait_step(5)
+print(*(h.pid for h in mine.nodes[0].house.held.values()), flush=True)
+lead.end()
+"""
+
+
+def test_when_the_lead_is_killed_its_survivors_are_led_from_elsewhere(
+    pool: Open, undisturbed: str, tmp_path: Path
+) -> None:
+    nodes = pool()
+    nodes.nodes[0].outposts.close()  # that address is the lead's, in a process of its own
+    other = nodes.nodes[1]
+    other.give(1)
+    post = f"{other.name} {other.post.host} {other.post.port} {other.post.token}"
+    command = [sys.executable, "-c", LEAD, str(tmp_path), post, *ARGS]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as lead:
+        assert lead.stdout is not None
+        gone = [int(pid) for pid in lead.stdout.readline().split()]
+        lead.send_signal(signal.SIGKILL)
+    assert len(gone) == 2
+    wait_until(lambda: not [pid for pid in gone if lives(pid)], "the end of the lead's own workers")
+    survivors = {h.pid for h in other.house.held.values()}
+    again = nodes.lead(other, attempt=2, adopt=True)
+    again.supervisor.aim(other.seats(3), nodes.posts())
+    assert again.wait("regrouped")["to"] == 2
+    assert survivors <= {h.pid for h in other.house.held.values()}
+    again.wait_size(3)
+    assert again.end() == 0, again.story()
+    assert not again.told("origin"), "it began from a checkpoint"
+    assert line_of(nodes.printed(), "hash") == undisturbed
+
+
+def test_a_warm_node_trains_soon_after_it_is_told(pool: Open) -> None:
+    nodes = pool("--strict", "--epochs", "1", nodes=1)
+    node = nodes.nodes[0]
+    node.outposts.warm(nodes.home.python, nodes.home.env)
+    wait_until(lambda: bool(node.house.warm), "a warm interpreter")
+    told_s = time.monotonic()
+    lead = nodes.lead()
+    nodes.aim(lead, 1)
+    times_s = {}
+    for kind in ("warm", "starting", "prepared", "started", "progress"):
+        lead.wait(kind)
+        times_s[kind] = round(time.monotonic() - told_s, 3)
+    sys.stderr.write(f"\nfrom aim to: {times_s}\n")
+    assert lead.end() == 0

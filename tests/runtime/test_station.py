@@ -1,0 +1,186 @@
+"""A station by itself: what it says, and that nobody is called gone who still lives."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coddl.runtime.supervisor.checkpoints import Checkpoints
+from coddl.runtime.supervisor.keeper import Keeper
+from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.memory import Memory
+from coddl.runtime.supervisor.processes import Process
+from coddl.runtime.supervisor.station import ZYGOTES_MAX, Site, Station
+from coddl.runtime.supervisor.warmpool import Interpreter
+from coddl.runtime.wire import Message
+from tests.runtime.harness import ROOT, children, fake_torch, lives, wait_until
+from tests.runtime.stub_worker import write_image
+
+__all__ = ["fake_torch"]  # fixtures
+
+SLEEP = "import time\ntime.sleep(600)\n"
+
+
+class Post:
+    """A station that a test drives by hand."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self.words: list[Message] = []
+        self.lives_at_exit: list[bool] = []
+        self.pids: dict[int, int] = {}
+        self.printed: list[tuple[int, str]] = []
+        self.loop = Loop()
+        self.keeper = Keeper(self.loop, lambda: Checkpoints(folder / "checkpoints"))
+        stash = folder / "stash"
+        stash.mkdir()
+        site = Site(Interpreter(sys.executable, folder, env), stash, cpus={3: (0,)})
+        self.station = Station(self.loop, site, self.keeper, self._hear, self._log)
+        self.station.open()
+
+    def _hear(self, word: Message) -> None:
+        if word["is"] == "forked":
+            self.pids[word["worker"]] = word["pid"]
+        elif word["is"] == "exited" and word["worker"] in self.pids:
+            self.lives_at_exit.append(lives(self.pids[word["worker"]]))
+        self.words.append(word)
+
+    def _log(self, memory: Memory, _stream: str, text: str) -> None:
+        self.printed.append((memory.worker, text))
+
+    def start(self, worker: int, slot: int = 0) -> None:
+        about = {"worker": worker, "slot": slot, "gpu": None, "env": {"A": "1"}}
+        self.station.do({"do": "start", "argv": ["script.py"], **about})
+
+    def wait(self, kind: str, **fields: Any) -> Message:
+        found: list[Message] = []
+
+        def said() -> bool:
+            wanted = {"is": kind, **fields}.items()
+            found.extend(word for word in self.words if wanted <= word.items())
+            if not found:
+                self.loop.alarm("again", 0.0, lambda: None)
+                self.loop.turn()
+            return bool(found)
+
+        wait_until(said, f"{kind} {fields}")
+        return found[0]
+
+    def zygote(self) -> int:
+        (zygote,) = [pid for pid in children(os.getpid()) if lives(pid)]
+        return zygote
+
+    def close(self) -> None:
+        self.station.close()
+        self.keeper.close(wait=True)
+        self.loop.close()
+
+
+@pytest.fixture
+def post(tmp_path: Path, fake_torch: Path) -> Iterator[Post]:
+    (tmp_path / "script.py").write_text(SLEEP)
+    env = {"PYTHONPATH": f"{fake_torch}:{ROOT}"}
+    with contextlib.closing(Post(tmp_path, env)) as post:
+        yield post
+    wait_until(lambda: not any(map(lives, post.pids.values())), "the end of all")
+
+
+def test_workers_of_a_dead_zygote_are_gone_only_when_they_are(post: Post) -> None:
+    for worker in range(3):
+        post.start(worker)
+        post.wait("forked", worker=worker)
+    os.kill(post.zygote(), signal.SIGKILL)
+    for worker in range(3):
+        assert post.wait("exited", worker=worker)["code"] == -signal.SIGKILL
+    assert post.lives_at_exit == [False] * 3
+    assert post.station.memories == []
+    post.start(3)
+    post.wait("forked", worker=3)
+
+
+def test_what_a_worker_has_started_goes_with_a_dead_zygote(post: Post, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"import os\nos.fork()\n{SLEEP}")
+    post.start(0)
+    pid = post.wait("forked")["pid"]
+    wait_until(lambda: bool(children(pid)), "its child")
+    (child,) = children(pid)
+    os.kill(post.zygote(), signal.SIGKILL)
+    post.wait("exited", worker=0)
+    wait_until(lambda: not lives(child), "its end")
+
+
+def test_a_start_that_a_dying_zygote_never_saw_is_told_as_lost(post: Post) -> None:
+    post.wait("warm")
+    zygote = post.zygote()
+    os.kill(zygote, signal.SIGSTOP)
+    post.start(0)
+    os.kill(zygote, signal.SIGKILL)
+    assert post.wait("exited", worker=0)["code"] == -signal.SIGKILL
+
+
+def test_a_store_that_dies_with_its_zygote_is_told_once_another_can_be_had(post: Post) -> None:
+    post.station.do({"do": "rendezvous", "port": 0})
+    assert post.wait("rendezvous")["host"] == "127.0.0.1"
+    post.words.clear()
+    os.kill(post.zygote(), signal.SIGKILL)
+    post.wait("storeless")
+    post.station.do({"do": "rendezvous", "port": 0})
+    post.wait("rendezvous")
+
+
+def test_a_zygote_that_is_always_killed_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    with contextlib.closing(Post(tmp_path, env)) as post:
+        post.start(0)
+        assert "can't run workers" in post.wait("lost")["what"]
+        post.wait("exited", worker=0)
+        post.start(1)
+        post.wait("exited", worker=1)
+        assert post.station._killed_zygotes == ZYGOTES_MAX
+
+
+def test_a_worker_finds_what_only_its_station_knows(post: Post, tmp_path: Path) -> None:
+    names = ("A", "CODDL_STASH", "CODDL_HOST", "CODDL_CPUS")
+    (tmp_path / "script.py").write_text(f"import os\nprint([os.environ[n] for n in {names}])\n")
+    post.start(0, slot=3)
+    assert post.wait("exited", worker=0)["code"] == 0
+    assert post.printed == [(0, f"{['1', str(tmp_path / 'stash'), '127.0.0.1', '1']}")]
+
+
+def test_arguments_that_are_too_long_fail_one_worker(post: Post) -> None:
+    about = {"worker": 0, "slot": 0, "gpu": None, "env": {"BIG": "x" * 10**6}}
+    post.station.do({"do": "start", "argv": ["script.py"], **about})
+    assert "too long" in post.wait("exited", worker=0)["because"]
+    post.start(1)
+    post.wait("forked", worker=1)
+
+
+def test_an_image_is_saved_where_it_lies(post: Post, tmp_path: Path) -> None:
+    image = tmp_path / "stash" / "slot-0.img"
+    write_image(image, 42)
+    post.station.do({"do": "save", "path": str(image)})
+    saved = post.wait("saved")
+    assert saved["step"] == 42
+    assert Path(saved["path"]).parent == tmp_path / "checkpoints"
+    post.words.clear()
+    post.station.do({"do": "save", "path": str(tmp_path / "gone.img")})
+    assert post.wait("saved")["step"] is None
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.unlink()
+    (tmp_path / "checkpoints").rmdir()
+    (tmp_path / "checkpoints").write_text("no folder")
+    post.station.do({"do": "save", "path": str(image)})
+    assert "checkpoints" in post.wait("unsaved")["what"]
+
+
+def test_a_number_given_to_another_process_is_not_the_same() -> None:
+    mine = Process.of(os.getpid())
+    assert mine.lives
+    assert mine.start_ticks is not None
+    assert not Process(mine.pid, mine.start_ticks + 1).lives
+    assert not Process.of(2**22 + 1).lives
