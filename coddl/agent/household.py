@@ -82,7 +82,8 @@ class Household:
         except UserError as error:
             self.failed[job] = ("failed", Trouble(error.what, error.because, error.try_))
         except OSError as error:
-            trouble = Trouble("the job's code can't be had", f"{error}", "the server's log")
+            what = "the job's folder can't be made ready"
+            trouble = Trouble(what, f"{error}", "the rights and the space of the jobs folder")
             self.failed[job] = ("lost", trouble)
         finally:
             del self._under_way[job]

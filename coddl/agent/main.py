@@ -140,8 +140,9 @@ async def _until_told(node: Node, session: Session, outbox: Outbox, devices: int
         stop.set()
 
     loop.set_exception_handler(on_defect)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            loop.add_signal_handler(number, on_signal)
     works = [
         session.run(node),
         keep_lease(node, session),

@@ -105,6 +105,7 @@ class Node:
         self._posts[self._place.name] = self._place.post
         wanted = {Claim(lead.job, lead.attempt) for lead in orders.leads}
         self._ended &= wanted
+        self._household.failed.clear()  # it may go better this time
         self._furnish()
         self._rooms.table = Table(orders.version, dict(orders.seats))
         self._act()

@@ -6,6 +6,7 @@ meanwhile, under the lease. Who the server refuses while no lease is held gives 
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 from collections import deque
@@ -31,7 +32,8 @@ PATH: Final = "/api/v1/agent"
 PAUSE_S: Final = 0.2  # before the second try
 PAUSE_S_MAX: Final = 5.0
 OPEN_WITHIN_S: Final = 10.0
-FLUSH_EVERY_S: Final = 0.25  # logs and progress
+FLUSH_EVERY_S: Final = 0.25  # what jobs print
+PROGRESS_EVERY: Final = 4  # flushes
 UNSENT_MAX: Final = 8  # messages; with more of them under way, what can wait waits
 MESSAGE_BYTES_MAX: Final = 16 << 20
 
@@ -115,14 +117,14 @@ class Outbox:
         while self._unsafe and self._unsafe[0].number <= number:
             self._unsafe.popleft()
 
-    def flush(self) -> None:
+    def flush(self, *, progress: bool = True) -> None:
         """Tell what jobs have printed, and how they are doing."""
         if self._send is None:
             return
         for batch in self._logbook.take():
             self._send(batch)
-        runs, self._progress = tuple(self._progress.values()), {}
-        if runs:
+        if progress and self._progress:
+            runs, self._progress = tuple(self._progress.values()), {}
             self._send(Progress(runs=runs))
 
     def unsent(self, messages: Iterable[wire.FromAgent]) -> None:
@@ -270,9 +272,9 @@ class Session:
             words.put_nowait(wire.Beat(number=self.lease.beat(now_s())))
 
     async def _flush(self, words: "asyncio.Queue[wire.FromAgent]") -> None:
-        while True:
+        for count in itertools.count():
             if words.qsize() < UNSENT_MAX:
-                self._outbox.flush()
+                self._outbox.flush(progress=count % PROGRESS_EVERY == 0)
             await asyncio.sleep(FLUSH_EVERY_S)
 
 

@@ -1,0 +1,116 @@
+"""What the server is to hear: until it is safe, in order, and not twice for nothing."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from coddl.agent.logs import LogBook
+from coddl.agent.session import Outbox, pauses_s
+from coddl.api import wire
+from coddl.api.wire import Holding, LogLine, Logs, Progress, Report, RunProgress
+from coddl.core.pool.records import Claim, RunEnded, RunProgressed, RunStepped
+
+STEPPED, ENDED = RunStepped(1, 1, 1), RunEnded(1, 1, "succeeded")
+
+
+@pytest.fixture
+def logbook(tmp_path: Path) -> Iterator[LogBook]:
+    logbook = LogBook(tmp_path)
+    yield logbook
+    logbook.close()
+
+
+@pytest.fixture
+def outbox(logbook: LogBook) -> Outbox:
+    return Outbox(logbook)
+
+
+def opened(outbox: Outbox) -> list[wire.FromAgent]:
+    """Have a line, and all that goes over it."""
+    sent: list[wire.FromAgent] = []
+    outbox.open(sent.append)
+    return sent
+
+
+def numbers(sent: list[wire.FromAgent]) -> list[int]:
+    return [message.number for message in sent if isinstance(message, Report)]
+
+
+def line(text: str) -> LogLine:
+    return LogLine(0.0, 1, 0, 0, "stdout", text)
+
+
+def test_facts_are_told_again_until_they_are_acknowledged(outbox: Outbox) -> None:
+    outbox.report(STEPPED)  # without a line
+    assert numbers(opened(outbox)) == [1]
+    outbox.report(ENDED)
+    outbox.close()
+    assert numbers(opened(outbox)) == [1, 2]
+    outbox.acknowledged(1)
+    outbox.acknowledged(1)  # a repeat
+    outbox.close()
+    assert not outbox.is_safe
+    assert numbers(opened(outbox)) == [2]
+    outbox.acknowledged(2)
+    assert outbox.is_safe
+
+
+@pytest.mark.parametrize("fact", [STEPPED, ENDED])
+def test_a_report_carries_its_fact(fact: RunStepped | RunEnded, outbox: Outbox) -> None:
+    sent = opened(outbox)
+    outbox.report(fact)
+    (report,) = sent
+    assert isinstance(report, Report)
+    assert report.fact == fact
+
+
+def test_what_is_held_is_told_when_it_is_news_and_after_a_silence(outbox: Outbox) -> None:
+    sent = opened(outbox)
+    held = {3: Claim(1, 1)}
+    for version, slots in ((1, {}), (1, held), (1, held), (2, held)):
+        outbox.hold(version, slots)
+    want = [Holding(version=1, slots={}), Holding(version=1, slots=held)]
+    assert sent == [*want, Holding(version=2, slots=held)]
+    again = opened(outbox)
+    outbox.hold(2, held)
+    assert again == [Holding(version=2, slots=held)]
+
+
+def test_lines_come_before_the_end_of_their_job(outbox: Outbox, logbook: LogBook) -> None:
+    sent = opened(outbox)
+    logbook.add(1, line("the last words"))
+    outbox.report(ENDED)
+    assert [type(message) for message in sent] == [Logs, Report]
+
+
+def test_lines_that_were_not_carried_come_again(outbox: Outbox, logbook: LogBook) -> None:
+    sent = opened(outbox)
+    for text in "ab":
+        logbook.add(1, line(text))
+        outbox.flush()
+    outbox.close()
+    outbox.unsent(sent)
+    (batch,) = opened(outbox)
+    assert isinstance(batch, Logs)
+    assert [each.text for each in batch.lines] == ["a", "b"]
+
+
+def test_of_progress_only_the_newest_counts(outbox: Outbox) -> None:
+    sent = opened(outbox)
+    for step in (1, 2):
+        progressed = RunProgressed(1, 1, step, 2, 0.1, 10)
+        outbox.progress(RunProgress(progressed=progressed))
+    outbox.flush(progress=False)
+    outbox.flush()
+    outbox.flush()
+    (told,) = sent
+    assert isinstance(told, Progress)
+    assert [run.progressed.step for run in told.runs] == [2]
+
+
+def test_pauses_grow_to_a_bound_and_differ() -> None:
+    longest = list(islice(pauses_s(lambda: 1.0), 8))
+    assert longest == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    assert list(islice(pauses_s(lambda: 0.0), 2)) == [0.1, 0.2]
