@@ -52,6 +52,11 @@ class Account:
         self._step = 0
         self.progress: RunProgress | None = None  # the newest
 
+    @property
+    def is_quiet(self) -> bool:
+        """Tell whether the script has not called `coddl.prepare` yet."""
+        return not self._has_prepared
+
     def hear(self, event: Message) -> tuple[tuple[Fact, ...], str]:
         """Take in an event; give the facts that follow, and what people should read of it."""
         match event["is"]:

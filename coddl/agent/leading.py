@@ -15,7 +15,7 @@ from coddl.agent.account import Account, Asked, Fact
 from coddl.agent.duties import Posts
 from coddl.api.wire import RunProgress
 from coddl.core.pool.orders import Seat
-from coddl.core.pool.records import RunEnded, Trouble
+from coddl.core.pool.records import RunEnded, RunStepped, Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import seats as places
@@ -24,6 +24,7 @@ from coddl.runtime.supervisor.seats import Home
 from coddl.runtime.supervisor.supervisor import Supervisor
 from coddl.runtime.wire import Message
 
+QUIET_S: Final = 5.0  # a script that has not called coddl.prepare by then counts as running
 STOP_S: Final = 3.0  # between SIGTERM and SIGKILL, for workers that have saved, or need not
 
 log = structlog.get_logger()
@@ -107,6 +108,7 @@ class ElasticLead:
         self._ours: Trouble | None = None  # why we ended it ourselves
         self._is_dropped = False
         self._is_saving = False  # an image is on its way to the disk
+        self._quiet: threading.Timer | None = None
         self._supervisor = Supervisor(job_of(run), self._hear, node=run.node, adopt=run.adopt)
         self._thread = threading.Thread(target=self._work, name=f"lead-{run.job}", daemon=True)
 
@@ -169,6 +171,10 @@ class ElasticLead:
 
     def _hear(self, event: Message) -> None:
         match event["is"]:
+            case "starting" if self._quiet is None:
+                self._quiet = threading.Timer(QUIET_S, self._tell_quiet)
+                self._quiet.daemon = True
+                self._quiet.start()
             case "image":
                 self._is_saving = True
             case "checkpoint" | "problem":
@@ -180,6 +186,11 @@ class ElasticLead:
             self._hearer.on_line(self.run, "coddl", line)
         if event["is"] == "progress" and self._account.progress is not None:
             self._hearer.on_progress(self.run, self._account.progress)
+
+    def _tell_quiet(self) -> None:
+        """Tell that the script runs, whatever it does; of one that trains, that is known."""
+        if self._account.is_quiet and self._thread.is_alive() and not self._is_dropped:
+            self._hearer.on_fact(self.run, RunStepped(self.run.job, self.run.attempt, 0))
 
 
 def job_of(run: Run) -> Job:

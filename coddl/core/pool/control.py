@@ -240,15 +240,18 @@ class Control:
         match fact:
             case r.RunPrepared() if job.prepared and job.steps == fact.steps:
                 return  # a repeat, or another attempt's
-            case r.RunStepped() if job.proven_s is not None and job.phase != "starting":
+            case r.RunStepped(_, _, step) if job.phase != "starting" and (
+                job.proven_s is not None or step == 0
+            ):
                 return
             case r.RunChanged() if fact.change <= job.change:
                 return
             case _:
                 self._add(fact, now_s)
         match fact:
-            case r.RunStepped():
-                self._call(f"{self._name(job.id)} has made its first step")
+            case r.RunStepped(_, _, step):
+                did = "has made its first step" if step else "runs"
+                self._call(f"{self._name(job.id)} {did}")
             case r.RunEnded():
                 self._call(f"{self._name(job.id)} has ended its run: {fact.outcome}")
             case r.RunPrepared() | r.RunChanged():

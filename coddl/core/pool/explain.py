@@ -173,8 +173,10 @@ def _run(record: r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded) -> st
         case r.RunPrepared(number, _, virtual_nodes, steps):
             length = f"{steps} steps" if steps is not None else "no known end"
             return f"job {number} can be resized: {virtual_nodes} virtual nodes, {length}"
+        case r.RunStepped(number, attempt, 0):
+            return f"job {number} runs, attempt {attempt}"
         case r.RunStepped(number, attempt, step):
-            return f"job {number} trains: step {step} of attempt {attempt}"
+            return f"job {number} trains: step {step}, attempt {attempt}"
         case r.RunChanged():
             pause = f"a pause of {record.pause_s * 1000:.0f} ms"
             return (

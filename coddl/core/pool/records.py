@@ -169,7 +169,9 @@ class RunPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RunStepped:
-    """A job has made its first step of an attempt."""
+    """A job has made its first step of an attempt; step 0: its processes run, and that is all we
+    know, as it has not called `coddl.prepare`.
+    """
 
     job: int
     attempt: int

@@ -291,11 +291,12 @@ class Pool:
             case r.RunPrepared(_, _, virtual_nodes, steps):
                 job.prepared, job.virtual_nodes, job.steps = True, virtual_nodes, steps
             case r.RunStepped(_, _, step):
-                job.proven_s = now_s if job.proven_s is None else job.proven_s
                 job.losses, job.step = 0, max(job.step, step)
+                if step > 0 and job.proven_s is None:
+                    job.proven_s = now_s
                 if job.phase == "starting":
                     job.decided_s = 0.0  # a start is no resize: nothing has to cool down
-                    job.move("running", now_s, "it made its first step")
+                    job.move("running", now_s, "it made its first step" if step else "it runs")
             case r.RunChanged():
                 job.change, job.step = fact.change, max(job.step, fact.step)
                 job.serving, job.last_pause_s = len(fact.slots), fact.pause_s

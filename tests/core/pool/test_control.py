@@ -110,6 +110,21 @@ def test_a_job_starts_small_and_grows_once_it_was_measured() -> None:
     assert story.job(job).phase == "resizing"
 
 
+def test_a_script_that_never_prepares_runs_and_keeps_its_size() -> None:
+    story = Story(4)
+    job = story.submit(1, 4)
+    story.happen(r.RunStepped(job, 1, 0))
+    assert story.job(job).phase == "running"
+    story.now_s += 100.0
+    story.happen(r.Woke())
+    story.submit(1, 1)
+    assert story.shares()[job] == 1
+    story.happen(r.RunPrepared(job, 1, 8, 100))
+    story.happen(r.RunStepped(job, 1, 1))
+    story.happen(r.RunProgressed(job, 1, 4, 1, 0.5, 3))
+    assert story.shares()[job] == 3
+
+
 def test_slow_steps_are_not_waited_for() -> None:
     story = Story(4)
     job = story.submit(1, 4)
