@@ -16,10 +16,7 @@ from typing import Final, Literal
 import structlog
 
 from coddl import __version__
-from coddl.core.policies.registry import policy_from
 from coddl.core.pool.deciding import CALM
-from coddl.core.pool.records import PolicyChosen
-from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Rules
 from coddl.live.clock import SystemClock
 from coddl.live.errors import BadFolder
@@ -27,7 +24,6 @@ from coddl.live.http import LOOPBACK, create_app
 from coddl.live.journal import Journal
 from coddl.live.locking import ServerLock
 from coddl.live.logging import set_up_logging
-from coddl.live.loop import Ask
 from coddl.live.server import Server
 from coddl.live.serving import HttpServer, listen
 from coddl.live.store_sql import SqlStore, sqlite_url
@@ -70,7 +66,7 @@ async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -
     clock = SystemClock()
     server = Server(journal, folder, clock, rules=_rules(options), lease_s=options.lease_s)
     if options.policy:
-        _choose_policy(server, options.policy)
+        server.follow(options.policy)
     token = options.token or token_of(folder)
     host, port = listener.getsockname()[:2]
     app = create_app(server, token, _names_of(options.host))
@@ -99,16 +95,6 @@ def _rules(options: ServeOptions) -> Rules:
     if options.cool_down_s is None:
         return CALM
     return replace(CALM, cool_down_s=options.cool_down_s)
-
-
-def _choose_policy(server: Server, policy: str) -> None:
-    """Have the pool follow the policy that was named at the start; raises if there is none."""
-    policy_from(policy)
-
-    def events(pool: Pool) -> tuple[PolicyChosen, ...]:
-        return (PolicyChosen(policy, "the server's start"),) if pool.policy != policy else ()
-
-    server.put(Ask(events))
 
 
 def _locked(folder: Path) -> ServerLock:

@@ -31,7 +31,7 @@ from coddl.live.requests import After, By, Limit, at_page
 from coddl.live.server import Server
 from coddl.live.streams import event_stream, follow_logs
 
-STORY_MAX: Final = 10_000  # records that `explain` reads, the newest
+STORY_MAX: Final = 1_000  # records that `explain` reads, the newest
 LINES_MAX: Final = 10_000
 
 Key = Annotated[
@@ -119,6 +119,7 @@ def _json(body: str, status: int) -> Response:
 def _add_reading(router: APIRouter, server: Server) -> None:
     @router.get("/jobs")
     async def jobs(
+        *,
         state: Annotated[list[rest.State] | None, Query()] = None,
         user: str | None = None,
         name: str | None = None,
@@ -209,6 +210,7 @@ def _add_logs(router: APIRouter, server: Server) -> None:
     @router.get("/jobs/{job}/logs", response_model=rest.LogsView)
     async def logs(
         job: str,
+        *,
         tail: Annotated[int | None, Query(ge=0, le=LINES_MAX)] = None,
         since_s: Annotated[
             float | None, Query(description="Only lines since then (seconds since 1970).")

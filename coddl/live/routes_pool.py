@@ -18,6 +18,7 @@ from coddl.live.metrics import PoolGauges
 from coddl.live.requests import After, By, Limit, at_page
 from coddl.live.server import Server
 from coddl.live.streams import event_stream, watch_events
+from coddl.live.warm import warm_up
 
 
 def routes(server: Server) -> APIRouter:
@@ -82,6 +83,7 @@ def _add_policy(router: APIRouter, server: Server) -> None:
     @router.put("/policy")
     async def choose(change: rest.PolicyChange, by: By = "") -> rest.PolicyView:
         """Share devices by another rule from now on; nobody loses a step."""
+        await asyncio.to_thread(warm_up, change.policy, server.rules)
         await server.ask(lambda _pool: (PolicyChosen(change.policy, by),))
         return views.policy_view(server.pool)
 

@@ -15,6 +15,7 @@ import structlog
 
 from coddl.api import rest, wire
 from coddl.core.errors import UserError
+from coddl.core.policies.registry import policy_from
 from coddl.core.pool.deciding import CALM
 from coddl.core.pool.job import JobState
 from coddl.core.pool.records import (
@@ -23,6 +24,7 @@ from coddl.core.pool.records import (
     NodeLost,
     NodeReported,
     NodeSilent,
+    PolicyChosen,
     RunProgressed,
     Woke,
 )
@@ -87,6 +89,7 @@ class Server:
         self._queue: deque[Ask] = deque()
         self._news = asyncio.Event()
         self._is_warm = False
+        self._first_policy = self.pool.policy
         self._woken_for_s: float | None = None
         self._wake_at_s = self.pool.wake_at_s
         self._retry_at_s: float | None = None
@@ -105,6 +108,12 @@ class Server:
             await asyncio.gather(task, return_exceptions=True)
             self.logs.close()
             self._loop.close()
+
+    def follow(self, policy: str) -> None:
+        """Have the pool follow a policy from the start; raises UserError if there is none such."""
+        policy_from(policy)
+        self._first_policy = policy
+        self.put(fact(PolicyChosen(policy, "the server's start")))
 
     def close_lines(self) -> None:
         """End what would never end by itself: streams, and the lines to agents."""
@@ -247,7 +256,7 @@ class Server:
     # The task that owns the loop.
 
     async def _drive(self) -> None:
-        await asyncio.to_thread(warm_up, self.pool.policy, self._rules)
+        await asyncio.to_thread(warm_up, self._first_policy, self._rules)
         self._is_warm = True
         self._news.set()
         while True:

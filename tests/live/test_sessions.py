@@ -8,6 +8,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from coddl.api import wire
+from coddl.core.errors import UserError
 from coddl.core.pool.records import Device, RunEnded, RunPrepared, RunProgressed, RunStepped
 from coddl.live.journal import Journal
 from coddl.live.server import Server
@@ -301,6 +302,16 @@ def test_after_a_restart_an_agent_that_is_back_goes_on_with_its_job(tmp_path: Pa
         assert same.leads == orders.leads
         again.report(RunStepped(1, 1, 1))
         eventually(lambda: live.job("a")["state"] == "RUNNING")
+
+
+def test_a_server_may_be_started_with_another_policy(tmp_path: Path) -> None:
+    pool = LivePool(tmp_path)
+    with pytest.raises(UserError, match='no policy named "x"'):
+        pool.server.follow("x")
+    pool.server.follow("fifo")
+    with pool as live:
+        eventually(lambda: live.api("GET", "/policy").json()["policy"] == "fifo")
+        assert live.api("GET", "/policy").json()["by"] == "the server's start"
 
 
 def test_what_a_job_prints_is_kept(live: LivePool) -> None:
