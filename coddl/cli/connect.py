@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from coddl.core.errors import UserError
+
 if TYPE_CHECKING:
     from coddl.api.client import Answer, Client
 
@@ -35,7 +37,21 @@ def connect(server: str, state_dir: str) -> "Client":
     """Reach for the pool's server."""
     from coddl.api.client import Client, find
 
-    return Client(find(server, state_dir))
+    with needs("client"):
+        return Client(find(server, state_dir))
+
+
+@contextlib.contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Say which extra installs what is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "this command cannot run",
+            f"{error.name} is not installed",
+            f"pip install 'coddl[{extra}]'",
+        ) from None
 
 
 def note(text: str) -> None:

@@ -1,15 +1,13 @@
 """Start and end a pool: up, down, server, agent."""
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from coddl.cli.connect import StateDir, complete_policies
+from coddl.cli.connect import StateDir, complete_policies, needs
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
@@ -304,16 +302,3 @@ def agent(
         log_format=log_format,
     )
     raise typer.Exit(run_agent(options))
-
-
-@contextlib.contextmanager
-def needs(extra: str) -> Iterator[None]:
-    """Say which extra installs what is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"coddl {extra} cannot run",
-            f"{error.name} is not installed",
-            f"pip install 'coddl[{extra}]'",
-        ) from None

@@ -4,14 +4,13 @@ import json
 import shlex
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from typer.core import TyperCommand
 
-from coddl.cli.connect import Server, StateDir, connect, note
+from coddl.cli.connect import Server, StateDir, connect, needs, note
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
@@ -149,7 +148,8 @@ def submit(
 
 def read_file(name: str) -> dict[str, Any]:
     """Read a job's file."""
-    import yaml
+    with needs("client"):
+        import yaml
 
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
@@ -216,7 +216,9 @@ def checked(data: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
     That is `folder`, unless the script lies elsewhere: then it is the script's own.
     """
     from coddl.api.client import user
-    from coddl.api.spec import read_request
+
+    with needs("client"):
+        from coddl.api.spec import read_request
 
     request = read_request(data)
     checked = request.model_dump(mode="json", exclude_unset=True)
@@ -238,6 +240,8 @@ def checked(data: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
 
 def _handed_in(client: "Client", request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Upload the folder, unless the server has it, and the job."""
+    import tempfile
+
     from coddl.api.code import pack
 
     with tempfile.TemporaryDirectory(prefix="coddl-") as scratch:

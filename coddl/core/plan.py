@@ -52,17 +52,20 @@ class Plan:
         """Why this row has no GPUs; None if it has some."""
         return None if self.shares[row] > 0 else self.allocation.waiting.of(row)
 
+    def reason(self, row: int) -> str:
+        """Why this row has what it has from now on."""
+        if (why := self.waiting(row)) is not None:
+            return f"{why.code}: {why.sentence}"
+        rivals = int(np.count_nonzero(self.shares > 0)) - 1
+        return (
+            f"{self.shares[row]} of {self.snapshot.cluster.gpus_total} GPUs are its share beside "
+            f"{rivals} other job{'' if rivals == 1 else 's'}"
+        )
+
     def _change(self, row: int) -> Change:
         jobs = self.snapshot.jobs
         before, gpus = int(jobs.gpus[row]), int(self.shares[row])
-        job = int(jobs.id[row])
-        if (why := self.waiting(row)) is not None:
-            return Change(job, "suspend", before, 0, f"{why.code}: {why.sentence}")
-        rivals = int(np.count_nonzero(self.shares > 0)) - 1
-        reason = (
-            f"{gpus} of {self.snapshot.cluster.gpus_total} GPUs are its share beside {rivals} "
-            f"other job{'' if rivals == 1 else 's'}"
-        )
+        action: Action = "resume" if jobs.starts[row] > 0 else "start"
         if before > 0:
-            return Change(job, "resize", before, gpus, reason)
-        return Change(job, "resume" if jobs.starts[row] > 0 else "start", 0, gpus, reason)
+            action = "resize" if gpus > 0 else "suspend"
+        return Change(int(jobs.id[row]), action, before, gpus, self.reason(row))

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from coddl.cli.demo.playbill import Playbill, Sample
-from coddl.cli.demo.scenario import ACTS, SCRIPTS
+from coddl.cli.demo.scenario import ACTS, REHEARSAL, SCRIPT, SCRIPTS, Kind
 from coddl.cli.demo.stage import Reader, picture, timeline
 from coddl.cli.demo.summary import Fared, Summary, curve_of, fared, fifo_jct_s, summary_lines
 from tests.cli.recorded import EXPLAINED, JOB, NOW_S
@@ -101,36 +101,38 @@ def test_a_file_gets_lines() -> None:
 
 
 def job(name: str, at_s: float, steps: int, step_s: dict[int, float], **more: Any) -> Fared:
-    fields = {"kind": name, "state": "SUCCEEDED", "jct_s": 10.0, "gpus_max": 4, "resizes": 1,
-              "pauses_s": (0.01, 0.03), "measured": frozenset(step_s)}  # fmt: skip
+    fields = {"kind": Kind(0.0, 0.0), "state": "SUCCEEDED", "jct_s": 10.0, "gpus_max": 4,
+              "resizes": 1, "pauses_s": (0.01, 0.03)}  # fmt: skip
     return Fared(name, submitted_s=at_s, steps=steps, step_s=step_s, **{**fields, **more})
 
 
+LINEAR, FLAT = Kind(0.05, 0.0), Kind(0.0, 0.1)
+
+
 def test_fifo_gives_each_job_its_maximum_when_those_before_are_done() -> None:
-    linear, flat = {1: 0.4, 2: 0.2, 4: 0.1}, {1: 0.1, 4: 0.1}
     jobs = [
-        job("a", 0.0, 100, linear),  # 0 to 10
-        job("b", 1.0, 50, flat),  # 10 to 15, though it gains nothing from four
-        job("c", 2.0, 10, linear, gpus_max=2),  # 15 to 17
-        job("d", 3.0, 10, linear, gpus_max=2),  # beside it
+        job("a", 0.0, 100, {1: 0.4, 4: 0.1}, kind=LINEAR),  # 0 to 10
+        job("b", 1.0, 50, {1: 0.1}, kind=FLAT),  # 10 to 15, though it gains nothing from four
+        job("c", 2.0, 10, {}, kind=LINEAR, gpus_max=2),  # 15 to 17
+        job("d", 3.0, 10, {2: 0.2}, kind=LINEAR, gpus_max=2),  # beside it
     ]
     assert fifo_jct_s(jobs, 4) == pytest.approx([10.0, 14.0, 15.0, 14.0])
 
 
-def test_what_one_job_was_measured_at_counts_for_others_of_its_kind() -> None:
-    short = job("a", 0, 9, {1: 0.4, 4: 0.3}, kind="x", measured=frozenset({1}))
-    long = job("b", 0, 9, {1: 0.5, 4: 0.1}, kind="x")
-    other = job("c", 0, 9, {1: 0.5, 4: 0.2}, kind="y")
-    assert curve_of(short, [short, long, other]) == ({1: 0.4, 4: 0.1}, frozenset({1, 4}))
-    assert curve_of(short, [short, other]) == ({1: 0.4, 4: 0.3}, frozenset({1}))
+def test_what_was_not_measured_is_worked_out_from_what_was() -> None:
+    lone = job("a", 0, 9, {1: 0.41}, kind=LINEAR)
+    alike = job("b", 0, 9, {1: 0.5, 2: 0.22}, kind=LINEAR)
+    other = job("c", 0, 9, {1: 0.5, 4: 0.9}, kind=FLAT)
+    assert curve_of(lone, [lone, other]) == pytest.approx({1: 0.41, 2: 0.21, 3: 0.16, 4: 0.11})
+    known = {1: 0.41, 2: 0.22, 3: 0.165, 4: 0.115}  # 15 ms more than its pauses
+    assert curve_of(lone, [lone, alike, other]) == pytest.approx(known)
 
 
 def test_what_the_server_explains_tells_how_a_job_fared() -> None:
     told = EXPLAINED | {"job": JOB | {"jct_s": 130.0, "submitted_s": NOW_S + 4}}
-    found = fared("x", told, NOW_S, [0.02])
+    found = fared(FLAT, told, NOW_S, [0.02])
     assert (found.submitted_s, found.jct_s, found.steps, found.gpus_max) == (4, 130.0, 1000, 8)
-    assert found.step_s == {1: 0.4, 2: 0.21, 4: 0.1}
-    assert found.measured == {1}
+    assert found.step_s == {1: 0.4}  # what is assumed does not count
 
 
 SUMMARY = """
@@ -146,7 +148,7 @@ mean JCT 10.0 s with afs-p, 25.0 s with FIFO: 2.50x
 def test_the_summary_says_what_was_measured_and_what_simulated() -> None:
     jobs = (
         job("a", 0.0, 9, {1: 0.4, 4: 0.1}),
-        job("b", 1.0, 9, {1: 0.4, 4: 0.3}, measured=frozenset({1}), pauses_s=()),
+        job("b", 1.0, 9, {1: 0.4}, kind=FLAT, pauses_s=()),
     )
     summary = Summary("afs-p", 4, jobs, (20.0, 30.0))
     text = "\n".join(line.plain.rstrip() for line in summary_lines(summary))
@@ -162,6 +164,6 @@ def test_the_jobs_of_the_demo_are_such_as_the_pool_takes() -> None:
     from coddl.api.spec import read_request
 
     assert [act.at_s for act in ACTS] == sorted(act.at_s for act in ACTS)
-    for act in ACTS:
-        assert (SCRIPTS / act.script).is_file()
+    for act in (REHEARSAL, *ACTS):
+        assert (SCRIPTS / SCRIPT).is_file()
         assert read_request(act.request(2, "ann")).to_spec(2).gpus_max == 2

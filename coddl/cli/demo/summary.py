@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
+from coddl.cli.demo.scenario import Kind
 from coddl.cli.poolview import Answer, table
 
 FIFO: Final = "fifo"
@@ -17,7 +18,7 @@ class Fared:
     """How one job fared."""
 
     name: str
-    kind: str  # jobs of one kind run the same steps
+    kind: Kind  # jobs of one kind run the same steps
     state: str
     submitted_s: float  # since the beginning
     jct_s: float
@@ -25,8 +26,7 @@ class Fared:
     gpus_max: int
     resizes: int
     pauses_s: tuple[float, ...]
-    step_s: Mapping[int, float]  # by GPUs, as the scheduler knew it at the end
-    measured: frozenset[int]  # GPUs at which that was measured
+    step_s: Mapping[int, float]  # by GPUs, as measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Summary:
     jobs: tuple[Fared, ...]
     fifo_jct_s: tuple[float, ...]
 
-    def is_assumed(self, job: Fared) -> bool:
-        """Tell whether FIFO's speed of a job was never measured."""
-        return job.gpus_max not in curve_of(job, self.jobs)[1]
+    def is_worked_out(self, job: Fared) -> bool:
+        """Tell whether the speed that FIFO would give a job was never measured."""
+        return job.gpus_max not in measured_of(job, self.jobs)
 
     @property
     def pauses_s(self) -> list[float]:
@@ -57,7 +57,7 @@ class Summary:
     def as_data(self) -> dict[str, Any]:  # Any: what JSON can hold
         """Give it for a program."""
         jobs = [
-            asdict(job) | {"measured": sorted(job.measured), "fifo_jct_s": fifo_s}
+            asdict(job) | {"fifo_jct_s": fifo_s}
             for job, fifo_s in zip(self.jobs, self.fifo_jct_s, strict=True)
         ]
         pauses_s = self.pauses_s
@@ -74,7 +74,7 @@ class Summary:
         }
 
 
-def fared(kind: str, told: Answer, begin_s: float, pauses_s: Sequence[float]) -> Fared:
+def fared(kind: Kind, told: Answer, begin_s: float, pauses_s: Sequence[float]) -> Fared:
     """Take from what the server explains how a job fared."""
     job, speeds = told["job"], told["speeds"]
     return Fared(
@@ -87,23 +87,30 @@ def fared(kind: str, told: Answer, begin_s: float, pauses_s: Sequence[float]) ->
         gpus_max=job["gpus_max"],
         resizes=job["resizes"],
         pauses_s=tuple(pauses_s),
-        step_s={speed["gpus"]: speed["step_s"] for speed in speeds},
-        measured=frozenset(s["gpus"] for s in speeds if s["source"] == "measured"),
+        step_s={s["gpus"]: s["step_s"] for s in speeds if s["source"] == "measured"},
     )
 
 
-def curve_of(job: Fared, jobs: Sequence[Fared]) -> tuple[dict[int, float], frozenset[int]]:
-    """Give a job's step times by GPUs, and the sizes at which they were measured.
+def measured_of(job: Fared, jobs: Sequence[Fared]) -> dict[int, float]:
+    """Give the step times that were measured of jobs of its kind, by GPUs; its own come first."""
+    alike = [other for other in jobs if other.kind == job.kind and other is not job]
+    found: dict[int, float] = {}
+    for each in (*alike, job):
+        found.update(each.step_s)
+    return found
 
-    A size that only others of its kind were measured at counts as measured; for the rest there is
-    what the scheduler assumed, which flatters FIFO if anything.
+
+def curve_of(job: Fared, jobs: Sequence[Fared]) -> dict[int, float]:
+    """Give a job's step times up to its maximum.
+
+    What was never measured is worked out: the pauses that its script makes are known, and the rest
+    is as where it was measured.
     """
-    step_s, measured = dict(job.step_s), set(job.measured)
-    for other in jobs:
-        for gpus in other.measured - measured if other.kind == job.kind else ():
-            step_s[gpus] = other.step_s[gpus]
-            measured.add(gpus)
-    return step_s, frozenset(measured)
+    found = measured_of(job, jobs)
+    rest_s = [step_s - job.kind.step_s(gpus) for gpus, step_s in found.items()]
+    more_s = statistics.mean(rest_s) if rest_s else 0.0
+    sizes = range(1, job.gpus_max + 1)
+    return {gpus: found.get(gpus, job.kind.step_s(gpus) + more_s) for gpus in sizes}
 
 
 def fifo_jct_s(jobs: Sequence[Fared], gpus: int) -> list[float]:
@@ -115,7 +122,7 @@ def fifo_jct_s(jobs: Sequence[Fared], gpus: int) -> list[float]:
     from coddl.sim.simulate import Case, run_case
     from coddl.traces.trace import trace_of
 
-    curves = {str(row): sorted(curve_of(job, jobs)[0].items()) for row, job in enumerate(jobs)}
+    curves = {str(row): sorted(curve_of(job, jobs).items()) for row, job in enumerate(jobs)}
     requested = np.array([job.gpus_max for job in jobs], np.int64)
     trace = trace_of(
         "demo",
@@ -142,7 +149,7 @@ def summary_lines(summary: Summary) -> list[Text]:
                 "STATE": job.state,
                 "SUBMITTED": f"{job.submitted_s:.0f} s",
                 "JCT": f"{job.jct_s:.1f} s",
-                "FIFO": f"{fifo_s:.1f} s{' ~' if summary.is_assumed(job) else ''}",
+                "FIFO": f"{fifo_s:.1f} s{' ~' if summary.is_worked_out(job) else ''}",
                 "RESIZES": str(job.resizes),
                 "PAUSES": _pauses(job.pauses_s),
             }
@@ -163,8 +170,8 @@ def summary_lines(summary: Summary) -> list[Text]:
             style="dim",
         )
     )
-    if any(map(summary.is_assumed, summary.jobs)):
-        told = "~ its speed at its maximum was never measured: as the scheduler assumes it"
+    if any(map(summary.is_worked_out, summary.jobs)):
+        told = "~ its speed at its maximum was never measured, but worked out from smaller ones"
         lines.append(Text(told, style="dim"))
     return lines
 

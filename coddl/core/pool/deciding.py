@@ -75,18 +75,16 @@ def _cramped(gpus: int, pool: Pool) -> Waiting:
 
 
 def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
-    changes = {change.job: change for change in plan.changes}
+    changes = {change.job for change in plan.changes}
     targets: dict[int, Target] = {}
     waiting: dict[int, Waiting] = {}
     for row, job in enumerate(sight.jobs):
         slots = found.placed.get(job.id, ())
         if set(slots) != set(job.target):
-            reason = (
-                f"{changes[job.id].reason}, since {found.why}"
-                if job.id in changes
-                else f"it keeps {len(slots)} and moves, since {found.why}"
-            )
-            targets[job.id] = Target(slots, reason)
+            # A share may also be cut from outside: by other bounds, or by the loss of a node.
+            moves = job.id not in changes and len(slots) == len(job.target)
+            reason = f"it keeps {len(slots)} and moves" if moves else plan.reason(row)
+            targets[job.id] = Target(slots, f"{reason}, since {found.why}")
         if not slots:
             waits = plan.waiting(row) or _unplaced()
             waiting[job.id] = NO_NODES if not sight.nodes else waits
@@ -105,11 +103,7 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
         targets=targets,
         waiting={n: why for n, why in waiting.items() if pool.jobs[n].waiting != why},
         rows=_rows(sight, plan),
-        memory={
-            job.id: tuple(float(value) for value in plan.memory[row])
-            for row, job in enumerate(sight.jobs)
-            if plan.memory[row].any() or job.memory
-        },
+        memory=_memories(sight, plan),
         wake_at_s=_wake_at_s(sight, plan),
     )
 
@@ -126,21 +120,35 @@ def _wake_at_s(sight: Sight, plan: Plan) -> float | None:
     return wake_at_s if wake_at_s < float("inf") else None
 
 
+def _memories(sight: Sight, plan: Plan) -> dict[int, tuple[float, ...]]:
+    """Give what the policy wants to remember, where that is new."""
+    return {
+        job.id: memory
+        for job, values in zip(sight.jobs, plan.memory.tolist(), strict=True)
+        if (memory := tuple(values)) != job.memory and (job.memory or any(values))
+    }
+
+
 def _unplaced() -> Waiting:
     return Waiting("Resources", "no devices are left for it")
 
 
 def _rows(sight: Sight, plan: Plan) -> tuple[Row, ...]:
     jobs = sight.snapshot.jobs
-    return tuple(
-        Row(
+    columns = (jobs.gpus, jobs.gpus_min, jobs.gpus_max, plan.shares)
+    news = []
+    for job, gpus, least, most, share in zip(
+        sight.jobs, *(column.tolist() for column in columns), strict=True
+    ):
+        row = Row(
             job=job.id,
-            gpus=int(jobs.gpus[row]),
-            gpus_min=int(jobs.gpus_min[row]),
-            gpus_max=int(jobs.gpus_max[row]),
-            remaining=None if job.steps is None else float(jobs.remaining_iterations[row]),
-            step_s={gpus: each.step_s for gpus, each in sorted(job.step_s.items())},
-            share=int(plan.shares[row]),
+            gpus=gpus,
+            gpus_min=least,
+            gpus_max=most,
+            remaining=None if job.steps is None else max(0, job.steps - job.step),
+            step_s={size: each.step_s for size, each in sorted(job.step_s.items())},
+            share=share,
         )
-        for row, job in enumerate(sight.jobs)
-    )
+        if row != job.row:
+            news.append(row)
+    return tuple(news)

@@ -154,8 +154,10 @@ def _decision(record: r.Decided, job: int | None) -> str:
     if job is not None and job in record.waiting:
         why = record.waiting[job]
         return f"decided: job {job} waits, {why.code}: {why.sentence} ({record.why})"
-    shares = ", ".join(f"job {row.job}: {row.share}" for row in record.rows if row.share)
-    return f"{record.policy} decided, as {record.why}: {shares or 'nobody gets devices'}"
+    shares = ", ".join(
+        f"job {number}: {len(target.slots)}" for number, target in record.targets.items()
+    )
+    return f"{record.policy} decided, as {record.why}: {shares or 'all stays as it is'}"
 
 
 def _aim(record: r.Aimed) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 from coddl.core.allocation import Waiting
 from coddl.core.lifecycle import OVER, RUNNING, WAITING, Move, Phase, check
 from coddl.core.pool.orders import Stop
-from coddl.core.pool.records import Trouble
+from coddl.core.pool.records import Row, Trouble
 from coddl.core.pool.spec import JobSpec
 
 STORY_MAX: Final = 20  # moves that are remembered; the journal has them all
@@ -74,6 +74,7 @@ class JobState:
     executed_s: float = 0.0  # up to `changed_s`
     attained_gpu_s: float = 0.0
     memory: tuple[float, ...] = ()  # the policy's
+    row: Row | None = None  # what the last decision knew of it
 
     @property
     def is_over(self) -> bool:

@@ -258,14 +258,14 @@ class Row:
     gpus: int
     gpus_min: int
     gpus_max: int
-    remaining: float | None  # iterations; None: unknown
+    remaining: int | None  # iterations; None: unknown
     step_s: Mapping[int, float]  # measured, by GPUs
     share: int  # what the policy gave it
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Who shall hold what from now on. Holds what has changed, and what it was decided on."""
+    """Who shall hold what from now on, and what it was decided on; only what is new of both."""
 
     policy: str
     seed: int
@@ -273,7 +273,7 @@ class Decided:
     why: str  # what made us decide
     targets: Mapping[int, Target]  # by job; only those that changed
     waiting: Mapping[int, Waiting]  # by job; only those that changed
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # only those that differ from what was told of the job before
     memory: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # the policy's, by job
     wake_at_s: float | None = None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -71,8 +72,19 @@ def speeds_by_size(job: JobState) -> dict[int, Speed]:
     most = max(job.gpus_max, job.gpus_min, *job.step_s, *job.spec.step_s)
     if job.virtual_nodes is not None:
         most = max(job.gpus_min, min(most, job.virtual_nodes))
-    measured = {gpus: each.step_s for gpus, each in job.step_s.items()}
-    return curve(most, measured, job.spec.step_s, job.virtual_nodes)
+    measured = tuple((gpus, each.step_s) for gpus, each in job.step_s.items())
+    return _curve(most, measured, tuple(job.spec.step_s.items()), job.virtual_nodes)
+
+
+@lru_cache(maxsize=1 << 16)
+def _curve(
+    most: int,
+    measured: tuple[tuple[int, float], ...],
+    submitted: tuple[tuple[int, float], ...],
+    virtual_nodes: int | None,
+) -> dict[int, Speed]:
+    """The same, remembered: of thousands of jobs few have news from one decision to the next."""
+    return curve(most, dict(measured), dict(submitted), virtual_nodes)
 
 
 def _is_fixed(job: JobState) -> bool:
@@ -82,16 +94,15 @@ def _is_fixed(job: JobState) -> bool:
 
 def _speeds(jobs: tuple[JobState, ...]) -> Speeds:
     curves = [speeds_by_size(job) for job in jobs]
-    width = 1 + max((max(each) for each in curves), default=1)
+    width = 1 + max((len(each) for each in curves), default=1)
     step_s = np.full((max(1, len(curves)), width), np.inf)
     measured = np.zeros(step_s.shape, np.bool_)
     if not curves:
         step_s[0, 1:] = 1.0
-    for row, each in enumerate(curves):
-        for gpus, speed in each.items():
-            step_s[row, gpus] = speed.step_s
-            measured[row, gpus] = speed.source == "measured"
-        step_s[row, max(each) + 1 :] = each[max(each)].step_s
+    for row, (job, each) in enumerate(zip(jobs, curves, strict=True)):
+        step_s[row, 1 : len(each) + 1] = [speed.step_s for speed in each.values()]
+        step_s[row, len(each) + 1 :] = step_s[row, len(each)]
+        measured[row, list(job.step_s)] = True
     names = tuple(str(job.id) for job in jobs) or ("none",)
     return speeds_of(names, step_s, measured)
 

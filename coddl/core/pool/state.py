@@ -250,6 +250,7 @@ class Pool:
         for number, memory in decided.memory.items():
             self.jobs[number].memory = memory
         for row in decided.rows:
+            self.jobs[row.job].row = row
             known = self.jobs[row.job].step_s
             for gpus, step_s in row.step_s.items():
                 known.setdefault(gpus, Measured(step_s, 0))
