@@ -266,6 +266,7 @@ def command_env(run: Run, seats: Sequence[Seat], port: int) -> Mapping[str, str]
         "CODDL_MIN_GPUS": str(run.spec.gpus_min),
         "CODDL_MAX_GPUS": str(run.spec.gpus_max),
         "CODDL_CHECKPOINT_DIR": str(run.home.folder),
+        "CODDL_SLOT": ",".join(str(seat.slot) for seat in seats),
         "CODDL_NODES": "1",
         "CODDL_GPUS_PER_NODE": gpus,
     }

@@ -54,6 +54,10 @@ class Rooms:
         claim = self.table.seats.get(slot)
         return None if claim is None else (str(claim.job), claim.attempt)
 
+    def expects(self, job: str) -> bool:
+        """Tell whether a job has a seat here: then a lead of it may come."""
+        return any(str(claim.job) == job for claim in self.table.seats.values())
+
     def on_holding(self, held: Held) -> None:
         """Pass on who has processes here, with the table it is true of."""
         self._attempts |= {each.job: each.attempt for each in held.values()}

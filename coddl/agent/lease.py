@@ -9,6 +9,8 @@ from typing import Final, Literal
 
 MARGIN_S_MAX: Final = 30.0
 MARGIN_PART: Final = 0.25  # of the lease
+ENDING_S_MAX: Final = 2.0  # that it takes to end processes, on a busy machine
+ENDING_PART: Final = 0.05  # of the lease
 
 Standing = Literal[
     "none",  # never welcomed, or over and done with: nothing may run
@@ -55,7 +57,7 @@ class Lease:
         """Tell what may be done now."""
         if self._until_s is None:
             return "none"
-        if now_s >= self._until_s:
+        if now_s >= self._until_s - self.ending_s:
             return "over"
         return "closing" if now_s >= self._until_s - self.margin_s else "held"
 
@@ -70,6 +72,11 @@ class Lease:
         return min(MARGIN_S_MAX, self._lease_s * MARGIN_PART)
 
     @property
+    def ending_s(self) -> float:
+        """How long before its end whatever runs must end, to be gone by then."""
+        return min(ENDING_S_MAX, self._lease_s * ENDING_PART)
+
+    @property
     def silence_s(self) -> float:
         """How long an answer may take before the line counts as dead."""
         return min(15.0, max(2.0, self._lease_s / 3))
@@ -79,7 +86,7 @@ class Lease:
         if self._until_s is None:
             return None
         closing_s = self._until_s - self.margin_s
-        return closing_s if now_s < closing_s else self._until_s
+        return closing_s if now_s < closing_s else self._until_s - self.ending_s
 
     def _extend(self, until_s: float) -> None:
         # Answers may come out of order over a new connection: a lease never gets shorter.

@@ -18,13 +18,14 @@ LINE_BYTES_MAX: Final = 64 << 20
 class Lines:
     """Cuts a stream of bytes into messages, whatever pieces it comes in."""
 
-    def __init__(self) -> None:
+    def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self._rest = b""
+        self._line_bytes_max = line_bytes_max
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Give the messages that are complete now; raises ValueError at what is none."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LINE_BYTES_MAX:
+        if len(self._rest) > self._line_bytes_max:
             raise ValueError("a line without an end")
         for line in lines:
             if line:

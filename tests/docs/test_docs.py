@@ -1,8 +1,10 @@
 """What the documentation says is run."""
 
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,34 +14,57 @@ from coddl.traces.files import write_trace
 from coddl.traces.make import poisson
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/simulate.md", "docs/write-a-policy.md")
-BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = f"{Path(sys.executable).parent}/coddl"
+PAGES = ("README.md", "docs/pool.md", "docs/simulate.md", "docs/write-a-policy.md")
+BLOCK = re.compile(r"^```(python|console|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PATIENCE_S = 300.0
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_snippet_of_a_page_runs(page: str, tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a place to work in, with what the pages take for granted, and a pool of its own."""
     trace = poisson(jobs=40, gpus=64, load=1.0)
     for name in ("jobs.csv", "jobs.csv.gz"):
         write_trace(trace, tmp_path / name)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (tmp_path / "train.py").write_text(file_of("docs/pool.md", "train.py"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    yield tmp_path
+    if (tmp_path / "state" / "coddl" / "pool").exists():
+        run([COMMAND, "down", "--cancel-jobs"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_every_snippet_of_a_page_runs(page: str, folder: Path) -> None:
     ran = 0
     for kind, text in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
-        if kind == "console":
+        if text.startswith("# file: "):
+            (folder / text.splitlines()[0].removeprefix("# file: ")).write_text(text)
+        elif kind == "console":
             for line in text.splitlines():
                 words = line.removeprefix("$ ").partition(" #")[0].split()
+                if words[:2] == ["coddl", "up"]:
+                    words += ["--port", "0"]  # the usual one may be another pool's
                 if words[0] != "make":  # the two commands are what CI itself runs
-                    run([f"{Path(sys.executable).parent}/{words[0]}", *words[1:]], tmp_path)
+                    run([f"{Path(sys.executable).parent}/{words[0]}", *words[1:]], folder)
                     ran += 1
-        elif text.startswith("# file: "):
-            (tmp_path / text.splitlines()[0].removeprefix("# file: ")).write_text(text)
         else:
-            run([sys.executable, "-c", text], tmp_path)
+            run([sys.executable, "-c", text], folder)
             ran += 1
     assert ran > 0
 
 
+def file_of(page: str, name: str) -> str:
+    """Give the file that a page shows."""
+    blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    return str(next(text for _, text in blocks if text.startswith(f"# file: {name}\n")))
+
+
 def run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
@@ -51,13 +76,20 @@ def test_every_policy_and_parameter_is_documented() -> None:
             assert f"| `{parameter.name}` |" in text
 
 
-def test_every_option_of_simulate_is_documented() -> None:
+COMMON = {"--help", "--output", "--json", "--server", "--state-dir"}
+OPTIONS = {"simulate": "simulate.md"} | dict.fromkeys(
+    ("up", "down", "server", "agent", "submit", "ls", "logs", "drain", "events", "wait"), "pool.md"
+)
+
+
+@pytest.mark.parametrize(("command", "page"), OPTIONS.items())
+def test_every_option_of_a_command_is_documented(command: str, page: str) -> None:
     shown = subprocess.run(
-        [sys.executable, "-m", "coddl.cli.main", "simulate", "--help"],
+        [COMMAND, command, "--help"],
         capture_output=True, text=True, check=True, env={"COLUMNS": "200", "TERM": "dumb"},
     ).stdout  # fmt: skip
-    text = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
-    for option in set(re.findall(r"--[a-z][a-z-]+", shown)) - {"--help", "--output"}:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for option in set(re.findall(r"--[a-z][a-z-]+", shown)) - COMMON:
         assert option in text, option
 
 

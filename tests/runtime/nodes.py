@@ -38,6 +38,9 @@ class House:
     def owner_of(self, slot: int) -> tuple[str, int] | None:
         return self.owners.get(slot)
 
+    def expects(self, job: str) -> bool:
+        return any(owner == job for owner, _ in self.owners.values())
+
     def on_holding(self, held: Mapping[int, Holding]) -> None:
         self.held = dict(held)
         self.reports += 1

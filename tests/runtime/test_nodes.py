@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from coddl.runtime.supervisor import jobdir
 from coddl.runtime.supervisor.standing import RETIRED
 from tests.runtime.elastic import ROOT, SCRIPTS, alone, line_of
 from tests.runtime.harness import lives, wait_until
@@ -117,6 +118,7 @@ def test_when_the_lead_is_killed_its_survivors_are_led_from_elsewhere(
         gone = [int(pid) for pid in lead.stdout.readline().split()]
         lead.send_signal(signal.SIGKILL)
     assert len(gone) == 2
+    jobdir.drop_stashes(f"test-{lead.pid}-node-0")  # which its next start would have done
     wait_until(lambda: not [pid for pid in gone if lives(pid)], "the end of the lead's own workers")
     survivors = {h.pid for h in other.house.held.values()}
     again = nodes.lead(other, attempt=2, adopt=True)

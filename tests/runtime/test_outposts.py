@@ -207,6 +207,18 @@ def test_a_job_that_ended_while_nobody_led_it_has_succeeded(pool: Open) -> None:
     assert not again.told("starting")
 
 
+def test_what_is_being_saved_when_the_lead_dies_is_saved_all_the_same(pool: Open) -> None:
+    nodes = pool()
+    lead = nodes.lead(checkpoint_every_s=1000.0)
+    nodes.aim(lead, 0, 1)
+    lead.wait_step(20)
+    vanish(lead)
+    outpost_ = nodes.nodes[1].outposts._outposts[JOB]
+    capture = {"do": "tell", "to": [0], "word": {"do": "capture"}}
+    nodes.nodes[1].outposts._loop.post(lambda: outpost_._station.do(capture))
+    wait_until(lambda: bool(list(nodes.home.folder.glob("*.ckpt"))), "a checkpoint")
+
+
 def test_a_new_attempt_that_adopts_nobody_kills_who_is_left(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
@@ -242,6 +254,17 @@ def test_workers_without_a_lead_do_not_live_for_ever(pool: Open) -> None:
     nodes.wait_empty()
 
 
+def test_workers_without_a_lead_and_without_a_seat_are_not_waited_for(pool: Open) -> None:
+    nodes = pool()
+    lead = nodes.lead()
+    nodes.aim(lead, 1, 1)
+    lead.wait_size(2)
+    vanish(lead)
+    nodes.nodes[1].give(1, "another job")
+    wait_until(lambda: not nodes.nodes[1].house.held, "the end of who may not be there")
+    assert nodes.nodes[0].house.held, "who has a seat may be adopted"
+
+
 # Nodes that die.
 
 
@@ -255,6 +278,19 @@ def test_a_node_that_is_lost_leaves_a_smaller_job(pool: Open) -> None:
     assert "node-1" in lead.wait("exited")["because"]
     nodes.aim(lead, 3, 0)
     assert lead.wait_size(3)["slots"] == [0, 1, 2]
+
+
+def test_after_a_cut_connection_leftovers_are_killed_and_replaced(pool: Open) -> None:
+    nodes = pool()
+    lead = nodes.lead()
+    nodes.aim(lead, 1, 1)
+    lead.wait_size(2)
+    left = nodes.nodes[1].house.held[4].pid
+    cut = nodes.nodes[1].outposts._outposts[JOB]
+    nodes.nodes[1].outposts._loop.post(cut._hang_up)
+    assert lead.wait("regrouped")["members"] == [0]
+    assert lead.wait("resized", lambda event: event["to"] == 2)["members"] == [0, 2]
+    assert not lives(left or 0)
 
 
 def test_a_node_that_comes_back_as_a_new_process_is_used_again(pool: Open) -> None:
@@ -332,6 +368,22 @@ def test_a_slot_that_is_not_given_is_told_as_the_reason(
     lead.wait_step(lead.told("progress")[-1]["step"] + 5)  # those who have a seat go on
 
 
+def test_a_slot_given_up_is_tried_again_when_it_is_aimed_at_again(
+    pool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outpost, "SEAT_WAIT_S", 0.05)
+    nodes = pool()
+    lead = nodes.lead()
+    nodes.aim(lead, 1)
+    lead.wait_size(1)
+    nodes.nodes[1].give(7, "another")
+    nodes.aim(lead, 1, 1)
+    lead.wait("problem")
+    nodes.nodes[1].give(1)
+    nodes.aim(lead, 1, 1)  # a repeat
+    assert lead.wait_size(2)["slots"] == [0, 4]
+
+
 def test_a_job_is_told_to_a_node_after_its_lead_came(pool: Open) -> None:
     nodes = pool()
     home = nodes.nodes[1].house.homes.pop(JOB)
@@ -403,6 +455,13 @@ def test_a_stranger_is_refused_and_starts_nothing(pool: Open, fields: dict[str, 
     assert (refused["is"], refused["why"]) == ("refused", "token")
     assert node.token not in str(refused)
     assert not node.house.held
+
+
+def test_a_line_without_an_end_is_not_listened_to(
+    pool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outposts, "REQUEST_BYTES_MAX", 1000)
+    assert said(pool(nodes=1).nodes[0].post, b"x" * 1001) == []
 
 
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.0\r\n\r\n", b"[]\n", b"\xff\xfe\n"])

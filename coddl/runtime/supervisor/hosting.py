@@ -75,7 +75,7 @@ class Hosting:
         standing.is_retiring = True
         if standing.is_over or self._adoption is not None:
             return  # it ends by itself; or whoever is found is told afterwards
-        if standing.coordinator.members:
+        if standing.coordinator.members and standing.coordinator.step:
             self._supervisor.set_target(())
         else:
             self._supervisor.stop(RETIRED)

@@ -100,12 +100,14 @@ class Channel:
         peer: socket.socket,
         on_message: Callable[[Message], None],
         on_hung_up: Callable[[], None] = lambda: None,
+        *,
+        lines: Lines | None = None,
     ) -> None:
         self._loop = loop
         self._peer = peer
         self._on_message = on_message
         self._on_hung_up = on_hung_up
-        self._lines = Lines()
+        self._lines = lines or Lines()
         self._outbox = bytearray()
         self.is_open = True
         peer.setblocking(False)

@@ -4,6 +4,7 @@ Without a lead the workers live on; what they say is remembered, and who has exi
 next lead. A start waits until the slot is the job's, by the word of the node's agent, and empty.
 """
 
+import itertools
 import shutil
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from coddl.runtime.supervisor.station import LOST, Site, Station
 from coddl.runtime.supervisor.warmpool import Interpreter, Mother
 from coddl.runtime.wire import Message
 
+_serial = itertools.count()  # an outpost that ends must not take its successor's images along
 SEAT_WAIT_S: Final = 10.0  # how long a start waits for its slot to be the job's, and empty
 
 
@@ -48,7 +50,7 @@ class Outpost:
         self._held: list[tuple[float, Message]] = []  # starts, and until when they may wait
         self._unheard: list[Message] = []  # exits that no lead was told of
         self._is_ending = False
-        self._stash = jobdir.stash_of(f"{ground.name}/{job}-{attempt}")
+        self._stash = jobdir.stash_of(f"{ground.name}/{job}-{next(_serial)}")
         self._keeper = Keeper(ground.loop, lambda: Checkpoints(home.folder, attempt=self.attempt))
         interpreter = Interpreter(home.python, home.cwd, home.env)
         site = Site(interpreter, self._stash, ground.host, home.cpus, ground.mother)
@@ -77,6 +79,7 @@ class Outpost:
     def follow(self, lead: Channel, attempt: int) -> None:
         """Take requests from this lead, and from no other any more; first tell it who lives."""
         self._hang_up()
+        self._held.clear()
         self._ground.loop.silence(("orphan", self))
         self.attempt, self._lead = attempt, lead
         living = [memory.as_data() for memory in self._station.memories]
@@ -93,9 +96,7 @@ class Outpost:
             return
         match request["do"]:
             case "start":
-                until_s = time.monotonic() + SEAT_WAIT_S
-                self._held.append((until_s, request))
-                self._ground.loop.alarm(("seat", self), until_s, self.look_again)
+                self._held.append((time.monotonic() + SEAT_WAIT_S, request))
                 self.look_again()
             case "kill" if self._drop_start(request["worker"]):
                 self._on_word({"is": "exited", "worker": request["worker"], "code": LOST})
@@ -109,14 +110,22 @@ class Outpost:
         if lead is self._lead:
             self._lead = None
             self._held.clear()
-            if not self._station.memories and not self._unheard:
-                self.end()  # there is nothing to find
+            has_news = bool(self._station.memories or self._unheard)
+            if not has_news or not self._ground.landlord.expects(self.job):
+                self.end()  # there is nothing to find, or nobody will come to find it
                 return
             at_s = time.monotonic() + self._ground.orphan_s
             self._ground.loop.alarm(("orphan", self), at_s, self.end)
 
     def look_again(self) -> None:
-        """Start those who may sit down by now; turn away those who have waited too long."""
+        """Start those who may sit down by now; turn away those who have waited too long.
+
+        Without a lead and without a seat nobody will come: a lead that died in the middle of a
+        shrink has left those whom it had not let go yet.
+        """
+        if self._lead is None and not self._ground.landlord.expects(self.job):
+            self.end()
+            return
         held, self._held = self._held, []
         for until_s, request in held:
             slot, worker = request["slot"], request["worker"]
@@ -132,6 +141,8 @@ class Outpost:
                     because = f"an earlier process still lives on slot {slot}"
                 word = {"is": "exited", "worker": worker, "code": LOST, "because": because}
                 self._on_word(word)
+        if self._held:
+            self._ground.loop.alarm(("seat", self), self._held[0][0], self.look_again)
 
     # The end.
 
@@ -177,10 +188,18 @@ class Outpost:
     def _on_word(self, word: Message) -> None:
         if self._lead is not None:
             self._lead.send(word)
-        elif word["is"] == "exited":
-            self._unheard.append(word)
+        else:
+            self._keep(word)
         if word["is"] in ("exited", "forked", "saved", "unsaved"):
             self._ground.on_change()
+
+    def _keep(self, word: Message) -> None:
+        """Do, without a lead, what must not wait for the next one."""
+        match word:
+            case {"is": "exited"}:
+                self._unheard.append(word)
+            case {"is": "said", "word": {"is": "image", "path": path}}:  # it was about to leave
+                self._station.do({"do": "save", "path": path})
 
     def _on_log(self, memory: Memory, stream: str, text: str) -> None:
         self._ground.landlord.on_log(self.job, memory.worker, memory.rank, stream, text)

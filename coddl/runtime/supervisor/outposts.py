@@ -23,11 +23,12 @@ from coddl.runtime.supervisor.nursery import Nursery
 from coddl.runtime.supervisor.outpost import Ground, Outpost
 from coddl.runtime.supervisor.remote import keep_alive
 from coddl.runtime.supervisor.seats import Holding, Landlord
-from coddl.runtime.wire import Message
+from coddl.runtime.wire import Lines, Message
 
 ORPHAN_S: Final = 300.0  # how long workers live without a lead
 HOME_WAIT_S: Final = 30.0  # how long a lead waits for its job to be known here
 HELLO_WAIT_S: Final = 5.0  # how long a connection may be silent before it says who it is
+REQUEST_BYTES_MAX: Final = 4 << 20  # whoever asks for more, known or not
 GONE_WAIT_S: Final = 5.0  # how long `close` waits for killed workers
 
 
@@ -209,8 +210,9 @@ class Outposts:
             visitor.channel = Channel(
                 self._loop,
                 peer,
-                lambda m: self._on_message(visitor, m),
+                lambda message: self._on_message(visitor, message),
                 lambda: self._on_end(visitor),
+                lines=Lines(REQUEST_BYTES_MAX),
             )
             self._visitors.append(visitor)
             at_s = time.monotonic() + HELLO_WAIT_S

@@ -58,6 +58,10 @@ class Landlord(Protocol):
         """Tell to which (job, attempt) a slot is given now."""
         ...
 
+    def expects(self, job: str) -> bool:
+        """Tell whether a job has a seat here: then a lead of it may come."""
+        ...
+
     def on_holding(self, held: Mapping[int, Holding]) -> None:
         """Hear who has processes on this node's slots, after every change and every `look_again`.
 

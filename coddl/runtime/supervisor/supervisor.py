@@ -210,12 +210,13 @@ class Supervisor:
 
     def set_target(self, seats: Sequence[Seat]) -> None:
         """Set where workers shall sit; nowhere: they save and leave."""
-        standing = self.standing
+        standing, before = self.standing, set(self._seats)
         self._seats = {seat.slot: seat for seat in seats}
         self.crew.seat(seats)
         standing.target = len(seats)
         standing.awake_target = len(seats) or standing.awake_target
-        self.standing.command_s = time.monotonic()
+        if before != set(self._seats) or self._given_up:  # a host may well repeat itself
+            standing.command_s = time.monotonic()
         self.feed(group.TargetSet(tuple(self._seats)))
 
     def take_over(self, adoption: Adoption) -> None:
