@@ -4,7 +4,7 @@ BIN := .venv/bin
 FAST := $(wildcard tests/test_*.py tests/core tests/traces tests/cli tests/docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install fmt check test test-fast test-sim test-runtime test-gpu demo results bench clean
+.PHONY: help install fmt check test test-fast test-sim test-runtime test-live test-e2e test-gpu demo results bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -37,6 +37,12 @@ test-sim: install ## run the simulator's tests: golden traces, properties
 test-runtime: install ## run the elastic runtime's tests: real processes, resized and killed
 	$(BIN)/pytest -n 2 tests/runtime
 
+test-live: install ## run the pool's tests: server and agents, each by itself
+	$(BIN)/pytest -n 2 tests/live tests/agent
+
+test-e2e: install ## run whole pools: agents in network namespaces, killed and cut off (needs root)
+	$(BIN)/pytest -n 2 tests/e2e
+
 test-gpu: install ## run the tests that need an NVIDIA GPU; two of them for NCCL between GPUs
 	$(BIN)/pytest tests/gpu tests/runtime/test_image.py
 
@@ -46,11 +52,12 @@ demo: install ## show a pool at work: real trainings that grow and shrink, in ab
 results: install ## reproduce the published results
 	$(BIN)/python -m benchmarks.results
 
-bench: install ## measure the simulator, one decision, resizes and what elasticity costs
+bench: install ## measure the simulator, decisions, resizes, what elasticity costs, and a pool
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/decide.py
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python -m benchmarks.submit
 
 clean: ## remove caches and build outputs, keep .venv
 	rm -rf build dist report.html .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
