@@ -29,7 +29,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Have a job that we lead run on other seats."""
+    """Have a job that we lead run on these seats, reached like this."""
 
     lead: Lead
     posts: Posts
@@ -67,6 +67,13 @@ class Led:
 
     lead: Lead
     posts: Posts
+    given: frozenset[int] = frozenset()  # slots here that the table gave to its run then
+
+
+def given(orders: Orders, lead: Lead) -> frozenset[int]:
+    """Tell which slots of this node the table gives to a run."""
+    claim = Claim(lead.job, lead.attempt)
+    return frozenset(slot for slot, owner in orders.seats.items() if owner == claim)
 
 
 def duties(
@@ -88,7 +95,7 @@ def duties(
         if told is None or told.lead.attempt != lead.attempt:
             todo += _begun(lead, near)
         else:
-            todo += _changed(lead, near, told)
+            todo += _changed(Led(lead, near, given(orders, lead)), told)
     return tuple(todo)
 
 
@@ -99,7 +106,8 @@ def _begun(lead: Lead, posts: Posts) -> Iterable[Duty]:
     return (begin, Halt(lead.job, lead.stop, lead.reason)) if lead.stop else (begin,)
 
 
-def _changed(lead: Lead, posts: Posts, told: Led) -> Iterable[Duty]:
+def _changed(now: Led, told: Led) -> Iterable[Duty]:
+    lead = now.lead
     if told.lead.stop == "cancel":
         return ()
     if lead.stop:
@@ -107,8 +115,9 @@ def _changed(lead: Lead, posts: Posts, told: Led) -> Iterable[Duty]:
         return () if same else (Halt(lead.job, lead.stop, lead.reason),)
     if told.lead.stop:
         return ()  # what has been told to leave, leaves; the server will hear of it
-    if lead.seats != told.lead.seats or posts != told.posts:
-        return (Aim(lead, posts),)
+    # A seat that was given up because the table did not give it may be tried again when it does.
+    if (lead.seats, now.posts, now.given) != (told.lead.seats, told.posts, told.given):
+        return (Aim(lead, now.posts),)
     return ()
 
 

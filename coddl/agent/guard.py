@@ -48,6 +48,8 @@ def main() -> int:
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)
     selector.register(wake_out, selectors.EVENT_READ)
+    for line in words.left():  # they came along with the request
+        _signal(command.pid, int(line))
     while _code_of(command) is None:
         for key, _ in selector.select():
             if key.fd == wake_out:
@@ -77,11 +79,16 @@ class _Words:
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
+    def left(self) -> list[bytes]:
+        """Give the lines that have been read and not been given."""
+        *lines, self._rest = self._rest.split(b"\n")
+        return lines
+
     def more(self) -> list[bytes] | None:
-        """Give the lines that have come; None if there will be none."""
+        """Wait for more; give the lines that have come, or None if there will be none."""
         data = os.read(0, 1 << 16)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return lines or [] if data else None
+        self._rest += data
+        return self.left() if data else None
 
 
 def _started(

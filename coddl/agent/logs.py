@@ -18,6 +18,7 @@ from coddl.api.wire import LogLine, Logs
 
 WAITING_MAX: Final = 10_000  # lines that may wait for the server
 BATCH_MAX: Final = 1_000
+BATCH_CHARS_MAX: Final = 1 << 20  # a server hangs up at messages that are too large
 FILE_BYTES_MAX: Final = 8 << 20  # and as much again in the file before it
 FILES_MAX: Final = 500
 OPEN_MAX: Final = 64
@@ -69,8 +70,10 @@ class LogBook:
         """Give what is to be sent now, at most a batch; told once, and forgotten."""
         with self._lock:
             lines: dict[int, list[LogLine]] = {}
-            while self._waiting and sum(map(len, lines.values())) < BATCH_MAX:
+            count = chars = 0
+            while self._waiting and count < BATCH_MAX and chars < BATCH_CHARS_MAX:
                 job, line = self._waiting.popleft()
+                count, chars = count + 1, chars + len(line.text)
                 if missing := self._dropped.pop(job, 0):
                     gap = f"{missing:,} lines are missing here: the node's own log has them"
                     lines[job] = [LogLine(line.at_s, line.attempt, -1, None, OURS, gap)]

@@ -16,7 +16,18 @@ import structlog
 from coddl.agent.account import Fact
 from coddl.agent.commands import CommandLead
 from coddl.agent.devices import Gpus, strangers
-from coddl.agent.duties import Aim, Begin, Decline, Drop, Duty, Halt, Led, Squatters, duties
+from coddl.agent.duties import (
+    Aim,
+    Begin,
+    Decline,
+    Drop,
+    Duty,
+    Halt,
+    Led,
+    Squatters,
+    duties,
+    given,
+)
 from coddl.agent.household import Household
 from coddl.agent.landlord import Held, Rooms, Table
 from coddl.agent.leading import ElasticLead, Lead, Run, missing_script
@@ -184,7 +195,7 @@ class Node:
             case Begin(lead, posts):
                 self._begin(lead, posts)
             case Aim(lead, posts):
-                self._led[lead.job] = Led(lead, posts)
+                self._led[lead.job] = Led(lead, posts, given(self._orders, lead))
                 self._look_for_strangers(lead)
                 self._leads[lead.job].aim(lead.seats, self._with_own(posts))
             case Halt(job) if job in self._leads:
@@ -226,7 +237,8 @@ class Node:
             return
         log.info("leads", job=job, attempt=lead.attempt, seats=[s.slot for s in lead.seats])
         begun: Lead = ElasticLead(run, self) if is_elastic else CommandLead(run, self)
-        self._leads[job], self._led[job] = begun, Led(lead, posts)
+        self._leads[job] = begun
+        self._led[job] = Led(lead, posts, given(self._orders, lead))
         self._look_for_strangers(lead)
         if not is_elastic:
             self._commands |= {seat.slot: (run, None) for seat in lead.seats}

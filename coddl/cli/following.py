@@ -21,7 +21,7 @@ Examples:
 
   coddl logs -f bert                     and go on until it is over
 
-  coddl logs --rank 0 --since 10m bert   of one worker, of the last ten minutes
+  coddl logs --rank 0 --since 10m bert   of one worker, of the last minutes
 """
 EVENTS_EXAMPLES = """
 Examples:

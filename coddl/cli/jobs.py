@@ -226,7 +226,8 @@ def suspend(
             from coddl.cli.waiting import wait_for
 
             found = wait_for(client, str(found["id"]), "SUSPENDED")
-    saved = f" at step {found['step']:,}" if found["state"] == "SUSPENDED" else ""
+    is_saved = found["state"] == "SUSPENDED" and found["tier"] == "elastic"
+    saved = f" at step {found['step']:,}" if is_saved else ""
     _tell(found, f"{found['state']}{saved}", for_program)
 
 

@@ -29,8 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Examples:  [cyan]coddl simulate[/]   [cyan]coddl simulate jobs.csv --gpus 64 "
-    "--policy afs-l --policy srtf[/]   [cyan]coddl policies afs-p[/]",
+    epilog="Examples:  [cyan]coddl demo[/]   [cyan]coddl up[/]   [cyan]coddl submit train.py[/]"
+    "   [cyan]coddl ls[/]   [cyan]coddl simulate[/]",
 )
 
 COMMANDS: Final = {

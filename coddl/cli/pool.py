@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from coddl.cli.connect import StateDir, complete_policies, needs
+from coddl.cli.connect import StateDir, complete_policies, needs, note
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 UP_EXAMPLES = """
 Examples:
 
-  coddl up                       a pool of this machine's GPUs, else of its cores
+  coddl up                       a pool of this machine's GPUs, or cores
 
   coddl up --slots 4             four places for CPU workers
 
   coddl up --policy afs-l --foreground
 
-  coddl down                     jobs are saved, and go on at the next coddl up
+  coddl down                     jobs are saved, and go on at the next up
 """
 DOWN_EXAMPLES = "Examples:  coddl down   coddl down --cancel-jobs"
 SERVER_EXAMPLES = """
@@ -37,9 +37,9 @@ Examples:
 AGENT_EXAMPLES = """
 Examples:
 
-  coddl agent --server http://head:7433 --token-file token --jobs-dir /shared/jobs
+  coddl agent --server http://head:7433 --token-file token --jobs-dir /nfs/jobs
 
-  coddl agent --slots 8                  places for CPU workers, of this machine's pool
+  coddl agent --slots 8                  places for CPU workers; pool of here
 """
 OWN_S: Final = 10.0  # within which a server on this machine answers
 PORT: Final = 7433
@@ -54,7 +54,7 @@ Policy = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Who decides. Default: the one of before; at first, afs-p.",
+        help="Who decides. Default: the one of before; at first, afs-p:tie=keep.",
         autocompletion=complete_policies,
     ),
 ]
@@ -151,7 +151,8 @@ def up(
         print(f"the pool is up at {url}: {_devices(options.folder)}")
         print("coddl submit train.py hands a job in; coddl down ends the pool", file=sys.stderr)
     else:
-        print(f"a pool is up already at {url or options.folder}; coddl down ends it")
+        where = url or options.folder
+        print(f"a pool is up already at {where} and stays as it is; coddl down ends it")
 
 
 def _supervise(options: "PoolOptions") -> int:
@@ -219,7 +220,7 @@ def down(
 
     folder = state_folder(state_dir)
     cancelled = _cancel_all(folder) if cancel_jobs and supervisor_of(folder) is not None else 0
-    was_up = end(folder)
+    was_up = end(folder, note)
     if wants_json(output, as_json):
         print(json.dumps({"state_dir": str(folder), "was_up": was_up, "cancelled": cancelled}))
     elif not was_up:

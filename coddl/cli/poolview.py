@@ -246,7 +246,7 @@ def explain_lines(told: Answer, now_s: float) -> list[Text]:
     if told["position"] is not None:
         place = f"number {told['position']} of those that wait"
         lines.append(Text(f"{place}; jobs that hold devices: {told['ahead']}"))
-    if told["speeds"]:
+    if told["speeds"] and job["tier"] == "elastic":  # others keep their size, however fast
         lines += [Text(), *_speeds(told["speeds"])]
     if told["story"]:
         lines += [Text(), Text("its story", style="bold")]
@@ -255,11 +255,13 @@ def explain_lines(told: Answer, now_s: float) -> list[Text]:
 
 
 def _speeds(speeds: Sequence[Answer]) -> list[Text]:
+    # As long as no step has been seen, only the ratios are assumed: seconds would be made up.
+    is_known = any(speed["source"] != "assumed" for speed in speeds)
     return table(
         [
             {
                 "GPUS": str(speed["gpus"]),
-                "STEP": f"{speed['step_s']:.3g} s",
+                "STEP": f"{speed['step_s']:.3g} s" if is_known else "?",
                 "SPEEDUP": f"{speed['speedup']:.2f}x",
                 "KNOWN": _source(speed),
             }

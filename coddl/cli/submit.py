@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 Examples:
 
-  coddl submit train.py --epochs 3                as many GPUs as is best for all
+  coddl submit train.py --epochs 3                the pool decides how many GPUs
 
   coddl submit --gpus 2..8 --name bert train.py   within bounds
 
@@ -28,7 +28,7 @@ Examples:
 
   coddl submit -f job.yaml --priority 5           from a file; flags win
 
-  coddl submit --dry-run train.py                 what would happen to everybody
+  coddl submit --dry-run train.py                 what would happen to all
 
   JOB=$(coddl submit --parsable train.py) && coddl wait $JOB
 """

@@ -9,7 +9,8 @@
                      │             ▼            ▼               ▼
                      └───────── preempted ◄─────────────────────┘
 ```
-From every phase with devices a job may also succeed, fail, or lose them and be preempted.
+From every phase with devices a job may also succeed, fail, or lose them and be preempted. That a
+run had succeeded may be heard after it was taken for lost.
 """
 
 from dataclasses import dataclass
@@ -33,9 +34,9 @@ RUNNING: Final = frozenset[Phase]({"starting", "running", "resizing", "stopping"
 OVER: Final = frozenset[Phase]({"succeeded", "failed", "cancelled"})
 
 TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
-    "pending": frozenset({"starting", "suspended", "cancelled"}),
-    "preempted": frozenset({"starting", "suspended", "cancelled"}),
-    "suspended": frozenset({"pending", "cancelled"}),
+    "pending": frozenset({"starting", "suspended", "succeeded", "cancelled"}),
+    "preempted": frozenset({"starting", "suspended", "succeeded", "cancelled"}),
+    "suspended": frozenset({"pending", "succeeded", "cancelled"}),
     "starting": frozenset({"running", "stopping", "preempted", "pending", *OVER}),
     "running": frozenset({"starting", "resizing", "stopping", "preempted", *OVER}),
     "resizing": frozenset({"starting", "running", "stopping", "preempted", *OVER}),

@@ -113,6 +113,10 @@ class Scheduler:
         if promised.any():
             end_s = float((jobs.changed_s[promised] + self.rules.reserve_s).min())
             wake_at_s = min(wake_at_s, end_s) if end_s > snapshot.now_s else wake_at_s
+        # The policy sees only what is left: to it these rows ask for more than there is at all.
+        total, held = snapshot.cluster.gpus_total, int(kept.sum())
+        who = f"jobs that may not be stopped now hold {held} of {total} GPUs"
+        reasons |= because(without & (total - held < need) & (need <= total), "Resources", who)
         return replace(allocation, waiting=reasons | allocation.waiting, wake_at_s=wake_at_s)
 
 

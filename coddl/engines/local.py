@@ -36,6 +36,7 @@ LOG_BYTES_MAX: Final = 10 << 20
 LOGS_KEPT: Final = 2
 LEAVE_S: Final = 615.0  # agents give their jobs 600 to bring their state to disk
 CLOSE_S: Final = 20.0
+TELL_S: Final = 2.0  # after which who waits wants to know for what
 TAIL_BYTES: Final = 8192
 ERROR: Final = re.compile(r"^error: (.+)\n  because (.+)\n  try     (.+)$", re.MULTILINE)
 NOBODY: Final = "no pool of this folder is up"
@@ -65,12 +66,25 @@ class PoolOptions:
 
 def supervisor_of(folder: Path) -> int | None:
     """Name the process that keeps a pool of this folder up; None: there is none."""
-    with contextlib.suppress(FileNotFoundError), (folder / "pool.lock").open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return int(lock.read() or b"0")
+    try:
+        with (folder / "pool.lock").open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read() or b"0")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise _unfit(folder, error) from None
     return None
+
+
+def _unfit(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{folder} can't hold a pool",
+        f"{error.filename}: {error.strerror}",
+        "another --state-dir",
+    )
 
 
 @contextlib.contextmanager
@@ -102,12 +116,21 @@ def make_folder(folder: Path) -> None:
             with open(descriptor, "w") as file:
                 file.write(secrets.token_urlsafe(32) + "\n")
             half.rename(folder / "token")
+        _check_token(folder / "token")
     except OSError as error:
-        raise UserError(
-            f"{folder} can't hold a pool",
-            f"{error.filename}: {error.strerror}",
-            "another --state-dir",
-        ) from None
+        raise _unfit(folder, error) from None
+
+
+def _check_token(path: Path) -> None:
+    """Refuse a token that others may know."""
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        because = f"others can read {path}: its mode is {mode:o}"
+    elif not path.read_bytes().strip():
+        because = f"{path} is empty"
+    else:
+        return
+    raise UserError("the token can't be used", because, f"rm {path}; coddl up makes a new one")
 
 
 def server_of(folder: Path) -> tuple[str, int] | None:
@@ -224,7 +247,7 @@ class LocalPool:
     tell: Callable[[str], None] = print
     now_s: Callable[[], float] = time.monotonic
     _news: threading.Event = field(default_factory=threading.Event)
-    _stops: int = 0
+    _stops: int = 0  # once: let jobs be saved; twice: at once
 
     def run(self) -> int:
         """Run until a signal comes. Raises UserError if the pool can't be started."""
@@ -242,8 +265,9 @@ class LocalPool:
                 self._stop(server, agents)
         return 0
 
-    def _on_signal(self, _number: int, _frame: object) -> None:
-        self._stops += 1
+    def _on_signal(self, number: int, _frame: object) -> None:
+        # `coddl down` may be called again while jobs are saved; only a second Ctrl-C is impatience.
+        self._stops = self._stops + 1 if number == signal.SIGINT else max(self._stops, 1)
         self._news.set()
 
     def _child(self, name: str, *words: str) -> Child:
@@ -305,7 +329,7 @@ class LocalPool:
     def _stop(self, server: Child, agents: list[Child]) -> None:
         """End the agents, who save what their jobs have done; then the server, who is told of it.
 
-        A second signal ends all at once.
+        A second Ctrl-C ends all at once.
         """
         for children, within_s in ((agents, LEAVE_S), ([server], CLOSE_S)):
             for child in children:
@@ -351,15 +375,19 @@ def await_ready(pool: Child, is_ready: Callable[[], bool], within_s: float = REA
         time.sleep(START_TICK_S)
 
 
-def down(folder: Path) -> bool:
+def down(folder: Path, tell: Callable[[str], None] = print) -> bool:
     """End the pool of a folder, and wait for that; tell whether there was one."""
     if (pid := supervisor_of(folder)) is None:
         return False
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-    until_s = time.monotonic() + LEAVE_S + CLOSE_S + 10.0
+    begin_s, is_told = time.monotonic(), False
     while supervisor_of(folder) == pid:
-        if time.monotonic() > until_s:
+        now_s = time.monotonic()
+        if now_s - begin_s > TELL_S and not is_told:
+            tell("jobs save their state; the pool ends when they have")
+            is_told = True
+        if now_s - begin_s > LEAVE_S + CLOSE_S + 10.0:
             raise UserError(
                 "the pool does not end",
                 f"process {pid} was asked to and goes on",

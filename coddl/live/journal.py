@@ -138,6 +138,7 @@ class Journal:
             except (zlib.error, msgspec.DecodeError):
                 continue  # torn, or of a version with another Pool: the records have it all
             self._pictured = picture.seq
+            body.pool.forget_soft()
             return Folded(body.pool, picture.seq, body.at_s)
         self._pictured = 0
         return Folded(Pool(), 0, 0.0)

@@ -1,7 +1,8 @@
 """The control loop: events in, records on disk, then effects. Synchronous; knows no asyncio. (D3)
 
 One `turn` takes all that has come: each event is handled, what follows is committed in one batch,
-and only then is anybody told. If the commit fails, nothing has happened: the pool is folded again
+and only then is anybody told. A turn may leave the conclusions to a later one, so that nobody waits
+for a decision that takes long. If the commit fails, nothing has happened: the pool is folded again
 from the journal, users are told so, and what agents and the clock have said is kept for the next
 turn, because they will not say it twice.
 """
@@ -126,19 +127,23 @@ class ControlLoop:
         """The pool as the journal has it; not to be changed."""
         return self.control.pool
 
-    def turn(self, asks: Sequence[Ask], wall_s: float) -> Turn:
+    def turn(self, asks: Sequence[Ask], wall_s: float, *, conclude: bool = True) -> Turn:
         """Handle what has come, write it down, and tell who has to know."""
         self._now_s = max(self._now_s, wall_s)  # wall clocks are set back now and then
         try:
-            return self._turn(asks)
+            return self._turn(asks, conclude=conclude)
         except _Failed as failed:
             self._fold_again()
             culprit = failed.ask or (asks[0] if len(asks) == 1 else None)
             if culprit is not None or not asks:
                 self._outbox.report_bug(failed.error)
             if culprit is not None:
+                if culprit.must and failed.ask is None:
+                    # What was said once is true, whatever we fail to conclude from it.
+                    return self.turn(asks, wall_s, conclude=False)
                 culprit.reply(Bug(failed.error))
-                return self.turn([ask for ask in asks if ask is not culprit], wall_s)
+                others = [ask for ask in asks if ask is not culprit]
+                return self.turn(others, wall_s, conclude=conclude and bool(others))
         # One of many has led to a wrong conclusion. Alone, each shows whether it was that one.
         again = [left for ask in asks for left in self.turn([ask], wall_s).again]
         return Turn(again, self.pool.wake_at_s)
@@ -157,13 +162,13 @@ class ControlLoop:
             self._journal.keep_picture(self.pool, self._now_s)
         self._journal.close()
 
-    def _turn(self, asks: Sequence[Ask]) -> Turn:
+    def _turn(self, asks: Sequence[Ask], *, conclude: bool) -> Turn:
         batch = _Batch()
         if self._must_restore:
             self._restore()
         for ask in asks:
             self._take(ask, batch)
-        outcome, answers = self._conclude(batch)
+        outcome, answers = self._conclude(batch, conclude=conclude)
         noted: list[Noted] = []
         if outcome.records or answers:
             try:
@@ -208,9 +213,9 @@ class ControlLoop:
             batch.known[ask] = known.response
         return before is not None
 
-    def _conclude(self, batch: _Batch) -> tuple[Outcome, list[Answer]]:
+    def _conclude(self, batch: _Batch, *, conclude: bool) -> tuple[Outcome, list[Answer]]:
         try:
-            outcome = self.control.conclude(self._now_s)
+            outcome = self.control.conclude(self._now_s) if conclude else self.control.note()
             answers = [
                 Answer(once.key, once.request, once.respond(), self._now_s)
                 for once in batch.first.values()
@@ -232,6 +237,7 @@ class ControlLoop:
         self.control = Control(self._journal.fold().pool, self._rules)
         if awaited:
             self.control.await_nodes(awaited)
+        self.control.reconsider("the journal was read again")
         self._must_restore = True
 
     def _restore(self) -> None:

@@ -47,6 +47,8 @@ from coddl.live.warm import warm_up
 BEATS_PER_LEASE: Final = 24
 BEAT_EVERY_MAX_S: Final = 5.0
 RETRY_S: Final = 1.0  # between attempts to write down what must not be lost
+SWIFT_S: Final = 0.02  # a turn that takes longer shall not be waited for
+BREATH_S: Final = 0.005  # for answers to leave before conclusions are drawn
 
 log = structlog.get_logger(__name__)
 
@@ -92,7 +94,9 @@ class Server:
         self._first_policy = self.pool.policy
         self._woken_for_s: float | None = None
         self._wake_at_s = self.pool.wake_at_s
-        self._retry_at_s: float | None = None
+        self._took_s = 0.0  # the last turn that drew conclusions
+        self._rest_until_s = 0.0
+        self._turn_at_s: float | None = None  # when something is left to do
         self._await_agents()
 
     @contextlib.asynccontextmanager
@@ -269,20 +273,35 @@ class Server:
             self._turn()
 
     def _turn(self) -> None:
-        """Handle all that has come."""
-        if not self._queue:
-            return
+        """Handle all that has come.
+
+        Where decisions take long, what has come is written down and answered first; conclusions
+        are drawn after that, and no more often than half of the time.
+        """
+        is_due = self._turn_at_s is not None and self.steady_s() >= self._turn_at_s
+        if is_due or (self._queue and self._took_s < SWIFT_S):
+            self._take_turn(conclude=True)
+        elif self._queue:
+            self._take_turn(conclude=False)
+
+    def _take_turn(self, *, conclude: bool) -> None:
         asks = list(self._queue)
         self._queue.clear()
         began_s = self.steady_s()
-        turn = self._loop.turn(asks, self.clock.wall_s())
-        self.metrics.turn_seconds.observe(self.steady_s() - began_s)
+        turn = self._loop.turn(asks, self.clock.wall_s(), conclude=conclude)
+        ended_s = self.steady_s()
+        self.metrics.turn_seconds.observe(ended_s - began_s)
         self._wake_at_s = turn.wake_at_s
         self._queue.extendleft(reversed(turn.again))
-        self._retry_at_s = self.steady_s() + RETRY_S if turn.full is not None else None
         if turn.full is not None:
+            self._turn_at_s = ended_s + RETRY_S
             log.error("the journal is full", because=turn.full.because, kept=len(turn.again))
             return
+        if conclude:
+            self._took_s = ended_s - began_s
+            self._rest_until_s, self._turn_at_s = ended_s + self._took_s, None
+        else:
+            self._turn_at_s = max(self._rest_until_s, ended_s + BREATH_S)
         try:
             self._loop.tidy()
         except JournalFull as full:
@@ -310,7 +329,7 @@ class Server:
     def _patience_s(self) -> float | None:
         """Tell how long nothing has to be done unless something comes."""
         steady_s = self.steady_s()
-        due_s = [end for end in (self._leases.next_end_s(), self._retry_at_s) if end is not None]
+        due_s = [end for end in (self._leases.next_end_s(), self._turn_at_s) if end is not None]
         if self._wake_at_s is not None and self._wake_at_s != self._woken_for_s:
             due_s.append(steady_s + self._wake_at_s - self.clock.wall_s())
         return self.clock.patience_s(min(due_s) - steady_s) if due_s else None

@@ -193,7 +193,8 @@ class Session:
             case wire.Logs(job=job, lines=lines):
                 self._host.hear_logs(job, lines)
             case wire.Hello():
-                self._join()
+                if self._hang_up is None and self._sessions.is_current(self):
+                    self._join()
 
     def _ask_holding(self) -> None:
         """Have the newest word handled, once, however many come before its turn."""

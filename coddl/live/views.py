@@ -71,7 +71,7 @@ def job_view(pool: Pool, job: JobState, run: RunProgress | None, now_s: float) -
 
 
 def _eta_s(job: JobState) -> float | None:
-    measured = job.step_s.get(job.serving or len(job.granted))
+    measured = job.step_s.get(len(job.serves or job.granted))
     if job.steps is None or measured is None:
         return None
     return max(0, job.steps - job.step) * measured.step_s

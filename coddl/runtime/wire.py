@@ -20,16 +20,19 @@ class Lines:
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self._rest = b""
-        self._line_bytes_max = line_bytes_max
+        self.line_bytes_max = line_bytes_max
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Give the messages that are complete now; raises ValueError at what is none."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > self._line_bytes_max:
+        if len(self._rest) > self.line_bytes_max:
             raise ValueError("a line without an end")
         for line in lines:
             if line:
-                message = json.loads(line)
+                try:
+                    message = json.loads(line)
+                except RecursionError:
+                    raise ValueError("it is too deep to be a message") from None
                 if not isinstance(message, dict):
                     raise ValueError(f"{message!r} is no message")
                 yield message

@@ -138,11 +138,11 @@ def test_a_worker_starts_only_where_the_table_gives_its_job_a_seat(pool: Pool) -
     server, job = pool.server, next(pool.jobs)
     spec = script("net.py", "--epochs", "1000")
     pool.order(lead(job, [0]), spec=spec)
-    server.fact(RunStepped, job)
+    server.wait_step(1, job)
     wanted, version = lead(job, [0, 1]), next(pool.versions)
     server.order(Orders(version, {0: Claim(job, 1)}, (wanted,), {job: spec}))
     server.held(version, {0: Claim(job, 1)})
-    server.wait_step(20, job)
+    server.wait_step(server.progress(job)[-1].progressed.step + 20, job)
     server.held(version, {0: Claim(job, 1)})  # still
     version = pool.order(wanted, spec=spec)
     server.fact(RunChanged, job, kind="resized")

@@ -214,6 +214,14 @@ def test_a_command_can_be_cancelled(start: Start) -> None:
     assert started.end() == RunEnded(7, 3, "cancelled")
 
 
+def test_a_command_that_is_ended_before_it_has_begun_ends(start: Start) -> None:
+    started = start(python(DEAF))
+    started.lead.drop()  # the guard reads this along with what it is to start
+    assert started.lead.join(PATIENCE_S)
+    assert started.hearer.slots[-1] == ()
+    assert started.hearer.facts.qsize() <= 2  # it may have started; of its end nothing is told
+
+
 def test_a_command_that_we_end_says_our_reason(start: Start) -> None:
     started = start(python(DEAF))
     assert started.hearer.next_line() == "stdout: ready"

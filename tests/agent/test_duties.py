@@ -34,6 +34,7 @@ class Case:
     want: list[Duty] = field(default_factory=list)
     ended: frozenset[Claim] = frozenset()
     posts: dict[str, Post] = field(default_factory=lambda: POSTS)
+    table: dict[int, Claim] = field(default_factory=dict)
 
 
 CASES = {
@@ -77,12 +78,16 @@ CASES = {
         [Aim(lead(1, (10,)), {"b": replace(B, port=3)})],
         posts={"b": replace(B, port=3)},
     ),
+    "a seat that is given at last": Case(
+        [lead(1)], [lead(1)], [Aim(lead(1), {"a": A})], table={0: Claim(1, 1)}
+    ),
+    "a seat that is another's": Case([lead(1)], [lead(1)], table={0: Claim(2, 1), 1: Claim(1, 2)}),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_what_follows_from_orders(case: Case) -> None:
-    orders = Orders(1, {}, tuple(case.orders), {})
+    orders = Orders(1, case.table, tuple(case.orders), {})
     doing = {told.job: led(told) for told in case.doing}
     assert list(duties(orders, case.posts, doing, case.ended)) == case.want
 

@@ -47,6 +47,14 @@ def test_what_is_printed_too_fast_is_dropped_and_a_line_says_so(tmp_path: Path) 
     assert len(book.path(1).read_text().splitlines()) == 5
 
 
+def test_long_lines_make_small_batches(book: LogBook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "BATCH_CHARS_MAX", 10)
+    for text in ("12345678", "12345678", "9"):
+        book.add(1, line(text))
+    assert sent(book) == {1: ["12345678", "12345678"]}
+    assert sent(book) == {1: ["9"]}
+
+
 def test_what_could_not_be_sent_comes_first_the_next_time(book: LogBook) -> None:
     book.add(1, line("a"))
     book.add(1, line("b"))

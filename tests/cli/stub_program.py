@@ -3,13 +3,15 @@
     python stub_program.py server --state-dir DIR --port PORT ...
     python stub_program.py agent --name NAME --state-dir DIR ...
 
-A file `fail-server` or `fail-NAME` in the folder has it fail at its start.
+A file `fail-server` or `fail-NAME` in the folder has it fail at its start; a file `slow` has it
+take its time to leave.
 """
 
 import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 words = sys.argv[1:]
@@ -24,6 +26,10 @@ def tell(what: str) -> None:
 
 
 def leave(*_signal: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tell("leaves")
+    while (folder / "slow").exists():
+        time.sleep(0.01)
     tell("ends")
     sys.exit(0)
 

@@ -80,7 +80,8 @@ def test_a_share_over_time_is_a_line_of_heights() -> None:
 
 def test_the_picture_has_a_row_and_a_reason_per_job() -> None:
     bill = bill_of("resnet", "vit")
-    bill.see([JOB | {"id": 1}, JOB | {"id": 2, "state": "SUCCEEDED"}], NOW_S + 20)
+    ended = JOB | {"id": 2, "state": "SUCCEEDED", "jct_s": 13.04}
+    bill.see([JOB | {"id": 1}, ended], NOW_S + 20)
     bill.hear([event("JobSubmitted", 2)])
     lines = [line.plain for line in picture(bill, 100)]
     assert lines[0] == "CoDDL demo  4 GPUs, shared by afs-p, 20 s"
@@ -88,7 +89,7 @@ def test_the_picture_has_a_row_and_a_reason_per_job() -> None:
     assert lines[2].split()[-4:] == ["■■■□", "RUNNING", "━" * 10, "42%"]
     assert lines[3].strip() == "afs-p: it gains most"
     assert lines[4].split()[-4:] == ["□□□□", "SUCCEEDED", "━" * 10, "100%"]
-    assert lines[5].strip() == ""
+    assert lines[5].strip() == "took 13.0 s from its submission to its end, with 0 resizes"
     assert lines[-1] == "   1.0 s  vit      is handed in"
     assert max(map(len, lines)) <= 100
 

@@ -168,6 +168,48 @@ def test_down_ends_a_pool_and_waits_for_it(keep: Keep, tmp_path: Path) -> None:
     assert not down(tmp_path / "nosuch")
 
 
+@pytest.mark.parametrize(
+    ("number", "is_impatient"), [(signal.SIGTERM, False), (signal.SIGINT, True)]
+)
+def test_only_a_second_ctrl_c_ends_what_saves_its_jobs(
+    keep: Keep, tmp_path: Path, number: signal.Signals, is_impatient: bool
+) -> None:
+    pool = keep()
+    pool.await_all()
+    (tmp_path / "pool" / "slow").touch()
+
+    def left(what: str) -> list[str]:
+        return [words[0] for words in pool.life() if words[1] == what]
+
+    pool.process.send_signal(number)
+    wait_until(lambda: len(left("leaves")) == 2, "agents that leave")
+    pool.process.send_signal(number)
+    if is_impatient:
+        assert pool.end()[0] == 0
+        assert left("ends") == []
+    else:
+        # What it does with the second signal can't be seen; what it has done, at the end.
+        (tmp_path / "pool" / "slow").unlink()
+        assert pool.end()[0] == 0
+        assert len(left("ends")) == 3
+
+
+def test_down_says_what_it_waits_for(
+    keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, told = keep(), list[str]()
+    pool.await_all()
+    (slow := tmp_path / "pool" / "slow").touch()
+    monkeypatch.setattr(local, "TELL_S", 0.0)
+
+    def tell(text: str) -> None:
+        told.append(text)
+        slow.unlink()
+
+    assert down(tmp_path / "pool", tell)
+    assert told == ["jobs save their state; the pool ends when they have"]
+
+
 def test_up_gives_the_words_of_what_could_not_start(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "raise SystemExit('error: no\\n  because so\\n  try     more')"]
     with pytest.raises(UserError) as refused:
@@ -218,6 +260,27 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
         f"  because {tmp_path}/file/pool: Not a directory\n"
         "  try     another --state-dir"
     )
+
+
+def test_a_lock_that_cannot_be_looked_at_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"pool\.lock: Not a directory"):
+        supervisor_of(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "because"),
+    [(0o644, "x", "others can read .*: its mode is 644"), (0o600, " \n", "is empty")],
+)
+def test_a_token_that_others_may_know_is_refused(
+    tmp_path: Path, mode: int, text: str, because: str
+) -> None:
+    make_folder(tmp_path)
+    make_folder(tmp_path)  # its own is good
+    (tmp_path / "token").write_text(text)
+    (tmp_path / "token").chmod(mode)
+    with pytest.raises(UserError, match=because):
+        make_folder(tmp_path)
 
 
 def test_agents_have_names_of_their_own(tmp_path: Path) -> None:

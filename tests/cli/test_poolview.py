@@ -149,6 +149,18 @@ def test_a_job_is_explained_with_what_was_measured_and_what_was_not() -> None:
     )
 
 
+def test_seconds_that_nobody_has_seen_are_not_shown() -> None:
+    assumed = [
+        {"gpus": gpus, "step_s": 1 / gpus, "speedup": gpus, "source": "assumed", "iterations": 0}
+        for gpus in (1, 2)
+    ]
+    told = EXPLAINED | {"job": WAITING, "speeds": assumed}
+    text = plain(view.explain_lines(told, NOW_S))
+    assert "2     ?     2.00x    assumed" in text
+    opaque = told | {"job": WAITING | {"tier": "opaque"}}
+    assert "assumed" not in plain(view.explain_lines(opaque, NOW_S))  # its size is fixed
+
+
 def test_a_preview_tells_what_would_happen_to_everyone() -> None:
     assert plain(view.preview_lines(PREVIEW)) == (
         "0 of 4 GPUs are free; afs-p decides\n"

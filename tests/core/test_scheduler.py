@@ -123,6 +123,17 @@ def test_pinned_jobs_stay_whatever_is_left(gpus: int, held: int) -> None:
         assert plan.shares.sum() <= max(gpus, held)
 
 
+def test_who_waits_for_pinned_jobs_is_not_told_that_it_can_never_run() -> None:
+    rows = [job("a", 3, 3, holds=3, pinned=True), job("b", 2, 2), job("c", 5, 5)]
+    plan = Scheduler(policy_from("afs-p")).decide(snapshot_of(4, rows))
+    assert plan.shares.tolist() == [3, 0, 0]
+    who = "jobs that may not be stopped now hold 3 of 4 GPUs"
+    assert plan.waiting(1) == ("Resources", who)
+    never = plan.waiting(2)
+    assert never is not None
+    assert never.code == "Infeasible"
+
+
 def test_seats_and_servers_stay_with_their_jobs() -> None:
     def policy(snapshot: Snapshot) -> Allocation:
         shares = np.ones(snapshot.jobs.size, np.int64)

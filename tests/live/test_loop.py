@@ -148,6 +148,7 @@ def test_after_a_failed_commit_the_pool_hears_again_what_no_journal_holds(driven
     driven.store.is_full = True
     driven.loop.turn([driven.submit("a")], 11.0)
     assert not driven.loop.pool.nodes["n1"].is_silent
+    driven.store.is_full = False
     driven.loop.turn([], 12.0)
     assert driven.loop.pool.nodes["n1"].is_silent
 

@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {
     "on_enter": "",  # and instead of training
     "on_leave": "",
     "after": "",  # its loop
-    **json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"),
+    **json.loads(sys.argv[1] if __name__ == "__main__" and sys.argv[1:] else "{}"),
 }
 
 

@@ -29,14 +29,13 @@ CASES: dict[str, tuple[list[Seat], Seat, dict[str, str]]] = {
     "ranks go node by node, whatever the order of the seats": (
         SPREAD,
         Seat(1, "a", "3"),
-        {"RANK": "1", "LOCAL_RANK": "1", "NODE_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-        | {"CUDA_VISIBLE_DEVICES": "3"},
+        {"RANK": "1", "WORLD_SIZE": "3", "CODDL_NODES": "2", "CODDL_GPUS_PER_NODE": "2,1"},
     ),
-    "the second node counts its own from zero": (
+    "the one GPU that a worker sees is number LOCAL_RANK of LOCAL_WORLD_SIZE": (
         SPREAD,
-        Seat(4, "b", "1"),
-        {"RANK": "2", "LOCAL_RANK": "0", "NODE_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "3"}
-        | {"LOCAL_WORLD_SIZE": "1", "CODDL_NODES": "2", "CODDL_GPUS_PER_NODE": "2,1"},
+        Seat(1, "a", "3"),
+        {"CUDA_VISIBLE_DEVICES": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        | {"NODE_RANK": "1", "GROUP_RANK": "1"},
     ),
     "the first node that is named is the first": (
         [Seat(4, "b"), Seat(0, "a")],

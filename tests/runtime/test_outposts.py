@@ -440,6 +440,7 @@ def hello(post: Post, **fields: Any) -> bytes:
 
 STRANGERS: dict[str, dict[str, Any]] = {
     "a wrong token": {"token": "guess"},
+    "a token that is no text": {"token": "\ud800"},
     "no token": {"token": None},
     "a token that is a number": {"token": 7},
     "a job that is a path": {"job": "../../etc"},
@@ -460,11 +461,33 @@ def test_a_stranger_is_refused_and_starts_nothing(pool: Open, fields: dict[str, 
 def test_a_line_without_an_end_is_not_listened_to(
     pool: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outposts, "REQUEST_BYTES_MAX", 1000)
-    assert said(pool(nodes=1).nodes[0].post, b"x" * 1001) == []
+    monkeypatch.setattr(outposts, "HELLO_WAIT_S", 600.0)
+    assert said(pool(nodes=1).nodes[0].post, b"x" * (outposts.HELLO_BYTES_MAX + 1)) == []
 
 
-@pytest.mark.parametrize("words", [b"GET / HTTP/1.0\r\n\r\n", b"[]\n", b"\xff\xfe\n"])
+def test_many_silent_strangers_make_way_for_a_lead(
+    pool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outposts, "HELLO_WAIT_S", 600.0)
+    monkeypatch.setattr(outposts, "STRANGERS_MAX", 5)
+    nodes = pool(nodes=1)
+    address = (nodes.nodes[0].post.host, nodes.nodes[0].post.port)
+    strangers = [socket.create_connection(address, timeout=10) for _ in range(50)]
+    try:
+        for stranger in strangers[:45]:
+            assert stranger.recv(1) == b""  # it was hung up on
+        lead = nodes.lead()
+        nodes.aim(lead, 1)
+        lead.wait_size(1)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+DEEP = b"[" * 4000 + b"\n"
+
+
+@pytest.mark.parametrize("words", [b"GET / HTTP/1.0\r\n\r\n", b"[]\n", b"\xff\xfe\n", DEEP])
 def test_what_is_no_language_of_ours_harms_nobody(pool: Open, words: bytes) -> None:
     nodes = pool(nodes=1)
     assert said(nodes.nodes[0].post, words) == []

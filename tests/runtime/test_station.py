@@ -137,7 +137,9 @@ def test_a_zygote_that_is_always_killed_is_given_up(tmp_path: Path) -> None:
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     with contextlib.closing(Post(tmp_path, env)) as post:
         post.start(0)
-        assert "can't run workers" in post.wait("lost")["what"]
+        lost = post.wait("lost")
+        assert "can't run workers" in lost["what"]
+        assert lost["code"] == -signal.SIGKILL
         post.wait("exited", worker=0)
         post.start(1)
         post.wait("exited", worker=1)

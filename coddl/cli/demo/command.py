@@ -56,7 +56,7 @@ def demo(slots: Slots = None, output: Output = "table", as_json: AsJson = False)
     if not for_program and console.is_terminal:
         stage = Theatre(console)
     with tempfile.TemporaryDirectory(prefix="coddl-demo-", ignore_cleanup_errors=True) as folder:
-        summary = _played(Path(folder), slots, stage, for_program)
+        summary = played(Path(folder), slots, stage, for_program)
     _tell(summary, console, for_program)
     raise typer.Exit(0 if all(job.state == "SUCCEEDED" for job in summary.jobs) else 1)
 
@@ -71,7 +71,8 @@ def _tell(summary: "Summary", console: "Console", for_program: bool) -> None:
         show(summary_lines(summary), console)
 
 
-def _played(folder: Path, slots: int | None, stage: "Stage", for_program: bool) -> "Summary":
+def played(folder: Path, slots: int | None, stage: "Stage", for_program: bool) -> "Summary":
+    """Play the demo with a pool in a folder, and sum it up."""
     from coddl.cli.demo.playbill import Playbill
     from coddl.engines.local import PoolOptions
 

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from coddl.cli.demo.playbill import Part, Playbill
-from coddl.cli.poolview import STYLES
+from coddl.cli.poolview import STYLES, counted
 
 LEVELS: Final = "▁▂▃▄▅▆▇█"
 WAITS: Final = "·"
@@ -93,11 +93,19 @@ def picture(bill: Playbill, width: int) -> Iterator[Text]:
     yield Text(f"{'':{NAME}}  {scale}  {now}  {'state':{STATE}} progress", style="dim")
     for part in bill.parts:
         yield _row(bill, part, columns, span_s)
-        yield Text(f"{'':{NAME}}  {'' if part.is_over else part.job['reason']}", style="dim")
+        yield Text(f"{'':{NAME}}  {_below(part)}", style="dim")
     yield Text()
     styles = {part.act.name: part.act.style for part in bill.parts}
     for at_s, who, what in bill.lines[-LINES:]:
         yield Text.assemble((f"{at_s:6.1f} s  ", "dim"), (f"{who:{NAME}} ", styles[who]), what)
+
+
+def _below(part: Part) -> str:
+    """Say why a job has what it has; how it went, when it is over."""
+    if not part.is_over:
+        return str(part.job["reason"])
+    took_s, resizes = part.job["jct_s"] or 0.0, counted(len(part.pauses_s), "resize")
+    return f"took {took_s:.1f} s from its submission to its end, with {resizes}"
 
 
 def _row(bill: Playbill, part: Part, columns: int, span_s: float) -> Text:

@@ -165,8 +165,9 @@ def summary_lines(summary: Summary) -> list[Text]:
         lines.append(Text(told))
     lines.append(
         Text(
-            "FIFO is simulated: the same arrivals, lengths and measured step times; each job waits "
-            "for its maximum\nand keeps it; starting and pauses cost nothing there, but do here.",
+            "JCT, the job completion time: from submission to end. FIFO is simulated with the same "
+            "arrivals,\nlengths and measured step times: each job waits for its maximum and keeps "
+            "it; starting and pauses\ncost nothing there, but do here.",
             style="dim",
         )
     )

@@ -4,6 +4,7 @@
     conclude()     decides if something calls for it, and puts decisions into effect as far as
                    devices are free; gives all records since the last time, to be journalled before
                    anybody hears of them
+    note()         gives the records without concluding anything: that is owed then
 
 A driver takes the events of an instant together, so that a hundred submits make one decision.
 `handle` is both, for one event. Effects are orders: a node whose orders changed is to be instructed
@@ -66,8 +67,8 @@ class Control:
         self.rules = rules
         self._records: list[r.Record] = []
         self._why = ""  # to decide anew
+        self._hint = ""  # the same, if nothing happens beside it
         self._awaited: set[str] = set()
-        self._decided_on: dict[tuple[int, int], float] = {}  # (job, gpus) -> step_s
 
     def handle(self, event: r.Event, now_s: float) -> Outcome:
         """Take in one event and draw the conclusions."""
@@ -78,6 +79,10 @@ class Control:
         """Decide nothing until these have come back or are lost: they know what still runs."""
         self._awaited = {name for name in nodes if self.pool.nodes[name].is_up}
         self._why = "the server was restarted"
+
+    def reconsider(self, why: str) -> None:
+        """Have everything decided anew: what called for it before may have been forgotten."""
+        self._call(why)
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -124,7 +129,7 @@ class Control:
                 self._on_reported(event, now_s)
             case r.NodeSilent(node, boot):
                 if self._is_current(node, boot):
-                    self.pool.nodes[node].is_silent = True
+                    self._on_silent(node)
             case r.NodeLost(node, boot):
                 if self._is_current(node, boot):
                     self._lose(event, now_s)
@@ -166,6 +171,10 @@ class Control:
         """Ask for a decision; the first cause of an instant names it."""
         self._why = self._why or why
 
+    def _call_for_speed(self, why: str) -> None:
+        """Ask for a decision, of which something that happens is the better name."""
+        self._hint = self._hint or why
+
     def _add(self, record: r.Record, now_s: float) -> None:
         self.pool.apply(record, now_s)
         self._records.append(record)
@@ -197,6 +206,12 @@ class Control:
             slots.append(slot)
         self._add(replace(event, slots=tuple(slots)), now_s)
         self._call(f"node {event.node} has joined")
+
+    def _on_silent(self, node: str) -> None:
+        self.pool.nodes[node].is_silent = True
+        for number in self.pool.unsettled:
+            if node in self.pool.nodes_of(self.pool.jobs[number].target):
+                self._call(f"node {node} is silent")  # what is reserved there may be had elsewhere
 
     def _on_reported(self, event: r.NodeReported, now_s: float) -> None:
         """Free the slots that a node, knowing its newest orders, says are empty."""
@@ -235,7 +250,7 @@ class Control:
         self, fact: r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded, now_s: float
     ) -> None:
         job = self.pool.jobs.get(fact.job)
-        if job is None or fact.attempt != job.attempt or not job.has_run:
+        if job is None or fact.attempt != job.attempt or not self._may_say(job, fact):
             return  # a ghost: word of a run that we have since stopped
         match fact:
             case r.RunPrepared() if job.prepared and job.steps == fact.steps:
@@ -259,6 +274,12 @@ class Control:
             case _:
                 assert_never(fact)
 
+    def _may_say(self, job: JobState, fact: r.Record) -> bool:
+        """Tell whether such word can be: of a run, or that a run we took for lost had succeeded."""
+        if job.has_run:
+            return True
+        return not job.is_over and isinstance(fact, r.RunEnded) and fact.outcome == "succeeded"
+
     def _on_progress(self, event: r.RunProgressed) -> None:
         job = self.pool.jobs.get(event.job)
         if job is None or event.attempt != job.attempt or not job.has_run:
@@ -269,9 +290,9 @@ class Control:
         job.step_s[event.gpus] = Measured(event.step_s, event.iterations)
         if event.gpus != len(job.granted) or job.phase != "running":
             return
-        used_s = self._decided_on.get((job.id, event.gpus))
+        used_s = job.row.step_s.get(event.gpus) if job.row is not None else None
         if used_s is None or abs(event.step_s - used_s) > SPEED_NEWS * used_s:
-            self._call(
+            self._call_for_speed(
                 f"{self._name(job.id)} was measured on {event.gpus}: {event.step_s:.3g} s a step"
             )
 
@@ -279,18 +300,18 @@ class Control:
 
     def conclude(self, now_s: float) -> Outcome:
         """Decide if something calls for it, and put into effect what devices allow."""
-        if self._why and not self._awaited:
-            why, self._why = self._why, ""
+        if (why := self._why or self._hint) and not self._awaited:
+            self._why = self._hint = ""
             self._add(decide(self.pool, self.rules, why, now_s), now_s)
-            self._decided_on |= {
-                (job.id, gpus): each.step_s
-                for job in self.pool.live_jobs()
-                for gpus, each in job.step_s.items()
-            }
         if not self._awaited:
             for number in list(self.pool.unsettled):
                 self._settle(self.pool.jobs[number], now_s)
+            self._untie(now_s)
             self._leave_drained(now_s)
+        return self.note()
+
+    def note(self) -> Outcome:
+        """Give what has happened since the last time, without drawing conclusions."""
         records, self._records = tuple(self._records), []
         instruct = frozenset(self.pool.touched)
         self.pool.touched.clear()
@@ -305,6 +326,33 @@ class Control:
             self._aim(job, (), job.attempt, now_s)
         elif job.target and self._are_free(job):
             self._aim(job, job.target, job.attempt + (not job.has_run), now_s)
+
+    def _untie(self, now_s: float) -> None:
+        """Have one of several jobs that wait for one another's devices leave its own first."""
+        stuck = {n for n in self.pool.unsettled if self._is_stuck(self.pool.jobs[n])}
+        for first in sorted(stuck):
+            seen, number = [first], self._blocker(self.pool.jobs[first], stuck)
+            while number is not None and number not in seen:
+                seen.append(number)
+                number = self._blocker(self.pool.jobs[number], stuck)
+            if number is not None:
+                job = self.pool.jobs[number]
+                kept = tuple(slot for slot in job.granted if slot in job.target)
+                self._aim(job, kept, job.attempt, now_s)
+                return  # who waited for it goes on when it has left
+
+    def _is_stuck(self, job: JobState) -> bool:
+        return job.has_run and not job.stop and bool(job.target)
+
+    def _blocker(self, job: JobState, stuck: Collection[int]) -> int | None:
+        """Name a job that has to move before this one can, and can't."""
+        for slot in job.target:
+            owner = self.pool.slots[slot].owner
+            if owner is None or owner == job.id or owner not in stuck:
+                continue
+            if slot in self.pool.jobs[owner].granted:
+                return owner
+        return None
 
     def _are_free(self, job: JobState) -> bool:
         for slot in job.target:

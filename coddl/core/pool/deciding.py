@@ -1,5 +1,6 @@
 """One decision: shares by the policy, devices by placement, and a sentence for every change."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -7,13 +8,14 @@ from coddl.core.allocation import Waiting
 from coddl.core.placement.keep import Wish, place
 from coddl.core.plan import Plan
 from coddl.core.policies.registry import policy_from
-from coddl.core.pool.job import PRERUN_S
+from coddl.core.pool.job import PRERUN_S, JobState
 from coddl.core.pool.records import Decided, Row, Target
 from coddl.core.pool.sight import Sight, look
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Rules, Scheduler
 
 CALM: Final = Rules(cool_down_s=10.0, reserve_s=10.0)  # what a pool keeps to unless told otherwise
+NEWS: Final = 0.1  # by how much a number must differ from the one last told to be told again
 ROUNDS_MAX: Final = 4  # of deciding anew without jobs for which no node has room
 NO_NODES: Final = Waiting("NodeDown", "no node of the pool can be used now")
 
@@ -51,18 +53,33 @@ class _Found:
 
 
 def _wishes(sight: Sight, plan: Plan) -> list[Wish]:
+    """Say where jobs would stay; of two that name the same device, the one that is there."""
+    served = [
+        (job, int(gpus)) for job, gpus in zip(sight.jobs, plan.shares, strict=True) if gpus > 0
+    ]
+    claims = Counter(slot for job, _ in served for slot in _claimed(job, sight))
     return [
         Wish(
             job.id,
-            int(gpus),
-            # What it was promised before is as good as held: nobody is moved without need.
-            job.target if not job.stop and set(job.target) <= sight.nodes.keys() else job.granted,
+            gpus,
+            tuple(s for s in _claimed(job, sight) if claims[s] == 1 or s in job.granted),
             job.lead,
             spans=job.spec.is_elastic,
         )
-        for job, gpus in zip(sight.jobs, plan.shares, strict=True)
-        if gpus > 0
+        for job, gpus in served
     ]
+
+
+def _claimed(job: JobState, sight: Sight) -> tuple[int, ...]:
+    """Name the devices that a job stays on if it may.
+
+    What it was promised before is as good as held: nobody is moved without need. If that can't be
+    had any more it stays where it is. Who was told to leave has no claim: others may wait for it.
+    """
+    if job.stop:
+        return ()
+    is_usable = all(slot in sight.nodes for slot in job.target)
+    return job.target if is_usable else job.granted
 
 
 def _cramped(gpus: int, pool: Pool) -> Waiting:
@@ -149,6 +166,26 @@ def _rows(sight: Sight, plan: Plan) -> tuple[Row, ...]:
             step_s={size: each.step_s for size, each in sorted(job.step_s.items())},
             share=share,
         )
-        if row != job.row:
+        if job.row is None or _is_news(row, job.row):
             news.append(row)
     return tuple(news)
+
+
+def _is_news(row: Row, told: Row) -> bool:
+    """Tell whether a row is worth writing down: every step changes what remains, by a little."""
+    if (row.gpus, row.gpus_min, row.gpus_max, row.share) != (
+        told.gpus,
+        told.gpus_min,
+        told.gpus_max,
+        told.share,
+    ):
+        return True
+    if row.step_s.keys() != told.step_s.keys() or _differs(row.remaining, told.remaining):
+        return True
+    return any(_differs(step_s, told.step_s[gpus]) for gpus, step_s in row.step_s.items())
+
+
+def _differs(now: float | None, told: float | None) -> bool:
+    if now is None or told is None:
+        return now != told
+    return abs(now - told) > NEWS * told

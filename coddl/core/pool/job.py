@@ -58,7 +58,7 @@ class JobState:
     step: int = 0
     step_s: dict[int, Measured] = field(default_factory=dict)  # by GPUs
     change: int = -1  # the newest change of its group, in this attempt
-    serving: int = 0  # GPUs it trains on, by its own account
+    serves: tuple[int, ...] = ()  # slots it trains on, by its own account
     last_pause_s: float | None = None
     resizes: int = 0
     failures: int = 0  # of its own
@@ -101,6 +101,9 @@ class JobState:
             return 1, 1
         if not self.spec.is_elastic:
             return self.gpus_min, self.gpus_min
+        if self.has_run and not self.prepared and not self.stop:
+            # Another size would cost it all it has done; it may have one when it can be resized.
+            return len(self.granted), len(self.granted)
         most = self.gpus_max
         if self.virtual_nodes is not None:
             most = min(most, self.virtual_nodes)

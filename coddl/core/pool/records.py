@@ -273,7 +273,7 @@ class Decided:
     why: str  # what made us decide
     targets: Mapping[int, Target]  # by job; only those that changed
     waiting: Mapping[int, Waiting]  # by job; only those that changed
-    rows: tuple[Row, ...]  # only those that differ from what was told of the job before
+    rows: tuple[Row, ...]  # only those that differ, by a tenth, from what was told before
     memory: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # the policy's, by job
     wake_at_s: float | None = None
 

@@ -59,6 +59,12 @@ class Pool:
     unsettled: dict[int, None] = field(default_factory=dict)  # jobs that lack their target
     touched: set[str] = field(default_factory=set)  # nodes whose orders changed; emptied by readers
 
+    def forget_soft(self) -> None:
+        """Forget what no record tells: a pool read back must hear it anew."""
+        self.touched.clear()
+        for node in self.nodes.values():
+            node.is_silent = False
+
     def live_jobs(self) -> Iterator[JobState]:
         """Give the jobs that are not over, in order of their numbers."""
         return (self.jobs[job] for job in self.active)
@@ -206,7 +212,9 @@ class Pool:
             if job.lead == node:
                 self._be_led(job, None)
             survives = bool(left) and (job.lead is not None or (job.is_elastic and not job.stop))
-            if not survives:
+            if survives:
+                self._arrive(job, now_s)  # if its lead had seen the loss before we did
+            else:
                 self._release(job, f"node {node} was lost: {because}", now_s)
 
     def _be_led(self, job: JobState, node: str | None) -> None:
@@ -231,7 +239,7 @@ class Pool:
         self._touch([job.lead, *self.nodes_of(job.granted)])
         job.hold((), now_s)
         self._be_led(job, None)
-        job.stop, job.target, job.serving = "", (), 0
+        job.stop, job.target, job.serves = "", (), ()
 
     # Decisions.
 
@@ -250,10 +258,13 @@ class Pool:
         for number, memory in decided.memory.items():
             self.jobs[number].memory = memory
         for row in decided.rows:
-            self.jobs[row.job].row = row
-            known = self.jobs[row.job].step_s
+            job = self.jobs[row.job]
+            job.row = row
             for gpus, step_s in row.step_s.items():
-                known.setdefault(gpus, Measured(step_s, 0))
+                if gpus not in job.step_s or job.step_s[gpus].step_s != step_s:
+                    job.step_s[gpus] = Measured(step_s, 0)  # read back; nobody counted them
+            if job.steps is not None and row.remaining is not None:
+                job.step = max(job.step, job.steps - row.remaining)
 
     def _aim(self, aimed: r.Aimed, now_s: float) -> None:
         """Put a target into effect: from here on its devices are the job's."""
@@ -266,7 +277,7 @@ class Pool:
             return
         is_new = aimed.attempt != job.attempt
         if is_new:
-            job.change, job.serving = -1, 0
+            job.change, job.serves = -1, ()
         before = len(job.granted)
         job.attempt = aimed.attempt
         self._be_led(job, aimed.lead)
@@ -281,6 +292,12 @@ class Pool:
         job.resizes += len(aimed.slots) != before
         if job.phase != "starting":
             job.move("resizing", now_s, aimed.reason)
+            self._arrive(job, now_s)  # if it was called back before it had moved
+
+    def _arrive(self, job: JobState, now_s: float) -> None:
+        """Let a job be running again once it serves where it shall."""
+        if job.phase == "resizing" and set(job.serves) == set(job.granted):
+            job.move("running", now_s, f"it runs on {len(job.serves)}")
 
     # Runs.
 
@@ -300,9 +317,8 @@ class Pool:
                     job.move("running", now_s, "it made its first step" if step else "it runs")
             case r.RunChanged():
                 job.change, job.step = fact.change, max(job.step, fact.step)
-                job.serving, job.last_pause_s = len(fact.slots), fact.pause_s
-                if job.phase == "resizing" and set(fact.slots) == set(job.granted):
-                    job.move("running", now_s, f"it runs on {len(fact.slots)}")
+                job.serves, job.last_pause_s = fact.slots, fact.pause_s
+                self._arrive(job, now_s)
             case r.RunEnded():
                 self._end_run(job, fact, now_s)
             case _:
@@ -328,11 +344,12 @@ class Pool:
                     self._end(job, "failed", now_s, f"lost {job.losses} times in a row: {words}")
                 else:
                     self._release(job, words, now_s)
-            case "prechecked":
+            case "prechecked" if not job.cancelled and not job.held:
                 job.prechecked = True
                 self._give_up_run(job, now_s)
                 job.move("pending", now_s, "its precheck has passed")
             case _:
+                job.prechecked |= ended.outcome == "prechecked"
                 self._release(job, job.reason or words, now_s)
 
     def _end(self, job: JobState, phase: Phase, now_s: float, because: str) -> None:

@@ -304,8 +304,8 @@ class Crew:
                 error = TrainingError(word["what"], word["because"], word["try"])
                 if any(notes.has_arrived for notes in self.notes):  # elsewhere it runs
                     self._listener.tell({"is": "problem", **error.parts()})
-                else:
-                    self._listener.fail(error, 2)
+                else:  # one that was killed is not the interpreter's fault
+                    self._listener.fail(error, 2 if word["code"] >= 0 else 1)
             case _:
                 assert self._greeter is not None, word
                 self._greet(self._greeter, node, word)
@@ -342,7 +342,8 @@ class Crew:
 
     def _on_rendezvous(self, word: Message) -> None:
         if "error" in word:
-            self._listener.fail(troubles.no_port(self._job.port, word["error"]), 2)
+            code = 2 if self._job.port else 1  # a free one is nobody's choice
+            self._listener.fail(troubles.no_port(self._job.port, word["error"]), code)
             return
         self._stores_lost = 0
         self.store = (word["host"], word["port"])

@@ -3,6 +3,11 @@
 They are what torchrun and other launchers give, so a script that trains by itself, with
 `init_process_group`, finds its peers. They hold for the moment a worker starts: a script that calls
 `coddl.prepare` may be resized later, and asks `coddl.is_main` instead of RANK.
+
+A worker sees its own GPU and no other, which may be another job's tomorrow. So each worker is told
+that it is a node of one process, as by `torchrun --nnodes=WORLD_SIZE --nproc-per-node=1`: then
+`torch.cuda.set_device(LOCAL_RANK)` finds its GPU. On which machines they really are is told by
+CODDL_NODES and CODDL_GPUS_PER_NODE.
 """
 
 from collections import Counter
@@ -30,19 +35,17 @@ class Team:
 
 def variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
     """Tell a worker who it is, who its peers are, and what its job may become."""
-    nodes = Counter(each.node for each in team.seats)  # in order of rank
-    sizes = list(nodes.values())
-    node_rank = list(nodes).index(seat.node)
+    sizes = list(Counter(each.node for each in team.seats).values())  # in order of rank
     rank = team.seats.index(seat)
     host, port = team.store
     restarts = job.attempt - 1 + team.restarts
     return {
         "RANK": f"{rank}",
-        "LOCAL_RANK": f"{rank - sum(sizes[:node_rank])}",
+        "LOCAL_RANK": "0",
         "WORLD_SIZE": f"{len(team.seats)}",
-        "LOCAL_WORLD_SIZE": f"{nodes[seat.node]}",
-        "NODE_RANK": f"{node_rank}",
-        "GROUP_RANK": f"{node_rank}",
+        "LOCAL_WORLD_SIZE": "1",
+        "NODE_RANK": f"{rank}",
+        "GROUP_RANK": f"{rank}",
         "MASTER_ADDR": host,
         "MASTER_PORT": f"{port}",
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # it stands already: no worker has to host it
@@ -54,7 +57,7 @@ def variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
         "CODDL_MIN_GPUS": f"{job.workers_min}",
         "CODDL_MAX_GPUS": f"{job.workers_max or len(team.seats)}",
         "CODDL_CHECKPOINT_DIR": str(job.folder),
-        "CODDL_NODES": f"{len(nodes)}",
+        "CODDL_NODES": f"{len(sizes)}",
         "CODDL_GPUS_PER_NODE": f"{sizes[0]}" if len(set(sizes)) == 1 else ",".join(map(str, sizes)),
         # A seat without a GPU has none to touch, on whatever machine it is.
         "CUDA_VISIBLE_DEVICES": seat.gpu or "",

@@ -15,6 +15,7 @@ from coddl.runtime.wire import Lines, Message, encoded
 PIECE_BYTES: Final = 1 << 16
 OUTBOX_BYTES_MAX: Final = 4 << 20  # a peer that reads nothing for so long is not coming back
 LINE_BYTES_MAX: Final = 1 << 16
+LAST_PIECES_MAX: Final = 32  # a pipe holds less, unless its reader asked for more
 
 
 class Loop:
@@ -187,9 +188,10 @@ class LogPipe:
         loop.watch(descriptor, self._read)
 
     def finish(self) -> None:
-        """Read all there is and close."""
-        while self._is_open and self._read():
-            pass
+        """Read all there is and close; whoever else still writes there is not waited for."""
+        for _ in range(LAST_PIECES_MAX):
+            if not self._is_open or not self._read():
+                break
         self._close()
 
     def _read(self) -> bool:

@@ -28,7 +28,9 @@ from coddl.runtime.wire import Lines, Message
 ORPHAN_S: Final = 300.0  # how long workers live without a lead
 HOME_WAIT_S: Final = 30.0  # how long a lead waits for its job to be known here
 HELLO_WAIT_S: Final = 5.0  # how long a connection may be silent before it says who it is
-REQUEST_BYTES_MAX: Final = 4 << 20  # whoever asks for more, known or not
+HELLO_BYTES_MAX: Final = 4 << 10  # of whoever has not said who it is
+REQUEST_BYTES_MAX: Final = 4 << 20  # of a lead
+STRANGERS_MAX: Final = 64  # connections that have not said who they are; the oldest make way
 GONE_WAIT_S: Final = 5.0  # how long `close` waits for killed workers
 
 
@@ -37,6 +39,7 @@ class _Visitor:
 
     def __init__(self) -> None:
         self.channel: Channel
+        self.lines = Lines(HELLO_BYTES_MAX)
         self.job = ""
         self.attempt = 0
         self.adopts = False
@@ -212,11 +215,14 @@ class Outposts:
                 peer,
                 lambda message: self._on_message(visitor, message),
                 lambda: self._on_end(visitor),
-                lines=Lines(REQUEST_BYTES_MAX),
+                lines=visitor.lines,
             )
             self._visitors.append(visitor)
             at_s = time.monotonic() + HELLO_WAIT_S
             self._loop.alarm(("hello", visitor), at_s, lambda: self._drop(visitor))
+            strangers = [each for each in self._visitors if not each.job]
+            for each in strangers[:-STRANGERS_MAX]:  # descriptors are for those we know
+                self._drop(each)
 
     def _on_message(self, visitor: _Visitor, message: Message) -> None:
         if visitor.outpost is not None:
@@ -228,10 +234,11 @@ class Outposts:
         self._loop.silence(("hello", visitor))
         match hello:
             case {"token": str(token), "job": str(job), "attempt": int(attempt)} if (
-                hmac.compare_digest(token.encode(), self._token.encode())
+                hmac.compare_digest(token.encode(errors="replace"), self._token.encode())
                 and jobdir.NAME.fullmatch(job)
             ):
                 visitor.job, visitor.attempt = job, attempt
+                visitor.lines.line_bytes_max = REQUEST_BYTES_MAX
                 visitor.adopts = hello.get("adopt") is True
                 visitor.until_s = time.monotonic() + HOME_WAIT_S
                 self._loop.alarm(("home", visitor), visitor.until_s, lambda: self._admit(visitor))

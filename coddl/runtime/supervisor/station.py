@@ -159,7 +159,12 @@ class Station:
         cpus = site.cpus.get(memory.slot, ())
         mine = {"CODDL_STASH": str(site.stash), "CODDL_HOST": site.host}
         mine["CODDL_CPUS"] = str(len(cpus)) if cpus else ""
-        pipes = self._pool.fork(number, argv, {**env, **mine}, cpus)
+        try:
+            pipes = self._pool.fork(number, argv, {**env, **mine}, cpus)
+        except OSError as error:  # no descriptor is left
+            because = error.strerror or f"{error}"
+            self._say({"is": "exited", "worker": number, "code": LOST, "because": because})
+            return
         channel = Channel(self._loop, pipes.control, lambda word: self._hear(memory, word))
         logs = (
             LogPipe(self._loop, pipes.stdout, lambda line: self._log(memory, "stdout", line)),
@@ -218,7 +223,7 @@ class Station:
                 python = self._site.interpreter.python
                 error = troubles.no_workers(python, self._pool.last_words, code)
                 self._is_dead = True
-                self._say({"is": "lost", **error.parts()})
+                self._say({"is": "lost", "code": code, **error.parts()})
         self._is_warm = False
         hosted_store, self._hosts_store = self._hosts_store, False
         if not self._is_dead:

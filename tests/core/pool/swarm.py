@@ -1,13 +1,18 @@
 """A pool in virtual time, with agents that crash, fall silent and come back; one seed, one story.
 
 The control plane is the real one. Agents are a model of what ours do: they obey their newest
-orders, start nothing on a slot that is not theirs to use, and tell what they hold. After every
-event the claims of the pool are checked against what is really alive.
+orders, start nothing on a slot that is not theirs to use, and tell what they hold. Users cancel,
+suspend, resize and drain as they like. Some commits fail: then nothing has happened, and the pool
+is folded again. After every event the claims of the pool are checked against what is really alive.
 """
 
 import random
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import msgspec
+
+from coddl.core.errors import UserError
 from coddl.core.pool import records as r
 from coddl.core.pool.control import Control
 from coddl.core.pool.orders import Lead, Orders
@@ -15,9 +20,10 @@ from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Rules
 
+RunFact = r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded
 TICK_S = 0.5
 LEASE_S = 10.0
-LENGTH = 40.0  # device-ticks of work per job
+POLICIES = ("afs-p:tie=keep", "afs-l", "fifo", "srtf", "max-min", "optimus", "tiresias-l")
 
 
 @dataclass
@@ -29,6 +35,13 @@ class Run:
     told_step: bool = False
     serves: tuple[int, ...] = ()
     change: int = 0
+
+
+class Said(NamedTuple):
+    """Something that was said once, and whose word it was."""
+
+    by: str  # node; empty: the clock's
+    event: r.Event
 
 
 @dataclass
@@ -59,8 +72,13 @@ class Agent:
 class Swarm:
     """A whole pool, driven by one seed."""
 
-    def __init__(self, seed: int, policy: str = "afs-p:tie=keep") -> None:
+    def __init__(
+        self, seed: int, policy: str = "afs-p:tie=keep", *, users: bool = False, full: float = 0.0
+    ) -> None:
+        """`users` interfere; a commit fails with a probability of `full`."""
         self.random = random.Random(seed)
+        self.users, self.full = users, full
+        self.length = 40.0  # device-ticks of work per job
         self.policy = policy
         self.now_s = 1000.0
         self.journal: list[tuple[float, r.Record]] = []
@@ -72,6 +90,10 @@ class Swarm:
         }
         self.done: dict[int, float] = {}  # work, by job
         self.inbox: dict[str, Orders] = {}
+        self.again: list[Said] = []  # could not be written down yet
+        self.owed = False  # conclusions were left to a later turn
+        self.picture = b""  # of the pool after `pictured` records
+        self.pictured = 0
         self.faults = True
 
     @property
@@ -80,31 +102,79 @@ class Swarm:
 
     # The server.
 
-    def happen(self, event: r.Event) -> None:
+    def happen(self, event: r.Event, by: str = "") -> None:
         """Let the control plane hear of something, and look whether all is well."""
-        outcome = self.control.handle(event, self.now_s)
+        said = [*self.again, Said(by, event)]
+        self.again = []
+        for each in said:
+            self.control.take(each.event, self.now_s)
+        self.conclude(said)
+
+    def wish(self, event: r.Event) -> bool:
+        """Let a user ask for something; tell whether it may be."""
+        try:
+            self.control.take(event, self.now_s)
+        except UserError:
+            return False
+        self.conclude([])
+        return True
+
+    def conclude(self, said: list[Said]) -> None:
+        self.owed = self.faults and self.users and self.random.random() < 0.3
+        outcome = self.control.note() if self.owed else self.control.conclude(self.now_s)
+        if outcome.records and self.random.random() < self.full:
+            self.undo(said)
+            return
         self.journal += [(self.now_s, record) for record in outcome.records]
+        if self.random.random() < 0.02:
+            self.picture, self.pictured = msgspec.json.encode(self.pool), len(self.journal)
         for node in outcome.instruct:
-            if self.agents[node].is_connected:
+            agent = self.agents[node]  # it is told nothing before its joining is written down
+            if agent.is_connected and self.pool.nodes[node].boot == str(agent.boot):
                 self.inbox[node] = self.pool.orders(node)
         self.check()
 
-    def crash(self) -> None:
-        """Kill the server and start it again: all it knows is its journal."""
-        pool = Pool(policy=self.policy)
-        for at_s, record in self.journal:
+    def undo(self, said: list[Said]) -> None:
+        """Let it not have happened; what is said only once is kept for the next time."""
+        awaited = self.control.awaited
+        self.control = Control(self.folded(), self.rules)
+        if awaited:
+            self.control.await_nodes(awaited)
+        self.control.reconsider("the journal was read again")
+        self.again, self.owed = said, True
+        for agent in self.agents.values():
+            if agent.name in self.pool.nodes and not agent.is_connected:
+                boot = self.pool.nodes[agent.name].boot
+                self.control.take(r.NodeSilent(agent.name, boot), self.now_s)
+
+    def folded(self) -> Pool:
+        """Give the pool as the journal has it, from a picture or from the start."""
+        pool, start = Pool(policy=self.policy), 0
+        if self.picture and self.random.random() < 0.7:
+            pool, start = msgspec.json.decode(self.picture, type=Pool), self.pictured
+            pool.forget_soft()
+        for at_s, record in self.journal[start:]:
             pool.apply(record, at_s)
         pool.touched.clear()
-        self.control = Control(pool, self.rules)
-        self.control.await_nodes([n.name for n in pool.nodes.values() if n.is_up])
+        return pool
+
+    def crash(self) -> None:
+        """Kill the server and start it again: all it knows is its journal."""
+        self.control = Control(self.folded(), self.rules)
+        self.control.await_nodes([n.name for n in self.pool.nodes.values() if n.is_up])
         self.inbox.clear()
+        for said in reversed(self.again):  # was not acknowledged
+            if said.by and isinstance(said.event, RunFact):
+                self.agents[said.by].reports.insert(0, said.event)
+        self.again = []
         for agent in self.agents.values():
             agent.is_connected = False
             agent.server_lease_end_s = self.now_s + LEASE_S
 
     def submit(self) -> None:
         least = self.random.choice([1, 1, 1, 2])
-        tier = self.random.choice(["elastic", "elastic", "elastic", "restartable"])
+        tiers = ["elastic", "elastic", "elastic", "restartable", *["opaque"] * self.users]
+        tier = self.random.choice(tiers)
         most = least + self.random.randint(0, 6) if tier == "elastic" else least
         total = sum(len(n.slots) for n in self.pool.nodes.values() if n.is_up)
         widest = max((len(n.slots) for n in self.pool.nodes.values() if n.is_up), default=0)
@@ -113,14 +183,47 @@ class Swarm:
         job = self.pool.next_job
         spec = JobSpec(
             name=f"job-{job}",
-            launch=Launch(argv=("train.py",)),
+            launch=Launch(argv=("train.py",), precheck=self.precheck()),
             tier=tier,  # type: ignore[arg-type] # one of them
             gpus_min=least,
             gpus_max=most,
             priority=self.random.choice([0, 0, 0, 1]),
         )
-        self.done[job] = 0.0
-        self.happen(r.JobSubmitted(job, spec))
+        if self.wish(r.JobSubmitted(job, spec)) and job in self.pool.jobs:
+            self.done[job] = 0.0
+
+    def precheck(self) -> tuple[str, ...]:
+        return ("true",) if self.users and self.random.random() < 0.3 else ()
+
+    def interfere(self) -> None:
+        """Do what users do, now and then; what can't be is refused."""
+        job = self.random.choice(list(self.pool.jobs) or [0])
+        node = self.random.choice(list(self.pool.nodes) or [""])
+        least = self.random.choice([1, 1, 2, 3])
+        wishes: list[r.Event] = [
+            r.JobCancelled(job, "ada"),
+            *[r.JobHeld(job, "ada")] * 2,
+            *[r.JobReleased(job, "ada")] * 3,
+            r.JobBounded(job, least, least + self.random.randint(0, 6), "ada"),
+            r.JobPrioritised(job, self.random.randint(0, 2), "ada"),
+            r.NodeDrained(node, "ada"),
+            *[r.NodeUndrained(node, "ada")] * 2,
+            r.PolicyChosen(self.random.choice(POLICIES), "ada"),
+        ]
+        self.wish(self.random.choice(wishes))
+
+    def settle_down(self) -> None:
+        """Let nothing go wrong any more, and nobody keep anything from running."""
+        self.faults, self.full = False, 0.0
+        for agent in self.agents.values():
+            agent.is_cut_off = False
+            if not agent.is_up:
+                agent.boot, agent.is_up = agent.boot + 1, True
+        for node in list(self.pool.nodes):
+            self.wish(r.NodeUndrained(node, "ada"))
+        for job in [each.id for each in self.pool.live_jobs()]:
+            self.wish(r.JobReleased(job, "ada"))
+            self.wish(r.JobBounded(job, 1, 8, "ada"))
 
     # Time.
 
@@ -129,13 +232,16 @@ class Swarm:
         self.now_s += TICK_S
         if self.faults:
             self.go_wrong()
+            if self.users and self.random.random() < 0.1:
+                self.interfere()
         for agent in self.agents.values():
             self.connect(agent)
             self.keep_lease(agent)
             if agent.is_up:
                 self.work(agent)
                 self.talk(agent)
-        if (wake_at_s := self.pool.wake_at_s) is not None and self.now_s >= wake_at_s:
+        wake_at_s = self.pool.wake_at_s
+        if self.owed or self.again or (wake_at_s is not None and self.now_s >= wake_at_s):
             self.happen(r.Woke())
 
     def go_wrong(self) -> None:
@@ -145,7 +251,7 @@ class Swarm:
             agent.die()
             agent.is_up = False
             if agent.name in self.pool.nodes:
-                self.happen(r.NodeSilent(agent.name, str(agent.boot)))
+                self.happen(r.NodeSilent(agent.name, str(agent.boot)), agent.name)
         elif dice < 0.05 and not agent.is_up:
             agent.boot += 1
             agent.is_up = True
@@ -161,11 +267,11 @@ class Swarm:
             self.happen(r.NodeSilent(agent.name, str(agent.boot)))
         elif reachable and not agent.is_connected:
             agent.is_connected = True
+            self.inbox.pop(agent.name, None)  # was for an older line
             agent.lease_end_s = self.now_s + LEASE_S
             agent.server_lease_end_s = self.now_s + LEASE_S
             devices = tuple(r.Device(i, "cpu") for i in range(agent.devices))
-            self.happen(r.NodeJoined(agent.name, str(agent.boot), "host", devices))
-            self.inbox[agent.name] = self.pool.orders(agent.name)
+            self.happen(r.NodeJoined(agent.name, str(agent.boot), "host", devices), agent.name)
 
     def keep_lease(self, agent: Agent) -> None:
         if agent.is_connected:
@@ -173,10 +279,13 @@ class Swarm:
             agent.server_lease_end_s = self.now_s + LEASE_S
             return
         if agent.is_up and self.now_s >= agent.lease_end_s:
+            agent.boot += bool(agent.orders)  # as good as another process: it knows nothing more
             agent.workers.clear()
             agent.runs.clear()
+            agent.orders = None  # nothing may start here before it is told anew
         node = self.pool.nodes.get(agent.name)
         if node is not None and node.is_up and self.now_s > agent.server_lease_end_s:
+            agent.server_lease_end_s = float("inf")  # said once
             self.happen(r.NodeLost(node.name, node.boot, "its lease has run out"))
 
     # What an agent does.
@@ -190,9 +299,9 @@ class Swarm:
             self.obey(agent, agent.orders)
         while agent.reports and self.random.random() < 0.8:
             report = agent.reports.pop(0)
-            self.happen(report)
+            self.happen(report, agent.name)
             if self.random.random() < 0.1:
-                self.happen(report)  # a repeat
+                self.happen(report, agent.name)  # a repeat
         if agent.orders is not None:
             holding = {slot: r.Claim(job, 0) for slot, job in agent.workers.items()}
             self.happen(r.NodeReported(agent.name, str(agent.boot), agent.orders.version, holding))
@@ -205,7 +314,7 @@ class Swarm:
         for job, lead in wanted.items():
             ended = any(
                 isinstance(e, r.RunEnded) and (e.job, e.attempt) == (job, lead.attempt)
-                for e in agent.reports
+                for e in (*agent.reports, *(said.event for said in self.again))
             )
             if job in agent.runs:
                 agent.runs[job].order = lead
@@ -232,10 +341,9 @@ class Swarm:
             for slot, owner in each.workers.items()
             if owner == job
         }
-        if order.stop or self.done[job] >= LENGTH:
+        if (outcome := self.outcome(job, order)) is not None:
             for slot, each in mine.items():
                 del each.workers[slot]
-            outcome: r.Outcome = "succeeded" if self.done[job] >= LENGTH else "retired"
             agent.reports.append(r.RunEnded(job, order.attempt, outcome))
             del agent.runs[job]
             return
@@ -251,14 +359,28 @@ class Swarm:
         if serves:
             self.train(agent, job, run, serves)
 
+    def outcome(self, job: int, order: Lead) -> r.Outcome | None:
+        """Tell how a run ends, if it ends now."""
+        if self.done[job] >= self.length:
+            return "succeeded"
+        if order.precheck and self.random.random() < 0.3:
+            return "prechecked"
+        if order.stop and self.random.random() < 0.5:
+            return "cancelled" if order.stop == "cancel" else "retired"
+        if self.users and self.faults and self.random.random() < 0.005:
+            return self.random.choice(["lost", "requeue"])
+        return None
+
     def train(self, agent: Agent, job: int, run: Run, serves: tuple[int, ...]) -> None:
         attempt = run.order.attempt
+        if run.order.precheck or run.order.stop:
+            return
         self.done[job] += len(serves)
         step = int(self.done[job])
-        if not run.told_prepared:
+        if not run.told_prepared and self.random.random() < 0.7:
             run.told_prepared = True
             if self.pool.jobs[job].spec.is_elastic:
-                agent.reports.append(r.RunPrepared(job, attempt, 8, int(LENGTH)))
+                agent.reports.append(r.RunPrepared(job, attempt, 8, int(self.length)))
         if serves != run.serves:
             kind: r.ChangeKind = "resized" if run.serves else "started"
             run.change += 1
@@ -277,6 +399,8 @@ class Swarm:
         pool = self.pool
         given = [slot for job in pool.live_jobs() for slot in job.granted]
         assert len(given) == len(set(given)), f"a slot was given twice: {given}"
+        meant = [slot for job in pool.live_jobs() for slot in job.target]
+        assert len(meant) == len(set(meant)), f"a slot was promised twice: {meant}"
         for agent in self.agents.values():
             for slot, job in agent.workers.items():
                 owner = pool.slots[slot].owner

@@ -324,6 +324,28 @@ def test_a_drained_node_is_left() -> None:
     assert not story.pool.orders(home).leads
 
 
+def test_a_share_that_is_cut_from_outside_is_told_as_such() -> None:
+    story = Story(4)
+    job = story.submit(1, 4)
+    story.train(job)
+    assert story.shares() == {job: 4}
+    story.happen(r.JobBounded(job, 2, 2, "ops"))
+    story.catch_up()
+    assert story.job(job).reason == (
+        '2 of 4 GPUs are its share beside 0 other jobs, since job 1 "job-1" may have 2..2'
+    )
+
+
+def test_a_decision_is_named_after_what_happened_before_what_was_measured() -> None:
+    story = Story(4)
+    jobs = [story.submit(1, 4), story.submit(1, 4)]
+    story.train(*jobs)
+    story.control.take(r.RunProgressed(jobs[0], 1, 9, 2, 0.1, 9), story.now_s)
+    outcome = story.happen(r.RunEnded(jobs[0], 1, "succeeded", 9))
+    (decided,) = [each for each in outcome.records if isinstance(each, r.Decided)]
+    assert decided.why == 'job 1 "job-1" has ended its run: succeeded'
+
+
 def test_another_policy_replans_at_once() -> None:
     story = Story(4)
     jobs = [story.submit(1, 4), story.submit(1, 4)]

@@ -2,36 +2,70 @@
 
 import pytest
 
+from coddl.core.pool import records as r
 from coddl.core.pool.state import Pool
 from tests.core.pool.swarm import Swarm
 
 SEEDS = range(60)
 PATIENCE = 4000  # ticks
+QUIET = 150
+
+
+def trouble(swarm: Swarm) -> None:
+    """Let a pool have a hard time."""
+    for _ in range(300):
+        if swarm.random.random() < 0.06 and len(swarm.done) < 12:
+            swarm.submit()
+        swarm.tick()
+    swarm.settle_down()
+
+
+def live(swarm: Swarm) -> None:
+    """Let a pool have a hard time, and then a quiet one in which all jobs end."""
+    trouble(swarm)
+    ticks = 0
+    while swarm.pool.active and ticks < PATIENCE:
+        swarm.tick()
+        ticks += 1
+    left = [(j.id, j.phase, j.granted, j.target, j.waiting) for j in swarm.pool.live_jobs()]
+    assert not left, f"after {PATIENCE} quiet ticks these are not over: {left}"
+    for _ in range(50):
+        swarm.tick()
+    owned = [slot.slot for slot in swarm.pool.slots.values() if slot.owner is not None]
+    assert not owned, "a device was never given back"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_accepted_job_ends_and_no_device_has_two_owners(seed: int) -> None:
     swarm = Swarm(seed)
-    for _ in range(300):
-        if swarm.random.random() < 0.06 and len(swarm.done) < 12:
-            swarm.submit()
-        swarm.tick()
-    swarm.faults = False
-    for agent in swarm.agents.values():
-        agent.is_cut_off = False
-        if not agent.is_up:
-            agent.boot, agent.is_up = agent.boot + 1, True
-    ticks = 0
-    while swarm.pool.active and ticks < PATIENCE:
-        swarm.tick()
-        ticks += 1
-    left = [(job.id, job.phase, job.granted, job.target) for job in swarm.pool.live_jobs()]
-    assert not left, f"after {PATIENCE} quiet ticks these are not over: {left}"
+    live(swarm)
     assert {job.phase for job in swarm.pool.jobs.values()} <= {"succeeded"}
-    for _ in range(50):
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_so_it_is_when_users_interfere_and_commits_fail(seed: int) -> None:
+    swarm = Swarm(seed, users=True, full=0.03)
+    live(swarm)
+    assert {job.phase for job in swarm.pool.jobs.values()} <= {"succeeded", "cancelled"}
+    wanted = {e.job for _, e in swarm.journal if isinstance(e, r.JobCancelled)}
+    assert {j.id for j in swarm.pool.jobs.values() if j.phase == "cancelled"} <= wanted
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_pool_that_is_left_alone_comes_to_rest(seed: int) -> None:
+    swarm = Swarm(seed, users=True, full=0.03)
+    swarm.length = 1e9
+    trouble(swarm)
+    for _ in range(QUIET):
         swarm.tick()
-    owned = [slot.slot for slot in swarm.pool.slots.values() if slot.owner is not None]
-    assert not owned, "a device was never given back"
+    for job in swarm.pool.live_jobs():
+        told = f"{job.id} {job.phase} has {job.granted}, shall have {job.target}: {job.story}"
+        assert set(job.granted) == set(job.target), told
+        assert job.phase in ("running", "pending", "preempted"), told
+        assert job.phase != "running" or set(job.serves) == set(job.granted), told
+        assert (job.waiting is None) == bool(job.granted), told
+    held = {slot for job in swarm.pool.live_jobs() for slot in job.granted}
+    assert {s.slot for s in swarm.pool.slots.values() if s.owner is not None} == held
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,0 +1,63 @@
+"""The line between the server and an agent is cut: for less than a lease, and for longer."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coddl.core.pool import records as r
+from tests.e2e.netns import why_not
+from tests.e2e.pool import Pool
+from tests.e2e.training import Lone, Training
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+
+STEPS = 200
+SLOW_S = 0.1  # per pass
+LEASE_S = 10.0  # so that a line that breaks can be mended before jobs are suspended
+
+CUT = {
+    "its lead": lambda training: training.lead,
+    "another node": lambda training: training.others[0],
+}
+
+
+@pytest.mark.parametrize("node_of", CUT.values(), ids=CUT.keys())
+def test_a_job_outlives_a_cut_between_the_server_and(
+    node_of: Callable[[Training], str], tmp_path: Path
+) -> None:
+    with Lone(tmp_path, STEPS) as lone, Pool(tmp_path, lease_s=LEASE_S) as pool:
+        strict = Training(pool, "strict", steps=STEPS, pace_s=SLOW_S, args="--strict", gpus="3..6")
+        pool.wait_size(strict.job, 6)
+        node = node_of(strict)
+
+        # Shorter than the lease: nobody notices.
+        since = pool.last_seq()
+        pool.cluster.cut(node)
+        strict.go_on()
+        pool.wait("the agent to notice", lambda: "has been silent" in pool.log(node))
+        strict.go_on()
+        pool.cluster.mend(node)
+        pool.wait("the agent to be back", lambda: pool.log(node).count("welcome") == 2)
+        begun = strict.view
+        pool.wait_steps(strict.job)
+        assert not [n for n in pool.records(since) if isinstance(n.record, r.NodeLost | r.Aimed)]
+        assert (begun["attempt"], begun["gpus"]) == (1, 6)
+
+        # Longer: the agent lets go of its devices by itself, and the job goes on elsewhere.
+        pool.cluster.cut(node)
+        pool.wait_record(since, f"loss of {node}", lambda each: isinstance(each, r.NodeLost))
+        pool.wait("nobody on it", lambda: not pool.sitters_on(node))
+        went_on = pool.wait_job(
+            strict.job,
+            "going on elsewhere",
+            lambda view: view["state"] == "RUNNING" and node not in view["nodes"],
+        )
+        strict.go_on()
+        assert went_on["step"] >= begun["step"], "what was made is kept"
+
+        # It is back, and used again.
+        pool.cluster.mend(node)
+        assert node in pool.wait_size(strict.job, 6)["nodes"]
+        strict.finish()
+        assert strict.hash == lone.hash
