@@ -108,6 +108,7 @@ def _hash(value: object) -> object:
     return value
 
 
+Size = Annotated[int, Field(ge=1, le=GPUS_MAX)]
 Word = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 Words = Annotated[
     tuple[Word, ...],
@@ -179,7 +180,7 @@ class JobRequest(BaseModel):
         (), description="A command that must succeed on one device before the job may take many."
     )
     user: str = Field("", max_length=64, pattern=r"^[^\s\x00/]*$", description="Who hands it in.")
-    step_s: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0, le=1e9)]] = Field(
+    step_s: dict[Size, Annotated[float, Field(gt=0, le=1e9)]] = Field(
         default_factory=dict, description="Seconds an iteration takes, by number of devices."
     )
     max_failures: int = Field(

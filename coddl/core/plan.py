@@ -57,10 +57,9 @@ class Plan:
         if (why := self.waiting(row)) is not None:
             return f"{why.code}: {why.sentence}"
         rivals = int(np.count_nonzero(self.shares > 0)) - 1
-        return (
-            f"{self.shares[row]} of {self.snapshot.cluster.gpus_total} GPUs are its share beside "
-            f"{rivals} other job{'' if rivals == 1 else 's'}"
-        )
+        beside = f"{rivals} other job{'' if rivals == 1 else 's'}" if rivals else "nobody"
+        total = self.snapshot.cluster.gpus_total
+        return f"{self.shares[row]} of {total} GPUs are its share beside {beside}"
 
     def _change(self, row: int) -> Change:
         jobs = self.snapshot.jobs

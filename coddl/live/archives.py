@@ -1,5 +1,6 @@
 """Submitted folders, as archives under the hash of their bytes. They are never unpacked here."""
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -54,7 +55,7 @@ class Archives:
                     digest.update(chunk)
                     file.write(chunk)
                 file.flush()
-                os.fsync(file.fileno())
+                await asyncio.to_thread(os.fsync, file.fileno())  # may take seconds
             if digest.hexdigest() != name:
                 raise WrongHash(
                     f'code "{name}" cannot be kept',

@@ -84,10 +84,13 @@ async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -
 def token_of(folder: Path) -> str:
     """Give the token of a state folder; it is made when it is first wanted, for its owner only."""
     path = folder / "token"
-    with contextlib.suppress(FileExistsError):
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
+    with contextlib.suppress(FileNotFoundError):
+        if token := path.read_text().strip():
+            return token  # an empty one, left by a full disk, would let everybody in
+    handle, draft = tempfile.mkstemp(dir=folder)
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_urlsafe(32) + "\n")
+    os.replace(draft, path)
     return path.read_text().strip()
 
 

@@ -154,7 +154,7 @@ def _add_reading(router: APIRouter, server: Server) -> None:
         state = server.find(job)
         story = await asyncio.to_thread(server.journal.newest, STORY_MAX, state.id)
         state = server.pool.jobs[state.id]  # as it is now
-        explanation = explain(server.pool, state.id, story, server.clock.wall_s())
+        explanation = explain(server.pool, state.id, story, server.clock.wall_s(), server.awaited)
         return views.explain_view(explanation, server.job_view(state))
 
     @router.get("/jobs/{job}/events")

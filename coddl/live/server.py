@@ -140,9 +140,14 @@ class Server:
         """How the pool is scheduled, whatever its policy."""
         return self._rules
 
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Nodes that must be heard of before anything is decided."""
+        return self._loop.control.awaited
+
     def waits_for(self) -> list[str]:
         """Say what is missing before the server does all it is there for."""
-        awaited = sorted(self._loop.control.awaited)
+        awaited = sorted(self.awaited)
         missing = [f"node {node} to come back, or its lease to run out" for node in awaited]
         return missing if self._is_warm else ["kernels to be compiled", *missing]
 
@@ -152,12 +157,13 @@ class Server:
 
     def job_view(self, job: JobState) -> rest.JobView:
         """Show a job."""
-        return views.job_view(self.pool, job, self.progress.of(job.id), self.clock.wall_s())
+        run, now_s = self.progress.of(job.id), self.clock.wall_s()
+        return views.job_view(self.pool, job, run, now_s, self.awaited)
 
     def node_view(self, node: NodeState) -> rest.NodeView:
         """Show a node."""
         left_s = self._leases.left_s(node.name, self.steady_s())
-        return views.node_view(self.pool, node, left_s, node.name in self._loop.control.awaited)
+        return views.node_view(self.pool, node, left_s, node.name in self.awaited)
 
     def printed(self, job: int) -> Bell:
         """Give the bell that rings when a job prints."""

@@ -1,7 +1,7 @@
 """The pool as REST shows it."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final, cast
 
 import msgspec
@@ -26,8 +26,14 @@ def state_of(job: JobState) -> rest.State:
     return cast(rest.State, job.phase.upper())
 
 
-def job_view(pool: Pool, job: JobState, run: RunProgress | None, now_s: float) -> rest.JobView:
-    """Show a job as it stands."""
+def job_view(
+    pool: Pool,
+    job: JobState,
+    run: RunProgress | None,
+    now_s: float,
+    awaited: Collection[str] = (),
+) -> rest.JobView:
+    """Show a job as it stands; `awaited`: nodes without which nothing is decided."""
     end_s = job.ended_s if job.ended_s is not None else now_s
     runtime_s = job.executed_by(end_s)
     is_training = job.phase in ("running", "resizing")
@@ -59,7 +65,7 @@ def job_view(pool: Pool, job: JobState, run: RunProgress | None, now_s: float) -
         restarts=max(0, job.starts - 1),
         last_pause_s=job.last_pause_s,
         code=code_of(job),
-        reason=sentence(pool, job, now_s),
+        reason=sentence(pool, job, now_s, awaited),
         exit_code=job.exit_code,
         trouble=_trouble(job.trouble),
         metrics=dict(run.metrics) if run is not None else {},

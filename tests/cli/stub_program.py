@@ -18,6 +18,7 @@ words = sys.argv[1:]
 options = dict(zip(words[1::2], words[2::2], strict=True))
 folder = Path(options["--state-dir"])
 name = options.get("--name", "server")
+parent = os.getppid()
 
 
 def tell(what: str) -> None:
@@ -25,24 +26,18 @@ def tell(what: str) -> None:
         file.write(f"{name} {what} {os.getpid()}\n")
 
 
-def leave(*_signal: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    tell("leaves")
-    while (folder / "slow").exists():
-        time.sleep(0.01)
-    tell("ends")
-    sys.exit(0)
-
-
 if (folder / f"fail-{name}").exists():
     sys.stderr.write("error: it cannot start\n  because it was told to fail\n  try     again\n")
     sys.exit(2)
-signal.signal(signal.SIGTERM, leave)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it is waited for
 tell(f"starts with {' '.join(words[1:])}")
 if name == "server":
     port = options["--port"] if options["--port"] != "0" else "4321"
     half = folder / "half"
     half.write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "pid": os.getpid()}))
     half.rename(folder / "server.json")
-while True:
-    signal.pause()
+signal.sigwait({signal.SIGTERM})
+tell("leaves")
+while (folder / "slow").exists() and os.getppid() == parent:
+    time.sleep(0.01)
+tell("ends")

@@ -31,6 +31,14 @@ HEARD = {
         event("Decided", None, targets=TARGETS),
         [(1.0, "resnet", "shall have 2 devices: it gains")],
     ),
+    "a decision with its cause": (
+        event("Decided", None, targets={"1": {"slots": [3], "reason": "1 of 4, since b came"}}),
+        [(1.0, "resnet", "shall have 1 device, since b came")],
+    ),
+    "a decision against a job": (
+        event("Decided", None, targets={"1": {"slots": [], "reason": "it waits, since b came"}}),
+        [(1.0, "resnet", "shall have no devices: it waits, since b came")],
+    ),
     "a change": (
         event("RunChanged", 1, 2.5, kind="resized", gpus_before=1, slots=[0, 1, 2], pause_s=0.02),
         [(2.5, "resnet", "trains on 1 -> 3, after a pause of 20 ms")],

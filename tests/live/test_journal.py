@@ -66,6 +66,15 @@ def test_a_restart_folds_the_same_pool() -> None:
     assert folded.seq == store.last_seq()
 
 
+def test_a_picture_tells_nothing_of_who_was_silent_then() -> None:
+    store = MemoryStore()
+    journal = Journal(store)
+    pool = busy_pool(journal)
+    pool.nodes["n1"].is_silent = True  # it may have come back since, and no record says so
+    journal.keep_picture(pool, 5.0)
+    assert not Journal(store).fold().pool.nodes["n1"].is_silent
+
+
 def test_a_picture_and_the_tail_give_the_same_pool(tmp_path: Path) -> None:
     store = SqlStore(sqlite_url(tmp_path / "journal.db"))
     journal = Journal(store, picture_every=3)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
@@ -10,6 +11,7 @@ from coddl.core.pool import records as r
 from coddl.core.pool.deciding import CALM
 from coddl.core.pool.errors import NotFound
 from coddl.core.pool.state import Pool
+from coddl.core.scheduler import Rules
 from coddl.live.errors import JournalFull, KeyReused
 from coddl.live.journal import Journal, Noted
 from coddl.live.loop import Ask, Bug, ControlLoop, Done, Once, Reply, fact
@@ -221,6 +223,35 @@ def test_a_bug_in_drawing_conclusions_hits_only_who_led_to_it(driven: Driven) ->
     assert driven.replies["a"] == driven.replies["b"] == Done()
     assert driven.loop.pool.policy != "fifo"
     assert sorted(driven.loop.pool.jobs) == [1, 2]
+
+
+def test_conclusions_may_be_left_to_a_later_turn(driven: Driven) -> None:
+    driven.loop.turn([fact(JOINED), driven.submit("a")], 10.0, conclude=False)
+    assert driven.journalled() == ["NodeJoined", "JobSubmitted"]
+    assert driven.replies == {"a": Done()}
+    driven.loop.turn([], 11.0)
+    assert driven.journalled()[2:] == ["Decided", "Aimed"]
+
+
+def test_conclusions_that_could_not_be_written_down_are_drawn_again(driven: Driven) -> None:
+    driven.loop.turn([fact(JOINED), driven.submit("a")], 10.0, conclude=False)
+    driven.store.is_full = True
+    assert driven.loop.turn([], 11.0).full is not None
+    driven.store.is_full = False
+    driven.loop.turn([], 12.0)
+    assert driven.loop.pool.jobs[1].granted
+
+
+def test_what_is_said_once_is_written_down_though_we_fail_to_conclude_from_it(
+    driven: Driven,
+) -> None:
+    driven.loop.turn([fact(JOINED), driven.submit("a")], 10.0)
+    rules = cast(Rules, None)  # with which every decision meets a bug
+    driven.loop = ControlLoop(Journal(driven.store), rules, driven.outbox)
+    driven.loop.turn([driven.fact("ended", r.RunEnded(1, 1, "lost"))], 11.0)
+    assert driven.replies["ended"] == Done()
+    assert "RunEnded" in driven.journalled()
+    assert driven.outbox.bugs
 
 
 def test_time_never_goes_back_in_the_journal(driven: Driven) -> None:

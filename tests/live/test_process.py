@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from coddl.live.main import token_of
 from tests.live.harness import DEADLINE_S, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -220,3 +221,13 @@ def test_a_folder_that_cannot_be_made_is_told_so(start: Any, tmp_path: Path) -> 
     server = start()
     assert server.process.wait(DEADLINE_S) == 2
     assert "File exists" in server.errors.read_text()
+
+
+@pytest.mark.parametrize("left", [None, "", "\n"])
+def test_a_token_is_never_empty(tmp_path: Path, left: str | None) -> None:
+    if left is not None:
+        (tmp_path / "token").write_text(left)  # as a full disk leaves it
+    token = token_of(tmp_path)
+    assert len(token) > 20
+    assert token_of(tmp_path) == token
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600

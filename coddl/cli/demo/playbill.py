@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from coddl.cli.demo.scenario import Act
+from coddl.cli.poolview import counted
 
 Answer = Mapping[str, Any]  # Any: what JSON can hold
 
@@ -96,6 +97,8 @@ class Playbill:
 
 
 def _aim(target: Answer) -> str:
-    count = len(target["slots"])
-    devices = f"{count} device{'' if count == 1 else 's'}" if count else "no devices"
-    return f"shall have {devices}: {target['reason']}"
+    count, reason = len(target["slots"]), str(target["reason"])
+    _, since, why = reason.partition(", since ")
+    if count and since:  # how large its share is beside how many stands in its row
+        return f"shall have {counted(count, 'device')}{since}{why}"
+    return f"shall have {counted(count, 'device') if count else 'no devices'}: {reason}"

@@ -285,7 +285,8 @@ class Control:
         if job is None or event.attempt != job.attempt or not job.has_run:
             return
         job.step = max(job.step, event.step)
-        if event.iterations < MEASURED_MIN or event.gpus < 1 or event.step_s <= 0.0:
+        is_size = 1 <= event.gpus <= len(self.pool.slots)
+        if event.iterations < MEASURED_MIN or not is_size or event.step_s <= 0.0:
             return
         job.step_s[event.gpus] = Measured(event.step_s, event.iterations)
         if event.gpus != len(job.granted) or job.phase != "running":

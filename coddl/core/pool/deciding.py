@@ -15,7 +15,6 @@ from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Rules, Scheduler
 
 CALM: Final = Rules(cool_down_s=10.0, reserve_s=10.0)  # what a pool keeps to unless told otherwise
-NEWS: Final = 0.1  # by how much a number must differ from the one last told to be told again
 ROUNDS_MAX: Final = 4  # of deciding anew without jobs for which no node has room
 NO_NODES: Final = Waiting("NodeDown", "no node of the pool can be used now")
 
@@ -162,30 +161,10 @@ def _rows(sight: Sight, plan: Plan) -> tuple[Row, ...]:
             gpus=gpus,
             gpus_min=least,
             gpus_max=most,
-            remaining=None if job.steps is None else max(0, job.steps - job.step),
-            step_s={size: each.step_s for size, each in sorted(job.step_s.items())},
+            remaining=job.remaining,
+            step_s=dict(sorted(job.speeds.items())),
             share=share,
         )
-        if job.row is None or _is_news(row, job.row):
+        if row != job.row:
             news.append(row)
     return tuple(news)
-
-
-def _is_news(row: Row, told: Row) -> bool:
-    """Tell whether a row is worth writing down: every step changes what remains, by a little."""
-    if (row.gpus, row.gpus_min, row.gpus_max, row.share) != (
-        told.gpus,
-        told.gpus_min,
-        told.gpus_max,
-        told.share,
-    ):
-        return True
-    if row.step_s.keys() != told.step_s.keys() or _differs(row.remaining, told.remaining):
-        return True
-    return any(_differs(step_s, told.step_s[gpus]) for gpus, step_s in row.step_s.items())
-
-
-def _differs(now: float | None, told: float | None) -> bool:
-    if now is None or told is None:
-        return now != told
-    return abs(now - told) > NEWS * told

@@ -1,12 +1,12 @@
 """Why a job has what it has, or waits: one sentence for now, and its story. (C11)"""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState
-from coddl.core.pool.sight import speeds_by_size
+from coddl.core.pool.sight import size_cap, speeds_by_size
 from coddl.core.pool.state import Pool
 from coddl.core.speed.live import Source
 
@@ -45,9 +45,13 @@ class Explanation:
 
 
 def explain(
-    pool: Pool, job: int, story: Iterable[tuple[int, float, r.Record]], now_s: float
+    pool: Pool,
+    job: int,
+    story: Iterable[tuple[int, float, r.Record]],
+    now_s: float,
+    awaited: Collection[str] = (),
 ) -> Explanation:
-    """Tell a job's story, given its records."""
+    """Tell a job's story, given its records; `awaited`: nodes without which nothing is decided."""
     state = pool.jobs[job]
     line = [each.id for each in pool.live_jobs() if each.phase in WAITING]
     return Explanation(
@@ -55,10 +59,10 @@ def explain(
         name=state.spec.name,
         phase=state.phase,
         code=code_of(state),
-        sentence=sentence(pool, state, now_s),
+        sentence=sentence(pool, state, now_s, awaited),
         position=line.index(job) + 1 if job in line else None,
         ahead=sum(1 for each in pool.live_jobs() if each.granted and each.id != job),
-        speeds=_speeds(state),
+        speeds=_speeds(state, size_cap(pool)),
         story=tuple(
             StoryLine(number, at_s, sentence_of(record, job)) for number, at_s, record in story
         ),
@@ -74,30 +78,44 @@ def code_of(job: JobState) -> str | None:
     return job.waiting.code if job.waiting is not None else "Resources"
 
 
-def sentence(pool: Pool, job: JobState, now_s: float) -> str:
+def sentence(pool: Pool, job: JobState, now_s: float, awaited: Collection[str] = ()) -> str:
     """Say, in one sentence, why a job stands where it stands."""
     if job.phase == "suspended":
         return "a user suspended it"
     if job.is_over or not job.is_waiting:
         return job.reason
+    if awaited:
+        nodes = ", ".join(sorted(awaited))
+        return f"the server was restarted and waits to hear what still runs on: {nodes}"
     if job.target:
-        leaving = sorted(
-            {
-                owner
-                for slot in job.target
-                if (owner := pool.slots[slot].owner) not in (None, job.id)
-            }
-        )
-        who = ", ".join(f'job {each} "{pool.jobs[each].spec.name}"' for each in leaving)
-        return f"{len(job.target)} devices are reserved for it until {who or 'their node'} is ready"
+        return _reserved(pool, job)
     if job.waiting is None:
         return "nothing was decided about it yet"
     since = f" (for {now_s - job.waiting_since_s:.0f} s)" if job.waiting_since_s else ""
     return f"{job.waiting.sentence}{since}"
 
 
-def _speeds(job: JobState) -> tuple[SpeedRow, ...]:
-    speeds = speeds_by_size(job)
+def _reserved(pool: Pool, job: JobState) -> str:
+    """Say what has to happen before a job gets what was decided for it."""
+    owners = [pool.slots[slot].owner for slot in job.target]
+    who = ", ".join(
+        f'job {each} "{pool.jobs[each].spec.name}"' if each != job.id else "its own last run"
+        for each in sorted({owner for owner in owners if owner is not None})
+    )
+    nodes = ", ".join(n for n in pool.nodes_of(job.target) if pool.nodes[n].is_silent)
+    until = (
+        f"{who} has left" if who else f"node {nodes} is heard again" if nodes else "all are free"
+    )
+    are = "is" if len(job.target) == 1 else "are"
+    return f"{_counted(len(job.target))} {are} reserved for it until {until}"
+
+
+def _counted(devices: int) -> str:
+    return f"{devices} device{'' if devices == 1 else 's'}"
+
+
+def _speeds(job: JobState, cap: int) -> tuple[SpeedRow, ...]:
+    speeds = speeds_by_size(job, cap)
     first_s = speeds[min(speeds)].step_s
     return tuple(
         SpeedRow(
@@ -115,8 +133,9 @@ def sentence_of(record: r.Record, job: int | None = None) -> str:
     """Tell a record in one line; of a decision, the part that concerns `job`."""
     match record:
         case r.JobSubmitted(number, spec):
-            sizes = f"{spec.gpus_min}..{spec.gpus_max}"
-            return f'job {number} "{spec.name}" was submitted: {spec.tier}, {sizes} devices'
+            least, most = spec.gpus_min, spec.gpus_max
+            sizes = _counted(most) if least == most else f"{least}..{most} devices"
+            return f'job {number} "{spec.name}" was submitted: {spec.tier}, {sizes}'
         case r.JobCancelled(number, by):
             return f"job {number} was cancelled by {by or 'a user'}"
         case r.JobHeld(number, by):
@@ -134,7 +153,7 @@ def sentence_of(record: r.Record, job: int | None = None) -> str:
         case r.PolicyChosen(policy, by):
             return f"the policy is {policy}, says {by or 'a user'}"
         case r.NodeJoined(node, _, host, devices):
-            return f"node {node} joined from {host} with {len(devices)} devices"
+            return f"node {node} joined from {host} with {_counted(len(devices))}"
         case r.NodeLost(node, _, because):
             return f"node {node} was lost: {because}"
         case r.SlotFreed(slot, number):
@@ -150,7 +169,7 @@ def sentence_of(record: r.Record, job: int | None = None) -> str:
 def _decision(record: r.Decided, job: int | None) -> str:
     if job is not None and job in record.targets:
         target = record.targets[job]
-        return f"decided: {len(target.slots)} devices for job {job}: {target.reason}"
+        return f"decided: {_counted(len(target.slots))} for job {job}: {target.reason}"
     if job is not None and job in record.waiting:
         why = record.waiting[job]
         return f"decided: job {job} waits, {why.code}: {why.sentence} ({record.why})"
@@ -182,8 +201,8 @@ def _run(record: r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded) -> st
         case r.RunChanged():
             pause = f"a pause of {record.pause_s * 1000:.0f} ms"
             return (
-                f"job {record.job} {record.kind}: {record.gpus_before} to {len(record.slots)} "
-                f"devices after step {record.step}, {pause}"
+                f"job {record.job} {record.kind}: {record.gpus_before} to "
+                f"{_counted(len(record.slots))} after step {record.step}, {pause}"
             )
         case r.RunEnded():
             code = "" if record.exit_code is None else f" with exit code {record.exit_code}"

@@ -10,7 +10,13 @@ from coddl.core.pool.records import Row, Trouble
 from coddl.core.pool.spec import JobSpec
 
 STORY_MAX: Final = 20  # moves that are remembered; the journal has them all
+NEWS: Final = 0.1  # by how much a number must differ from what was decided on last, to be news
 PRERUN_S: Final = 10.0  # how long a job stays small after its first step, to be measured there
+
+
+def is_news(now: float, told: float) -> bool:
+    """Tell whether a number that moves with every step has moved far enough to be told again."""
+    return abs(now - told) > NEWS * told
 
 
 @dataclass(slots=True)
@@ -94,6 +100,26 @@ class JobState:
     def is_elastic(self) -> bool:
         """Tell whether it may be resized now."""
         return self.spec.is_elastic and self.prepared
+
+    @property
+    def speeds(self) -> dict[int, float]:
+        """Give the step times that are decided on: as measured, where that is news."""
+        told = self.row.step_s if self.row is not None else {}
+        return {
+            gpus: told[gpus]
+            if gpus in told and not is_news(each.step_s, told[gpus])
+            else each.step_s
+            for gpus, each in self.step_s.items()
+        }
+
+    @property
+    def remaining(self) -> int | None:
+        """Give the iterations that are decided on; None: unknown."""
+        if self.steps is None:
+            return None
+        left = max(0, self.steps - self.step)
+        told = self.row.remaining if self.row is not None else None
+        return left if told is None or is_news(left, told) else told
 
     def bounds(self, now_s: float) -> tuple[int, int]:
         """Give the fewest and the most GPUs that it may have now."""

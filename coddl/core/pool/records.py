@@ -252,7 +252,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a decision knew of a job."""
+    """What a decision knew of a job; less than a tenth is no news, and not decided on."""
 
     job: int
     gpus: int
@@ -273,7 +273,7 @@ class Decided:
     why: str  # what made us decide
     targets: Mapping[int, Target]  # by job; only those that changed
     waiting: Mapping[int, Waiting]  # by job; only those that changed
-    rows: tuple[Row, ...]  # only those that differ, by a tenth, from what was told before
+    rows: tuple[Row, ...]  # only those that differ from what was told of the job before
     memory: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # the policy's, by job
     wake_at_s: float | None = None
 

@@ -33,12 +33,12 @@ def look(pool: Pool, now_s: float, seed: int, without: Collection[int] = ()) -> 
         for job in pool.live_jobs()
         if not job.held and not job.cancelled and job.id not in without
     )
-    nodes = usable(pool)
-    speeds = _speeds(jobs)
+    nodes, cap = usable(pool), size_cap(pool)
+    speeds = _speeds(jobs, cap)
     snapshot = Snapshot(
         now_s=now_s,
         cluster=Cluster.of(len(nodes)),
-        jobs=_table(jobs, len(nodes), now_s),
+        jobs=_table(jobs, len(nodes), cap, now_s),
         speeds=speeds,
         memory=_memory(jobs),
         seed=seed,
@@ -67,13 +67,18 @@ def usable(pool: Pool) -> dict[int, str]:
     return found
 
 
-def speeds_by_size(job: JobState) -> dict[int, Speed]:
-    """Tell how fast a job is at every size it may ever have, and how we know."""
-    most = max(job.gpus_max, job.gpus_min, *job.step_s, *job.spec.step_s)
+def size_cap(pool: Pool) -> int:
+    """Give a size that no job can have here: what users name beyond it makes no difference."""
+    return len(pool.slots) + 1
+
+
+def speeds_by_size(job: JobState, cap: int) -> dict[int, Speed]:
+    """Tell how fast a job is at every size it may ever have, up to a cap, and how we know."""
+    most = min(cap, max(job.gpus_max, job.gpus_min, *job.step_s, *job.spec.step_s))
     if job.virtual_nodes is not None:
-        most = max(job.gpus_min, min(most, job.virtual_nodes))
-    measured = tuple((gpus, each.step_s) for gpus, each in job.step_s.items())
-    return _curve(most, measured, tuple(job.spec.step_s.items()), job.virtual_nodes)
+        most = max(min(cap, job.gpus_min), min(most, job.virtual_nodes))
+    submitted = tuple(job.spec.step_s.items())
+    return _curve(most, tuple(job.speeds.items()), submitted, job.virtual_nodes)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -92,8 +97,8 @@ def _is_fixed(job: JobState) -> bool:
     return job.spec.tier == "opaque" or (job.spec.is_elastic and not job.prepared)
 
 
-def _speeds(jobs: tuple[JobState, ...]) -> Speeds:
-    curves = [speeds_by_size(job) for job in jobs]
+def _speeds(jobs: tuple[JobState, ...], cap: int) -> Speeds:
+    curves = [speeds_by_size(job, cap) for job in jobs]
     width = 1 + max((len(each) for each in curves), default=1)
     step_s = np.full((max(1, len(curves)), width), np.inf)
     measured = np.zeros(step_s.shape, np.bool_)
@@ -107,8 +112,8 @@ def _speeds(jobs: tuple[JobState, ...]) -> Speeds:
     return speeds_of(names, step_s, measured)
 
 
-def _table(jobs: tuple[JobState, ...], total: int, now_s: float) -> JobTable:
-    bounds = [job.bounds(now_s) for job in jobs]
+def _table(jobs: tuple[JobState, ...], total: int, cap: int, now_s: float) -> JobTable:
+    bounds = [(min(cap, least), min(cap, most)) for least, most in (j.bounds(now_s) for j in jobs)]
     gpus = [_share(job, *each) for job, each in zip(jobs, bounds, strict=True)]
     return JobTable.of(
         len(jobs),
@@ -124,7 +129,7 @@ def _table(jobs: tuple[JobState, ...], total: int, now_s: float) -> JobTable:
         gpus=gpus,
         settled=[job.target == job.granted and job.phase == "running" for job in jobs],
         starts=[job.starts for job in jobs],
-        remaining_iterations=[_remaining(job) for job in jobs],
+        remaining_iterations=[_or_nan(job.remaining) for job in jobs],
         pause_s=[job.last_pause_s or 0.0 for job in jobs],
         attained_gpu_s=[job.attained_by(now_s) for job in jobs],
         executed_s=[job.executed_by(now_s) for job in jobs],
@@ -143,8 +148,8 @@ def _share(job: JobState, least: int, most: int) -> int:
     return share if share >= least else 0
 
 
-def _remaining(job: JobState) -> float:
-    return float("nan") if job.steps is None else float(max(0, job.steps - job.step))
+def _or_nan(value: int | None) -> float:
+    return float("nan") if value is None else float(value)
 
 
 def _or_inf(value: float | None) -> float:

@@ -10,7 +10,7 @@ from typing import Final, assert_never
 
 from coddl.core.lifecycle import Phase
 from coddl.core.pool import records as r
-from coddl.core.pool.job import JobState, Measured
+from coddl.core.pool.job import JobState, Measured, is_news
 from coddl.core.pool.orders import Lead, Orders, Seat
 
 LOSSES_MAX: Final = 5  # runs in a row that may be lost without a step
@@ -261,7 +261,7 @@ class Pool:
             job = self.jobs[row.job]
             job.row = row
             for gpus, step_s in row.step_s.items():
-                if gpus not in job.step_s or job.step_s[gpus].step_s != step_s:
+                if gpus not in job.step_s or is_news(job.step_s[gpus].step_s, step_s):
                     job.step_s[gpus] = Measured(step_s, 0)  # read back; nobody counted them
             if job.steps is not None and row.remaining is not None:
                 job.step = max(job.step, job.steps - row.remaining)
@@ -356,6 +356,7 @@ class Pool:
         self._give_up_run(job, now_s)
         job.move(phase, now_s, because)
         job.ended_s, job.waiting, job.reason = now_s, None, because
+        job.row, job.memory = None, ()  # nothing is decided about it any more
         self.active.pop(job.id, None)
 
     def _touch(self, nodes: Iterable[str | None]) -> None:

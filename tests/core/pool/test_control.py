@@ -5,95 +5,10 @@ import pytest
 from coddl.core.errors import UserError
 from coddl.core.lifecycle import TRANSITIONS, IllegalTransition
 from coddl.core.pool import records as r
-from coddl.core.pool.control import Control, Outcome
+from coddl.core.pool.control import Control
 from coddl.core.pool.errors import Conflict, Infeasible, NotFound
 from coddl.core.pool.explain import explain, sentence_of
-from coddl.core.pool.job import JobState
-from coddl.core.pool.spec import JobSpec, Launch, Tier
-from coddl.core.pool.state import Pool
-from coddl.core.scheduler import Rules
-
-
-class Story:
-    """A pool whose agents do at once what they are told, as far as a test lets them."""
-
-    def __init__(self, *devices: int, rules: Rules | None = None) -> None:
-        self.now_s = 0.0
-        self.control = Control(Pool(), rules or Rules(cool_down_s=0.0, reserve_s=0.0))
-        self.journal: list[tuple[int, float, r.Record]] = []
-        for number, count in enumerate(devices):
-            self.join("abc"[number], count)
-
-    @property
-    def pool(self) -> Pool:
-        return self.control.pool
-
-    def job(self, number: int) -> JobState:
-        return self.pool.jobs[number]
-
-    def happen(self, event: r.Event) -> Outcome:
-        self.now_s += 1.0
-        outcome = self.control.handle(event, self.now_s)
-        for record in outcome.records:
-            self.journal.append((len(self.journal), self.now_s, record))
-        return outcome
-
-    def join(self, node: str, devices: int, boot: str = "1") -> Outcome:
-        kinds = tuple(r.Device(i, "cpu") for i in range(devices))
-        return self.happen(r.NodeJoined(node, boot, "host", kinds))
-
-    def submit(
-        self,
-        least: int = 1,
-        most: int = 4,
-        tier: Tier = "elastic",
-        priority: int = 0,
-        **launch: object,
-    ) -> int:
-        number = self.pool.next_job
-        spec = JobSpec(
-            name=f"job-{number}",
-            launch=Launch(argv=("train.py",), **launch),  # type: ignore[arg-type] # a test's own
-            tier=tier,
-            gpus_min=least,
-            gpus_max=most if tier == "elastic" else least,
-            priority=priority,
-        )
-        self.happen(r.JobSubmitted(number, spec))
-        return number
-
-    def train(self, *numbers: int) -> None:
-        """Let jobs come to their first step, and to the size they shall have."""
-        for number in numbers:
-            job = self.job(number)
-            if job.spec.is_elastic:
-                self.happen(r.RunPrepared(number, job.attempt, 8, 100))
-            self.happen(r.RunStepped(number, job.attempt, 1))
-            gpus = len(job.granted)
-            self.happen(r.RunProgressed(number, job.attempt, 4, gpus, 1.0 / gpus, 3))
-        self.catch_up()
-
-    def catch_up(self) -> None:
-        """Let every agent do all it was told."""
-        for _ in range(5):
-            for job in list(self.pool.live_jobs()):
-                if job.stop:
-                    outcome: r.Outcome = "cancelled" if job.stop == "cancel" else "retired"
-                    self.happen(r.RunEnded(job.id, job.attempt, outcome, job.step))
-                elif job.granted and job.phase == "resizing":
-                    change = (job.id, job.attempt, job.change + 1, "resized", 1, job.granted)
-                    self.happen(r.RunChanged(*change, 5, 0.1, 0.2))  # type: ignore[arg-type]
-            self.report()
-
-    def report(self) -> None:
-        """Let every node say that it holds just what it may."""
-        for node in list(self.pool.nodes.values()):
-            if node.is_up and not node.is_silent:
-                seats = self.pool.orders(node.name).seats
-                self.happen(r.NodeReported(node.name, node.boot, node.version, seats))
-
-    def shares(self) -> dict[int, int]:
-        return {job.id: len(job.granted) for job in self.pool.live_jobs()}
+from tests.core.pool.story import Story
 
 
 def test_a_job_starts_small_and_grows_once_it_was_measured() -> None:
@@ -332,7 +247,7 @@ def test_a_share_that_is_cut_from_outside_is_told_as_such() -> None:
     story.happen(r.JobBounded(job, 2, 2, "ops"))
     story.catch_up()
     assert story.job(job).reason == (
-        '2 of 4 GPUs are its share beside 0 other jobs, since job 1 "job-1" may have 2..2'
+        '2 of 4 GPUs are its share beside nobody, since job 1 "job-1" may have 2..2'
     )
 
 

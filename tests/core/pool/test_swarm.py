@@ -1,5 +1,6 @@
 """Whole pools in virtual time, with crashes, partitions and restarts of the server."""
 
+import msgspec
 import pytest
 
 from coddl.core.pool import records as r
@@ -66,6 +67,23 @@ def test_a_pool_that_is_left_alone_comes_to_rest(seed: int) -> None:
         assert (job.waiting is None) == bool(job.granted), told
     held = {slot for job in swarm.pool.live_jobs() for slot in job.granted}
     assert {s.slot for s in swarm.pool.slots.values() if s.owner is not None} == held
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_picture_and_the_tail_are_the_same_as_all_records(seed: int) -> None:
+    swarm = Swarm(seed, users=True)
+    trouble(swarm)
+    cut = swarm.random.randint(0, len(swarm.journal))
+    whole, pictured = Pool(), Pool()
+    for number, (at_s, record) in enumerate(swarm.journal):
+        if number == cut:
+            pictured = msgspec.json.decode(msgspec.json.encode(pictured), type=Pool)
+            pictured.forget_soft()
+        whole.apply(record, at_s)
+        pictured.apply(record, at_s)
+    whole.forget_soft()
+    pictured.forget_soft()
+    assert pictured == whole
 
 
 @pytest.mark.parametrize("seed", range(5))
