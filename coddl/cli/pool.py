@@ -54,7 +54,7 @@ Policy = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Who decides. Default: the one of before; at first, afs-p:tie=keep.",
+        help="Who decides. Default: the one of before; at first, afs-p:tie=keep,lease_h=0.25.",
         autocompletion=complete_policies,
     ),
 ]

@@ -11,7 +11,7 @@ from typing import Final
 
 from coddl.api.spec import HASH
 from coddl.core.pool.errors import NotFound
-from coddl.live.errors import TooLarge, WrongHash
+from coddl.live.errors import JournalFull, TooLarge, WrongHash
 
 ARCHIVE_BYTES_MAX: Final = 256 << 20
 
@@ -44,6 +44,16 @@ class Archives:
             raise WrongHash(
                 f'code "{name[:64]}" cannot be kept', "its name is no SHA-256", "64 hex digits"
             )
+        try:
+            await self._write(name, chunks)
+        except OSError as error:
+            raise JournalFull(
+                f'code "{name}" cannot be kept',
+                f"{self._folder}: {error.strerror or error}",
+                "again when there is room on the server's disk",
+            ) from None
+
+    async def _write(self, name: str, chunks: AsyncIterator[bytes]) -> None:
         handle, part = tempfile.mkstemp(suffix=".part", dir=self._folder)
         try:
             with os.fdopen(handle, "wb") as file:

@@ -332,7 +332,7 @@ def test_prometheus_sees_jobs_and_devices(live: LivePool) -> None:
         'coddl_job_gpus{job="1",name="a"} 2.0',
         'coddl_node_gpus{node="n1",state="free"} 1.0',
         'coddl_node_gpus{node="n1",state="alloc"} 2.0',
-        'coddl_scheduler_decisions_total{action="start",policy="afs-p:tie=keep"} 1.0',
+        'coddl_scheduler_decisions_total{action="start",policy="afs-p:tie=keep,lease_h=0.25"} 1.0',
         "coddl_job_wait_seconds_count 1.0",
         f'coddl_build_info{{version="{__version__}"}} 1.0',
     ):

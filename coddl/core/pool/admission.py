@@ -24,7 +24,8 @@ def is_news(pool: Pool, event: UserEvent) -> bool:
     match event:
         case r.JobSubmitted(job, spec):
             assert job not in pool.jobs, f"job {job} exists"
-            check_fits(pool, spec.name, spec.is_elastic, spec.gpus_min)
+            what = f'job "{spec.name}" cannot be accepted'
+            _check_fits(pool, what, "--gpus", spec.gpus_min, spans=spec.is_elastic)
             return True
         case r.JobCancelled(job):
             return not _alive(pool, job, "cancelled").cancelled
@@ -45,26 +46,25 @@ def is_news(pool: Pool, event: UserEvent) -> bool:
             return policy != pool.policy
 
 
-def check_fits(pool: Pool, name: str, spans: bool, gpus: int) -> None:
+def _check_fits(pool: Pool, what: str, option: str, gpus: int, *, spans: bool) -> None:
     """Raise if the pool could not run a job on so many devices even if it were empty."""
     up = [node for node in pool.nodes.values() if node.is_up]
     if not up:
         return  # nobody has come yet: we can't know
     total, largest = sum(len(n.slots) for n in up), min(up, key=lambda n: (-len(n.slots), n.name))
-    what = f'job "{name}" cannot be accepted'
     if gpus > total:
         nodes = f"{len(up)} node{'' if len(up) == 1 else 's'}"
         raise Infeasible(
             what,
             f"it needs at least {gpus} devices and the pool has {total} on {nodes}",
-            f"--gpus {total}" if spans else f"--gpus {len(largest.slots)}",
+            f"{option} {total if spans else len(largest.slots)}",
         )
     if not spans and gpus > len(largest.slots):
         raise Infeasible(
             what,
             f"it needs {gpus} devices on one node and the largest node, {largest.name}, has "
             f"{len(largest.slots)}",
-            f"--gpus {len(largest.slots)}, or an elastic script, which may span nodes",
+            f"{option} {len(largest.slots)}, or an elastic script, which may span nodes",
         )
 
 
@@ -134,5 +134,5 @@ def _may_bound(pool: Pool, bounded: r.JobBounded) -> bool:
             f"its global batch is cut into {job.virtual_nodes} virtual nodes, one per device",
             f"coddl resize {job.id} {job.virtual_nodes}",
         )
-    check_fits(pool, job.spec.name, True, bounded.gpus_min)
+    _check_fits(pool, what, f"coddl resize {job.id}", bounded.gpus_min, spans=True)
     return (bounded.gpus_min, bounded.gpus_max) != (job.gpus_min, job.gpus_max)

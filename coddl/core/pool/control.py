@@ -139,7 +139,7 @@ class Control:
                 self._on_progress(event)
             case r.Woke():
                 if self.pool.wake_at_s is not None and now_s >= self.pool.wake_at_s:
-                    self._call("a lease or a cool-down has run out")
+                    self._call("it was time to look again")
             case _:
                 assert_never(event)
 

@@ -23,7 +23,7 @@ def decide(pool: Pool, rules: Rules, why: str, now_s: float) -> Decided:
     """Decide who shall have which devices; `why` says what made us decide."""
     seed = 1 + (pool.seed * 16807) % 2147483646
     scheduler = Scheduler(policy_from(pool.policy), rules)
-    cramped: dict[int, Waiting] = {}
+    cramped = _resting(pool, now_s)
     for _ in range(ROUNDS_MAX):
         sight = look(pool, now_s, seed, cramped)
         plan = scheduler.decide(sight.snapshot)
@@ -39,6 +39,15 @@ def decide(pool: Pool, rules: Rules, why: str, now_s: float) -> Decided:
     else:
         placed = {job: slots for job, slots in placed.items() if job not in no_room}
     return _decided(pool, sight, plan, _Found(seed, why, placed, cramped))
+
+
+def _resting(pool: Pool, now_s: float) -> dict[int, Waiting]:
+    """Name the jobs that are not to be started yet, as run after run came no further."""
+    return {
+        job.id: Waiting("CoolDown", f"{job.story[-1].because}; it rests before the next run")
+        for job in pool.live_jobs()
+        if job.is_waiting and now_s < job.rest_until_s
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +129,22 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
         waiting={n: why for n, why in waiting.items() if pool.jobs[n].waiting != why},
         rows=_rows(sight, plan),
         memory=_memories(sight, plan),
-        wake_at_s=_wake_at_s(sight, plan),
+        wake_at_s=_wake_at_s(pool, sight, plan),
     )
 
 
-def _wake_at_s(sight: Sight, plan: Plan) -> float | None:
-    """Say when to decide anew: as the policy asks, or when a job may grow though unmeasured."""
+def _wake_at_s(pool: Pool, sight: Sight, plan: Plan) -> float | None:
+    """Say when to decide anew: as the policy asks, when a job may grow though unmeasured, or when
+    one has rested.
+    """
     now_s = sight.snapshot.now_s
+    rested = [job.rest_until_s for job in pool.live_jobs() if job.rest_until_s > now_s]
     small = [
         job.proven_s + PRERUN_S
         for job in sight.jobs
         if job.proven_s is not None and job.prepared and not job.may_grow(now_s)
     ]
-    wake_at_s = min(float(plan.allocation.wake_at_s), *small, float("inf"))
+    wake_at_s = min(float(plan.allocation.wake_at_s), *small, *rested, float("inf"))
     return wake_at_s if wake_at_s < float("inf") else None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState
-from coddl.core.pool.sight import size_cap, speeds_by_size
+from coddl.core.pool.sight import size_cap, speeds_by_size, usable
 from coddl.core.pool.state import Pool
 from coddl.core.speed.live import Source
 
@@ -83,7 +83,7 @@ def sentence(pool: Pool, job: JobState, now_s: float, awaited: Collection[str] =
     if job.phase == "suspended":
         return "a user suspended it"
     if job.is_over or not job.is_waiting:
-        return job.reason
+        return job.reason + _why_not_more(pool, job, now_s)
     if awaited:
         nodes = ", ".join(sorted(awaited))
         return f"the server was restarted and waits to hear what still runs on: {nodes}"
@@ -91,8 +91,31 @@ def sentence(pool: Pool, job: JobState, now_s: float, awaited: Collection[str] =
         return _reserved(pool, job)
     if job.waiting is None:
         return "nothing was decided about it yet"
-    since = f" (for {now_s - job.waiting_since_s:.0f} s)" if job.waiting_since_s else ""
-    return f"{job.waiting.sentence}{since}"
+    since = f"it has waited {now_s - (job.waiting_since_s or now_s):.0f} s"
+    if pool.wake_at_s is not None and pool.wake_at_s > now_s:
+        since += f"; the next look is in {pool.wake_at_s - now_s:.0f} s at the latest"
+    return f"{job.waiting.sentence} ({since})"
+
+
+def _why_not_more(pool: Pool, job: JobState, now_s: float) -> str:
+    """Say why a job that could have more has not, while devices are free."""
+    gpus, (_, most) = len(job.granted), job.bounds(now_s)
+    free = sum(pool.slots[slot].owner is None for slot in usable(pool))
+    if job.phase != "running" or not free or not gpus or gpus >= job.gpus_max:
+        return ""
+    if job.spec.is_elastic and not job.prepared:
+        return "; it keeps this size until it calls coddl.prepare"
+    if gpus >= most:
+        return "; it may grow once it was measured at this size" if most == job.gpus_min else ""
+    speeds = speeds_by_size(job, size_cap(pool))
+    larger = [speeds[n] for n in range(gpus + 1, min(most, gpus + free) + 1) if n in speeds]
+    if gpus not in speeds or any(each.step_s < speeds[gpus].step_s for each in larger):
+        return ""
+    best_s = min(each.step_s for each in larger) if larger else speeds[gpus].step_s
+    return (
+        f"; more would not make it faster: {speeds[gpus].step_s:.3g} s a step as it is, "
+        f"{best_s:.3g} s at best"
+    )
 
 
 def _reserved(pool: Pool, job: JobState) -> str:

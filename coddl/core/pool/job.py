@@ -11,6 +11,7 @@ from coddl.core.pool.spec import JobSpec
 
 STORY_MAX: Final = 20  # moves that are remembered; the journal has them all
 NEWS: Final = 0.1  # by how much a number must differ from what was decided on last, to be news
+REST_MAX_S: Final = 300.0  # between two runs that came no further
 PRERUN_S: Final = 10.0  # how long a job stays small after its first step, to be measured there
 
 
@@ -67,6 +68,8 @@ class JobState:
     serves: tuple[int, ...] = ()  # slots it trains on, by its own account
     last_pause_s: float | None = None
     resizes: int = 0
+    reruns: int = 0  # in a row that came no further
+    rest_until_s: float = 0.0  # not to be started before
     failures: int = 0  # of its own
     losses: int = 0  # not of its own, in a row without a step
     exit_code: int | None = None
@@ -164,6 +167,11 @@ class JobState:
         check(self.spec.name, step, self.story)
         self.story = [*self.story, step][-STORY_MAX:]
         self.phase = phase
+
+    def rest(self, step: int, now_s: float) -> None:
+        """Wait before the next run, the longer the more often runs came no further."""
+        self.reruns = 0 if step > self.step else self.reruns + 1
+        self.rest_until_s = now_s + min(REST_MAX_S, 2.0 ** min(self.reruns, 10) / 2.0)
 
     def hold(self, slots: tuple[int, ...], now_s: float) -> None:
         """Be given other devices, and settle the account of those held so far."""

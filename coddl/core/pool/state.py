@@ -48,7 +48,7 @@ class Pool:
     jobs: dict[int, JobState] = field(default_factory=dict)
     nodes: dict[str, NodeState] = field(default_factory=dict)
     slots: dict[int, SlotState] = field(default_factory=dict)
-    policy: str = "afs-p:tie=keep"
+    policy: str = "afs-p:tie=keep,lease_h=0.25"
     policy_by: str = ""
     policy_since_s: float = 0.0
     wake_at_s: float | None = None  # as the last decision asked
@@ -326,6 +326,8 @@ class Pool:
 
     def _end_run(self, job: JobState, ended: r.RunEnded, now_s: float) -> None:
         """Draw a run's conclusion; its slots keep their owner until they are seen to be empty."""
+        if ended.outcome in ("failed", "lost", "requeue"):
+            job.rest(ended.step, now_s)
         job.step = max(job.step, ended.step)
         job.exit_code, job.trouble = ended.exit_code, ended.trouble
         words = ended.trouble.what if ended.trouble else f"its run was {ended.outcome}"
@@ -350,7 +352,8 @@ class Pool:
                 job.move("pending", now_s, "its precheck has passed")
             case _:
                 job.prechecked |= ended.outcome == "prechecked"
-                self._release(job, job.reason or words, now_s)
+                words = "it asked to be run again" if ended.outcome == "requeue" else words
+                self._release(job, job.reason if job.stop else words, now_s)
 
     def _end(self, job: JobState, phase: Phase, now_s: float, because: str) -> None:
         self._give_up_run(job, now_s)

@@ -195,7 +195,28 @@ def test_a_job_that_is_lost_again_and_again_is_given_up() -> None:
         assert story.job(job).attempt == attempt
         story.happen(r.RunEnded(job, attempt, "lost"))
         story.report()
+        story.now_s = max(story.now_s, story.job(job).rest_until_s)
+        story.happen(r.Woke())
     assert story.job(job).phase == "failed"
+
+
+def test_runs_that_come_no_further_follow_each_other_ever_more_slowly() -> None:
+    story = Story(1)
+    job = story.submit(1, 1)
+    rests_s = []
+    for attempt in range(1, 5):
+        story.happen(r.RunEnded(job, attempt, "requeue", 0, 75))
+        story.report()
+        state = story.job(job)
+        rests_s.append(state.rest_until_s - story.now_s + 1.0)
+        assert (state.phase, state.waiting and state.waiting.code) == ("preempted", "CoolDown")
+        assert story.pool.wake_at_s == state.rest_until_s
+        story.now_s = state.rest_until_s
+        story.happen(r.Woke())
+        assert story.job(job).phase == "starting"
+    assert rests_s == [1.0, 2.0, 4.0, 8.0]
+    story.happen(r.RunEnded(job, 5, "requeue", 9, 75))
+    assert story.job(job).rest_until_s - story.now_s == 0.5, "it came further"
 
 
 def test_a_precheck_runs_on_one_device_before_the_rest_is_taken() -> None:
