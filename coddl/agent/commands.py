@@ -19,6 +19,7 @@ from typing import IO, Final
 from coddl.agent import guard, leftovers
 from coddl.agent.account import Asked
 from coddl.agent.duties import Posts
+from coddl.agent.home import note_attempt
 from coddl.agent.leading import Hearer, Run
 from coddl.core.pool.orders import Seat
 from coddl.core.pool.records import Outcome, RunChanged, RunEnded, RunStepped, Trouble
@@ -107,6 +108,7 @@ class CommandLead:
         return launch.precheck if self.run.precheck else launch.argv
 
     def _run(self) -> None:
+        note_attempt(self.run.home, self.run.attempt)
         started_s = time.monotonic()
         is_over: list[bool] = []
         with contextlib.ExitStack() as stack:
@@ -195,8 +197,12 @@ class CommandLead:
 
     def _end_rest(self) -> None:
         """Kill what a guard that was killed itself has left."""
+        told, mark = command_env(self.run, self._seats, 0), self.run.home.env[leftovers.MARK]
+        ours = {name: told[name] for name in ("CODDL_JOB_ID", "CODDL_ATTEMPT")}
+        ours[leftovers.MARK] = mark  # another agent may have a job of that number
         while self._pid is not None and self._code is None:
             left = [each for each in leftovers.processes() if each.session == self._pid]
+            left += leftovers.started_with(ours)
             if not left:
                 return
             for each in left:

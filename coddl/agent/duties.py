@@ -88,20 +88,29 @@ def duties(
     for job, lead in wanted.items():
         if Claim(job, lead.attempt) in ended:
             continue  # the server has not heard of it yet, or its word has not reached us
-        near = {seat.node: posts[seat.node] for seat in lead.seats if seat.node in posts}
-        if not lead.stop and len(near) < len({seat.node for seat in lead.seats}):
-            continue  # how to reach them will be told
+        now = Led(lead, _near(lead, posts), given(orders, lead))
         told = led.get(job)
         if told is None or told.lead.attempt != lead.attempt:
-            todo += _begun(lead, near)
+            todo += _begun(lead, now.posts)
         else:
-            todo += _changed(Led(lead, near, given(orders, lead)), told)
+            todo += _changed(now, told)
     return tuple(todo)
+
+
+def _near(lead: Lead, posts: Posts) -> Posts:
+    return {seat.node: posts[seat.node] for seat in lead.seats if seat.node in posts}
+
+
+def _reaches(lead: Lead, posts: Posts) -> bool:
+    """Tell whether all nodes of a lead can be reached; if not, how to will be told."""
+    return all(seat.node in posts for seat in lead.seats)
 
 
 def _begun(lead: Lead, posts: Posts) -> Iterable[Duty]:
     if lead.stop and not lead.adopt:
         return (Decline(lead),)
+    if not _reaches(lead, posts):
+        return (Decline(lead),) if lead.stop == "cancel" else ()
     begin = Begin(lead, posts)
     return (begin, Halt(lead.job, lead.stop, lead.reason)) if lead.stop else (begin,)
 
@@ -115,6 +124,8 @@ def _changed(now: Led, told: Led) -> Iterable[Duty]:
         return () if same else (Halt(lead.job, lead.stop, lead.reason),)
     if told.lead.stop:
         return ()  # what has been told to leave, leaves; the server will hear of it
+    if not _reaches(lead, now.posts):
+        return ()
     # A seat that was given up because the table did not give it may be tried again when it does.
     if (lead.seats, now.posts, now.given) != (told.lead.seats, told.posts, told.given):
         return (Aim(lead, now.posts),)

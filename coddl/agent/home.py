@@ -2,6 +2,7 @@
 
     JOBS/<job>/folder/        what was submitted, and whatever the job writes beside it
     JOBS/<job>/checkpoints/   its state
+    JOBS/<job>/attempt-<n>    says that an attempt has begun
     STATE/agents/<node>/code/ archives, as they were fetched; those used last are kept
 
 The code of a job is unpacked once, by the agent that needs it first. When the job is over, what
@@ -20,6 +21,7 @@ from typing import IO, Final
 from coddl.api.code import BYTES_MAX, digest_of
 from coddl.core.errors import UserError
 from coddl.core.pool.spec import Launch
+from coddl.runtime.supervisor.seats import Home
 
 ARCHIVES_MAX: Final = 16
 ARCHIVES_BYTES_MAX: Final = 1 << 30
@@ -65,12 +67,17 @@ class Homes:
                     unpacked.write_text(launch.code)
         return folder / launch.folder
 
-    def tidy(self, job: int, launch: Launch, *, forget: bool) -> None:
-        """Remove what a job that is over needs no more; `forget`: its state too."""
+    def tidy(self, job: int, launch: Launch, attempt: int, *, forget: bool) -> None:
+        """Remove what a job that is over needs no more; `forget`: its state too.
+
+        Nothing, if another node has begun a newer attempt: then that one's end counts.
+        """
         base = self._jobs / str(job)
         if not base.exists():
             return
         with contextlib.suppress(OSError), self._alone(job):
+            if max(attempts := _attempts(base), default=0) > attempt:
+                return
             if launch.code and (path := self._archives / launch.code).exists():
                 with path.open("rb") as archive:
                     _remove_unchanged(archive, self._folder(job))
@@ -79,6 +86,8 @@ class Homes:
                 shutil.rmtree(self.checkpoints(job), ignore_errors=True)
             with contextlib.suppress(OSError):
                 self._folder(job).rmdir()
+            for each in attempts:
+                _mark(base, each).unlink(missing_ok=True)
             self._lock(job).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             base.rmdir()
@@ -142,6 +151,22 @@ class Homes:
             bytes_ += status.st_size
             if index >= self._archives_max or bytes_ > ARCHIVES_BYTES_MAX:
                 path.unlink(missing_ok=True)
+
+
+def note_attempt(home: Home, attempt: int) -> None:
+    """Write down, for all nodes, that an attempt has begun."""
+    base = home.folder.parent
+    with contextlib.suppress(OSError):  # then the job will fail at better words
+        base.mkdir(parents=True, exist_ok=True)
+        _mark(base, attempt).touch()
+
+
+def _mark(base: Path, attempt: int) -> Path:
+    return base / f"attempt-{attempt}"
+
+
+def _attempts(base: Path) -> list[int]:
+    return [int(path.name.partition("-")[2]) for path in base.glob("attempt-*")]
 
 
 def unpack(archive: IO[bytes], folder: Path) -> None:

@@ -66,9 +66,9 @@ class Household:
             if job not in self.ready and job not in self._under_way and job not in self.failed:
                 self._under_way[job] = asyncio.create_task(self._prepare(job, spec))
 
-    def tidy(self, job: int, launch: Launch, *, forget: bool) -> None:
+    def tidy(self, job: int, launch: Launch, attempt: int, *, forget: bool) -> None:
         """Remove what a job that is over has no use for."""
-        self._threads.submit(self._homes.tidy, job, launch, forget=forget)
+        self._threads.submit(self._homes.tidy, job, launch, attempt, forget=forget)
 
     def close(self) -> None:
         """Wait for what is under way."""

@@ -4,7 +4,7 @@ Answers in the outposts' thread, from tables that the agent's own thread replace
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 from coddl.agent.logs import LogBook
@@ -44,15 +44,18 @@ class Rooms:
         self._attempts: dict[str, int] = {}  # of whoever has processes here
         self.table = Table(0, {})
         self.homes: Mapping[str, Home] = {}
+        self.commands: Set[int] = frozenset()  # slots that have a command's processes
 
     def home_of(self, job: str) -> Home | None:
         """Tell what a job runs in."""
         return self.homes.get(job)
 
     def owner_of(self, slot: int) -> tuple[str, int] | None:
-        """Tell to which job and attempt a slot is given now."""
+        """Tell to which job and attempt a slot is given now; nobody's while a command is there."""
         claim = self.table.seats.get(slot)
-        return None if claim is None else (str(claim.job), claim.attempt)
+        if claim is None or slot in self.commands:
+            return None
+        return str(claim.job), claim.attempt
 
     def expects(self, job: str) -> bool:
         """Tell whether a job has a seat here: then a lead of it may come."""

@@ -13,6 +13,7 @@ import structlog
 
 from coddl.agent.account import Account, Asked, Fact
 from coddl.agent.duties import Posts
+from coddl.agent.home import note_attempt
 from coddl.api.wire import RunProgress
 from coddl.core.pool.orders import Seat
 from coddl.core.pool.records import RunEnded, RunStepped, Trouble
@@ -107,7 +108,6 @@ class ElasticLead:
         self._asked: Asked = ""
         self._ours: Trouble | None = None  # why we ended it ourselves
         self._is_dropped = False
-        self._is_saving = False  # an image is on its way to the disk
         self._quiet: threading.Timer | None = None
         self._supervisor = Supervisor(job_of(run), self._hear, node=run.node, adopt=run.adopt)
         self._thread = threading.Thread(target=self._work, name=f"lead-{run.job}", daemon=True)
@@ -135,7 +135,7 @@ class ElasticLead:
         self.cancel()
 
     def force(self, *, at_all_costs: bool) -> bool:
-        if self._is_saving and not at_all_costs:
+        if self._supervisor.is_saving and not at_all_costs:
             return False
         for _ in range(3):
             self._supervisor.interrupt()
@@ -150,6 +150,7 @@ class ElasticLead:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        note_attempt(self.run.home, self.run.attempt)
         try:
             end = self._end(self._supervisor.run())
         except TrainingError as error:
@@ -160,6 +161,8 @@ class ElasticLead:
             )
             end = self._account.failed(trouble, "lost")
             log.exception("a defect of the supervisor", job=self.run.job)
+        if self._quiet is not None:
+            self._quiet.cancel()
         if end is not None and not self._is_dropped:
             self._hearer.on_fact(self.run, end)
         self._hearer.on_over(self.run)
@@ -170,15 +173,10 @@ class ElasticLead:
         return self._account.ended(code, self._asked)
 
     def _hear(self, event: Message) -> None:
-        match event["is"]:
-            case "starting" if self._quiet is None:
-                self._quiet = threading.Timer(QUIET_S, self._tell_quiet)
-                self._quiet.daemon = True
-                self._quiet.start()
-            case "image":
-                self._is_saving = True
-            case "checkpoint" | "problem":
-                self._is_saving = False
+        if event["is"] == "forked" and self._quiet is None:
+            self._quiet = threading.Timer(QUIET_S, self._tell_quiet)
+            self._quiet.daemon = True
+            self._quiet.start()
         facts, line = self._account.hear(event)
         for fact in facts:
             self._hearer.on_fact(self.run, fact)

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -55,12 +55,12 @@ def processes() -> Iterator[Process]:
                 yield found
 
 
-def marked(mark: str) -> Iterator[Process]:
-    """Give those that were started with that mark."""
-    wanted = f"{MARK}={mark}".encode()
+def started_with(variables: Mapping[str, str]) -> Iterator[Process]:
+    """Give those that were started with these variables."""
+    wanted = {f"{name}={value}".encode() for name, value in variables.items()}
     for each in processes():
         with contextlib.suppress(OSError):
-            if wanted in (PROC / str(each.pid) / "environ").read_bytes().split(b"\0"):
+            if wanted <= {*(PROC / str(each.pid) / "environ").read_bytes().split(b"\0")}:
                 yield each
 
 
@@ -112,7 +112,7 @@ class Leftovers:
 
     def _left(self) -> list[Process]:
         leaders = self._recorded()
-        found = {each.name: each for each in marked(self._mark)}
+        found = {each.name: each for each in started_with({MARK: self._mark})}
         for each in processes():
             # While a session has members, the kernel gives its number to nobody else.
             started = leaders.get(each.session)

@@ -35,7 +35,7 @@ from coddl.agent.options import AgentOptions
 from coddl.agent.session import Outbox, Session, now_s
 from coddl.api.wire import PROTOCOL, Hello
 from coddl.core.errors import UserError
-from coddl.core.pool.records import Device
+from coddl.core.pool.records import Device, Trouble
 from coddl.runtime.supervisor.outposts import Outposts
 from coddl.runtime.supervisor.seats import Post
 from coddl.runtime.wire import Message
@@ -46,6 +46,14 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOOK_EVERY_S: Final = 1.0  # at slots whose processes should have left
 GOODBYE_S: Final = 5.0  # that the last reports may take
 STOP_S: Final = 600.0  # that jobs may take to make their state durable when we are told to stop
+LEASE_OVER: Final = Trouble(
+    "the run was ended",
+    "its agent had not heard of the server until its lease was over",
+    "nothing: it is started again",
+)
+STOPPED: Final = Trouble(
+    "the run was ended", "its agent has stopped", "nothing: it is started again"
+)
 
 log = structlog.get_logger()
 
@@ -71,7 +79,7 @@ async def _serve(options: AgentOptions, token: str) -> int:
     gpus, cores = gpus_here(), shares.own_cores()
     devices = _devices(gpus, options.slots, len(cores))
     logbook = LogBook(options.folder / "logs")
-    outbox = Outbox(logbook)
+    outbox = Outbox(logbook, lambda fact: node.on_safe(fact))
     mark = mark_of(options.folder)
     rooms = Rooms(logbook, lambda version, held: node.hear_holding(version, held), _tell_warm)
     post, outposts = _listening(options, mark, rooms)
@@ -91,7 +99,7 @@ async def _serve(options: AgentOptions, token: str) -> int:
     try:
         await _until_told(node, session, outbox, len(devices))
     finally:
-        node.end_all()
+        node.end_all(STOPPED)
         await _first(GOODBYE_S, node.idle())
         await asyncio.to_thread(outposts.close)
         household.close()
@@ -123,7 +131,7 @@ def _hello(place: Place) -> Hello:
 
 
 async def _until_told(node: Node, session: Session, outbox: Outbox, devices: int) -> None:
-    """Serve; at the first signal let jobs leave, at the second return at once."""
+    """Serve; at the first signal, or defect, let jobs leave; at the next signal return at once."""
     loop = asyncio.get_running_loop()
     stop, kill = asyncio.Event(), asyncio.Event()
 
@@ -153,11 +161,12 @@ async def _until_told(node: Node, session: Session, outbox: Outbox, devices: int
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
-            log.info("stops", jobs=[lead.run.job for lead in node.leads])
-            node.suspend_all("its agent is about to stop")
-            await _first(STOP_S, node.idle(), kill.wait())
-            await _first(GOODBYE_S, _said(outbox, session), kill.wait())
+        stop.set()
+        log.info("stops", jobs=[lead.run.job for lead in node.leads])
+        outbox.leave()
+        node.leave("its agent is about to stop")
+        await _first(STOP_S, node.idle(), kill.wait())
+        await _first(GOODBYE_S, _said(outbox, session), kill.wait())
     finally:
         for task in tasks:
             task.cancel()
@@ -178,7 +187,7 @@ async def keep_lease(node: Node, session: Session) -> None:
             node.suspend_all("the server has not been heard of, and the lease runs out")
         elif standing == "over":
             log.warning("the lease is over: everything here ends")
-            node.end_all()
+            node.end_all(LEASE_OVER)
             session.lease.end()
         is_closing = standing == "closing"
         wake_at_s = session.lease.wake_at_s(now)

@@ -101,9 +101,11 @@ class Node:
         self._led: dict[int, Led] = {}
         self._parting: list[Lead] = []  # dropped, and not gone yet
         self._ended: set[Claim] = set()
+        self._untidy: dict[Claim, Run] = {}  # over for good, as soon as the server knows it
         self._squatters = Squatters()
         self._workers: Held = {}
         self._commands: dict[int, tuple[Run, int | None]] = {}  # by slot: whose, and its process
+        self._is_leaving = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -155,18 +157,27 @@ class Node:
 
     # The end.
 
+    def leave(self, reason: str) -> None:
+        """Have every job that is led here leave, and begin no other."""
+        self._is_leaving = True
+        self.suspend_all(reason)
+
     def suspend_all(self, reason: str) -> None:
         """Have every job that is led here make its state durable and leave."""
         for job, lead in self._leads.items():
             if not self._led[job].lead.stop:
                 self._halt(Halt(job, "retire", reason), lead)
 
-    def end_all(self) -> None:
-        """End every process here at once; what is led here may be led by others from now on."""
+    def end_all(self, trouble: Trouble) -> None:
+        """End every process here at once; what is led here may be led by others from now on.
+
+        A server that has not given us up yet must hear of it: the runs are not begun again.
+        """
         self._orders = NOTHING
         self._rooms.table = Table(0, {})
-        for job in list(self._leads):
+        for job, lead in list(self._leads.items()):
             self._drop(job)
+            self._report(RunEnded(job, lead.run.attempt, "lost", trouble=trouble))
         for claim in set(self.holding.values()):
             self._outposts.kill(str(claim.job))
         self._outposts.look_again()
@@ -192,6 +203,8 @@ class Node:
 
     def _do(self, duty: Duty) -> None:
         match duty:
+            case Begin() if self._is_leaving:
+                pass  # the server will see that we are gone
             case Begin(lead, posts):
                 self._begin(lead, posts)
             case Aim(lead, posts):
@@ -232,6 +245,8 @@ class Node:
             precheck=lead.precheck,
         )
         is_elastic = spec.is_elastic and not lead.precheck
+        if not is_elastic and any(seat.slot in self.holding for seat in lead.seats):
+            return  # asked again when the slots are empty; workers are kept waiting by outposts
         if is_elastic and (trouble_ := missing_script(run)) is not None:
             self._report(RunEnded(job, lead.attempt, "failed", trouble=trouble_))
             return
@@ -241,7 +256,7 @@ class Node:
         self._led[job] = Led(lead, posts, given(self._orders, lead))
         self._look_for_strangers(lead)
         if not is_elastic:
-            self._commands |= {seat.slot: (run, None) for seat in lead.seats}
+            self._occupy(self._commands | {seat.slot: (run, None) for seat in lead.seats})
         begun.begin(lead.seats, self._with_own(posts))
 
     def _with_own(self, posts: Mapping[str, Post]) -> dict[str, Post]:
@@ -322,6 +337,7 @@ class Node:
     def _on_holding(self, version: int, held: Held) -> None:
         self._workers = held
         self._tell_holding(version)
+        self._act()  # a command may have waited for a slot
 
     def _tell_holding(self, version: int) -> None:
         self._leftovers.note(pid for pids in self.pids().values() for pid in pids)
@@ -341,7 +357,15 @@ class Node:
             fact.outcome == "failed" and not run.spec.max_failures
         )
         if is_final:
-            self._household.tidy(run.job, run.spec.launch, forget=fact.outcome != "failed")
+            self._untidy[Claim(run.job, run.attempt)] = run
+
+    def on_safe(self, fact: Fact) -> None:
+        """Hear that the server knows a fact; only then may the state of a job that is over go."""
+        if not isinstance(fact, RunEnded):
+            return
+        if (run := self._untidy.pop(Claim(fact.job, fact.attempt), None)) is not None:
+            forget = fact.outcome != "failed"
+            self._household.tidy(run.job, run.spec.launch, run.attempt, forget=forget)
 
     def on_progress(self, run: Run, progress: RunProgress) -> None:  # noqa: ARG002 - it is in there
         """Hear how a run is doing."""
@@ -358,8 +382,13 @@ class Node:
 
     def _on_slots(self, run: Run, slots: tuple[int, ...], pid: int | None) -> None:
         others = {s: at for s, at in self._commands.items() if at[0] is not run}
-        self._commands = others | dict.fromkeys(slots, (run, pid))
+        self._occupy(others | dict.fromkeys(slots, (run, pid)))
         self._outposts.look_again()
+
+    def _occupy(self, commands: dict[int, tuple[Run, int | None]]) -> None:
+        """Take down which slots have commands; no worker starts there."""
+        self._commands = commands
+        self._rooms.commands = commands.keys()
 
     def on_over(self, run: Run) -> None:
         """Hear that a run is no longer led here."""

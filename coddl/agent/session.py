@@ -73,8 +73,10 @@ def report_of(number: int, fact: Fact, at_s: float) -> Report:
 class Outbox:
     """What the server is to hear; holds facts until they are acknowledged. For one thread."""
 
-    def __init__(self, logbook: LogBook) -> None:
+    def __init__(self, logbook: LogBook, on_safe: Callable[[Fact], None] = lambda _: None) -> None:
+        """`on_safe` hears of each fact that was acknowledged."""
         self._logbook = logbook
+        self._on_safe = on_safe
         self._unsafe: deque[Report] = deque()
         self._number = 0
         self._progress: dict[int, RunProgress] = {}
@@ -108,6 +110,10 @@ class Outbox:
             self._told = holding
             self._say(holding)
 
+    def leave(self) -> None:
+        """Tell that nothing new is wanted."""
+        self._say(wire.Leaving())
+
     def progress(self, progress: RunProgress) -> None:
         """Tell how a run is doing, with the next batch."""
         self._progress[progress.progressed.job] = progress
@@ -115,7 +121,7 @@ class Outbox:
     def acknowledged(self, number: int) -> None:
         """Forget what is safe."""
         while self._unsafe and self._unsafe[0].number <= number:
-            self._unsafe.popleft()
+            self._on_safe(self._unsafe.popleft().fact)
 
     def flush(self, *, progress: bool = True) -> None:
         """Tell what jobs have printed, and how they are doing."""
@@ -245,6 +251,8 @@ class Session:
         async for data in line:
             match message := wire.from_server(data):
                 case wire.NewOrders(orders=orders, peers=peers):
+                    if self.lease.standing(now_s()) in ("none", "over"):
+                        raise ConnectionError("orders came after the lease was over")
                     worker.take(orders, peers)
                 case wire.Renewed(number=number):
                     self.lease.renewed(number)

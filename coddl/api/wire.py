@@ -7,6 +7,7 @@
 | `holding` | after every change, and for every `orders` | none |
 | `report` | a fact that must not be lost; again until it is acknowledged | `ack` |
 | `progress`, `logs` | now and then; may be lost | none |
+| `leaving` | before it stops | none; jobs are placed elsewhere from here on |
 
 The server sends `orders` whenever they change. Authentication is the HTTP request's: a bearer token
 where the server wants one.
@@ -102,6 +103,10 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
+class Leaving(Message, frozen=True):
+    """The agent is about to stop: it takes nothing new."""
+
+
 class Logs(Message, frozen=True):
     job: int
     lines: tuple[LogLine, ...]
@@ -141,7 +146,7 @@ class Refused(Message, frozen=True):
     try_: str
 
 
-FromAgent = Hello | Beat | Holding | Report | Progress | Logs
+FromAgent = Hello | Beat | Holding | Report | Progress | Logs | Leaving
 FromServer = Welcome | Renewed | Ack | NewOrders | Refused
 
 _encoder = msgspec.json.Encoder()

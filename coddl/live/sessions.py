@@ -192,6 +192,8 @@ class Session:
                 self._host.hear_progress(runs)
             case wire.Logs(job=job, lines=lines):
                 self._host.hear_logs(job, lines)
+            case wire.Leaving():
+                self._host.put(fact(NodeSilent(self.hello.node, self.hello.boot)))
             case wire.Hello():
                 if self._hang_up is None and self._sessions.is_current(self):
                     self._join()

@@ -104,6 +104,12 @@ ENDS: dict[str, tuple[list[Message], int, Asked, RunEnded | None]] = {
     ),
     "it was rejected": ([ERROR], 2, "", RunEnded(4, 2, "failed", exit_code=2, trouble=TROUBLE)),
     "its workers were killed": ([gone(-9), ERROR], 1, "", RunEnded(4, 2, "lost", trouble=TROUBLE)),
+    "a worker was killed after its last step": (
+        [gone(-9), ERROR],
+        137,
+        "",
+        RunEnded(4, 2, "lost", trouble=TROUBLE),
+    ),
     "nobody said why": (
         [],
         1,

@@ -14,7 +14,7 @@ from coddl.api.code import pack
 from coddl.core.pool.orders import Lead, Orders
 from coddl.core.pool.records import Claim, RunChanged, RunEnded, RunPrepared, RunStepped
 from coddl.core.pool.spec import JobSpec, Launch
-from tests.agent.pool import TOKEN, Agent, PaperServer, lead, orders, served, wait_until
+from tests.agent.pool import ROOT, TOKEN, Agent, PaperServer, lead, orders, served, wait_until
 from tests.runtime.elastic import SCRIPTS, alone
 
 NET = ("--strict", "--epochs", "3", "--pace-s", "0.004")
@@ -151,16 +151,32 @@ def test_a_worker_starts_only_where_the_table_gives_its_job_a_seat(pool: Pool) -
     server.fact(RunEnded, job, outcome="cancelled")
 
 
+TRAIN = """
+import os, torch, coddl
+model = torch.nn.Linear(2, 1)
+data = [(torch.zeros(2), torch.zeros(1))] * 8
+model, optimizer, batches = coddl.prepare(
+    model, torch.optim.SGD(model.parameters(), 0.1), data, global_batch=8, epochs=1)
+for x, y in batches:
+    (model(x) - y).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+KILLED = "os.kill(os.getpid(), 9)\n"
+
 FAULTS = {
     "its script fails": ("raise SystemExit(3)", "failed", 3, "failed in worker 0"),
     "its script crashes": ("import os; os.abort()", "failed", 1, "has no worker left"),
     "it asks to be run again": ("raise SystemExit(75)", "requeue", 75, ""),
     "it ends without having trained": ("print('done')", "succeeded", 0, ""),
+    "it is killed after its last step": (TRAIN + KILLED, "lost", None, "did not come to its end"),
 }
 
 
 @pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS.keys())
-def test_how_a_script_ends(case: tuple[str, str, int, str], pool: Pool, tmp_path: Path) -> None:
+def test_how_a_script_ends(
+    case: tuple[str, str, int | None, str], pool: Pool, tmp_path: Path
+) -> None:
     text, outcome, code, what = case
     job = next(pool.jobs)
     pool.order(lead(job, [0]), spec=written(tmp_path, text))
@@ -177,6 +193,19 @@ def test_a_script_that_is_not_there_is_the_jobs_own_fault(pool: Pool) -> None:
     assert ended.outcome == "failed"
     assert ended.trouble is not None
     assert ended.trouble.what == "nowhere.py can't be run"
+
+
+def test_an_interpreter_that_is_killed_each_time_is_not_the_jobs_fault(
+    pool: Pool, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    job = next(pool.jobs)
+    spec = written(tmp_path, "", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    pool.order(lead(job, [0]), spec=spec)
+    ended = pool.server.fact(RunEnded, job)
+    assert (ended.outcome, ended.exit_code) == ("lost", None)
+    assert ended.trouble is not None
+    assert "can't run workers" in ended.trouble.what
 
 
 def test_a_python_without_torch_is_the_jobs_own_fault(pool: Pool, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Agents whose server goes away, who are killed, refused, or told to stop."""
 
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coddl.agent.leftovers import mark_of
+from coddl.agent.leftovers import MARK, mark_of
 from coddl.api.wire import Refused
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Claim, RunChanged, RunEnded, RunStepped
@@ -77,6 +79,24 @@ def test_what_a_server_did_not_hear_is_told_again(tmp_path: Path, server: PaperS
         )
 
 
+def test_the_state_of_a_job_is_kept_until_the_server_knows_of_its_end(
+    tmp_path: Path, server: PaperServer
+) -> None:
+    kept = tmp_path / "jobs" / "1" / "checkpoints" / "mine"
+    code = f"import pathlib; p = pathlib.Path({str(kept)!r}); p.touch()"
+    with Agent(tmp_path, server.url, warm=False):
+        server.hello()
+        server.is_deaf = True
+        server.order(orders(1, [lead(1, [0])], {1: command(code)}))
+        assert server.fact(RunEnded).outcome == "succeeded"
+        said = len(server.said)
+        wait_until(lambda: len(server.said) > said + 2, "two more beats")  # it had its time
+        assert kept.exists()
+        server.is_deaf = False
+        server.hang_up()
+        wait_until(lambda: not kept.exists(), "its removal")
+
+
 def test_a_silent_server_is_dialled_again(tmp_path: Path) -> None:
     with served(lease_s=6.0) as server, Agent(tmp_path, server.url, warm=False):
         server.hello()
@@ -103,7 +123,7 @@ def test_jobs_leave_before_the_lease_ends_and_all_ends_with_it(tmp_path: Path) -
         wait_until(lambda: len(server.hellos) == 2, "another hello")
         assert server.hello().boot == boot
         assert server.fact(RunEnded, 1).outcome == "retired"
-        assert server.facts(2)[-1] == RunStepped(2, 1, 0)  # its end is the server's to conclude
+        assert server.fact(RunEnded, 2).outcome == "lost"
         server.order(orders(5))
         server.held(5, {})
 
@@ -155,9 +175,15 @@ def test_a_killed_agent_leaves_nothing_and_the_next_one_sees_to_the_rest(
         agent.process.kill()
         agent.end()
         wait_until(lambda: not [pid for pid in family if pid != child and lives(pid)], "their end")
-        with Agent(tmp_path, server.url, warm=False) as second:
+        mark = {MARK: mark_of(tmp_path / "state" / "agents" / "n0")}
+        sleep = ["/bin/sleep", "600"]  # what our zygotes did not come to end, being killed too
+        with (
+            subprocess.Popen(sleep, env=mark, start_new_session=True) as left,
+            Agent(tmp_path, server.url, warm=False) as second,
+        ):
             wait_until(lambda: len(server.hellos) == 2, "its hello")
             assert not lives(child)
+            assert left.wait() == -signal.SIGKILL
             assert server.hello().boot != boot
             assert '"ended what an earlier agent has left"' in second.printed.read_text()
 

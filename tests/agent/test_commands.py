@@ -17,7 +17,7 @@ from coddl.agent import guard
 from coddl.agent.account import Fact
 from coddl.agent.commands import CommandLead, command_env
 from coddl.agent.leading import Run
-from coddl.agent.leftovers import process
+from coddl.agent.leftovers import MARK, process
 from coddl.api.wire import RunProgress
 from coddl.core.pool.orders import Seat
 from coddl.core.pool.records import RunChanged, RunEnded, RunStepped, Trouble
@@ -94,7 +94,7 @@ def run_of(folder: Path, argv: Sequence[str], **fields: Any) -> Run:
     home = Home(
         python=sys.executable,
         cwd=folder,
-        env=dict(os.environ),
+        env={**os.environ, MARK: f"test-{os.getpid()}"},
         folder=folder / "7" / "checkpoints",
         cpus={4: (0,)},
     )
@@ -266,12 +266,14 @@ def test_the_seats_are_held_until_the_last_process_is_gone(start: Start) -> None
 
 
 def test_a_guard_that_is_killed_takes_its_command_along(start: Start) -> None:
-    code = "import os, time; print(os.getppid(), flush=True); time.sleep(600)"
+    code = f"import os; print(os.getppid(), flush=True)\n{SCATTER.format(stay_s=600)}"
     started = start(python(code))
     pid = started.hearer.pids.get(timeout=PATIENCE_S)
-    os.kill(int(started.hearer.next_line().removeprefix("stdout: ")), signal.SIGKILL)
+    guarding, stray = (int(started.hearer.next_line().split()[1]) for _ in range(2))
+    os.kill(guarding, signal.SIGKILL)
     assert started.end().outcome == "lost"
     assert is_gone(pid)
+    assert is_gone(stray)
 
 
 def test_a_guard_whose_agent_is_gone_leaves_nothing(tmp_path: Path) -> None:

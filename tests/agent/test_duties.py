@@ -72,6 +72,18 @@ CASES = {
         ],
     ),
     "a node that can't be reached yet": Case([lead(1, (10,))], posts={"a": A}),
+    "a seat on it": Case([lead(1, (0, 10))], [lead(1)], posts={"a": A}),
+    "what others left there waits": Case(
+        [lead(1, (10,), stop="retire", adopt=True)], posts={"a": A}
+    ),
+    "unless it was cancelled": Case(
+        [lead(1, (10,), stop="cancel", adopt=True)],
+        want=[Decline(lead(1, (10,), stop="cancel", adopt=True))],
+        posts={"a": A},
+    ),
+    "what can't be reached may leave": Case(
+        [lead(1, (10,), stop="retire")], [lead(1, (10,))], [Halt(1, "retire", "because")], posts={}
+    ),
     "a node that is reached elsewhere": Case(
         [lead(1, (10,))],
         [lead(1, (10,))],

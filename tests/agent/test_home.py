@@ -11,9 +11,10 @@ from typing import IO
 
 import pytest
 
-from coddl.agent.home import BadCode, Homes
+from coddl.agent.home import BadCode, Homes, note_attempt
 from coddl.api.code import pack
 from coddl.core.pool.spec import Launch
+from coddl.runtime.supervisor.seats import Home
 
 
 class Server:
@@ -91,11 +92,26 @@ def test_what_a_job_has_written_outlives_it_and_its_code_does_not(
     (folder / "sub" / "model.pt").write_text("weights")
     (folder / "__pycache__").mkdir()
     homes.checkpoints(1).mkdir()
-    homes.tidy(1, launch(code), forget=True)
+    homes.tidy(1, launch(code), 1, forget=True)
     left = [str(p.relative_to(tmp_path / "jobs")) for p in sorted((tmp_path / "jobs").rglob("*"))]
     assert left == ["1", "1/folder", "1/folder/sub", "1/folder/sub/model.pt"]
-    homes.tidy(1, launch(code), forget=True)  # a repeat
+    homes.tidy(1, launch(code), 1, forget=True)  # a repeat
     assert (homes.prepare(1, launch(code)) / "train.py").exists()  # it is tried again
+
+
+def test_the_end_of_an_older_attempt_removes_nothing(
+    tmp_path: Path, homes: Homes, server: Server
+) -> None:
+    code = server.add(packed(tmp_path, train_py="1"))
+    folder, state = homes.prepare(1, launch(code)), homes.checkpoints(1)
+    state.mkdir()
+    for attempt in (1, 2):
+        note_attempt(Home(python="", cwd=folder, env={}, folder=state), attempt)
+    homes.tidy(1, launch(code), 1, forget=True)
+    assert (folder / "train.py").exists()
+    assert state.exists()
+    homes.tidy(1, launch(code), 2, forget=True)
+    assert not list((tmp_path / "jobs").iterdir())
 
 
 def test_a_job_that_has_written_nothing_leaves_nothing(
@@ -103,14 +119,14 @@ def test_a_job_that_has_written_nothing_leaves_nothing(
 ) -> None:
     code = server.add(packed(tmp_path, train_py="1", sub__more_py="2"))
     homes.prepare(1, launch(code))
-    homes.tidy(1, launch(code), forget=False)
+    homes.tidy(1, launch(code), 1, forget=False)
     assert not list((tmp_path / "jobs").iterdir())
 
 
 def test_the_state_of_a_job_that_failed_is_kept(homes: Homes) -> None:
     homes.prepare(1, launch(""))
     homes.checkpoints(1).mkdir()
-    homes.tidy(1, launch(""), forget=False)
+    homes.tidy(1, launch(""), 1, forget=False)
     assert homes.checkpoints(1).exists()
 
 

@@ -1,15 +1,29 @@
 """What the server is to hear: until it is safe, in order, and not twice for nothing."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import pytest
+from websockets.asyncio.client import ClientConnection
 
 from coddl.agent.logs import LogBook
-from coddl.agent.session import Outbox, pauses_s
+from coddl.agent.session import Outbox, Session, pauses_s
 from coddl.api import wire
-from coddl.api.wire import Holding, LogLine, Logs, Progress, Report, RunProgress
+from coddl.api.wire import (
+    Hello,
+    Holding,
+    LogLine,
+    Logs,
+    NewOrders,
+    Progress,
+    Report,
+    RunProgress,
+    encoded,
+)
+from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Claim, RunEnded, RunProgressed, RunStepped
 
 STEPPED, ENDED = RunStepped(1, 1, 1), RunEnded(1, 1, "succeeded")
@@ -114,3 +128,22 @@ def test_pauses_grow_to_a_bound_and_differ() -> None:
     longest = list(islice(pauses_s(lambda: 1.0), 8))
     assert longest == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     assert list(islice(pauses_s(lambda: 0.0), 2)) == [0.1, 0.2]
+
+
+class Nobody:
+    """A worker that must not be told anything."""
+
+    def take(self, orders: Orders, peers: object) -> None:
+        raise AssertionError(orders, peers)
+
+
+def test_orders_that_come_without_a_lease_are_not_taken(outbox: Outbox) -> None:
+    async def words() -> AsyncIterator[bytes]:
+        yield encoded(NewOrders(orders=Orders(1, {}, (), {}), peers=()))
+
+    async def listen() -> None:
+        session = Session("http://127.0.0.1:1", "t", cast(Hello, None), outbox)
+        await session._listen(cast(ClientConnection, words()), Nobody())
+
+    with pytest.raises(ConnectionError, match="after the lease"):
+        asyncio.run(listen())

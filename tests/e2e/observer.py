@@ -39,7 +39,7 @@ class Observer:
         self.looks = 0
         self._read = 0
         self._sitters: list[Sitter] = []
-        self._crowded: list[str] = []
+        self.crowded: list[str] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="observer", daemon=True)
@@ -56,7 +56,7 @@ class Observer:
         """Raise if a slot has had processes of two jobs, or two of one, at once."""
         met = self._text("meetings")
         assert not met, f"two processes on one slot:\n{met}"
-        assert not self._crowded, "\n".join(self._crowded)
+        assert not self.crowded, "\n".join(self.crowded)
         assert self.looks, "nobody has looked"
 
     def seen(self) -> list[Sitter]:
@@ -69,15 +69,16 @@ class Observer:
 
     def _watch(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look once."""
         owners: dict[int, Sitter] = {}
         for each in self.sitters():
             for slot in each.slots:
                 other = owners.setdefault(slot, each)
                 if other.job != each.job and other.lives and each.lives:
-                    self._crowded.append(f"slot {slot} has two owners: {other} and {each}")
+                    self.crowded.append(f"slot {slot} has two owners: {other} and {each}")
         self.looks += 1
 
     def _newcomers(self) -> Iterator[Sitter]:

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from coddl.core.pool import records as r
+from tests.e2e.conftest import Alone
 from tests.e2e.deciding import folded
-from tests.e2e.netns import why_not
 from tests.e2e.pool import Pool
-from tests.e2e.training import Lone, Training
+from tests.e2e.training import Training
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+pytestmark = pytest.mark.slow
 
-STEPS = 200
-SLOW_S = 0.1  # per pass: a job does not end before it was struck twice
+STEPS = 120
+SLOW_S = 0.2  # per pass: a job does not end before it was struck twice
 
 Strike = Callable[[Pool, Training], None]
 
@@ -79,9 +79,9 @@ def resize(pool: Pool, training: Training) -> None:
 
 @pytest.mark.parametrize(("strike", "lease_s", "is_led_anew"), STRIKES.values(), ids=STRIKES.keys())
 def test_jobs_outlive_the_death_of(
-    strike: Strike, lease_s: float, is_led_anew: bool, tmp_path: Path
+    strike: Strike, lease_s: float, is_led_anew: bool, tmp_path: Path, alone: Alone
 ) -> None:
-    with Lone(tmp_path, STEPS) as lone, Pool(tmp_path, lease_s=lease_s) as pool:
+    with Pool(tmp_path, lease_s=lease_s) as pool:
         strict = Training(pool, "strict", steps=STEPS, pace_s=SLOW_S, args="--strict", gpus="3..6")
         beside = Training(pool, "beside", steps=STEPS, pace_s=SLOW_S, gpus="1..2")
         for training in (strict, beside):
@@ -97,6 +97,6 @@ def test_jobs_outlive_the_death_of(
 
         beside.finish()
         view = strict.finish()
-        assert strict.hash == lone.hash
+        assert strict.hash == alone(STEPS)
         assert (view["attempt"] > 1) == is_led_anew, "a job is led anew if its lead is gone"
         folded(pool.records())

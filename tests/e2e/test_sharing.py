@@ -6,12 +6,12 @@ import pytest
 
 from coddl.core.pool import records as r
 from tests.core.test_live_speeds import RESIZES_MAX, by_afs_p
+from tests.e2e.conftest import Alone
 from tests.e2e.deciding import quiet
-from tests.e2e.netns import why_not
 from tests.e2e.pool import Pool
-from tests.e2e.training import Lone, Training
+from tests.e2e.training import Training
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+pytestmark = pytest.mark.slow
 
 STEPS = 300
 SLOW_S = 0.05  # per pass
@@ -47,8 +47,8 @@ def check_explained(pool: Pool, *jobs: int) -> None:
         assert told >= {n.seq for n in changes if n.record.job == job}  # type: ignore[union-attr]
 
 
-def test_shares_follow_the_policy_as_jobs_come_and_go(tmp_path: Path) -> None:
-    with Lone(tmp_path, STEPS) as lone, Pool(tmp_path) as pool:
+def test_shares_follow_the_policy_as_jobs_come_and_go(tmp_path: Path, alone: Alone) -> None:
+    with Pool(tmp_path) as pool:
         strict = Training(pool, "strict", steps=STEPS, pace_s=SLOW_S, args="--strict")
         assert check_shares(pool, strict.job) == {strict.job: 6}
         assert len(strict.view["nodes"]) == 3, "it spans all agents"
@@ -72,14 +72,18 @@ def test_shares_follow_the_policy_as_jobs_come_and_go(tmp_path: Path) -> None:
         check_explained(pool, strict.job)
         view = strict.finish()
         assert view["resizes"] >= 4
-        assert strict.hash == lone.hash
+        assert strict.hash == alone(STEPS)
         assert view["attempt"] == 1
 
 
-def test_a_pool_finds_out_who_scales_and_obeys_another_policy_at_once(tmp_path: Path) -> None:
-    scaling = ["--strict", "--global-batch", "20"]
-    with Lone(tmp_path, STEPS, *scaling[1:]) as lone, Pool(tmp_path) as pool:
-        scales = Training(pool, "scales", steps=STEPS, pace_s=SLOW_S, args=" ".join(scaling))
+def test_a_pool_finds_out_who_scales_and_obeys_another_policy_at_once(
+    tmp_path: Path, alone: Alone
+) -> None:
+    batch = ("--global-batch", "20")  # five workers have four passes each
+    with Pool(tmp_path) as pool:
+        scales = Training(
+            pool, "scales", steps=STEPS, pace_s=SLOW_S, args=f"--strict {' '.join(batch)}"
+        )
         stalls = Training(pool, "stalls", steps=STEPS, pace_s=0.0, args="--still-s 0.4")
         shares = check_shares(pool, scales.job, stalls.job)
         true = {
@@ -99,7 +103,7 @@ def test_a_pool_finds_out_who_scales_and_obeys_another_policy_at_once(tmp_path: 
         pool.cli("cancel", "stalls")
         pool.wait_end(stalls.job, "CANCELLED")
         assert scales.diary() == list(range(STEPS)), "no step was lost, and none made twice"
-        assert scales.hash == lone.hash
+        assert scales.hash == alone(STEPS, *batch)
 
 
 def check_measured(pool: Pool, job: int) -> None:

@@ -1,40 +1,10 @@
-"""A training in a pool, as a test holds it: its pace, its diary, its weights; and its lone twin."""
+"""A training in a pool, as a test holds it: its pace, its diary, its weights."""
 
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from tests.e2e.pool import PATIENCE_S, SCRIPTS, Pool, View, environment
+from tests.e2e.pool import Pool, View
 
 SCRIPT = "train.py"
-
-
-class Lone:
-    """The same training by plain python, beside the test; gone at the end, like all else."""
-
-    def __init__(self, folder: Path, steps: int, *args: str) -> None:
-        self._result = folder / "lone.hash"
-        words = [*args, "--strict", "--steps", str(steps), "--result", str(self._result)]
-        self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / SCRIPT), *words],
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    @property
-    def hash(self) -> str:
-        """Give the hash of its weights, once it has come to its end."""
-        assert self._process.wait(PATIENCE_S) == 0
-        return self._result.read_text()
 
 
 class Work:

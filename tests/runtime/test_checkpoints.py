@@ -342,3 +342,22 @@ def test_an_attempt_replaced_while_it_saves_leaves_nothing(
     with pytest.raises(TrainingError, match="attempt 2 does now"):
         older.save(image)
     assert names(folder) == ["job.json"]
+
+
+def test_an_attempt_that_was_replaced_leaves_the_newer_ones_copy_alone(
+    image: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer = Checkpoints(folder, attempt=1), Checkpoints(folder, attempt=2)
+    jobdir.lead(folder, Path("train.py"), 2)
+    copy = checkpoints._copy
+
+    def overtaking(fd: int, header: Header, to: Path) -> None:
+        """Copy while the older attempt finishes its own copy of the same step."""
+        copy(fd, header, to)
+        monkeypatch.setattr(checkpoints, "_copy", copy)
+        with pytest.raises(TrainingError, match="attempt 2 does now"):
+            older._keep_copy(fd, header, folder / "step-000000123.ckpt")
+
+    monkeypatch.setattr(checkpoints, "_copy", overtaking)
+    assert newer.save(image) is not None
+    assert names(folder) == ["job.json", "step-000000123.ckpt"]

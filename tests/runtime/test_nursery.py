@@ -114,6 +114,27 @@ def test_a_job_finds_its_own_environment_and_nothing_of_the_agents(
     assert str(folder) in line
 
 
+def test_what_a_killed_zygote_cared_for_is_ended_by_the_warm_process(
+    garden: Garden, folder: Path
+) -> None:
+    stray = "subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
+    text = f"import subprocess, time\nprint({stray}, flush=True)\ntime.sleep(600)\n"
+    (folder / "script.py").write_text(text)
+    pool, heard = garden.pool(folder)
+    heard.wait("warm")
+    pipes, lines = pool.fork(0, ("script.py",), {}), list[str]()
+    logs = [LogPipe(garden.loop, fd, lines.append) for fd in (pipes.stdout, pipes.stderr)]
+    garden.turn_until(lambda: bool(lines), "what it has started")
+    (warm,) = garden.warm_processes()
+    (zygote,) = [pid for pid in children(warm) if lives(pid)]
+    os.kill(zygote, signal.SIGKILL)
+    heard.wait("lost")
+    wait_until(lambda: not lives(int(lines[0])), "its end")
+    for log in logs:
+        log.finish()
+    pipes.control.close()
+
+
 def test_a_worker_runs_on_the_cores_it_is_given(garden: Garden, folder: Path) -> None:
     core = min(os.sched_getaffinity(0))
     pool, heard = garden.pool(folder)

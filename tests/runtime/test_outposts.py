@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from coddl.runtime.supervisor import outpost, outposts
-from coddl.runtime.supervisor.seats import Holding, Post
+from coddl.runtime.supervisor import hosting, outpost, outposts
+from coddl.runtime.supervisor.seats import Holding
 from coddl.runtime.supervisor.standing import RETIRED, SUPERSEDED
-from coddl.runtime.wire import Lines, Message, encoded
 from tests.runtime.harness import ROOT, STUB, fake_torch, lives, wait_until
 from tests.runtime.nodes import JOB, Lead, Pool, home_in
 
@@ -177,6 +176,20 @@ def test_with_nobody_left_an_adopting_lead_begins_from_the_checkpoint(pool: Open
     nodes.aim(again, 1, 1)
     assert again.wait("origin")["step"] >= saved["step"]
     again.wait_size(2)
+
+
+def test_a_node_that_is_silent_while_it_is_asked_is_asked_again_where_it_is_now(
+    pool: Open,
+) -> None:
+    nodes = pool()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        posts = nodes.posts()
+        posts["node-1"] = replace(posts["node-1"], host="127.0.0.1", port=silent.getsockname()[1])
+        lead = nodes.lead(adopt=True)
+        lead.supervisor.aim(nodes.seats(1, 1), posts)
+        with silent.accept()[0]:
+            nodes.aim(lead, 1, 1)
+            lead.wait_size(2)
 
 
 def test_workers_that_never_trained_are_not_adopted(pool: Open) -> None:
@@ -384,6 +397,22 @@ def test_a_slot_given_up_is_tried_again_when_it_is_aimed_at_again(
     assert lead.wait_size(2)["slots"] == [0, 4]
 
 
+def test_a_slot_given_up_is_tried_again_after_a_while(
+    pool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outpost, "SEAT_WAIT_S", 0.05)
+    monkeypatch.setattr(hosting, "SEATS_AGAIN_S", 0.1)
+    nodes = pool()
+    lead = nodes.lead()
+    nodes.aim(lead, 1)
+    lead.wait_size(1)
+    nodes.nodes[1].give(7, "another")
+    nodes.aim(lead, 1, 1)
+    lead.wait("problem")
+    nodes.nodes[1].give(1)
+    assert lead.wait_size(2)["slots"] == [0, 4]
+
+
 def test_a_job_is_told_to_a_node_after_its_lead_came(pool: Open) -> None:
     nodes = pool()
     home = nodes.nodes[1].house.homes.pop(JOB)
@@ -418,98 +447,6 @@ def test_an_agent_may_kill_what_lives_on_its_slots(pool: Open) -> None:
     nodes.nodes[1].outposts.kill(JOB)
     wait_until(lambda: not nodes.nodes[1].house.held, "an empty node")
     lead.wait("regrouped", lambda event: event["members"] == [0])
-
-
-# Strangers.
-
-
-def said(post: Post, *lines: bytes) -> list[Message]:
-    """Say something to a node; give all it answers until it hangs up."""
-    with socket.create_connection((post.host, post.port), timeout=10) as peer:
-        peer.sendall(b"".join(lines))
-        heard, parts = [], Lines()
-        while data := peer.recv(1 << 16):
-            heard += list(parts.feed(data))
-        return heard
-
-
-def hello(post: Post, **fields: Any) -> bytes:
-    lead = {"do": "lead", "token": post.token, "job": JOB, "attempt": 1}
-    return encoded({**lead, **fields})
-
-
-STRANGERS: dict[str, dict[str, Any]] = {
-    "a wrong token": {"token": "guess"},
-    "a token that is no text": {"token": "\ud800"},
-    "no token": {"token": None},
-    "a token that is a number": {"token": 7},
-    "a job that is a path": {"job": "../../etc"},
-    "an attempt that is a word": {"attempt": "first"},
-}
-
-
-@pytest.mark.parametrize("fields", STRANGERS.values(), ids=STRANGERS.keys())
-def test_a_stranger_is_refused_and_starts_nothing(pool: Open, fields: dict[str, Any]) -> None:
-    node = pool(nodes=1).nodes[0]
-    start = {"do": "start", "worker": 0, "slot": 0, "gpu": None, "argv": ["x"], "env": {}}
-    (refused,) = said(node.post, hello(node.post, **fields), encoded(start))
-    assert (refused["is"], refused["why"]) == ("refused", "token")
-    assert node.token not in str(refused)
-    assert not node.house.held
-
-
-def test_a_line_without_an_end_is_not_listened_to(
-    pool: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outposts, "HELLO_WAIT_S", 600.0)
-    assert said(pool(nodes=1).nodes[0].post, b"x" * (outposts.HELLO_BYTES_MAX + 1)) == []
-
-
-def test_many_silent_strangers_make_way_for_a_lead(
-    pool: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outposts, "HELLO_WAIT_S", 600.0)
-    monkeypatch.setattr(outposts, "STRANGERS_MAX", 5)
-    nodes = pool(nodes=1)
-    address = (nodes.nodes[0].post.host, nodes.nodes[0].post.port)
-    strangers = [socket.create_connection(address, timeout=10) for _ in range(50)]
-    try:
-        for stranger in strangers[:45]:
-            assert stranger.recv(1) == b""  # it was hung up on
-        lead = nodes.lead()
-        nodes.aim(lead, 1)
-        lead.wait_size(1)
-    finally:
-        for stranger in strangers:
-            stranger.close()
-
-
-DEEP = b"[" * 4000 + b"\n"
-
-
-@pytest.mark.parametrize("words", [b"GET / HTTP/1.0\r\n\r\n", b"[]\n", b"\xff\xfe\n", DEEP])
-def test_what_is_no_language_of_ours_harms_nobody(pool: Open, words: bytes) -> None:
-    nodes = pool(nodes=1)
-    assert said(nodes.nodes[0].post, words) == []
-    lead = nodes.lead()
-    nodes.aim(lead, 1)
-    lead.wait_size(1)
-
-
-def test_an_older_attempt_is_refused(pool: Open) -> None:
-    nodes = pool(nodes=1)
-    lead = nodes.lead(attempt=3)
-    nodes.aim(lead, 1)
-    lead.wait_size(1)
-    post = nodes.nodes[0].post
-    (refused,) = said(post, hello(post, attempt=2))
-    assert (refused["is"], refused["why"]) == ("refused", "attempt")
-    assert "attempt 3 leads" in refused["because"]
-
-
-def test_a_silent_stranger_is_hung_up_on(pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outposts, "HELLO_WAIT_S", 0.1)
-    assert said(pool(nodes=1).nodes[0].post) == []
 
 
 def test_a_lead_with_the_token_of_an_agent_that_is_gone_is_not_obeyed(pool: Open) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from coddl.runtime.supervisor.checkpoints import Checkpoints
 from coddl.runtime.supervisor.keeper import Keeper
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.loop import LogPipe, Loop
 from coddl.runtime.supervisor.memory import Memory
 from coddl.runtime.supervisor.processes import Process
 from coddl.runtime.supervisor.station import ZYGOTES_MAX, Site, Station
@@ -144,6 +144,20 @@ def test_a_zygote_that_is_always_killed_is_given_up(tmp_path: Path) -> None:
         post.start(1)
         post.wait("exited", worker=1)
         assert post.station._killed_zygotes == ZYGOTES_MAX
+
+
+class Unwatching(Loop):
+    """A loop that may be given any descriptor."""
+
+    def watch(self, *_: object, **__: object) -> None: ...
+    def forget(self, *_: object) -> None: ...
+
+
+def test_the_last_lines_are_read_though_somebody_else_writes_for_ever() -> None:
+    lines: list[str] = []
+    with contextlib.closing(Unwatching()) as loop:
+        LogPipe(loop, os.open("/dev/zero", os.O_RDONLY), lines.append).finish()
+    assert lines
 
 
 def test_a_worker_finds_what_only_its_station_knows(post: Post, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class Pool:
     def start(self, *argv: str, **env: str) -> tuple[int, int, Callable[[], Outcome]]:
         """Fork a worker; give its number, its pid, and how to await its end."""
         number = next(self._numbers)
-        pipes = self.pool.fork(number, argv, env)
+        pipes = self.pool.fork(number, argv, {"CODDL_WORKER": str(number), **env})
         out: list[str] = []
         err: list[str] = []
         logs = [
@@ -189,7 +189,53 @@ def test_what_a_worker_has_started_goes_with_it(pool: Pool, folder: Path) -> Non
     (grandchild,) = children(pid)
     os.kill(pid, signal.SIGKILL)
     assert end().code == -signal.SIGKILL
-    wait_until(lambda: not lives(grandchild), "the end of the grandchild")
+    assert not lives(grandchild)
+
+
+# Starts somebody who leaves its group and session, and is left alone.
+STRAYS = {
+    "a program": "subprocess.Popen(['sleep', '600'], start_new_session=True).pid",
+    "a fork": "fork()",
+}
+STRAY = """
+import os, subprocess, time
+def fork():
+    said, say = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if (pid := os.fork()) == 0:
+            time.sleep(600)
+        os.write(say, str(pid).encode())
+        os._exit(0)
+    os.wait()
+    return int(os.read(said, 99))
+print({stray}, flush=True)
+"""
+
+
+@pytest.mark.parametrize("stray", STRAYS.values(), ids=STRAYS.keys())
+def test_a_worker_has_exited_when_all_it_has_left_alone_is_gone(
+    pool: Pool, folder: Path, stray: str
+) -> None:
+    (folder / "script.py").write_text(STRAY.format(stray=stray))
+    outcome = pool.start("script.py")[2]()
+    assert outcome.code == 0
+    assert not lives(int(outcome.out[0]))
+
+
+def test_what_a_living_worker_has_started_is_left_alone(pool: Pool, folder: Path) -> None:
+    said = folder / "said"
+    text = STRAY.format(stray=f"{STRAYS['a program']}, file=open('{said}', 'w')")
+    (folder / "stays.py").write_text(f"{text}time.sleep(600)\n")
+    (folder / "script.py").write_text("")
+    number, _, end = pool.start("stays.py")
+    wait_until(lambda: said.exists() and bool(said.read_text().strip()), "what it has started")
+    pool.start("script.py")[2]()
+    stray = int(said.read_text())
+    assert lives(stray)
+    pool.pool.kill(number)
+    assert end().code == -signal.SIGKILL
+    assert not lives(stray)
 
 
 def test_a_worker_is_sent_signals(pool: Pool, folder: Path) -> None:

@@ -5,6 +5,7 @@ A checkpoint is the image's bytes and a footer with their CRC-32.
 
 import os
 import re
+import secrets
 import struct
 import time
 import zlib
@@ -117,7 +118,8 @@ class Checkpoints:
 
     def _keep_copy(self, fd: int, header: Header, path: Path) -> None:
         """Put a copy of a held image at the path, all of it or nothing."""
-        temporary = path.with_suffix(_TEMPORARY)
+        # An attempt that was replaced may be copying the same step: not into the same file.
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}{_TEMPORARY}")
         try:
             _copy(fd, header, temporary)
             self._check_attempt()  # copying may have taken long

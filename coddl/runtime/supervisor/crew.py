@@ -278,6 +278,7 @@ class Crew:
             case "forked":
                 if (notes := self._workers.get(word["worker"])) is not None:
                     notes.pid = word["pid"]
+                    self._listener.tell(word)
             case "exited":
                 self._part(word["worker"], word["code"], word.get("because"))
             case "saved" | "unsaved":

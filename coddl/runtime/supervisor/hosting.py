@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor.adoption import Adoption
@@ -13,6 +13,8 @@ from coddl.runtime.supervisor.remote import RemoteStation
 from coddl.runtime.supervisor.seats import Post, Seat
 from coddl.runtime.supervisor.standing import RETIRED, SUPERSEDED, Standing
 from coddl.runtime.wire import Message
+
+SEATS_AGAIN_S: Final = 60.0  # after a seat was given up
 
 
 class Hosted(Protocol):
@@ -64,10 +66,21 @@ class Hosting:
         is_first, self._seats = self._seats is None, tuple(seats)
         for node in [node for node, post in posts.items() if before.get(node, post) != post]:
             crew.forget_station(node)
+            if self._adoption is not None and node in self._adoption.asked:
+                self._ask(crew, node)
         if is_first:
             self._begin(crew, wanted)
         if self._adoption is None:
             self._supervisor.set_target(seats)
+
+    def aim_later(self) -> None:
+        """Try seats again that were given up: their node may not have known of us yet."""
+        self._loop.alarm("seats", time.monotonic() + SEATS_AGAIN_S, self._aim_again)
+
+    def _aim_again(self) -> None:
+        standing = self._supervisor.standing
+        if self._seats and not (standing.is_over or standing.is_retiring):
+            self._supervisor.set_target(self._seats)
 
     def retire(self) -> None:
         """Have the state made durable and everybody leave; before there is any, simply stop."""
@@ -84,9 +97,13 @@ class Hosting:
         if self._adopts:
             self._adoption = Adoption.of(nodes)
             for node in nodes:
-                crew.station(node)
-                self._stations[node].connect()
+                self._ask(crew, node)
         crew.open()
+
+    def _ask(self, crew: Crew, node: str) -> None:
+        """Ask a station who lives there."""
+        crew.station(node)
+        self._stations[node].connect()
 
     # What stations say.
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -190,9 +191,13 @@ def _about(folder: Path) -> dict[str, object]:
 
 
 def _write_about(folder: Path, about: dict[str, object]) -> None:
+    temporary = folder / f".{ABOUT}.{secrets.token_hex(4)}.tmp"  # nobody shall read half of it
     try:
-        (folder / ABOUT).write_text(json.dumps(about) + "\n")
+        temporary.write_text(json.dumps(about) + "\n")
+        temporary.replace(folder / ABOUT)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise TrainingError(
             f"{folder} can't be written", f"{error.strerror}", "another --checkpoint-dir"
         ) from None

@@ -73,6 +73,7 @@ class Supervisor:
         self._endings = Endings(self)
         self._given_up: set[int] = set()  # slots
         self._is_interrupted = False  # and waits for a last image
+        self._is_open = False
 
     # Life.
 
@@ -113,6 +114,7 @@ class Supervisor:
             self.crew = Crew(loop, job, self, home=node, reach=reach, greeter=hosting)
         stack.callback(self._close_saving)
         stack.callback(self.crew.close)
+        self._is_open = True
 
     def interrupt(self) -> None:
         """Stop the job with exit code 130; asked again, at once. For any thread or handler."""
@@ -189,7 +191,7 @@ class Supervisor:
     def _close_saving(self) -> None:
         succeeded = self.standing.exit_code == 0
         self._saving.close(lose=succeeded)
-        if succeeded:
+        if succeeded and self._hosting is None:  # a host removes them once the end is safe
             jobdir.finish(self._job.folder, self._job.script, keep=self._job.keep_checkpoints)
 
     # What may be asked.
@@ -198,6 +200,11 @@ class Supervisor:
     def trouble(self) -> str | None:
         """Tell why the job can't come to its target, if it can't."""
         return self.patience.last_trouble if self._given_up or self._coordinator.hopeless else None
+
+    @property
+    def is_saving(self) -> bool:
+        """Tell whether state is on its way to the disk. For any thread."""
+        return self._is_open and self._saving.is_busy
 
     def status(self) -> Message:
         """Give all there is to know about the job now."""
@@ -438,6 +445,8 @@ class Supervisor:
         coordinator = self._coordinator
         for slot in coordinator.failed_slots - self._given_up:
             self._tell_problem(troubles.slot_given_up(slot, self.patience.last_trouble))
+            if self._hosting is not None:
+                self._hosting.aim_later()
         self._given_up = set(coordinator.failed_slots)
         is_alone = not self.crew.notes and not coordinator.ending
         if self._given_up and (is_alone or not self.standing.needs_loop):

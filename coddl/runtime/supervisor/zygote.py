@@ -42,6 +42,8 @@ from coddl.runtime.wire import Message, encoded
 
 PACKET_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+END_WITHIN_S = 1.5  # that all we have forked may take to be gone when we end
 FORK_FAILED = -signal.SIGKILL  # not the script's fault: told as if the system had killed it
 
 # Whatever a training script will need at its start or first step, and nothing that touches CUDA.
@@ -92,6 +94,10 @@ class Zygote:
         self._requests = requests
         self._about = about
         self._pids: dict[int, int] = {}  # worker -> pid
+        self._others: set[int] = set()  # stores, and zygotes of jobs
+        self._parting: dict[int, tuple[int, int]] = {}  # worker -> pid it had, exit code
+        # What a worker has started and left alone becomes our child: so we see its end, too.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
@@ -111,8 +117,20 @@ class Zygote:
                 self._reap()
             if self._requests.fileno() in ready and not self._answer():
                 break
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """Take everybody along, however deep."""
         for pid in self._pids.values():
             _kill_group(pid)
+        until_s = time.monotonic() + END_WITHIN_S
+        while (pids := _children()) and time.monotonic() < until_s:
+            for pid in pids:
+                _kill(pid)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.002)
 
     def _answer(self) -> bool:
         """Do one request; tell whether there may be more."""
@@ -158,18 +176,20 @@ class Zygote:
         parent = os.getpid()
         # One that can't be forked is seen by its control descriptor, which closes.
         with contextlib.suppress(OSError):
-            if os.fork() == 0:
+            if (pid := os.fork()) == 0:
                 with _never_returning():
                     self._leave_zygote(parent)
                     _host_store(*address, socket.socket(fileno=control))
+            self._others.add(pid)
 
     def _fork_zygote(self, request: Message, stderr: int, requests: int) -> None:
         parent = os.getpid()
         with contextlib.suppress(OSError):
-            if os.fork() == 0:
+            if (pid := os.fork()) == 0:
                 with _never_returning():
                     self._leave_zygote(parent)
                     _be_zygote(request, stderr, socket.socket(fileno=requests), self._about)
+            self._others.add(pid)
 
     def _leave_zygote(self, parent: int) -> None:
         """Drop, in a child, what belongs to the zygote."""
@@ -183,7 +203,7 @@ class Zygote:
         os.close(self._wake_out)
 
     def _reap(self) -> None:
-        """Report every child that has exited; its own children go with it."""
+        """Report every worker that has exited, once all it has started is gone with it."""
         workers = {pid: worker for worker, pid in self._pids.items()}
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):
@@ -191,10 +211,31 @@ class Zygote:
                 # Still a zombie, so the number of its group can't be anybody else's.
                 _kill_group(ended.si_pid)
                 _, status = os.waitpid(ended.si_pid, 0)
+                self._others.discard(ended.si_pid)
                 if (worker := workers.get(ended.si_pid)) is not None:
                     del self._pids[worker]
-                    code = os.waitstatus_to_exitcode(status)
-                    self._tell({"is": "exited", "worker": worker, "code": code})
+                    self._parting[worker] = ended.si_pid, os.waitstatus_to_exitcode(status)
+        self._part()
+
+    def _part(self) -> None:
+        """Kill what parting workers have left; tell of those who have nothing left.
+
+        What can't be told from others' may stay until the last worker goes. The end of each that
+        is killed comes to us as a signal, and we look again. Of a job's zygote that was killed, the
+        warm process inherits all.
+        """
+        if self._pids and not self._parting:
+            return
+        leaders = {pid: worker for worker, (pid, _) in self._parting.items()}
+        waited_for: set[int] = set()
+        for pid in _children() - self._others - set(self._pids.values()):
+            worker = leaders.get(_session_of(pid), _worker_of(pid))
+            if worker in self._parting or not self._pids:
+                waited_for |= {worker} if worker in self._parting else set(self._parting)
+                _kill(pid)
+        for worker in [each for each in self._parting if each not in waited_for]:
+            _, code = self._parting.pop(worker)
+            self._tell({"is": "exited", "worker": worker, "code": code})
 
     def _tell(self, message: Message) -> None:
         with contextlib.suppress(BrokenPipeError):  # the end of the supervisor is seen by serve()
@@ -223,6 +264,34 @@ def die_with_parent(parent: int | None = None) -> None:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children() -> set[int]:
+    """Name our children; none where the kernel does not tell."""
+    with contextlib.suppress(OSError):
+        pid = os.getpid()
+        return {int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    return set()
+
+
+def _session_of(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return os.getsid(pid)
+    return -1
+
+
+def _worker_of(pid: int) -> int:
+    """Tell by its environment which worker has started a program; -1 if that does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(b"CODDL_WORKER="):
+                return int(entry.partition(b"=")[2])
+    return -1
 
 
 def _be_zygote(request: Message, stderr: int, requests: socket.socket, about: Message) -> NoReturn:

@@ -1,0 +1,35 @@
+"""A lead of an elastic job, before it has begun: what it makes of its supervisor's words."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coddl.agent.leading import ElasticLead, Run
+from coddl.core.pool.spec import JobSpec, Launch
+from coddl.runtime.supervisor.seats import Home
+from tests.agent.test_commands import Hearer
+
+
+@pytest.fixture
+def lead(tmp_path: Path) -> Iterator[ElasticLead]:
+    home = Home(python=sys.executable, cwd=tmp_path, env={}, folder=tmp_path / "checkpoints")
+    spec = JobSpec(name="job", launch=Launch(argv=("train.py",)))
+    lead = ElasticLead(Run(job=1, attempt=1, spec=spec, node="n", home=home), Hearer())
+    yield lead
+    if lead._quiet is not None:
+        lead._quiet.cancel()
+    lead._supervisor._loop.close()
+
+
+def test_an_image_that_only_goes_from_worker_to_worker_is_not_waited_for(lead: ElasticLead) -> None:
+    lead._hear({"is": "image", "path": "somewhere", "step": 3})
+    assert lead.force(at_all_costs=False)
+
+
+def test_a_script_counts_as_quiet_from_when_a_process_runs_it(lead: ElasticLead) -> None:
+    lead._hear({"is": "starting", "worker": 0, "slot": 0})
+    assert lead._quiet is None  # the interpreter may still be getting warm
+    lead._hear({"is": "forked", "worker": 0, "pid": 99})
+    assert lead._quiet is not None
