@@ -44,6 +44,7 @@ Examples:
 
   coddl resize bert 4          a job of coddl run on this machine: four workers, now
 """
+PRIORITY_EXAMPLES = "Examples:  coddl priority bert 10   coddl priority 12 -- -5"
 PAGE: Final = 200
 LAST_EVENTS: Final = 10
 LOOK_EVERY_S: Final = 1.0
@@ -53,6 +54,7 @@ All = Annotated[bool, typer.Option("--all", "-a", help="Jobs that are over, too.
 Watch = Annotated[bool, typer.Option("-w", "--watch", help="Show it again whenever it changes.")]
 Local = Annotated[bool, typer.Option("--local", help="Jobs of `coddl run` on this machine.")]
 Size = Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="How many GPUs, or bounds.")]
+Priority = Annotated[int, typer.Argument(metavar="N", help="Any whole number; 0 is usual.")]
 LocalOrPool = Annotated[
     str,
     typer.Argument(
@@ -296,6 +298,25 @@ def resize(
 
     was, now = (bounds(each["gpus_min"], each["gpus_max"]) for each in (before, found))
     _tell(found, f"bounds {was} -> {now} GPUs, has {found['gpus']} now", for_program)
+
+
+def priority(
+    job: JobName,
+    value: Priority,
+    server: Server = "",
+    state_dir: StateDir = "",
+    *,
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Have a job served before those of a lower priority, or after those of a higher one."""
+    from coddl.api.client import in_path
+
+    with connect(server, state_dir) as client:
+        before = client.get(f"/jobs/{in_path(job)}")
+        found = client.patch(f"/jobs/{before['id']}", {"priority": value})
+    words = f"priority {before['priority']} -> {found['priority']}"
+    _tell(found, words, wants_json(output, as_json))
 
 
 def read_size(text: str) -> tuple[int, int]:

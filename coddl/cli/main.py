@@ -56,6 +56,7 @@ COMMANDS: Final = {
         ("suspend", jobs.suspend, jobs.SUSPEND_EXAMPLES),
         ("resume", jobs.resume, jobs.RESUME_EXAMPLES),
         ("resize", jobs.resize, jobs.RESIZE_EXAMPLES),
+        ("priority", jobs.priority, jobs.PRIORITY_EXAMPLES),
     ),
     "Without a pool": (
         ("run", run.run, run.EXAMPLES),

@@ -226,6 +226,9 @@ def test_a_job_of_the_pool_is_suspended_resumed_and_bounded(coddl: Coddl, pool: 
         "bert (job 12): bounds 1-8 -> 2-4 GPUs, has 3 now\n"
     )
     assert pool.saw("PATCH", "/jobs/12")[0].json() == {"gpus_min": 2, "gpus_max": 4}
+    pool.will("PATCH", "/jobs/12", JOB | {"priority": 7})
+    told = f"bert (job 12): priority {JOB['priority']} -> 7\n"
+    assert coddl("priority", "bert", "7").out == told
 
 
 def test_logs_are_filtered_by_the_server(coddl: Coddl, pool: StubPool) -> None:
