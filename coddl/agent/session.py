@@ -82,10 +82,13 @@ class Outbox:
         self._progress: dict[int, RunProgress] = {}
         self._send: Callable[[wire.FromAgent], None] | None = None  # while the line stands
         self._told: Holding | None = None  # on this line
+        self._is_leaving = False
 
     def open(self, send: Callable[[wire.FromAgent], None]) -> None:
         """Have a line, over which the server first hears what it may have missed."""
         self._send, self._told = send, None
+        if self._is_leaving:
+            send(wire.Leaving())
         self.flush()
         for report in self._unsafe:
             send(report)
@@ -111,7 +114,8 @@ class Outbox:
             self._say(holding)
 
     def leave(self) -> None:
-        """Tell that nothing new is wanted."""
+        """Tell that nothing new is wanted, now and after every silence."""
+        self._is_leaving = True
         self._say(wire.Leaving())
 
     def progress(self, progress: RunProgress) -> None:

@@ -124,6 +124,14 @@ def test_of_progress_only_the_newest_counts(outbox: Outbox) -> None:
     assert [run.progressed.step for run in told.runs] == [2]
 
 
+def test_that_we_leave_is_told_after_a_silence_too(outbox: Outbox) -> None:
+    sent = opened(outbox)
+    assert sent == []
+    outbox.leave()
+    assert sent == [wire.Leaving()]
+    assert opened(outbox) == [wire.Leaving()]
+
+
 def test_pauses_grow_to_a_bound_and_differ() -> None:
     longest = list(islice(pauses_s(lambda: 1.0), 8))
     assert longest == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
