@@ -1,9 +1,11 @@
 """The homes of jobs that are here, or are about to be: made ready in the background."""
 
 import asyncio
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final
 
 from coddl.agent.home import Homes
@@ -22,6 +24,7 @@ HIDDEN: Final = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"),
         *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "NOTIFY_SOCKET", THREADS),
+        *("PWD", "OLDPWD"),
     }
 )
 
@@ -34,6 +37,12 @@ def base_env(environ: Mapping[str, str], threads: int) -> dict[str, str]:
         if name not in HIDDEN and not name.startswith(HIDDEN_PREFIXES)
     }
     return {**kept, THREADS: str(threads)}
+
+
+def one_run(folder: Path) -> dict[str, str]:
+    """Have trackers see one run per job, however often the job is started."""
+    name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
+    return {"WANDB_RUN_ID": name, "WANDB_RESUME": "allow"}
 
 
 class Household:
@@ -104,7 +113,13 @@ class Household:
         return Home(
             python=spec.launch.python or sys.executable,
             cwd=cwd,
-            env={**self._env, **spec.launch.env, MARK: self._mark},
+            env={
+                **self._env,
+                "PWD": str(cwd),
+                **one_run(self._homes.checkpoints(job)),
+                **spec.launch.env,
+                MARK: self._mark,
+            },
             folder=self._homes.checkpoints(job),
             cpus=self._cores,
         )
