@@ -38,7 +38,7 @@ if coddl.is_main():
     weights = sum(p.double().sum().item() for p in model.parameters())
     print("trained on", torch.cuda.get_device_name(), "weights", weights.hex())
 """
-WAIT_S = 120.0
+WAIT_S = 240.0
 
 
 class Pool:
@@ -89,13 +89,13 @@ def test_two_jobs_share_a_node_and_take_turns_on_its_gpus(pool: Pool) -> None:
     [node] = pool.json("nodes")
     assert len(node["slots"]) == torch.cuda.device_count()
     assert torch.cuda.get_device_name() in node["slots"][0]["kind"]
-    pool.submit("first", 60)
+    pool.submit("first", 25)
     pool.wait("first", "RUNNING")
-    pool.submit("second", 60)
+    pool.submit("second", 25)
     if torch.cuda.device_count() == 1:
         pool.wait("second", "PENDING")
         assert pool.json("explain", "second")["code"] == "Resources"
-        pool.coddl("policy", "afs-p:tie=keep,lease_h=0.004")
+        pool.coddl("policy", "afs-p:tie=keep,lease_h=0.003")
         pool.wait("second", "RUNNING")
         assert pool.json("describe", "first")["state"] in ("PREEMPTED", "STARTING", "RUNNING")
     for name in ("first", "second"):
