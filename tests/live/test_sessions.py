@@ -179,7 +179,7 @@ def test_the_pool_is_woken_when_it_asked_to_be(tmp_path: Path) -> None:
         path = f"/events?after={before}"
         events = eventually(lambda: live.api("GET", path).json()["items"])
         assert events[0]["kind"] == "Decided"
-        assert "has run out" in events[0]["text"]
+        assert "time to look again" in events[0]["text"]
 
 
 def test_a_device_is_free_when_its_agent_knowing_the_newest_orders_says_so(
