@@ -163,8 +163,8 @@ KINDS = {
 
 @pytest.mark.parametrize(("env", "same"), KINDS.values(), ids=KINDS.keys())
 def test_what_counts_at_a_start_tells_kinds_apart(env: dict[str, str], same: bool) -> None:
-    plain = Interpreter("python3", Path("/work"), {"PYTHONPATH": "/work/lib"})
-    other = Interpreter("python3", Path("/work"), {"PYTHONPATH": "/work/lib", **env})
+    plain = Interpreter("python3", Path("/srv"), {"PYTHONPATH": "/srv/lib"})
+    other = Interpreter("python3", Path("/srv"), {"PYTHONPATH": "/srv/lib", **env})
     assert (key_of(plain) == key_of(other)) is same
 
 
