@@ -26,7 +26,7 @@ check: install ## format, lint, types, import directions, spelling
 	$(BIN)/codespell
 
 test: install ## run all tests
-	$(BIN)/pytest -n 4 --dist worksteal --durations=20 tests
+	$(BIN)/pytest -n 3 --dist worksteal --durations=20 tests
 
 test-fast: install ## run the tests that take seconds: core, traces, cli, docs
 	$(BIN)/pytest -n 2 -m 'not slow' $(FAST)

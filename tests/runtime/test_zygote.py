@@ -36,9 +36,9 @@ SCRIPTS = {
     "prints at its exit": "import atexit\natexit.register(print, 'last')\nprint('first')\n",
     "fails after an exit hook": "import atexit\natexit.register(print, 'last')\n1 / 0\n",
     "leaves a thread behind": (
-        "import threading, time\n"
-        "def late():\n    time.sleep(0.05)\n    print('late')\n"
-        "threading.Thread(target=late).start()\nprint('early')\n"
+        "import threading, time\nsaid = threading.Event()\n"
+        "def late():\n    said.wait()\n    time.sleep(0.05)\n    print('late')\n"
+        "threading.Thread(target=late).start()\nprint('early')\nsaid.set()\n"
     ),
     "does not end its line": "print('half', end='')\n",
     "is killed": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
