@@ -23,6 +23,7 @@ from coddl.agent.home import note_attempt
 from coddl.agent.leading import Hearer, Run
 from coddl.core.pool.orders import Seat
 from coddl.core.pool.records import Outcome, RunChanged, RunEnded, RunStepped, Trouble
+from coddl.runtime.supervisor.ledger import signal_name
 from coddl.runtime.supervisor.loop import Channel, LogPipe, Loop
 from coddl.runtime.supervisor.standing import RETIRED
 from coddl.runtime.wire import Message
@@ -231,7 +232,7 @@ class CommandLead:
             return self._end("requeue", code)
         because = f"it exited with code {code}"
         if code < 0:
-            because, code = f"it was killed by {signal.Signals(-code).name}", 128 - code
+            because, code = f"it was killed by {signal_name(-code)}", 128 - code
         try_ = "what it printed says why: coddl logs"
         return self._end("failed", code, Trouble(what, because, try_))
 

@@ -3,13 +3,14 @@
 import json
 import re
 import time
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn, get_args
 
 import typer
 
 from coddl.cli.connect import JobName, Server, StateDir, complete_jobs, connect, note
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
+from coddl.core.lifecycle import Phase
 
 if TYPE_CHECKING:
     from coddl.api.client import Answer, Client
@@ -39,18 +40,7 @@ Examples:
 
   coddl wait 12 --for RUNNING --timeout 60
 """
-STATES: Final = (
-    "PENDING",
-    "STARTING",
-    "RUNNING",
-    "RESIZING",
-    "SUSPENDED",
-    "PREEMPTED",
-    "STOPPING",
-    "SUCCEEDED",
-    "FAILED",
-    "CANCELLED",
-)
+STATES: Final = tuple(phase.upper() for phase in get_args(Phase))
 UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 SHOWN: Final = 50
 SHOWN_MAX: Final = 1000

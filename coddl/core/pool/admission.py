@@ -97,8 +97,7 @@ def _alive(pool: Pool, job: int, wanted: str) -> JobState:
 
 def _may_hold(job: JobState) -> bool:
     fixed = "is opaque" if job.spec.tier == "opaque" else "has not called coddl.prepare"
-    keeps_state = job.spec.tier == "restartable" or job.is_elastic
-    if job.has_run and not keeps_state:
+    if job.has_run and job.is_fixed:
         raise Conflict(
             f"job {job.id} cannot be suspended",
             f"it {fixed}: what it has done so far would be lost",

@@ -16,6 +16,7 @@ from coddl.core.scheduler import Rules, Scheduler
 
 CALM: Final = Rules(cool_down_s=10.0, reserve_s=10.0)  # what a pool keeps to unless told otherwise
 ROUNDS_MAX: Final = 4  # of deciding anew without jobs for which no node has room
+UNPLACED: Final = Waiting("Resources", "no devices are left for it")
 NO_NODES: Final = Waiting("NodeDown", "no node of the pool can be used now")
 
 
@@ -23,9 +24,9 @@ def decide(pool: Pool, rules: Rules, why: str, now_s: float) -> Decided:
     """Decide who shall have which devices; `why` says what made us decide."""
     seed = 1 + (pool.seed * 16807) % 2147483646
     scheduler = Scheduler(policy_from(pool.policy), rules)
-    cramped = _resting(pool, now_s)
+    aside = _resting(pool, now_s)
     for _ in range(ROUNDS_MAX):
-        sight = look(pool, now_s, seed, cramped)
+        sight = look(pool, now_s, seed, aside)
         plan = scheduler.decide(sight.snapshot)
         placed = place(_wishes(sight, plan), sight.nodes)
         no_room = {
@@ -35,10 +36,10 @@ def decide(pool: Pool, rules: Rules, why: str, now_s: float) -> Decided:
         }
         if not no_room:
             break
-        cramped |= no_room
+        aside |= no_room
     else:
         placed = {job: slots for job, slots in placed.items() if job not in no_room}
-    return _decided(pool, sight, plan, _Found(seed, why, placed, cramped))
+    return _decided(pool, sight, plan, _Found(seed, why, placed, aside))
 
 
 def _resting(pool: Pool, now_s: float) -> dict[int, Waiting]:
@@ -57,7 +58,7 @@ class _Found:
     seed: int
     why: str
     placed: dict[int, tuple[int, ...]]
-    cramped: dict[int, Waiting]
+    aside: dict[int, Waiting]  # jobs that were left out, and why
 
 
 def _wishes(sight: Sight, plan: Plan) -> list[Wish]:
@@ -111,9 +112,9 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
             reason = f"it keeps {len(slots)} and moves" if moves else plan.reason(row)
             targets[job.id] = Target(slots, f"{reason}, since {found.why}")
         if not slots:
-            waits = plan.waiting(row) or _unplaced()
+            waits = plan.waiting(row) or UNPLACED
             waiting[job.id] = NO_NODES if not sight.nodes else waits
-    for number, why in found.cramped.items():
+    for number, why in found.aside.items():
         if pool.jobs[number].target:
             targets[number] = Target((), f"{why.code}: {why.sentence}, since {found.why}")
         waiting[number] = why
@@ -155,10 +156,6 @@ def _memories(sight: Sight, plan: Plan) -> dict[int, tuple[float, ...]]:
         for job, values in zip(sight.jobs, plan.memory.tolist(), strict=True)
         if (memory := tuple(values)) != job.memory and (job.memory or any(values))
     }
-
-
-def _unplaced() -> Waiting:
-    return Waiting("Resources", "no devices are left for it")
 
 
 def _rows(sight: Sight, plan: Plan) -> tuple[Row, ...]:

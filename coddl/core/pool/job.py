@@ -105,6 +105,11 @@ class JobState:
         return self.spec.is_elastic and self.prepared
 
     @property
+    def is_fixed(self) -> bool:
+        """Tell whether taking its devices away would lose its work."""
+        return not self.is_elastic and self.spec.tier != "restartable"
+
+    @property
     def speeds(self) -> dict[int, float]:
         """Give the step times that are decided on: as measured, where that is news."""
         told = self.row.step_s if self.row is not None else {}

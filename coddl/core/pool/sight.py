@@ -60,7 +60,7 @@ def usable(pool: Pool) -> dict[int, str]:
             owner = pool.slots[slot].owner
             job = pool.jobs[owner] if owner is not None else None
             holds = job is not None and slot in job.granted
-            if node.is_drained and not (holds and job is not None and _is_fixed(job)):
+            if node.is_drained and not (holds and job is not None and job.is_fixed):
                 continue
             if not node.is_silent or holds:
                 found[slot] = node.name
@@ -92,11 +92,6 @@ def _curve(
     return curve(most, dict(measured), dict(submitted), virtual_nodes)
 
 
-def _is_fixed(job: JobState) -> bool:
-    """Tell whether taking a job's devices away would lose its work."""
-    return job.spec.tier == "opaque" or (job.spec.is_elastic and not job.prepared)
-
-
 def _speeds(jobs: tuple[JobState, ...], cap: int) -> Speeds:
     curves = [speeds_by_size(job, cap) for job in jobs]
     width = 1 + max((len(each) for each in curves), default=1)
@@ -107,7 +102,7 @@ def _speeds(jobs: tuple[JobState, ...], cap: int) -> Speeds:
     for row, (job, each) in enumerate(zip(jobs, curves, strict=True)):
         step_s[row, 1 : len(each) + 1] = [speed.step_s for speed in each.values()]
         step_s[row, len(each) + 1 :] = step_s[row, len(each)]
-        measured[row, list(job.step_s)] = True
+        measured[row, [gpus for gpus in job.step_s if gpus <= len(each)]] = True
     names = tuple(str(job.id) for job in jobs) or ("none",)
     return speeds_of(names, step_s, measured)
 
@@ -122,7 +117,7 @@ def _table(jobs: tuple[JobState, ...], total: int, cap: int, now_s: float) -> Jo
         submitted_s=[job.submitted_s for job in jobs],
         priority=[job.priority for job in jobs],
         tier=[TIERS[job.spec.tier] for job in jobs],
-        preemptible=[not (job.has_run and _is_fixed(job)) for job in jobs],
+        preemptible=[not (job.has_run and job.is_fixed) for job in jobs],
         gpus_min=[least for least, _ in bounds],
         gpus_max=[most for _, most in bounds],
         gpus_requested=[max(least, min(most, total)) for least, most in bounds],

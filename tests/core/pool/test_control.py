@@ -40,6 +40,20 @@ def test_a_script_that_never_prepares_runs_and_keeps_its_size() -> None:
     assert story.shares()[job] == 3
 
 
+def test_a_size_above_what_a_later_run_can_use_is_no_obstacle() -> None:
+    story = Story(4)
+    job = story.submit(1, 4)
+    story.train(job)
+    story.happen(r.RunProgressed(job, 1, 9, 4, 0.2, 5))
+    story.happen(r.RunEnded(job, 1, "lost", 9))
+    story.report()
+    story.now_s = story.job(job).rest_until_s
+    story.happen(r.Woke())
+    story.happen(r.RunPrepared(job, 2, 2, 101))  # its script cuts its batch otherwise now
+    story.happen(r.RunStepped(job, 2, 10))
+    assert len(story.job(job).target) <= 2
+
+
 def test_slow_steps_are_not_waited_for() -> None:
     story = Story(4)
     job = story.submit(1, 4)
