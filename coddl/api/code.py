@@ -20,7 +20,6 @@ from coddl.core.errors import UserError
 
 BYTES_MAX: Final = 256 << 20  # of an archive, and of the files that go into one
 
-HASH_DIGITS: Final = 64  # of SHA-256 in hexadecimal
 IGNORED: Final = (".git", "__pycache__", ".venv", "node_modules")
 IGNORE_FILE: Final = ".coddlignore"
 CHUNK_BYTES: Final = 1 << 20

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 FAILED: Final = 100  # exit codes, as SkyPilot has them
 NOT_FINISHED: Final = 101
 CANCELLED: Final = 103
-INTERRUPTED: Final = 130
 OVER: Final = {"SUCCEEDED": 0, "FAILED": FAILED, "CANCELLED": CANCELLED}
 LOOK_S: Final = (0.1, 0.2, 0.5, 1.0)  # between two looks; the last one again and again
 AWAY_S: Final = 120.0  # a server that was there is waited for so long

@@ -50,4 +50,3 @@ class Orders:
     seats: Mapping[int, Claim]  # by slot: who may have processes there
     leads: tuple[Lead, ...]
     jobs: Mapping[int, JobSpec]  # those it leads or has seats of
-    drained: bool = False

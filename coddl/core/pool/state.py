@@ -80,7 +80,7 @@ class Pool:
         leads = tuple(self._lead(self.jobs[job]) for job in place.leads)
         concerned = sorted({claim.job for claim in seats.values()} | place.leads.keys())
         specs = {job: self.jobs[job].spec for job in concerned}
-        return Orders(place.version, seats, leads, specs, place.is_drained)
+        return Orders(place.version, seats, leads, specs)
 
     def _lead(self, job: JobState) -> Lead:
         return Lead(
@@ -148,7 +148,6 @@ class Pool:
                 self._join(record)
             case r.NodeDrained(node) | r.NodeUndrained(node):
                 self.nodes[node].is_drained = isinstance(record, r.NodeDrained)
-                self._touch([node])
             case r.NodeLost(node, _, because):
                 self._lose(node, because, now_s)
             case r.SlotFreed(slot):
