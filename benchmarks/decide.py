@@ -17,6 +17,7 @@ import numpy as np
 
 from coddl.core.cluster import Cluster
 from coddl.core.jobs import JobTable
+from coddl.core.policies.policy import RulePolicy
 from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.snapshot import Snapshot, no_memory
@@ -57,6 +58,7 @@ def picture(jobs: int, nodes: int, gpus_per_node: int, gpus_max: int, seed: int)
 def measure(spec: str, size: dict[str, int], repeats: int) -> dict[str, object]:
     """Time decisions on different pictures; check one against the twin."""
     policy = policy_from(spec)
+    assert isinstance(policy, RulePolicy)
     scheduler = Scheduler(policy)
     scheduler.decide(picture(**size, seed=0))  # compiles
     seconds, plans = [], []

@@ -13,7 +13,7 @@ from coddl.core.cluster import Cluster
 from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.sim.api import reconfigure_from
-from coddl.sim.loop import run_steps
+from coddl.sim.loop import Beliefs, Site, Steps
 from coddl.sim.world import CANCELLED, FINISH_S, HELD, LOGGED, MOVING_S, NOW, world_of
 from coddl.traces.trace import Trace
 
@@ -61,11 +61,12 @@ def probe_progress(trace: Trace, reconfigure: str) -> Probe:
     """Replay the days under one way of reconfiguring."""
     part = with_probe(trace)
     world = world_of(part, GPUS, reconfigure_from(reconfigure), seed=0)
-    cluster, scheduler = Cluster.of(GPUS), Scheduler(policy_from("afs-p"))
+    site = Site(Cluster.of(GPUS), part.speeds, Beliefs(part.speeds))
+    steps = Steps(world, site, Scheduler(policy_from("afs-p")))
     real, whole = world.jobs.real, world.jobs.whole
     progress, still_s = [(0.0, 0.0)], 0.0
     before_s, held, moving_s = 0.0, 0, 0.0
-    while run_steps(world, cluster, part.speeds, scheduler, 1):
+    while steps.run(1):
         world.counts[LOGGED] = 0
         now_s = float(world.clock[NOW])
         if held > 0:

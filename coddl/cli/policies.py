@@ -8,7 +8,7 @@ import typer
 from coddl.cli.output import AsJson, Output, wants_json
 
 if TYPE_CHECKING:
-    from coddl.core.policies.registry import Parameter
+    from coddl.core.named import Parameter
 
 
 def policies(

@@ -1,11 +1,12 @@
 """What a policy answers: the share of each job, and why a job without GPUs waits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn, IntMatrix
+from coddl.core.seats import Seats
 
 WaitingCode = Literal[
     "Resources",
@@ -53,15 +54,6 @@ def because(rows: BoolColumn, code: WaitingCode, sentence: str) -> Reasons:
     return Reasons(((rows, Waiting(code, sentence)),))
 
 
-class Seat(NamedTuple):
-    """A job's place on a GPU it shares with others."""
-
-    row: int
-    gpu: int
-    mode: Literal["time-sliced", "packed"]
-    quantum_s: float = 0.0  # of a time slice
-
-
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """How many GPUs each row gets.
@@ -74,7 +66,8 @@ class Allocation:
     wake_at_s: float = np.inf  # ask again then, if nothing happens before
     memory: FloatMatrix | None = None  # None: as it was
     servers: IntColumn | None = None  # parameter servers beside the workers
-    seats: tuple[Seat, ...] = field(default=())  # GPUs that several jobs share
+    seats: Seats | None = None  # where the jobs go, of a policy that places them itself
+    mates: IntColumn | None = None  # the row that shares this one's GPUs, which it holds too; or -1
 
     @property
     def by_kind(self) -> IntMatrix:
@@ -85,3 +78,11 @@ class Allocation:
     def gpus(self) -> IntColumn:
         """GPUs of all kinds together."""
         return self.shares if self.shares.ndim == 1 else self.shares.sum(axis=1)
+
+    @property
+    def exclusive_gpus(self) -> IntColumn:
+        """GPUs of all kinds together, those that two rows share counted for the first of them."""
+        if self.mates is None:
+            return self.gpus
+        second = (self.mates >= 0) & (self.mates < np.arange(len(self.mates)))
+        return np.where(second, 0, self.gpus)

@@ -1,8 +1,8 @@
-"""The machines: nodes, the kinds of GPU they hold, and which of them may be used now."""
+"""The machines: nodes, the kinds of GPU they hold, how they are wired, which may be used now."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -18,14 +18,51 @@ class Node:
     kind: int = 0  # index into Cluster.kinds
     rack: int = 0
     healthy: bool = True
+    island_gpus: int = 0  # GPUs that one fast link joins; 0: all of the node's
+    cpus: int = 0  # cores; 0: nobody counts them
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How fast two GPUs talk."""
+
+    gb_s: float  # gigabytes a second
+    latency_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The classes of links, by what two GPUs have in common; the defaults are of 2019's servers."""
+
+    island: Link = Link(20.0, 5.0)  # an island of a node: NVLink, or one PCIe switch
+    node: Link = Link(10.0, 10.0)  # a node: across sockets
+    rack: Link = Link(5.0, 15.0)  # a rack: its InfiniBand domain
+    cluster: Link = Link(1.25, 50.0)  # nothing but the cluster: Ethernet
+
+
+class Ground(NamedTuple):
+    """A cluster in the form kernels take. Nodes that may not be used have no GPUs.
+
+    GPUs are counted by island; a node without islands is one. The islands of a node come one after
+    the other, so those of node n are first[n] .. first[n+1]-1.
+    """
+
+    island_gpus: IntColumn
+    island_node: IntColumn
+    first: IntColumn
+    node_gpus: IntColumn
+    node_kind: IntColumn
+    node_rack: IntColumn
+    node_cpus: IntColumn
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The nodes of a pool. GPU g of the cluster counts through the nodes in order."""
+    """The nodes of a pool."""
 
     nodes: tuple[Node, ...]
     kinds: tuple[str, ...] = ("gpu",)
+    links: Links = field(default_factory=Links)
 
     @classmethod
     def of(cls, gpus: int, gpus_per_node: int | None = None) -> Self:
@@ -48,3 +85,27 @@ class Cluster:
     def gpus_total(self) -> int:
         """Usable GPUs of all kinds together."""
         return int(self.gpus.sum())
+
+    @cached_property
+    def ground(self) -> Ground:
+        """The same, for kernels."""
+        sizes, homes, first = [], [], [0]
+        for at, node in enumerate(self.nodes):
+            left = node.gpus if node.healthy else 0
+            while left > 0:
+                sizes.append(min(left, node.island_gpus or left))
+                homes.append(at)
+                left -= sizes[-1]
+            first.append(len(sizes))
+        nodes = self.nodes
+        usable = [node.gpus if node.healthy else 0 for node in nodes]
+        columns = (
+            sizes,
+            homes,
+            first,
+            usable,
+            [node.kind for node in nodes],
+            [node.rack for node in nodes],
+            [node.cpus if node.healthy else 0 for node in nodes],
+        )
+        return Ground(*(np.array(column, np.int64) for column in columns))

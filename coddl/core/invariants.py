@@ -31,7 +31,7 @@ def check(snapshot: Snapshot, allocation: Allocation) -> None:
     if (because := _malformed(snapshot, allocation)) is not None:
         raise _invalid(snapshot, because)
     jobs, gpus, cluster = snapshot.jobs, allocation.gpus, snapshot.cluster
-    if (total := int(gpus.sum())) > cluster.gpus_total:
+    if (total := int(allocation.exclusive_gpus.sum())) > cluster.gpus_total:
         raise _invalid(snapshot, f"it hands out {total} GPUs and there are {cluster.gpus_total}")
     if (row := first_misfit(gpus, jobs.whole)) >= 0:
         raise _invalid(
@@ -59,6 +59,8 @@ def _malformed(snapshot: Snapshot, allocation: object) -> str | None:
         return f"its shares have the shape {shares.shape} for {jobs} jobs and {kinds} kinds of GPU"
     if shares.ndim == 2 and (shares.sum(axis=0) > snapshot.cluster.gpus).any():
         return f"it hands out {shares.sum(axis=0)} of {snapshot.cluster.gpus}"
+    if allocation.mates is not None and not _mutual(allocation.mates, allocation.gpus):
+        return "two rows that share GPUs must name each other and hold as many"
     if any(covers.shape != (jobs,) for covers, _ in allocation.waiting.layers):
         return f"its reasons are not for {jobs} jobs"
     if allocation.memory is not None and allocation.memory.shape != snapshot.memory.shape:
@@ -66,6 +68,19 @@ def _malformed(snapshot: Snapshot, allocation: object) -> str | None:
     if not allocation.wake_at_s > snapshot.now_s:
         return f"it asks to be woken at {allocation.wake_at_s}, which is not later than now"
     return None
+
+
+def _mutual(mates: IntColumn, gpus: IntColumn) -> bool:
+    """Tell whether rows that share GPUs agree on it."""
+    if mates.shape != gpus.shape:
+        return False
+    rows = np.flatnonzero(mates >= 0)
+    others = mates[rows]
+    return bool(
+        (others != rows).all()
+        and (mates[others] == rows).all()
+        and (gpus[others] == gpus[rows]).all()
+    )
 
 
 def _invalid(snapshot: Snapshot, because: str) -> InvalidAllocation:

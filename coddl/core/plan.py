@@ -8,10 +8,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from coddl.core.allocation import Allocation, Waiting
-from coddl.core.columns import FloatMatrix, IntColumn
+from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
+from coddl.core.compiling import kernel
+from coddl.core.placement.placement import Placed
+from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
 
-Action = Literal["start", "resume", "resize", "migrate", "suspend", "stop", "share-gpu"]
+Action = Literal["start", "resume", "resize", "migrate", "suspend"]
 
 
 class Change(NamedTuple):
@@ -30,6 +33,7 @@ class Plan:
 
     snapshot: Snapshot
     allocation: Allocation
+    placed: Placed | None = None  # None: nobody places GPUs
 
     @property
     def shares(self) -> IntColumn:
@@ -43,9 +47,18 @@ class Plan:
         return self.snapshot.memory if memory is None else memory
 
     @property
+    def moved(self) -> BoolColumn:
+        """Which rows keep their share and change their GPUs."""
+        if self.placed is None or self.snapshot.seats is None:
+            return np.zeros(len(self.shares), np.bool_)
+        same = (self.shares == self.snapshot.jobs.gpus) & (self.shares > 0)
+        moved: BoolColumn = same & differs(self.snapshot.seats, self.placed.seats)
+        return moved
+
+    @property
     def changes(self) -> tuple[Change, ...]:
-        """What to do, in order of job id. A job whose share stays is left alone."""
-        rows = np.flatnonzero(self.shares != self.snapshot.jobs.gpus)
+        """What to do, in order of job id. A job whose share and GPUs stay is left alone."""
+        rows = np.flatnonzero((self.shares != self.snapshot.jobs.gpus) | self.moved)
         return tuple(self._change(int(row)) for row in rows)
 
     def waiting(self, row: int) -> Waiting | None:
@@ -67,4 +80,23 @@ class Plan:
         action: Action = "resume" if jobs.starts[row] > 0 else "start"
         if before > 0:
             action = "resize" if gpus > 0 else "suspend"
+        if before == gpus:
+            why = self.placed.why.get(row, "") if self.placed is not None else ""
+            reason = f"it keeps {gpus} GPUs and moves" + f": {why}" * bool(why)
+            return Change(int(jobs.id[row]), "migrate", before, gpus, reason)
         return Change(int(jobs.id[row]), action, before, gpus, self.reason(row))
+
+
+@kernel
+def differs(before: Seats, after: Seats) -> BoolColumn:
+    """Tell which rows sit elsewhere than before."""
+    rows = before.first.shape[0] - 1
+    out = np.zeros(rows, np.bool_)
+    for row in range(rows):
+        old, new = before.first[row], after.first[row]
+        size = before.first[row + 1] - old
+        out[row] = after.first[row + 1] - new != size
+        for i in range(0 if out[row] else size):
+            out[row] |= before.island[old + i] != after.island[new + i]
+            out[row] |= before.gpus[old + i] != after.gpus[new + i]
+    return out

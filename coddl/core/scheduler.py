@@ -1,6 +1,7 @@
-"""From a picture to a plan: the policy, around what may not be touched, checked."""
+"""From a picture to a plan: the policy, around what may not be touched, then places; checked."""
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -8,9 +9,12 @@ from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.cluster import Cluster
 from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.invariants import check
+from coddl.core.placement.placement import Placed, Placement, check_placed
 from coddl.core.plan import Plan
 from coddl.core.policies.policy import Policy
 from coddl.core.snapshot import Snapshot
+
+ROUNDS_MAX: Final = 4  # of asking the policy anew without the rows for which there is no place
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +35,53 @@ class Scheduler:
     promised less than `reserve_s` ago, so that nobody takes what was freed for them. Jobs of a
     higher priority are served before the policy sees the others. A job that has started runs for
     at least `min_runtime_s`, if only on its minimum.
+
+    With a placement it says which GPUs, too. If that finds no place for some rows, the policy is
+    asked again without them: what they leave may serve others.
     """
 
     policy: Policy
     rules: Rules = Rules()
+    placement: Placement | None = None
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """Say who shall hold how many GPUs, and what has to change for that."""
+        """Say who shall hold how many GPUs, which, and what has to change for that."""
+        aside = np.zeros(snapshot.jobs.size, np.bool_)
+        part, reasons, wake_at_s = snapshot, Reasons(), np.inf
+        for _ in range(ROUNDS_MAX):
+            rows = np.flatnonzero(~aside)
+            allocation = self._shares(part)
+            if self.placement is None and allocation.seats is None:
+                return Plan(snapshot, allocation)
+            placed = self._placed(part, allocation)
+            wake_at_s = min(wake_at_s, allocation.wake_at_s, placed.wake_at_s)
+            refused = (placed.shares == 0) & (allocation.gpus > 0)
+            if not refused.any():
+                break
+            layers = tuple((_spread(rows, c, aside.size), w) for c, w in placed.waiting.layers)
+            covered = _spread(rows, refused, aside.size)
+            reasons |= Reasons(tuple((covers & covered, why) for covers, why in layers))
+            aside |= covered
+            reserved = placed.kept_back(part.reserved)
+            part = replace(snapshot.take(np.flatnonzero(~aside)), reserved=reserved)
+        cut = replace(allocation, shares=placed.shares, seats=None, wake_at_s=wake_at_s)
+        nothing = Allocation(np.zeros(aside.size, np.int64), memory=snapshot.memory.copy())
+        whole = cut if rows.size == aside.size else _merged(nothing, cut, rows)
+        whole = replace(whole, waiting=reasons | whole.waiting, wake_at_s=wake_at_s)
+        return Plan(snapshot, whole, _for_all(placed, rows, aside.size))
+
+    def _placed(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
+        """Find places for an allocation, unless the policy has done so itself."""
+        if allocation.seats is not None or self.placement is None:
+            assert allocation.seats is not None
+            placed = Placed(allocation.seats)
+        else:
+            placed = self.placement(snapshot, allocation)
+        check_placed(snapshot, allocation, placed)
+        return placed
+
+    def _shares(self, snapshot: Snapshot) -> Allocation:
+        """Ask the policy, around the rows that keep what they have."""
         jobs = snapshot.jobs
         kept = np.where(self._is_pinned(snapshot), jobs.gpus, 0)
         start_s = np.where(np.isfinite(jobs.last_start_s), jobs.last_start_s, -np.inf)
@@ -47,7 +91,7 @@ class Scheduler:
             stopped = np.flatnonzero(protected & (allocation.gpus == 0))
             room = snapshot.cluster.gpus_total - int(kept.sum())
             if stopped.size == 0 or jobs.gpus_min[stopped[0]] > room:
-                return Plan(snapshot, allocation)
+                return allocation
             # One at a time: room for the next may come from a job that is not protected.
             kept[stopped[0]] = jobs.gpus_min[stopped[0]]
 
@@ -68,21 +112,18 @@ class Scheduler:
         """Let some rows keep what they hold; the policy sees the others and the other GPUs."""
         jobs, others = snapshot.jobs, np.flatnonzero(kept == 0)
         ranks = np.unique(jobs.priority[others])[::-1]
-        if others.size == jobs.size and ranks.size <= 1:
+        reserved = 0 if snapshot.reserved is None else int(snapshot.reserved.sum())
+        if others.size == jobs.size and ranks.size <= 1 and reserved == 0:
             return self._checked(snapshot)
         assert len(snapshot.cluster.kinds) == 1, "what a pinned job holds is of one kind"
         total = Allocation(kept.copy(), memory=snapshot.memory.copy())
         for rank in ranks:
             rows = others[jobs.priority[others] == rank]
-            free = max(0, snapshot.cluster.gpus_total - int(total.gpus.sum()))
-            part = self._checked(
-                replace(
-                    snapshot,
-                    cluster=Cluster.of(free),
-                    jobs=jobs.take(rows),
-                    memory=snapshot.memory[rows],
-                )
-            )
+            taken = reserved + int(total.exclusive_gpus.sum())
+            free = max(0, snapshot.cluster.gpus_total - taken)
+            # Where the GPUs are that are left is not the policy's concern then.
+            sight = replace(snapshot.take(rows), cluster=Cluster.of(free), seats=None)
+            part = self._checked(sight)
             total = _merged(total, part, rows)
         return self._explained(total, kept, snapshot)
 
@@ -123,13 +164,17 @@ class Scheduler:
 def _merged(whole: Allocation, part: Allocation, rows: IntColumn) -> Allocation:
     """Add the answer for some rows to that for all."""
     jobs = len(whole.shares)
-    shares, memory, servers = whole.gpus.copy(), whole.memory, whole.servers
+    shares, memory = whole.gpus.copy(), whole.memory
+    servers, mates = whole.servers, whole.mates
     shares[rows] = part.gpus
     if part.memory is not None and memory is not None:
         memory[rows] = part.memory
     if part.servers is not None:
         servers = np.zeros(jobs, np.int64) if servers is None else servers.copy()
         servers[rows] = part.servers
+    if part.mates is not None:
+        mates = np.full(jobs, -1) if mates is None else mates.copy()
+        mates[rows] = np.where(part.mates >= 0, rows[part.mates], -1)
     layers = tuple((_spread(rows, covers, jobs), why) for covers, why in part.waiting.layers)
     return Allocation(
         shares,
@@ -137,8 +182,19 @@ def _merged(whole: Allocation, part: Allocation, rows: IntColumn) -> Allocation:
         min(whole.wake_at_s, part.wake_at_s),
         memory,
         servers,
-        whole.seats + tuple(seat._replace(row=int(rows[seat.row])) for seat in part.seats),
+        mates=mates,
     )
+
+
+def _for_all(placed: Placed, rows: IntColumn, jobs: int) -> Placed:
+    """What was placed of some rows, as rows of the whole table."""
+    if rows.size == jobs:
+        return placed
+    where = np.full(jobs, -1)
+    where[rows] = np.arange(rows.size)
+    servers = None if placed.servers is None else placed.servers.take(where)
+    why = {int(rows[row]): sentence for row, sentence in placed.why.items()}
+    return replace(placed, seats=placed.seats.take(where), servers=servers, why=why)
 
 
 def _spread(rows: IntColumn, covers: BoolColumn, jobs: int) -> BoolColumn:

@@ -1,14 +1,14 @@
 """The picture a policy decides on: the cluster and its jobs at one instant."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
 from coddl.core.cluster import Cluster
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import JobTable
+from coddl.core.seats import Seats
 from coddl.core.speed.table import Speeds, Steps
 
 MEMORY_COLUMNS: Final = 3  # what a policy may remember of a job from one decision to the next
@@ -40,7 +40,10 @@ class Snapshot:
     speeds: Speeds
     memory: FloatMatrix  # [jobs, MEMORY_COLUMNS], what the policy carried over; zeros for a new job
     seed: int = 1  # of the policy's coin, 1..2**31-2; a driver draws a new one for each decision
-    held: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # job id -> its GPUs
+    seats: Seats | None = None  # where each row's GPUs are; None: nobody places them
+    reserved: IntColumn | None = None  # by island: GPUs that are kept for somebody
+    past_gpu_s: FloatColumn = field(default_factory=lambda: np.zeros(0))  # of jobs that have ended
+    quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))  # by queue
 
     @property
     def waited_s(self) -> FloatColumn:
@@ -53,6 +56,11 @@ class Snapshot:
         step_s = self.speeds.step_s[self.jobs.curve, np.minimum(gpus, widest)]
         left_s: FloatColumn = self.jobs.remaining_iterations * step_s
         return left_s
+
+    def take(self, rows: IntColumn) -> Self:
+        """The same picture with only these rows."""
+        seats = None if self.seats is None else self.seats.take(rows)
+        return replace(self, jobs=self.jobs.take(rows), memory=self.memory[rows], seats=seats)
 
     def picture(self) -> Picture:
         """The same, for a kernel."""

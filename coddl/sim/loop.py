@@ -1,48 +1,158 @@
 """The event loop, step by step: for any policy, and the readable twin of `compiled`."""
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
+from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
-from coddl.core.jobs import GPUS, SETTLED
+from coddl.core.columns import FloatColumn, IntColumn
+from coddl.core.jobs import (
+    ATTAINED_GPU_S,
+    CURVE,
+    GPUS,
+    REMAINING_ITERATIONS,
+    SETTLED,
+    JobTable,
+)
+from coddl.core.plan import Plan
 from coddl.core.scheduler import Scheduler
+from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
+from coddl.core.speed.places import slowdowns
 from coddl.core.speed.table import Speeds
 from coddl.sim.compiled import next_seed
-from coddl.sim.world import ACTIVE, DECIDE, HELD, LOGGED, NOW, SEED, World, advance, apply_shares
+from coddl.sim.world import (
+    ACTIVE,
+    DECIDE,
+    FINISHED,
+    HELD,
+    LOGGED,
+    NOW,
+    SEED,
+    Places,
+    World,
+    advance,
+    apply_shares,
+    take_places,
+)
 
 
-def run_steps(
-    world: World, cluster: Cluster, speeds: Speeds, scheduler: Scheduler, events: int
-) -> bool:
-    """Run up to `events` events, or until the log should be emptied; False when the run is over.
+@dataclass(frozen=True, eq=False)
+class Beliefs:
+    """What a scheduler takes for the jobs' lengths and speeds, right or wrong."""
+
+    speeds: Speeds
+    curve: IntColumn | None = None  # by job: its row in `speeds`; None: as in the trace
+    length: FloatColumn | None = None  # by job: a factor on what is left to do; None: the truth
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What the jobs run on: the machines, the true speeds there, and who is entitled to what."""
+
+    cluster: Cluster
+    speeds: Speeds
+    beliefs: Beliefs
+    quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))  # by queue
+
+
+class Steps:
+    """Runs a world with a scheduler, one event at a time.
 
     The simulator adds nothing to the scheduler but time: something happens, the scheduler decides,
     the world follows.
     """
-    room = len(world.log.time_s) // 2
-    for _ in range(events):
-        if not advance(world):
-            return False
-        if world.counts[DECIDE]:
-            plan = scheduler.decide(take_snapshot(world, cluster, speeds))
-            world.memory[world.active[: world.counts[ACTIVE]]] = plan.memory
-            apply_shares(world, plan.shares, plan.allocation.wake_at_s)
-        if world.counts[LOGGED] > room:
-            break
-    return True
+
+    def __init__(self, world: World, site: Site, scheduler: Scheduler) -> None:
+        self._world = world
+        self._site = site
+        self._scheduler = scheduler
+        self._places_jobs = scheduler.placement is not None or len(site.cluster.nodes) > 1
+        self._rows = np.zeros(0, np.int64)  # that `_seats` are of
+        self._seats = Seats.none(0)
+        self._past_gpu_s = np.empty(world.jobs.size)
+        self._known = 0  # of those that have ended
+
+    def run(self, events: int) -> bool:
+        """Run up to `events` events, or until the log should be emptied; False at the end."""
+        world = self._world
+        room = len(world.log.time_s) // 2
+        for _ in range(events):
+            if not advance(world):
+                return False
+            if world.counts[DECIDE]:
+                plan = self._scheduler.decide(self._snapshot())
+                world.memory[world.active[: world.counts[ACTIVE]]] = plan.memory
+                if plan.placed is not None:
+                    take_places(world, self._places(plan), plan.shares)
+                    self._seats = plan.placed.seats
+                apply_shares(world, plan.shares, plan.allocation.wake_at_s)
+            if world.counts[LOGGED] > room:
+                break
+        return True
+
+    def _snapshot(self) -> Snapshot:
+        """Take the picture of this instant, with the next seed for the policy's coin."""
+        world, site = self._world, self._site
+        rows, whole = world.active[: world.counts[ACTIVE]].copy(), world.jobs.whole
+        whole[SETTLED, rows] = whole[GPUS, rows] == whole[HELD, rows]
+        seed = next_seed(world.counts[SEED])
+        world.counts[SEED] = seed
+        return Snapshot(
+            now_s=float(world.clock[NOW]),
+            cluster=site.cluster,
+            jobs=self._table(rows),
+            speeds=site.beliefs.speeds,
+            memory=np.take(world.memory, rows, axis=0),
+            seed=seed,
+            seats=self._reseated(rows),
+            past_gpu_s=self._past(),
+            quota_gpus=site.quota_gpus,
+        )
+
+    def _table(self, rows: IntColumn) -> JobTable:
+        """The jobs as the scheduler takes them to be."""
+        beliefs, table = self._site.beliefs, self._world.jobs.take(rows)
+        if beliefs.curve is None and beliefs.length is None:
+            return table
+        real, whole = table.real.copy(), table.whole.copy()
+        if beliefs.curve is not None:
+            whole[CURVE] = beliefs.curve[rows]
+        if beliefs.length is not None:
+            real[REMAINING_ITERATIONS] *= beliefs.length[rows]
+        return JobTable(real, whole).read_only()
+
+    def _reseated(self, rows: IntColumn) -> Seats | None:
+        """Where the jobs sit that are in the system now; None if nobody places them."""
+        if not self._places_jobs:
+            return None
+        at = np.searchsorted(self._rows, rows)
+        at[at == self._rows.size] = 0
+        known = self._rows[at] == rows if self._rows.size else np.zeros(rows.size, np.bool_)
+        self._rows, self._seats = rows, self._seats.take(np.where(known, at, -1))
+        return self._seats
+
+    def _past(self) -> FloatColumn:
+        """GPU-time of the jobs that have ended."""
+        world, ended = self._world, int(self._world.counts[FINISHED])
+        rows = world.ended[self._known : ended]
+        self._past_gpu_s[self._known : ended] = world.jobs.real[ATTAINED_GPU_S, rows]
+        self._known = ended
+        return self._past_gpu_s[:ended]
+
+    def _places(self, plan: Plan) -> Places:
+        """What it means to the jobs to be where the plan puts them."""
+        assert plan.placed is not None
+        world, site = self._world, self._site
+        curves = world.jobs.whole[CURVE, world.active[: world.counts[ACTIVE]]]
+        mates = mates_of(plan.allocation)
+        ground, seats = site.cluster.ground, plan.placed.seats
+        slowdown = slowdowns(site.speeds.places, ground, curves, seats, mates)
+        return Places(slowdown, np.where(mates >= 0, 0.5, 1.0), plan.moved)
 
 
-def take_snapshot(world: World, cluster: Cluster, speeds: Speeds) -> Snapshot:
-    """The picture at this instant, with the next seed for the policy's coin."""
-    rows = world.active[: world.counts[ACTIVE]]
-    world.jobs.whole[SETTLED, rows] = world.jobs.whole[GPUS, rows] == world.jobs.whole[HELD, rows]
-    seed = next_seed(world.counts[SEED])
-    world.counts[SEED] = seed
-    return Snapshot(
-        now_s=float(world.clock[NOW]),
-        cluster=cluster,
-        jobs=world.jobs.take(rows),
-        speeds=speeds,
-        memory=np.take(world.memory, rows, axis=0),
-        seed=seed,
-    )
+def mates_of(allocation: Allocation) -> IntColumn:
+    """Who shares each row's GPUs, -1 for nobody."""
+    rows = len(allocation.shares)
+    return np.full(rows, -1) if allocation.mates is None else allocation.mates

@@ -7,8 +7,9 @@ from types import ModuleType
 from typing import cast
 
 from coddl.core.errors import UserError
+from coddl.core.named import build
 from coddl.core.policies.policy import Policy
-from coddl.core.policies.registry import build, policy_from
+from coddl.core.policies.registry import policy_from
 
 
 def policy_named(spec: str) -> Policy:

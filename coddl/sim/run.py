@@ -34,6 +34,7 @@ class Metrics:
     rho_max: float
     rho_mean: float
     reallocations: int
+    migrations: int
     cancelled_preparations: int
     events: int
     wall_s: float
@@ -55,6 +56,7 @@ class Run:
     executed_s: FloatColumn
     attained_gpu_s: FloatColumn
     reallocations: int
+    migrations: int
     cancelled_preparations: int
     event_count: int
     wall_s: float
@@ -114,6 +116,7 @@ class Run:
             rho_max=float(rho.max()),
             rho_mean=float(rho.mean()),
             reallocations=self.reallocations,
+            migrations=self.migrations,
             cancelled_preparations=self.cancelled_preparations,
             events=self.event_count,
             wall_s=self.wall_s,

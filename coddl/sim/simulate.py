@@ -11,11 +11,13 @@ from functools import partial
 import numpy as np
 
 from coddl.core.cluster import Cluster
+from coddl.core.columns import IntColumn
 from coddl.core.errors import UserError
+from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy, RulePolicy
 from coddl.core.scheduler import Rules, Scheduler
 from coddl.sim.compiled import RULES, run_compiled
-from coddl.sim.loop import run_steps
+from coddl.sim.loop import Beliefs, Site, Steps
 from coddl.sim.run import Events, Run
 from coddl.sim.world import (
     ACTIVE,
@@ -25,6 +27,7 @@ from coddl.sim.world import (
     FINISH_S,
     FINISHED,
     LOGGED,
+    MIGRATIONS,
     NOW,
     REALLOCATIONS,
     Reconfigure,
@@ -51,7 +54,16 @@ class Case:
     seed: int = 0
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
     rules: Rules = field(default_factory=Rules)
+    cluster: Cluster | None = None  # None: `gpus` GPUs, it does not matter where
+    placement: Placement | None = None
+    beliefs: Beliefs | None = None  # None: the scheduler knows the truth
+    quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))
     keep_events: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether the policy alone decides, on the truth, about shares and nothing else."""
+        return self.rules == Rules() and self.cluster is None and self.beliefs is None
 
 
 def _ignore(_jobs: int) -> None:
@@ -72,13 +84,20 @@ def chunks_of(case: Case, world: World, step_by_step: bool) -> Callable[[], bool
     """What runs the next chunk of events: the compiled loop where the policy has a rule it knows
     and decides alone, else step by step.
     """
-    policy, alone = case.policy, case.rules == Rules() and not step_by_step
-    if alone and isinstance(policy, RulePolicy) and policy.rule in RULES:
+    policy = case.policy
+    if (
+        case.is_plain
+        and not step_by_step
+        and isinstance(policy, RulePolicy)
+        and policy.rule in RULES
+    ):
         code, shares = RULES.index(policy.rule), np.empty(case.trace.size, np.int64)
         return partial(run_compiled, world, case.gpus, code, policy.parameters, shares, CHUNK)
-    cluster = Cluster.of(case.gpus)
-    scheduler = Scheduler(policy, case.rules)
-    return partial(run_steps, world, cluster, case.trace.speeds, scheduler, STEPS)
+    speeds = case.trace.speeds
+    cluster, beliefs = case.cluster or Cluster.of(case.gpus), case.beliefs or Beliefs(speeds)
+    site = Site(cluster, speeds, beliefs, case.quota_gpus)
+    steps = Steps(world, site, Scheduler(policy, case.rules, case.placement))
+    return partial(steps.run, STEPS)
 
 
 def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = False) -> Run:
@@ -115,6 +134,7 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
         executed_s=jobs.executed_s,
         attained_gpu_s=jobs.attained_gpu_s,
         reallocations=int(world.counts[REALLOCATIONS]),
+        migrations=int(world.counts[MIGRATIONS]),
         cancelled_preparations=int(world.counts[CANCELLED]),
         event_count=int(world.counts[EVENTS]),
         wall_s=time.perf_counter() - started_s,

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn, IntMatrix
+from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import ZERO, kernel, part, whole_number
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
@@ -41,7 +41,11 @@ from coddl.traces.trace import Trace
     STEP_S,  # seconds per iteration on what is held; inf: none
     READY_S,  # when the preparation of a share ends; inf: none
     FINISH_S,  # predicted; of a finished job, when it was
-) = range(len(REAL_DEFAULTS), REALS := len(REAL_DEFAULTS) + 8)
+    SLOWDOWN,  # a step takes so many times what the table says, where the job is
+    PART,  # of its GPUs that it holds: 1/2 where another job shares them
+    NEW_SLOWDOWN,  # the same two from the next change on
+    NEW_PART,
+) = range(len(REAL_DEFAULTS), REALS := len(REAL_DEFAULTS) + 12)
 # Further rows of World.jobs.whole.
 (
     HELD,  # GPUs the job trains on; lags behind GPUS while a change is prepared
@@ -63,9 +67,10 @@ NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S = range(CLOCKS := 5)
     SEED,
     MODE,
     DECIDE,  # 1: shares should be decided anew
-) = range(COUNTS := 12)
+    MIGRATIONS,  # changes of GPUs without a change of share
+) = range(COUNTS := 13)
 # What the log tells, first of Log.what.
-ARRIVE, FINISH, SHARE, SWAP, WAKE_UP = map(whole_number, range(5))
+ARRIVE, FINISH, SHARE, SWAP, WAKE_UP, MOVE = map(whole_number, range(6))
 NOBODY = whole_number(-1)
 # How a change of share takes effect: World.counts[MODE].
 STALL, SERIAL, CONCURRENT, UNCANCELLED = range(4)
@@ -112,6 +117,7 @@ class World(NamedTuple):
     memory: FloatMatrix  # the policy's
     active: IntColumn  # rows in the system, in order of submission; counts[ACTIVE] of them
     running: IntColumn  # those that hold or prepare GPUs, in that order; counts[RUNNING] of them
+    ended: IntColumn  # those that have finished, in that order; counts[FINISHED] of them
     clock: FloatColumn
     counts: IntColumn
     log: Log
@@ -133,19 +139,21 @@ def world_of(trace: Trace, gpus: int, reconfigure: Reconfigure, seed: int) -> Wo
     real[: len(jobs.real)] = jobs.real
     real[BASE_ITERATIONS] = trace.iterations
     real[[STEP_S, READY_S, FINISH_S]] = np.inf
+    real[[SLOWDOWN, PART, NEW_SLOWDOWN, NEW_PART]] = 1.0
     whole[: len(jobs.whole)] = jobs.whole
     clock, count = np.full(CLOCKS, np.inf), np.zeros(COUNTS, np.int64)
     clock[[NOW, PREPARE_S, PAUSE_S]] = 0.0, reconfigure.prepare_s, reconfigure.pause_s
     count[[FREE, MODE]] = gpus, MODES.index(reconfigure.mode)
     count[SEED] = 1 + seed % 2147483645  # the generators of `kernels` run on 1..2**31-2
-    # One event can tell at most five things of each job; the log is emptied when it is half full.
-    room = 10 * trace.size + 65536
+    # One event can tell at most six things of each job; the log is emptied when it is half full.
+    room = 12 * trace.size + 65536
     log = Log(np.empty(room), np.empty((room, 3), np.int64))
-    active, running = np.empty((2, trace.size), np.int64)
+    active, running, ended = np.empty((3, trace.size), np.int64)
     speeds, jobs = trace.speeds, JobTable(real, whole)
     assert trace.gpus_min.max(initial=0) < speeds.step_s.shape[1], "a share off the table"
     memory = no_memory(trace.size)
-    return World(jobs, speeds.step_s, speeds.steps, memory, active, running, clock, count, log)
+    lists = (active, running, ended)
+    return World(jobs, speeds.step_s, speeds.steps, memory, *lists, clock, count, log)
 
 
 @part
@@ -171,7 +179,8 @@ def settle(world: World, row: int) -> None:
     real[REMAINING_ITERATIONS, row] = max(0.0, left)
     held_s = now_s - real[SINCE_S, row]
     real[EXECUTED_S, row] = real[BASE_EXECUTED_S, row] + held_s
-    real[ATTAINED_GPU_S, row] = real[BASE_ATTAINED_GPU_S, row] + held_s * held
+    attained_gpu_s = held_s * held * real[PART, row]
+    real[ATTAINED_GPU_S, row] = real[BASE_ATTAINED_GPU_S, row] + attained_gpu_s
 
 
 @part
@@ -186,8 +195,11 @@ def hold(world: World, row: int, gpus: int, moving_s: float) -> None:
     real[MOVING_S, row] = moving_s
     world.counts[FREE] += whole[HELD, row] - gpus
     whole[HELD, row] = gpus
+    real[SLOWDOWN, row] = real[NEW_SLOWDOWN, row]
+    real[PART, row] = real[NEW_PART, row]
     widest = world.step_s.shape[1] - 1
-    real[STEP_S, row] = world.step_s[whole[CURVE, row], min(gpus, widest)]
+    table_s = world.step_s[whole[CURVE, row], min(gpus, widest)]
+    real[STEP_S, row] = table_s * real[SLOWDOWN, row]
     if gpus > 0:
         real[FINISH_S, row] = moving_s + real[BASE_ITERATIONS, row] * real[STEP_S, row]
     else:
@@ -330,6 +342,7 @@ def finish(world: World, row: int) -> None:
     world.jobs.real[FINISH_S, row] = at_s
     world.jobs.real[REMAINING_ITERATIONS, row] = 0.0
     world.jobs.whole[GPUS, row] = 0
+    world.ended[world.counts[FINISHED]] = row
     world.counts[FINISHED] += 1
     tell(world, FINISH, row, ZERO)
 
@@ -395,3 +408,34 @@ def apply_shares(world: World, shares: IntColumn, wake_at_s: float) -> None:
     if world.counts[MODE] != STALL:
         swap_what_is_ready(world)
     look_ahead(world)
+
+
+class Places(NamedTuple):
+    """What follows from where jobs were put, by position in `active`."""
+
+    slowdown: FloatColumn
+    part: FloatColumn  # of its GPUs
+    moved: BoolColumn  # to other GPUs, as many as before
+
+
+@kernel
+def take_places(world: World, places: Places, shares: IntColumn) -> None:
+    """Let jobs be where they were put, before these shares are applied.
+
+    Who keeps its share feels it at once, and who moves stands still as for a resize. Who changes
+    its share feels it with that.
+    """
+    real, whole, now_s = world.jobs.real, world.jobs.whole, world.clock[NOW]
+    for k in range(world.counts[ACTIVE]):
+        row, held = world.active[k], world.jobs.whole[HELD, world.active[k]]
+        real[NEW_SLOWDOWN, row] = places.slowdown[k]
+        real[NEW_PART, row] = places.part[k]
+        if held == 0 or held != whole[GPUS, row] or held != shares[k]:
+            continue
+        moving_s = max(now_s, real[MOVING_S, row])
+        if places.moved[k]:
+            world.counts[MIGRATIONS] += 1
+            tell(world, MOVE, row, held)
+            hold(world, row, held, moving_s + world.clock[PAUSE_S])
+        elif places.slowdown[k] != real[SLOWDOWN, row] or places.part[k] != real[PART, row]:
+            hold(world, row, held, moving_s)

@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from coddl.core import kernels
 from coddl.core.columns import FloatMatrix
+from coddl.core.policies.policy import RulePolicy
 from coddl.core.policies.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.testing import snapshots, twin
@@ -46,6 +47,7 @@ KEYS = st.integers(0, 20).flatmap(
 @FEW
 def test_a_rule_equals_its_uncompiled_source(spec: str, snapshot: Snapshot, memory: float) -> None:
     policy = policy_from(spec)
+    assert isinstance(policy, RulePolicy)
     answers = []
     for rule in (policy.rule, twin(policy.rule)):
         shares, kept = np.zeros(snapshot.jobs.size, np.int64), snapshot.memory.copy()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coddl.core.allocation import Allocation, Reasons, Seat, because
+from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.invariants import InvalidAllocation
 from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Rules, Scheduler
@@ -134,16 +134,17 @@ def test_who_waits_for_pinned_jobs_is_not_told_that_it_can_never_run() -> None:
     assert never.code == "Infeasible"
 
 
-def test_seats_and_servers_stay_with_their_jobs() -> None:
+def test_mates_and_servers_stay_with_their_jobs() -> None:
     def policy(snapshot: Snapshot) -> Allocation:
         shares = np.ones(snapshot.jobs.size, np.int64)
-        return Allocation(shares, servers=shares * 7, seats=(Seat(0, 3, "packed"),))
+        return Allocation(shares, servers=shares * 7, mates=np.array([1, 0]))
 
     rows = [job("a", holds=1, pinned=True), job("b"), job("c")]
     allocation = Scheduler(policy).decide(snapshot_of(4, rows)).allocation
     assert allocation.servers is not None
     assert allocation.servers.tolist() == [0, 7, 7]
-    assert allocation.seats[0].row == 1
+    assert allocation.mates is not None
+    assert allocation.mates.tolist() == [-1, 2, 1]
 
 
 BROKEN = {

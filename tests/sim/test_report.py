@@ -65,6 +65,7 @@ def run(policy: str = "p", finish_s: Times = (10.0, 30.0), **changes: Any) -> Ru
         first_start_s=np.array([0.0, 10.0]) + START_S,
         executed_s=np.array([10.0, 20.0]),
         attained_gpu_s=np.array([20.0, 60.0]),
+        migrations=0,
         reallocations=1,
         cancelled_preparations=0,
         event_count=5,

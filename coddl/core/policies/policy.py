@@ -16,6 +16,13 @@ Policy: TypeAlias = Callable[[Snapshot], Allocation]
 Rule: TypeAlias = Callable[[Picture, FloatColumn, FloatMatrix, IntColumn], float]
 
 
+class NamedPolicy(Protocol):
+    """A policy as a class: its parameters are the class's fields."""
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        """Decide."""
+
+
 @runtime_checkable
 class RulePolicy(Protocol):
     """A policy whose arithmetic is a kernel, which the simulator's compiled loop calls too."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from coddl.core.columns import BoolMatrix, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import kernel
+from coddl.core.speed.places import Places, plain
 
 
 class Steps(NamedTuple):
@@ -57,6 +58,12 @@ class Speeds:
     step_s: FloatMatrix
     useful: BoolMatrix  # shares worth holding: faster than every smaller one
     measured: BoolMatrix  # measured, as against interpolated or assumed
+    known_places: Places | None = None  # None: places make no difference
+
+    @cached_property
+    def places(self) -> Places:
+        """What a place costs each curve."""
+        return self.known_places or plain(len(self.names))
 
     @cached_property
     def gpus_max(self) -> IntColumn:

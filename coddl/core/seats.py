@@ -1,0 +1,89 @@
+"""Where jobs sit: how many GPUs of which islands each row of a table holds, as columns."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from coddl.core.cluster import Ground
+from coddl.core.columns import IntColumn
+from coddl.core.compiling import kernel
+
+
+class Seats(NamedTuple):
+    """Row r holds `gpus[i]` GPUs of island `island[i]` for i in first[r] .. first[r+1]-1.
+
+    Islands of a row are in rising order, each once, and every entry holds at least one GPU.
+    """
+
+    first: IntColumn
+    island: IntColumn
+    gpus: IntColumn
+
+    @classmethod
+    def of(cls, rows: Sequence[dict[int, int]]) -> Self:
+        """Seats from {island: gpus} of each row."""
+        first = np.cumsum([0, *map(len, rows)])
+        pairs = [pair for row in rows for pair in sorted(row.items())]
+        table = np.array(pairs, np.int64).reshape(-1, 2)
+        return cls(first.astype(np.int64), table[:, 0].copy(), table[:, 1].copy())
+
+    @classmethod
+    def none(cls, rows: int) -> Self:
+        """Seats of rows that hold nothing."""
+        empty = np.zeros(0, np.int64)
+        return cls(np.zeros(rows + 1, np.int64), empty, empty)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.first) - 1
+
+    @property
+    def totals(self) -> IntColumn:
+        """GPUs of each row."""
+        sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.gpus)))
+        out: IntColumn = sums[self.first[1:]] - sums[self.first[:-1]]
+        return out
+
+    def row(self, row: int) -> dict[int, int]:
+        """What one row holds, as {island: gpus}."""
+        part = slice(self.first[row], self.first[row + 1])
+        return dict(zip(self.island[part].tolist(), self.gpus[part].tolist(), strict=True))
+
+    def nodes(self, row: int, ground: Ground) -> dict[int, int]:
+        """What one row holds, as {node: gpus}."""
+        held: dict[int, int] = {}
+        for island, gpus in self.row(row).items():
+            node = int(ground.island_node[island])
+            held[node] = held.get(node, 0) + gpus
+        return held
+
+    def take(self, rows: IntColumn) -> Self:
+        """The same seats with only these rows, -1 standing for one that holds nothing."""
+        return type(self)(*taken(self.first, self.island, self.gpus, rows))
+
+    def in_use(self, ground: Ground) -> IntColumn:
+        """GPUs of each island that somebody holds."""
+        used = np.zeros(len(ground.island_gpus), np.int64)
+        np.add.at(used, self.island, self.gpus)
+        return used
+
+
+@kernel
+def taken(
+    first: IntColumn, island: IntColumn, gpus: IntColumn, rows: IntColumn
+) -> tuple[IntColumn, IntColumn, IntColumn]:
+    """Pick the entries of some rows."""
+    out_first = np.zeros(rows.shape[0] + 1, np.int64)
+    for k in range(rows.shape[0]):
+        row = rows[k]
+        size = first[row + 1] - first[row] if row >= 0 else 0
+        out_first[k + 1] = out_first[k] + size
+    out_island = np.empty(out_first[-1], np.int64)
+    out_gpus = np.empty(out_first[-1], np.int64)
+    for k in range(rows.shape[0]):
+        for i in range(out_first[k + 1] - out_first[k]):
+            out_island[out_first[k] + i] = island[first[rows[k]] + i]
+            out_gpus[out_first[k] + i] = gpus[first[rows[k]] + i]
+    return out_first, out_island, out_gpus

@@ -1,0 +1,133 @@
+"""What a place costs: how much longer a step takes there than the speed table says.
+
+The table tells the best case: the fewest nodes that hold the share, GPUs of the kind it was
+measured on, a network to oneself, GPUs not shared with anybody. Each way of falling short of it is
+a factor on the step time, and the factors multiply.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from coddl.core.cluster import Ground
+from coddl.core.columns import FloatColumn, FloatCube, FloatMatrix, IntColumn
+from coddl.core.compiling import kernel, part
+from coddl.core.seats import Seats
+
+
+class Places(NamedTuple):
+    """Factors on the step time, by curve. Beyond its last entry an axis goes on as it ends."""
+
+    nodes: FloatCube  # [curve, gpus, nodes it lies on]
+    islands: FloatMatrix  # [curve, gpus]: on one node, but on several of its islands
+    racks: FloatMatrix  # [curve, gpus]: in several racks
+    network: FloatMatrix  # [curve, gpus]: what each further job on its busiest NIC adds to 1
+    kinds: FloatMatrix  # [curve, kind]: step time there over that of the table
+    packed: FloatMatrix  # [curve, curve of the job beside it on its GPUs]
+
+
+def plain(curves: int, kinds: int = 1) -> Places:
+    """Places that make no difference, but for GPUs shared by two jobs, which each get half."""
+    one = np.ones((curves, 1))
+    return Places(
+        np.ones((curves, 1, 1)),
+        one,
+        one,
+        np.zeros((curves, 1)),
+        np.ones((curves, kinds)),
+        np.full((curves, curves), 2.0),
+    )
+
+
+@part
+def mix(places: Places, curve: int, gpus_of_kind: IntColumn) -> float:
+    """The factor of unlike GPUs that share a batch in proportion to their speed.
+
+    Virtual nodes are dealt out so that all devices end a step together: n GPUs of speeds v_d do
+    what n do that are each as fast as the mean of v_d.
+    """
+    total, speed = 0, 0.0
+    for kind in range(gpus_of_kind.shape[0]):
+        total += gpus_of_kind[kind]
+        speed += gpus_of_kind[kind] / places.kinds[curve, min(kind, places.kinds.shape[1] - 1)]
+    return total / speed if speed > 0.0 else 1.0
+
+
+@part
+def factor_at(matrix: FloatMatrix, curve: int, gpus: int) -> float:
+    """An entry, or the last one of its row."""
+    return float(matrix[curve, min(gpus, matrix.shape[1] - 1)])
+
+
+class Scene(NamedTuple):
+    """Where everybody sits, and what that is on."""
+
+    places: Places
+    ground: Ground
+    seats: Seats
+    crossing: IntColumn  # by node: jobs that use its NIC, as they lie on several nodes
+
+
+@kernel
+def slowdowns(
+    places: Places, ground: Ground, curves: IntColumn, seats: Seats, mates: IntColumn
+) -> FloatColumn:
+    """The factor on each row's step time, given where all of them sit.
+
+    `mates` are the rows they share their GPUs with, -1 for none. A row that sits nowhere has 1.
+    """
+    rows = curves.shape[0]
+    crossing = np.zeros(ground.node_gpus.shape[0], np.int64)
+    scene = Scene(places, ground, seats, crossing)
+    for row in range(rows):
+        if nodes_of(scene, row) > 1:
+            for i in range(seats.first[row], seats.first[row + 1]):
+                if is_new_node(scene, row, i):
+                    crossing[ground.island_node[seats.island[i]]] += 1
+    out = np.ones(rows)
+    for row in range(rows):
+        if seats.first[row + 1] > seats.first[row]:
+            out[row] = slowdown(scene, row, curves[row])
+            if mates[row] >= 0:
+                out[row] *= places.packed[curves[row], curves[mates[row]]]
+    return out
+
+
+@part
+def is_new_node(scene: Scene, row: int, i: int) -> bool:
+    """Tell whether entry i is the first of its row on its node."""
+    island, node = scene.seats.island, scene.ground.island_node
+    return bool(i == scene.seats.first[row] or node[island[i]] != node[island[i - 1]])
+
+
+@part
+def nodes_of(scene: Scene, row: int) -> int:
+    """How many nodes a row lies on."""
+    nodes = 0
+    for i in range(scene.seats.first[row], scene.seats.first[row + 1]):
+        nodes += is_new_node(scene, row, i)
+    return nodes
+
+
+@part
+def slowdown(scene: Scene, row: int, curve: int) -> float:
+    """The factor of one row that sits somewhere, but for who shares its GPUs."""
+    places, ground, seats = scene.places, scene.ground, scene.seats
+    gpus, rack, several_racks, busiest = 0, -1, False, 1
+    of_kind = np.zeros(places.kinds.shape[1], np.int64)
+    for i in range(seats.first[row], seats.first[row + 1]):
+        node = ground.island_node[seats.island[i]]
+        gpus += seats.gpus[i]
+        of_kind[min(ground.node_kind[node], of_kind.shape[0] - 1)] += seats.gpus[i]
+        several_racks |= rack >= 0 and rack != ground.node_rack[node]
+        rack = ground.node_rack[node]
+        busiest = max(busiest, scene.crossing[node])
+    table, nodes = places.nodes, nodes_of(scene, row)
+    out = table[curve, min(gpus, table.shape[1] - 1), min(nodes, table.shape[2] - 1)]
+    if nodes == 1 and seats.first[row + 1] - seats.first[row] > 1:
+        out *= factor_at(places.islands, curve, gpus)
+    if several_racks:
+        out *= factor_at(places.racks, curve, gpus)
+    if nodes > 1:
+        out *= 1.0 + factor_at(places.network, curve, gpus) * (busiest - 1)
+    return float(out * mix(places, curve, of_kind))
