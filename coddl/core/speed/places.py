@@ -24,6 +24,7 @@ class Places(NamedTuple):
     network: FloatMatrix  # [curve, gpus]: what each further job on its busiest NIC adds to 1
     kinds: FloatMatrix  # [curve, kind]: step time there over that of the table
     packed: FloatMatrix  # [curve, curve of the job beside it on its GPUs]
+    skew: FloatColumn  # [curve]: the largest tensor's part of all parameters, which hints at nodes
 
 
 def plain(curves: int, kinds: int = 1) -> Places:
@@ -36,6 +37,7 @@ def plain(curves: int, kinds: int = 1) -> Places:
         np.zeros((curves, 1)),
         np.ones((curves, kinds)),
         np.full((curves, curves), 2.0),
+        np.zeros(curves),
     )
 
 

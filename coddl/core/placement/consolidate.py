@@ -1,0 +1,23 @@
+"""On as few nodes as possible."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coddl.core.allocation import Allocation
+from coddl.core.placement.close import close_seats
+from coddl.core.placement.placement import Placed
+from coddl.core.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Consolidate:
+    """Puts each job on the fewest nodes that have room, the largest job first; moves nobody.
+
+    A job that fits on a node takes the one that it fills best. One that does not takes the emptiest
+    nodes of the rack that it fills best, or of several racks if it must.
+    """
+
+    def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
+        order = np.lexsort((snapshot.jobs.id, -allocation.gpus))
+        return Placed(close_seats(snapshot, allocation, order))

@@ -1,0 +1,32 @@
+"""Every placement by name, and `name:parameter=value,…` as users write it."""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from coddl.core.allocation import Allocation
+from coddl.core.named import Parameter, chosen, parameters_of
+from coddl.core.placement.consolidate import Consolidate
+from coddl.core.placement.placement import Placed
+from coddl.core.snapshot import Snapshot
+
+
+class NamedPlacement(Protocol):
+    """A placement as a class: its parameters are the class's fields."""
+
+    def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
+        """Find places."""
+
+
+PLACEMENTS: Final[Mapping[str, type[NamedPlacement]]] = {
+    "consolidate": Consolidate,
+}
+
+
+def placement_parameters(name: str) -> list[Parameter]:
+    """The parameters a placement takes."""
+    return parameters_of(PLACEMENTS[name])
+
+
+def placement_from(spec: str) -> NamedPlacement:
+    """Build the placement that `name:parameter=value,…` describes."""
+    return chosen(PLACEMENTS, spec, "placement")

@@ -1,0 +1,245 @@
+"""The free GPUs of a cluster while rows are being placed: inner loops that strategies share.
+
+Nodes are filed by zone (a kind of GPU in a rack) and by how many GPUs they have free, so that the
+tightest node for a need is found without a look at the others: thousands of jobs are placed on
+thousands of nodes in one decision.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from coddl.core.cluster import Ground
+from coddl.core.columns import IntColumn, IntMatrix
+from coddl.core.compiling import kernel, part, whole_number
+from coddl.core.seats import Seats
+
+NONE = whole_number(-1)  # no node; as a kind or a rack: any
+
+
+class Room(NamedTuple):
+    """What is free."""
+
+    ground: Ground
+    island_free: IntColumn
+    node_free: IntColumn
+    zone: IntColumn  # of each node
+    zone_kind: IntColumn
+    zone_rack: IntColumn
+    zone_free: IntColumn
+    head: IntMatrix  # [zone, free GPUs]: the first such node
+    after: IntColumn  # of each node: the following one with as many free in its zone
+    before: IntColumn
+
+
+class Taken(NamedTuple):
+    """What rows have been given so far, in any order: `size[0]` entries."""
+
+    row: IntColumn
+    island: IntColumn
+    gpus: IntColumn
+    size: IntColumn
+
+
+@part
+def file(room: Room, node: int) -> None:
+    """Enter a node where those with as many free GPUs are."""
+    zone, free = room.zone[node], room.node_free[node]
+    first = room.head[zone, free]
+    room.after[node] = first
+    room.before[node] = -1
+    if first >= 0:
+        room.before[first] = node
+    room.head[zone, free] = node
+
+
+@part
+def unfile(room: Room, node: int) -> None:
+    """Take a node out of its list."""
+    before, after = room.before[node], room.after[node]
+    if before >= 0:
+        room.after[before] = after
+    else:
+        room.head[room.zone[node], room.node_free[node]] = after
+    if after >= 0:
+        room.before[after] = before
+
+
+@kernel
+def room_of(ground: Ground, used: IntColumn) -> Room:
+    """The room that is left where so many GPUs of each island are used."""
+    nodes = ground.node_gpus.shape[0]
+    zones, size = np.empty((2, nodes), np.int64), 0
+    zone = np.empty(nodes, np.int64)
+    for node in range(nodes):
+        kind, rack, at = ground.node_kind[node], ground.node_rack[node], size
+        # Nodes of a zone mostly stand beside each other: look there first.
+        if node > 0 and zones[0, zone[node - 1]] == kind and zones[1, zone[node - 1]] == rack:
+            at = zone[node - 1]
+        else:
+            for known in range(size):
+                if zones[0, known] == kind and zones[1, known] == rack:
+                    at = known
+        if at == size:
+            zones[0, size], zones[1, size] = kind, rack
+            size += 1
+        zone[node] = at
+    widest = 0
+    for node in range(nodes):
+        widest = max(widest, ground.node_gpus[node])
+    room = Room(
+        ground,
+        ground.island_gpus - used,
+        np.zeros(nodes, np.int64),
+        zone,
+        zones[0, :size].copy(),
+        zones[1, :size].copy(),
+        np.zeros(size, np.int64),
+        np.full((size, widest + 1), -1),
+        np.empty(nodes, np.int64),
+        np.empty(nodes, np.int64),
+    )
+    for node in range(nodes - 1, -1, -1):  # so that the first of a list is the first of its nodes
+        for island in range(ground.first[node], ground.first[node + 1]):
+            room.node_free[node] += room.island_free[island]
+        room.zone_free[zone[node]] += room.node_free[node]
+        file(room, node)
+    return room
+
+
+@kernel
+def nothing_taken(most: int) -> Taken:
+    """A list for up to `most` entries."""
+    return Taken(
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.zeros(1, np.int64),
+    )
+
+
+@part
+def note(taken: Taken, row: int, island: int, gpus: int) -> None:
+    """Write down that a row has so many GPUs of an island."""
+    at = taken.size[0]
+    taken.row[at] = row
+    taken.island[at] = island
+    taken.gpus[at] = gpus
+    taken.size[0] = at + 1
+
+
+@part
+def take(room: Room, taken: Taken, row: int, node: int, gpus: int) -> None:
+    """Give a row `gpus` GPUs of a node that has them: of the tightest island, else the widest."""
+    unfile(room, node)
+    room.node_free[node] -= gpus
+    room.zone_free[room.zone[node]] -= gpus
+    file(room, node)
+    while gpus > 0:
+        best = NONE
+        for island in range(room.ground.first[node], room.ground.first[node + 1]):
+            free = room.island_free[island]
+            if free == 0:
+                continue
+            most = room.island_free[best] if best >= 0 else 0
+            fits = free >= gpus
+            if best < 0 or (fits and (most < gpus or free < most)) or (not fits and free > most):
+                best = island
+        some = min(gpus, room.island_free[best])
+        room.island_free[best] -= some
+        note(taken, row, best, some)
+        gpus -= some
+
+
+@part
+def suits(room: Room, zone: int, kind: int, rack: int) -> bool:
+    """Tell whether a zone is of this kind and rack, where they are given."""
+    return bool(
+        (kind < 0 or room.zone_kind[zone] == kind) and (rack < 0 or room.zone_rack[zone] == rack)
+    )
+
+
+@part
+def tightest(room: Room, need: int, kind: int, rack: int) -> int:
+    """The node that `need` GPUs fill best, of this kind and rack (-1: any); -1 if none has room."""
+    for free in range(need, room.head.shape[1]):
+        for zone in range(room.head.shape[0]):
+            if room.head[zone, free] >= 0 and suits(room, zone, kind, rack):
+                return int(room.head[zone, free])
+    return -1
+
+
+@part
+def widest(room: Room, kind: int, rack: int) -> int:
+    """The node with most room, of this kind and rack (-1: any); -1 if nothing is free."""
+    for free in range(room.head.shape[1] - 1, 0, -1):
+        for zone in range(room.head.shape[0]):
+            if room.head[zone, free] >= 0 and suits(room, zone, kind, rack):
+                return int(room.head[zone, free])
+    return -1
+
+
+@part
+def best_rack(room: Room, need: int, kind: int) -> int:
+    """The rack that `need` GPUs fill best; -1 if none has room for them all."""
+    best, best_free = -1, 0
+    for zone in range(room.head.shape[0]):
+        if not suits(room, zone, kind, NONE):
+            continue
+        rack, free = room.zone_rack[zone], 0
+        for other in range(room.head.shape[0]):
+            if suits(room, other, kind, rack):
+                free += room.zone_free[other]
+        if free >= need and (best < 0 or free < best_free):
+            best, best_free = rack, free
+    return int(best)
+
+
+@part
+def take_close(room: Room, taken: Taken, row: int, need: int, kind: int) -> int:
+    """Give a row `need` GPUs on few nodes, in one rack if one has them; return what is missing."""
+    node = tightest(room, need, kind, NONE)
+    rack = best_rack(room, need, kind) if node < 0 and room.head.shape[0] > 1 else NONE
+    while need > 0:
+        if node < 0:
+            node = tightest(room, need, kind, rack)
+        if node < 0:
+            node = widest(room, kind, rack)
+        if node < 0:
+            return need
+        some = min(need, room.node_free[node])
+        take(room, taken, row, node, some)
+        need -= some
+        node = NONE
+    return 0
+
+
+@kernel
+def seats_from(rows: int, taken: Taken) -> Seats:
+    """The seats that were given: sorted, each island of a row once."""
+    size = taken.size[0]
+    first = np.zeros(rows + 1, np.int64)
+    for i in range(size):
+        first[taken.row[i] + 1] += 1
+    for row in range(rows):
+        first[row + 1] += first[row]
+    end = first[:-1].copy()
+    island, gpus = np.empty(size, np.int64), np.empty(size, np.int64)
+    for i in range(size):
+        at, row = end[taken.row[i]], taken.row[i]
+        while at > first[row] and island[at - 1] > taken.island[i]:  # rows have few entries
+            island[at], gpus[at] = island[at - 1], gpus[at - 1]
+            at -= 1
+        island[at], gpus[at] = taken.island[i], taken.gpus[i]
+        end[row] += 1
+    out_first, out = np.zeros(rows + 1, np.int64), 0
+    for row in range(rows):
+        for i in range(first[row], first[row + 1]):
+            if i > first[row] and island[i] == island[i - 1]:
+                gpus[out - 1] += gpus[i]
+                island[i] = island[out - 1]
+                continue
+            island[out], gpus[out] = island[i], gpus[i]
+            out += 1
+        out_first[row + 1] = out
+    return Seats(out_first, island[:out].copy(), gpus[:out].copy())

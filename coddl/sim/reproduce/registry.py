@@ -1,0 +1,8 @@
+"""Every experiment by name."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from coddl.sim.reproduce.experiment import Experiment
+
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in ()}
