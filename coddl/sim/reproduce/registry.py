@@ -5,4 +5,5 @@ from typing import Final
 
 from coddl.sim.reproduce.experiment import Experiment
 
-EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in ()}
+ALL: Final[tuple[Experiment, ...]] = ()
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in ALL}
