@@ -52,6 +52,8 @@ GPUS = 9
 STARTS = 10
 PRIORITY = 11
 SETTLED = 12
+SPANS = 13
+HOME = 14
 WHOLE_DEFAULTS: Final = (
     ("id", 0),
     ("queue", 0),
@@ -66,6 +68,8 @@ WHOLE_DEFAULTS: Final = (
     ("starts", 0),
     ("priority", 0),
     ("settled", 1),
+    ("spans", 1),
+    ("home", -1),
 )
 
 
@@ -220,6 +224,16 @@ class JobTable(NamedTuple):
     def settled(self) -> IntColumn:
         """0: the share decided last is not in effect yet."""
         return _whole(self, SETTLED)
+
+    @property
+    def spans(self) -> IntColumn:
+        """0: its GPUs must be on one node."""
+        return _whole(self, SPANS)
+
+    @property
+    def home(self) -> IntColumn:
+        """The node that it would rather not leave; -1: it does not mind."""
+        return _whole(self, HOME)
 
 
 def _real(jobs: JobTable, row: int) -> FloatColumn:

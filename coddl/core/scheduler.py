@@ -9,7 +9,7 @@ from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.cluster import Cluster
 from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.invariants import check
-from coddl.core.placement.placement import Placed, Placement, check_placed
+from coddl.core.placement.placement import Placed, Placement, check_placed, on_one_node
 from coddl.core.plan import Plan
 from coddl.core.policies.policy import Policy
 from coddl.core.snapshot import Snapshot
@@ -77,6 +77,7 @@ class Scheduler:
             placed = Placed(allocation.seats)
         else:
             placed = self.placement(snapshot, allocation)
+        placed = on_one_node(snapshot, placed)
         check_placed(snapshot, allocation, placed)
         return placed
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coddl.core.allocation import Allocation
-from coddl.core.placement.close import close_seats
+from coddl.core.placement.close import placed_close
 from coddl.core.placement.placement import Placed
 from coddl.core.snapshot import Snapshot
 
@@ -20,4 +20,4 @@ class Consolidate:
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         order = np.lexsort((snapshot.jobs.id, -allocation.gpus))
-        return Placed(close_seats(snapshot, allocation, order))
+        return placed_close(snapshot, allocation, order)

@@ -1,12 +1,12 @@
 """What a placement is: shares and a cluster in, seats out; and what holds for all of them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 
-from coddl.core.allocation import Allocation, Reasons
+from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.columns import IntColumn
 from coddl.core.invariants import InvalidAllocation
 from coddl.core.seats import Seats
@@ -42,6 +42,20 @@ class Placed:
 
 # A snapshot whose rows sit somewhere (`snapshot.seats`), and what they shall have.
 Placement: TypeAlias = Callable[[Snapshot, Allocation], Placed]
+
+
+def on_one_node(snapshot: Snapshot, placed: Placed) -> Placed:
+    """The same, without the rows that a strategy has put on several nodes and that can't span."""
+    lone = np.flatnonzero(snapshot.jobs.spans == 0)
+    ground, seats = snapshot.cluster.ground, placed.seats
+    apart = [row for row in lone.tolist() if len(seats.nodes(row, ground)) > 1]
+    if not apart:
+        return placed
+    rows = np.arange(seats.rows)
+    rows[apart] = -1
+    why = "its GPUs must be on one node, and no node has as many free"
+    reasons = because(rows < 0, "Topology", why) | placed.waiting
+    return replace(placed, seats=seats.take(rows), waiting=reasons)
 
 
 def check_placed(snapshot: Snapshot, allocation: Allocation, placed: Placed) -> None:
