@@ -1,7 +1,7 @@
 """Traces and speed tables as files, and those that come with the package.
 
 A trace has the columns `submitted_s,model,iterations,gpus_requested` and, if wanted,
-`gpus_min,gpus_max,queue,user`; a speed table has `model,global_batch,gpus,step_s`.
+`gpus_min,gpus_max,queue,user,group`; a speed table has `model,global_batch,gpus,step_s`.
 """
 
 import csv
@@ -24,7 +24,7 @@ from coddl.traces.trace import Trace, smallest_shares, trace_of
 from coddl.traces.whole_file import write_whole
 
 TRACE_COLUMNS = ("submitted_s", "model", "iterations", "gpus_requested")
-TRACE_OPTIONS = ("gpus_min", "gpus_max", "queue", "user", "vc")
+TRACE_OPTIONS = ("gpus_min", "gpus_max", "queue", "user", "group", "vc")
 SPEED_COLUMNS = ("model", "global_batch", "gpus", "step_s")
 TABLES_BESIDE = ("step_times.csv", "speeds.csv")  # taken for a trace that lies in their folder
 
@@ -169,6 +169,7 @@ def _trace(cells: Cells, name: str, speeds: Speeds) -> Trace:
         gpus_max=gpus_max,
         queue=queue,
         user=cells.columns.get("user"),
+        group=cells.columns.get("group"),
         line=cells.lines(),
     )
 
@@ -210,6 +211,8 @@ def _lines(trace: Trace) -> Iterator[tuple[object, ...]]:
         columns["queue"] = _named(trace.queues, trace.queue)
     if trace.users != ("",):
         columns["user"] = _named(trace.users, trace.user)
+    if trace.group is not None:
+        columns["group"] = _named((*trace.groups, ""), trace.group)  # -1 is the last: no name
     yield tuple(columns)
     yield from zip(*columns.values(), strict=True)
 

@@ -35,6 +35,8 @@ class Trace:
     queues: tuple[str, ...] = ("",)
     users: tuple[str, ...] = ("",)
     line: IntColumn | None = None  # where in its file each job stands
+    group: IntColumn | None = None  # the search a job is part of: index into `groups`, -1: none
+    groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         widest = self.speeds.step_s.shape[1] - 1
@@ -69,7 +71,9 @@ class Trace:
         """The same trace with only these jobs."""
         columns = ("submitted_s", "curve", "iterations", "gpus_requested", "gpus_min", "gpus_max")
         kept = {name: getattr(self, name)[keep] for name in (*columns, "queue", "user")}
-        return replace(self, **kept, line=None if self.line is None else self.line[keep])
+        options = {name: getattr(self, name) for name in ("line", "group")}
+        kept |= {name: None if cells is None else cells[keep] for name, cells in options.items()}
+        return replace(self, **kept)
 
     def _where(self, row: int) -> str:
         if self.line is None:
@@ -145,17 +149,22 @@ def trace_of(
     gpus_max: IntColumn | None = None,
     queue: Sequence[str] | None = None,
     user: Sequence[str] | None = None,
+    group: Sequence[str] | None = None,
     line: IntColumn | None = None,
 ) -> Trace:
     """A trace of jobs in any order; those submitted at one time stay in the order given.
 
-    A job may hold its model's smallest to largest useful share where nothing else is given. Queues
-    and users are given by name, one a job, and numbered in the order of their names.
+    A job may hold its model's smallest to largest useful share where nothing else is given. Queues,
+    users and groups are given by name, one a job, and numbered in the order of their names; a job
+    whose group is "" is on its own.
     """
     gpus_min = smallest_shares(speeds)[curve] if gpus_min is None else gpus_min
     gpus_max = speeds.gpus_max[curve] if gpus_max is None else gpus_max
     queue_index, queues = _numbered(queue, len(curve))
     user_index, users = _numbered(user, len(curve))
+    group_index, groups = _numbered(group, len(curve))
+    if groups[:1] == ("",):
+        group_index, groups = group_index - 1, groups[1:]
     order = np.argsort(submitted_s, kind="stable")
     return Trace(
         name=name,
@@ -171,6 +180,8 @@ def trace_of(
         queues=queues,
         users=users,
         line=None if line is None else line[order],
+        group=group_index[order] if groups else None,
+        groups=groups,
     )
 
 

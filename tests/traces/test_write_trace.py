@@ -22,22 +22,24 @@ JOBS = st.tuples(
     st.integers(1, 2**31 - 1),
     NAMES.filter(lambda name: name == name.strip()),
     st.sampled_from(["ann", "bob"]),
+    st.sampled_from(["", "lr", "width"]),
 )
 NUMBERS = ("submitted_s", "iterations", "gpus_requested", "gpus_min", "gpus_max")
 
 
 def assert_same(one: Trace, other: Trace) -> None:
-    for name in (*NUMBERS, "curve", "queue", "user"):
+    for name in (*NUMBERS, "curve", "queue", "user", "group"):
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
-    assert (one.queues, one.users) == (other.queues, other.users)
+    names = (one.queues, one.users, one.groups)
+    assert names == (other.queues, other.users, other.groups)
 
 
 @settings(deadline=None)
 @given(st.lists(JOBS, min_size=1), st.booleans())
 def test_what_is_written_reads_back_the_same(
-    jobs: list[tuple[float, int, float, int, str, str]], packed: bool
+    jobs: list[tuple[float, int, float, int, str, str, str]], packed: bool
 ) -> None:
-    times, curve, iterations, gpus, queue, user = zip(*jobs, strict=True)
+    times, curve, iterations, gpus, queue, user, group = zip(*jobs, strict=True)
     trace = trace_of(
         "made",
         SPEEDS,
@@ -47,6 +49,7 @@ def test_what_is_written_reads_back_the_same(
         gpus_requested=np.array(gpus, np.int64),
         queue=queue,
         user=user,
+        group=group,
     )
     with TemporaryDirectory() as folder:
         path = Path(folder) / ("jobs.csv.gz" if packed else "jobs.csv")
