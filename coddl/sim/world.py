@@ -129,6 +129,7 @@ def world_of(trace: Trace, gpus: int, reconfigure: Reconfigure, seed: int) -> Wo
         trace.size,
         submitted_s=trace.submitted_s,
         queue=trace.queue,
+        group=-1 if trace.group is None else trace.group,
         curve=trace.curve,
         remaining_iterations=trace.iterations,
         gpus_requested=trace.gpus_requested,
