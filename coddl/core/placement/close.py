@@ -53,7 +53,7 @@ def worst_entry(ground: Ground, seats: Seats, row: int, kind: int, wishes: Wishe
                 gpus += seats.gpus[j]
         if node == wishes.home[row]:
             gpus += 2**31
-        if worst < 0 or gpus < fewest:
+        if worst < 0 or gpus <= fewest:
             worst, fewest = i, gpus
     return int(worst)
 

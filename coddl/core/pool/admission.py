@@ -1,5 +1,6 @@
 """What users may ask of the pool now; each check raises, and changes nothing."""
 
+from coddl.core.placement.registry import placement_from
 from coddl.core.policies.registry import policy_from
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, Infeasible, NotFound
@@ -41,9 +42,11 @@ def is_news(pool: Pool, event: UserEvent) -> bool:
             return not _node(pool, node).is_drained
         case r.NodeUndrained(node):
             return _node(pool, node).is_drained
-        case r.PolicyChosen(policy):
+        case r.PolicyChosen(policy, _, placement):
             policy_from(policy)
-            return policy != pool.policy
+            if placement:
+                placement_from(placement)
+            return policy != pool.policy or placement not in ("", pool.placement)
 
 
 def _check_fits(pool: Pool, what: str, option: str, gpus: int, *, spans: bool) -> None:

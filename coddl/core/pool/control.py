@@ -22,6 +22,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Final, NamedTuple, assert_never
 
+from coddl.core.cluster import Cluster
 from coddl.core.pool import records as r
 from coddl.core.pool.admission import UserEvent, is_news
 from coddl.core.pool.deciding import CALM, decide
@@ -62,9 +63,10 @@ class Preview(NamedTuple):
 class Control:
     """Decides for a pool. Not thread-safe; knows no clock."""
 
-    def __init__(self, pool: Pool, rules: Rules = CALM) -> None:
+    def __init__(self, pool: Pool, rules: Rules = CALM, site: Cluster | None = None) -> None:
         self.pool = pool
         self.rules = rules
+        self.site = site  # what the operator says of the nodes: racks, islands, links
         self._records: list[r.Record] = []
         self._why = ""  # to decide anew
         self._hint = ""  # the same, if nothing happens beside it
@@ -91,7 +93,7 @@ class Control:
 
     def preview(self, spec: JobSpec, now_s: float) -> Preview:
         """Tell what submitting a job would do to everyone; changes nothing."""
-        twin = Control(deepcopy(self.pool), self.rules)
+        twin = Control(deepcopy(self.pool), self.rules, self.site)
         number = twin.pool.next_job
         twin.handle(r.JobSubmitted(number, spec), now_s)
         effects = []
@@ -162,7 +164,7 @@ class Control:
             case r.NodeUndrained(node):
                 return f"node {node} is drained no more"
             case r.PolicyChosen(policy):
-                return f"the policy is {policy} now"
+                return f"the policy is {policy} with {self.pool.placement} now"
 
     def _name(self, job: int) -> str:
         return f'job {job} "{self.pool.jobs[job].spec.name}"'
@@ -303,7 +305,7 @@ class Control:
         """Decide if something calls for it, and put into effect what devices allow."""
         if (why := self._why or self._hint) and not self._awaited:
             self._why = self._hint = ""
-            self._add(decide(self.pool, self.rules, why, now_s), now_s)
+            self._add(decide(self.pool, self.rules, why, now_s, self.site), now_s)
         if not self._awaited:
             for number in list(self.pool.unsettled):
                 self._settle(self.pool.jobs[number], now_s)

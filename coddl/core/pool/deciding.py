@@ -1,45 +1,34 @@
 """One decision: shares by the policy, devices by placement, and a sentence for every change."""
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
 from coddl.core.allocation import Waiting
-from coddl.core.placement.keep import Wish, place
+from coddl.core.cluster import Cluster
+from coddl.core.placement.registry import placement_from
 from coddl.core.plan import Plan
 from coddl.core.policies.registry import policy_from
-from coddl.core.pool.job import PRERUN_S, JobState
+from coddl.core.pool.job import PRERUN_S
 from coddl.core.pool.records import Decided, Row, Target
 from coddl.core.pool.sight import Sight, look
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Rules, Scheduler
 
 CALM: Final = Rules(cool_down_s=10.0, reserve_s=10.0)  # what a pool keeps to unless told otherwise
-ROUNDS_MAX: Final = 4  # of deciding anew without jobs for which no node has room
 UNPLACED: Final = Waiting("Resources", "no devices are left for it")
 NO_NODES: Final = Waiting("NodeDown", "no node of the pool can be used now")
 
 
-def decide(pool: Pool, rules: Rules, why: str, now_s: float) -> Decided:
+def decide(
+    pool: Pool, rules: Rules, why: str, now_s: float, site: Cluster | None = None
+) -> Decided:
     """Decide who shall have which devices; `why` says what made us decide."""
     seed = 1 + (pool.seed * 16807) % 2147483646
-    scheduler = Scheduler(policy_from(pool.policy), rules)
+    scheduler = Scheduler(policy_from(pool.policy), rules, placement_from(pool.placement))
     aside = _resting(pool, now_s)
-    for _ in range(ROUNDS_MAX):
-        sight = look(pool, now_s, seed, aside)
-        plan = scheduler.decide(sight.snapshot)
-        placed = place(_wishes(sight, plan), sight.nodes)
-        no_room = {
-            job.id: _cramped(int(gpus), pool)
-            for job, gpus in zip(sight.jobs, plan.shares, strict=True)
-            if gpus > 0 and job.id not in placed
-        }
-        if not no_room:
-            break
-        aside |= no_room
-    else:
-        placed = {job: slots for job, slots in placed.items() if job not in no_room}
-    return _decided(pool, sight, plan, _Found(seed, why, placed, aside))
+    sight = look(pool, now_s, seed, aside, site)
+    plan = scheduler.decide(sight.snapshot)
+    return _decided(pool, sight, plan, _Found(seed, why, _slots(sight, plan), aside))
 
 
 def _resting(pool: Pool, now_s: float) -> dict[int, Waiting]:
@@ -61,43 +50,27 @@ class _Found:
     aside: dict[int, Waiting]  # jobs that were left out, and why
 
 
-def _wishes(sight: Sight, plan: Plan) -> list[Wish]:
-    """Say where jobs would stay; of two that name the same device, the one that is there."""
-    served = [
-        (job, int(gpus)) for job, gpus in zip(sight.jobs, plan.shares, strict=True) if gpus > 0
-    ]
-    claims = Counter(slot for job, _ in served for slot in _claimed(job, sight))
-    return [
-        Wish(
-            job.id,
-            gpus,
-            tuple(s for s in _claimed(job, sight) if claims[s] == 1 or s in job.granted),
-            job.lead,
-            spans=job.spec.is_elastic,
-        )
-        for job, gpus in served
-    ]
-
-
-def _claimed(job: JobState, sight: Sight) -> tuple[int, ...]:
-    """Name the devices that a job stays on if it may.
-
-    What it was promised before is as good as held: nobody is moved without need. If that can't be
-    had any more it stays where it is. Who was told to leave has no claim: others may wait for it.
-    """
-    if job.stop:
-        return ()
-    is_usable = all(slot in sight.nodes for slot in job.target)
-    return job.target if is_usable else job.granted
-
-
-def _cramped(gpus: int, pool: Pool) -> Waiting:
-    largest = max((len(node.slots) for node in pool.nodes.values() if node.is_up), default=0)
-    return Waiting(
-        "Topology",
-        f"it needs {gpus} devices on one node, and no node has that many free "
-        f"(the largest has {largest})",
-    )
+def _slots(sight: Sight, plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Name the slots of every job that was placed: of an island, first those it has there."""
+    assert plan.placed is not None
+    seats = plan.placed.seats
+    rows = {row: seats.row(row) for row in range(seats.rows) if plan.shares[row] > 0}
+    kept: dict[int, list[int]] = {}
+    for row, shares in rows.items():
+        left = dict(shares)
+        kept[row] = []
+        for slot in sight.held[row]:
+            if left.get(at := sight.island_of[slot], 0) > 0:
+                left[at] -= 1
+                kept[row].append(slot)
+    taken = {slot for slots in kept.values() for slot in slots}
+    free = [[slot for slot in slots if slot not in taken] for slots in sight.islands]
+    for row, shares in rows.items():
+        for at, gpus in shares.items():
+            lacking = gpus - sum(sight.island_of[slot] == at for slot in kept[row])
+            kept[row] += free[at][:lacking]
+            free[at] = free[at][lacking:]
+    return {sight.jobs[row].id: tuple(slots) for row, slots in kept.items()}
 
 
 def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
@@ -113,7 +86,7 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
             targets[job.id] = Target(slots, f"{reason}, since {found.why}")
         if not slots:
             waits = plan.waiting(row) or UNPLACED
-            waiting[job.id] = NO_NODES if not sight.nodes else waits
+            waiting[job.id] = NO_NODES if not sight.islands else waits
     for number, why in found.aside.items():
         if pool.jobs[number].target:
             targets[number] = Target((), f"{why.code}: {why.sentence}, since {found.why}")
@@ -124,7 +97,7 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
     return Decided(
         policy=pool.policy,
         seed=found.seed,
-        gpus=len(sight.nodes),
+        gpus=sight.snapshot.cluster.gpus_total,
         why=found.why,
         targets=targets,
         waiting={n: why for n, why in waiting.items() if pool.jobs[n].waiting != why},

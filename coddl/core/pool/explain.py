@@ -173,8 +173,9 @@ def sentence_of(record: r.Record, job: int | None = None) -> str:
             return f"node {node} was drained by {by or 'a user'}"
         case r.NodeUndrained(node, by):
             return f"node {node} is used again, says {by or 'a user'}"
-        case r.PolicyChosen(policy, by):
-            return f"the policy is {policy}, says {by or 'a user'}"
+        case r.PolicyChosen(policy, by, placement):
+            where = f" with {placement}" if placement else ""
+            return f"the policy is {policy}{where}, says {by or 'a user'}"
         case r.NodeJoined(node, _, host, devices):
             return f"node {node} joined from {host} with {_counted(len(devices))}"
         case r.NodeLost(node, _, because):

@@ -80,6 +80,7 @@ class NodeUndrained:
 class PolicyChosen:
     policy: str  # as users write it
     by: str
+    placement: str = ""  # empty: as before
 
 
 # Nodes.

@@ -1,15 +1,17 @@
 """The pool as a policy sees it: the fold turned into the columns of a snapshot."""
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from coddl.core.cluster import Cluster
+from coddl.core.cluster import Cluster, Links, Node
 from coddl.core.jobs import ELASTIC, OPAQUE, RESTARTABLE, JobTable
 from coddl.core.pool.job import JobState
 from coddl.core.pool.state import Pool
+from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot, no_memory
 from coddl.core.speed.live import Speed, curve
 from coddl.core.speed.table import Speeds, speeds_of
@@ -23,27 +25,81 @@ class Sight:
 
     snapshot: Snapshot
     jobs: tuple[JobState, ...]  # by row
-    nodes: dict[int, str]  # usable slots, with their nodes
+    islands: tuple[tuple[int, ...], ...]  # the usable slots of each island of the cluster
+    island_of: Mapping[int, int]  # by usable slot
+    held: tuple[tuple[int, ...], ...]  # by row: the slots that it stays on if it may
 
 
-def look(pool: Pool, now_s: float, seed: int, without: Collection[int] = ()) -> Sight:
-    """Take a picture of the jobs that compete, leaving some out."""
+def look(
+    pool: Pool, now_s: float, seed: int, without: Collection[int] = (), site: Cluster | None = None
+) -> Sight:
+    """Take a picture of the jobs that compete, leaving some out.
+
+    `site` is what the operator says of the nodes: racks, islands, links.
+    """
     jobs = tuple(
         job
         for job in pool.live_jobs()
         if not job.held and not job.cancelled and job.id not in without
     )
     nodes, cap = usable(pool), size_cap(pool)
-    speeds = _speeds(jobs, cap)
+    cluster, islands = _cluster(pool, nodes, site)
+    island_of = {slot: at for at, slots in enumerate(islands) for slot in slots}
+    held = _held(jobs, nodes)
     snapshot = Snapshot(
         now_s=now_s,
-        cluster=Cluster.of(len(nodes)),
-        jobs=_table(jobs, len(nodes), cap, now_s),
-        speeds=speeds,
+        cluster=cluster,
+        jobs=_table(jobs, cluster, cap, now_s),
+        speeds=_speeds(jobs, cap),
         memory=_memory(jobs),
         seed=seed,
+        seats=Seats.of([Counter(island_of[slot] for slot in slots) for slots in held]),
+        past_gpu_s=np.array(pool.past_gpu_s, np.float64),
     )
-    return Sight(snapshot, jobs, nodes)
+    return Sight(snapshot, jobs, islands, island_of, held)
+
+
+def _cluster(
+    pool: Pool, usable: Mapping[int, str], site: Cluster | None
+) -> tuple[Cluster, tuple[tuple[int, ...], ...]]:
+    """The usable slots as a cluster, and the slots of each of its islands."""
+    by_node: dict[str, list[int]] = {}
+    for slot, name in sorted(usable.items()):
+        by_node.setdefault(name, []).append(slot)
+    told = {node.name: node for node in site.nodes} if site is not None else {}
+    kinds: dict[str, int] = {}
+    nodes, islands = [], []
+    for name, slots in by_node.items():
+        kind = kinds.setdefault(pool.slots[slots[0]].device.kind, len(kinds))
+        known = told.get(name, Node(name, 0))
+        size = known.island_gpus or len(slots)
+        nodes.append(Node(name, len(slots), kind, known.rack, island_gpus=size, cpus=known.cpus))
+        islands += [tuple(slots[at : at + size]) for at in range(0, len(slots), size)]
+    links = site.links if site is not None else Links()
+    return Cluster(tuple(nodes), tuple(kinds) or ("gpu",), links), tuple(islands)
+
+
+def _held(jobs: tuple[JobState, ...], usable: Mapping[int, str]) -> tuple[tuple[int, ...], ...]:
+    """Say where jobs would stay; of two that name the same device, the one that is there."""
+    claims = {job.id: _claimed(job, usable) for job in jobs}
+    named = Counter(slot for slots in claims.values() for slot in slots)
+    return tuple(
+        tuple(slot for slot in claims[job.id] if named[slot] == 1 or slot in job.granted)
+        for job in jobs
+    )
+
+
+def _claimed(job: JobState, usable: Mapping[int, str]) -> tuple[int, ...]:
+    """Name the devices that a job stays on if it may.
+
+    What it was promised before is as good as held: nobody is moved without need. If that can't be
+    had any more it stays where it is. Who was told to leave has no claim: others may wait for it.
+    """
+    if job.stop:
+        return ()
+    if all(slot in usable for slot in job.target):
+        return job.target
+    return tuple(slot for slot in job.granted if slot in usable)
 
 
 def usable(pool: Pool) -> dict[int, str]:
@@ -107,8 +163,9 @@ def _speeds(jobs: tuple[JobState, ...], cap: int) -> Speeds:
     return speeds_of(names, step_s, measured)
 
 
-def _table(jobs: tuple[JobState, ...], total: int, cap: int, now_s: float) -> JobTable:
+def _table(jobs: tuple[JobState, ...], cluster: Cluster, cap: int, now_s: float) -> JobTable:
     bounds = [(min(cap, least), min(cap, most)) for least, most in (j.bounds(now_s) for j in jobs)]
+    nodes, total = {n.name: at for at, n in enumerate(cluster.nodes)}, cluster.gpus_total
     gpus = [_share(job, *each) for job, each in zip(jobs, bounds, strict=True)]
     return JobTable.of(
         len(jobs),
@@ -131,6 +188,8 @@ def _table(jobs: tuple[JobState, ...], total: int, cap: int, now_s: float) -> Jo
         first_start_s=[_or_inf(job.first_start_s) for job in jobs],
         last_start_s=[_or_inf(job.last_start_s) for job in jobs],
         changed_s=[job.decided_s for job in jobs],
+        spans=[job.spec.is_elastic for job in jobs],
+        home=[nodes.get(job.lead or "", -1) for job in jobs],
     )
 
 

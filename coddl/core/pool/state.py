@@ -13,6 +13,7 @@ from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState, Measured, is_news
 from coddl.core.pool.orders import Lead, Orders, Seat
 
+PAST_MAX: Final = 1000  # jobs that are over whose GPU-time policies may learn from
 LOSSES_MAX: Final = 5  # runs in a row that may be lost without a step
 
 
@@ -51,11 +52,13 @@ class Pool:
     policy: str = "afs-p:tie=keep,lease_h=0.25"
     policy_by: str = ""
     policy_since_s: float = 0.0
+    placement: str = "consolidate"
     wake_at_s: float | None = None  # as the last decision asked
     seed: int = 1
     next_job: int = 1
     next_slot: int = 0
     active: dict[int, None] = field(default_factory=dict)  # jobs that are not over, by number
+    past_gpu_s: list[float] = field(default_factory=list)  # of the newest jobs that are over
     unsettled: dict[int, None] = field(default_factory=dict)  # jobs that lack their target
     touched: set[str] = field(default_factory=set)  # nodes whose orders changed; emptied by readers
 
@@ -140,10 +143,12 @@ class Pool:
                 self.jobs[job].gpus_min, self.jobs[job].gpus_max = gpus_min, gpus_max
             case r.JobPrioritised(job, priority):
                 self.jobs[job].priority = priority
-            case r.PolicyChosen(policy, by):
+            case r.PolicyChosen(policy, by, placement):
+                if policy != self.policy:
+                    for each in self.live_jobs():
+                        each.memory = ()  # another policy would misread it
                 self.policy, self.policy_by, self.policy_since_s = policy, by, now_s
-                for each in self.live_jobs():
-                    each.memory = ()  # another policy would misread it
+                self.placement = placement or self.placement
             case r.NodeJoined():
                 self._join(record)
             case r.NodeDrained(node) | r.NodeUndrained(node):
@@ -360,6 +365,7 @@ class Pool:
         job.ended_s, job.waiting, job.reason = now_s, None, because
         job.row, job.memory = None, ()  # nothing is decided about it any more
         self.active.pop(job.id, None)
+        self.past_gpu_s = [*self.past_gpu_s, job.attained_by(now_s)][-PAST_MAX:]
 
     def _touch(self, nodes: Iterable[str | None]) -> None:
         """Note that the orders of these nodes are others now."""
