@@ -11,7 +11,7 @@ from coddl.core.jobs import JobTable
 from coddl.core.seats import Seats
 from coddl.core.speed.table import Speeds, Steps
 
-MEMORY_COLUMNS: Final = 3  # what a policy may remember of a job from one decision to the next
+MEMORY_COLUMNS: Final = 6  # what a policy may remember of a job from one decision to the next
 
 
 class Picture(NamedTuple):

@@ -25,6 +25,7 @@ class Places(NamedTuple):
     kinds: FloatMatrix  # [curve, kind]: step time there over that of the table
     packed: FloatMatrix  # [curve, curve of the job beside it on its GPUs]
     skew: FloatColumn  # [curve]: the largest tensor's part of all parameters, which hints at nodes
+    busy: FloatColumn = np.ones(1)  # [curve]: the part of the time that it keeps a GPU busy
 
 
 def plain(curves: int, kinds: int = 1) -> Places:
