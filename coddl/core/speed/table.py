@@ -59,6 +59,7 @@ class Speeds:
     useful: BoolMatrix  # shares worth holding: faster than every smaller one
     measured: BoolMatrix  # measured, as against interpolated or assumed
     known_places: Places | None = None  # None: places make no difference
+    kinds: tuple[str, ...] = ("gpu",)  # that `places.kinds` tells apart; `step_s` is of the first
 
     @cached_property
     def places(self) -> Places:
