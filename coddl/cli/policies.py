@@ -32,10 +32,11 @@ def policies(
             json.dumps([_as_data(name, policy_parameters(name)) for name in chosen], indent=2)
         )
         return
+    width = max(13, *(len(each) + 2 for each in chosen))
     for each in chosen:
         summary, rules = _said(each)
         typer.secho(each, bold=True, nl=False)
-        typer.echo(f"{' ' * (13 - len(each))}{summary}")
+        typer.echo(f"{' ' * (width - len(each))}{summary}")
         if name:
             typer.echo(f"\n  {rules}\n")
             for parameter in policy_parameters(each):

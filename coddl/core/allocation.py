@@ -80,9 +80,14 @@ class Allocation:
         return self.shares if self.shares.ndim == 1 else self.shares.sum(axis=1)
 
     @property
-    def exclusive_gpus(self) -> IntColumn:
-        """GPUs of all kinds together, those that two rows share counted for the first of them."""
+    def exclusive(self) -> IntMatrix:
+        """Shares per kind of GPU, those that two rows share counted for the first of them."""
         if self.mates is None:
-            return self.gpus
+            return self.by_kind
         second = (self.mates >= 0) & (self.mates < np.arange(len(self.mates)))
-        return np.where(second, 0, self.gpus)
+        return np.where(second[:, None], 0, self.by_kind)
+
+    @property
+    def exclusive_gpus(self) -> IntColumn:
+        """The same, of all kinds together."""
+        return self.gpus if self.mates is None else self.exclusive.sum(axis=1)

@@ -57,10 +57,14 @@ def _malformed(snapshot: Snapshot, allocation: object) -> str | None:
         return f"its shares are {kind}, not an int64 array"
     if shares.shape != (jobs,) and shares.shape != (jobs, kinds):
         return f"its shares have the shape {shares.shape} for {jobs} jobs and {kinds} kinds of GPU"
-    if shares.ndim == 2 and (shares.sum(axis=0) > snapshot.cluster.gpus).any():
-        return f"it hands out {shares.sum(axis=0)} of {snapshot.cluster.gpus}"
-    if allocation.mates is not None and not _mutual(allocation.mates, allocation.gpus):
+    if allocation.mates is not None and not _mutual(allocation.mates, allocation.by_kind):
         return "two rows that share GPUs must name each other and hold as many"
+    if shares.ndim == 2 and (shares < 0).any():
+        return (
+            f"job {snapshot.jobs.id[np.argmin(shares.min(axis=1))]} gets less than none of a kind"
+        )
+    if shares.ndim == 2 and (allocation.exclusive.sum(axis=0) > snapshot.cluster.gpus).any():
+        return f"it hands out {allocation.exclusive.sum(axis=0)} of {snapshot.cluster.gpus}"
     if any(covers.shape != (jobs,) for covers, _ in allocation.waiting.layers):
         return f"its reasons are not for {jobs} jobs"
     if allocation.memory is not None and allocation.memory.shape != snapshot.memory.shape:
@@ -70,16 +74,16 @@ def _malformed(snapshot: Snapshot, allocation: object) -> str | None:
     return None
 
 
-def _mutual(mates: IntColumn, gpus: IntColumn) -> bool:
+def _mutual(mates: IntColumn, by_kind: IntMatrix) -> bool:
     """Tell whether rows that share GPUs agree on it."""
-    if mates.shape != gpus.shape:
+    if mates.shape != by_kind.shape[:1]:
         return False
     rows = np.flatnonzero(mates >= 0)
     others = mates[rows]
     return bool(
         (others != rows).all()
         and (mates[others] == rows).all()
-        and (gpus[others] == gpus[rows]).all()
+        and (by_kind[others] == by_kind[rows]).all()
     )
 
 

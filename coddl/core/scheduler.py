@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from coddl.core.allocation import Allocation, Reasons, because
-from coddl.core.cluster import Cluster
-from coddl.core.columns import BoolColumn, IntColumn
+from coddl.core.cluster import Cluster, Node
+from coddl.core.columns import BoolColumn, IntColumn, IntMatrix
 from coddl.core.invariants import check
 from coddl.core.placement.placement import Placed, Placement, check_placed, on_one_node
 from coddl.core.plan import Plan
@@ -113,17 +113,14 @@ class Scheduler:
         """Let some rows keep what they hold; the policy sees the others and the other GPUs."""
         jobs, others = snapshot.jobs, np.flatnonzero(kept == 0)
         ranks = np.unique(jobs.priority[others])[::-1]
-        reserved = 0 if snapshot.reserved is None else int(snapshot.reserved.sum())
-        if others.size == jobs.size and ranks.size <= 1 and reserved == 0:
+        all_free = snapshot.reserved is None or not snapshot.reserved.any()
+        if others.size == jobs.size and ranks.size <= 1 and all_free:
             return self._checked(snapshot)
-        assert len(snapshot.cluster.kinds) == 1, "what a pinned job holds is of one kind"
-        total = Allocation(kept.copy(), memory=snapshot.memory.copy())
+        total = Allocation(_by_kind(kept, snapshot), memory=snapshot.memory.copy())
         for rank in ranks:
             rows = others[jobs.priority[others] == rank]
-            taken = reserved + int(total.exclusive_gpus.sum())
-            free = max(0, snapshot.cluster.gpus_total - taken)
             # Where the GPUs are that are left is not the policy's concern then.
-            sight = replace(snapshot.take(rows), cluster=Cluster.of(free), seats=None)
+            sight = replace(snapshot.take(rows), cluster=_free(total, snapshot), seats=None)
             part = self._checked(sight)
             total = _merged(total, part, rows)
         return self._explained(total, kept, snapshot)
@@ -162,12 +159,47 @@ class Scheduler:
         return replace(allocation, waiting=reasons | allocation.waiting, wake_at_s=wake_at_s)
 
 
+def _by_kind(kept: IntColumn, snapshot: Snapshot) -> IntColumn | IntMatrix:
+    """Of which kinds the GPUs are that rows keep: a column where there is one kind."""
+    cluster, seats = snapshot.cluster, snapshot.seats
+    if len(cluster.kinds) == 1:
+        return kept.copy()
+    out = np.zeros((kept.size, len(cluster.kinds)), np.int64)
+    if seats is not None:
+        kinds = cluster.ground.node_kind[cluster.ground.island_node[seats.island]]
+        rows = np.repeat(np.arange(kept.size), np.diff(seats.first))
+        np.add.at(out, (rows, kinds), seats.gpus)
+    for row in np.flatnonzero(out.sum(axis=1) > kept):  # few: who is cut to its minimum
+        for kind in np.argsort(out[row], kind="stable"):
+            out[row, kind] -= min(out[row, kind], out[row].sum() - kept[row])
+    # What has no place yet will find it where most GPUs are.
+    out[:, int(np.argmax(cluster.gpus))] += kept - out.sum(axis=1)
+    return out
+
+
+def _free(taken: Allocation, snapshot: Snapshot) -> Cluster:
+    """The GPUs, by kind, that are neither taken nor kept for somebody."""
+    cluster, reserved = snapshot.cluster, snapshot.reserved
+    free = cluster.gpus.copy()
+    if reserved is not None:
+        np.subtract.at(free, cluster.ground.node_kind[cluster.ground.island_node], reserved)
+    if taken.shares.ndim == 2:
+        free -= taken.exclusive.sum(axis=0)
+    else:  # nobody has cared for kinds: only the sum counts
+        left = max(0, int(free.sum() - taken.exclusive_gpus.sum()))
+        free = np.diff(np.minimum(np.cumsum(free), left), prepend=0)
+    if len(cluster.kinds) == 1:
+        return Cluster.of(max(0, int(free[0])))
+    nodes = (Node(name, int(max(0, free[kind])), kind) for kind, name in enumerate(cluster.kinds))
+    return Cluster(tuple(nodes), cluster.kinds)
+
+
 def _merged(whole: Allocation, part: Allocation, rows: IntColumn) -> Allocation:
     """Add the answer for some rows to that for all."""
     jobs = len(whole.shares)
-    shares, memory = whole.gpus.copy(), whole.memory
-    servers, mates = whole.servers, whole.mates
-    shares[rows] = part.gpus
+    memory, servers, mates = whole.memory, whole.servers, whole.mates
+    shares = (whole.by_kind if part.shares.ndim == 2 else whole.gpus).copy()
+    shares[rows] = part.shares
     if part.memory is not None and memory is not None:
         memory[rows] = part.memory
     if part.servers is not None:

@@ -8,7 +8,8 @@ from coddl.core.policies.registry import POLICIES, policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.testing import PolicyContract
 
-ELASTIC = ("afs-l", "afs-l:contest=tournament", "afs-p", "afs-p:tie=keep",
+ELASTIC = ("afs-l", "afs-l-kinds", "afs-p-kinds", "max-min-kinds",
+           "afs-l:contest=tournament", "afs-p", "afs-p:tie=keep",
            "afs-p:contest=tournament", "max-min", "max-speedup", "optimus")  # fmt: skip
 RIGID = ("srtf", "srsf", "tiresias-l", "tiresias-l:preset=afs",
          "tiresias-l:threshold_gpu_h=0.01/0.1", "fifo:backfill=true")  # fmt: skip

@@ -1,6 +1,7 @@
 """What a policy is, and how one with a compiled rule answers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -49,18 +50,30 @@ def answer(policy: RulePolicy, snapshot: Snapshot, why: str, *, rigid: bool = Fa
     shares = np.zeros(jobs.size, np.int64)
     memory = snapshot.memory.copy()
     wake_at_s = policy.rule(snapshot.picture(), policy.parameters, memory, shares)
-    without = shares == 0
+    need = jobs.gpus_requested if rigid else jobs.gpus_min
+    return told(snapshot, Allocation(shares, Reasons(), wake_at_s, memory), why, need)
+
+
+def told(
+    snapshot: Snapshot, allocation: Allocation, why: str, need: IntColumn | None = None
+) -> Allocation:
+    """Tell those that get nothing why: who holds the GPUs that they need, by default the minimum.
+
+    Reasons that the allocation gives already hold before these.
+    """
+    gpus, total = allocation.gpus, snapshot.cluster.gpus_total
+    without = gpus == 0
     if not without.any():
-        return Allocation(shares, Reasons(), wake_at_s, memory)
-    need, total = jobs.gpus_requested if rigid else jobs.gpus_min, snapshot.cluster.gpus_total
-    free = total - int(shares.sum())
+        return allocation
+    need = snapshot.jobs.gpus_min if need is None else need
+    free = total - int(gpus.sum())
     too_few = f"it needs more than the {free} free; {why}"
     waiting = (
         because(without & (need > total), "Infeasible", f"it needs more than all {total} GPUs")
         | because(without & (need > free), "Resources", too_few)
         | because(without, "Priority", why)
     )
-    return Allocation(shares, waiting, wake_at_s, memory)
+    return replace(allocation, waiting=allocation.waiting | waiting)
 
 
 def parameters(*values: float) -> FloatColumn:

@@ -6,6 +6,7 @@ from typing import Final
 from coddl.core.named import Parameter, chosen, parameters_of
 from coddl.core.policies.afs import AfsL, AfsP
 from coddl.core.policies.fifo import Fifo
+from coddl.core.policies.kinds import AfsLKinds, AfsPKinds, MaxMinKinds
 from coddl.core.policies.marginal_gain import MaxSpeedup, Optimus
 from coddl.core.policies.max_min import MaxMin
 from coddl.core.policies.policy import NamedPolicy
@@ -14,9 +15,12 @@ from coddl.core.policies.tiresias import TiresiasL
 
 POLICIES: Final[Mapping[str, type[NamedPolicy]]] = {
     "afs-l": AfsL,
+    "afs-l-kinds": AfsLKinds,
     "afs-p": AfsP,
+    "afs-p-kinds": AfsPKinds,
     "fifo": Fifo,
     "max-min": MaxMin,
+    "max-min-kinds": MaxMinKinds,
     "max-speedup": MaxSpeedup,
     "optimus": Optimus,
     "srsf": Srsf,

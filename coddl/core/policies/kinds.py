@@ -1,0 +1,301 @@
+"""Policies that know that GPUs differ: who is worth the fast ones.
+
+GPUs are dealt kind by kind, the fastest first. A job that is served starts with a claim to its
+minimum, as if of the slowest kind. So it competes for a faster kind with what that gains over the
+slowest, and for further GPUs with what one more gains, in the same duels. No GPU is dealt that the
+claims of others need.
+
+On n GPUs, of which n_k are of kind k, with factor_k on the step time, a job is as fast as the
+table says of n, times the mean of 1/factor: virtual nodes are dealt in proportion to speed (see
+`places.mix`). Two kinds are two nodes at least, which has its own factor.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Final, NamedTuple
+
+import numpy as np
+
+from coddl.core.allocation import Allocation
+from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn, IntMatrix
+from coddl.core.compiling import ZERO, kernel, part, whole_number
+from coddl.core.kernels import COIN, LENGTH, Contenders, beats, leave
+from coddl.core.policies.afs import LEASE_END_S, ROUNDS
+from coddl.core.policies.policy import told
+from coddl.core.snapshot import Snapshot
+from coddl.core.speed.places import Places
+
+LEAST: Final = 3  # beside LENGTH and COIN: the next GPU goes to who has least
+NO_KIND = whole_number(-1)
+
+
+class Table(NamedTuple):
+    """The jobs that GPUs are dealt to, in the order in which they go first where they are equal."""
+
+    shares: IntMatrix  # [jobs, kinds], what they have been dealt
+    claim: IntColumn  # GPUs that they are to have and were not dealt yet
+    limit: IntColumn  # the largest share that they may have
+    curve: IntColumn
+    iterations: FloatColumn  # left to do
+    step_s: FloatMatrix
+    next_share: IntMatrix
+    places: Places
+
+
+class Stock(NamedTuple):
+    """What is left to deal."""
+
+    order: IntColumn  # the kinds that there are, the fastest first
+    free: IntColumn  # by kind
+    spare: IntColumn  # [0]: GPUs beyond all claims
+
+
+@part
+def factor(table: Table, k: int, kind: int) -> float:
+    """How many times as long as the table says a step takes on this kind."""
+    kinds = table.places.kinds
+    return float(kinds[table.curve[k], min(kind, kinds.shape[1] - 1)])
+
+
+@part
+def effective_gpus(table: Table, k: int, kind: int, more: int) -> float:
+    """What a job has with so many more of a kind, counted in GPUs of the table's kind."""
+    effective = more / factor(table, k, kind) if more > 0 else 0.0
+    for each in range(table.shares.shape[1]):
+        effective += table.shares[k, each] / factor(table, k, each)
+    return float(effective)
+
+
+@part
+def speed(table: Table, k: int, kind: int, more: int) -> float:
+    """Iterations a second of a job with so many more GPUs of a kind."""
+    gpus, kinds = ZERO, ZERO
+    for each in range(table.shares.shape[1]):
+        here = table.shares[k, each] + (more if each == kind else 0)
+        gpus += here
+        kinds += here > 0
+    curve, nodes = table.curve[k], table.places.nodes
+    step_s = table.step_s[curve, min(gpus, table.step_s.shape[1] - 1)]
+    step_s *= nodes[curve, min(gpus, nodes.shape[1] - 1), min(kinds, nodes.shape[2] - 1)]
+    return effective_gpus(table, k, kind, more) / (gpus * step_s) if gpus > 0 else 0.0
+
+
+@part
+def wants(table: Table, k: int) -> int:
+    """How many GPUs a job's next step takes: its whole claim, or up to its next useful share."""
+    if table.claim[k] > 0:
+        return int(table.claim[k])
+    gpus = table.shares[k].sum()
+    following = table.next_share[table.curve[k], min(gpus, table.next_share.shape[1] - 1)]
+    return int(following - gpus) if 0 < following <= table.limit[k] and gpus > 0 else 0
+
+
+@part
+def weigh(table: Table, stock: Stock, them: Contenders, rule: int, x: int, kind: int) -> bool:
+    """Bring entry x up to date for a step with this kind; False if that does not help it."""
+    k = them.at[x]
+    more, claim, slowest = wants(table, k), table.claim[k], stock.order[-1]
+    now, then = speed(table, k, slowest, claim), speed(table, k, kind, more)
+    if more == 0 or not then > now:
+        return False
+    them.short[x] = (then - now) / now / more
+    them.long[x] = (then - now) / then / more
+    if rule == LEAST:
+        them.length[x] = effective_gpus(table, k, slowest, claim)
+    else:
+        left = table.iterations[k]
+        them.length[x] = left / now if left >= 0.0 else np.inf
+    return True
+
+
+@part
+def best(them: Contenders, rule: int, count: int) -> int:
+    """Who gets the next GPUs: the champion of one pass of duels, or the first with least."""
+    champion = ZERO
+    for x in range(1, count):
+        if rule == LEAST:
+            wins = them.length[x] < them.length[champion]
+        else:
+            wins = beats(them, rule, x, champion)
+        if wins:
+            champion = x
+    return int(champion)
+
+
+@part
+def give(table: Table, stock: Stock, k: int, kind: int, gpus: int) -> None:
+    """Deal GPUs of a kind to a job, towards its claim or beyond."""
+    table.shares[k, kind] += gpus
+    stock.free[kind] -= gpus
+    if table.claim[k] > 0:
+        table.claim[k] -= gpus
+    else:
+        stock.spare[0] -= gpus
+
+
+@part
+def deal_kind(table: Table, stock: Stock, them: Contenders, rule: int, kind: int) -> None:
+    """Deal the GPUs of one kind, step by step, to those that it makes faster."""
+    count = ZERO
+    for k in range(table.claim.shape[0]):
+        them.at[count] = k
+        if weigh(table, stock, them, rule, count, kind):
+            count += 1
+    while stock.free[kind] > 0 and count > 0:
+        x = best(them, rule, count)
+        k = them.at[x]
+        more = wants(table, k)
+        fits = more <= stock.free[kind] and (table.claim[k] > 0 or more <= stock.spare[0])
+        if fits:
+            give(table, stock, k, kind, more)
+        if not (fits and weigh(table, stock, them, rule, x, kind)):
+            count -= 1
+            leave(them, x, count)
+
+
+@part
+def settle(table: Table, stock: Stock, k: int) -> None:
+    """Give a job what it has a claim to: of the kind that makes it fastest, or of several."""
+    chosen, fastest = NO_KIND, -1.0
+    for kind in stock.order:
+        if stock.free[kind] >= table.claim[k]:
+            then = speed(table, k, kind, table.claim[k])
+            if then > fastest:
+                chosen, fastest = kind, then
+    if chosen >= 0:
+        give(table, stock, k, chosen, table.claim[k])
+    for kind in stock.order:
+        some = min(stock.free[kind], table.claim[k])
+        if some > 0:
+            give(table, stock, k, kind, some)
+
+
+@kernel
+def deal(table: Table, stock: Stock, rule: int, seed: int) -> None:
+    """Deal GPUs: the faster kinds by duels, then what claims are left, then growth by duels."""
+    size = table.claim.shape[0]
+    whole, real = np.zeros((4, size + 1), np.int64), np.zeros((4, size + 1))
+    coin = whole[3, :1]
+    coin[0] = seed
+    them = Contenders(whole[0], whole[1], whole[2], real[0], real[1], real[2], real[3], coin)
+    for kind in stock.order[:-1]:
+        deal_kind(table, stock, them, rule, kind)
+    for k in range(size):
+        if table.claim[k] > 0:
+            settle(table, stock, k)
+    for kind in stock.order:
+        deal_kind(table, stock, them, rule, kind)
+
+
+class Served(NamedTuple):
+    """Whom a policy serves: by position in `order`, with how much at least, and who may grow."""
+
+    order: IntColumn  # rows, who goes first where duels leave it open
+    claim: IntColumn
+    grows: BoolColumn
+
+
+def first_come(order: IntColumn, need: IntColumn, gpus: int) -> IntColumn:
+    """What rows get that are given all they need in this order; what does not fit is skipped."""
+    claim = np.zeros(len(order), np.int64)
+    for row in order:
+        if need[row] <= gpus:
+            claim[row] = need[row]
+            gpus -= claim[row]
+        if gpus == 0:
+            break
+    return claim
+
+
+def dealt(snapshot: Snapshot, served: Served, rule: int) -> IntMatrix:
+    """Shares by kind of those that are served."""
+    jobs, speeds, gpus = snapshot.jobs, snapshot.speeds, snapshot.cluster.gpus
+    order, kinds = served.order, np.flatnonzero(gpus)
+    shares = np.zeros((jobs.size, len(gpus)), np.int64)
+    if len(kinds) == 0 or jobs.size == 0:
+        return shares
+    factors = speeds.places.kinds[jobs.curve]
+    factors = factors[:, np.minimum(kinds, factors.shape[1] - 1)]
+    fastest_first = kinds[np.argsort(np.log(factors).mean(axis=0), kind="stable")]
+    claim = served.claim[order]
+    table = Table(
+        shares[order],
+        claim,
+        np.where(served.grows, jobs.gpus_max, 0)[order],
+        jobs.curve[order],
+        jobs.remaining_iterations[order],
+        speeds.step_s,
+        speeds.steps.next,
+        speeds.places,
+    )
+    spare = np.array([gpus.sum() - claim.sum()])
+    deal(table, Stock(fastest_first, gpus.copy(), spare), rule, snapshot.seed)
+    shares[order] = table.shares
+    return shares
+
+
+def served_all(snapshot: Snapshot, order: IntColumn) -> Served:
+    """Every job has a claim to its minimum and may grow; where GPUs are too few, the first do."""
+    jobs = snapshot.jobs
+    claim = first_come(order, jobs.gpus_min, snapshot.cluster.gpus_total)
+    return Served(order, claim, np.ones(jobs.size, np.bool_))
+
+
+@dataclass(frozen=True)
+class MaxMinKinds:
+    """Gives every job as much as the others, counted in what GPUs of each kind do for it.
+
+    Partial share, by kind of GPU · under overload, first come first served with gpus_min each ·
+    cap: the model's largest useful share.
+    """
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        jobs = snapshot.jobs
+        start_s = np.where(jobs.gpus > 0, jobs.last_start_s, np.inf)
+        shares = dealt(snapshot, served_all(snapshot, np.lexsort((jobs.id, start_s))), LEAST)
+        return told(snapshot, Allocation(shares), "jobs that started earlier hold the GPUs")
+
+
+@dataclass(frozen=True)
+class AfsLKinds:
+    """Weighs shortness against efficiency on GPUs of several kinds; knows lengths.
+
+    Partial share, by kind of GPU · under overload, shortest first with gpus_min each · cap: the
+    model's largest useful share.
+    """
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        jobs = snapshot.jobs
+        left_s = np.nan_to_num(snapshot.seconds_left_at(jobs.gpus_min), nan=np.inf)
+        claim = served_all(snapshot, np.lexsort((jobs.id, left_s))).claim
+        everyone = Served(np.arange(jobs.size), claim, np.ones(jobs.size, np.bool_))
+        shares = dealt(snapshot, everyone, LENGTH)
+        return told(snapshot, Allocation(shares), "jobs with less left to do hold the GPUs")
+
+
+@dataclass(frozen=True)
+class AfsPKinds:
+    """Weighs shortness against efficiency on GPUs of several kinds without knowing lengths.
+
+    Partial share, by kind of GPU · under overload, least often served first, gpus_min each for one
+    lease · cap: the model's largest useful share.
+    """
+
+    lease_h: Annotated[float, "above 0"] = 2.0
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        jobs, now_s, total = snapshot.jobs, snapshot.now_s, snapshot.cluster.gpus_total
+        memory, kept = snapshot.memory.copy(), np.zeros(jobs.size, np.int64)
+        if jobs.gpus_min.sum() >= total:
+            over = memory[:, LEASE_END_S] <= now_s
+            memory[(jobs.gpus > 0) & over, ROUNDS] += 1
+            # Whose lease runs on keeps how many it has, though perhaps not of which kinds.
+            kept = first_come(np.arange(jobs.size), np.where(over, 0, jobs.gpus), total)
+        order = np.lexsort((jobs.id, jobs.first_start_s, memory[:, ROUNDS]))
+        waits = np.where(kept > 0, total + 1, jobs.gpus_min)
+        claim = kept + first_come(order, waits, total - int(kept.sum()))
+        shares = dealt(snapshot, Served(order, claim, kept == 0), COIN)
+        runs = shares.sum(axis=1) > 0
+        memory[runs & (kept == 0), LEASE_END_S] = now_s + self.lease_h * 3600.0
+        wake_at_s = float(memory[runs, LEASE_END_S].min(initial=np.inf))
+        answer = Allocation(shares, wake_at_s=wake_at_s, memory=memory)
+        return told(snapshot, answer, "other jobs hold the GPUs until their leases end")
