@@ -1,6 +1,8 @@
 # `make` alone lists the commands. Each makes what it needs, .venv included.
 PYTHON ?= python3
 BIN := .venv/bin
+# Measured data, for `make results`: philly/, t4_placements/, k80_p100_v100/.
+DATA ?= ../shared/data
 FAST := $(wildcard tests/test_*.py tests/core tests/traces tests/cli tests/docs)
 
 .DEFAULT_GOAL := help
@@ -50,7 +52,7 @@ demo: install ## show a pool at work: real trainings that grow and shrink, in ab
 	$(BIN)/coddl demo
 
 results: install ## reproduce the published results
-	$(BIN)/python -m benchmarks.results
+	$(BIN)/python -m benchmarks.results $(DATA)
 
 bench: install ## measure the simulator, decisions, resizes, what elasticity costs, and a pool
 	$(BIN)/python benchmarks/simulate.py

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.job import ENVIRONMENT, RunningJob, machine, scratch, torchrun
-from benchmarks.plot import line_plot
+from coddl.sim.reproduce.experiment import Plot
+from coddl.sim.reproduce.plot import write_plot
 
 SIZES = (1, 4, 2, 3)
 STEPS_BEFORE, STEPS_AFTER = 50, 20
@@ -177,7 +178,7 @@ def picture(path: Path, ours: Times, theirs: Times) -> None:
         ]
         for name, times in (("CoDDL", ours), ("torchrun, restarted", theirs))
     }
-    line_plot(path, "1→4→2→3 workers while training", "seconds", "steps made", lines)
+    write_plot(path, Plot("1→4→2→3 workers while training", "seconds", "steps made", lines))
 
 
 def measure(plot: Path | None) -> dict[str, Any]:

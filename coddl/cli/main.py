@@ -19,7 +19,18 @@ except ModuleNotFoundError:
         "  try     pip install 'coddl[sim]'"
     )
 
-from coddl.cli import following, jobs, nodes, policies, pool, run, simulate, submit, trace
+from coddl.cli import (
+    following,
+    jobs,
+    nodes,
+    policies,
+    pool,
+    reproduce,
+    run,
+    simulate,
+    submit,
+    trace,
+)
 from coddl.cli.demo import command as demo
 
 app = typer.Typer(
@@ -61,6 +72,7 @@ COMMANDS: Final = {
     "Without a pool": (
         ("run", run.run, run.EXAMPLES),
         ("simulate", simulate.simulate, simulate.EXAMPLES),
+        ("reproduce", reproduce.reproduce, reproduce.EXAMPLES),
         ("policies", policies.policies, ""),
     ),
 }

@@ -32,12 +32,25 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """The numbers behind the figures."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What an experiment has found."""
 
     figures: tuple[Figure, ...]
     plot: Plot
     notes: tuple[str, ...] = ()  # sentences on how to read the figures
+    details: Table | None = None
+
+
+class MissingData(UserError):
+    """Measured data that an experiment needs is not at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,7 @@ class Setting:
     def folder(self, name: str) -> Path:
         """A folder of the data; an error says what is missing."""
         if self.data is None or not (self.data / name).is_dir():
-            raise UserError(
+            raise MissingData(
                 "the experiment cannot be run",
                 f"there is no folder {name} with measured data"
                 + (f" in {self.data}" if self.data is not None else ""),

@@ -1,9 +1,34 @@
 """Every experiment by name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Final
 
+from coddl.core.errors import UserError
+from coddl.sim.reproduce import afs, poster
 from coddl.sim.reproduce.experiment import Experiment
 
-ALL: Final[tuple[Experiment, ...]] = ()
+ALL: Final[tuple[Experiment, ...]] = (
+    *poster.EXPERIMENTS,
+    *afs.EXPERIMENTS,
+)
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in ALL}
+
+
+def experiments_named(names: Sequence[str]) -> list[Experiment]:
+    """The experiments with these names, each once and in this order; `all` are all."""
+    for name in names:
+        if name not in EXPERIMENTS and name != "all":
+            raise UserError(
+                f'experiment "{name}" cannot be run',
+                "there is no such experiment",
+                f"{_nearest(name)}; coddl reproduce lists them all",
+            )
+    wanted = dict.fromkeys(names)
+    return list(ALL) if "all" in wanted else [EXPERIMENTS[name] for name in wanted]
+
+
+def _nearest(name: str) -> str:
+    """What the user may have meant."""
+    of_system = [each for each in EXPERIMENTS if each.startswith(name)]
+    return ", ".join(of_system or get_close_matches(name, EXPERIMENTS, 3, 0.4) or ["all"])
