@@ -18,7 +18,9 @@ from coddl.core.columns import IntColumn
 from coddl.core.errors import UserError
 from coddl.core.speed.table import Speeds, interpolated
 from coddl.traces.cells import Cells, Rule, cells_of, listed, shown
+from coddl.traces.pairs import read_pairs
 from coddl.traces.philly import AFS_MODELS, is_philly, philly_trace
+from coddl.traces.placements import read_placements
 from coddl.traces.source import read_text
 from coddl.traces.trace import Trace, smallest_shares, trace_of
 from coddl.traces.whole_file import write_whole
@@ -77,9 +79,16 @@ def read_trace(path: str | Path, speeds: Speeds | None = None) -> Trace:
 
 
 def read_speeds(path: str | Path) -> Speeds:
-    """The speed table of a file; between two measured shares, step time is linear."""
+    """The speeds of a file in our format, of a folder of measured placements, or of Gavel's JSON.
+
+    Between two measured shares, step time is linear.
+    """
     path = Path(path)
-    return interpolated(_points(path, f"speed table {path} cannot be read"))
+    if path.is_dir():
+        return read_placements(path)
+    what = f"speed table {path} cannot be read"
+    text = read_text(path, what)
+    return read_pairs(text, what) if text.lstrip()[0] == "{" else interpolated(_points(text, what))
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -100,7 +109,8 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 def packaged_speeds(*models: str) -> Speeds:
     """The measured speeds that come with the package, of all models or of these."""
     with as_file(files("coddl.traces") / "data" / "step_times.csv") as path:
-        points = _points(path, "the packaged speeds cannot be read")
+        what = "the packaged speeds cannot be read"
+        points = _points(read_text(path, what), what)
     return interpolated({m: points[m] for m in points if not models or m in models})
 
 
@@ -117,9 +127,9 @@ def _speeds_beside(path: Path, *models: str) -> Speeds:
     return packaged_speeds(*models)
 
 
-def _points(path: Path, what: str) -> dict[str, list[tuple[int, float]]]:
+def _points(text: str, what: str) -> dict[str, list[tuple[int, float]]]:
     """The measured (gpus, seconds) of every model, in order of first mention."""
-    cells = cells_of(read_text(path, what), what, SPEED_COLUMNS)
+    cells = cells_of(text, what, SPEED_COLUMNS)
     model = cells.columns["model"]
     batch, gpus = cells.whole("global_batch", BATCH), cells.whole("gpus", SHARE)
     step_s = cells.numbers("step_s", STEP)
