@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coddl.core.allocation import Allocation
-from coddl.core.cluster import Cluster
+from coddl.core.cluster import Cluster, Ground
 from coddl.core.columns import FloatColumn, IntColumn
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
@@ -20,6 +20,7 @@ from coddl.core.scheduler import Scheduler
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
+from coddl.core.speed.servers import Crew, remote_parts, server_slowdowns
 from coddl.core.speed.table import Speeds
 from coddl.sim.compiled import next_seed
 from coddl.sim.world import (
@@ -71,6 +72,7 @@ class Steps:
         self._places_jobs = scheduler.placement is not None or len(site.cluster.nodes) > 1
         self._rows = np.zeros(0, np.int64)  # that `_seats` are of
         self._seats = Seats.none(0)
+        self._servers = np.zeros(world.jobs.size, np.int64)  # parameter servers of each job
         self._past_gpu_s = np.empty(world.jobs.size)
         self._known = 0  # of those that have ended
 
@@ -84,9 +86,9 @@ class Steps:
             if world.counts[DECIDE]:
                 plan = self._scheduler.decide(self._snapshot())
                 world.memory[world.active[: world.counts[ACTIVE]]] = plan.memory
-                if plan.placed is not None:
+                if plan.placed is not None or plan.allocation.servers is not None:
                     take_places(world, self._places(plan), plan.shares)
-                    self._seats = plan.placed.seats
+                    self._seats = self._seats if plan.placed is None else plan.placed.seats
                 apply_shares(world, plan.shares, plan.allocation.wake_at_s)
             if world.counts[LOGGED] > room:
                 break
@@ -130,6 +132,7 @@ class Steps:
         at = np.searchsorted(self._rows, rows)
         at[at == self._rows.size] = 0
         known = self._rows[at] == rows if self._rows.size else np.zeros(rows.size, np.bool_)
+        known &= self._world.jobs.whole[GPUS, rows] > 0  # one that failed has lost its seats
         self._rows, self._seats = rows, self._seats.take(np.where(known, at, -1))
         return self._seats
 
@@ -143,13 +146,29 @@ class Steps:
 
     def _places(self, plan: Plan) -> Places:
         """What it means to the jobs to be where the plan puts them."""
-        assert plan.placed is not None
         world, site = self._world, self._site
-        curves = world.jobs.whole[CURVE, world.active[: world.counts[ACTIVE]]]
-        mates = mates_of(plan.allocation)
-        ground, seats = site.cluster.ground, plan.placed.seats
-        slowdown = slowdowns(site.speeds.places, ground, curves, seats, mates)
-        return Places(slowdown, np.where(mates >= 0, 0.5, 1.0), plan.moved)
+        rows = world.active[: world.counts[ACTIVE]]
+        curves, mates = world.jobs.whole[CURVE, rows], mates_of(plan.allocation)
+        ground, slowdown, moved = site.cluster.ground, np.ones(rows.size), plan.moved
+        if plan.placed is not None:
+            seats = plan.placed.seats
+            slowdown = slowdowns(site.speeds.places, ground, curves, seats, mates)
+        if site.speeds.servers is not None and plan.allocation.servers is not None:
+            crew = crew_of(plan, curves, ground)
+            slowdown *= server_slowdowns(site.speeds.servers, site.speeds.step_s, crew)
+            moved = moved | (self._servers[rows] != crew.servers)  # it starts anew with others
+            self._servers[rows] = crew.servers
+        return Places(slowdown, np.where(mates >= 0, 0.5, 1.0), moved)
+
+
+def crew_of(plan: Plan, curves: IntColumn, ground: Ground) -> Crew:
+    """The workers and servers of each row, and how far apart a placement has put them."""
+    servers, remote = plan.allocation.servers, np.ones(len(curves))
+    assert servers is not None
+    if plan.placed is not None and plan.placed.servers is not None:
+        servers = plan.placed.servers.totals
+        remote = remote_parts(ground, plan.placed.seats, plan.placed.servers)
+    return Crew(curves, plan.shares, servers, remote)
 
 
 def mates_of(allocation: Allocation) -> IntColumn:

@@ -10,6 +10,7 @@ import numpy as np
 from coddl.core.columns import BoolMatrix, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import kernel
 from coddl.core.speed.places import Places, plain
+from coddl.core.speed.servers import Servers
 
 
 class Steps(NamedTuple):
@@ -60,6 +61,7 @@ class Speeds:
     measured: BoolMatrix  # measured, as against interpolated or assumed
     known_places: Places | None = None  # None: places make no difference
     kinds: tuple[str, ...] = ("gpu",)  # that `places.kinds` tells apart; `step_s` is of the first
+    servers: Servers | None = None  # with parameter servers; None: nobody trains with them
 
     @cached_property
     def places(self) -> Places:

@@ -1,0 +1,138 @@
+"""Jobs of workers and parameter servers: what their tasks take, and slots in which shares stay.
+
+A worker takes a GPU and some CPU cores, a server cores alone. Where no node counts its cores they
+are free; where no speeds with servers are known, nobody has servers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from coddl.core.allocation import Allocation, because
+from coddl.core.columns import IntColumn
+from coddl.core.compiling import kernel, part
+from coddl.core.jobs import GPUS_MIN
+from coddl.core.policies.policy import told
+from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.speed.servers import Servers
+
+SLOT_END_S, SERVERS = range(2)  # memory
+NO_SERVERS: Final = Servers(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
+
+
+class Tasks(NamedTuple):
+    """What there is and what a task takes, for kernels."""
+
+    gpus: int
+    cpus: int
+    worker_cpus: int
+    server_cpus: int
+    speeds: Servers  # without curves: nobody knows speeds with servers
+    even: int  # 1: a job has as many servers as workers
+
+
+class Grant(NamedTuple):
+    """What is handed out, by row, and what is left: GPUs, then cores."""
+
+    workers: IntColumn
+    servers: IntColumn
+    left: IntColumn
+
+
+@dataclass(frozen=True)
+class InSlots:
+    """What tasks take and how long shares stay; the parameters that such policies have in common.
+
+    At the end of a slot all shares are decided anew. Within one nobody is resized: what jobs leave
+    stays idle but for those that come or wait, which start on their minimum. A slot begins when the
+    one before it has ended and there are jobs.
+    """
+
+    worker_cpus: int = 2  # cores of a worker and of a server, as in the published scheduler
+    server_cpus: int = 3
+    slot_s: float = 600.0  # 0: decide anew at every event
+
+    def tasks(self, snapshot: Snapshot, *, even: bool) -> Tasks:
+        """What tasks take, as far as it plays a part in this cluster."""
+        cpus, speeds = int(snapshot.cluster.ground.node_cpus.sum()), snapshot.speeds.servers
+        return Tasks(
+            snapshot.cluster.gpus_total,
+            cpus,
+            self.worker_cpus if cpus else 0,
+            self.server_cpus if cpus and speeds is not None else 0,
+            speeds or NO_SERVERS,
+            int(even),
+        )
+
+    def allocation(
+        self, snapshot: Snapshot, tasks: Tasks, hand_out: Callable[[Grant], None], why: str
+    ) -> Allocation:
+        """Decide, if it is time to; `hand_out` fills in a grant of nothing."""
+        jobs, memory, now_s = snapshot.jobs, snapshot.memory.copy(), snapshot.now_s
+        end_s = float(memory[:, SLOT_END_S].max(initial=0.0))
+        grant = held(snapshot, tasks)
+        if now_s < end_s and grant is not None:
+            start_all(snapshot.picture(), tasks, grant)
+        else:
+            grant, end_s = nothing(snapshot, tasks), now_s + self.slot_s
+            hand_out(grant)
+        memory[:, SLOT_END_S], memory[:, SERVERS] = end_s, grant.servers
+        free, cores = int(grant.left[0]), int(grant.left[1])
+        few = because(
+            (grant.workers == 0) & (jobs.gpus_min <= free) & bool(tasks.cpus),
+            "Resources",
+            f"its tasks need more than the {cores} CPU cores free; {why}",
+        )
+        servers = grant.servers if tasks.speeds.step_s.shape[0] else None
+        wake_at_s = end_s if end_s > now_s and jobs.size else np.inf
+        return told(snapshot, Allocation(grant.workers, few, wake_at_s, memory, servers), why)
+
+
+def nothing(snapshot: Snapshot, tasks: Tasks) -> Grant:
+    """A grant of nothing yet."""
+    counts = np.zeros((2, snapshot.jobs.size), np.int64)
+    return Grant(counts[0], counts[1], np.array([tasks.gpus, tasks.cpus]))
+
+
+def held(snapshot: Snapshot, tasks: Tasks) -> Grant | None:
+    """What rows hold; None if that can't stay, as nodes or cores were lost."""
+    jobs = snapshot.jobs
+    workers, servers = jobs.gpus.copy(), snapshot.memory[:, SERVERS].astype(np.int64)
+    servers[workers == 0] = 0
+    cpus = workers * tasks.worker_cpus + servers * tasks.server_cpus
+    left = np.array([tasks.gpus - workers.sum(), tasks.cpus - cpus.sum()])
+    most = np.maximum(jobs.gpus_max, jobs.gpus_requested)
+    odd = (workers > 0) & ((workers < jobs.gpus_min) | (workers > most))
+    return None if (left < 0).any() or odd.any() else Grant(workers, servers, left)
+
+
+@part
+def add(tasks: Tasks, grant: Grant, row: int, workers: int, servers: int) -> bool:
+    """Give a job more tasks; False if there is no room for them."""
+    cpus = workers * tasks.worker_cpus + servers * tasks.server_cpus
+    if workers > grant.left[0] or cpus > grant.left[1]:
+        return False
+    grant.workers[row] += workers
+    grant.servers[row] += servers
+    grant.left[0] -= workers
+    grant.left[1] -= cpus
+    return True
+
+
+@part
+def servers_beside(tasks: Tasks, workers: int) -> int:
+    """How many servers a job starts with beside so many workers."""
+    if tasks.speeds.step_s.shape[0] == 0:
+        return 0
+    return workers if tasks.even else 1
+
+
+@kernel
+def start_all(picture: Picture, tasks: Tasks, grant: Grant) -> None:
+    """Give rows without GPUs their minimum as they came; what does not fit is skipped."""
+    for row in range(picture.rows.shape[0]):
+        need = picture.jobs.whole[GPUS_MIN, row]
+        if grant.workers[row] == 0:
+            add(tasks, grant, row, need, servers_beside(tasks, need))

@@ -1,0 +1,183 @@
+"""Training with parameter servers: how fast a job is with w workers and p servers.
+
+Each worker computes a part of the batch, sends gradients to all servers and fetches parameters from
+them; a server holds 1/p of the parameters. The cost model and its fit are those of Optimus
+(EuroSys '18), and so is the view that tasks on one node exchange for free.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from coddl.core.cluster import Ground
+from coddl.core.columns import BoolColumn, FloatColumn, FloatCube, FloatMatrix, IntColumn
+from coddl.core.compiling import kernel, part
+from coddl.core.seats import Seats
+from coddl.core.speed.nnls import nnls
+
+Mode = Literal["sync", "async"]
+TERMS: Final[Mapping[Mode, int]] = {"sync": 5, "async": 4}  # and the points a fit needs
+SLOW: Final = 0.5  # of the median speed: slower workers are stragglers
+
+
+class Point(NamedTuple):
+    """One measurement."""
+
+    servers: int
+    workers: int
+    step_s: float  # seconds per iteration
+
+
+class Servers(NamedTuple):
+    """What every curve costs with parameter servers; beyond its last entry an axis goes on as it
+    ends.
+    """
+
+    step_s: FloatCube  # [curve, workers, servers], with no two tasks on one node; 0 of either: inf
+    transfer_s: FloatCube  # the part of it that tasks on one node would save
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCosts:
+    """Where the time of a step goes, of one model.
+
+    An iteration takes
+        sync   t0*M/w + t1 + t2*w/p + t3*w + t4*p       M = samples of the global batch
+        async  (t0 + t1*w/p + t2*w + t3*p) / w          each worker by itself
+    with all t >= 0 (Optimus, EuroSys '18, eq. 3 and 4): computing, a constant, the transfer of
+    parameters, and the overhead of connections.
+    """
+
+    theta: tuple[float, ...]
+    mode: Mode = "sync"
+    batch: float = 1.0
+
+    def step_s(self, servers: IntColumn, workers: IntColumn) -> FloatColumn:
+        """Seconds per iteration, with no two tasks on one node."""
+        terms = _terms(self.mode, self.batch, servers, workers)
+        return _per_iteration(self.mode, terms @ np.array(self.theta), workers)
+
+    def transfer_s(self, servers: IntColumn, workers: IntColumn) -> FloatColumn:
+        """The part of it in which parameters are on the way."""
+        cost = self.theta[2 if self.mode == "sync" else 1]
+        return _per_iteration(self.mode, cost * workers / servers, workers)
+
+
+def _terms(mode: Mode, batch: float, servers: IntColumn, workers: IntColumn) -> FloatMatrix:
+    """What the coefficients are multiplied with, one row a point."""
+    p, w, one = servers.astype(float), workers.astype(float), np.ones(len(workers))
+    columns = (batch / w, one, w / p, w, p) if mode == "sync" else (one, w / p, w, p)
+    return np.stack(columns, axis=1)
+
+
+def _per_iteration(mode: Mode, seconds: FloatColumn, workers: IntColumn) -> FloatColumn:
+    return seconds if mode == "sync" else seconds / workers
+
+
+def fit_costs(points: Sequence[Point], mode: Mode = "sync", batch: float = 1.0) -> ServerCosts:
+    """The costs that explain measurements best; it takes as many points as there are terms."""
+    assert len(points) >= TERMS[mode], f"{len(points)} points do not determine {TERMS[mode]} terms"
+    servers, workers, step_s = (np.array(column) for column in zip(*points, strict=True))
+    target = step_s if mode == "sync" else step_s * workers
+    theta = nnls(_terms(mode, batch, servers, workers), target)
+    return ServerCosts(tuple(map(float, theta)), mode, batch)
+
+
+def costs_of_curve(step_s: Sequence[float], mode: Mode = "sync") -> ServerCosts:
+    """Costs of a model of which only step times at 1, 2, … workers are known.
+
+    They are taken as measured with as many servers as workers. Then the constant and the transfer
+    can't be told apart, nor can the two overheads: each pair is split evenly, which is the solution
+    of least norm. The unit of `batch` is the global batch. For `async` every worker computes a
+    whole batch by itself.
+    """
+    w = np.arange(1, len(step_s) + 1, dtype=float)
+    terms = np.stack((1.0 / w, np.ones(len(w)), w), axis=1)
+    compute, constant, overhead = map(float, nnls(terms, np.array(step_s)))
+    halves = (constant / 2.0, overhead / 2.0, overhead / 2.0)
+    if mode == "sync":
+        return ServerCosts((compute, constant / 2.0, *halves), mode)
+    return ServerCosts((compute + constant / 2.0, *halves), mode)
+
+
+def servers_of(
+    costs: Sequence[ServerCosts], most: int, exact: Sequence[Sequence[Point]] = ()
+) -> Servers:
+    """A table for up to `most` workers and servers; what was measured exactly stands as it is."""
+    shape = (len(costs), most + 1, most + 1)
+    table = Servers(np.full(shape, np.inf), np.zeros(shape))
+    workers, servers = (each.ravel() for each in np.mgrid[1 : most + 1, 1 : most + 1])
+    for curve, cost in enumerate(costs):
+        table.step_s[curve, workers, servers] = cost.step_s(servers, workers)
+        table.transfer_s[curve, workers, servers] = cost.transfer_s(servers, workers)
+    for curve, points in enumerate(exact):
+        for point in points:
+            at = (curve, point.workers, point.servers)
+            table.step_s[at] = point.step_s
+            table.transfer_s[at] = min(table.transfer_s[at], point.step_s)
+    return table
+
+
+@part
+def gpus_at(ground: Ground, seats: Seats, row: int, node: int) -> int:
+    """How many of a row's seats are on a node."""
+    count = 0
+    for i in range(seats.first[row], seats.first[row + 1]):
+        if ground.island_node[seats.island[i]] == node:
+            count += seats.gpus[i]
+    return int(count)
+
+
+@kernel
+def remote_parts(ground: Ground, workers: Seats, servers: Seats) -> FloatColumn:
+    """Which part of its transfer each row has over the network: that of its slowest task.
+
+    A server on a node with w' of w workers talks to w - w' over the network, a worker on a node
+    with p' of p servers to p - p'; each moves 1/p of the parameters with each. The slowest sets the
+    pace. The part is over what it would be if no two tasks were on one node. (Optimus, §4.2.)
+    """
+    rows = workers.first.shape[0] - 1
+    out = np.ones(rows)
+    for row in range(rows):
+        w, p = 0, 0
+        for i in range(workers.first[row], workers.first[row + 1]):
+            w += workers.gpus[i]
+        for i in range(servers.first[row], servers.first[row + 1]):
+            p += servers.gpus[i]
+        slowest = 0
+        for i in range(workers.first[row], workers.first[row + 1]):
+            node = ground.island_node[workers.island[i]]
+            slowest = max(slowest, p - gpus_at(ground, servers, row, node))
+        for i in range(servers.first[row], servers.first[row + 1]):
+            node = ground.island_node[servers.island[i]]
+            slowest = max(slowest, w - gpus_at(ground, workers, row, node))
+        if w > 0 and p > 0:
+            out[row] = slowest / max(w, p)
+    return out
+
+
+class Crew(NamedTuple):
+    """Who works for each row."""
+
+    curve: IntColumn
+    workers: IntColumn
+    servers: IntColumn
+    remote: FloatColumn  # the part of the transfer that goes over the network
+
+
+def server_slowdowns(model: Servers, table_s: FloatMatrix, crew: Crew) -> FloatColumn:
+    """The factor on each row's step time of a table that knows no servers; 1 without them."""
+    most = np.array(model.step_s.shape) - 1
+    at = (crew.curve, np.minimum(crew.workers, most[1]), np.minimum(crew.servers, most[2]))
+    served: BoolColumn = (crew.workers > 0) & (crew.servers > 0)
+    step_s = model.step_s[at] - model.transfer_s[at] * (1.0 - crew.remote)
+    plain_s = table_s[crew.curve, np.minimum(crew.workers, table_s.shape[1] - 1)]
+    return np.where(served, step_s, 1.0) / np.where(served, plain_s, 1.0)
+
+
+def stragglers(speeds: FloatColumn) -> BoolColumn:
+    """Which workers are slower than half the median, and so worth a replacement."""
+    slow: BoolColumn = speeds < SLOW * np.median(speeds) if len(speeds) else np.zeros(0, np.bool_)
+    return slow

@@ -1,0 +1,61 @@
+"""How long a job still has to train, from its losses."""
+
+import numpy as np
+import pytest
+
+from coddl.core.speed.convergence import LossCurve, Stop, epochs_left, fit_losses
+
+CURVES = {
+    "a plain one": LossCurve(0.3, 0.2, 0.4),
+    "one that goes to zero": LossCurve(0.1, 0.5, 0.0),
+    "one that starts steep": LossCurve(2.0, 0.05, 1.5),
+}
+
+
+@pytest.mark.parametrize("truth", CURVES.values(), ids=CURVES.keys())
+def test_losses_without_noise_give_the_curve_back(truth: LossCurve) -> None:
+    epochs = np.arange(1.0, 15.0)
+    found = fit_losses(epochs, np.array([truth.loss(epoch) for epoch in epochs]))
+    assert found is not None
+    want = (truth.b0, truth.b1, truth.b2)
+    assert (found.b0, found.b1, found.b2) == pytest.approx(want, rel=1e-3, abs=1e-6)
+
+
+def test_later_losses_count_more() -> None:
+    """The first third was another curve: what comes later is met far better."""
+    epochs = np.arange(1.0, 19.0)
+    late, early = LossCurve(0.3, 0.2, 0.4), LossCurve(0.3, 0.05, 0.9)
+    losses = np.array([(early if epoch <= 6 else late).loss(epoch) for epoch in epochs])
+    found = fit_losses(epochs, losses)
+    assert found is not None
+    off = np.abs([found.loss(epoch) - loss for epoch, loss in zip(epochs, losses, strict=True)])
+    assert off[12:].max() < off[:6].max() / 10
+
+
+def losses_of(curve: LossCurve, epochs: int) -> tuple[np.ndarray, np.ndarray]:
+    seen = np.arange(1.0, epochs + 1.0)
+    return seen, np.array([curve.loss(epoch) for epoch in seen])
+
+
+# Losses so far, and the epochs that are left.
+LEFT = {
+    # 3 / ((0.3(e-10) + 0.2)(0.3e + 0.2)) <= 0.05 first holds at e = 31.
+    "until it falls by no more than 0.05 in ten epochs": (
+        losses_of(CURVES["a plain one"], 14), Stop(), 31 - 14,
+    ),
+    "nothing, if it is there": (losses_of(CURVES["a plain one"], 40), Stop(), 0),
+    "never more than the most": (
+        losses_of(CURVES["a plain one"], 14), Stop(fall=1e-6, epochs_max=60), 60 - 14,
+    ),
+    "two losses tell nothing": ((np.array([1.0, 2.0]), np.array([9.0, 5.0])), Stop(), 20),
+    "nor does a loss that rises": ((np.arange(5.0), np.arange(5.0) + 1.0), Stop(), 20),
+    "nor does none": ((np.zeros(0), np.zeros(0)), Stop(), 20),
+    "but the most holds even then": (
+        (np.array([89.0, 90.0]), np.array([9.0, 5.0])), Stop(), 10,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "stop", "want"), LEFT.values(), ids=LEFT.keys())
+def test_epochs_left(seen: tuple[np.ndarray, np.ndarray], stop: Stop, want: float) -> None:
+    assert epochs_left(*seen, stop) == want
