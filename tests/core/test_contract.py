@@ -11,7 +11,7 @@ from coddl.testing import PolicyContract
 ELASTIC = ("afs-l", "afs-l-kinds", "afs-p-kinds", "max-min-kinds",
            "afs-l:contest=tournament", "afs-p", "afs-p:tie=keep",
            "afs-p:contest=tournament", "max-min", "max-speedup", "optimus")  # fmt: skip
-RIGID = ("srtf", "srsf", "tiresias-l", "tiresias-l:preset=afs",
+RIGID = ("srtf", "srsf", "tiresias-g", "tiresias-l", "tiresias-l:preset=afs",
          "tiresias-l:threshold_gpu_h=0.01/0.1", "fifo:backfill=true")  # fmt: skip
 
 

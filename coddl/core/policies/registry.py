@@ -6,6 +6,7 @@ from typing import Final
 from coddl.core.named import Parameter, chosen, parameters_of
 from coddl.core.policies.afs import AfsL, AfsP
 from coddl.core.policies.fifo import Fifo
+from coddl.core.policies.gittins import TiresiasG
 from coddl.core.policies.kinds import AfsLKinds, AfsPKinds, MaxMinKinds
 from coddl.core.policies.marginal_gain import MaxSpeedup, Optimus
 from coddl.core.policies.max_min import MaxMin
@@ -25,6 +26,7 @@ POLICIES: Final[Mapping[str, type[NamedPolicy]]] = {
     "optimus": Optimus,
     "srsf": Srsf,
     "srtf": Srtf,
+    "tiresias-g": TiresiasG,
     "tiresias-l": TiresiasL,
 }
 

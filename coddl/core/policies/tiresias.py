@@ -84,6 +84,21 @@ def change_queue(picture: Picture, row: int, params: FloatColumn, memory: FloatM
         memory[row, OLD_EXECUTED_S] = jobs.real[EXECUTED_S, row]
 
 
+@part
+def next_move_s(
+    picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+) -> float:
+    """When the first job leaves its queue, given who runs from now on."""
+    wake_at_s = np.inf
+    for k in range(picture.rows.shape[0]):
+        if shares[k] > 0:
+            due_s = down_at_s(picture, picture.rows[k], params, memory)
+            wake_at_s = min(wake_at_s, due_s)
+        elif params[PROMOTE] > 0.0 and memory[picture.rows[k], LEVEL] > 0.0:
+            wake_at_s = min(wake_at_s, up_at_s(picture, picture.rows[k], params, memory))
+    return max(wake_at_s, picture.now_s + SLACK_S)
+
+
 @kernel
 def tiresias_l(
     picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
@@ -102,14 +117,7 @@ def tiresias_l(
         line.keys[0, k] = memory[row, LEVEL] + (0.0 if line.holds[k] else waits_behind)
         line.keys[1, k] = jobs.real[FIRST_START_S, row]
     fill_in_order(line, picture.gpus, SKIP, shares)
-    wake_at_s = np.inf
-    for k in range(size):
-        if shares[k] > 0:
-            due_s = down_at_s(picture, picture.rows[k], params, memory)
-            wake_at_s = min(wake_at_s, due_s)
-        elif params[PROMOTE] > 0.0 and memory[picture.rows[k], LEVEL] > 0.0:
-            wake_at_s = min(wake_at_s, up_at_s(picture, picture.rows[k], params, memory))
-    return max(wake_at_s, picture.now_s + SLACK_S)
+    return next_move_s(picture, params, memory, shares)
 
 
 @dataclass(frozen=True)
