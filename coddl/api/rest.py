@@ -233,6 +233,7 @@ class NodesView(View):
 
 class PolicyView(View):
     policy: str
+    placement: str
     since_s: float
     by: str
 
@@ -240,7 +241,8 @@ class PolicyView(View):
 class PolicyChange(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    policy: Annotated[str, Field(min_length=1, max_length=200)]
+    policy: Annotated[str, Field(max_length=200)] = ""  # empty: as before
+    placement: Annotated[str, Field(max_length=200)] = ""
 
 
 class PoolView(View):

@@ -84,6 +84,26 @@ def complete_policies(incomplete: str) -> Iterator[str]:
         yield from (name for name in POLICIES if name.startswith(incomplete))
 
 
+def check_choice(policy: str, placement: str) -> None:
+    """Say what is wrong with a policy or a placement, and what there is; empty is fine."""
+    if policy:
+        from coddl.core.policies.registry import policy_from
+
+        policy_from(policy)
+    if placement:
+        from coddl.core.placement.registry import placement_from
+
+        placement_from(placement)
+
+
+def complete_placements(incomplete: str) -> Iterator[str]:
+    """Offer the placements by name."""
+    with contextlib.suppress(Exception):
+        from coddl.core.placement.registry import PLACEMENTS
+
+        yield from (name for name in PLACEMENTS if name.startswith(incomplete))
+
+
 def _asked(context: typer.Context, path: str, **parameters: bool | int) -> "Answer":
     from coddl.api.client import Client, find
 

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from coddl.cli.connect import Server, StateDir, complete_nodes, complete_policies, connect
+from coddl.cli.connect import (
+    Server,
+    StateDir,
+    check_choice,
+    complete_nodes,
+    complete_placements,
+    complete_policies,
+    connect,
+)
 from coddl.cli.output import AsJson, Output, wants_json
 
 NODES_EXAMPLES = "Examples:  coddl nodes   coddl nodes -o json"
@@ -19,6 +27,8 @@ Examples:
   coddl policy afs-l           another one, from now on; no job loses a step
 
   coddl policy tiresias-l:promote=8
+
+  coddl policy --placement tiresias       other devices for those who move; the policy stays
 """
 
 NodeName = Annotated[
@@ -30,6 +40,14 @@ PolicyName = Annotated[
         metavar="[NAME]",
         help="The policy to switch to, parameters after a colon.",
         autocompletion=complete_policies,
+    ),
+]
+Placement = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="The placement to switch to: which devices jobs get from now on.",
+        autocompletion=complete_placements,
     ),
 ]
 
@@ -75,18 +93,19 @@ def drain(
 
 def policy(
     name: PolicyName = "",
+    placement: Placement = "",
     server: Server = "",
     state_dir: StateDir = "",
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Show which policy decides, or switch to another while jobs run."""
-    if name:
-        from coddl.core.policies.registry import policy_from
-
-        policy_from(name)  # says what is wrong with it, and what there is
+    """Show which policy and which placement decide, or switch to others while jobs run."""
+    check_choice(name, placement)
     with connect(server, state_dir) as client:
-        found = client.put("/policy", {"policy": name}) if name else client.get("/policy")
+        if name or placement:
+            found = client.put("/policy", {"policy": name, "placement": placement})
+        else:
+            found = client.get("/policy")
     if wants_json(output, as_json):
         print(json.dumps(found, indent=2))
         return
@@ -94,4 +113,4 @@ def policy(
 
     by = f" by {found['by']}" if found["by"] else ""
     since = f" since {moment(found['since_s'], time.time())}" if found["since_s"] else ""
-    print(f"{found['policy']}{since}{by}")
+    print(f"{found['policy']} with {found['placement']}{since}{by}")

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from coddl.cli.connect import StateDir, complete_policies, needs, note
+from coddl.cli.connect import (
+    StateDir,
+    check_choice,
+    complete_placements,
+    complete_policies,
+    needs,
+    note,
+)
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
@@ -58,6 +65,22 @@ Policy = Annotated[
         autocompletion=complete_policies,
     ),
 ]
+Placement = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Which devices jobs get. Default: the one of before; at first, consolidate.",
+        autocompletion=complete_placements,
+    ),
+]
+ClusterFile = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="FILE",
+        help="Racks, islands and links of the nodes, by name, for placements that look at them.",
+    ),
+]
 CoolDown = Annotated[
     float | None,
     typer.Option("--cool-down", min=0, metavar="S", help="Seconds between resizes of a job."),
@@ -106,6 +129,8 @@ def up(
     *,
     slots: Slots = None,
     policy: Policy = "",
+    placement: Placement = "",
+    cluster: ClusterFile = "",
     cool_down_s: CoolDown = None,
     port: Port = PORT,
     agents: Agents = 1,
@@ -119,10 +144,11 @@ def up(
     from coddl.engines.local import PoolOptions, server_of, supervisor_of
     from coddl.engines.local import up as start
 
-    if policy:
-        from coddl.core.policies.registry import policy_from
+    check_choice(policy, placement)
+    if cluster:
+        from coddl.traces.clusters import cluster_from
 
-        policy_from(policy)
+        cluster_from(cluster)  # says what is wrong with it
     if agents > 1 and slots is None:
         raise UserError(
             f"--agents {agents} can't be used by itself",
@@ -135,6 +161,8 @@ def up(
         agents=agents,
         slots=slots,
         policy=policy,
+        placement=placement,
+        cluster=str(Path(cluster).absolute()) if cluster else "",
         cool_down_s=cool_down_s,
     )
     if foreground:
@@ -174,6 +202,8 @@ def words_of_up(options: "PoolOptions") -> list[str]:
     words += ["--port", str(options.port), "--agents", str(options.agents)]
     words += ["--slots", str(options.slots)] if options.slots is not None else []
     words += ["--policy", options.policy] if options.policy else []
+    words += ["--placement", options.placement] if options.placement else []
+    words += ["--cluster", options.cluster] if options.cluster else []
     if options.cool_down_s is not None:
         words += ["--cool-down", str(options.cool_down_s)]
     return words
@@ -250,6 +280,8 @@ def server(
     host: Host = "127.0.0.1",
     port: Port = PORT,
     policy: Policy = "",
+    placement: Placement = "",
+    cluster: ClusterFile = "",
     cool_down_s: CoolDown = None,
     lease_s: Lease = 120.0,
     log_format: LogFormat = "console",
@@ -265,6 +297,8 @@ def server(
         host=host,
         port=port,
         policy=policy,
+        placement=placement,
+        cluster=cluster,
         cool_down_s=cool_down_s,
         lease_s=lease_s,
         log_format=log_format,

@@ -51,6 +51,8 @@ class PoolOptions:
     agents: int = 1
     slots: int | None = None  # of each agent; None: its GPUs, else its cores
     policy: str = ""
+    placement: str = ""
+    cluster: str = ""  # a file that tells how nodes are wired
     cool_down_s: float | None = None
 
     @property
@@ -279,7 +281,10 @@ class LocalPool:
         options = self.options
         port = again_at.rpartition(":")[2] if again_at else str(options.port)
         words = ["server", "--state-dir", str(options.folder), "--port", port]
-        words += ["--policy", options.policy] if options.policy and not again_at else []
+        if not again_at:
+            words += ["--policy", options.policy] if options.policy else []
+            words += ["--placement", options.placement] if options.placement else []
+        words += ["--cluster", options.cluster] if options.cluster else []
         if options.cool_down_s is not None:
             words += ["--cool-down", f"{options.cool_down_s:g}"]
         return words

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
+from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
 from coddl.core.pool.control import Control, Outcome
 from coddl.core.pool.records import Event
@@ -112,15 +113,18 @@ class _Failed(Exception):
 class ControlLoop:
     """Owns the pool. One thread drives it."""
 
-    def __init__(self, journal: Journal, rules: Rules, outbox: Outbox) -> None:
+    def __init__(
+        self, journal: Journal, rules: Rules, outbox: Outbox, site: Cluster | None = None
+    ) -> None:
         self._journal = journal
         self._rules = rules
+        self._site = site
         self._outbox = outbox
         self._must_restore = False
         self._forgot_s = 0.0
         folded = journal.fold()
         self._now_s = folded.at_s
-        self.control = Control(folded.pool, rules)
+        self.control = Control(folded.pool, rules, site)
 
     @property
     def pool(self) -> Pool:
@@ -234,7 +238,7 @@ class ControlLoop:
 
     def _fold_again(self) -> None:
         awaited = self.control.awaited
-        self.control = Control(self._journal.fold().pool, self._rules)
+        self.control = Control(self._journal.fold().pool, self._rules, self._site)
         if awaited:
             self.control.await_nodes(awaited)
         self.control.reconsider("the journal was read again")

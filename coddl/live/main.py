@@ -27,6 +27,7 @@ from coddl.live.logging import set_up_logging
 from coddl.live.server import Server
 from coddl.live.serving import HttpServer, listen
 from coddl.live.store_sql import SqlStore, sqlite_url
+from coddl.traces.clusters import cluster_from
 
 PORT: Final = 7433
 
@@ -42,6 +43,8 @@ class ServeOptions:
     port: int = PORT  # 0: any
     token: str = field(default="", repr=False)  # empty: the state folder's, made if need be
     policy: str = ""  # empty: as it was
+    placement: str = ""  # the same
+    cluster: str = ""  # what nodes there are and how they are wired; empty: as agents come
     cool_down_s: float | None = None  # how long a share stays after it has changed
     lease_s: float = 120.0
     log_format: Literal["console", "json"] = "console"
@@ -64,9 +67,11 @@ def serve(options: ServeOptions) -> int:
 async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -> None:
     journal = Journal(SqlStore(sqlite_url(folder / "journal.db")))
     clock = SystemClock()
-    server = Server(journal, folder, clock, rules=_rules(options), lease_s=options.lease_s)
-    if options.policy:
-        server.follow(options.policy)
+    site = cluster_from(options.cluster) if options.cluster else None
+    rules, lease_s = _rules(options), options.lease_s
+    server = Server(journal, folder, clock, rules=rules, site=site, lease_s=lease_s)
+    if options.policy or options.placement:
+        server.follow(options.policy, options.placement)
     token = options.token or token_of(folder)
     host, port = listener.getsockname()[:2]
     app = create_app(server, token, _names_of(options.host))

@@ -83,8 +83,9 @@ def _add_policy(router: APIRouter, server: Server) -> None:
     @router.put("/policy")
     async def choose(change: rest.PolicyChange, by: By = "") -> rest.PolicyView:
         """Share devices by another rule from now on; nobody loses a step."""
-        await asyncio.to_thread(warm_up, change.policy, server.rules)
-        await server.ask(lambda _pool: (PolicyChosen(change.policy, by),))
+        chosen = PolicyChosen(change.policy or server.pool.policy, by, change.placement)
+        await asyncio.to_thread(warm_up, chosen, server.rules)
+        await server.ask(lambda _pool: (chosen,))
         return views.policy_view(server.pool)
 
 

@@ -14,7 +14,9 @@ from typing import Final
 import structlog
 
 from coddl.api import rest, wire
+from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
+from coddl.core.placement.registry import placement_from
 from coddl.core.policies.registry import policy_from
 from coddl.core.pool.deciding import CALM
 from coddl.core.pool.job import JobState
@@ -67,6 +69,7 @@ class Server:
         clock: Clock,
         *,
         rules: Rules = CALM,
+        site: Cluster | None = None,
         lease_s: float = 120.0,
     ) -> None:
         self.journal = journal
@@ -83,15 +86,16 @@ class Server:
         self.is_closing = False
         self.failure: BaseException | None = None  # of the control loop: the end of all
         self.on_failure: Callable[[], None] = lambda: None
+        self.site = site  # what the operator says of the nodes
         self._rules = rules
-        self._loop = ControlLoop(journal, self._rules, self)
+        self._loop = ControlLoop(journal, self._rules, self, site)
         self._leases = Leases(lease_s)
         self._names = views.JobNames(self.pool)
         self._printed: dict[int, Bell] = {}
         self._queue: deque[Ask] = deque()
         self._news = asyncio.Event()
         self._is_warm = False
-        self._first_policy = self.pool.policy
+        self._first = PolicyChosen(self.pool.policy, "", self.pool.placement)
         self._woken_for_s: float | None = None
         self._wake_at_s = self.pool.wake_at_s
         self._took_s = 0.0  # the last turn that drew conclusions
@@ -113,11 +117,16 @@ class Server:
             self.logs.close()
             self._loop.close()
 
-    def follow(self, policy: str) -> None:
-        """Have the pool follow a policy from the start; raises UserError if there is none such."""
+    def follow(self, policy: str, placement: str = "") -> None:
+        """Have the pool follow a policy and a placement from the start; empty: as it was.
+
+        Raises UserError if there is none such.
+        """
+        policy, placement = policy or self.pool.policy, placement or self.pool.placement
         policy_from(policy)
-        self._first_policy = policy
-        self.put(fact(PolicyChosen(policy, "the server's start")))
+        placement_from(placement)
+        self._first = PolicyChosen(policy, "the server's start", placement)
+        self.put(fact(self._first))
 
     def close_lines(self) -> None:
         """End what would never end by itself: streams, and the lines to agents."""
@@ -266,7 +275,7 @@ class Server:
     # The task that owns the loop.
 
     async def _drive(self) -> None:
-        await asyncio.to_thread(warm_up, self._first_policy, self._rules)
+        await asyncio.to_thread(warm_up, self._first, self._rules)
         self._is_warm = True
         self._news.set()
         while True:

@@ -213,7 +213,12 @@ def pool_view(pool: Pool, *, lease_s: float, started_s: float, is_ready: bool) -
 
 def policy_view(pool: Pool) -> rest.PolicyView:
     """Show by what rule devices are shared."""
-    return rest.PolicyView(policy=pool.policy, since_s=pool.policy_since_s, by=pool.policy_by)
+    return rest.PolicyView(
+        policy=pool.policy,
+        placement=pool.placement,
+        since_s=pool.policy_since_s,
+        by=pool.policy_by,
+    )
 
 
 class JobNames:

@@ -8,13 +8,13 @@ from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Rules
 
 
-def warm_up(policy: str, rules: Rules) -> None:
-    """Decide once, by a policy, for a pool that does not exist."""
+def warm_up(chosen: PolicyChosen, rules: Rules) -> None:
+    """Decide once, by a policy and a placement, for a pool that does not exist."""
     trial = Control(Pool(), rules)
     devices = (Device(0, "cpu"), Device(1, "cpu"))
     spec = JobSpec(name="trial", launch=Launch(argv=("trial.py",)), gpus_max=2)
     try:
-        trial.take(PolicyChosen(policy, "warm-up"), 0.0)
+        trial.take(chosen, 0.0)
     except UserError:
         return  # of another version, and unknown here: the first decision will say so
     trial.take(NodeJoined("trial", "trial", "", devices), 0.0)

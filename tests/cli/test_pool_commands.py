@@ -191,7 +191,11 @@ def test_ls_lists_jobs_page_by_page_in_order(coddl: Coddl, pool: StubPool) -> No
 LOOKS = {
     "describe": (("describe", "bert"), "/jobs/bert", JOB),
     "explain": (("explain", "bert"), "/jobs/bert/explain", EXPLAINED),
-    "policy": (("policy",), "/policy", {"policy": "afs-p", "since_s": NOW_S, "by": "ann"}),
+    "policy": (
+        ("policy",),
+        "/policy",
+        {"policy": "afs-p", "placement": "spread", "since_s": NOW_S, "by": "ann"},
+    ),
 }
 
 
@@ -274,9 +278,13 @@ def test_nodes_are_drained_and_used_again(coddl: Coddl, pool: StubPool) -> None:
 
 
 def test_the_policy_is_switched(coddl: Coddl, pool: StubPool) -> None:
-    pool.will("PUT", "/policy", {"policy": "afs-l", "since_s": 0.0, "by": "ann"})
-    assert coddl("policy", "afs-l").out == "afs-l by ann\n"
-    assert pool.saw("PUT", "/policy")[0].json() == {"policy": "afs-l"}
+    answer = {"policy": "afs-l", "placement": "spread", "since_s": 0.0, "by": "ann"}
+    pool.will("PUT", "/policy", answer)
+    assert coddl("policy", "afs-l").out == "afs-l with spread by ann\n"
+    assert pool.saw("PUT", "/policy")[0].json() == {"policy": "afs-l", "placement": ""}
+    done = coddl("policy", "--placement", "nosuch")
+    assert (done.code, done.out) == (2, "")
+    assert 'there is no placement named "nosuch"' in done.err
     done = coddl("policy", "nosuch")
     assert done.code == 2
     assert 'there is no policy named "nosuch"' in done.err
@@ -308,7 +316,8 @@ def test_jobs_and_policies_are_completed(pool: StubPool, monkeypatch: pytest.Mon
     assert completed("logs ") == ["bert", "vit"]
     assert completed("logs b") == ["bert"]
     assert completed("logs 1") == ["12", "13"]
-    assert completed("policy afs") == ["afs-l", "afs-p"]
+    assert completed("policy srt") == ["srtf"]
+    assert completed("policy --placement cons") == ["consolidate"]
     monkeypatch.setenv("CODDL_SERVER", "http://127.0.0.1:9")
     assert completed("logs ") == []
 

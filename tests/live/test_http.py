@@ -59,6 +59,7 @@ BAD_REQUESTS = {
     "no such path": Bad("GET", "/nope", 404, "NotFound", "/api/v1/nope"),
     "a wrong method": Bad("DELETE", "/jobs", 405, "MethodNotAllowed", "DELETE"),
     "an unknown policy": Bad("PUT", "/policy", 422, "Invalid", 'named "x"', {"policy": "x"}),
+    "an unknown placement": Bad("PUT", "/policy", 422, "Invalid", "named", {"placement": "x"}),
     "a change of nothing": Bad("PATCH", "/jobs/1", 422, "Invalid", "nothing is to change", {}),
     "a bad limit": Bad("GET", "/jobs?limit=0", 422, "Invalid", "limit"),
     "a bad state": Bad("GET", "/jobs?state=LOST", 422, "Invalid", "PENDING"),
@@ -219,8 +220,17 @@ def test_the_policy_is_shown_and_changed(live: LivePool) -> None:
     live.clock.turn(7.0)
     now = live.api("PUT", "/policy", {"policy": "fifo"}, headers={"Coddl-User": "ann"}).json()
     assert before["policy"] != "fifo"
-    assert now == {"policy": "fifo", "since_s": live.clock.wall_s(), "by": "ann"}
+    here = {"placement": "consolidate", "since_s": live.clock.wall_s(), "by": "ann"}
+    assert now == {"policy": "fifo", **here}
     assert live.api("GET", "/pool").json()["policy"] == "fifo"
+
+
+def test_the_placement_is_changed_and_the_policy_stays(live: LivePool) -> None:
+    before = live.api("GET", "/policy").json()
+    now = live.api("PUT", "/policy", {"placement": "spread"}).json()
+    assert (now["policy"], now["placement"]) == (before["policy"], "spread")
+    live.api("PUT", "/policy", {"policy": "fifo"})
+    assert live.api("GET", "/policy").json()["placement"] == "spread"
 
 
 def test_what_can_never_run_is_refused_with_the_arithmetic(live: LivePool) -> None:
