@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from coddl.sim.reproduce.experiment import Experiment, Finding, Setting
+    from coddl.sim.reproduce.experiment import Table as Details
 
 DATA_VARIABLE: Final = "CODDL_DATA"
 EXAMPLES = """
@@ -221,6 +222,7 @@ def _show(
     experiment: "Experiment", outcome: Outcome, finding: "Finding | None", console: "Console"
 ) -> None:
     """Print what one experiment found, or why it did not run."""
+    from rich.console import Console
     from rich.markup import escape
 
     console.print(f"\n[bold]{experiment.name}[/] · {escape(experiment.title)}")
@@ -233,7 +235,9 @@ def _show(
         return
     console.print(_figures(finding))
     if finding.details is not None:
-        console.print(_details(finding.details.head, finding.details.rows))
+        # A program or a file has no edge to wrap at.
+        wide = console if console.is_terminal else Console(width=10_000, highlight=False)
+        wide.print(_details(finding.details))
     console.print(f"[bold]Differs:[/] {escape(experiment.differs)}")
     for note in finding.notes:
         console.print(f"[bold]Note:[/] {escape(note)}")
@@ -256,15 +260,15 @@ def _figures(finding: "Finding") -> "RenderableType":
     return table
 
 
-def _details(head: Sequence[str], rows: Sequence[Sequence[str]]) -> "RenderableType":
+def _details(details: "Details") -> "RenderableType":
     """The numbers behind the figures."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, style="dim")
-    for at, name in enumerate(head):
-        table.add_column(escape(name), justify="right" if at else "left")
-    for row in rows:
+    for at, name in enumerate(details.head):
+        table.add_column(escape(name), justify="right" if at else "left", no_wrap=not at)
+    for row in details.rows:
         table.add_row(*map(escape, row))
     return table

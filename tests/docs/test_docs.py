@@ -15,7 +15,13 @@ from coddl.traces.make import poisson
 
 ROOT = Path(__file__).parents[2]
 COMMAND = f"{Path(sys.executable).parent}/coddl"
-PAGES = ("README.md", "docs/pool.md", "docs/simulate.md", "docs/write-a-policy.md")
+PAGES = (
+    "README.md",
+    "docs/pool.md",
+    "docs/simulate.md",
+    "docs/reproduce.md",
+    "docs/write-a-policy.md",
+)
 BLOCK = re.compile(r"^```(python|console|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PATIENCE_S = 300.0
 
@@ -77,7 +83,7 @@ def test_every_policy_and_parameter_is_documented() -> None:
 
 
 COMMON = {"--help", "--output", "--json", "--server", "--state-dir"}
-OPTIONS = {"simulate": "simulate.md"} | dict.fromkeys(
+OPTIONS = {"simulate": "simulate.md", "reproduce": "reproduce.md"} | dict.fromkeys(
     ("up", "down", "server", "agent", "submit", "ls", "logs", "drain", "events", "wait"), "pool.md"
 )
 
