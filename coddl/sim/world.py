@@ -1,4 +1,4 @@
-"""What happens to jobs in virtual time: they arrive, progress, are resized at a cost, and finish.
+"""What happens to jobs in virtual time: they arrive, progress, are resized at a cost, fail, finish.
 
 A job's progress is a straight line from its last change: `left(t) = base - (t - moving_s)/step_s`.
 Its finish is predicted once, at that change, and the event that was predicted is the one that ends
@@ -29,6 +29,7 @@ from coddl.core.jobs import (
 )
 from coddl.core.snapshot import no_memory
 from coddl.core.speed.table import Steps
+from coddl.sim.failures import Faults
 from coddl.traces.trace import Trace
 
 # Further rows of World.jobs.real: where a job stood at its last change, and what comes next.
@@ -45,14 +46,20 @@ from coddl.traces.trace import Trace
     PART,  # of its GPUs that it holds: 1/2 where another job shares them
     NEW_SLOWDOWN,  # the same two from the next change on
     NEW_PART,
-) = range(len(REAL_DEFAULTS), REALS := len(REAL_DEFAULTS) + 12)
+    STOPS_AT,  # iterations left when this run of it ends, by a failure or for good
+    ENDS_AT,  # iterations left when it is over for good; above 0: its user stops it then
+    SAVED_ITERATIONS,  # left to do at its last checkpoint, and the GPU-time it had had by then
+    SAVED_GPU_S,
+    LOST_GPU_S,  # GPU-time between checkpoints and failures
+) = range(len(REAL_DEFAULTS), REALS := len(REAL_DEFAULTS) + 17)
 # Further rows of World.jobs.whole.
 (
     HELD,  # GPUs the job trains on; lags behind GPUS while a change is prepared
     PREPARING,  # the share under preparation
-) = range(len(WHOLE_DEFAULTS), WHOLES := len(WHOLE_DEFAULTS) + 2)
+    FAILURES,
+) = range(len(WHOLE_DEFAULTS), WHOLES := len(WHOLE_DEFAULTS) + 3)
 # Entries of World.clock.
-NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S = range(CLOCKS := 5)
+NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S, CHECKPOINT_S = range(CLOCKS := 6)
 # Entries of World.counts.
 (
     ARRIVED,
@@ -70,7 +77,7 @@ NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S = range(CLOCKS := 5)
     MIGRATIONS,  # changes of GPUs without a change of share
 ) = range(COUNTS := 13)
 # What the log tells, first of Log.what.
-ARRIVE, FINISH, SHARE, SWAP, WAKE_UP, MOVE = map(whole_number, range(6))
+ARRIVE, FINISH, SHARE, SWAP, WAKE_UP, MOVE, FAIL = map(whole_number, range(7))
 NOBODY = whole_number(-1)
 # How a change of share takes effect: World.counts[MODE].
 STALL, SERIAL, CONCURRENT, UNCANCELLED = range(4)
@@ -115,6 +122,7 @@ class World(NamedTuple):
     step_s: FloatMatrix
     steps: Steps
     memory: FloatMatrix  # the policy's
+    fails_at: FloatMatrix  # as in Faults; without rows nothing fails
     active: IntColumn  # rows in the system, in order of submission; counts[ACTIVE] of them
     running: IntColumn  # those that hold or prepare GPUs, in that order; counts[RUNNING] of them
     ended: IntColumn  # those that have finished, in that order; counts[FINISHED] of them
@@ -123,7 +131,9 @@ class World(NamedTuple):
     log: Log
 
 
-def world_of(trace: Trace, gpus: int, reconfigure: Reconfigure, seed: int) -> World:
+def world_of(
+    trace: Trace, gpus: int, reconfigure: Reconfigure, seed: int, faults: Faults | None = None
+) -> World:
     """The world before anything has happened."""
     jobs = JobTable.of(
         trace.size,
@@ -138,12 +148,17 @@ def world_of(trace: Trace, gpus: int, reconfigure: Reconfigure, seed: int) -> Wo
     )
     real, whole = np.zeros((REALS, trace.size)), np.zeros((WHOLES, trace.size), np.int64)
     real[: len(jobs.real)] = jobs.real
-    real[BASE_ITERATIONS] = trace.iterations
+    real[[BASE_ITERATIONS, SAVED_ITERATIONS]] = trace.iterations
     real[[STEP_S, READY_S, FINISH_S]] = np.inf
     real[[SLOWDOWN, PART, NEW_SLOWDOWN, NEW_PART]] = 1.0
     whole[: len(jobs.whole)] = jobs.whole
     clock, count = np.full(CLOCKS, np.inf), np.zeros(COUNTS, np.int64)
     clock[[NOW, PREPARE_S, PAUSE_S]] = 0.0, reconfigure.prepare_s, reconfigure.pause_s
+    fails_at = np.zeros((0, trace.size))
+    if faults is not None:
+        fails_at, clock[CHECKPOINT_S] = faults.fails_at, faults.checkpoint_s
+        real[ENDS_AT] = faults.ends_at
+        real[STOPS_AT] = np.maximum(faults.ends_at, fails_at[0])
     count[[FREE, MODE]] = gpus, MODES.index(reconfigure.mode)
     count[SEED] = 1 + seed % 2147483645  # the generators of `kernels` run on 1..2**31-2
     # One event can tell at most six things of each job; the log is emptied when it is half full.
@@ -152,9 +167,8 @@ def world_of(trace: Trace, gpus: int, reconfigure: Reconfigure, seed: int) -> Wo
     active, running, ended = np.empty((3, trace.size), np.int64)
     speeds, jobs = trace.speeds, JobTable(real, whole)
     assert trace.gpus_min.max(initial=0) < speeds.step_s.shape[1], "a share off the table"
-    memory = no_memory(trace.size)
-    lists = (active, running, ended)
-    return World(jobs, speeds.step_s, speeds.steps, memory, *lists, clock, count, log)
+    columns = (no_memory(trace.size), fails_at, active, running, ended)
+    return World(jobs, speeds.step_s, speeds.steps, *columns, clock, count, log)
 
 
 @part
@@ -185,10 +199,25 @@ def settle(world: World, row: int) -> None:
 
 
 @part
+def save(world: World, row: int) -> None:
+    """Note what is left to do at the last checkpoint, for a job whose progress is up to date."""
+    real, held = world.jobs.real, world.jobs.whole[HELD, row]
+    since_s = (world.clock[NOW] - real[LAST_START_S, row]) % world.clock[CHECKPOINT_S]
+    at_s = world.clock[NOW] - since_s
+    if held > 0 and at_s > real[SINCE_S, row]:  # else it was noted at an earlier change
+        trained_s = max(0.0, at_s - real[MOVING_S, row])
+        left = real[BASE_ITERATIONS, row] - trained_s / real[STEP_S, row]
+        real[SAVED_ITERATIONS, row] = max(left, real[REMAINING_ITERATIONS, row])
+        real[SAVED_GPU_S, row] = real[ATTAINED_GPU_S, row] - since_s * held * real[PART, row]
+
+
+@part
 def hold(world: World, row: int, gpus: int, moving_s: float) -> None:
     """Let a job train on `gpus` from `moving_s` on, and predict its end."""
     real, whole = world.jobs.real, world.jobs.whole
     settle(world, row)
+    if world.fails_at.shape[0] > 0:
+        save(world, row)
     real[BASE_ITERATIONS, row] = real[REMAINING_ITERATIONS, row]
     real[BASE_EXECUTED_S, row] = real[EXECUTED_S, row]
     real[BASE_ATTAINED_GPU_S, row] = real[ATTAINED_GPU_S, row]
@@ -202,9 +231,12 @@ def hold(world: World, row: int, gpus: int, moving_s: float) -> None:
     table_s = world.step_s[whole[CURVE, row], min(gpus, widest)]
     real[STEP_S, row] = table_s * real[SLOWDOWN, row]
     if gpus > 0:
-        real[FINISH_S, row] = moving_s + real[BASE_ITERATIONS, row] * real[STEP_S, row]
-    else:
+        to_do = real[BASE_ITERATIONS, row] - real[STOPS_AT, row]
+        real[FINISH_S, row] = moving_s + to_do * real[STEP_S, row]
+    else:  # nothing is lost by stopping a job
         real[FINISH_S, row] = np.inf
+        real[SAVED_ITERATIONS, row] = real[REMAINING_ITERATIONS, row]
+        real[SAVED_GPU_S, row] = real[ATTAINED_GPU_S, row]
 
 
 @part
@@ -348,6 +380,27 @@ def finish(world: World, row: int) -> None:
     tell(world, FINISH, row, ZERO)
 
 
+@part
+def fail(world: World, row: int) -> None:
+    """Throw a job back to its last checkpoint, without GPUs; or end it, if it is given up."""
+    real, whole = world.jobs.real, world.jobs.whole
+    whole[FAILURES, row] += 1
+    tell(world, FAIL, row, ZERO)
+    next_at = world.fails_at[whole[FAILURES, row], row]
+    if next_at == np.inf:
+        finish(world, row)
+        return
+    save(world, row)
+    left, kept_gpu_s = real[SAVED_ITERATIONS, row], real[SAVED_GPU_S, row]
+    cancel(world, row)
+    hold(world, row, ZERO, world.clock[NOW])
+    whole[GPUS, row] = 0
+    real[LOST_GPU_S, row] += real[ATTAINED_GPU_S, row] - kept_gpu_s
+    real[REMAINING_ITERATIONS, row] = left
+    real[SAVED_ITERATIONS, row] = left
+    real[STOPS_AT, row] = max(real[ENDS_AT, row], next_at)
+
+
 @kernel
 def advance(world: World) -> bool:
     """Move to the next event and let it happen; False when nothing is left to happen.
@@ -367,7 +420,10 @@ def advance(world: World) -> bool:
         row = world.running[i]
         settle(world, row)
         if real[FINISH_S, row] <= now_s:
-            finish(world, row)
+            if real[STOPS_AT, row] > real[ENDS_AT, row]:
+                fail(world, row)
+            else:
+                finish(world, row)
         else:
             world.running[stay] = row
             stay += 1

@@ -9,7 +9,7 @@ import numpy as np
 
 from coddl.core.columns import FloatColumn, IntColumn
 from coddl.sim.run import Events, Run
-from coddl.sim.world import FINISH, SHARE, SWAP, WAKE_UP
+from coddl.sim.world import FAIL, FINISH, SHARE, SWAP, WAKE_UP
 
 POINTS: Final = 1000  # of a line over time
 QUANTILES: Final = 500  # of a distribution
@@ -66,7 +66,7 @@ def held_of(events: Events, origin_s: float = 0.0) -> Held:
     preparation, except where that is seen to be swapped in too.
     """
     kind, none = events.kind, events.gpus == 0
-    takes_effect = (swapped := kind == SWAP) | (kind == FINISH)
+    takes_effect = (swapped := kind == SWAP) | (kind == FINISH) | (kind == FAIL)
     if not swapped.any():
         takes_effect |= kind == SHARE
     elif not (swapped & none).any():

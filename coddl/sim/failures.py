@@ -1,0 +1,138 @@
+"""What goes wrong with jobs: failures and users who give up, drawn from published rates."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix
+from coddl.core.errors import UserError
+from coddl.core.named import chosen
+from coddl.traces.trace import Trace, smallest_shares
+
+UNSUCCESSFUL: Final = 0.172  # of all jobs (Philly, ATC '19)
+KILLED: Final = 0.135
+# The rest is our reading of "many are quick" and "more common for larger jobs" (same source).
+ERROR_SPREAD: Final = 2.0  # of the logarithm of the time to a user's error
+PER_DOUBLING: Final = 0.25  # by which the odds of an error grow with each doubling of the request
+PRERUN_S: Final = 120.0  # a run on one GPU shows what goes wrong in the first so many seconds
+
+
+class Faults(NamedTuple):
+    """What goes wrong with the jobs of a trace, in iterations that are left when it does."""
+
+    fails_at: FloatMatrix  # [failures so far, job]; 0: not again; inf: the job is given up
+    ends_at: FloatColumn  # [job]: its user stops it; 0: it trains to its end
+    checkpoint_s: float  # what a failure spares is as old as this, at most
+
+
+class Drawn(NamedTuple):
+    """What goes wrong, and the trace as the cluster gets to see it."""
+
+    trace: Trace
+    faults: Faults
+
+
+class FailureModel(Protocol):
+    """What draws the misfortunes of a trace."""
+
+    def draw(self, trace: Trace, seed: int) -> Drawn:
+        """Draw what goes wrong with each job; the same seed, the same misfortunes."""
+
+
+@dataclass(frozen=True)
+class PhillyFailures:
+    """Fails and kills as many jobs as in Microsoft's Philly cluster (ATC '19).
+
+    17.2 % of the jobs have an error of their user's: it strikes early (log-normal) and again at
+    each retry, and larger jobs have more of them. 13.5 % are killed by their user, who looks at a
+    running job every so often, so long jobs are killed most. Hardware fails now and then, after so
+    much GPU-time in the mean; the job goes on from its last checkpoint.
+    """
+
+    retries: int = 3  # after which a job is given up
+    checkpoint_s: Annotated[float, "above 0"] = 1800.0
+    error_s: Annotated[float, "above 0"] = 120.0  # median time to an error of the user
+    hardware_gpu_h: Annotated[float, "above 0"] = 5000.0  # mean time to a failure of hardware
+    prerun: bool = False  # jobs for several GPUs first show on one that they can train at all
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.retries <= 100:
+            raise UserError(
+                f"failures with retries={self.retries} cannot be simulated",
+                "a job is retried 0 to 100 times",
+                "retries=3",
+            )
+
+    def draw(self, trace: Trace, seed: int) -> Drawn:
+        """Draw what goes wrong with each job."""
+        rng = np.random.default_rng((seed, trace.size))
+        length_s = _length_s(trace)
+        errs = rng.random(trace.size) < _error_odds(trace)
+        error_s = rng.lognormal(np.log(self.error_s), ERROR_SPREAD, trace.size)
+        error_s = np.where(error_s < length_s, error_s, rng.random(trace.size) * length_s)
+        kill_s = rng.exponential(_patience_s(length_s, _error_odds(trace)), trace.size)
+        kill_s = np.where(errs, np.inf, kill_s)
+        gaps_s = rng.exponential(self.hardware_gpu_h * 3600.0, (self.retries + 1, trace.size))
+        strikes_s = gaps_s.cumsum(axis=0) / trace.gpus_requested
+        strikes_s = np.minimum(strikes_s, np.where(errs, error_s, np.inf))
+        fails_at, ends_at = (
+            trace.iterations * np.maximum(0.0, 1.0 - at_s / length_s)
+            for at_s in (strikes_s, kill_s)
+        )
+        fails_at = np.vstack((fails_at, np.full(trace.size, np.inf)))
+        faults = Faults(fails_at, ends_at, self.checkpoint_s)
+        caught = errs & (error_s <= PRERUN_S) & (trace.gpus_requested > 1)
+        return _prerun(trace, faults, caught, error_s) if self.prerun else Drawn(trace, faults)
+
+
+def failures_from(spec: str) -> FailureModel | None:
+    """Read `none`, or `philly:parameter=value,…`."""
+    return None if spec == "none" else chosen({"philly": PhillyFailures}, spec, "failure model")
+
+
+def _length_s(trace: Trace) -> FloatColumn:
+    """How long each job trains on the GPUs it asks for."""
+    column = np.minimum(trace.gpus_requested, trace.speeds.step_s.shape[1] - 1)
+    length_s: FloatColumn = trace.iterations * trace.speeds.step_s[trace.curve, column]
+    return length_s
+
+
+def _error_odds(trace: Trace) -> FloatColumn:
+    """How likely each job has an error, larger ones more; on average as published."""
+    weight = 1.0 + PER_DOUBLING * np.log2(trace.gpus_requested)
+    odds: FloatColumn = np.minimum(1.0, UNSUCCESSFUL * weight / max(weight.sum(), 1.0) * trace.size)
+    return odds
+
+
+def _patience_s(length_s: FloatColumn, errs: FloatColumn) -> float:
+    """The mean time to a kill with which as many jobs are killed as published.
+
+    A job of length T without an error is killed with probability 1 - exp(-T / patience).
+    """
+    low, high = -20.0, 60.0  # logarithms
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        killed = ((1.0 - errs) * -np.expm1(-length_s / np.exp(middle))).sum()
+        low, high = (middle, high) if killed > KILLED * len(errs) else (low, middle)
+    return float(np.exp(high))
+
+
+def _prerun(trace: Trace, faults: Faults, caught: BoolColumn, error_s: FloatColumn) -> Drawn:
+    """Let the jobs that the pre-run catches have one GPU and one try.
+
+    What it costs the others is left out: a few iterations on one GPU.
+    """
+    one = smallest_shares(trace.speeds)[trace.curve]
+    step_s = trace.speeds.step_s[trace.curve, one]
+    left = np.maximum(trace.iterations - error_s / step_s, 0.5 * trace.iterations)
+    fails_at = faults.fails_at.copy()
+    fails_at[0, caught] = left[caught]
+    fails_at[1:, caught] = np.inf
+    tried = replace(
+        trace,
+        gpus_requested=np.where(caught, one, trace.gpus_requested),
+        gpus_min=np.where(caught, one, trace.gpus_min),
+        gpus_max=np.where(caught, one, trace.gpus_max),
+    )
+    return Drawn(tried, faults._replace(fails_at=fails_at))
