@@ -42,9 +42,7 @@ class Seats(NamedTuple):
     @property
     def totals(self) -> IntColumn:
         """GPUs of each row."""
-        sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.gpus)))
-        out: IntColumn = sums[self.first[1:]] - sums[self.first[:-1]]
-        return out
+        return row_sums(self.first, self.gpus)
 
     def row(self, row: int) -> dict[int, int]:
         """What one row holds, as {island: gpus}."""
@@ -65,9 +63,26 @@ class Seats(NamedTuple):
 
     def in_use(self, ground: Ground) -> IntColumn:
         """GPUs of each island that somebody holds."""
-        used = np.zeros(len(ground.island_gpus), np.int64)
-        np.add.at(used, self.island, self.gpus)
-        return used
+        return summed(self.island, self.gpus, len(ground.island_gpus))
+
+
+@kernel
+def summed(at: IntColumn, values: IntColumn, size: int) -> IntColumn:
+    """Sum values by where they belong."""
+    out = np.zeros(size, np.int64)
+    for i in range(at.shape[0]):
+        out[at[i]] += values[i]
+    return out
+
+
+@kernel
+def row_sums(first: IntColumn, values: IntColumn) -> IntColumn:
+    """Sum the values of each row."""
+    out = np.zeros(first.shape[0] - 1, np.int64)
+    for row in range(out.shape[0]):
+        for i in range(first[row], first[row + 1]):
+            out[row] += values[i]
+    return out
 
 
 @kernel

@@ -19,6 +19,7 @@ from coddl.core.placement.room import (
     seats_from,
     take,
     take_close,
+    take_within,
     tightest,
 )
 from coddl.core.seats import Seats
@@ -42,59 +43,110 @@ def is_of(ground: Ground, island: int, kind: int, kinds: int) -> bool:
 
 @part
 def worst_entry(ground: Ground, seats: Seats, row: int, kind: int, wishes: Wishes) -> int:
-    """The entry to give up first: on the node where the row has fewest GPUs, its home last."""
+    """The entry to give up first: on the node where the row has fewest GPUs, its home last.
+
+    Entries of a node stand beside each other; of those the smallest goes first.
+    """
     kinds, worst, fewest = wishes.gpus.shape[1], NONE, 0
-    for i in range(seats.first[row], seats.first[row + 1]):
-        if seats.gpus[i] == 0 or not is_of(ground, seats.island[i], kind, kinds):
-            continue
-        node, gpus = ground.island_node[seats.island[i]], 0
-        for j in range(seats.first[row], seats.first[row + 1]):
-            if ground.island_node[seats.island[j]] == node:
-                gpus += seats.gpus[j]
+    i, end = seats.first[row], seats.first[row + 1]
+    while i < end:
+        node, least, gpus = ground.island_node[seats.island[i]], NONE, 0
+        while i < end and ground.island_node[seats.island[i]] == node:
+            gpus += seats.gpus[i]
+            if seats.gpus[i] > 0 and (least < 0 or seats.gpus[i] <= seats.gpus[least]):
+                least = i
+            i += 1
         if node == wishes.home[row]:
             gpus += 2**31
-        if worst < 0 or gpus <= fewest:
-            worst, fewest = i, gpus
+        wanted = least >= 0 and is_of(ground, seats.island[least], kind, kinds)
+        if wanted and (worst < 0 or gpus <= fewest):
+            worst, fewest = least, gpus
     return int(worst)
 
 
 @kernel
-def keep(ground: Ground, seats: Seats, wishes: Wishes, taken: Taken) -> None:
-    """Let rows keep what they hold, up to what they want of each kind; note it in `taken`."""
+def keep(ground: Ground, seats: Seats, wishes: Wishes, free: IntColumn, taken: Taken) -> None:
+    """Let rows keep what they hold, up to what they want of each kind; note it in `taken`.
+
+    `free` is what each island has, and is left with. Of two rows that hold the same GPUs, as
+    packed jobs do until they part, the first keeps them.
+    """
     left = Seats(seats.first, seats.island, seats.gpus.copy())
     rows, kinds = wishes.gpus.shape
     for row in range(rows):
+        if seats.first[row + 1] == seats.first[row]:
+            continue
+        for i in range(seats.first[row], seats.first[row + 1]):
+            left.gpus[i] = min(left.gpus[i], free[seats.island[i]])
         for kind in range(kinds):
             excess = -wishes.gpus[row, kind]
             for i in range(seats.first[row], seats.first[row + 1]):
                 if is_of(ground, seats.island[i], kind, kinds):
                     excess += left.gpus[i]
-            if excess != 0 and wishes.spans[row] == 0:
+            if excess < 0 and wishes.spans[row] == 0:
                 left.gpus[seats.first[row] : seats.first[row + 1]] = 0  # anew, all at one place
             while excess > 0:
                 worst = worst_entry(ground, left, row, kind, wishes)
-                if worst < 0:
-                    break
                 some = min(excess, left.gpus[worst])
                 left.gpus[worst] -= some
                 excess -= some
         for i in range(seats.first[row], seats.first[row + 1]):
             if left.gpus[i] > 0:
+                free[seats.island[i]] -= left.gpus[i]
                 note(taken, row, seats.island[i], left.gpus[i])
 
 
+class Found(NamedTuple):
+    """The room that is left and what rows have of it, while they are placed."""
+
+    room: Room
+    taken: Taken
+    kept: IntColumn  # entries kept[r] .. kept[r+1]-1 of `taken` are what row r has kept
+    lack: IntMatrix  # what rows want besides, by kind
+
+
+@kernel
+def after_keeping(ground: Ground, seats: Seats, wishes: Wishes, reserved: IntColumn) -> Found:
+    """Let rows keep what they can; what is free then is room for the others."""
+    taken = nothing_taken(int(wishes.gpus.sum()) + seats.island.shape[0] + 1)
+    free = ground.island_gpus - reserved
+    keep(ground, seats, wishes, free, taken)
+    rows, kinds = wishes.gpus.shape
+    kept, lack = np.zeros(rows + 1, np.int64), wishes.gpus.copy()
+    for i in range(taken.size[0]):
+        kind = ground.node_kind[ground.island_node[taken.island[i]]] if kinds > 1 else 0
+        lack[taken.row[i], kind] -= taken.gpus[i]
+        kept[taken.row[i] + 1] += 1
+    for row in range(rows):
+        kept[row + 1] += kept[row]
+    return Found(room_of(ground, ground.island_gpus - free), taken, kept, lack)
+
+
 @part
-def grow(room: Room, taken: Taken, row: int, need: int, kind: int) -> int:
-    """Give a row more GPUs, first on nodes where it has some; return what is missing."""
-    mine = taken.size[0]
-    for i in range(mine):
-        if taken.row[i] == row and need > 0:
-            node = room.ground.island_node[taken.island[i]]
-            some = min(need, room.node_free[node])
-            if some > 0 and (kind < 0 or room.ground.node_kind[node] == kind):
-                take(room, taken, row, node, some)
-                need -= some
+def grow(found: Found, row: int, need: int, kind: int) -> int:
+    """Give a row more GPUs, first on its nodes, then in its rack; return what is missing."""
+    room, taken, ground = found.room, found.taken, found.room.ground
+    rack = NONE
+    for i in range(found.kept[row], found.kept[row + 1]):
+        node = ground.island_node[taken.island[i]]
+        rack = ground.node_rack[node]
+        some = min(need, room.node_free[node])
+        if some > 0 and (kind < 0 or ground.node_kind[node] == kind):
+            take(room, taken, row, node, some)
+            need -= some
+    if rack >= 0 and need <= room.rack_free[rack]:
+        need = take_within(room, taken, row, need, kind, rack)
     return take_close(room, taken, row, need, kind) if need > 0 else 0
+
+
+@part
+def lone_node(room: Room, seats: Seats, row: int, need: int, kind: int) -> int:
+    """The node for a row that can't span: where it is if there is room, else the tightest."""
+    if seats.first[row + 1] > seats.first[row]:
+        node = room.ground.island_node[seats.island[seats.first[row]]]
+        if room.node_free[node] >= need and (kind < 0 or room.ground.node_kind[node] == kind):
+            return int(node)
+    return tightest(room, need, kind, NONE)
 
 
 @kernel
@@ -103,41 +155,53 @@ def place_close(ground: Ground, seats: Seats, wishes: Wishes, reserved: IntColum
 
     Who finds no place gets less, or nothing if it can't span nodes.
     """
-    wanted, kinds = wishes.gpus, wishes.gpus.shape[1]
-    taken = nothing_taken(int(wanted.sum()) + seats.island.shape[0] + 1)
-    keep(ground, seats, wishes, taken)
-    used, held = reserved.copy(), np.zeros_like(wanted)
-    for i in range(taken.size[0]):
-        used[taken.island[i]] += taken.gpus[i]
-        kind = ground.node_kind[ground.island_node[taken.island[i]]] if kinds > 1 else 0
-        held[taken.row[i], kind] += taken.gpus[i]
-    room = room_of(ground, used)
+    found = after_keeping(ground, seats, wishes, reserved)
+    kinds, lack = wishes.gpus.shape[1], found.lack
     for spans in range(2):
         for row in wishes.order:
+            if (wishes.spans[row] > 0) != (spans > 0):
+                continue
             for kind in range(kinds):
-                need, of_kind = wanted[row, kind] - held[row, kind], kind if kinds > 1 else NONE
-                if need <= 0 or (wishes.spans[row] > 0) != (spans > 0):
-                    continue
-                if spans > 0:
-                    grow(room, taken, row, need, of_kind)
-                else:
-                    node = tightest(room, need, of_kind, NONE)
+                need, of_kind = lack[row, kind], kind if kinds > 1 else NONE
+                if need > 0 and spans > 0:
+                    grow(found, row, need, of_kind)
+                elif need > 0:
+                    node = lone_node(found.room, seats, row, need, of_kind)
                     if node >= 0:
-                        take(room, taken, row, node, need)
-    return seats_from(wanted.shape[0], taken)
+                        take(found.room, found.taken, row, node, need)
+    return seats_from(wishes.gpus.shape[0], found.taken)
 
 
 def placed_close(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> Placed:
     """Places for an allocation: who stays keeps them, the others are placed in `order`."""
     ground, seats, jobs = snapshot.cluster.ground, snapshot.seats, snapshot.jobs
     assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
-    reserved = snapshot.reserved
-    if reserved is None:
-        reserved = np.zeros(len(ground.island_gpus), np.int64)
-    wanted = np.ascontiguousarray(allocation.by_kind)
-    found = place_close(ground, seats, Wishes(wanted, order, jobs.spans, jobs.home), reserved)
+    leaders = leaders_of(seats, allocation)
+    wanted = np.where((leaders == np.arange(seats.rows))[:, None], allocation.by_kind, 0)
+    wishes = Wishes(wanted, order, jobs.spans, jobs.home)
+    found = place_close(ground, seats, wishes, kept_back(snapshot)).take(leaders)
     missing = (found.totals == 0) & (allocation.gpus > 0)
     return Placed(found, cramped(missing, allocation.gpus, ground))
+
+
+def kept_back(snapshot: Snapshot) -> IntColumn:
+    """By island, the GPUs that are kept for somebody."""
+    if snapshot.reserved is not None:
+        return snapshot.reserved
+    return np.zeros(len(snapshot.cluster.ground.island_gpus), np.int64)
+
+
+def leaders_of(seats: Seats, allocation: Allocation) -> IntColumn:
+    """Whose place each row has: its own, or that of the row it shares GPUs with.
+
+    Of a pair the one leads that has a place already, else the first.
+    """
+    rows, mates = np.arange(seats.rows), allocation.mates
+    if mates is None:
+        return rows
+    sits = seats.first[1:] > seats.first[:-1]
+    follows = (mates >= 0) & ((sits < sits[mates]) | ((sits == sits[mates]) & (mates < rows)))
+    return np.where(follows, mates, rows)
 
 
 def cramped(rows: BoolColumn, gpus: IntColumn, ground: Ground) -> Reasons:

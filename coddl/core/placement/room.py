@@ -27,6 +27,7 @@ class Room(NamedTuple):
     zone_kind: IntColumn
     zone_rack: IntColumn
     zone_free: IntColumn
+    rack_free: IntColumn
     head: IntMatrix  # [zone, free GPUs]: the first such node
     after: IntColumn  # of each node: the following one with as many free in its zone
     before: IntColumn
@@ -65,6 +66,16 @@ def unfile(room: Room, node: int) -> None:
         room.before[after] = before
 
 
+@part
+def change_free(room: Room, node: int, gpus: int) -> None:
+    """Count so many more GPUs of a node as free, or fewer."""
+    unfile(room, node)
+    room.node_free[node] += gpus
+    room.zone_free[room.zone[node]] += gpus
+    room.rack_free[room.ground.node_rack[node]] += gpus
+    file(room, node)
+
+
 @kernel
 def room_of(ground: Ground, used: IntColumn) -> Room:
     """The room that is left where so many GPUs of each island are used."""
@@ -84,9 +95,10 @@ def room_of(ground: Ground, used: IntColumn) -> Room:
             zones[0, size], zones[1, size] = kind, rack
             size += 1
         zone[node] = at
-    widest = 0
+    widest, racks = 0, 0
     for node in range(nodes):
         widest = max(widest, ground.node_gpus[node])
+        racks = max(racks, ground.node_rack[node] + 1)
     room = Room(
         ground,
         ground.island_gpus - used,
@@ -95,6 +107,7 @@ def room_of(ground: Ground, used: IntColumn) -> Room:
         zones[0, :size].copy(),
         zones[1, :size].copy(),
         np.zeros(size, np.int64),
+        np.zeros(racks, np.int64),
         np.full((size, widest + 1), -1),
         np.empty(nodes, np.int64),
         np.empty(nodes, np.int64),
@@ -103,6 +116,7 @@ def room_of(ground: Ground, used: IntColumn) -> Room:
         for island in range(ground.first[node], ground.first[node + 1]):
             room.node_free[node] += room.island_free[island]
         room.zone_free[zone[node]] += room.node_free[node]
+        room.rack_free[ground.node_rack[node]] += room.node_free[node]
         file(room, node)
     return room
 
@@ -131,10 +145,7 @@ def note(taken: Taken, row: int, island: int, gpus: int) -> None:
 @part
 def take(room: Room, taken: Taken, row: int, node: int, gpus: int) -> None:
     """Give a row `gpus` GPUs of a node that has them: of the tightest island, else the widest."""
-    unfile(room, node)
-    room.node_free[node] -= gpus
-    room.zone_free[room.zone[node]] -= gpus
-    file(room, node)
+    change_free(room, node, -gpus)
     while gpus > 0:
         best = NONE
         for island in range(room.ground.first[node], room.ground.first[node + 1]):
@@ -180,38 +191,59 @@ def widest(room: Room, kind: int, rack: int) -> int:
 
 
 @part
-def best_rack(room: Room, need: int, kind: int) -> int:
-    """The rack that `need` GPUs fill best; -1 if none has room for them all."""
-    best, best_free = -1, 0
-    for zone in range(room.head.shape[0]):
-        if not suits(room, zone, kind, NONE):
-            continue
-        rack, free = room.zone_rack[zone], 0
-        for other in range(room.head.shape[0]):
-            if suits(room, other, kind, rack):
-                free += room.zone_free[other]
-        if free >= need and (best < 0 or free < best_free):
-            best, best_free = rack, free
+def best_zone(room: Room, need: int, kind: int) -> int:
+    """The zone of this kind (-1: any) that `need` GPUs fill best; -1 if none has room for all."""
+    best = -1
+    for zone in range(room.zone_free.shape[0]):
+        fits = room.zone_free[zone] >= need and suits(room, zone, kind, NONE)
+        if fits and (best < 0 or room.zone_free[zone] < room.zone_free[best]):
+            best = zone
     return int(best)
 
 
 @part
-def take_close(room: Room, taken: Taken, row: int, need: int, kind: int) -> int:
-    """Give a row `need` GPUs on few nodes, in one rack if one has them; return what is missing."""
-    node = tightest(room, need, kind, NONE)
-    rack = best_rack(room, need, kind) if node < 0 and room.head.shape[0] > 1 else NONE
+def best_rack(room: Room, need: int) -> int:
+    """The rack that `need` GPUs of any kind fill best; -1 if none has room for all."""
+    best = -1
+    for rack in range(room.rack_free.shape[0]):
+        fits = room.rack_free[rack] >= need
+        if fits and (best < 0 or room.rack_free[rack] < room.rack_free[best]):
+            best = rack
+    return int(best)
+
+
+@part
+def take_within(room: Room, taken: Taken, row: int, need: int, kind: int, rack: int) -> int:
+    """Give a row `need` GPUs on few nodes of this kind and rack (-1: any); return what is missing.
+
+    The nodes with most room first; the last is one that the rest fills best.
+    """
     while need > 0:
-        if node < 0:
-            node = tightest(room, need, kind, rack)
+        node = tightest(room, need, kind, rack)
         if node < 0:
             node = widest(room, kind, rack)
         if node < 0:
-            return need
+            break
         some = min(need, room.node_free[node])
         take(room, taken, row, node, some)
         need -= some
-        node = NONE
-    return 0
+    return int(need)
+
+
+@part
+def take_close(room: Room, taken: Taken, row: int, need: int, kind: int) -> int:
+    """Give a row `need` GPUs close together; return what is missing.
+
+    On a node if one has them, else of one kind in a rack, else in a rack, else anywhere.
+    """
+    rack = NONE
+    if tightest(room, need, kind, NONE) < 0 and room.zone_free.shape[0] > 1:
+        zone = best_zone(room, need, kind)
+        if zone >= 0:
+            kind, rack = room.zone_kind[zone], room.zone_rack[zone]
+        elif kind < 0:
+            rack = best_rack(room, need)
+    return take_within(room, taken, row, need, kind, rack)
 
 
 @kernel

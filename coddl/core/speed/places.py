@@ -69,6 +69,7 @@ class Scene(NamedTuple):
     ground: Ground
     seats: Seats
     crossing: IntColumn  # by node: jobs that use its NIC, as they lie on several nodes
+    of_kind: IntColumn  # scratch, by kind: GPUs of the row that is looked at
 
 
 @kernel
@@ -81,9 +82,10 @@ def slowdowns(
     """
     rows = curves.shape[0]
     crossing = np.zeros(ground.node_gpus.shape[0], np.int64)
-    scene = Scene(places, ground, seats, crossing)
+    of_kind = np.zeros(places.kinds.shape[1], np.int64)
+    scene = Scene(places, ground, seats, crossing, of_kind)
     for row in range(rows):
-        if nodes_of(scene, row) > 1:
+        if seats.first[row + 1] > seats.first[row] + 1 and nodes_of(scene, row) > 1:
             for i in range(seats.first[row], seats.first[row + 1]):
                 if is_new_node(scene, row, i):
                     crossing[ground.island_node[seats.island[i]]] += 1
@@ -117,7 +119,8 @@ def slowdown(scene: Scene, row: int, curve: int) -> float:
     """The factor of one row that sits somewhere, but for who shares its GPUs."""
     places, ground, seats = scene.places, scene.ground, scene.seats
     gpus, rack, several_racks, busiest = 0, -1, False, 1
-    of_kind = np.zeros(places.kinds.shape[1], np.int64)
+    of_kind = scene.of_kind
+    of_kind[:] = 0
     for i in range(seats.first[row], seats.first[row + 1]):
         node = ground.island_node[seats.island[i]]
         gpus += seats.gpus[i]
