@@ -12,7 +12,7 @@ ELASTIC = ("afs-l", "afs-l-kinds", "afs-p-kinds", "max-min-kinds",
            "afs-l:contest=tournament", "afs-p", "afs-p:tie=keep",
            "afs-p:contest=tournament", "max-min", "max-speedup", "optimus")  # fmt: skip
 RIGID = ("srtf", "srsf", "tiresias-g", "tiresias-l", "tiresias-l:preset=afs",
-         "tiresias-l:threshold_gpu_h=0.01/0.1", "fifo:backfill=true")  # fmt: skip
+         "tiresias-l:threshold_gpu_h=0.01/0.1", "fifo:backfill=true", "gandiva")  # fmt: skip
 
 
 class TestElastic(PolicyContract):

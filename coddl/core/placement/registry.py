@@ -6,6 +6,7 @@ from typing import Final, Protocol
 from coddl.core.allocation import Allocation
 from coddl.core.named import Parameter, chosen, parameters_of
 from coddl.core.placement.consolidate import Consolidate
+from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.placement.placement import Placed
 from coddl.core.snapshot import Snapshot
 
@@ -19,6 +20,7 @@ class NamedPlacement(Protocol):
 
 PLACEMENTS: Final[Mapping[str, type[NamedPlacement]]] = {
     "consolidate": Consolidate,
+    "gandiva": GandivaPlacement,
 }
 
 

@@ -6,6 +6,7 @@ from typing import Final
 from coddl.core.named import Parameter, chosen, parameters_of
 from coddl.core.policies.afs import AfsL, AfsP
 from coddl.core.policies.fifo import Fifo
+from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.policies.gittins import TiresiasG
 from coddl.core.policies.kinds import AfsLKinds, AfsPKinds, MaxMinKinds
 from coddl.core.policies.marginal_gain import MaxSpeedup, Optimus
@@ -20,6 +21,7 @@ POLICIES: Final[Mapping[str, type[NamedPolicy]]] = {
     "afs-p": AfsP,
     "afs-p-kinds": AfsPKinds,
     "fifo": Fifo,
+    "gandiva": Gandiva,
     "max-min": MaxMin,
     "max-min-kinds": MaxMinKinds,
     "max-speedup": MaxSpeedup,

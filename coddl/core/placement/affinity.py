@@ -1,0 +1,132 @@
+"""Which servers suit a job: Algorithm 1 of Gandiva (OSDI '18).
+
+Jobs that ask for as many GPUs share servers, so that a server hosts jobs of one size and none of
+its GPUs is left over. A job's *home* is the servers it belongs to, whether it runs or waits for its
+turn there.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from coddl.core.columns import IntColumn
+from coddl.core.compiling import kernel, part, whole_number
+from coddl.core.placement.room import NONE
+
+
+class Servers(NamedTuple):
+    """Who is at home where, by node."""
+
+    gpus: IntColumn
+    load: IntColumn  # GPUs that those at home there ask for; more than it has: they take turns
+    affinity: IntColumn  # what the first of them asks for in all; 0: nobody is at home there
+
+
+# What Algorithm 1 comes to.
+SAME = whole_number(0)  # servers of its affinity, with room
+EMPTY = whole_number(1)  # servers where nobody is at home
+RELAXED = whole_number(2)  # servers of any affinity with room
+SHARED = whole_number(3)  # servers of its affinity, over-subscribed
+QUEUED = whole_number(4)  # none
+ANY = whole_number(-1)  # in place of an affinity: whatever it is, if GPUs are free
+NOBODY = whole_number(0)
+
+
+@kernel
+def no_servers(gpus: IntColumn) -> Servers:
+    """Servers with so many GPUs, where nobody is at home."""
+    return Servers(gpus, np.zeros_like(gpus), np.zeros_like(gpus))
+
+
+@part
+def room_at(servers: Servers, node: int, affinity: int) -> int:
+    """How many GPUs of a node count: those that are free if affinity is ANY, else all of it."""
+    if affinity == ANY:
+        return int(servers.gpus[node] - servers.load[node])
+    return int(servers.gpus[node]) if servers.affinity[node] == affinity else 0
+
+
+@part
+def is_better(servers: Servers, node: int, best: int, affinity: int, alone: bool) -> bool:
+    """Tell whether a node comes before the best so far.
+
+    Of the job's own affinity, the one with the least load a GPU. Of the others, the one that the
+    job fills best if it is to be there alone, else the one with most room.
+    """
+    if best < 0:
+        return True
+    if affinity > 0:
+        here = servers.load[node] * servers.gpus[best]
+        return bool(here < servers.load[best] * servers.gpus[node])
+    here, there = room_at(servers, node, affinity), room_at(servers, best, affinity)
+    return here < there if alone else here > there
+
+
+@part
+def find_nodes(servers: Servers, need: int, spans: int, affinity: int, parts: IntColumn) -> bool:
+    """Find a server with `need` GPUs, or else several if the job `spans`; fill in its parts."""
+    best, left = NONE, need
+    parts[:] = 0
+    for node in range(parts.shape[0]):
+        fits = room_at(servers, node, affinity) >= need
+        if fits and is_better(servers, node, best, affinity, True):
+            best = node
+    if best >= 0:
+        parts[best] = need
+        return True
+    while left > 0 and spans > 0:
+        best = NONE
+        for node in range(parts.shape[0]):
+            helps = parts[node] == 0 and room_at(servers, node, affinity) > 0
+            if helps and is_better(servers, node, best, affinity, False):
+                best = node
+        if best < 0:
+            break
+        parts[best] = min(left, room_at(servers, best, affinity))
+        left -= parts[best]
+    return bool(left == 0)
+
+
+@part
+def has_room(servers: Servers, parts: IntColumn) -> bool:
+    """Tell whether a home can be had without taking turns: its height stays at 1 or below."""
+    for node in range(parts.shape[0]):
+        if parts[node] > 0 and servers.load[node] + parts[node] > servers.gpus[node]:
+            return False
+    return True
+
+
+@kernel
+def get_nodes(servers: Servers, need: int, spans: int, parts: IntColumn) -> int:
+    """Algorithm 1: fill in how many GPUs of each node are the job's home, and say which kind.
+
+    QUEUED leaves `parts` without meaning. A server's height is its load over its GPUs; "height < 1"
+    is read as room for this job, since other sizes may live there once affinity was relaxed.
+    """
+    same = find_nodes(servers, need, spans, need, parts)
+    if same and has_room(servers, parts):
+        return SAME
+    other = np.empty_like(parts)
+    if find_nodes(servers, need, spans, NOBODY, other):
+        parts[:] = other
+        return EMPTY
+    if find_nodes(servers, need, spans, ANY, other):
+        parts[:] = other
+        return RELAXED
+    return SHARED if same else QUEUED
+
+
+@part
+def move_in(servers: Servers, node: int, need: int, gpus: int) -> None:
+    """Make a node part of the home of a job that asks for `need` GPUs in all, `gpus` here."""
+    servers.load[node] += gpus
+    if servers.affinity[node] == 0:
+        servers.affinity[node] = need
+
+
+@part
+def move_out(servers: Servers, node: int, gpus: int) -> None:
+    """Take a node from a job's home. The last to leave takes the affinity along."""
+    servers.load[node] -= gpus
+    if servers.load[node] == 0:
+        servers.affinity[node] = 0

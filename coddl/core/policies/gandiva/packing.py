@@ -1,0 +1,118 @@
+"""Packing: two jobs on the same GPUs, tried under overload and undone where it does not pay."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
+from coddl.core.policies.gandiva.homes import BITS, FAILED, MATE, TURN
+from coddl.core.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """Rows that might share GPUs, and by how many GPUs each server has too few."""
+
+    node: IntColumn  # of rows that are at home on one server; -1 for others
+    excess: IntColumn  # by node: load over what it has; packing lowers it
+    now: int  # the slice of time
+    profiled_s: float  # a job's utilisation is known after so long
+    busy_below: float  # a job that keeps its GPUs less busy than this may be packed
+
+
+def rate_of_pair(snapshot: Snapshot, a: int, b: int) -> float:
+    """What two jobs on one GPU do together, as a part of what a GPU does that they share in turns.
+
+    The rate of each, against being alone, is one over the factor on its step time.
+    """
+    packed, curve = snapshot.speeds.places.packed, snapshot.jobs.curve
+    return float(1.0 / packed[curve[a], curve[b]] + 1.0 / packed[curve[b], curve[a]])
+
+
+def pack(snapshot: Snapshot, overload: Overload, memory: FloatMatrix) -> IntColumn:
+    """The row that each row shares GPUs with, or -1; keeps the account of trials in `memory`.
+
+    A pair is looked at after a slice of time: if the two do more together than in turns it stays,
+    else it is undone and not tried again. As long as a server has too many jobs, the two that keep
+    GPUs least busy are tried next, one pair at a time. (Gandiva, OSDI '18, section 4.)
+    """
+    mates = np.full(snapshot.jobs.size, -1)
+    trials: set[int] = set()  # servers with a pair whose worth is not known yet
+    for a, b in _pairs(snapshot, overload, memory):
+        node = int(overload.node[a])
+        ran = snapshot.jobs.gpus[a] > 0 and overload.now > memory[a, TURN]
+        if memory[a, MATE] > 0 and ran:
+            if rate_of_pair(snapshot, a, b) <= 1.0:
+                _give_up(snapshot, memory, a, b)
+                continue
+            memory[[a, b], MATE] *= -1.0
+        if overload.excess[node] > 0:
+            mates[a], mates[b] = b, a
+            overload.excess[node] -= snapshot.jobs.gpus_requested[a]
+            trials |= {node} if memory[a, MATE] > 0 else set()
+    memory[mates < 0, MATE] = 0.0
+    for a, b in _candidates(snapshot, overload, memory, mates):
+        node = int(overload.node[a])
+        if node not in trials and overload.excess[node] > 0:
+            mates[a], mates[b] = b, a
+            memory[[a, b], MATE] = snapshot.jobs.id[[b, a]] + 1.0
+            memory[[a, b], TURN] = overload.now
+            trials.add(node)
+    return mates
+
+
+def _pairs(snapshot: Snapshot, overload: Overload, memory: FloatMatrix) -> list[tuple[int, int]]:
+    """Rows that are packed now, and still could be."""
+    jobs, rows = snapshot.jobs, np.flatnonzero(memory[:, MATE])
+    others = np.searchsorted(jobs.id, np.abs(memory[rows, MATE]) - 1.0)
+    return [
+        (int(a), int(b))
+        for a, b in zip(rows, others, strict=True)
+        if a < b < jobs.size
+        and abs(memory[b, MATE]) == jobs.id[a] + 1
+        and abs(memory[a, MATE]) == jobs.id[b] + 1
+        and overload.node[a] == overload.node[b] >= 0
+        and jobs.gpus_requested[a] == jobs.gpus_requested[b]
+    ]
+
+
+def _give_up(snapshot: Snapshot, memory: FloatMatrix, a: int, b: int) -> None:
+    """Remember of two jobs that packing does not pay beside the other's model."""
+    for row, other in ((a, b), (b, a)):
+        bit = 1 << int(snapshot.jobs.curve[other] % BITS)
+        memory[row, FAILED] = int(memory[row, FAILED]) | bit
+
+
+def _candidates(
+    snapshot: Snapshot, overload: Overload, memory: FloatMatrix, mates: IntColumn
+) -> list[tuple[int, int]]:
+    """For each server with too many jobs, the first pair to try: the least busy that may."""
+    jobs, busy = snapshot.jobs, _busy(snapshot)
+    crowded = (overload.node >= 0) & (overload.excess[overload.node] > 0) & (mates < 0)
+    rows = np.flatnonzero(
+        crowded & (busy < overload.busy_below) & (jobs.executed_s >= overload.profiled_s)
+    )
+    order = rows[np.lexsort((jobs.id[rows], busy[rows], overload.node[rows]))]
+    found: dict[int, tuple[int, int]] = {}
+    for i, a in enumerate(order.tolist()):
+        node = int(overload.node[a])
+        for b in order[i + 1 :].tolist():
+            if node in found or overload.node[b] != node:
+                break
+            if jobs.gpus_requested[a] == jobs.gpus_requested[b] and not (
+                _has_failed(snapshot, memory, a, b) or _has_failed(snapshot, memory, b, a)
+            ):
+                found[node] = (min(a, b), max(a, b))
+    return list(found.values())
+
+
+def _has_failed(snapshot: Snapshot, memory: FloatMatrix, row: int, other: int) -> bool:
+    bit = 1 << int(snapshot.jobs.curve[other] % BITS)
+    return int(memory[row, FAILED]) & bit != 0
+
+
+def _busy(snapshot: Snapshot) -> FloatColumn:
+    """How busy each job keeps its GPUs."""
+    busy = snapshot.speeds.places.busy
+    out: FloatColumn = busy[np.minimum(snapshot.jobs.curve, len(busy) - 1)]
+    return out

@@ -1,0 +1,166 @@
+"""The policy: homes, turns, packing, migration and growth, in one decision."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from coddl.core.allocation import Allocation, Reasons, because
+from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
+from coddl.core.jobs import ELASTIC
+from coddl.core.placement.affinity import Servers, no_servers
+from coddl.core.placement.close import leaders_of
+from coddl.core.policies.gandiva.growth import Idle, grow
+from coddl.core.policies.gandiva.homes import (
+    HOME,
+    MATE,
+    TURN,
+    Homes,
+    Wants,
+    close_ranks,
+    find_homes,
+    leave_crowds,
+    lone_nodes,
+    remember,
+)
+from coddl.core.policies.gandiva.packing import Overload, pack
+from coddl.core.policies.gandiva.seating import by_node, seat
+from coddl.core.policies.gandiva.turns import (
+    deal,
+    let_in,
+    midst_of_turn,
+    order_of_turns,
+    slice_at,
+)
+from coddl.core.seats import Seats
+from coddl.core.snapshot import Snapshot
+
+
+class Scene(NamedTuple):
+    """What a decision works on."""
+
+    snapshot: Snapshot
+    now: int  # the slice of time
+    servers: Servers
+    kinds: IntColumn  # of the servers
+    seated: Seats  # by server
+    memory: FloatMatrix
+    wants: Wants
+
+
+def scene_of(snapshot: Snapshot, quantum_s: float) -> Scene:
+    """The scene before anybody is at home. Where nobody places jobs, all GPUs are one server's."""
+    jobs, memory = snapshot.jobs, snapshot.memory.copy()
+    ground, seats = snapshot.cluster.ground, snapshot.seats
+    if seats is None:
+        gpus, kinds = np.array([snapshot.cluster.gpus_total]), np.zeros(1, np.int64)
+        seated = Seats.of([{0: held} if held > 0 else {} for held in jobs.gpus.tolist()])
+        memory[:, HOME] = 1.0
+    else:
+        gpus, kinds, seated = ground.node_gpus, ground.node_kind, by_node(ground, seats)
+    wants = Wants(jobs.gpus_requested, jobs.spans)
+    now = slice_at(snapshot.now_s, quantum_s)
+    return Scene(snapshot, now, no_servers(gpus), kinds, seated, memory, wants)
+
+
+@dataclass(frozen=True)
+class Gandiva:
+    """Gives jobs GPUs at once, on servers with jobs of their size; where there are too many, they
+    take turns or share GPUs, and move when others leave.
+
+    Rigid request · overload: time slices in turn, and packing where it pays · cap: the request, or
+    the idle GPUs of its server for an elastic job.
+    """
+
+    quantum_s: Annotated[float, "above 0"] = 60.0  # a slice of time; turns change at its multiples
+    packing: bool = True  # two jobs may share GPUs under overload, if a profile of models is known
+    pack_below: float = 0.75  # a job that keeps GPUs less busy than this may be packed
+    moves: int = 1  # running jobs that a decision may move so that free GPUs lie together
+    idle: float = 0.75  # of a server's GPUs: if so many are free, its jobs may be moved elsewhere
+    grow_after_s: float = 60.0  # idle GPUs go to elastic jobs beside them after so long; 0: never
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        scene = scene_of(snapshot, self.quantum_s)
+        jobs, servers, memory, wants = snapshot.jobs, scene.servers, scene.memory, scene.wants
+        midst = midst_of_turn(jobs, memory[:, TURN], scene.now)
+        order = order_of_turns(jobs, midst)
+        homes = find_homes(servers, wants, scene.seated, memory)
+        _migrate(self, scene, homes, order)
+        mates = _mates(self, scene, lone_nodes(homes))
+        free, at_home = servers.gpus.copy(), homes.head >= 0
+        kept = Homes(homes.head.copy(), *homes[1:])
+        runs = deal(free, homes, order, mates)
+        let_in(free, homes, wants, order, scene.seated, runs)
+        memory[runs & ~midst, TURN] = scene.now
+        shares = np.where(runs, wants.gpus, 0)
+        wake_at_s = _grow(self, scene, Idle(free, lone_nodes(homes), runs & (mates < 0)), shares)
+        guests = runs & ~at_home
+        waits = ~runs & (at_home | guests.any()) & (wants.gpus <= servers.gpus.sum())
+        if waits.any() or (memory[:, MATE] > 0).any():
+            wake_at_s = min(wake_at_s, (scene.now + 1) * self.quantum_s)
+        if snapshot.seats is None:
+            memory[:, HOME] = snapshot.memory[:, HOME]
+            return Allocation(shares, _why(self, scene, shares, at_home), wake_at_s, memory)
+        remember(kept, memory)
+        found = Allocation(
+            shares,
+            _why(self, scene, shares, at_home),
+            wake_at_s,
+            memory,
+            mates=np.where(runs, mates, -1),
+        )
+        leaders = leaders_of(snapshot.seats, found)
+        alone = np.where(leaders == np.arange(jobs.size), shares, 0)
+        seats = seat(snapshot.cluster.ground, snapshot.seats, homes, alone)
+        return replace(found, seats=seats.take(leaders))
+
+
+def _migrate(policy: Gandiva, scene: Scene, homes: Homes, order: IntColumn) -> None:
+    """Move jobs away from where they take turns, and together where GPUs lie idle."""
+    jobs, now_s = scene.snapshot.jobs, scene.snapshot.now_s
+    if len(scene.servers.gpus) == 1:
+        return
+    packed = scene.memory[:, MATE] != 0.0
+    leave_crowds(scene.servers, homes, scene.wants, order[((jobs.gpus == 0) | packed)[order]])
+    settled = (jobs.gpus > 0) & (now_s >= jobs.last_start_s + policy.quantum_s)
+    close_ranks(scene.servers, homes, scene.wants, scene.kinds, settled, policy.idle, policy.moves)
+
+
+def _mates(policy: Gandiva, scene: Scene, node: IntColumn) -> IntColumn:
+    """Who shares GPUs with whom."""
+    if not policy.packing or scene.snapshot.seats is None:
+        scene.memory[:, MATE] = 0.0
+        return np.full(len(node), -1)
+    excess = scene.servers.load - scene.servers.gpus
+    overload = Overload(node, excess, scene.now, policy.quantum_s, policy.pack_below)
+    return pack(scene.snapshot, overload, scene.memory)
+
+
+def _grow(policy: Gandiva, scene: Scene, idle: Idle, shares: IntColumn) -> float:
+    """Hand out idle GPUs; say when to look again."""
+    jobs, servers = scene.snapshot.jobs, scene.servers
+    if policy.grow_after_s == 0.0:
+        return np.inf
+    elastic = (jobs.tier == ELASTIC) & (jobs.gpus_max > scene.wants.gpus) & (idle.node >= 0)
+    calm = servers.load[idle.node] <= servers.gpus[idle.node]
+    able = idle._replace(may_grow=idle.may_grow & elastic & calm)
+    picture = scene.snapshot.picture()
+    return grow(picture, able, scene.memory, policy.grow_after_s, shares)
+
+
+def _why(policy: Gandiva, scene: Scene, shares: IntColumn, at_home: BoolColumn) -> Reasons:
+    """Why rows have nothing now."""
+    need, gpus, without = scene.wants.gpus, scene.servers.gpus, shares == 0
+    if not without.any():
+        return Reasons()
+    total, largest = int(gpus.sum()), int(gpus.max(initial=0))
+    left_s = (scene.now + 1) * policy.quantum_s - scene.snapshot.now_s
+    turn = f"its server has more jobs than GPUs: the next turns begin in {left_s:.0f} s"
+    lone = f"its GPUs must be on one node, and the largest has {largest}"
+    queue = "no server has room for it, and none with jobs of its size is there to share"
+    return (
+        because(without & (need > total), "Infeasible", f"it needs more than all {total} GPUs")
+        | because(without & at_home, "Resources", turn)
+        | because(without & (scene.wants.spans == 0) & (need > largest), "Topology", lone)
+        | because(without, "Resources", queue)
+    )

@@ -1,0 +1,93 @@
+"""Taking turns: who runs in this slice of time, and when the next one begins."""
+
+import math
+
+import numpy as np
+
+from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
+from coddl.core.compiling import kernel, part
+from coddl.core.jobs import JobTable
+from coddl.core.placement.affinity import ANY, Servers, find_nodes
+from coddl.core.policies.gandiva.homes import Homes, Wants, enter
+from coddl.core.seats import Seats
+
+SLACK = 1e-9  # of a slice: a wake-up for its beginning belongs to it, whatever the rounding
+
+
+def slice_at(now_s: float, quantum_s: float) -> int:
+    """The number of the slice of time that it is now."""
+    return math.floor(now_s / quantum_s + SLACK)
+
+
+def midst_of_turn(jobs: JobTable, began: FloatColumn, now: int) -> BoolColumn:
+    """Which rows run on, as their turn lasts a slice for each unit of weight since it began."""
+    within: BoolColumn = now < began + np.maximum(1.0, np.round(jobs.weight))
+    return within & (jobs.gpus > 0)
+
+
+def order_of_turns(jobs: JobTable, midst: BoolColumn) -> IntColumn:
+    """Rows by their claim to this slice: weighted round robin.
+
+    Who is in the midst of its turn goes on; then comes who has waited longest, those that never ran
+    first; then those whose turn is over, who has run longest without a break last.
+    """
+    runs = jobs.gpus > 0
+    rank = np.where(runs, np.where(midst, 0, 2), 1)
+    since_s = np.where(runs, -jobs.last_start_s, jobs.changed_s)
+    order: IntColumn = np.lexsort((jobs.id, since_s, rank))
+    return order
+
+
+@kernel
+def deal(free: IntColumn, homes: Homes, order: IntColumn, mates: IntColumn) -> BoolColumn:
+    """Let rows run at home, in order, as far as there are GPUs; mates run together."""
+    runs = np.zeros(order.shape[0], np.bool_)
+    for row in order:
+        if runs[row] or homes.head[row] < 0:
+            continue
+        fits, i = True, homes.head[row]
+        while i >= 0:
+            fits = fits and homes.gpus[i] <= free[homes.node[i]]
+            i = homes.after[i]
+        i = homes.head[row] if fits else -1
+        while i >= 0:
+            free[homes.node[i]] -= homes.gpus[i]
+            i = homes.after[i]
+        runs[row] = fits
+        if fits and mates[row] >= 0:
+            runs[mates[row]] = True
+    return runs
+
+
+@part
+def still_free(free: IntColumn, seated: Seats, row: int, need: int) -> bool:
+    """Tell whether what a row sits on is what it needs and nobody else's turn."""
+    for i in range(seated.first[row], seated.first[row + 1]):
+        need -= seated.gpus[i]
+        if seated.gpus[i] > free[seated.island[i]]:
+            return False
+    return need == 0
+
+
+@kernel
+def let_in(
+    free: IntColumn, homes: Homes, wants: Wants, order: IntColumn, seated: Seats, runs: BoolColumn
+) -> None:
+    """Let rows without a home run where GPUs would be idle in this slice; enter them in `homes`."""
+    nothing, parts = np.zeros_like(free), np.zeros_like(free)
+    for row in order:
+        if homes.head[row] >= 0:
+            continue
+        parts[:] = 0
+        if still_free(free, seated, row, wants.gpus[row]):
+            for i in range(seated.first[row], seated.first[row + 1]):
+                parts[seated.island[i]] = seated.gpus[i]
+            runs[row] = True
+        else:
+            idle = Servers(free, nothing, nothing)
+            runs[row] = find_nodes(idle, wants.gpus[row], wants.spans[row], ANY, parts)
+        if runs[row]:
+            for node in range(free.shape[0]):
+                if parts[node] > 0:
+                    enter(homes, row, node, parts[node])
+                    free[node] -= parts[node]

@@ -1,0 +1,308 @@
+"""Gandiva: where jobs are at home, whose turn it is, who shares GPUs, who moves, who grows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from coddl.core.allocation import Allocation
+from coddl.core.cluster import Cluster
+from coddl.core.jobs import CHANGED_S, GPUS, JobTable
+from coddl.core.placement.affinity import EMPTY, QUEUED, RELAXED, SAME, SHARED, Servers, get_nodes
+from coddl.core.placement.gandiva import GandivaPlacement
+from coddl.core.placement.placement import check_placed
+from coddl.core.policies.gandiva.homes import FAILED, GROW_AT_S, HOME, MATE, TURN
+from coddl.core.policies.gandiva.policy import Gandiva
+from coddl.core.scheduler import Scheduler
+from coddl.core.seats import Seats
+from coddl.core.snapshot import Snapshot
+from coddl.testing.builders import JobRow, job, snapshot_of
+
+Parts = dict[int, int]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Servers of four GPUs, by (load, affinity), and what Algorithm 1 makes of a job there."""
+
+    servers: Sequence[tuple[int, int]]
+    need: int
+    found: int
+    home: Parts
+    spans: int = 1
+
+
+CHOICES = {
+    "the first job opens a server": Choice([(0, 0), (0, 0)], 1, EMPTY, {0: 1}),
+    "a job joins those of its size": Choice([(0, 0), (2, 1)], 1, SAME, {1: 1}),
+    "of its own servers it takes the least loaded": Choice([(3, 1), (1, 1)], 1, SAME, {1: 1}),
+    "a tie goes to the first server": Choice([(2, 1), (2, 1)], 1, SAME, {0: 1}),
+    "another size opens another server": Choice([(2, 1), (0, 0)], 2, EMPTY, {1: 2}),
+    "its full servers send it to an empty one": Choice([(4, 2), (0, 0)], 2, EMPTY, {1: 2}),
+    "without an empty one it goes where it fits": Choice([(4, 2), (2, 1)], 2, RELAXED, {1: 2}),
+    "it goes where it fits best": Choice([(1, 1), (3, 1)], 2, RELAXED, {0: 2}),
+    "of two that fit the fuller one": Choice([(1, 1), (2, 1)], 2, RELAXED, {1: 2}),
+    "or on several servers": Choice([(3, 1), (3, 1)], 2, RELAXED, {0: 1, 1: 1}),
+    "unless it can't span them": Choice([(3, 1), (3, 1)], 2, QUEUED, {}, spans=0),
+    "when all is full it takes turns with its size": Choice([(4, 1), (4, 2)], 2, SHARED, {1: 2}),
+    "on the server with fewest": Choice([(8, 1), (5, 1)], 1, SHARED, {1: 1}),
+    "and waits if there is nobody of its size": Choice([(4, 1), (4, 1)], 4, QUEUED, {}),
+    "a slot is as large as the job": Choice([(3, 2), (0, 0)], 2, EMPTY, {1: 2}),
+    "a large job takes empty servers": Choice([(1, 1), (0, 0), (0, 0)], 8, EMPTY, {1: 4, 2: 4}),
+    "its rest leaves room": Choice([(0, 0), (0, 0)], 6, EMPTY, {0: 4, 1: 2}),
+    "large jobs take turns too": Choice([(4, 8), (4, 8), (4, 1)], 8, SHARED, {0: 4, 1: 4}),
+    "what is larger than all servers waits": Choice([(0, 0), (0, 0)], 12, QUEUED, {}),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES.values(), ids=CHOICES.keys())
+def test_algorithm_1(case: Choice) -> None:
+    load, affinity = np.array(case.servers).T.copy()
+    servers = Servers(np.full(len(load), 4), load, affinity)
+    parts = np.zeros(len(load), np.int64)
+    assert get_nodes(servers, case.need, case.spans, parts) == case.found
+    if case.found != QUEUED:
+        assert {node: int(gpus) for node, gpus in enumerate(parts) if gpus} == case.home
+
+
+def one(name: str, **facts: float) -> JobRow:
+    """A job for one GPU that can't use more."""
+    return job(name, 1, 1, **facts)  # type: ignore[arg-type]  # facts of `job`
+
+
+def rigid(name: str, gpus: int, **facts: float) -> JobRow:
+    """A job for so many GPUs that can't use more."""
+    return job(name, gpus, gpus, **facts)  # type: ignore[arg-type]  # facts of `job`
+
+
+def on_servers(
+    servers: int,
+    jobs: Sequence[JobRow],
+    sits: Mapping[int, Parts] | None = None,
+    *,
+    home: Mapping[int, int] | None = None,
+    now_s: float = 600.0,
+) -> Snapshot:
+    """A picture of servers of four GPUs; rows sit on {node: gpus}, or wait at home on a node."""
+    sits, home = sits or {}, home or {}
+    snapshot = snapshot_of(4 * servers, jobs, now_s=now_s)
+    memory, whole = snapshot.memory.copy(), snapshot.jobs.whole.copy()
+    for row in range(len(jobs)):
+        nodes = sits.get(row, {home[row]: 0} if row in home else {})
+        memory[row, HOME] = 1 + min(nodes, default=-1)
+        whole[GPUS, row] = sum(sits.get(row, {}).values())
+    return replace(
+        snapshot,
+        cluster=Cluster.of(4 * servers, 4),
+        jobs=JobTable(snapshot.jobs.real, whole).read_only(),
+        memory=memory,
+        seats=Seats.of([sits.get(row, {}) for row in range(len(jobs))]),
+    )
+
+
+def decided(snapshot: Snapshot, policy: Gandiva) -> tuple[list[Parts], Allocation]:
+    """Where a policy puts the rows, checked as always, and its answer."""
+    plan = Scheduler(policy).decide(snapshot)
+    assert plan.placed is not None
+    seats = plan.placed.seats
+    return [seats.row(row) for row in range(seats.rows)], replace(plan.allocation, seats=seats)
+
+
+STILL = Gandiva(packing=False, moves=0, grow_after_s=0.0)
+
+
+def test_sixteen_gpus_host_jobs_by_size() -> None:
+    # Four servers with four GPUs: 1-GPU jobs fill the first, 2-GPU jobs the second, two 4-GPU jobs
+    # have one each. Then all is full, and further jobs join those of their size.
+    sizes = [1, 2, 4, 1, 2, 1, 1, 4, 4, 2, 1]
+    rows = [rigid(f"{i}", gpus) for i, gpus in enumerate(sizes)]
+    seats, answer = decided(on_servers(4, rows), STILL)
+    home = {row: int(first) - 1 for row, first in enumerate(answer.memory[:, HOME])}  # type: ignore[index]
+    assert home == {0: 0, 3: 0, 5: 0, 6: 0, 10: 0, 1: 1, 4: 1, 9: 1, 2: 2, 7: 3, 8: 2}
+    assert [row for row, seat in enumerate(seats) if not seat] == [8, 9, 10]
+    assert answer.wake_at_s == 660.0
+    why = answer.waiting.of(8)
+    assert why is not None
+    assert why.code == "Resources"
+    assert "the next turns begin in 60 s" in why.sentence
+
+
+def test_who_waits_keeps_its_home() -> None:
+    rows = [rigid("a", 4), rigid("b", 4, changed_s=30.0), rigid("c", 2)]
+    began = on_servers(2, rows, {0: {0: 4}, 2: {1: 2}}, home={1: 0})
+    seats, answer = decided(began, STILL)
+    assert seats == [{}, {0: 4}, {1: 2}]  # a's turn is over
+    assert answer.memory is not None
+    assert answer.memory[:, HOME].tolist() == [1.0, 1.0, 2.0]
+
+
+def test_a_turn_lasts_until_the_next_slice() -> None:
+    began = on_servers(1, [rigid("a", 4), rigid("b", 4)], {0: {0: 4}}, home={1: 0}, now_s=610.0)
+    began.memory[0, TURN] = 10.0  # the slice that began at 600 s
+    seats, answer = decided(began, STILL)
+    assert seats == [{0: 4}, {}]
+    assert answer.wake_at_s == 660.0
+    heavy = began.jobs.real.copy()
+    heavy[1, 0] = 2.0  # weight
+    later = replace(began, jobs=JobTable(heavy, began.jobs.whole), now_s=660.0)
+    assert decided(later, STILL)[0] == [{0: 4}, {}]  # two slices for twice the weight
+    assert decided(replace(later, now_s=720.0), STILL)[0] == [{}, {0: 4}]
+
+
+def test_nobody_is_woken_where_all_run() -> None:
+    _, answer = decided(on_servers(2, [rigid("a", 4), rigid("b", 2)]), STILL)
+    assert answer.wake_at_s == np.inf
+
+
+def test_a_queued_job_uses_what_would_be_idle() -> None:
+    # Jobs of three GPUs take turns on the server and leave one idle; c has no server of its size.
+    rows = [rigid("a", 3), rigid("b", 3, changed_s=30.0), one("c")]
+    began = on_servers(1, rows, {0: {0: 3}}, home={1: 0})
+    seats, answer = decided(began, STILL)
+    assert seats == [{}, {0: 3}, {0: 1}]
+    assert answer.memory is not None
+    assert answer.memory[2, HOME] == 0.0  # a guest
+
+
+def profile(snapshot: Snapshot, busy: Sequence[float], factor: float) -> Snapshot:
+    """The same where models keep a GPU so busy, and share it at this factor on their step time."""
+    rows = len(busy)
+    places = snapshot.speeds.places._replace(
+        busy=np.array(busy), packed=np.full((rows, rows), factor)
+    )
+    return replace(snapshot, speeds=replace(snapshot.speeds, known_places=places))
+
+
+PACKS = Gandiva(moves=0, grow_after_s=0.0)
+
+
+def crowd(factor: float) -> Snapshot:
+    """Five jobs on four GPUs, b and d the least busy."""
+    rows = [one(name, executed_s=300.0) for name in "abcde"]
+    sits = {row: {0: 1} for row in range(4)}
+    return profile(on_servers(1, rows, sits, home={4: 0}), [0.9, 0.1, 0.7, 0.2, 0.8], factor)
+
+
+def again(snapshot: Snapshot, answer: Allocation, now_s: float) -> Snapshot:
+    """The picture after an answer was carried out."""
+    whole, real = snapshot.jobs.whole.copy(), snapshot.jobs.real.copy()
+    real[CHANGED_S, (whole[GPUS] > 0) & (answer.gpus == 0)] = snapshot.now_s
+    whole[GPUS] = answer.gpus
+    assert answer.memory is not None
+    return replace(
+        snapshot,
+        now_s=now_s,
+        jobs=JobTable(real, whole).read_only(),
+        memory=answer.memory.copy(),
+        seats=answer.seats,
+    )
+
+
+def test_the_least_busy_are_packed_on_trial_and_stay_if_that_pays() -> None:
+    began = crowd(1.2)  # 2 / 1.2 > 1
+    answer = PACKS(began)
+    assert answer.mates is not None
+    assert answer.mates.tolist() == [-1, 3, -1, 1, -1]
+    assert answer.gpus.tolist() == [1] * 5
+    assert answer.wake_at_s == 660.0  # to look at it
+    later = PACKS(again(began, answer, 660.0))
+    assert later.mates is not None
+    assert later.mates.tolist() == [-1, 3, -1, 1, -1]
+    assert later.wake_at_s == np.inf
+
+
+def test_a_pair_that_does_not_pay_is_undone_and_not_tried_again() -> None:
+    began = crowd(2.2)  # 2 / 2.2 < 1
+    answer, tried = PACKS(began), []
+    for slice_ in range(11, 20):
+        assert answer.mates is not None
+        tried.append(frozenset(np.flatnonzero(answer.mates >= 0).tolist()))
+        began = again(began, answer, 60.0 * slice_)
+        answer = PACKS(began)
+    pairs = [pair for pair in tried if pair]
+    assert pairs[:3] == [{1, 3}, {1, 2}, {2, 3}]  # a and e keep GPUs too busy
+    assert len(pairs) == 3
+    assert answer.memory is not None
+    assert answer.memory[1, FAILED] == 2**3 + 2**2
+    assert (answer.memory[:, MATE] == 0.0).all()
+
+
+@pytest.mark.parametrize("off", [Gandiva(packing=False), Gandiva(pack_below=0.15)])
+def test_nobody_is_packed_who_should_not_be(off: Gandiva) -> None:
+    assert not (np.array(off(crowd(1.0)).mates) >= 0).any()
+
+
+def test_packed_jobs_part_when_there_is_room() -> None:
+    began = crowd(1.2)
+    packed = again(began, PACKS(began), 660.0)
+    fewer = packed.take(np.array([0, 1, 2, 3]))  # e has left
+    answer = PACKS(fewer)
+    assert answer.mates is not None
+    assert (answer.mates == -1).all()
+    assert answer.seats is not None
+    assert answer.seats.totals.tolist() == [1] * 4
+
+
+def test_jobs_that_take_turns_move_to_servers_that_have_become_free() -> None:
+    rows = [rigid("a", 4), rigid("b", 4, changed_s=30.0), one("c", changed_s=10.0)]
+    began = on_servers(2, rows, {0: {0: 4}}, home={1: 0, 2: 0})
+    seats, _ = decided(began, STILL)
+    assert seats == [{}, {0: 4}, {1: 1}]  # c has waited longest; a whole server is left to none
+    rows[2] = one("c", started_s=0.0)
+    seats, _ = decided(on_servers(2, rows[:2], {0: {0: 4}}, home={1: 0}), STILL)
+    assert seats == [{0: 4}, {1: 4}]
+
+
+def test_free_gpus_are_brought_together_one_job_at_a_time() -> None:
+    # Three servers with one 1-GPU job each have three of four free; one decision moves one job.
+    rows = [one("a", started_s=0.0), one("b", started_s=0.0), rigid("c", 2, started_s=0.0)]
+    sits = {0: {0: 1}, 1: {1: 1}, 2: {2: 2}}
+    began = on_servers(3, rows, sits)
+    calm = Gandiva(grow_after_s=0.0)
+    seats, answer = decided(began, calm)
+    assert seats == [{2: 1}, {1: 1}, {2: 2}]
+    seats, answer = decided(again(began, answer, 700.0), calm)
+    assert seats == [{2: 1}, {2: 1}, {2: 2}]
+    assert decided(again(began, answer, 800.0), calm)[0] == seats
+    assert decided(began, STILL)[0] == [sits[row] for row in range(3)]
+    less = replace(calm, idle=0.8)  # three of four are not enough to move anybody
+    assert decided(began, less)[0] == [sits[row] for row in range(3)]
+
+
+def test_a_job_on_several_servers_moves_to_one_that_has_room() -> None:
+    rows = [rigid("a", 2, started_s=0.0), rigid("b", 3, started_s=0.0)]
+    began = on_servers(2, rows, {0: {0: 1, 1: 1}, 1: {0: 3}})
+    assert decided(began, replace(STILL, moves=1))[0] == [{1: 2}, {0: 3}]
+
+
+def test_an_elastic_job_grows_when_gpus_stay_idle_and_shrinks_at_once() -> None:
+    grows = Gandiva(grow_after_s=100.0)
+    began = on_servers(2, [job("a", 1, 8, requested=1)], {0: {0: 1}})
+    seats, answer = decided(began, grows)
+    assert (seats, answer.wake_at_s) == ([{0: 1}], 700.0)
+    assert answer.memory is not None
+    assert answer.memory[0, GROW_AT_S] == 700.0
+    seats, answer = decided(again(began, answer, 700.0), grows)
+    assert (seats, answer.wake_at_s) == ([{0: 4}], np.inf)  # those of one server
+    grown = {0: {0: 4}}
+    crowded = [job("a", 1, 8, requested=1, started_s=0.0), *(one(name) for name in "bc")]
+    seats, _ = decided(on_servers(1, crowded, grown), grows)
+    assert seats == [{0: 2}, {0: 1}, {0: 1}]
+
+
+def test_with_several_islands_a_job_keeps_its_own() -> None:
+    began = on_servers(1, [rigid("a", 2), one("b")], {0: {0: 2}})
+    islands = tuple(replace(node, island_gpus=2) for node in began.cluster.nodes)
+    began = replace(began, cluster=Cluster(islands), seats=Seats.of([{1: 2}, {}]))
+    assert decided(began, STILL)[0] == [{1: 2}, {0: 1}]
+
+
+def test_the_placement_puts_jobs_of_a_size_together_for_any_policy() -> None:
+    rows = [one("a"), rigid("b", 2), one("c"), rigid("d", 2), rigid("e", 6)]
+    began = on_servers(4, rows, {0: {0: 1}})
+    allocation = Allocation(np.array([1, 2, 1, 2, 6]))
+    placed = GandivaPlacement()(began, allocation)
+    check_placed(began, allocation, placed)
+    seats = [placed.seats.row(row) for row in range(5)]
+    assert seats == [{0: 1}, {1: 2}, {0: 1}, {1: 2}, {2: 4, 3: 2}]
