@@ -7,7 +7,9 @@ from coddl.core.allocation import Allocation
 from coddl.core.named import Parameter, chosen, parameters_of
 from coddl.core.placement.consolidate import Consolidate
 from coddl.core.placement.gandiva import GandivaPlacement
+from coddl.core.placement.optimus import OptimusPlacement
 from coddl.core.placement.placement import Placed
+from coddl.core.placement.spread import SpreadOut
 from coddl.core.snapshot import Snapshot
 
 
@@ -21,6 +23,8 @@ class NamedPlacement(Protocol):
 PLACEMENTS: Final[Mapping[str, type[NamedPlacement]]] = {
     "consolidate": Consolidate,
     "gandiva": GandivaPlacement,
+    "optimus": OptimusPlacement,
+    "spread": SpreadOut,
 }
 
 
