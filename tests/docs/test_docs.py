@@ -19,6 +19,7 @@ PAGES = (
     "README.md",
     "docs/pool.md",
     "docs/simulate.md",
+    "docs/clusters.md",
     "docs/reproduce.md",
     "docs/write-a-policy.md",
 )

@@ -27,7 +27,7 @@ from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Se
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.clusters import cluster_from
 from coddl.traces.make import poisson
-from coddl.traces.models import model_named
+from coddl.traces.models import model_named, speeds_on
 from coddl.traces.placements import (
     Measured,
     Placement,
@@ -225,7 +225,8 @@ def worth(setting: Setting) -> Finding:
 
 def _on_a_cluster(folder: Path, seeds: int) -> dict[tuple[str, str], float]:
     """Average JCT under placements over that where the place makes no difference."""
-    speeds, cluster = read_placements(folder), cluster_from(CLUSTER)
+    cluster = cluster_from(CLUSTER)
+    speeds = speeds_on(read_placements(folder), cluster)
     strategies: dict[str, Strategy | None] = {
         "share alone": None,
         "consolidate": placement_from("consolidate"),
