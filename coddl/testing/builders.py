@@ -29,6 +29,7 @@ class JobRow:
     priority: int
     changed_s: float
     settled: bool
+    group: int
 
 
 def job(
@@ -48,6 +49,7 @@ def job(
     priority: int = 0,
     changed_s: float = -np.inf,
     settled: bool = True,
+    group: int = -1,
 ) -> JobRow:
     """A job whose speed-up at n GPUs is 1 + scales x (n - 1), or whose step times are given."""
     steps = step_s or [1.0 / (1.0 + scales * gpus) for gpus in range(gpus_max)]
@@ -68,6 +70,7 @@ def job(
         priority,
         changed_s,
         settled,
+        group,
     )
 
 
@@ -94,6 +97,7 @@ def snapshot_of(
         priority=[row.priority for row in jobs],
         changed_s=[row.changed_s for row in jobs],
         settled=[row.settled for row in jobs],
+        group=[row.group for row in jobs],
         first_start_s=started,
         last_start_s=started,
     )

@@ -8,7 +8,8 @@ from coddl.core.policies.registry import POLICIES, policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.testing import PolicyContract
 
-ELASTIC = ("afs-l", "afs-l-kinds", "afs-p-kinds", "max-min-kinds",
+ELASTIC = ("themis", "themis:form=greedy", "themis:form=max-min",
+           "afs-l", "afs-l-kinds", "afs-p-kinds", "max-min-kinds",
            "afs-l:contest=tournament", "afs-p", "afs-p:tie=keep",
            "afs-p:contest=tournament", "max-min", "max-speedup", "optimus")  # fmt: skip
 RIGID = ("srtf", "srsf", "tiresias-g", "tiresias-l", "tiresias-l:preset=afs",

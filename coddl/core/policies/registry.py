@@ -13,6 +13,7 @@ from coddl.core.policies.marginal_gain import MaxSpeedup, Optimus
 from coddl.core.policies.max_min import MaxMin
 from coddl.core.policies.policy import NamedPolicy
 from coddl.core.policies.shortest import Srsf, Srtf
+from coddl.core.policies.themis import Themis
 from coddl.core.policies.tiresias import TiresiasL
 
 POLICIES: Final[Mapping[str, type[NamedPolicy]]] = {
@@ -28,6 +29,7 @@ POLICIES: Final[Mapping[str, type[NamedPolicy]]] = {
     "optimus": Optimus,
     "srsf": Srsf,
     "srtf": Srtf,
+    "themis": Themis,
     "tiresias-g": TiresiasG,
     "tiresias-l": TiresiasL,
 }

@@ -1,0 +1,209 @@
+"""Themis: finish-time fairness by hand, the auction, and who gets the lease."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coddl.core.policies.auction import (
+    Bids,
+    best_worst_case,
+    partial_allocation,
+    worst_first,
+)
+from coddl.core.policies.finish_time import (
+    LEASE_END_S,
+    apps_of,
+    crowd_of,
+    fairness_of,
+)
+from coddl.core.policies.registry import policy_from
+from coddl.core.policies.themis import after_payment
+from coddl.testing import job, snapshot_of, twin
+from coddl.testing.builders import JobRow
+
+LEASE_S = 1200.0
+
+
+def bids(values: Sequence[Sequence[float]], held: Sequence[int] = ()) -> Bids:
+    """Bidders by what 0, 1, 2, … GPUs are worth to them; a share worth 0 does not fit."""
+    table = np.array(values)
+    with np.errstate(divide="ignore"):
+        log_value = np.log(table)
+    fits = (table > 0) & (np.arange(table.shape[1]) > 0)
+    return Bids(log_value, fits, np.array(held or [0] * len(table)))
+
+
+def test_of_two_that_are_alike_each_pays_what_it_takes_from_the_other() -> None:
+    worth = [1.0, 2.0, 3.0, 4.0, 5.0]
+    shares, keeps = partial_allocation(bids([worth, worth]), 4)
+    assert shares.tolist() == [2, 2]
+    assert keeps == pytest.approx([worth[2] / worth[4]] * 2)  # V(half) / V(all)
+
+
+def test_who_takes_nothing_from_anybody_pays_nothing() -> None:
+    shares, keeps = partial_allocation(bids([[1, 2, 2, 2], [1, 2, 3, 3]]), 3)
+    assert shares.tolist() == [1, 2]
+    assert keeps.tolist() == [1.0, 1.0]
+
+
+# Of what was won, held and kept: what is left after the payment, in whole shares.
+PAYMENTS = {
+    "whole GPUs, rounded up": ([1, 2, 3, 4, 5], 0, 4, 0.6, 3),
+    "only shares that it can use": ([1, 0, 2, 0, 3], 0, 4, 0.6, 2),
+    "never less than it can start on": ([1, 0, 2, 0, 3], 0, 2, 0.1, 2),
+    "what it held is not for sale": ([1, 2, 3, 4, 5], 3, 4, 0.0, 3),
+    "nothing won, nothing paid": ([1, 2, 3, 4, 5], 0, 0, 1.0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("worth", "held", "won", "keeps", "want"), PAYMENTS.values(), ids=PAYMENTS)
+def test_payment(worth: list[float], held: int, won: int, keeps: float, want: int) -> None:
+    paid = after_payment(bids([worth], [held]), np.array([won]), np.array([keeps]))
+    assert paid.tolist() == [want]
+
+
+@st.composite
+def concave_bids(draw: st.DrawFn) -> Bids:
+    """Bidders to whom each GPU is worth a smaller factor than the one before."""
+    values = []
+    for _ in range(draw(st.integers(1, 3))):
+        gains = sorted(draw(st.lists(st.floats(0.0, 2.0), min_size=4, max_size=4)), reverse=True)
+        values.append(np.exp(np.cumsum([draw(st.floats(-3, 3)), *gains])))
+    return bids(values)
+
+
+def every_outcome(free: int, bidders: int, most: int) -> list[tuple[int, ...]]:
+    outcomes = product(range(most + 1), repeat=bidders)
+    return [shares for shares in outcomes if sum(shares) <= free]
+
+
+@given(auction=concave_bids(), free=st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_the_auction_is_proportionally_fair(auction: Bids, free: int) -> None:
+    rows = np.arange(len(auction.held))
+
+    def product_of(shares: Sequence[int]) -> float:
+        return float(auction.log_value[rows, list(shares)].sum())
+
+    shares, keeps = partial_allocation(auction, free)
+    best = max(map(product_of, every_outcome(free, len(rows), 4)))
+    assert product_of(shares.tolist()) == pytest.approx(best)
+    assert ((keeps > 0) & (keeps <= 1)).all()
+    assert twin(partial_allocation)(auction, free)[0].tolist() == shares.tolist()
+
+
+@given(auction=concave_bids(), free=st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_the_worst_off_is_as_well_off_as_can_be(auction: Bids, free: int) -> None:
+    rows = np.arange(len(auction.held))
+
+    def worst_of(shares: Sequence[int]) -> float:
+        return float(auction.log_value[rows, list(shares)].min())
+
+    shares = best_worst_case(auction, free)
+    assert shares.sum() <= free
+    assert worst_of(shares.tolist()) == max(map(worst_of, every_outcome(free, len(rows), 4)))
+
+
+def test_worst_first_looks_at_what_is_left() -> None:
+    # With all 4 the first is worst off; of the 1 that it leaves, the third is.
+    table = [[0.1, 0.2, 0.3, 0.3, 0.3], [0.1, 0.5, 0.6, 0.7, 0.9], [0.1, 0.4, 0.8, 0.9, 0.9]]
+    values = bids(table)._replace(fits=np.array([[False, True, True, True, False]] * 3))
+    assert worst_first(values, 4).tolist() == [3, 0, 1]
+
+
+def test_rho_is_the_time_it_takes_over_that_of_an_equal_share() -> None:
+    rows = [job("a", left=100, submitted_s=50), job("b", left=100)]
+    snapshot = snapshot_of(4, rows, now_s=100.0)
+    rho = fairness_of(snapshot, apps_of(snapshot), snapshot.memory.copy(), LEASE_S).rho
+    alone_s = 100 / 2  # half of the cluster each
+    want_a = [50 + LEASE_S + 100, 50 + 100, 50 + 100 / 2, 50 + 100 / 3, 50 + 100 / 4]
+    assert rho[0] == pytest.approx(np.array(want_a) / alone_s)
+    assert rho[1, 1:3] == pytest.approx(np.array([100 + 100, 100 + 50]) / alone_s)
+
+
+def test_an_equal_share_of_less_than_a_gpu_is_a_part_of_the_time() -> None:
+    snapshot = snapshot_of(1, [job("a", left=100), job("b", left=100)])
+    rho = fairness_of(snapshot, apps_of(snapshot), snapshot.memory.copy(), LEASE_S).rho
+    assert rho[0, 1] == pytest.approx(100 / 200)
+
+
+def test_the_crowd_is_the_mean_number_of_apps_during_the_stay() -> None:
+    two, memory = snapshot_of(4, [job("a"), job("b")]), np.zeros((2, 6))
+    assert crowd_of(two, apps_of(two), memory).tolist() == [2.0, 2.0]
+    alone = snapshot_of(4, [job("a")], now_s=10.0)
+    rest = memory[:1]
+    assert crowd_of(alone, apps_of(alone), rest).tolist() == [2.0]
+    later = snapshot_of(4, [job("a"), job("c", submitted_s=30.0)], now_s=30.0)
+    memory = np.vstack((rest, np.zeros((1, 6))))
+    assert crowd_of(later, apps_of(later), memory) == pytest.approx([(2 * 10 + 1 * 20) / 30, 2.0])
+
+
+def test_a_job_of_unknown_length_has_as_much_before_it_as_behind_it() -> None:
+    rows = [job("a", left=float("nan"), holds=1, executed_s=5000.0)]
+    snapshot = snapshot_of(1, rows, now_s=5000.0)
+    rho = fairness_of(snapshot, apps_of(snapshot), snapshot.memory.copy(), LEASE_S).rho
+    assert rho[0, 1] == pytest.approx((5000 + 5000) / 10_000)
+
+
+@dataclass(frozen=True)
+class Case:
+    gpus: int
+    jobs: Sequence[JobRow]
+    want: dict[str, int]
+    policy: str = "themis"
+    leased: Sequence[str] = ()  # whose leases run on
+    now_s: float = 0.0
+
+
+STARVING = [job("a", 1, 1, holds=1, executed_s=9000, left=10_000), job("b", 1, 1)]
+CASES = {
+    "a lone app grows to its cap": Case(8, [job("a")], {"a": 4}),
+    "what was paid goes to others that can use it": Case(8, [job("a"), job("b")], {"a": 4, "b": 4}),
+    "what was paid is not left idle": Case(4, [job("a", 1, 8), job("b", 1, 8)], {"a": 2, "b": 2},
+                                           "themis:filter=0"),
+    "a starving app gets the lease that ends": Case(1, STARVING, {"a": 0, "b": 1}, now_s=9000),
+    "a lease holds until it ends": Case(1, STARVING, {"a": 1, "b": 0}, leased="a", now_s=9000),
+    "who has a lease may grow": Case(3, [job("a", holds=1)], {"a": 3}, leased="a", now_s=9),
+    "of equals the one that came first is asked": Case(
+        1, [job("a", 1, 1, left=100), job("b", 1, 1, left=100)], {"a": 1, "b": 0},
+    ),
+    "only the worst off are asked": Case(
+        2, [job("a", 2, 2, left=50), job("b", 2, 2, left=5000), job("c", 2, 2, left=5000)],
+        {"a": 2, "b": 0, "c": 0}, "themis:filter=0.8", now_s=1000,
+    ),
+    "the jobs of a group are one app, which its best job stands for": Case(
+        2, [job("a", 1, 1, left=900, group=0), job("b", 1, 1, left=100, group=0),
+            job("c", 1, 1, left=500)], {"a": 0, "b": 1, "c": 1}, "themis:filter=0",
+    ),
+    "what is left serves the other jobs of a group": Case(
+        4, [job("a", 1, 1, group=0), job("b", 1, 1, group=0)], {"a": 1, "b": 1}
+    ),
+    "greedy gives the worst off all it can use": Case(
+        4, [job("a", submitted_s=900, left=500), job("b", left=500)], {"a": 0, "b": 4},
+        "themis:form=greedy", now_s=1000,
+    ),
+    "max-min evens out": Case(
+        4, [job("a", left=500), job("b", left=500)], {"a": 2, "b": 2}, "themis:form=max-min"
+    ),
+    "max-min gives more to who came first": Case(
+        4, [job("a", submitted_s=900, left=500), job("b", left=500)], {"a": 1, "b": 3},
+        "themis:form=max-min", now_s=1000,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_themis(case: Case) -> None:
+    snapshot = snapshot_of(case.gpus, case.jobs, now_s=case.now_s)
+    memory = snapshot.memory.copy()
+    memory[[row.name in case.leased for row in case.jobs], LEASE_END_S] = case.now_s + 60.0
+    allocation = policy_from(case.policy)(replace(snapshot, memory=memory))
+    got = {row.name: int(n) for row, n in zip(case.jobs, allocation.gpus, strict=True)}
+    assert got == case.want
+    assert allocation.wake_at_s == case.now_s + (60.0 if case.leased else LEASE_S)
