@@ -1,9 +1,18 @@
-"""For those who write policies: builders of small pictures, the contract, the uncompiled twin of a
-kernel.
+"""For those who write policies and placements: builders of small pictures, the contracts, the
+uncompiled twin of a kernel.
 """
 
 from coddl.testing.builders import job, snapshot_of
 from coddl.testing.contract import PolicyContract, snapshots
+from coddl.testing.placement_contract import PlacementContract, placing
 from coddl.testing.twin import twin
 
-__all__ = ["PolicyContract", "job", "snapshot_of", "snapshots", "twin"]
+__all__ = [
+    "PlacementContract",
+    "PolicyContract",
+    "job",
+    "placing",
+    "snapshot_of",
+    "snapshots",
+    "twin",
+]

@@ -1,13 +1,15 @@
 """Small pictures for tests: a row says what matters, the builder fills in the rest."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from coddl.core.cluster import Cluster
 from coddl.core.jobs import ELASTIC, JobTable
+from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot, no_memory
+from coddl.core.speed.places import Places
 from coddl.core.speed.table import Speeds, speeds_of
 
 
@@ -30,6 +32,8 @@ class JobRow:
     changed_s: float
     settled: bool
     group: int
+    sits: Mapping[int, int]
+    spans: bool
 
 
 def job(
@@ -50,9 +54,16 @@ def job(
     changed_s: float = -np.inf,
     settled: bool = True,
     group: int = -1,
+    sits: Mapping[int, int] | None = None,
+    spans: bool = True,
 ) -> JobRow:
-    """A job whose speed-up at n GPUs is 1 + scales x (n - 1), or whose step times are given."""
+    """A job whose speed-up at n GPUs is 1 + scales x (n - 1), or whose step times are given.
+
+    Where it `sits` is {island: GPUs}, and says what it holds.
+    """
     steps = step_s or [1.0 / (1.0 + scales * gpus) for gpus in range(gpus_max)]
+    sits = sits or {}
+    holds = holds or sum(sits.values())
     if started_s is None and holds > 0:
         started_s = submitted_s
     return JobRow(
@@ -71,13 +82,23 @@ def job(
         changed_s,
         settled,
         group,
+        sits,
+        spans,
     )
 
 
 def snapshot_of(
-    gpus: int, jobs: Sequence[JobRow], *, now_s: float = 0.0, seed: int = 1
+    gpus: int | Cluster,
+    jobs: Sequence[JobRow],
+    *,
+    now_s: float = 0.0,
+    seed: int = 1,
+    places: Places | None = None,
 ) -> Snapshot:
-    """The picture of these jobs, submitted in the order given, on a cluster of `gpus`."""
+    """The picture of these jobs, submitted in the order given, on so many GPUs.
+
+    On a cluster they sit somewhere. `places` says what a place costs; each job is a curve.
+    """
     never = np.inf
     started = [never if row.started_s is None else row.started_s for row in jobs]
     table = JobTable.of(
@@ -98,16 +119,19 @@ def snapshot_of(
         changed_s=[row.changed_s for row in jobs],
         settled=[row.settled for row in jobs],
         group=[row.group for row in jobs],
+        spans=[row.spans for row in jobs],
         first_start_s=started,
         last_start_s=started,
     )
+    in_places = isinstance(gpus, Cluster)
     return Snapshot(
         now_s,
-        Cluster.of(gpus),
+        gpus if isinstance(gpus, Cluster) else Cluster.of(gpus),
         table,
-        speeds_from([row.step_s for row in jobs]),
+        replace(speeds_from([row.step_s for row in jobs]), known_places=places),
         no_memory(len(jobs)),
         seed,
+        Seats.of([dict(row.sits) for row in jobs]) if in_places else None,
     )
 
 

@@ -1,0 +1,168 @@
+"""Every placement of the registry keeps the contract; `consolidate` by hand."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from coddl.core.allocation import Allocation
+from coddl.core.cluster import Cluster, Node
+from coddl.core.placement.close import Wishes, place_close
+from coddl.core.placement.placement import Placement, check_placed
+from coddl.core.placement.registry import PLACEMENTS, placement_from
+from coddl.testing import PlacementContract, job, placing, snapshot_of, twin
+from coddl.testing.builders import JobRow
+from coddl.testing.placement_contract import Asked
+
+MOVE: Mapping[str, str] = {}  # those that move jobs which keep their share, and why
+
+
+class TestEveryPlacement(PlacementContract):
+    @pytest.fixture(scope="class", params=sorted(PLACEMENTS.keys() - MOVE))
+    @classmethod
+    def placement(cls, request: pytest.FixtureRequest) -> Placement:
+        return placement_from(request.param)
+
+
+def nodes(*gpus: int, island: int = 0) -> Cluster:
+    return Cluster(tuple(Node(f"n{i}", n, island_gpus=island) for i, n in enumerate(gpus)))
+
+
+def racks(*sizes: tuple[int, ...]) -> Cluster:
+    """Each tuple a rack, each number a node."""
+    flat = [(rack, gpus) for rack, sizes_ in enumerate(sizes) for gpus in sizes_]
+    return Cluster(tuple(Node(f"n{i}", n, rack=rack) for i, (rack, n) in enumerate(flat)))
+
+
+def kinds(*sizes: tuple[int, ...]) -> Cluster:
+    """Each tuple a kind, each number a node; all in one rack."""
+    flat = [(kind, gpus) for kind, sizes_ in enumerate(sizes) for gpus in sizes_]
+    names = tuple(f"kind-{kind}" for kind in range(len(sizes)))
+    return Cluster(tuple(Node(f"n{i}", n, kind=kind) for i, (kind, n) in enumerate(flat)), names)
+
+
+class Case(NamedTuple):
+    cluster: Cluster
+    rows: list[JobRow]
+    shares: list[int] | list[list[int]]
+    want: list[dict[int, int]]  # by island
+
+
+def new() -> JobRow:
+    return job("new", 1, 99)
+
+
+def at(sits: dict[int, int]) -> JobRow:
+    return job("old", 1, 99, sits=sits)
+
+
+CONSOLIDATE = {
+    "a job takes the node that it fills best": Case(nodes(8, 3, 4), [new()], [3], [{1: 3}]),
+    "the largest goes first": Case(nodes(4, 4), [new(), new()], [1, 4], [{1: 1}, {0: 4}]),
+    "of equals the first": Case(nodes(1, 2), [new(), new()], [1, 1], [{0: 1}, {1: 1}]),
+    "a large one begins where most is free": Case(nodes(2, 4, 3), [new()], [6], [{0: 2, 1: 4}]),
+    "and ends where the rest fits best": Case(nodes(3, 4, 1), [new()], [5], [{1: 4, 2: 1}]),
+    "in the rack that it fills best": Case(racks((4, 4, 4), (4, 4)), [new()], [8], [{3: 4, 4: 4}]),
+    "though another rack has larger nodes": Case(
+        racks((5, 2), (3, 3)), [new()], [6], [{2: 3, 3: 3}]
+    ),
+    "in several racks if it must": Case(racks((4,), (4,)), [new()], [6], [{0: 4, 1: 2}]),
+    "on the island that it fills best": Case(nodes(8, island=4), [new()], [4], [{0: 4}]),
+    "islands of a node are filled whole first": Case(
+        nodes(8, island=4), [at({0: 2}), new()], [2, 3], [{0: 2}, {1: 3}]
+    ),
+    "and split if they must": Case(
+        nodes(8, island=4), [at({0: 1}), new()], [1, 6], [{0: 1}, {0: 2, 1: 4}]
+    ),
+    "who stays keeps a scattered place": Case(nodes(4, 4), [at({0: 1, 1: 1})], [2], [{0: 1, 1: 1}]),
+    "who grows does so beside itself": Case(nodes(4, 8), [at({1: 2})], [6], [{1: 6}]),
+    "on each of its nodes": Case(nodes(2, 4, 4), [at({1: 3, 2: 3})], [8], [{1: 4, 2: 4}]),
+    "then in its rack": Case(racks((4,), (4, 4)), [at({1: 4})], [6], [{1: 4, 2: 2}]),
+    "a rack without room is left": Case(racks((4, 1), (4,)), [at({0: 4})], [6], [{0: 4, 2: 2}]),
+    "who shrinks leaves where it has least": Case(nodes(4, 4), [at({0: 1, 1: 3})], [3], [{1: 3}]),
+    "of a node, the island where it has least": Case(
+        nodes(8, island=4), [at({0: 1, 1: 3})], [3], [{1: 3}]
+    ),
+    "what one leaves another takes": Case(
+        nodes(4, 4), [at({0: 4, 1: 4}), new()], [4, 4], [{0: 4}, {1: 4}]
+    ),
+    "who stops leaves": Case(nodes(4), [at({0: 4}), new()], [0, 4], [{}, {0: 4}]),
+    "one kind rather than two": Case(kinds((4, 1), (2, 2)), [new()], [4], [{0: 4}]),
+    "one kind, though of more nodes": Case(kinds((3,), (2, 2)), [new()], [4], [{1: 2, 2: 2}]),
+    "two kinds if it must": Case(kinds((3,), (2,)), [new()], [5], [{0: 3, 1: 2}]),
+    "of each kind what was decided": Case(kinds((4,), (4,)), [new()], [[1, 2]], [{0: 1, 1: 2}]),
+    "who shrinks by kind keeps the other": Case(
+        kinds((4,), (4,)), [at({0: 2, 1: 2})], [[0, 2]], [{1: 2}]
+    ),
+    "who grows by kind stays on its node": Case(
+        kinds((4, 4), (4,)), [at({1: 2, 2: 1})], [[3, 1]], [{1: 3, 2: 1}]
+    ),
+    "who can't span grows where it is": Case(
+        nodes(3, 4), [job("old", 1, 9, sits={1: 2}, spans=False)], [3], [{1: 3}]
+    ),
+    "and shrinks there": Case(
+        nodes(1, 4), [job("old", 1, 9, sits={1: 2}, spans=False)], [1], [{1: 1}]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONSOLIDATE.values(), ids=CONSOLIDATE.keys())
+def test_consolidate(case: Case) -> None:
+    snapshot = snapshot_of(case.cluster, case.rows)
+    allocation = Allocation(np.array(case.shares))
+    placed = placement_from("consolidate")(snapshot, allocation)
+    check_placed(snapshot, allocation, placed)
+    assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
+
+
+class Pair(NamedTuple):
+    rows: list[JobRow]
+    mates: list[int]
+    want: list[dict[int, int]]
+
+
+PAIRS = {
+    "two new ones share a place": Pair([new(), new()], [1, 0], [{0: 2}, {0: 2}]),
+    "a new one comes to who is there": Pair([new(), at({1: 2})], [1, 0], [{1: 2}, {1: 2}]),
+    "who is there first is not moved": Pair([at({1: 2}), new()], [1, 0], [{1: 2}, {1: 2}]),
+    "a pair stays": Pair([at({1: 2}), at({1: 2})], [1, 0], [{1: 2}, {1: 2}]),
+    "when a pair parts, the second moves": Pair(
+        [at({1: 2}), at({1: 2})], [-1, -1], [{1: 2}, {0: 2}]
+    ),
+    "others are placed around it": Pair(
+        [new(), new(), at({0: 2})], [1, 0, -1], [{1: 2}, {1: 2}, {0: 2}]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PAIRS.values(), ids=PAIRS.keys())
+def test_jobs_that_share_gpus_are_placed_as_one(case: Pair) -> None:
+    snapshot = snapshot_of(nodes(2, 2), case.rows)
+    allocation = Allocation(np.full(len(case.rows), 2), mates=np.array(case.mates))
+    placed = placement_from("consolidate")(snapshot, allocation)
+    check_placed(snapshot, allocation, placed)
+    assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
+
+
+@given(asked=placing())
+@settings(max_examples=60, deadline=None)
+def test_the_compiled_placement_equals_its_twin(asked: Asked) -> None:
+    snapshot, allocation = asked
+    ground, seats, jobs = snapshot.cluster.ground, snapshot.seats, snapshot.jobs
+    assert seats is not None
+    order = np.lexsort((jobs.id, -allocation.gpus))
+    wishes = Wishes(allocation.by_kind, order, jobs.spans, jobs.home)
+    reserved = np.zeros(len(ground.island_gpus), np.int64)
+    compiled = place_close(ground, seats, wishes, reserved)
+    plain = twin(place_close)(ground, seats, wishes, reserved)
+    assert all(map(np.array_equal, compiled, plain))
+
+
+def test_what_is_kept_for_somebody_is_not_taken() -> None:
+    snapshot = snapshot_of(nodes(4, 4), [new()])
+    snapshot = replace(snapshot, reserved=np.array([1, 0]))
+    placed = placement_from("consolidate")(snapshot, Allocation(np.array([4])))
+    assert placed.seats.row(0) == {1: 4}
