@@ -8,6 +8,7 @@ from coddl.core.named import Parameter, chosen, parameters_of
 from coddl.core.placement.consolidate import Consolidate
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.placement.optimus import OptimusPlacement
+from coddl.core.placement.philly import PhillyPlacement
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.spread import SpreadOut
 from coddl.core.snapshot import Snapshot
@@ -24,6 +25,7 @@ PLACEMENTS: Final[Mapping[str, type[NamedPlacement]]] = {
     "consolidate": Consolidate,
     "gandiva": GandivaPlacement,
     "optimus": OptimusPlacement,
+    "philly": PhillyPlacement,
     "spread": SpreadOut,
 }
 

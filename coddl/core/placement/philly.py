@@ -1,0 +1,181 @@
+"""Locality first, and less of it the longer a job waits."""
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import numpy as np
+
+from coddl.core.allocation import Allocation, because
+from coddl.core.cluster import Ground
+from coddl.core.columns import BoolColumn, IntColumn, IntMatrix
+from coddl.core.compiling import kernel, part
+from coddl.core.placement.close import Found, Wishes, after_keeping, grow, kept_back, leaders_of
+from coddl.core.placement.placement import Placed
+from coddl.core.placement.room import (
+    NONE,
+    Room,
+    Taken,
+    nothing_taken,
+    seats_from,
+    take,
+    take_within,
+    widest,
+)
+from coddl.core.seats import Seats
+from coddl.core.snapshot import Snapshot
+
+SLACK_S: Final = 1e-6  # more than times differ by rounding
+
+
+@part
+def census(room: Room, kind: int) -> IntMatrix:
+    """How many nodes of a kind (-1: any) each rack has with so many GPUs free."""
+    ground = room.ground
+    counts = np.zeros((room.rack_free.shape[0], room.head.shape[1]), np.int64)
+    for node in range(room.node_free.shape[0]):
+        if kind < 0 or ground.node_kind[node] == kind:
+            counts[ground.node_rack[node], room.node_free[node]] += 1
+    return counts
+
+
+@part
+def free_on(counts: IntMatrix, rack: int, nodes: int) -> int:
+    """GPUs that are free on so many nodes of a rack (-1: of all), the emptiest."""
+    gpus = 0
+    for free in range(counts.shape[1] - 1, 0, -1):
+        here = counts[:, free].sum() if rack < 0 else counts[rack, free]
+        some = min(nodes, here)
+        gpus += some * free
+        nodes -= some
+    return int(gpus)
+
+
+@part
+def rack_with_most(counts: IntMatrix, need: int, nodes: int) -> int:
+    """The rack with most nodes that can give an equal part of the need; best one with all of it."""
+    equal, best, best_rank = (need + nodes - 1) // nodes, -1, -1
+    for rack in range(counts.shape[0]):
+        suitable = 0
+        for free in range(min(equal, counts.shape[1]), counts.shape[1]):
+            suitable += counts[rack, free]
+        fits = free_on(counts, rack, nodes) >= need
+        rank = suitable + (counts.shape[1] * counts.sum() if fits else 0)
+        if rank > best_rank:
+            best, best_rank = rack, rank
+    return int(best)
+
+
+@part
+def fewest_nodes(ground: Ground, need: int, kind: int) -> int:
+    """Nodes that the GPUs would take if all were free."""
+    largest = 1
+    for node in range(ground.node_gpus.shape[0]):
+        if kind < 0 or ground.node_kind[node] == kind:
+            largest = max(largest, ground.node_gpus[node])
+    return int((need + largest - 1) // largest)
+
+
+@part
+def ask(found: Found, held: Taken, row: int, need: int, kind: int, more: int) -> bool:
+    """Try to seat a row on the fewest nodes, or on up to `more`; else hold what is free there."""
+    room, counts = found.room, census(found.room, kind)
+    fewest = fewest_nodes(room.ground, need, kind)
+    rack = NONE
+    for nodes in range(fewest, fewest + more + 1):
+        rack = rack_with_most(counts, need, nodes)
+        if free_on(counts, rack, nodes) >= need:
+            take_within(room, found.taken, row, need, kind, rack)
+            return True
+        if nodes >= need:
+            break
+    most, in_rack = fewest + more, counts.sum(axis=1).max()
+    # In one rack there is no locality left to give up: several racks will do.
+    if most >= min(need, in_rack) and free_on(counts, NONE, most) >= need:
+        take_within(room, found.taken, row, need, kind, NONE)
+        return True
+    for _ in range(most):
+        node = widest(room, kind, rack)
+        if node < 0 or need == 0:
+            break
+        some = min(need, room.node_free[node])
+        take(room, held, row, node, some)
+        need -= some
+    return False
+
+
+@kernel
+def place_local(
+    ground: Ground,
+    seats: Seats,
+    wishes: Wishes,
+    reserved: IntColumn,
+    asks: BoolColumn,
+    more: IntColumn,
+) -> tuple[Seats, IntColumn]:
+    """Seats, and by island what is held for rows that do not have all they need yet.
+
+    Who sits somewhere stays and grows. The others ask in order of `wishes`, those of `asks`.
+    """
+    found = after_keeping(ground, seats, wishes, reserved)
+    kinds, held = wishes.gpus.shape[1], nothing_taken(int(ground.island_gpus.sum()) + 1)
+    for row in wishes.order:
+        sits, kind = found.kept[row + 1] > found.kept[row], NONE
+        for each in range(kinds):
+            need = found.lack[row, each]
+            if kinds > 1:
+                kind = each
+            if need > 0 and sits:
+                grow(found, row, need, kind)
+            elif need > 0 and asks[row]:
+                limit = more[row]
+                if wishes.spans[row] == 0:
+                    limit = 1 - fewest_nodes(ground, need, kind)  # 0, or it can't be seated at all
+                if limit >= 0:
+                    ask(found, held, row, need, kind, limit)
+    for_later = np.zeros_like(ground.island_gpus)
+    for i in range(held.size[0]):
+        for_later[held.island[i]] += held.gpus[i]
+    return seats_from(wishes.gpus.shape[0], found.taken), for_later
+
+
+@dataclass(frozen=True)
+class PhillyPlacement:
+    """Starts a job on the fewest nodes of one rack, and relaxes that while the job waits.
+
+    A job asks for nodes of the rack that has most of them with room, and holds what is free there.
+    If it does not get all its GPUs within `timeout_s` it releases what it holds, waits for
+    `backoff_s`, and asks again, each time on up to one more node; in the end in several racks.
+    (Philly, ATC '19.)
+    """
+
+    timeout_s: Annotated[float, "above 0"] = 150.0
+    backoff_s: float = 120.0
+
+    def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
+        ground, seats, jobs = snapshot.cluster.ground, snapshot.seats, snapshot.jobs
+        assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
+        cycle_s, waited_s = self.timeout_s + self.backoff_s, snapshot.waited_s + SLACK_S
+        tries = np.floor(waited_s / cycle_s)
+        since_s = waited_s - tries * cycle_s
+        asks = since_s < self.timeout_s
+        leaders = leaders_of(seats, allocation)
+        wanted = np.where((leaders == np.arange(seats.rows))[:, None], allocation.by_kind, 0)
+        order = np.lexsort((jobs.id, jobs.submitted_s))
+        wishes = Wishes(wanted, order, jobs.spans, jobs.home)
+        before, more = kept_back(snapshot), np.minimum(tries, 1e9).astype(np.int64)
+        found, held = place_local(ground, seats, wishes, before, asks, more)
+        found = found.take(leaders)
+        # All or none: who has found GPUs of one kind and not of another waits, too.
+        starts = (seats.totals == 0) | (found.totals == 0)
+        refused = starts & (found.totals < allocation.gpus)
+        found = found.take(np.where(refused, -1, np.arange(seats.rows)))
+        next_s = snapshot.now_s + np.where(asks, self.timeout_s, cycle_s) - since_s + SLACK_S
+        holding = "nodes close together have no room for all its GPUs; what is free is held for it"
+        resting = "nodes close together had no room for all its GPUs; it asks for more nodes soon"
+        return Placed(
+            found,
+            because(refused & asks, "Topology", holding) | because(refused, "Topology", resting),
+            float(next_s[refused].min(initial=np.inf)),
+            # What others hold until this decision takes effect may be theirs again in the next.
+            reserved=np.clip(ground.island_gpus - seats.in_use(ground) - before, 0, held),
+        )
