@@ -1,0 +1,58 @@
+"""What each queue of a trace is entitled to."""
+
+import numpy as np
+
+from coddl.core.columns import FloatColumn, IntColumn
+from coddl.core.errors import UserError
+from coddl.traces.trace import Trace
+
+
+def quotas_from(spec: str, trace: Trace, gpus: int) -> IntColumn:
+    """GPUs of each queue of the trace, by index, from what a user writes.
+
+    none      nobody is entitled to anything: one queue owns all (an empty column)
+    equal     as many for each queue
+    demand    in proportion to the GPU-time that each queue's jobs take at their request
+    a=32,b=16 by name; queues that are not named live on what others lend
+    """
+    if spec in ("", "none"):
+        return np.zeros(0, np.int64)
+    if spec == "equal":
+        return _divided(gpus, np.ones(len(trace.queues)))
+    if spec == "demand":
+        column = np.minimum(trace.gpus_requested, trace.speeds.step_s.shape[1] - 1)
+        length_s = trace.iterations * trace.speeds.step_s[trace.curve, column]
+        claims = np.zeros(len(trace.queues))
+        np.add.at(claims, trace.queue, length_s * trace.gpus_requested)
+        return _divided(gpus, claims)
+    return _named(spec, trace, gpus)
+
+
+def _divided(gpus: int, claims: FloatColumn) -> IntColumn:
+    """Whole GPUs in proportion to claims: rounded down, the rest to the largest remainders."""
+    exact = gpus * claims / claims.sum()
+    out: IntColumn = np.floor(exact).astype(np.int64)
+    largest = np.lexsort((np.arange(len(claims)), out - exact))
+    out[largest[: gpus - int(out.sum())]] += 1
+    return out
+
+
+def _named(spec: str, trace: Trace, gpus: int) -> IntColumn:
+    what = f'quotas "{spec}" cannot be used'
+    out, known = np.zeros(len(trace.queues), np.int64), list(filter(None, trace.queues))
+    some = ",".join(f"{name}={gpus // len(known)}" for name in known[:2]) or "equal"
+    given: set[str] = set()
+    for entry in spec.split(","):
+        name, equals, number = entry.rpartition("=")
+        if not equals or not (number.isascii() and number.isdigit()):
+            raise UserError(
+                what, f'"{entry}" is not a queue=GPUs', f"equal, demand, or such as {some}"
+            )
+        if name not in trace.queues or name in given:
+            twice = "is given twice" if name in given else f"is no queue of {trace.name}"
+            raise UserError(what, f'"{name}" {twice}', f"one of {', '.join(known) or 'equal'}")
+        given.add(name)
+        out[trace.queues.index(name)] = int(number[:10])
+    if out.sum() > gpus:
+        raise UserError(what, f"they add up to {out.sum()} of {gpus} GPUs", f"such as {some}")
+    return out
