@@ -11,6 +11,7 @@ from coddl.core.placement.optimus import OptimusPlacement
 from coddl.core.placement.philly import PhillyPlacement
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.spread import SpreadOut
+from coddl.core.placement.tiresias import TiresiasPlacement
 from coddl.core.snapshot import Snapshot
 
 
@@ -27,6 +28,7 @@ PLACEMENTS: Final[Mapping[str, type[NamedPlacement]]] = {
     "optimus": OptimusPlacement,
     "philly": PhillyPlacement,
     "spread": SpreadOut,
+    "tiresias": TiresiasPlacement,
 }
 
 

@@ -1,0 +1,132 @@
+"""Close together only who needs it (Tiresias, NSDI '19, model profile-based placement)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coddl.core.allocation import Allocation, because
+from coddl.core.cluster import Ground
+from coddl.core.columns import BoolColumn, IntColumn
+from coddl.core.compiling import ONE, kernel, part
+from coddl.core.placement.close import (
+    Found,
+    Wishes,
+    after_keeping,
+    cramped,
+    kept_back,
+    leaders_of,
+    lone_node,
+)
+from coddl.core.placement.placement import Placed
+from coddl.core.placement.room import NONE, Room, Taken, seats_from, take, take_within, tightest
+from coddl.core.seats import Seats
+from coddl.core.snapshot import Snapshot
+
+
+@part
+def nodes_to_hold(room: Room, sizes: IntColumn, need: int, kind: int) -> int:
+    """The fewest nodes of a kind (-1: any), of these sizes, that hold so many GPUs; or too many."""
+    of_size, nodes = np.zeros(room.head.shape[1], np.int64), 0
+    for node in range(sizes.shape[0]):
+        if kind < 0 or room.ground.node_kind[node] == kind:
+            of_size[sizes[node]] += 1
+    for size in range(of_size.shape[0] - 1, 0, -1):
+        some = min(of_size[size], (need + size - 1) // size)
+        nodes += some
+        need -= some * size
+        if need <= 0:
+            return int(nodes)
+    return int(sizes.shape[0] + 1)
+
+
+@part
+def take_together(found: Found, row: int, need: int, kind: int) -> None:
+    """Give a row so many more GPUs if it then lies on the fewest nodes there could be; or none."""
+    room, taken, ground = found.room, found.taken, found.room.ground
+    free, mine, held, left = room.node_free.copy(), 0, 0, need
+    seen = np.zeros(free.shape[0], np.bool_)
+    for i in range(found.kept[row], found.kept[row + 1]):
+        node = ground.island_node[taken.island[i]]
+        if kind >= 0 and ground.node_kind[node] != kind:
+            continue
+        held += taken.gpus[i]
+        if not seen[node]:
+            seen[node] = True
+            mine += 1
+            left -= free[node]
+            free[node] = 0
+    fewest = nodes_to_hold(room, ground.node_gpus, held + need, kind)
+    if left > 0 and mine + nodes_to_hold(room, free, left, kind) > fewest:
+        return
+    for i in range(found.kept[row], found.kept[row + 1]):
+        node = ground.island_node[taken.island[i]]
+        some = min(need, room.node_free[node])
+        if some > 0 and seen[node]:
+            take(room, taken, row, node, some)
+            need -= some
+    take_within(room, taken, row, need, kind, NONE)
+
+
+@part
+def take_gaps(room: Room, taken: Taken, row: int, need: int, kind: int) -> None:
+    """Give a row GPUs of nodes that are in use already, as far as there are any."""
+    while need > 0:
+        node = tightest(room, need, kind, NONE)
+        if node < 0 or room.node_free[node] == room.ground.node_gpus[node]:
+            node = tightest(room, ONE, kind, NONE)
+        if node < 0:
+            break
+        some = min(need, room.node_free[node])
+        take(room, taken, row, node, some)
+        need -= some
+
+
+@kernel
+def place_by_profile(
+    ground: Ground, seats: Seats, wishes: Wishes, skewed: BoolColumn, reserved: IntColumn
+) -> Seats:
+    """Seat every row: who is seated first, then by order; a skewed one on the fewest nodes only."""
+    found = after_keeping(ground, seats, wishes, reserved)
+    room, kinds = found.room, wishes.gpus.shape[1]
+    for row in wishes.order:
+        for kind in range(kinds):
+            need, of_kind = found.lack[row, kind], kind if kinds > 1 else NONE
+            if need <= 0:
+                continue
+            if wishes.spans[row] == 0:
+                node = lone_node(room, seats, row, need, of_kind)
+                if node >= 0:
+                    take(room, found.taken, row, node, need)
+            elif skewed[row]:
+                take_together(found, row, need, of_kind)
+            else:
+                take_gaps(room, found.taken, row, need, of_kind)
+    return seats_from(wishes.gpus.shape[0], found.taken)
+
+
+@dataclass(frozen=True)
+class TiresiasPlacement:
+    """Gathers jobs whose models are skewed on the fewest nodes, for which they wait; moves nobody.
+
+    A model is skewed if one tensor makes up more than `pack_limit` of its parameters: VGG19 has
+    0.72 and AlexNet 0.61, Inception-v3 0.14 and ResNet-50 0.11. The other jobs fill gaps, as long
+    as there are any. A skewed job that grows stays as it is until the fewest nodes have room.
+    """
+
+    pack_limit: float = 0.4  # anything within 0.15 and 0.6 parts the models that were profiled
+
+    def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
+        ground, seats, jobs = snapshot.cluster.ground, snapshot.seats, snapshot.jobs
+        assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
+        leaders = leaders_of(seats, allocation)
+        wanted = np.where((leaders == np.arange(seats.rows))[:, None], allocation.by_kind, 0)
+        skewed = snapshot.speeds.places.skew[jobs.curve] > self.pack_limit
+        order = np.lexsort((jobs.id, -allocation.gpus, ~skewed, jobs.spans))
+        wishes = Wishes(wanted, order, jobs.spans, jobs.home)
+        found = place_by_profile(ground, seats, wishes, skewed, kept_back(snapshot)).take(leaders)
+        wants, rows = allocation.gpus > 0, np.arange(seats.rows)
+        enough = wants & (found.totals >= jobs.gpus_min)
+        found = found.take(np.where(enough, rows, -1))
+        why = "its model is slow across nodes, and the fewest nodes that can hold it have no room"
+        waiting = because(wants & ~enough & (jobs.spans > 0), "Topology", why)
+        return Placed(found, waiting | cramped(wants & ~enough, allocation.gpus, ground))
