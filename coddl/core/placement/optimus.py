@@ -45,8 +45,8 @@ class Board(NamedTuple):
     cpus: IntColumn  # free cores of each node
     workers: Taken
     servers: Taken
-    heap: IntColumn  # `size[0]` nodes, the one with most free cores on top
-    keys: FloatMatrix
+    heap: IntColumn  # `size[0]` nodes, the one with most room on top
+    keys: FloatMatrix  # their room when they were last looked at: there may be less by now
     size: IntColumn
     start: IntColumn  # nodes before these have no room for a worker, for a server
 
@@ -66,15 +66,13 @@ def seat(board: Board, row: int, node: int, workers: int, servers: int) -> None:
     if servers > 0:
         note(board.servers, row, board.room.ground.first[node], servers)
     board.cpus[node] -= workers * board.crew.worker_cpus + servers * board.crew.server_cpus
-    weigh(board, node)
 
 
 @part
-def weigh(board: Board, node: int) -> None:
-    """Bring a node's place in the order up to date: by cores, or by GPUs where they are free."""
+def room_at(board: Board, node: int) -> int:
+    """What nodes are ordered by: free cores, or GPUs where cores are free."""
     counted = board.crew.worker_cpus > 0 or board.crew.server_cpus > 0
-    board.keys[0, node] = board.cpus[node] if counted else board.room.node_free[node]
-    board.keys[1, node] = -node
+    return int(board.cpus[node] if counted else board.room.node_free[node])
 
 
 @part
@@ -82,6 +80,10 @@ def pop(board: Board) -> int:
     """The node with most room, taken off the heap; -1 if none has a GPU left."""
     while board.size[0] > 0:
         node = board.heap[0]
+        if board.room.node_free[node] > 0 and board.keys[0, node] != room_at(board, node):
+            board.keys[0, node] = room_at(board, node)
+            sink(board.heap, ZERO, board.size[0], board.keys)
+            continue
         board.size[0] -= 1
         board.heap[0] = board.heap[board.size[0]]
         sink(board.heap, ZERO, board.size[0], board.keys)
@@ -95,6 +97,7 @@ def push(board: Board, node: int) -> None:
     """Put a node back on the heap."""
     at = board.size[0]
     board.size[0] += 1
+    board.keys[0, node] = room_at(board, node)
     while at > 0 and comes_before(board.keys, board.heap[(at - 1) // 2], node):
         board.heap[at] = board.heap[(at - 1) // 2]
         at = (at - 1) // 2
@@ -132,46 +135,60 @@ def seat_evenly(board: Board, row: int) -> bool:
     return found
 
 
+class Plan(NamedTuple):
+    """Tasks that may go to nodes, if all of them find one: `size[0]` entries."""
+
+    node: IntColumn
+    kind: IntColumn  # 0: a worker, 1: a server
+    size: IntColumn
+    start: IntColumn  # as on the board, beside these tasks
+
+
 @part
-def first_fit(board: Board, used: IntColumn, size: int, kind: int) -> int:
-    """The first node with room for one more task of a kind, beside those planned in `used`."""
-    worker, server = 1 - kind, kind
-    for node in range(board.start[kind], board.cpus.shape[0]):
-        if not fits(board, node, worker, server) or board.room.ground.node_gpus[node] == 0:
-            if node == board.start[kind]:
-                board.start[kind] += 1
-            continue
-        planned_w, planned_p = 0, 0
-        for i in range(size):
-            if used[2 * i] == node:
-                planned_w += 1 - used[2 * i + 1]
-                planned_p += used[2 * i + 1]
-        if fits(board, node, planned_w + worker, planned_p + server):
-            return node
-    return -1
+def plan_task(board: Board, plan: Plan, kind: int) -> bool:
+    """Add a task on the first node with room for it beside the others; False if there is none."""
+    while plan.start[kind] < board.cpus.shape[0]:
+        node, workers, servers = plan.start[kind], 1 - kind, kind
+        for i in range(plan.size[0]):
+            if plan.node[i] == node:
+                workers += 1 - plan.kind[i]
+                servers += plan.kind[i]
+        if board.room.ground.node_gpus[node] > 0 and fits(board, node, workers, servers):
+            plan.node[plan.size[0]], plan.kind[plan.size[0]] = node, kind
+            plan.size[0] += 1
+            return True
+        plan.start[kind] += 1
+    return False
+
+
+@part
+def plan_of(board: Board, tasks: int) -> Plan:
+    """A plan for up to so many tasks."""
+    entries, size = np.empty((2, tasks), np.int64), np.zeros(1, np.int64)
+    return Plan(entries[0], entries[1], size, board.start.copy())
+
+
+@part
+def carry_out(board: Board, row: int, plan: Plan) -> None:
+    """Put a row where it was planned to go."""
+    for i in range(plan.size[0]):
+        seat(board, row, plan.node[i], 1 - plan.kind[i], plan.kind[i])
+    board.start[:] = plan.start
 
 
 @part
 def seat_anywhere(board: Board, row: int) -> bool:
     """Put servers and workers of a row in turn where there is room; it shrinks to what fits."""
-    wanted = (board.crew.workers[row], board.crew.servers[row])
-    tasks = wanted[0] + wanted[1]
-    plan, got, size = np.empty(2 * tasks, np.int64), np.zeros(2, np.int64), 0
-    kind = 1 if wanted[1] > 0 else 0
-    while size < tasks:
-        node = first_fit(board, plan, size, kind)
-        if node < 0:
-            break
-        plan[2 * size], plan[2 * size + 1] = node, kind
+    wanted, got = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    wanted[0], wanted[1] = board.crew.workers[row], board.crew.servers[row]
+    plan, kind = plan_of(board, int(wanted.sum())), 1 if wanted[1] > 0 else 0
+    while got[kind] < wanted[kind] and plan_task(board, plan, kind):
         got[kind] += 1
-        size += 1
         if got[1 - kind] < wanted[1 - kind]:
             kind = 1 - kind
     if got[0] < board.crew.gpus_min[row] or (wanted[1] > 0 and got[1] == 0):
         return False
-    for i in range(size):
-        seat(board, row, plan[2 * i], 1 - plan[2 * i + 1], plan[2 * i + 1])
-    make_heap(board.heap, board.size[0], board.keys)
+    carry_out(board, row, plan)
     return True
 
 
@@ -190,16 +207,16 @@ def seat_servers(board: Board, row: int, seats: Seats) -> None:
         even = even and fits(board, nodes[i], ZERO, dealt(p, count, i))
     for i in range(count if even else 0):
         seat(board, row, nodes[i], ZERO, dealt(p, count, i))
-    for _ in range(0 if even else p):
-        best = NONE
-        for i in range(count):
-            if best < 0 and fits(board, nodes[i], ZERO, 1):
-                best = nodes[i]
-        if best < 0:
-            best = first_fit(board, nodes, ZERO, 1)
-        if best < 0:
-            return
-        seat(board, row, best, ZERO, 1)
+    if even:
+        return
+    for i in range(count):
+        while p > 0 and fits(board, nodes[i], ZERO, 1):
+            seat(board, row, nodes[i], ZERO, 1)
+            p -= 1
+    plan = plan_of(board, p)
+    while p > 0 and plan_task(board, plan, 1):
+        p -= 1
+    carry_out(board, row, plan)
 
 
 @kernel
@@ -228,11 +245,11 @@ def place_evenly(
     counts[0, 0] = nodes
     keys = np.empty((2, nodes))
     board = Board(crew, room, cpus, workers, servers, heap, keys, counts[0], counts[1])
-    for node in range(nodes):
-        weigh(board, node)
     for row in range(rows):
         if stays[row]:
             seat_servers(board, row, seats)
+    for node in range(nodes):
+        keys[0, node], keys[1, node] = room_at(board, node), -node
     make_heap(heap, nodes, keys)
     for row in order:
         if stays[row] or crew.workers[row] == 0 or seat_evenly(board, row):
@@ -242,7 +259,6 @@ def place_evenly(
             seat_anywhere(board, row)
         elif node >= 0 and fits(board, node, crew.workers[row], crew.servers[row]):
             seat(board, row, node, crew.workers[row], crew.servers[row])
-            make_heap(heap, board.size[0], keys)
     return seats_from(rows, workers), seats_from(rows, servers)
 
 
