@@ -31,11 +31,15 @@ def mixed(
     rows: Sequence[tuple[JobRow, Sequence[float]]],
     held: Sequence[dict[int, int]] | None = None,
     now_s: float = 0.0,
+    apart: float = 1.0,
 ) -> Snapshot:
     """Jobs with their factors by kind, on one node a kind; `held` is by node."""
     nodes = tuple(Node(name, count, kind) for kind, (name, count) in enumerate(gpus.items()))
     plain_snapshot = snapshot_of(sum(gpus.values()), [row for row, _ in rows], now_s=now_s)
-    places = plain(len(rows))._replace(kinds=np.array([factors for _, factors in rows]))
+    places = plain(len(rows))._replace(
+        kinds=np.array([factors for _, factors in rows], np.float64),
+        nodes=np.tile([[[1.0, 1.0, apart]]], (len(rows), 1, 1)),
+    )
     return replace(
         plain_snapshot,
         cluster=Cluster(nodes, tuple(gpus)),
@@ -50,10 +54,11 @@ class Case:
     gpus: Mapping[str, int]
     rows: Sequence[tuple[JobRow, Sequence[float]]]
     want: Sequence[Sequence[int]]
+    apart: float = 1.0  # factor of two nodes
 
 
-# Worked by hand. With p the speed now and p' with the GPU, of two jobs the longer one gets it if
-# its (p'-p)/p' reaches the shorter one's (p'-p)/p.
+# Worked by hand: what gives the least sum of completion times of two jobs, whoever ends first
+# leaving the fast GPU to the other.
 CASES = {
     "a lone job takes the fast ones, and the slow ones while they help": Case(
         "afs-l-kinds",
@@ -69,17 +74,24 @@ CASES = {
         [[1, 0]],
     ),
     "the fast GPU goes to whom it does most for": Case(
-        # Both as long. a: 2 x as fast there, b: 8 x; (p'-p)/p' = 7/8 < (p'-p)/p = 1 of a, and
-        # 1/2 < 7 of b: the one that is shorter on the slow kind decides, and that is a.
+        # 8 s each on the fast one, else 16 and 64. a first: 8 and 8 + 56/8; b first: 8 and 8 + 8/2.
         "afs-l-kinds",
         {"slow": 1, "fast": 1},
         [(job("a", 1, 1, left=8), (2, 1)), (job("b", 1, 1, left=8), (8, 1))],
-        [[0, 1], [1, 0]],
+        [[1, 0], [0, 1]],
     ),
-    "a long job that gains more than the short one gets the fast GPU": Case(
+    "the shorter one, if the other would not end before it": Case(
+        # 8 or 16 s, and 80 or 640 s. a first: 8 and 8 + 632/8; b first: 16 and 80.
         "afs-l-kinds",
         {"slow": 1, "fast": 1},
-        [(job("a", 1, 1, left=8), (1.5, 1)), (job("b", 1, 1, left=9), (8, 1))],
+        [(job("a", 1, 1, left=8), (2, 1)), (job("b", 1, 1, left=80), (8, 1))],
+        [[0, 1], [1, 0]],
+    ),
+    "a longer one, if the shorter hardly gains": Case(
+        # 8 or 9 s, and 80 or 640 s. a first: 8 and 8 + 632/8; b first: 9 and 80.
+        "afs-l-kinds",
+        {"slow": 1, "fast": 1},
+        [(job("a", 1, 1, left=8), (1.125, 1)), (job("b", 1, 1, left=80), (8, 1))],
         [[1, 0], [0, 1]],
     ),
     "under overload the shortest are served, the fast GPU to whom it helps": Case(
@@ -92,7 +104,7 @@ CASES = {
         ],
         [[0, 0], [0, 1], [1, 0]],
     ),
-    "without lengths the one that would win as the longer job wins": Case(
+    "without lengths it goes to whom it makes faster": Case(
         "afs-p-kinds",
         {"fast": 1, "slow": 1},
         [(job("a", 1, 1), (1, 1.1)), (job("b", 1, 1), (1, 9))],
@@ -104,6 +116,14 @@ CASES = {
         {"fast": 1, "slow": 3},
         [(job("a", 1, 8), (1, 2)), (job("b", 1, 8), (1, 4))],
         [[0, 3], [1, 0]],
+    ),
+    "a job moves to many slow GPUs if they do more than few fast ones": Case(
+        # a and b get a fast GPU each; on all 8 slow ones a is twice as fast as on its one.
+        "max-min-kinds",
+        {"fast": 2, "slow": 8},
+        [(job("a", 1, 8), (1, 4)), (job("b", 1, 8), (1, 4))],
+        [[0, 8], [2, 0]],
+        apart=4.0,
     ),
     "a kind is the faster one by its jobs, not by its name": Case(
         "max-min-kinds",
@@ -134,7 +154,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_gpus_are_dealt_by_kind(case: Case) -> None:
-    allocation = policy_from(case.policy)(mixed(case.gpus, case.rows))
+    allocation = policy_from(case.policy)(mixed(case.gpus, case.rows, apart=case.apart))
     assert allocation.by_kind.tolist() == case.want
 
 

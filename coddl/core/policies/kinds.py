@@ -7,7 +7,8 @@ claims of others need.
 
 On n GPUs, of which n_k are of kind k, with factor_k on the step time, a job is as fast as the
 table says of n, times the mean of 1/factor: virtual nodes are dealt in proportion to speed (see
-`places.mix`). Two kinds are two nodes at least, which has its own factor.
+`places.mix`). It lies on as few nodes as can be: two kinds are two nodes at least, which has its
+own factor.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from coddl.core.speed.places import Places
 
 LEAST: Final = 3  # beside LENGTH and COIN: the next GPU goes to who has least
 NO_KIND = whole_number(-1)
+PASSES_MAX: Final = 8  # of moves; each makes a job faster and none slower, so few are left to make
 
 
 class Table(NamedTuple):
@@ -33,12 +35,14 @@ class Table(NamedTuple):
 
     shares: IntMatrix  # [jobs, kinds], what they have been dealt
     claim: IntColumn  # GPUs that they are to have and were not dealt yet
-    limit: IntColumn  # the largest share that they may have
+    least: IntColumn  # the smallest share that they may have
+    limit: IntColumn  # the largest; 0: no more than their claim
     curve: IntColumn
     iterations: FloatColumn  # left to do
     step_s: FloatMatrix
     next_share: IntMatrix
     places: Places
+    node_gpus: IntColumn  # by kind, of its largest node
 
 
 class Stock(NamedTuple):
@@ -66,17 +70,29 @@ def effective_gpus(table: Table, k: int, kind: int, more: int) -> float:
 
 
 @part
+def nodes_for(table: Table, kind: int, gpus: int) -> int:
+    """The fewest nodes that so many GPUs of a kind lie on."""
+    return int((gpus + table.node_gpus[kind] - 1) // table.node_gpus[kind]) if gpus > 0 else 0
+
+
+@part
+def speed_at(table: Table, k: int, gpus: int, nodes: int, effective: float) -> float:
+    """Iterations a second of a job on so many GPUs, on so many nodes, that do so much for it."""
+    curve, factors = table.curve[k], table.places.nodes
+    step_s = table.step_s[curve, min(gpus, table.step_s.shape[1] - 1)]
+    step_s *= factors[curve, min(gpus, factors.shape[1] - 1), min(nodes, factors.shape[2] - 1)]
+    return float(effective / (gpus * step_s)) if gpus > 0 else 0.0
+
+
+@part
 def speed(table: Table, k: int, kind: int, more: int) -> float:
     """Iterations a second of a job with so many more GPUs of a kind."""
-    gpus, kinds = ZERO, ZERO
+    gpus, nodes = ZERO, ZERO
     for each in range(table.shares.shape[1]):
         here = table.shares[k, each] + (more if each == kind else 0)
         gpus += here
-        kinds += here > 0
-    curve, nodes = table.curve[k], table.places.nodes
-    step_s = table.step_s[curve, min(gpus, table.step_s.shape[1] - 1)]
-    step_s *= nodes[curve, min(gpus, nodes.shape[1] - 1), min(kinds, nodes.shape[2] - 1)]
-    return effective_gpus(table, k, kind, more) / (gpus * step_s) if gpus > 0 else 0.0
+        nodes += nodes_for(table, each, here)
+    return speed_at(table, k, gpus, nodes, effective_gpus(table, k, kind, more))
 
 
 @part
@@ -104,16 +120,40 @@ def weigh(table: Table, stock: Stock, them: Contenders, rule: int, x: int, kind:
     else:
         left = table.iterations[k]
         them.length[x] = left / now if left >= 0.0 else np.inf
+        them.below[x] = left / then if left >= 0.0 else np.inf
     return True
 
 
 @part
-def best(them: Contenders, rule: int, count: int) -> int:
+def beats_by_far(them: Contenders, rule: int, x: int, champion: int) -> bool:
+    """Tell whether x takes the next GPUs from the champion where they may change who ends first.
+
+    The AFS rule supposes that the shorter job ends first, whoever gets them. That is not so where a
+    step makes a job ten times as fast. Let l be the seconds left now and r = p'/p. If the longer
+    job b would end with them before the shorter one a does without, b should have them first, for
+    the least sum of both completion times, if l_a (r_b - 1) > l_b (r_a - 1). Lengths that nobody
+    knows count as equal.
+    """
+    if rule == COIN:
+        return bool(them.short[x] > them.short[champion])
+    shorter = them.length[x] < them.length[champion]
+    a, b = (x, champion) if shorter else (champion, x)
+    if them.below[b] < them.length[a]:
+        longer_wins = them.short[b] * them.length[a] > them.short[a] * them.length[b]
+    else:
+        longer_wins = them.long[b] >= them.short[a]
+    return bool(longer_wins != shorter)
+
+
+@part
+def best(them: Contenders, rule: int, by_far: bool, count: int) -> int:
     """Who gets the next GPUs: the champion of one pass of duels, or the first with least."""
     champion = ZERO
     for x in range(1, count):
         if rule == LEAST:
             wins = them.length[x] < them.length[champion]
+        elif by_far:
+            wins = beats_by_far(them, rule, x, champion)
         else:
             wins = beats(them, rule, x, champion)
         if wins:
@@ -133,7 +173,9 @@ def give(table: Table, stock: Stock, k: int, kind: int, gpus: int) -> None:
 
 
 @part
-def deal_kind(table: Table, stock: Stock, them: Contenders, rule: int, kind: int) -> None:
+def deal_kind(
+    table: Table, stock: Stock, them: Contenders, rule: int, kind: int, by_far: bool
+) -> None:
     """Deal the GPUs of one kind, step by step, to those that it makes faster."""
     count = ZERO
     for k in range(table.claim.shape[0]):
@@ -141,7 +183,7 @@ def deal_kind(table: Table, stock: Stock, them: Contenders, rule: int, kind: int
         if weigh(table, stock, them, rule, count, kind):
             count += 1
     while stock.free[kind] > 0 and count > 0:
-        x = best(them, rule, count)
+        x = best(them, rule, by_far, count)
         k = them.at[x]
         more = wants(table, k)
         fits = more <= stock.free[kind] and (table.claim[k] > 0 or more <= stock.spare[0])
@@ -169,21 +211,57 @@ def settle(table: Table, stock: Stock, k: int) -> None:
             give(table, stock, k, kind, some)
 
 
+@part
+def move(table: Table, stock: Stock, k: int) -> bool:
+    """Let a job change all it has for more of a single kind, if that makes it faster."""
+    gpus = table.shares[k].sum()
+    fastest, to_kind, to_gpus = speed(table, k, stock.order[0], ZERO), NO_KIND, ZERO
+    for kind in stock.order:
+        at, most = ZERO, min(table.limit[k], stock.free[kind] + table.shares[k, kind])
+        while gpus > 0 and (at == 0 or at <= most):
+            if at >= table.least[k]:
+                nodes = nodes_for(table, kind, at)
+                then = speed_at(table, k, at, nodes, at / factor(table, k, kind))
+                if then > fastest:
+                    fastest, to_kind, to_gpus = then, kind, at
+            at = table.next_share[table.curve[k], at]
+            if at == 0:
+                break
+    if to_kind < 0:
+        return False
+    for kind in stock.order:
+        stock.free[kind] += table.shares[k, kind]
+        table.shares[k, kind] = 0
+    stock.spare[0] += gpus
+    give(table, stock, k, to_kind, to_gpus)
+    return True
+
+
 @kernel
 def deal(table: Table, stock: Stock, rule: int, seed: int) -> None:
-    """Deal GPUs: the faster kinds by duels, then what claims are left, then growth by duels."""
+    """Deal GPUs: the faster kinds by duels, what claims are left, then growth by duels.
+
+    Then who gains by it moves to the GPUs that are left, and what is set free is dealt: nobody
+    loses by that.
+    """
     size = table.claim.shape[0]
     whole, real = np.zeros((4, size + 1), np.int64), np.zeros((4, size + 1))
     coin = whole[3, :1]
     coin[0] = seed
     them = Contenders(whole[0], whole[1], whole[2], real[0], real[1], real[2], real[3], coin)
     for kind in stock.order[:-1]:
-        deal_kind(table, stock, them, rule, kind)
+        deal_kind(table, stock, them, rule, kind, True)
     for k in range(size):
         if table.claim[k] > 0:
             settle(table, stock, k)
-    for kind in stock.order:
-        deal_kind(table, stock, them, rule, kind)
+    for _ in range(PASSES_MAX):
+        for kind in stock.order:
+            deal_kind(table, stock, them, rule, kind, False)
+        moved = False
+        for k in range(size):
+            moved |= move(table, stock, k)
+        if not moved:
+            break
 
 
 class Served(NamedTuple):
@@ -216,16 +294,20 @@ def dealt(snapshot: Snapshot, served: Served, rule: int) -> IntMatrix:
     factors = speeds.places.kinds[jobs.curve]
     factors = factors[:, np.minimum(kinds, factors.shape[1] - 1)]
     fastest_first = kinds[np.argsort(np.log(factors).mean(axis=0), kind="stable")]
+    ground, node_gpus = snapshot.cluster.ground, np.ones(len(gpus), np.int64)
+    np.maximum.at(node_gpus, ground.node_kind, ground.node_gpus)
     claim = served.claim[order]
     table = Table(
         shares[order],
         claim,
+        jobs.gpus_min[order],
         np.where(served.grows, jobs.gpus_max, 0)[order],
         jobs.curve[order],
         jobs.remaining_iterations[order],
         speeds.step_s,
         speeds.steps.next,
         speeds.places,
+        node_gpus,
     )
     spare = np.array([gpus.sum() - claim.sum()])
     deal(table, Stock(fastest_first, gpus.copy(), spare), rule, snapshot.seed)
