@@ -73,7 +73,8 @@ COMMANDS: Final = {
         ("run", run.run, run.EXAMPLES),
         ("simulate", simulate.simulate, simulate.EXAMPLES),
         ("reproduce", reproduce.reproduce, reproduce.EXAMPLES),
-        ("policies", policies.policies, ""),
+        ("policies", policies.policies, policies.POLICIES_EXAMPLES),
+        ("placements", policies.placements, policies.PLACEMENTS_EXAMPLES),
     ),
 }
 # What follows a script is the script's.

@@ -92,6 +92,7 @@ def drain(
 
 
 def policy(
+    *,
     name: PolicyName = "",
     placement: Placement = "",
     server: Server = "",

@@ -1,18 +1,27 @@
-"""`coddl policies`: what there is to choose from."""
+"""`coddl policies` and `coddl placements`: what there is to choose from."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
+from coddl.cli.connect import complete_placements, complete_policies
 from coddl.cli.output import AsJson, Output, wants_json
 
-if TYPE_CHECKING:
-    from coddl.core.named import Parameter
+POLICIES_EXAMPLES = "Examples:  coddl policies   coddl policies themis   coddl policies --json"
+PLACEMENTS_EXAMPLES = "Examples:  coddl placements   coddl placements philly"
+WIDTH = 15  # of the column of names
 
 
 def policies(
-    name: Annotated[str, typer.Argument(help="Show one policy, with its parameters.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Show one policy, with its parameters.", autocompletion=complete_policies
+        ),
+    ] = "",
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
@@ -21,45 +30,63 @@ def policies(
     Parameters are given after a colon: tiresias-l:threshold_gpu_h=50,promote=8. A policy of your
     own is path/to/file.py:name.
     """
-    from coddl.core.policies.registry import POLICIES, policy_from, policy_parameters
+    from coddl.core.policies.registry import POLICIES, policy_from
 
     if name:
         policy_from(name)  # says what is wrong with the name
-        name = name.partition(":")[0]
-    chosen = [name] if name else list(POLICIES)
-    if wants_json(output, as_json):
-        typer.echo(
-            json.dumps([_as_data(name, policy_parameters(name)) for name in chosen], indent=2)
-        )
+    _show(POLICIES, name, "policies", wants_json(output, as_json))
+
+
+def placements(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Show one placement, with its parameters.", autocompletion=complete_placements
+        ),
+    ] = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """List the placements, which say what GPUs jobs get, or show one with its parameters.
+
+    Any goes with any policy: coddl simulate --cluster 16x4 --placement philly:timeout_s=60.
+    """
+    from coddl.core.placement.registry import PLACEMENTS, placement_from
+
+    if name:
+        placement_from(name)
+    _show(PLACEMENTS, name, "placements", wants_json(output, as_json))
+
+
+def _show(known: Mapping[str, type], name: str, command: str, for_program: bool) -> None:
+    from coddl.core.named import parameters_of
+
+    name = name.partition(":")[0]
+    chosen = {each: cls for each, cls in known.items() if not name or each == name}
+    if for_program:
+        typer.echo(json.dumps([_as_data(*each) for each in chosen.items()], indent=2))
         return
-    width = max(13, *(len(each) + 2 for each in chosen))
-    for each in chosen:
-        summary, rules = _said(each)
+    for each, cls in chosen.items():
+        summary, rules = _said(cls)
         typer.secho(each, bold=True, nl=False)
-        typer.echo(f"{' ' * (width - len(each))}{summary}")
+        typer.echo(f"{' ' * max(1, WIDTH - len(each))}{summary}")
         if name:
             typer.echo(f"\n  {rules}\n")
-            for parameter in policy_parameters(each):
+            for parameter in parameters_of(cls):
                 typer.echo(f"  {parameter.name}={parameter.default or '…'}   ({parameter.kind})")
     if not name:
-        typer.echo("\nParameters and rules of one: coddl policies NAME")
+        typer.echo(f"\nParameters and rules of one: coddl {command} NAME")
 
 
-def _as_data(name: str, parameters: "list[Parameter]") -> dict[str, object]:
-    from dataclasses import asdict
+def _as_data(name: str, cls: type) -> dict[str, object]:
+    from coddl.core.named import parameters_of
 
-    summary, rules = _said(name)
-    return {
-        "name": name,
-        "summary": summary,
-        "rules": rules,
-        "parameters": [asdict(parameter) for parameter in parameters],
-    }
+    summary, rules = _said(cls)
+    parameters = [asdict(parameter) for parameter in parameters_of(cls)]
+    return {"name": name, "summary": summary, "rules": rules, "parameters": parameters}
 
 
-def _said(name: str) -> tuple[str, str]:
-    """What a policy says of itself: in a sentence, and the rules that decide results most."""
-    from coddl.core.policies.registry import POLICIES
-
-    summary, _, rules = (POLICIES[name].__doc__ or "").partition("\n\n")
+def _said(cls: type) -> tuple[str, str]:
+    """What a class says of itself: in a sentence, and the rules that decide results most."""
+    summary, _, rules = (cls.__doc__ or "").partition("\n\n")
     return " ".join(summary.split()), " ".join(rules.split())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from coddl.cli.connect import complete_placements
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
@@ -28,6 +29,8 @@ Examples:
   coddl simulate poisson --load 0.6,0.9,1.2 --seeds 5 --policy afs-p --policy tiresias-l:promote=8
 
   coddl simulate jobs.csv --policy afs-p --reconfigure concurrent:20,1 -o json
+
+  coddl simulate --cluster 16x4 --placement consolidate --placement spread --policy afs-l
 """
 
 
@@ -46,6 +49,45 @@ Policies = Annotated[
 Gpus = Annotated[
     str,
     typer.Option(help="GPUs of the cluster; several, as in 32,64. Default: 64; 512 for poster."),
+]
+Clusters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cluster",
+        metavar="SPEC",
+        help="Nodes, where it matters which GPUs jobs get: 16x4, 8x4:v100+8x8:k80, or a YAML file. "
+        "Repeat it for several.",
+    ),
+]
+Placements = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--placement",
+        metavar="NAME",
+        help="Which GPUs of the cluster jobs get; repeat it for several. Default: consolidate.",
+        autocompletion=complete_placements,
+    ),
+]
+First = Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N jobs.")]
+Quotas = Annotated[
+    str,
+    typer.Option(
+        metavar="SPEC", help="GPUs that queues are entitled to: equal, demand, or a=32,b=16."
+    ),
+]
+PredictionError = Annotated[
+    str,
+    typer.Option(
+        "--error",
+        metavar="SPEC",
+        help="How wrong schedulers are about jobs: length=0.3,speed=0.1 is up to 30 % and 10 %.",
+    ),
+]
+Failures = Annotated[
+    str,
+    typer.Option(
+        metavar="SPEC", help="Have jobs fail as in a real cluster: philly, philly:retries=3."
+    ),
 ]
 Queue = Annotated[str, typer.Option(help="Only this virtual cluster, or each by itself: all.")]
 Load = Annotated[str, typer.Option(help="How many times as fast jobs arrive; several, as in 1,2.")]
@@ -83,6 +125,9 @@ def simulate(
     trace: Workload = "",
     policy: Policies = None,
     gpus: Gpus = "",
+    cluster: Clusters = None,
+    placement: Placements = None,
+    first: First = None,
     vc: Queue = "",
     load: Load = "1",
     seeds: Seeds = 1,
@@ -90,6 +135,9 @@ def simulate(
     reconfigure: ResizeCost = "none",
     cool_down: CoolDown = 0.0,
     min_runtime: MinRuntime = 0.0,
+    quotas: Quotas = "none",
+    error: PredictionError = "",
+    failures: Failures = "none",
     oversize: TooLarge = "error",
     report: ReportFile = "",
     jobs_csv: JobsFile = "",
@@ -99,7 +147,7 @@ def simulate(
     """Compare scheduling policies on a workload, in virtual time."""
     for name, path in (("--report", report), ("--jobs-csv", jobs_csv)):
         _check_writable(name, path)
-    cluster = _numbers("--gpus", gpus, whole=True) if gpus else []
+    sizes = _numbers("--gpus", gpus, whole=True) if gpus else []
     loads = _numbers("--load", load, whole=False)
     from coddl.core.scheduler import Rules
     from coddl.sim.api import reconfigure_from
@@ -108,7 +156,10 @@ def simulate(
     question = Question(
         workload=trace or None,
         policies=policy or DEFAULT_POLICIES,
-        gpus=[int(number) for number in cluster],
+        gpus=[int(number) for number in sizes],
+        clusters=cluster or (),
+        placements=placement or (),
+        first=first,
         loads=loads,
         seeds=seeds,
         queue=vc or None,
@@ -116,6 +167,9 @@ def simulate(
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
         rules=Rules(cool_down, min_runtime),
+        quotas=quotas,
+        error=error,
+        failures=failures,
         keep_events=bool(report),
     )
     study, stopped = _watched(question)

@@ -41,10 +41,13 @@ def print_table(study: "Study") -> None:
     """Print one block of rows per cluster and load; the best of a column is starred."""
     blocks: dict[tuple[object, ...], list[dict[str, object]]] = {}
     for row in study.rows:
-        blocks.setdefault((row["vc"], row["gpus"], row["load"]), []).append(row)
-    for (queue, gpus, load), rows in blocks.items():
+        key = (row["vc"], row["cluster"], row["gpus"], row["load"])
+        blocks.setdefault(key, []).append(row)
+    for (queue, cluster, gpus, load), rows in blocks.items():
         parts = [study.trace.name if queue is None else f"{queue}", f"{rows[0]['jobs']:,.0f} jobs"]
-        parts += [f"{gpus} GPUs"] + [f"load {load:g}"] * (load != 1.0)
+        parts += [f"{gpus} GPUs" + f" ({cluster})" * bool(cluster)] + [f"load {load:g}"] * (
+            load != 1.0
+        )
         parts += [f"{rows[0]['seeds']} seeds, ± 95 %"] if "seeds" in rows[0] else []
         _print_fitting(rows, escape(" · ".join(parts)))
 
@@ -88,5 +91,6 @@ def _block(rows: list[dict[str, object]], title: str, columns: Sequence[Column])
                 cell += f" ± {written(cast(dict[str, float], row['ci95'])[name])}"
             cells.append(f"[bold green]{cell}*[/]" if is_best else f"{cell} ")
         ratio = cast(float, row["avg_jct_s"]) / best["avg_jct_s"] if best["avg_jct_s"] else 1.0
-        table.add_row(escape(str(row["policy"])), *cells, f"{ratio:.2f}x")
+        name = f"{row['policy']}" + f" + {row['placement']}" * bool(row["placement"])
+        table.add_row(escape(name), *cells, f"{ratio:.2f}x")
     return table

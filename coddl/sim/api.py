@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
+from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
 from coddl.core.scheduler import Rules
 from coddl.sim.study import DEFAULT_POLICIES, Question, Study, study
@@ -18,6 +20,9 @@ def simulate(
     policies: str | Policy | Sequence[str | Policy] = DEFAULT_POLICIES,
     *,
     gpus: int | Sequence[int] = (),
+    cluster: str | Cluster | Sequence[str | Cluster] = (),
+    placement: str | Placement | Sequence[str | Placement] = (),
+    first: int | None = None,
     seeds: int = 1,
     load: float | Sequence[float] = 1.0,
     vc: str | None = None,
@@ -26,6 +31,9 @@ def simulate(
     reconfigure: str = "none",
     cool_down_s: float = 0.0,
     min_runtime_s: float = 0.0,
+    quotas: str = "none",
+    error: str = "",
+    failures: str = "none",
     events: bool = False,
 ) -> Study:
     """Run policies on a trace and return the results as columns.
@@ -34,6 +42,11 @@ def simulate(
     small one that comes with the package. `gpus` are 64 by default, 512 for poster.
     `vc="all"` gives each queue a cluster of its own. `events=True` keeps all that happened, in
     `.runs`. `cool_down_s` and `min_runtime_s` are what a live pool calms its policy with.
+
+    Where it matters which GPUs jobs hold, give a `cluster` instead of `gpus` ("16x4", a file, a
+    Cluster) and, if not "consolidate", a `placement`. `first` cuts the trace. `quotas` ("equal",
+    "demand", "a=32,b=16"), `error` ("length=0.3,speed=0.1") and `failures` ("philly") are as on the
+    command line.
 
         results = coddl.simulate("jobs.csv.gz", ["afs-l", "srtf"], gpus=64, vc="ed69ec")
         results["avg_jct_s"]        # an array, one value a policy
@@ -44,6 +57,11 @@ def simulate(
         workload=trace,
         policies=named,
         gpus=list(gpus) if isinstance(gpus, Sequence | np.ndarray) else [gpus],
+        clusters=[cluster] if isinstance(cluster, str | Cluster) else list(cluster),
+        placements=[placement]
+        if isinstance(placement, str) or callable(placement)
+        else list(placement),
+        first=first,
         loads=list(load) if isinstance(load, Sequence | np.ndarray) else [load],
         seeds=seeds,
         queue=vc,
@@ -51,6 +69,9 @@ def simulate(
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
         rules=Rules(cool_down_s, min_runtime_s),
+        quotas=quotas,
+        error=error,
+        failures=failures,
         keep_events=events,
     )
     return study(question)

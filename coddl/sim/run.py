@@ -20,7 +20,7 @@ class Events(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What users compare. Averages are over finished jobs."""
+    """What users compare. `jobs` are those that trained to their end; averages are over them."""
 
     jobs: int
     avg_jct_s: float
@@ -36,8 +36,20 @@ class Metrics:
     reallocations: int
     migrations: int
     cancelled_preparations: int
+    failed_jobs: int
+    killed_jobs: int
+    lost_gpu_hours: float
     events: int
     wall_s: float
+
+
+class Losses(NamedTuple):
+    """What went wrong with each job."""
+
+    failed: BoolColumn  # given up after its last try
+    killed: BoolColumn  # stopped by its user
+    failures: IntColumn
+    lost_gpu_s: FloatColumn  # GPU-time since a checkpoint when it failed; all, if it was given up
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +57,9 @@ class Run:
     """A policy on a trace on so many GPUs, and how it went for each job."""
 
     policy: str
+    placement: str  # empty: nobody places jobs
     queue: str | None  # None: all together
+    cluster: str  # as it was described; empty: it does not matter which GPUs
     gpus: int
     load: float
     seed: int
@@ -61,11 +75,19 @@ class Run:
     event_count: int
     wall_s: float
     events: Events | None = None  # kept on request
+    losses: Losses | None = None  # None: nothing can go wrong
 
     @property
     def finished(self) -> BoolColumn:
-        """Which jobs have finished."""
+        """Which jobs have finished, one way or the other."""
         return ~np.isnan(self.finish_s)
+
+    @property
+    def succeeded(self) -> BoolColumn:
+        """Which jobs have trained to their end."""
+        if self.losses is None:
+            return self.finished
+        return self.finished & ~self.losses.failed & ~self.losses.killed
 
     @property
     def jct_s(self) -> FloatColumn:
@@ -93,7 +115,7 @@ class Run:
 
     def metrics(self) -> Metrics:
         """The numbers people compare."""
-        done, submitted_s = self.finished, self.trace.submitted_s
+        done, submitted_s, losses = self.succeeded, self.trace.submitted_s, self.losses
         span_s = self.end_s - float(submitted_s.min(initial=self.end_s))
         # With nothing finished there is no average: one row of NaN gives NaN throughout.
         jct_s, rho = (
@@ -118,6 +140,9 @@ class Run:
             reallocations=self.reallocations,
             migrations=self.migrations,
             cancelled_preparations=self.cancelled_preparations,
+            failed_jobs=0 if losses is None else int(losses.failed.sum()),
+            killed_jobs=0 if losses is None else int(losses.killed.sum()),
+            lost_gpu_hours=0.0 if losses is None else float(losses.lost_gpu_s.sum()) / 3600.0,
             events=self.event_count,
             wall_s=self.wall_s,
         )

@@ -11,25 +11,30 @@ from functools import partial
 import numpy as np
 
 from coddl.core.cluster import Cluster
-from coddl.core.columns import IntColumn
+from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.errors import UserError
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy, RulePolicy
 from coddl.core.scheduler import Rules, Scheduler
 from coddl.sim.compiled import RULES, run_compiled
+from coddl.sim.failures import FailureModel
 from coddl.sim.loop import Beliefs, Site, Steps
-from coddl.sim.run import Events, Run
+from coddl.sim.run import Events, Losses, Run
 from coddl.sim.world import (
     ACTIVE,
     ARRIVED,
     CANCELLED,
+    ENDS_AT,
     EVENTS,
+    FAILURES,
     FINISH_S,
     FINISHED,
     LOGGED,
+    LOST_GPU_S,
     MIGRATIONS,
     NOW,
     REALLOCATIONS,
+    STOPS_AT,
     Reconfigure,
     World,
     world_of,
@@ -55,9 +60,12 @@ class Case:
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
     rules: Rules = field(default_factory=Rules)
     cluster: Cluster | None = None  # None: `gpus` GPUs, it does not matter where
+    cluster_name: str = ""
     placement: Placement | None = None
+    placement_name: str = ""
     beliefs: Beliefs | None = None  # None: the scheduler knows the truth
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))
+    failures: FailureModel | None = None  # None: nothing goes wrong
     keep_events: bool = False
 
     @property
@@ -103,7 +111,7 @@ def chunks_of(case: Case, world: World, step_by_step: bool) -> Callable[[], bool
 def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = False) -> Run:
     """Make one run. A run that was stopped tells what had finished by then."""
     watch = watch or Watch()
-    world = world_of(case.trace, case.gpus, case.reconfigure, case.seed)
+    world = _world(case)
     next_chunk = chunks_of(case, world, step_by_step)
     kept: list[Events] = []
     started_s, goes_on, told, still_at = time.perf_counter(), True, 0, 0
@@ -123,7 +131,9 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
     done[world.active[: world.counts[ACTIVE]]] = False
     return Run(
         policy=case.label,
+        placement=case.placement_name,
         queue=case.queue,
+        cluster=case.cluster_name,
         gpus=case.gpus,
         load=case.load,
         seed=case.seed,
@@ -139,6 +149,25 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
         event_count=int(world.counts[EVENTS]),
         wall_s=time.perf_counter() - started_s,
         events=Events(*map(np.concatenate, zip(*kept, strict=True))) if case.keep_events else None,
+        losses=None if case.failures is None else _losses(world, done),
+    )
+
+
+def _world(case: Case) -> World:
+    """The world of a run before anything has happened, what will go wrong in it included."""
+    trace, faults = case.trace, None
+    if case.failures is not None:
+        trace, faults = case.failures.draw(trace, case.seed)
+    return world_of(trace, case.gpus, case.reconfigure, case.seed, faults)
+
+
+def _losses(world: World, done: BoolColumn) -> Losses:
+    """What went wrong with the jobs that are done, and with the others so far."""
+    real = world.jobs.real
+    failed = done & (real[STOPS_AT] > real[ENDS_AT])
+    lost_gpu_s = np.where(failed, world.jobs.attained_gpu_s, real[LOST_GPU_S])
+    return Losses(
+        failed, done & ~failed & (real[ENDS_AT] > 0.0), world.jobs.whole[FAILURES], lost_gpu_s
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from itertools import product
 from pathlib import Path
@@ -10,15 +10,23 @@ from typing import Any, TypeAlias, cast, get_args
 
 import numpy as np
 
+from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
+from coddl.core.placement.placement import Placement
+from coddl.core.placement.registry import placement_from
 from coddl.core.policies.policy import Policy
 from coddl.core.scheduler import Rules
+from coddl.sim.errors import beliefs_of, error_from
+from coddl.sim.failures import failures_from
 from coddl.sim.plugin import policy_named
+from coddl.sim.quotas import quotas_from
 from coddl.sim.run import Run
 from coddl.sim.simulate import Case, Watch, run_cases
 from coddl.sim.world import Reconfigure
+from coddl.traces.clusters import cluster_from
 from coddl.traces.files import read_speeds, read_trace, small_trace
 from coddl.traces.make import GENERATORS
+from coddl.traces.models import speeds_on
 from coddl.traces.trace import Oversize, Trace
 
 DEFAULT_POLICIES = (
@@ -60,13 +68,19 @@ class Question:
     workload: str | Path | Trace | None = None  # None: the small trace of the package
     policies: Sequence[str | Policy] = DEFAULT_POLICIES
     gpus: Sequence[int] = ()  # none: 64, or 512 for the poster's jobs
+    clusters: Sequence[str | Cluster] = ()  # instead of `gpus`, where it matters which GPUs
+    placements: Sequence[str | Placement] = ()  # on a cluster; none: consolidate
     loads: Sequence[float] = (1.0,)
     seeds: int = 1
+    first: int | None = None  # only so many jobs, from the start
     queue: str | None = None  # None: all jobs share a cluster; "all": each queue has its own
     speeds: str | Path | None = None
     oversize: Oversize = "error"
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
     rules: Rules = field(default_factory=Rules)
+    quotas: str = "none"  # what each queue is entitled to
+    error: str = ""  # of lengths and speeds; empty: schedulers know them
+    failures: str = "none"
     keep_events: bool = False
 
     def __post_init__(self) -> None:
@@ -77,6 +91,13 @@ class Question:
             _refuse(not whole, "gpus", gpus, "it is not a whole number above 0", "64")
         for load in self.loads:
             _refuse(not 1e-6 <= load <= 1e6, "load", load, "it is not within 1e-6..1e6", "1")
+        for gpus in self.gpus if self.clusters else ():
+            _refuse(True, "gpus", gpus, "a cluster is given, which has its own", "or a cluster")
+        for each in self.placements if not self.clusters else ():
+            nodes = "it is not said which nodes there are"
+            _refuse(True, "placement", _name(each), nodes, "with --cluster 16x4, for example")
+        none = self.first is not None and self.first < 1
+        _refuse(none, "first", self.first, "a study needs a job", "1000")
         _refuse(not self.loads, "load", self.loads, "there is none", "1")
         _refuse(self.seeds < 1, "seeds", self.seeds, "a study needs one run", "1")
         for name in ("cool_down_s", "min_runtime_s"):
@@ -86,10 +107,14 @@ class Question:
         _refuse(not known, "oversize", self.oversize, "there is no such choice", "skip")
 
     @property
-    def sizes(self) -> list[int]:
-        """The cluster sizes, each once."""
+    def sites(self) -> list[tuple[str, int, Cluster | None]]:
+        """What to run on, each once: its name, its GPUs, and the cluster if nodes matter."""
+        built = {_name(c): cluster_from(c) if isinstance(c, str) else c for c in self.clusters}
+        if built:
+            return [(name, cluster.gpus_total, cluster) for name, cluster in built.items()]
         default = 512 if self.workload == "poster" else 64
-        return list(dict.fromkeys(int(gpus) for gpus in self.gpus)) or [default]
+        sizes = list(dict.fromkeys(int(gpus) for gpus in self.gpus)) or [default]
+        return [("", gpus, None) for gpus in sizes]
 
 
 def _refuse(bad: bool, name: str, value: object, because: str, try_: str) -> None:
@@ -109,7 +134,8 @@ class Study(dict[str, "np.ndarray[Any, Any]"]):  # Any: strings, whole and real 
         self.planned = planned  # jobs of all runs together, finished or not
         groups: dict[tuple[object, ...], list[Run]] = {}
         for run in runs:
-            groups.setdefault((run.policy, run.queue, run.gpus, run.load), []).append(run)
+            key = (run.policy, run.placement, run.queue, run.cluster, run.gpus, run.load)
+            groups.setdefault(key, []).append(run)
         # One row per policy, queue, cluster and load.
         self.rows = [_row(runs, seeds) for runs in groups.values()]
         flat = [_flat(row) for row in self.rows]
@@ -162,7 +188,7 @@ def study(question: Question, watch: Watch | None = None) -> Study:
                 f"it leaves {left:,} of {run.trace.size:,} jobs without GPUs for ever",
                 "a policy that serves every job in the end; coddl.testing.PolicyContract helps",
             )
-    whole = workload(question.loads[0], 0, question.sizes[0])
+    whole = workload(question.loads[0], 0, question.sites[0][1])
     planned = sum(case.trace.size for case in cases)
     return Study(whole, runs, question.seeds, planned)
 
@@ -174,13 +200,20 @@ def _cases(question: Question, workload: Workload) -> Iterator[Case]:
     """Every run the question asks for."""
     policies = _labelled(question.policies)
     loads = dict.fromkeys(map(float, question.loads))
-    for seed, load, gpus in product(range(question.seeds), loads, question.sizes):
+    placements = _placements(question)
+    failures = failures_from(question.failures)
+    error = error_from(question.error) if question.error else None
+    for seed, load, (site, gpus, cluster) in product(range(question.seeds), loads, question.sites):
         whole = workload(load, seed, gpus)
+        if cluster is not None:
+            whole = replace(whole, speeds=speeds_on(whole.speeds, cluster))
         queues = whole.queues if question.queue == "all" else (question.queue,)
         for queue in queues:
             trace = whole if queue is None else whole.of_queue(queue)
             trace = trace.fitted_to(gpus, question.oversize)
-            for label, policy in policies.items():
+            beliefs = beliefs_of(trace, error, seed) if error is not None else None
+            quota_gpus = quotas_from(question.quotas, trace, gpus)
+            for (label, policy), (where, placement) in product(policies.items(), placements):
                 yield Case(
                     label=label,
                     policy=policy,
@@ -191,8 +224,28 @@ def _cases(question: Question, workload: Workload) -> Iterator[Case]:
                     seed=seed,
                     reconfigure=question.reconfigure,
                     rules=question.rules,
+                    cluster=cluster,
+                    cluster_name=site,
+                    placement=placement,
+                    placement_name=where,
+                    beliefs=beliefs,
+                    quota_gpus=quota_gpus,
+                    failures=failures,
                     keep_events=question.keep_events,
                 )
+
+
+def _placements(question: Question) -> list[tuple[str, Placement | None]]:
+    """The placements to try, by what results call them."""
+    if not question.clusters:
+        return [("", None)]
+    given = question.placements or ("consolidate",)
+    return [(_name(p), placement_from(p) if isinstance(p, str) else p) for p in given]
+
+
+def _name(given: object) -> str:
+    """What results call something that was given by name or as it is."""
+    return given if isinstance(given, str) else type(given).__name__.lower()
 
 
 def _labelled(policies: Sequence[str | Policy]) -> dict[str, Policy]:
@@ -226,6 +279,8 @@ def _workload(question: Question) -> Workload:
         trace = source
     else:
         trace = small_trace() if source is None else read_trace(Path(source), speeds)
+    if question.first is not None:
+        trace = trace.rows(np.arange(trace.size) < question.first)
     return lambda load, _seed, _gpus: trace.at_load(load)
 
 
@@ -235,7 +290,9 @@ def _row(runs: Sequence[Run], seeds: int) -> dict[str, object]:
     table = [asdict(run.metrics()) for run in runs]
     row: dict[str, object] = {
         "policy": first.policy,
+        "placement": first.placement,
         "vc": first.queue,
+        "cluster": first.cluster,
         "gpus": first.gpus,
         "load": first.load,
         **table[0],
