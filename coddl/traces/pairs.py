@@ -55,6 +55,7 @@ def read_pairs(text: str, what: str) -> Speeds:
         kinds=np.array(factors).T.copy(),
         packed=packed,
         skew=skews_of(near.names),
+        busy=np.zeros(1),  # not measured: whether to pack two jobs is to be tried
     )
     speeds = speeds_of(near.names, best_s, near.measured)
     return replace(speeds, known_places=places, kinds=kinds)

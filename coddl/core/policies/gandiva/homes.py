@@ -22,7 +22,7 @@ from coddl.core.seats import Seats
 # Columns of the memory.
 (
     HOME,  # the first server of its home, counted from 1; 0: it has none
-    OTHERS,  # the further ones: bit i stands for the server i + 1 after the first
+    OTHERS,  # the further ones: bit i stands for the server i + 1 after the first; -1: it is queued
     TURN,  # the slice of time in which its turn began
     MATE,  # 1 + the id of the job it is packed with: on trial, or negative where that pays; 0: none
     FAILED,  # models that it was packed with in vain: bit i stands for curve i
@@ -284,8 +284,7 @@ def lone_nodes(homes: Homes) -> IntColumn:
 def remember(homes: Homes, memory: FloatMatrix) -> None:
     """Write down where rows are at home, for when they wait. Far-off servers are forgotten."""
     for row in range(homes.head.shape[0]):
-        first, others = NONE, 0
-        i = homes.head[row]
+        first, others, i = NONE, 0, homes.head[row]
         while i >= 0:
             first = homes.node[i] if first < 0 else min(first, homes.node[i])
             i = homes.after[i]
@@ -295,4 +294,4 @@ def remember(homes: Homes, memory: FloatMatrix) -> None:
                 others |= 1 << (homes.node[i] - first - 1)
             i = homes.after[i]
         memory[row, HOME] = first + 1
-        memory[row, OTHERS] = others
+        memory[row, OTHERS] = others if first >= 0 else -1

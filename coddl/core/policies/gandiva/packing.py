@@ -100,7 +100,9 @@ def _candidates(
             if node in found or overload.node[b] != node:
                 break
             if jobs.gpus_requested[a] == jobs.gpus_requested[b] and not (
-                _has_failed(snapshot, memory, a, b) or _has_failed(snapshot, memory, b, a)
+                _has_failed(snapshot, memory, a, b)
+                or _has_failed(snapshot, memory, b, a)
+                or rate_of_pair(snapshot, a, b) == 0.0  # their memory does not fit, which shows
             ):
                 found[node] = (min(a, b), max(a, b))
     return list(found.values())

@@ -14,6 +14,7 @@ from coddl.core.policies.gandiva.growth import Idle, grow
 from coddl.core.policies.gandiva.homes import (
     HOME,
     MATE,
+    OTHERS,
     TURN,
     Homes,
     Wants,
@@ -122,6 +123,8 @@ def _migrate(policy: Gandiva, scene: Scene, homes: Homes, order: IntColumn) -> N
         return
     packed = scene.memory[:, MATE] != 0.0
     leave_crowds(scene.servers, homes, scene.wants, order[((jobs.gpus == 0) | packed)[order]])
+    if ((scene.memory[:, [HOME, OTHERS]] == 0.0).all(axis=1) & (jobs.gpus == 0)).any():
+        return  # a job that has come is no reason to move others about
     settled = (jobs.gpus > 0) & (now_s >= jobs.last_start_s + policy.quantum_s)
     close_ranks(scene.servers, homes, scene.wants, scene.kinds, settled, policy.idle, policy.moves)
 

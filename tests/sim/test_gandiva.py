@@ -1,0 +1,117 @@
+"""Gandiva in virtual time: turns, trials, growth and early feedback."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coddl.core.cluster import Cluster
+from coddl.core.placement.gandiva import GandivaPlacement
+from coddl.core.policies.fifo import Fifo
+from coddl.core.policies.gandiva.policy import Gandiva
+from coddl.core.speed.table import Speeds
+from coddl.sim.feedback import iterations_at, time_to_iterations
+from coddl.sim.simulate import Case, run_case
+from coddl.sim.world import SHARE, Reconfigure
+from coddl.testing.builders import speeds_from
+from coddl.traces.packing import packing_speeds, packing_table
+from coddl.traces.trace import Trace, trace_of
+
+LINEAR = speeds_from([[1.0 / gpus for gpus in range(1, 9)]])  # an iteration a GPU-second
+
+
+def trace(
+    jobs: Sequence[tuple[float, float, int]], speeds: Speeds = LINEAR, most: int | None = None
+) -> Trace:
+    """Jobs (submitted, seconds at the request, GPUs) of the first model."""
+    submitted_s, length_s, gpus = map(np.array, zip(*jobs, strict=True))
+    zeros = np.zeros(len(jobs), np.int64)
+    return trace_of(
+        "t",
+        speeds,
+        submitted_s=submitted_s * 1.0,
+        curve=zeros,
+        iterations=length_s / speeds.step_s[0, gpus],
+        gpus_requested=gpus,
+        gpus_max=gpus if most is None else zeros + most,
+    )
+
+
+@pytest.mark.parametrize("cluster", [None, Cluster.of(4, 2), Cluster.of(4, 1)])
+def test_six_jobs_on_four_gpus_get_four_sixths_of_one_each(cluster: Cluster | None) -> None:
+    case = Case("g", Gandiva(), trace([(0.0, 36_000.0, 1)] * 6), 4, cluster=cluster)
+    hour = 3600.0
+    got = iterations_at(case, [hour])[0]
+    # Servers with two GPUs have three jobs each. Of four with one, two have one job, two have two:
+    # jobs of one size keep to their servers, and only a departure makes others move.
+    want = {4: [hour, hour, *[hour / 2] * 4]}.get(
+        0 if cluster is None else len(cluster.nodes), [hour * 4 / 6] * 6
+    )
+    assert sorted(got, reverse=True) == pytest.approx(want, abs=60.0)
+    assert got.sum() == pytest.approx(4 * hour)
+
+
+def test_a_switch_costs_what_a_change_of_share_does() -> None:
+    jobs = trace([(0.0, 600.0, 1)] * 2)
+    run = run_case(Case("g", Gandiva(), jobs, 1, reconfigure=Reconfigure("stall", pause_s=0.1)))
+    # 20 slices on one GPU, each with a start but for the last, in which a job is alone already.
+    assert run.finish_s.max() == pytest.approx(1200.0 + 0.1 * run.reallocations / 2, abs=0.2)
+    assert run.reallocations > 30
+
+
+def test_jobs_do_not_wait_for_long_jobs_ahead_of_them() -> None:
+    jobs = trace([(0.0, 36_000.0, 4), (10.0, 60.0, 4)])
+    gandiva = run_case(Case("g", Gandiva(), jobs, 8, cluster=Cluster.of(8, 4)))
+    assert gandiva.jct_s[1] == pytest.approx(60.0)
+    crowded = run_case(Case("g", Gandiva(), jobs, 4))
+    assert crowded.jct_s[1] <= 180.0  # its turn comes at once, and again after one of the other
+    assert run_case(Case("f", Fifo(), jobs, 4)).jct_s[1] == pytest.approx(36_050.0)
+
+
+@pytest.mark.parametrize("row", packing_table(), ids=lambda row: row.model)
+def test_packing_stays_only_where_it_pays(row: object) -> None:
+    table = packing_table()
+    at = table.index(row)  # type: ignore[arg-type]  # one of the table's
+    speeds = packing_speeds()
+    jobs = replace(trace([(0.0, 3600.0, 1)] * 2, speeds), curve=np.full(2, at))
+    jobs = replace(jobs, iterations=3600.0 / speeds.step_s[jobs.curve, 1])
+    cluster, place = Cluster.of(1), GandivaPlacement()
+    tries = Gandiva(pack_below=1.0)
+    run = run_case(Case("g", tries, jobs, 1, cluster=cluster, placement=place))
+    gain = 7200.0 / run.end_s - 1.0
+    if table[at].gain > 0:
+        assert gain == pytest.approx(min(1.0, table[at].gain), rel=0.1)
+    else:
+        assert -0.01 < gain < 0.0  # one slice of trial
+
+
+def test_a_job_grows_to_the_idle_gpus_of_its_server_and_shrinks_for_others() -> None:
+    # Alone on the server, then grown after a minute, then two jobs come.
+    jobs = trace([(0.0, 1000.0, 1), (200.0, 100.0, 1), (200.0, 100.0, 1)], most=4)
+    run = run_case(Case("g", Gandiva(), jobs, 4, keep_events=True))
+    assert run.events is not None
+    first = (run.events.job == 0) & (run.events.kind == SHARE)
+    story = list(zip(run.events.time_s[first], run.events.gpus[first], strict=True))
+    assert story[:3] == [(0.0, 1), (60.0, 4), (200.0, 2)]
+
+
+def test_the_first_iterations_are_timed_through_suspensions_and_slowdowns() -> None:
+    jobs = trace([(0.0, 600.0, 1)] * 3)
+    case = Case("g", Gandiva(), jobs, 1)
+    # Turns of 60 s: the first job has done 90 iterations 30 s into its second turn, at 210 s.
+    assert time_to_iterations(case, 90.0).tolist() == [210.0, 270.0, 330.0]
+    assert time_to_iterations(case, 60.0).tolist() == [60.0, 120.0, 180.0]
+    everything = time_to_iterations(case, 1e9)
+    assert everything.tolist() == run_case(case).jct_s.tolist()
+    slow = LINEAR.places._replace(nodes=np.full((1, 1, 1), 2.0))
+    slowed = replace(jobs, speeds=replace(LINEAR, known_places=slow))
+    case = Case("f", Fifo(), slowed, 3, cluster=Cluster.of(3, 1), placement=GandivaPlacement())
+    assert time_to_iterations(case, 90.0).tolist() == [180.0] * 3
+    assert iterations_at(case, [0.0, 100.0, 1e6]).tolist() == [[0.0] * 3, [50.0] * 3, [600.0] * 3]
+
+
+def test_the_packing_table_is_the_published_one() -> None:
+    # Gandiva, OSDI '18, Table 1, which rounds up or down as it likes.
+    published = [412, 260, 46, 39, 17, -16, -13, -11]
+    assert [100 * row.gain for row in packing_table()] == pytest.approx(published, abs=1.0)
