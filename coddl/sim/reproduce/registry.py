@@ -5,12 +5,13 @@ from difflib import get_close_matches
 from typing import Final
 
 from coddl.core.errors import UserError
-from coddl.sim.reproduce import afs, gandiva, ground, poster
+from coddl.sim.reproduce import afs, gandiva, ground, optimus, poster
 from coddl.sim.reproduce.experiment import Experiment
 
 ALL: Final[tuple[Experiment, ...]] = (
     *poster.EXPERIMENTS,
     *ground.EXPERIMENTS,
+    *optimus.EXPERIMENTS,
     *gandiva.EXPERIMENTS,
     *afs.EXPERIMENTS,
 )
