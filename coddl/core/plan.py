@@ -72,7 +72,9 @@ class Plan:
         rivals = int(np.count_nonzero(self.shares > 0)) - 1
         beside = f"{rivals} other job{'' if rivals == 1 else 's'}" if rivals else "nobody"
         total = self.snapshot.cluster.gpus_total
-        return f"{self.shares[row]} of {total} GPUs are its share beside {beside}"
+        reason = f"{self.shares[row]} of {total} GPUs are its share beside {beside}"
+        place = self.placed.why.get(row) if self.placed is not None else None
+        return f"{reason}; {place}" if place else reason
 
     def _change(self, row: int) -> Change:
         jobs = self.snapshot.jobs

@@ -145,6 +145,7 @@ def world_of(
         gpus_requested=trace.gpus_requested,
         gpus_min=trace.gpus_min,
         gpus_max=trace.gpus_max,
+        pause_s=reconfigure.pause_s,
     )
     real, whole = np.zeros((REALS, trace.size)), np.zeros((WHOLES, trace.size), np.int64)
     real[: len(jobs.real)] = jobs.real

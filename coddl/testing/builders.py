@@ -34,6 +34,7 @@ class JobRow:
     group: int
     sits: Mapping[int, int]
     spans: bool
+    pause_s: float
 
 
 def job(
@@ -56,6 +57,7 @@ def job(
     group: int = -1,
     sits: Mapping[int, int] | None = None,
     spans: bool = True,
+    pause_s: float = 0.0,
 ) -> JobRow:
     """A job whose speed-up at n GPUs is 1 + scales x (n - 1), or whose step times are given.
 
@@ -84,6 +86,7 @@ def job(
         group,
         sits,
         spans,
+        pause_s,
     )
 
 
@@ -120,6 +123,7 @@ def snapshot_of(
         settled=[row.settled for row in jobs],
         group=[row.group for row in jobs],
         spans=[row.spans for row in jobs],
+        pause_s=[row.pause_s for row in jobs],
         first_start_s=started,
         last_start_s=started,
     )

@@ -13,6 +13,7 @@ from coddl.core.cluster import Cluster, Node
 from coddl.core.placement.close import Wishes, place_close
 from coddl.core.placement.placement import Placement, check_placed
 from coddl.core.placement.registry import PLACEMENTS, placement_from
+from coddl.core.speed.places import Places, plain
 from coddl.testing import PlacementContract, job, placing, snapshot_of, twin
 from coddl.testing.builders import JobRow
 from coddl.testing.placement_contract import Asked
@@ -116,6 +117,85 @@ def test_consolidate(case: Case) -> None:
     placed = placement_from("consolidate")(snapshot, allocation)
     check_placed(snapshot, allocation, placed)
     assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
+
+
+def far(curves: int, *, nodes: float = 1.0, racks: float = 1.0, nic: float = 0.0) -> Places:
+    """Places where each further node, a second rack, a further job on a NIC cost so much."""
+    plain_ = plain(curves)
+    by_nodes = np.array([1.0, *(1.0 + nodes * further for further in range(4))])
+    return plain_._replace(
+        nodes=np.broadcast_to(by_nodes, (curves, 1, 5)).copy(),
+        racks=np.full((curves, 1), 1.0 + racks),
+        network=np.full((curves, 1), nic),
+    )
+
+
+class Choice(NamedTuple):
+    cluster: Cluster
+    rows: list[JobRow]
+    shares: list[int]
+    places: Places
+    want: list[dict[int, int]]
+
+
+# A job alone takes 1, 1/2, 1/3 … of the time on 1, 2, 3 … GPUs.
+ESTIMATE = {
+    "where places cost nothing, as close as can be": Choice(
+        nodes(2, 2), [new()], [3], far(1, nodes=0.0), [{0: 2, 1: 1}]
+    ),
+    "two in a node against three in two: 1/2 < 1.6/3": Choice(
+        nodes(2, 2), [new()], [3], far(1, nodes=0.6), [{0: 2}]
+    ),
+    "and the other way round: 1.4/3 < 1/2": Choice(
+        nodes(2, 2), [new()], [3], far(1, nodes=0.4), [{0: 2, 1: 1}]
+    ),
+    "never fewer than it can run on": Choice(
+        nodes(2, 2), [job("a", 3, 9)], [3], far(1, nodes=9.0), [{0: 2, 1: 1}]
+    ),
+    "who would be slower for it does not grow": Choice(
+        nodes(2, 2), [at({0: 2})], [3], far(1, nodes=0.6), [{0: 2}]
+    ),
+    "who has started far stays": Choice(
+        nodes(4, 4), [at({0: 1, 1: 1})], [2], far(1, nodes=9.0), [{0: 1, 1: 1}]
+    ),
+    "three nodes of a rack against two of two: 1 + 2 x 0.1 < (1 + 0.1)(1 + 0.5)": Choice(
+        racks((4, 2), (2, 2, 2)), [new()], [6], far(1, nodes=0.1, racks=0.5), [{0: 4, 1: 2}]
+    ),
+    "a busy NIC: (1 + 0.2)(1 + 1)/4 > 1/2": Choice(
+        nodes(3, 3, 2),
+        [at({0: 1, 1: 2}), new()],
+        [3, 4],
+        far(2, nodes=0.2, nic=1.0),
+        [{0: 1, 1: 2}, {0: 2}],
+    ),
+    "a NIC with room for both: (1 + 0.2)/4 < 1/2": Choice(
+        nodes(3, 3, 2),
+        [at({0: 1, 1: 2}), new()],
+        [3, 4],
+        far(2, nodes=0.2, nic=0.0),
+        [{0: 1, 1: 2}, {0: 2, 2: 2}],
+    ),
+    "whoever shall be on one node is": Choice(
+        nodes(2, 3), [job("a", 1, 9, spans=False)], [3], far(1), [{1: 3}]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ESTIMATE.values(), ids=ESTIMATE.keys())
+def test_estimate(case: Choice) -> None:
+    snapshot = snapshot_of(case.cluster, case.rows, places=case.places)
+    allocation = Allocation(np.array(case.shares))
+    placed = placement_from("estimate")(snapshot, allocation)
+    check_placed(snapshot, allocation, placed)
+    assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
+    assert set(placed.why) == set(np.flatnonzero(placed.shares < allocation.gpus).tolist())
+
+
+def test_estimate_takes_the_faster_kind() -> None:
+    places = plain(1, 2)._replace(kinds=np.array([[3.0, 1.0]]))
+    snapshot = snapshot_of(kinds((4,), (8,)), [new()], places=places)
+    placed = placement_from("estimate")(snapshot, Allocation(np.array([4])))
+    assert placed.seats.row(0) == {1: 4}
 
 
 class Pair(NamedTuple):

@@ -172,16 +172,33 @@ def place_close(ground: Ground, seats: Seats, wishes: Wishes, reserved: IntColum
     return seats_from(wishes.gpus.shape[0], found.taken)
 
 
+def wishes_of(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> Wishes:
+    """What is to be placed: of two rows that share GPUs, one stands for both."""
+    seats, jobs = snapshot.seats, snapshot.jobs
+    assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
+    leads = leaders_of(seats, allocation) == np.arange(seats.rows)
+    wanted = np.where(leads[:, None], allocation.by_kind, 0)
+    return Wishes(wanted, order, jobs.spans, jobs.home)
+
+
+def placed_at(found: Seats, snapshot: Snapshot, allocation: Allocation) -> Placed:
+    """What was found, for both rows of a pair; who has too little to run on gets nothing."""
+    assert snapshot.seats is not None
+    seats = found.take(leaders_of(snapshot.seats, allocation))
+    totals, wanted = seats.totals, allocation.gpus
+    short = (totals < np.minimum(snapshot.jobs.gpus_min, wanted)) | ((totals == 0) & (wanted > 0))
+    if not short.any():
+        return Placed(seats)
+    seats = seats.take(np.where(short, -1, np.arange(seats.rows)))
+    return Placed(seats, cramped(short, wanted, snapshot.cluster.ground))
+
+
 def placed_close(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> Placed:
     """Places for an allocation: who stays keeps them, the others are placed in `order`."""
-    ground, seats, jobs = snapshot.cluster.ground, snapshot.seats, snapshot.jobs
-    assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
-    leaders = leaders_of(seats, allocation)
-    wanted = np.where((leaders == np.arange(seats.rows))[:, None], allocation.by_kind, 0)
-    wishes = Wishes(wanted, order, jobs.spans, jobs.home)
-    found = place_close(ground, seats, wishes, kept_back(snapshot)).take(leaders)
-    missing = (found.totals == 0) & (allocation.gpus > 0)
-    return Placed(found, cramped(missing, allocation.gpus, ground))
+    wishes, seats = wishes_of(snapshot, allocation, order), snapshot.seats
+    assert seats is not None
+    found = place_close(snapshot.cluster.ground, seats, wishes, kept_back(snapshot))
+    return placed_at(found, snapshot, allocation)
 
 
 def kept_back(snapshot: Snapshot) -> IntColumn:

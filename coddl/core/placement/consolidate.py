@@ -6,6 +6,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.placement.close import placed_close
+from coddl.core.placement.defragment import defragmenting
 from coddl.core.placement.placement import Placed
 from coddl.core.snapshot import Snapshot
 
@@ -18,6 +19,14 @@ class Consolidate:
     nodes of the rack that it fills best, or of several racks if it must.
     """
 
+    defragment_h: float = 0.0  # gather scattered jobs so often, if it pays; 0: never
+    moves: int = 8  # jobs that are moved at a time
+
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
-        order = np.lexsort((snapshot.jobs.id, -allocation.gpus))
-        return placed_close(snapshot, allocation, order)
+        place = defragmenting(_consolidated, self.defragment_h, self.moves)
+        return place(snapshot, allocation)
+
+
+def _consolidated(snapshot: Snapshot, allocation: Allocation) -> Placed:
+    order = np.lexsort((snapshot.jobs.id, -allocation.gpus))
+    return placed_close(snapshot, allocation, order)

@@ -6,6 +6,7 @@ from typing import Final, Protocol
 from coddl.core.allocation import Allocation
 from coddl.core.named import Parameter, chosen, parameters_of
 from coddl.core.placement.consolidate import Consolidate
+from coddl.core.placement.estimate import ByEstimate
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.placement.optimus import OptimusPlacement
 from coddl.core.placement.philly import PhillyPlacement
@@ -24,6 +25,7 @@ class NamedPlacement(Protocol):
 
 PLACEMENTS: Final[Mapping[str, type[NamedPlacement]]] = {
     "consolidate": Consolidate,
+    "estimate": ByEstimate,
     "gandiva": GandivaPlacement,
     "optimus": OptimusPlacement,
     "philly": PhillyPlacement,

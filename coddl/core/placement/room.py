@@ -163,6 +163,16 @@ def take(room: Room, taken: Taken, row: int, node: int, gpus: int) -> None:
 
 
 @part
+def give_back(room: Room, taken: Taken, size: int) -> None:
+    """Undo what was taken last, until `size` entries are left."""
+    while taken.size[0] > size:
+        last = taken.size[0] - 1
+        room.island_free[taken.island[last]] += taken.gpus[last]
+        change_free(room, room.ground.island_node[taken.island[last]], taken.gpus[last])
+        taken.size[0] = last
+
+
+@part
 def suits(room: Room, zone: int, kind: int, rack: int) -> bool:
     """Tell whether a zone is of this kind and rack, where they are given."""
     return bool(

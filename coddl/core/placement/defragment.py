@@ -1,0 +1,160 @@
+"""Moves that gather scattered jobs: now and then, few at a time, and only if they pay.
+
+Placements keep jobs where they are, so free GPUs come to lie in small pieces and jobs that start or
+grow are scattered over them. A round of defragmenting looks at who would gain most by lying closer
+together, and moves it if the time saved exceeds the pauses; smaller jobs may have to make room.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+
+from coddl.core.allocation import Allocation
+from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
+from coddl.core.placement.close import Wishes, kept_back, place_close
+from coddl.core.placement.placement import Placed, Placement
+from coddl.core.plan import differs
+from coddl.core.seats import Seats
+from coddl.core.snapshot import Snapshot
+from coddl.core.speed.places import slowdowns
+
+UNKNOWN_S: Final = 3600.0  # of a job that does not say how much is left, so much counts
+TRIES: Final = 4  # jobs that are looked at, for each that may be moved
+LATE_S: Final = 1.0  # a driver that lives in real time wakes up late by less
+
+
+@dataclass(frozen=True)
+class Defragmenting:
+    """A placement that also moves up to `moves` jobs every `period_s` seconds.
+
+    A round is held at each multiple of the period, and by whoever asks within a second of it.
+    """
+
+    placement: Placement
+    period_s: float
+    moves: int
+
+    def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
+        placed = self.placement(snapshot, allocation)
+        last_s = np.floor(snapshot.now_s / self.period_s) * self.period_s
+        if snapshot.now_s - last_s < LATE_S and snapshot.now_s >= self.period_s:
+            placed = gathered(placed, snapshot, allocation, self.moves)
+        next_s = last_s + self.period_s
+        if next_s <= snapshot.now_s:  # rounding
+            next_s += self.period_s
+        return replace(placed, wake_at_s=min(placed.wake_at_s, float(next_s)))
+
+
+def defragmenting(placement: Placement, every_h: float, moves: int) -> Placement:
+    """The same placement, with a round of moves every so many hours; 0: never."""
+    return Defragmenting(placement, every_h * 3600.0, moves) if every_h > 0.0 else placement
+
+
+class Scatter(NamedTuple):
+    """Where everybody is, what that costs, and who may be moved."""
+
+    snapshot: Snapshot
+    allocation: Allocation
+    seats: Seats
+    slowdown: FloatColumn
+    left_s: FloatColumn  # what each row would still take where it is
+    movable: BoolColumn
+
+    @classmethod
+    def of(cls, placed: Placed, snapshot: Snapshot, allocation: Allocation) -> Self:
+        """What a placement has left."""
+        assert snapshot.seats is not None
+        jobs, shares, seats = snapshot.jobs, placed.shares, placed.seats
+        stays = (shares == jobs.gpus) & ~differs(snapshot.seats, seats)
+        alone = allocation.mates < 0 if allocation.mates is not None else np.bool_(True)
+        movable = stays & alone & (shares > 0) & (jobs.preemptible > 0) & (jobs.settled > 0)
+        slowdown = _slowdowns(snapshot, allocation, seats)
+        left_s = np.nan_to_num(snapshot.seconds_left_at(shares) * slowdown, nan=UNKNOWN_S)
+        return cls(snapshot, allocation, seats, slowdown, left_s, movable)
+
+    def scattered(self) -> list[int]:
+        """Who could gain by a better place, the most first."""
+        worth_s = self.left_s * (1.0 - 1.0 / self.slowdown) - self.snapshot.jobs.pause_s
+        rows = np.flatnonzero(self.movable & (self.slowdown > 1.0) & (worth_s > 0.0))
+        order = np.lexsort((rows, -worth_s[rows]))
+        return [int(row) for row in rows[order]]
+
+    def without(self, rows: list[int]) -> Seats:
+        """Everybody's seats but theirs."""
+        keep = np.arange(self.seats.rows)
+        keep[rows] = -1
+        return self.seats.take(keep)
+
+    def trials(self, row: int) -> Iterator[list[int]]:
+        """Who to move for a row's sake: itself; or first itself and then those on one node."""
+        yield [row]
+        ground, gpus = self.snapshot.cluster.ground, self.seats.totals
+        lone = np.flatnonzero(self.movable & (gpus < gpus[row]) & (np.diff(self.seats.first) == 1))
+        home = ground.island_node[self.seats.island[self.seats.first[lone]]]
+        used = self.without([row]).in_use(ground) + kept_back(self.snapshot)
+        free = ground.node_gpus.copy()
+        np.subtract.at(free, ground.island_node, used)
+        best: list[int] = []
+        for node in np.unique(home):
+            small = lone[home == node]
+            small = small[np.lexsort((small, -gpus[small]))]
+            need = int(np.searchsorted(free[node] + np.cumsum(gpus[small]), gpus[row])) + 1
+            if need <= len(small) and (not best or need < len(best)):
+                best = small[:need].tolist()
+        if best:
+            yield [row, *best]
+
+    def moved(self, rows: list[int]) -> Seats:
+        """Seats after these rows are placed anew, in this order, around all others."""
+        jobs, shares = self.snapshot.jobs, self.seats.totals.reshape(-1, 1)
+        ground, reserved = self.snapshot.cluster.ground, kept_back(self.snapshot)
+        order: IntColumn = np.array(rows)
+        wishes = Wishes(shares, order, jobs.spans, jobs.home)
+        return place_close(ground, self.without(rows), wishes, reserved)
+
+    def saved_s(self, seats: Seats) -> tuple[float, FloatColumn]:
+        """Time that all jobs together would save with these seats, pauses paid; slowdowns then."""
+        after = _slowdowns(self.snapshot, self.allocation, seats)
+        saved_s = self.left_s * (1.0 - after / self.slowdown)
+        paused = differs(self.seats, seats)
+        return float(saved_s.sum() - self.snapshot.jobs.pause_s[paused].sum()), after
+
+
+def _slowdowns(snapshot: Snapshot, allocation: Allocation, seats: Seats) -> FloatColumn:
+    mates = np.full(seats.rows, -1) if allocation.mates is None else allocation.mates
+    places, ground = snapshot.speeds.places, snapshot.cluster.ground
+    return slowdowns(places, ground, snapshot.jobs.curve, seats, mates)
+
+
+def gathered(placed: Placed, snapshot: Snapshot, allocation: Allocation, moves: int) -> Placed:
+    """One round: the same places, after up to `moves` moves that pay. Each says what it gains."""
+    if allocation.shares.ndim == 2:
+        return placed  # what a job has of each kind was decided
+    now, why = Scatter.of(placed, snapshot, allocation), dict[int, str]()
+    for row in now.scattered()[: TRIES * max(0, moves)]:
+        for rows in now.trials(row):
+            if len(why) + len(rows) > moves or not now.movable[rows].all():
+                continue
+            seats = now.moved(rows)
+            saved_s, after = now.saved_s(seats)
+            if saved_s > 0.0 and (seats.totals == now.seats.totals).all():
+                moved = np.flatnonzero(differs(now.seats, seats)).tolist()
+                why |= dict.fromkeys(moved, f"to make room for job {snapshot.jobs.id[row]}")
+                why[row] = _sentence(now, seats, row, now.slowdown[row] / after[row], saved_s)
+                movable = now.movable.copy()
+                movable[moved] = False
+                left_s = now.left_s * after / now.slowdown
+                now = now._replace(seats=seats, slowdown=after, left_s=left_s, movable=movable)
+                break
+    return replace(placed, seats=now.seats, why={**placed.why, **why})
+
+
+def _sentence(now: Scatter, seats: Seats, row: int, faster: float, saved_s: float) -> str:
+    ground = now.snapshot.cluster.ground
+    before, after = (len(each.nodes(row, ground)) for each in (now.seats, seats))
+    return (
+        f"from {before} node{'s' * (before > 1)} to {after}: steps {faster:.2f}x faster, "
+        f"{saved_s:.0f} s saved"
+    )

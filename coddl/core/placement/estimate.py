@@ -1,0 +1,178 @@
+"""By estimated speed: few GPUs close together against many far apart."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from coddl.core.allocation import Allocation
+from coddl.core.cluster import Ground
+from coddl.core.columns import FloatMatrix, IntColumn
+from coddl.core.compiling import kernel, part
+from coddl.core.placement.close import (
+    Found,
+    Wishes,
+    after_keeping,
+    grow,
+    kept_back,
+    lone_node,
+    placed_at,
+    wishes_of,
+)
+from coddl.core.placement.defragment import defragmenting
+from coddl.core.placement.placement import Placed
+from coddl.core.placement.room import (
+    NONE,
+    give_back,
+    note,
+    nothing_taken,
+    seats_from,
+    take,
+    take_close,
+    take_within,
+)
+from coddl.core.seats import Seats
+from coddl.core.snapshot import Snapshot
+from coddl.core.speed.places import Places, Scene, is_new_node, nodes_of, slowdown
+
+
+class Speed(NamedTuple):
+    """How fast rows are, by share and by place."""
+
+    step_s: FloatMatrix
+    places: Places
+    curve: IntColumn
+    least: IntColumn  # GPUs that a row needs to run at all
+    crossing: IntColumn  # by node: jobs that use its NIC
+    of_kind: IntColumn  # scratch
+
+
+@part
+def scene_of(found: Found, speed: Speed, row: int, begin: int, end: int) -> Scene:
+    """One row alone, on what it has kept and on entries begin .. end-1."""
+    taken, mine = found.taken, nothing_taken(found.taken.size[0] + 1)
+    for i in range(found.kept[row], found.kept[row + 1]):
+        note(mine, 0, taken.island[i], taken.gpus[i])
+    for i in range(begin, end):
+        note(mine, 0, taken.island[i], taken.gpus[i])
+    seats = seats_from(1, mine)
+    return Scene(speed.places, found.room.ground, seats, speed.crossing, speed.of_kind)
+
+
+@part
+def count_nics(scene: Scene, jobs: int) -> None:
+    """Count a row that lies on several nodes among those that use their NICs, or no longer."""
+    if nodes_of(scene, 0) > 1:
+        for i in range(scene.seats.island.shape[0]):
+            if is_new_node(scene, 0, i):
+                scene.crossing[scene.ground.island_node[scene.seats.island[i]]] += jobs
+
+
+@part
+def step_there(scene: Scene, speed: Speed, row: int) -> float:
+    """Seconds per step of a row where it would be; forever with too few GPUs."""
+    gpus = scene.seats.gpus.sum()
+    if gpus < speed.least[row]:
+        return np.inf
+    curve, widest = speed.curve[row], speed.step_s.shape[1] - 1
+    count_nics(scene, 1)
+    factor = slowdown(scene, 0, curve)
+    count_nics(scene, -1)
+    return float(speed.step_s[curve, min(gpus, widest)] * factor)
+
+
+@part
+def lay(found: Found, row: int, way: int) -> None:
+    """Give a row what it lacks: close together, or on the emptiest nodes, or of one kind."""
+    need = found.lack[row, 0]
+    if way == 0:
+        grow(found, row, need, NONE)
+    elif way == 1:
+        take_within(found.room, found.taken, row, need, NONE, NONE)
+    else:
+        take_close(found.room, found.taken, row, need, way - 2)
+
+
+@part
+def place_fastest(found: Found, speed: Speed, row: int) -> None:
+    """Try ways to give a row what it lacks, and give it as much of the best as makes it fastest."""
+    room, taken, kinds = found.room, found.taken, found.room.zone_kind.max() + 1
+    begin = taken.size[0]
+    scene = scene_of(found, speed, row, begin, begin)
+    count_nics(scene, -1)
+    best_s, best_way, best_end, best_gpus = step_there(scene, speed, row), 0, begin, 0
+    for way in range(2 + kinds if kinds > 1 else 2):
+        lay(found, row, way)
+        gpus = 0
+        for end in range(begin + 1, taken.size[0] + 1):
+            gpus += taken.gpus[end - 1]
+            step_s = step_there(scene_of(found, speed, row, begin, end), speed, row)
+            if step_s < best_s or (step_s == best_s < np.inf and gpus > best_gpus):
+                best_s, best_way, best_end, best_gpus = step_s, way, end, gpus
+        give_back(room, taken, begin)
+    lay(found, row, best_way)
+    give_back(room, taken, best_end)
+    count_nics(scene_of(found, speed, row, begin, best_end), 1)
+
+
+@kernel
+def place_by_speed(
+    ground: Ground, seats: Seats, wishes: Wishes, reserved: IntColumn, speed: Speed
+) -> Seats:
+    """Seat every row: who is seated first, then who can't span nodes, then the others by order.
+
+    Who wants so many GPUs of each kind gets them close together: there is nothing to choose.
+    """
+    found = after_keeping(ground, seats, wishes, reserved)
+    rows, kinds = wishes.gpus.shape
+    for row in range(rows):
+        if found.kept[row + 1] > found.kept[row] + 1:
+            count_nics(scene_of(found, speed, row, 0, 0), 1)
+    for spans in range(2):
+        for row in wishes.order:
+            need = found.lack[row].max()
+            if need <= 0 or (wishes.spans[row] > 0) != (spans > 0):
+                continue
+            if spans > 0 and kinds == 1:
+                place_fastest(found, speed, row)
+                continue
+            for kind in range(kinds):
+                need, of_kind = found.lack[row, kind], kind if kinds > 1 else NONE
+                if need > 0 and spans > 0:
+                    grow(found, row, need, of_kind)
+                elif need > 0:
+                    node = lone_node(found.room, seats, row, need, of_kind)
+                    if node >= 0:
+                        take(found.room, found.taken, row, node, need)
+    return seats_from(rows, found.taken)
+
+
+@dataclass(frozen=True)
+class ByEstimate:
+    """Puts each job where it is estimated to train fastest, the largest first; moves nobody.
+
+    Two GPUs in a node may be faster than three in two: then a job is given two of three.
+    """
+
+    defragment_h: float = 0.0  # gather scattered jobs so often, if it pays; 0: never
+    moves: int = 8  # jobs that are moved at a time
+
+    def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
+        place = defragmenting(_placed_by_speed, self.defragment_h, self.moves)
+        return place(snapshot, allocation)
+
+
+def _placed_by_speed(snapshot: Snapshot, allocation: Allocation) -> Placed:
+    jobs, speeds, ground = snapshot.jobs, snapshot.speeds, snapshot.cluster.ground
+    order = np.lexsort((jobs.id, -allocation.gpus))
+    wishes, seats = wishes_of(snapshot, allocation, order), snapshot.seats
+    assert seats is not None
+    nobody = np.zeros(len(ground.node_gpus), np.int64)
+    kinds = np.zeros(speeds.places.kinds.shape[1], np.int64)
+    speed = Speed(speeds.step_s, speeds.places, jobs.curve, jobs.gpus_min, nobody, kinds)
+    found = place_by_speed(ground, seats, wishes, kept_back(snapshot), speed)
+    placed = placed_at(found, snapshot, allocation)
+    given, wanted = placed.shares, allocation.gpus
+    cut = np.flatnonzero((given > 0) & (given < wanted)).tolist()
+    faster = {row: f"so placed, {given[row]} are faster than {wanted[row]}" for row in cut}
+    return replace(placed, why=faster)
