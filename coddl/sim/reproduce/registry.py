@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from coddl.core.errors import UserError
-from coddl.sim.reproduce import afs, gandiva, ground, optimus, poster
+from coddl.sim.reproduce import afs, errors, gandiva, ground, kinds, optimus, poster
 from coddl.sim.reproduce.experiment import Experiment
 
 ALL: Final[tuple[Experiment, ...]] = (
@@ -14,6 +14,8 @@ ALL: Final[tuple[Experiment, ...]] = (
     *optimus.EXPERIMENTS,
     *gandiva.EXPERIMENTS,
     *afs.EXPERIMENTS,
+    *kinds.EXPERIMENTS,
+    *errors.EXPERIMENTS,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in ALL}
 

@@ -1,0 +1,96 @@
+"""Wrong predictions: how much the policies lose that trust lengths and speeds."""
+
+from itertools import product
+from typing import Final
+
+import numpy as np
+
+from coddl.core.policies.registry import policy_from
+from coddl.sim.errors import Error, beliefs_of
+from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.sim.simulate import Case, run_cases
+from coddl.traces.make import poisson
+
+POLICIES: Final = ("afs-l", "afs-p", "optimus", "max-speedup", "max-min", "srtf", "srsf")
+GPUS, LOAD = 64, 1.0
+LENGTHS: Final = (0.1, 0.2, 0.3, 0.4, 0.5)
+SPEEDS: Final = (0.1, 0.2, 0.3)
+SAME: Final = 0.3  # the error at which lengths and speeds are compared
+TRUTH: Final = Error()
+ERRORS: Final = (
+    TRUTH,
+    *(Error(length=each) for each in LENGTHS),
+    *(Error(speed=each) for each in SPEEDS),
+)
+
+
+def sensitivity(setting: Setting) -> Finding:
+    """Average JCT of every policy with each error, against what it is with none."""
+    jct_s: dict[tuple[str, Error], list[float]] = {}
+    todo = list(product(range(setting.seeds), ERRORS, POLICIES))
+    traces = [poisson(gpus=GPUS, load=LOAD, seed=seed) for seed in range(setting.seeds)]
+    cases = [
+        Case(
+            policy,
+            policy_from(policy),
+            traces[seed],
+            GPUS,
+            seed=seed,
+            beliefs=beliefs_of(traces[seed], error, seed) if error != TRUTH else None,
+        )
+        for seed, error, policy in todo
+    ]
+    for (_, error, policy), run in zip(todo, run_cases(cases), strict=True):
+        jct_s.setdefault((policy, error), []).append(run.metrics().avg_jct_s)
+    more = {
+        (policy, error): (float(np.mean(found)) / float(np.mean(jct_s[policy, TRUTH])) - 1) * 100
+        for (policy, error), found in jct_s.items()
+    }
+    length, speed = Error(length=SAME), Error(speed=SAME)
+    published = {"optimus": "speeds hurt more than lengths"}
+    heads = [f"lengths {error.length:.0%}" if error.length else f"speeds {error.speed:.0%}"
+             for error in ERRORS[1:]]  # fmt: skip
+    return Finding(
+        tuple(
+            Figure(
+                f"{policy}, average JCT, lengths / speeds off by up to {SAME:.0%}",
+                published.get(policy, ""),
+                f"{more[policy, length]:+.1f} % / {more[policy, speed]:+.1f} %",
+            )
+            for policy in POLICIES
+        ),
+        Plot(
+            "Wrong speeds",
+            "speeds off by up to",
+            "average JCT, % more",
+            {
+                policy: [(error.speed, more[policy, error]) for error in ERRORS if not error.length]
+                for policy in POLICIES
+            },
+        ),
+        (
+            "The table is of average JCT, in % more than with true predictions.",
+            "afs-p, max-speedup and max-min do not look at lengths.",
+        ),
+        Table(
+            ["policy", *heads],
+            [
+                [policy, *(f"{more[policy, error]:+.1f}" for error in ERRORS[1:])]
+                for policy in POLICIES
+            ],
+        ),
+    )
+
+
+EXPERIMENTS: Final[tuple[Experiment, ...]] = (
+    Experiment(
+        "prediction-errors",
+        "How much wrong predictions cost every policy",
+        "Peng et al., EuroSys '18 (Optimus): errors of speed hurt more than those of convergence",
+        "Optimus trains with parameter servers, on a testbed and its own simulator, and its errors "
+        "of convergence fall as a job goes on. Here jobs are elastic workers of our poisson "
+        "workload at load 1; a length is off by one factor as long as the job lives, and a speed "
+        "by another at each share; nothing is measured again while it runs.",
+        sensitivity,
+    ),
+)
