@@ -5,7 +5,17 @@ from difflib import get_close_matches
 from typing import Final
 
 from coddl.core.errors import UserError
-from coddl.sim.reproduce import afs, errors, gandiva, ground, kinds, optimus, poster
+from coddl.sim.reproduce import (
+    afs,
+    errors,
+    gandiva,
+    ground,
+    kinds,
+    optimus,
+    poster,
+    themis,
+    tiresias,
+)
 from coddl.sim.reproduce.experiment import Experiment
 
 ALL: Final[tuple[Experiment, ...]] = (
@@ -13,6 +23,8 @@ ALL: Final[tuple[Experiment, ...]] = (
     *ground.EXPERIMENTS,
     *optimus.EXPERIMENTS,
     *gandiva.EXPERIMENTS,
+    *tiresias.EXPERIMENTS,
+    *themis.EXPERIMENTS,
     *afs.EXPERIMENTS,
     *kinds.EXPERIMENTS,
     *errors.EXPERIMENTS,
