@@ -7,20 +7,18 @@ import numpy as np
 
 from coddl.core.allocation import Allocation, because
 from coddl.core.cluster import Ground
-from coddl.core.columns import FloatMatrix, IntColumn
-from coddl.core.compiling import ZERO, kernel, part
+from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
+from coddl.core.compiling import ONE, ZERO, kernel, part
 from coddl.core.kernels import comes_before, make_heap, sink
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import (
     NONE,
-    Room,
     Taken,
     note,
     nothing_taken,
     room_of,
     seats_from,
     take,
-    tightest,
 )
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
@@ -38,41 +36,49 @@ class Crew(NamedTuple):
 
 
 class Board(NamedTuple):
-    """Where tasks can go, and where they have gone."""
+    """What is free on each node, and the order in which they are tried."""
 
     crew: Crew
-    room: Room
-    cpus: IntColumn  # free cores of each node
-    workers: Taken
-    servers: Taken
+    gpus: IntColumn  # free GPUs and cores of each node
+    cpus: IntColumn
     heap: IntColumn  # `size[0]` nodes, the one with most room on top
     keys: FloatMatrix  # their room when they were last looked at: there may be less by now
     size: IntColumn
     start: IntColumn  # nodes before these have no room for a worker, for a server
 
 
+class Plan(NamedTuple):
+    """What a row may be given on which nodes, before it is: `size[0]` entries."""
+
+    node: IntColumn
+    workers: IntColumn
+    servers: IntColumn
+    size: IntColumn
+    start: IntColumn  # as on the board, once this is carried out
+
+
+class Given(NamedTuple):
+    """What rows have been given: `size[0]` entries."""
+
+    row: IntColumn
+    node: IntColumn
+    workers: IntColumn
+    servers: IntColumn
+    size: IntColumn
+
+
 @part
 def fits(board: Board, node: int, workers: int, servers: int) -> bool:
     """Tell whether a node has room for these tasks."""
     cpus = workers * board.crew.worker_cpus + servers * board.crew.server_cpus
-    return bool(workers <= board.room.node_free[node] and cpus <= board.cpus[node])
-
-
-@part
-def seat(board: Board, row: int, node: int, workers: int, servers: int) -> None:
-    """Put tasks of a row on a node that has room for them."""
-    if workers > 0:
-        take(board.room, board.workers, row, node, workers)
-    if servers > 0:
-        note(board.servers, row, board.room.ground.first[node], servers)
-    board.cpus[node] -= workers * board.crew.worker_cpus + servers * board.crew.server_cpus
+    return bool(workers <= board.gpus[node] and cpus <= board.cpus[node])
 
 
 @part
 def room_at(board: Board, node: int) -> int:
     """What nodes are ordered by: free cores, or GPUs where cores are free."""
     counted = board.crew.worker_cpus > 0 or board.crew.server_cpus > 0
-    return int(board.cpus[node] if counted else board.room.node_free[node])
+    return int(board.cpus[node] if counted else board.gpus[node])
 
 
 @part
@@ -80,14 +86,14 @@ def pop(board: Board) -> int:
     """The node with most room, taken off the heap; -1 if none has a GPU left."""
     while board.size[0] > 0:
         node = board.heap[0]
-        if board.room.node_free[node] > 0 and board.keys[0, node] != room_at(board, node):
+        if board.gpus[node] > 0 and board.keys[0, node] != room_at(board, node):
             board.keys[0, node] = room_at(board, node)
             sink(board.heap, ZERO, board.size[0], board.keys)
             continue
         board.size[0] -= 1
         board.heap[0] = board.heap[board.size[0]]
         sink(board.heap, ZERO, board.size[0], board.keys)
-        if board.room.node_free[node] > 0:
+        if board.gpus[node] > 0:
             return int(node)
     return -1
 
@@ -111,123 +117,127 @@ def dealt(tasks: int, nodes: int, at: int) -> int:
 
 
 @part
-def seat_evenly(board: Board, row: int) -> bool:
-    """Put a row on the fewest of the emptiest nodes that hold it evenly; False if none do."""
+def clear(board: Board, plan: Plan) -> None:
+    """Begin a plan for another row."""
+    plan.size[0] = 0
+    plan.start[:] = board.start
+
+
+@part
+def plan_task(board: Board, plan: Plan, node: int, kind: int) -> bool:
+    """Add a worker (0) or a server (1) on a node; False if it has no room beside what is there."""
+    at, size = 0, plan.size[0]
+    while at < size and plan.node[at] != node:
+        at += 1
+    if at == size:
+        plan.node[at], plan.workers[at], plan.servers[at] = node, 0, 0
+    workers, servers = plan.workers[at] + 1 - kind, plan.servers[at] + kind
+    if not fits(board, node, workers, servers):
+        return False
+    plan.workers[at], plan.servers[at] = workers, servers
+    plan.size[0] = max(size, at + 1)
+    return True
+
+
+@part
+def plan_first_fit(board: Board, plan: Plan, kind: int) -> bool:
+    """Add a task on the first node that has room for it; False if there is none."""
+    while plan.start[kind] < board.cpus.shape[0]:
+        if plan_task(board, plan, plan.start[kind], kind):
+            return True
+        plan.start[kind] += 1  # nodes only fill up: no need to look here again
+    return False
+
+
+@part
+def plan_evenly(board: Board, plan: Plan, row: int) -> bool:
+    """Plan a row on the fewest of the emptiest nodes that hold it evenly; False if none do."""
     w, p = board.crew.workers[row], board.crew.servers[row]
     most = max(w, p) if board.crew.spans[row] else 1
-    nodes = np.empty(most, np.int64)
     count, found = 0, False
     while count < most and not found:
         node = pop(board)
         if node < 0:
             break
-        nodes[count] = node
+        plan.node[count] = node
         count += 1
         found = True
         for i in range(count):
-            if not fits(board, nodes[i], dealt(w, count, i), dealt(p, count, i)):
-                found = False
-                break
+            plan.workers[i], plan.servers[i] = dealt(w, count, i), dealt(p, count, i)
+            found = found and fits(board, plan.node[i], plan.workers[i], plan.servers[i])
     for i in range(count):
-        if found:
-            seat(board, row, nodes[i], dealt(w, count, i), dealt(p, count, i))
-        push(board, nodes[i])
+        push(board, plan.node[i])
+    plan.size[0] = count if found else 0
     return found
 
 
-class Plan(NamedTuple):
-    """Tasks that may go to nodes, if all of them find one: `size[0]` entries."""
-
-    node: IntColumn
-    kind: IntColumn  # 0: a worker, 1: a server
-    size: IntColumn
-    start: IntColumn  # as on the board, beside these tasks
-
-
 @part
-def plan_task(board: Board, plan: Plan, kind: int) -> bool:
-    """Add a task on the first node with room for it beside the others; False if there is none."""
-    while plan.start[kind] < board.cpus.shape[0]:
-        node, workers, servers = plan.start[kind], 1 - kind, kind
-        for i in range(plan.size[0]):
-            if plan.node[i] == node:
-                workers += 1 - plan.kind[i]
-                servers += plan.kind[i]
-        if board.room.ground.node_gpus[node] > 0 and fits(board, node, workers, servers):
-            plan.node[plan.size[0]], plan.kind[plan.size[0]] = node, kind
-            plan.size[0] += 1
-            return True
-        plan.start[kind] += 1
-    return False
-
-
-@part
-def plan_of(board: Board, tasks: int) -> Plan:
-    """A plan for up to so many tasks."""
-    entries, size = np.empty((2, tasks), np.int64), np.zeros(1, np.int64)
-    return Plan(entries[0], entries[1], size, board.start.copy())
-
-
-@part
-def carry_out(board: Board, row: int, plan: Plan) -> None:
-    """Put a row where it was planned to go."""
-    for i in range(plan.size[0]):
-        seat(board, row, plan.node[i], 1 - plan.kind[i], plan.kind[i])
-    board.start[:] = plan.start
-
-
-@part
-def seat_anywhere(board: Board, row: int) -> bool:
-    """Put servers and workers of a row in turn where there is room; it shrinks to what fits."""
+def plan_anywhere(board: Board, plan: Plan, row: int) -> None:
+    """Plan servers and workers of a row in turn where there is room; it shrinks to what fits."""
     wanted, got = np.zeros(2, np.int64), np.zeros(2, np.int64)
     wanted[0], wanted[1] = board.crew.workers[row], board.crew.servers[row]
-    plan, kind = plan_of(board, int(wanted.sum())), 1 if wanted[1] > 0 else 0
-    while got[kind] < wanted[kind] and plan_task(board, plan, kind):
+    kind = 1 if wanted[1] > 0 else 0
+    while got[kind] < wanted[kind] and plan_first_fit(board, plan, kind):
         got[kind] += 1
         if got[1 - kind] < wanted[1 - kind]:
             kind = 1 - kind
     if got[0] < board.crew.gpus_min[row] or (wanted[1] > 0 and got[1] == 0):
-        return False
-    carry_out(board, row, plan)
-    return True
+        clear(board, plan)
 
 
 @part
-def seat_servers(board: Board, row: int, seats: Seats) -> None:
-    """Put the servers of a row that stays evenly on its nodes, else where there is room."""
-    p, count = board.crew.servers[row], 0
-    nodes = np.empty(seats.first[row + 1] - seats.first[row], np.int64)
+def plan_on_one_node(board: Board, plan: Plan, row: int) -> None:
+    """Plan a row that can't span on the node that its workers fill best and that has the cores."""
+    w, p, best = board.crew.workers[row], board.crew.servers[row], NONE
+    for node in range(board.gpus.shape[0]):
+        if fits(board, node, w, p) and (best < 0 or board.gpus[node] < board.gpus[best]):
+            best = node
+    if best >= 0:
+        plan.node[0], plan.workers[0], plan.servers[0] = best, w, p
+        plan.size[0] = 1
+
+
+@part
+def plan_servers(board: Board, plan: Plan, row: int, ground: Ground, seats: Seats) -> None:
+    """Plan the servers of a row that stays evenly on its nodes, else where there is room."""
+    p, count, even = board.crew.servers[row], 0, True
     for i in range(seats.first[row], seats.first[row + 1]):
-        node = board.room.ground.island_node[seats.island[i]]
-        if count == 0 or nodes[count - 1] != node:
-            nodes[count] = node
+        node = ground.island_node[seats.island[i]]
+        if count == 0 or plan.node[count - 1] != node:
+            plan.node[count], plan.workers[count] = node, 0
             count += 1
-    even = True
     for i in range(count):
-        even = even and fits(board, nodes[i], ZERO, dealt(p, count, i))
-    for i in range(count if even else 0):
-        seat(board, row, nodes[i], ZERO, dealt(p, count, i))
+        plan.servers[i] = dealt(p, count, i)
+        even = even and fits(board, plan.node[i], plan.workers[i], plan.servers[i])
+    plan.size[0] = count
     if even:
         return
     for i in range(count):
-        while p > 0 and fits(board, nodes[i], ZERO, 1):
-            seat(board, row, nodes[i], ZERO, 1)
+        plan.servers[i] = 0
+    for i in range(count):
+        while p > 0 and plan_task(board, plan, plan.node[i], ONE):
             p -= 1
-    plan = plan_of(board, p)
-    while p > 0 and plan_task(board, plan, 1):
+    while p > 0 and plan_first_fit(board, plan, ONE):
         p -= 1
-    carry_out(board, row, plan)
 
 
-@kernel
-def place_evenly(
-    ground: Ground, seats: Seats, crew: Crew, order: IntColumn, reserved: IntColumn
-) -> tuple[Seats, Seats]:
-    """Seats of workers and of servers. Who keeps its share keeps its GPUs; others go by `order`."""
-    rows, nodes = crew.workers.shape[0], ground.node_gpus.shape[0]
-    total = int(crew.workers.sum()) + seats.island.shape[0] + 1
-    workers, servers = nothing_taken(total), nothing_taken(int(crew.servers.sum()) + 1)
-    used, cpus = reserved.copy(), ground.node_cpus.copy()
+@part
+def carry_out(board: Board, plan: Plan, row: int, given: Given) -> None:
+    """Give a row what was planned for it."""
+    for i in range(plan.size[0]):
+        node, workers, servers, at = plan.node[i], plan.workers[i], plan.servers[i], given.size[0]
+        given.row[at], given.node[at] = row, node
+        given.workers[at], given.servers[at] = workers, servers
+        given.size[0] += 1
+        board.gpus[node] -= workers
+        board.cpus[node] -= workers * board.crew.worker_cpus + servers * board.crew.server_cpus
+    board.start[:] = plan.start
+
+
+@part
+def stay(ground: Ground, seats: Seats, crew: Crew, used: IntColumn, taken: Taken) -> BoolColumn:
+    """Let rows that keep their share keep their GPUs; say which do."""
+    rows = crew.workers.shape[0]
     stays = np.zeros(rows, np.bool_)
     for row in range(rows):
         held, free = 0, True
@@ -237,28 +247,76 @@ def place_evenly(
             free &= used[seats.island[i]] + seats.gpus[i] <= ground.island_gpus[seats.island[i]]
         stays[row] = free and held > 0 and held == crew.workers[row]
         for i in range(seats.first[row], seats.first[row + 1] if stays[row] else 0):
-            note(workers, row, seats.island[i], seats.gpus[i])
+            note(taken, row, seats.island[i], seats.gpus[i])
             used[seats.island[i]] += seats.gpus[i]
-            cpus[ground.island_node[seats.island[i]]] -= seats.gpus[i] * crew.worker_cpus
-    room, heap = room_of(ground, used), np.arange(nodes)
-    counts = np.zeros((2, 2), np.int64)
+    return stays
+
+
+@part
+def board_of(ground: Ground, crew: Crew, used: IntColumn, taken: Taken) -> Board:
+    """The room beside the workers that stay."""
+    nodes = ground.node_gpus.shape[0]
+    counts, keys = np.zeros((2, 2), np.int64), np.empty((2, nodes))
+    gpus, cpus, heap = np.zeros(nodes, np.int64), ground.node_cpus.copy(), np.arange(nodes)
+    for island in range(used.shape[0]):
+        gpus[ground.island_node[island]] += ground.island_gpus[island] - used[island]
+    for i in range(taken.size[0]):
+        cpus[ground.island_node[taken.island[i]]] -= taken.gpus[i] * crew.worker_cpus
+    for node in range(nodes):
+        if ground.node_gpus[node] == 0:
+            cpus[node] = 0  # a place is part of an island, and this node has none
     counts[0, 0] = nodes
-    keys = np.empty((2, nodes))
-    board = Board(crew, room, cpus, workers, servers, heap, keys, counts[0], counts[1])
-    for row in range(rows):
-        if stays[row]:
-            seat_servers(board, row, seats)
+    board = Board(crew, gpus, cpus, heap, keys, counts[0], counts[1])
     for node in range(nodes):
         keys[0, node], keys[1, node] = room_at(board, node), -node
     make_heap(heap, nodes, keys)
-    for row in order:
-        if stays[row] or crew.workers[row] == 0 or seat_evenly(board, row):
+    return board
+
+
+@part
+def give(board: Board, order: IntColumn, stays: BoolColumn, ground: Ground, seats: Seats) -> Given:
+    """Find places for the servers of rows that stay, and then for all of the others."""
+    crew, rows, most, total = board.crew, stays.shape[0], 0, 0
+    for row in range(rows):
+        most = max(most, crew.workers[row] + crew.servers[row])
+        total += crew.workers[row] + crew.servers[row]
+    entries, counts = np.empty((3, most + 1), np.int64), np.zeros((3, 2), np.int64)
+    plan = Plan(entries[0], entries[1], entries[2], counts[0], counts[1])
+    out = np.empty((4, total + 1), np.int64)
+    given = Given(out[0], out[1], out[2], out[3], counts[2])
+    for turn in range(rows + order.shape[0]):
+        first = turn < rows
+        row = turn if first else order[turn - rows]
+        clear(board, plan)
+        if first and stays[row]:
+            plan_servers(board, plan, row, ground, seats)
+        elif first or stays[row] or crew.workers[row] == 0:
             continue
-        node = tightest(room, crew.workers[row], NONE, NONE)
-        if crew.spans[row]:
-            seat_anywhere(board, row)
-        elif node >= 0 and fits(board, node, crew.workers[row], crew.servers[row]):
-            seat(board, row, node, crew.workers[row], crew.servers[row])
+        elif not plan_evenly(board, plan, row):
+            if crew.spans[row]:
+                plan_anywhere(board, plan, row)
+            else:
+                plan_on_one_node(board, plan, row)
+        carry_out(board, plan, row, given)
+    return given
+
+
+@kernel
+def place_evenly(
+    ground: Ground, seats: Seats, crew: Crew, order: IntColumn, reserved: IntColumn
+) -> tuple[Seats, Seats]:
+    """Seats of workers and of servers. Who keeps its share keeps its GPUs; others go by `order`."""
+    rows, used = crew.workers.shape[0], reserved.copy()
+    workers = nothing_taken(int(crew.workers.sum()) + seats.island.shape[0] + 1)
+    stays = stay(ground, seats, crew, used, workers)
+    board, room = board_of(ground, crew, used, workers), room_of(ground, used)
+    given = give(board, order, stays, ground, seats)
+    servers = nothing_taken(given.size[0] + 1)
+    for i in range(given.size[0]):
+        if given.workers[i] > 0:
+            take(room, workers, given.row[i], given.node[i], given.workers[i])
+        if given.servers[i] > 0:
+            note(servers, given.row[i], ground.first[given.node[i]], given.servers[i])
     return seats_from(rows, workers), seats_from(rows, servers)
 
 

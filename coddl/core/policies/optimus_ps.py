@@ -67,7 +67,7 @@ def best_task(picture: Picture, tasks: Tasks, grant: Grant, row: int) -> tuple[f
     # A server comes first where both gain the same.
     if tasks.speeds.step_s.shape[0] > 0 and p < tasks.speeds.step_s.shape[2] - 1:
         gain_s = now_s - left * iteration_s(picture, tasks, row, w, p + 1)
-        best, servers = per_demand(gain_s, dominant(tasks, 0, tasks.server_cpus)), 1
+        best, servers = per_demand(gain_s, dominant(tasks, ZERO, tasks.server_cpus)), 1
     added = more_workers(picture, tasks, row, w)
     if added > 0:
         gain_s = now_s - left * iteration_s(picture, tasks, row, w + added, p)
