@@ -1,5 +1,6 @@
 """What goes wrong with jobs: failures and users who give up, drawn from published rates."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, NamedTuple, Protocol
 
@@ -12,6 +13,7 @@ from coddl.traces.trace import Trace, smallest_shares
 
 UNSUCCESSFUL: Final = 0.172  # of all jobs (Philly, ATC '19)
 KILLED: Final = 0.135
+KILLED_GPU_TIME: Final = 37.7 / (37.7 + 44.5)  # of that of the jobs that pass or are killed
 # The rest is our reading of "many are quick" and "more common for larger jobs" (same source).
 ERROR_SPREAD: Final = 2.0  # of the logarithm of the time to a user's error
 PER_DOUBLING: Final = 0.25  # by which the odds of an error grow with each doubling of the request
@@ -45,9 +47,10 @@ class PhillyFailures:
     """Fails and kills as many jobs as in Microsoft's Philly cluster (ATC '19).
 
     17.2 % of the jobs have an error of their user's: it strikes early (log-normal) and again at
-    each retry, and larger jobs have more of them. 13.5 % are killed by their user, who looks at a
-    running job every so often, so long jobs are killed most. Hardware fails now and then, after so
-    much GPU-time in the mean; the job goes on from its last checkpoint.
+    each retry, and larger jobs have more of them. 13.5 % are killed by their user somewhere on
+    their way, and so many long ones are among them that they take as much of the GPU-time as
+    published. Hardware fails now and then, after so much GPU-time in the mean; the job goes on
+    from its last checkpoint.
     """
 
     retries: int = 3  # after which a job is given up
@@ -68,11 +71,12 @@ class PhillyFailures:
         """Draw what goes wrong with each job."""
         rng = np.random.default_rng((seed, trace.size))
         length_s = _length_s(trace)
-        errs = rng.random(trace.size) < _error_odds(trace)
+        odds = _error_odds(trace)
+        errs = rng.random(trace.size) < odds
         error_s = rng.lognormal(np.log(self.error_s), ERROR_SPREAD, trace.size)
         error_s = np.where(error_s < length_s, error_s, rng.random(trace.size) * length_s)
-        kill_s = rng.exponential(_patience_s(length_s, _error_odds(trace)), trace.size)
-        kill_s = np.where(errs, np.inf, kill_s)
+        killed = rng.random(trace.size) < _kill_odds(length_s * trace.gpus_requested, odds)
+        kill_s = np.where(killed & ~errs, rng.random(trace.size) * length_s, np.inf)
         gaps_s = rng.exponential(self.hardware_gpu_h * 3600.0, (self.retries + 1, trace.size))
         strikes_s = gaps_s.cumsum(axis=0) / trace.gpus_requested
         strikes_s = np.minimum(strikes_s, np.where(errs, error_s, np.inf))
@@ -105,17 +109,37 @@ def _error_odds(trace: Trace) -> FloatColumn:
     return odds
 
 
-def _patience_s(length_s: FloatColumn, errs: FloatColumn) -> float:
-    """The mean time to a kill with which as many jobs are killed as published.
+def _kill_odds(gpu_s: FloatColumn, errs: FloatColumn) -> FloatColumn:
+    """How likely a job without an error is killed, given the GPU-time it would take.
 
-    A job of length T without an error is killed with probability 1 - exp(-T / patience).
+    The odds are min(1, exp(c) gpu_s^a). Of jobs and of GPU-time (a killed job takes half of its
+    own, in the mean) the published parts are killed; where all jobs are alike, of jobs.
     """
-    low, high = -20.0, 60.0  # logarithms
-    for _ in range(60):
+    log_gpu_s, goes = np.log(gpu_s) - np.log(gpu_s.max(initial=1.0)), 1.0 - errs
+
+    def odds(slope: float, height: float) -> FloatColumn:
+        out: FloatColumn = np.minimum(1.0, np.exp(height + slope * log_gpu_s))
+        return out
+
+    def height_at(slope: float) -> float:
+        return _bisected(
+            -30.0, 60.0, lambda height: float((goes * odds(slope, height)).mean()) < KILLED
+        )
+
+    def kills_too_few(slope: float) -> bool:
+        killed = goes * odds(slope, height_at(slope)) * gpu_s / 2.0
+        return bool(killed.sum() < KILLED_GPU_TIME * ((goes * gpu_s).sum() - killed.sum()))
+
+    slope = _bisected(0.0, 3.0, kills_too_few)
+    return odds(slope, height_at(slope))
+
+
+def _bisected(low: float, high: float, is_low: Callable[[float], bool]) -> float:
+    """Where something that holds for low values ceases to."""
+    for _ in range(25):
         middle = (low + high) / 2.0
-        killed = ((1.0 - errs) * -np.expm1(-length_s / np.exp(middle))).sum()
-        low, high = (middle, high) if killed > KILLED * len(errs) else (low, middle)
-    return float(np.exp(high))
+        low, high = (middle, high) if is_low(middle) else (low, middle)
+    return (low + high) / 2.0
 
 
 def _prerun(trace: Trace, faults: Faults, caught: BoolColumn, error_s: FloatColumn) -> Drawn:

@@ -1,0 +1,394 @@
+"""Philly: locality against waiting, quotas that are lent, jobs that fail (Jeon et al., ATC '19)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from coddl.core.cluster import Cluster, Node
+from coddl.core.columns import FloatColumn, IntColumn
+from coddl.core.placement.placement import Placement
+from coddl.core.placement.registry import placement_from
+from coddl.core.plan import Plan
+from coddl.core.policies.registry import policy_from
+from coddl.core.scheduler import Scheduler
+from coddl.core.snapshot import Snapshot
+from coddl.sim.failures import PhillyFailures
+from coddl.sim.loop import Beliefs, Site, Steps
+from coddl.sim.quotas import quotas_from
+from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.sim.run import Run
+from coddl.sim.simulate import Case, run_cases
+from coddl.sim.world import FINISH_S, LOGGED, Reconfigure, world_of
+from coddl.traces.files import read_trace
+from coddl.traces.make import poisson
+from coddl.traces.models import speeds_on
+from coddl.traces.trace import Trace
+
+DATA: Final = "philly"
+SOURCE: Final = "Philly (ATC '19)"
+NODE_GPUS, RACK_NODES = 8, 16
+GPUS, JOBS, MANY = 1024, 2000, 20_000
+FAIR, FRAGMENTED, OTHER = range(3)  # why a job waits
+CAUSES: Final = {"QueueQuota": FAIR, "Topology": FRAGMENTED}
+# How much locality is asked for: the strategy of that name.
+STRICT, RELAXED, NONE = "for ever", "relaxed", "not at all"
+LOCALITY: Final[Mapping[str, str]] = {
+    STRICT: "philly:timeout_s=1000000000,backoff_s=0",
+    RELAXED: "philly",
+    NONE: "consolidate",
+}
+
+
+def servers(gpus: int) -> Cluster:
+    """So many GPUs: eight a server, sixteen servers to an InfiniBand domain."""
+    return Cluster(
+        tuple(
+            Node(f"node-{at}", NODE_GPUS, rack=at // RACK_NODES) for at in range(gpus // NODE_GPUS)
+        )
+    )
+
+
+def jobs_of(setting: Setting, jobs: int) -> Trace:
+    """The first so many jobs, of all virtual clusters from each one's first day on."""
+    trace = read_trace(setting.folder(DATA) / "jobs.csv.gz", None)
+    return trace.rows(np.arange(trace.size) < jobs)
+
+
+@dataclass(eq=False)
+class Seen:
+    """What was seen of the jobs that waited and of the servers, from decision to decision."""
+
+    waited_s: FloatColumn  # [cause, job]
+    now_s: float = 0.0
+    jobs: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))
+    causes: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))
+    in_use: float = 0.0
+    empty: float = 0.0
+    history: list[tuple[float, float, float]] = field(default_factory=list)
+
+    def note(self, plan: Plan) -> None:
+        """Add what has been the case since the last decision, and take down what is from now on."""
+        snapshot = plan.snapshot
+        since_s, self.now_s = snapshot.now_s - self.now_s, snapshot.now_s
+        self.waited_s[self.causes, self.jobs] += since_s
+        self.history.append((since_s, self.in_use, self.empty))
+        cause = np.full(snapshot.jobs.size, OTHER)
+        for covers, why in reversed(plan.allocation.waiting.layers):
+            cause[covers] = CAUSES.get(why.code, OTHER)
+        waits = plan.shares == 0
+        self.jobs, self.causes = snapshot.jobs.id[waits], cause[waits]
+        assert plan.placed is not None
+        ground = snapshot.cluster.ground
+        used = plan.placed.seats.in_use(ground)
+        self.in_use = float(used.sum()) / snapshot.cluster.gpus_total
+        self.empty = float((used == 0).mean())
+
+
+@dataclass(frozen=True)
+class Watching(Scheduler):
+    """A scheduler that is watched."""
+
+    seen: Seen = field(default_factory=lambda: Seen(np.zeros((3, 0))))
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Decide as it would."""
+        plan = Scheduler.decide(self, snapshot)
+        self.seen.note(plan)
+        return plan
+
+
+class Watched(NamedTuple):
+    """How a run went for each job."""
+
+    trace: Trace
+    seen: Seen
+    jct_s: FloatColumn
+    slowdown: FloatColumn  # of a step, by where the job was
+
+
+def watch(trace: Trace, gpus: int, placement: Placement, quotas: str) -> Watched:
+    """Run a trace under Philly's queues with a placement, and see who waits for what."""
+    cluster = servers(gpus)
+    speeds = speeds_on(trace.speeds, cluster)
+    trace = replace(trace.fitted_to(gpus, "skip"), speeds=speeds)
+    world = world_of(trace, gpus, Reconfigure(), seed=0)
+    site = Site(cluster, speeds, Beliefs(speeds), quotas_from(quotas, trace, gpus))
+    seen = Seen(np.zeros((3, trace.size)))
+    steps = Steps(world, site, Watching(policy_from("philly"), placement=placement, seen=seen))
+    while steps.run(1000):
+        world.counts[LOGGED] = 0
+    jct_s = world.jobs.real[FINISH_S] - trace.submitted_s
+    column = np.minimum(trace.gpus_requested, speeds.step_s.shape[1] - 1)
+    best_s = trace.iterations * speeds.step_s[trace.curve, column]
+    return Watched(trace, seen, jct_s, world.jobs.executed_s / best_s)
+
+
+SIZES: Final = {"1": (1, 1), "2-4": (2, 4), "5-8": (5, 8), "more than 8": (9, 10**6)}
+
+
+def locality(setting: Setting) -> Finding:
+    """Wait for close GPUs for ever, for a while, or not at all."""
+    trace = jobs_of(setting, JOBS)
+    found = {
+        name: watch(trace, GPUS, placement_from(spec), "demand") for name, spec in LOCALITY.items()
+    }
+    sizes = next(iter(found.values())).trace.gpus_requested
+    large = sizes > 4
+    waits_min = {name: one.seen.waited_s / 60.0 for name, one in found.items()}
+    rows: list[tuple[str, ...]] = []
+    bars: dict[str, list[float]] = {name: [] for name in found}
+    for name, one in found.items():
+        for label, (least, most) in SIZES.items():
+            some = (sizes >= least) & (sizes <= most)
+            fair, fragmented, other = waits_min[name][:, some].mean(axis=1)
+            numbers = (fair, fragmented, other, one.jct_s[some].mean() / 60.0)
+            slow = f"{one.slowdown[some].mean():.2f}x"
+            rows.append((name, label, *(f"{number:,.0f}" for number in numbers), slow))
+            bars[name].append(float(fragmented))
+    figures = []
+    for name, one in found.items():
+        fair, fragmented, _ = waits_min[name][:, large].mean(axis=1)
+        figures += [
+            Figure(
+                f"jobs of more than 4 GPUs, locality {name}: minutes they wait for their queue's "
+                "share, and for GPUs close together",
+                "",
+                f"{fair:,.0f} and {fragmented:,.0f}",
+            ),
+            Figure(
+                f"the same jobs, locality {name}: a step takes longer by where they lie, and JCT",
+                "",
+                f"{one.slowdown[large].mean():.2f}x, {one.jct_s[large].mean() / 3600.0:.1f} h",
+            ),
+        ]
+    return Finding(
+        tuple(figures),
+        Plot(
+            "Waiting for GPUs that are close together",
+            "GPUs requested",
+            "minutes a job waits for them",
+            bars=bars,
+            categories=tuple(SIZES),
+        ),
+        (
+            "Relaxing locality trades speed for an early start: the wait for close GPUs all but "
+            "goes, and steps take longer. Whether jobs complete sooner hangs on the load: here they"
+            " do, with the first 3,000 jobs of the same trace those that wait for ever do.",
+            "What a job waits for is what the last decision before told it: QueueQuota, or "
+            "Topology. The trade is published, but not in numbers.",
+        ),
+        Table(
+            ("locality", "GPUs", "fair share, min", "fragmentation", "other", "JCT", "step"), rows
+        ),
+    )
+
+
+def empty_servers(setting: Setting) -> Finding:
+    """Count servers without a job where two thirds of the GPUs are in use."""
+    names, parts = ("philly", "consolidate", "spread"), {}
+    for name in names:
+        empty, weight = 0.0, 0.0
+        for seed in range(setting.seeds):
+            trace = poisson(jobs=2000, gpus=256, load=0.8, seed=seed)
+            history = np.array(watch(trace, 256, placement_from(name), "none").seen.history)
+            since_s, _, none = history[np.abs(history[:, 1] - 2 / 3) < 0.05].T
+            empty, weight = empty + float(since_s @ none), weight + float(since_s.sum())
+        parts[name] = 100.0 * empty / weight
+    return Finding(
+        tuple(
+            Figure(
+                f"servers without a job at 62-72 % of GPUs in use, {name}",
+                "less than 4.5 %" if name == "philly" else "",
+                f"{parts[name]:.1f} %",
+            )
+            for name in names
+        ),
+        Plot(
+            "Servers without a job at two thirds of the GPUs in use",
+            "placement",
+            "% of servers",
+            bars={"empty": [parts[name] for name in names]},
+            categories=names,
+        ),
+        (
+            "What was published tells that jobs were spread more than they had to be. Ours fill "
+            "up servers; `spread` is the other extreme.",
+        ),
+    )
+
+
+class Lent(NamedTuple):
+    """How a way to share GPUs among queues went."""
+
+    wait_h: float
+    p99_wait_h: float
+    in_use: float
+    preemptions: int
+
+
+def lent_of(runs: list[Run]) -> Lent:
+    """The same from the runs of one cluster, or of its parts."""
+    wait_h = np.concatenate([run.jct_s - run.executed_s for run in runs]) / 3600.0
+    gpu_s, gpus = sum(run.attained_gpu_s.sum() for run in runs), sum(run.gpus for run in runs)
+    stops = sum(run.reallocations for run in runs) // 2  # a stop and a resumption
+    in_use = float(gpu_s) / (gpus * max(run.end_s for run in runs))
+    return Lent(float(wait_h.mean()), float(np.percentile(wait_h, 99)), in_use, stops)
+
+
+def quotas(setting: Setting) -> Finding:
+    """Walls between queues, quotas that are lent, or one queue for all."""
+    trace = jobs_of(setting, JOBS)
+    quota = quotas_from("demand", trace, GPUS)
+    trace = trace.rows(trace.gpus_requested <= quota[trace.queue])  # else it fits no queue's part
+    policy = policy_from("philly")
+    walls = [
+        Case("philly", policy, trace.of_queue(name), int(quota[at]))
+        for at, name in enumerate(trace.queues)
+        if (trace.queue == at).any()
+    ]
+    one = Case("philly", policy, trace, GPUS)
+    runs = run_cases([*walls, replace(one, quota_gpus=quota), one])
+    found = {
+        "a cluster for each queue": lent_of(runs[:-2]),
+        "quotas, lent and taken back": lent_of(runs[-2:-1]),
+        "one queue for all": lent_of(runs[-1:]),
+    }
+    return Finding(
+        tuple(
+            Figure(
+                f"{name}: hours a job waits (99th percentile), jobs that were stopped",
+                "",
+                f"{one.wait_h:.2f} ({one.p99_wait_h:.1f}), {one.preemptions:,}",
+            )
+            for name, one in found.items()
+        ),
+        Plot(
+            "Queues that lend what they do not use",
+            "GPUs are",
+            "hours a job waits",
+            bars={"mean": [one.wait_h for one in found.values()]},
+            categories=tuple(found),
+        ),
+        (
+            "Idle GPUs are lent, and taken back for a claim when nine tenths are busy. The rule is "
+            "published, but not what it gains.",
+        ),
+    )
+
+
+MODELS: Final = {
+    "as published": PhillyFailures(),
+    "no retry": PhillyFailures(retries=0),
+    "pre-run on one GPU": PhillyFailures(prerun=True),
+}
+
+
+def failures(setting: Setting) -> Finding:
+    """Let jobs fail and be killed as often as published, and count what that takes."""
+    trace = jobs_of(setting, MANY).fitted_to(GPUS, "skip")
+    case = Case("fifo", policy_from("fifo:backfill=true"), trace, GPUS)
+    plain, *runs = run_cases([case, *(replace(case, failures=model) for model in MODELS.values())])
+    rows, lost = [], []
+    for name, run in zip(MODELS, runs, strict=True):
+        jobs, gpu_time = _parts(run)
+        metrics = run.metrics()
+        lost.append(metrics.lost_gpu_hours)
+        line = (*(f"{part:.1%}" for part in (*jobs, *gpu_time)), f"{lost[-1]:,.0f}")
+        rows.append((name, *line, f"{metrics.gpu_hours:,.0f}"))
+    jobs, gpu_time = _parts(runs[0])
+    shares = "{:.1%} / {:.1%} / {:.1%}"
+    saved = (lost[0] - lost[2]) / lost[0]
+    return Finding(
+        (
+            Figure(
+                "jobs passed / killed / unsuccessful", "69.3 / 13.5 / 17.2 %", shares.format(*jobs)
+            ),
+            Figure("GPU-time of these", "44.5 / 37.7 / 17.8 %", shares.format(*gpu_time)),
+            Figure("GPU-time of jobs that do not pass", "about 55 %", f"{1.0 - gpu_time[0]:.1%}"),
+            Figure(
+                "of the GPU-hours that failures lose, a pre-run on one GPU saves",
+                "",
+                f"{saved:.1%}",
+            ),
+        ),
+        Plot(
+            "What failures cost",
+            "",
+            "GPU-hours lost",
+            bars={"lost": lost},
+            categories=tuple(MODELS),
+        ),
+        (
+            "How many jobs are killed or unsuccessful, and the GPU-time of killed over that of "
+            "passed jobs, is what the model draws. That of unsuccessful jobs follows from it: ours "
+            "fail earlier than Philly's did.",
+            f"Without failures the same jobs take {plain.metrics().gpu_hours:,.0f} GPU-hours: most "
+            "of the difference is what killed jobs no longer run.",
+        ),
+        Table(
+            (
+                "model",
+                "passed",
+                "killed",
+                "unsuccessful",
+                "GPU-time: passed",
+                "killed",
+                "unsuccessful",
+                "GPU-h lost",
+                "GPU-h in all",
+            ),
+            rows,
+        ),
+    )
+
+
+def _parts(run: Run) -> tuple[FloatColumn, FloatColumn]:
+    """Passed, killed and failed: as parts of all jobs, and of their GPU-time."""
+    assert run.losses is not None
+    ways = np.array((run.succeeded, run.losses.killed, run.losses.failed), float)
+    return ways.mean(axis=1), ways @ run.attained_gpu_s / run.attained_gpu_s.sum()
+
+
+EXPERIMENTS: Final = (
+    Experiment(
+        "philly-locality",
+        "Wait for GPUs that are close, or start at once on such as are not",
+        SOURCE,
+        "the first 2,000 jobs of twelve virtual clusters, which all begin at once, on 1,024 GPUs "
+        "(8 a server, 16 servers a rack) instead of months on the whole cluster; quotas in "
+        "proportion to demand; what a place costs is estimated from the models' sizes.",
+        locality,
+        needs=DATA,
+    ),
+    Experiment(
+        "philly-quotas",
+        "Queues that lend what they do not use",
+        SOURCE,
+        "the same jobs, those of them that fit their queue's quota, and no placement; the source "
+        "states the rule and no number.",
+        quotas,
+        needs=DATA,
+    ),
+    Experiment(
+        "philly-failures",
+        "What jobs that fail and jobs that are killed take",
+        SOURCE,
+        "our form of the trace does not say how jobs ended: ends are drawn. Times to an error "
+        "(median 2 min, log-normal), more errors of larger jobs (a quarter of the odds more for "
+        "each doubling), hardware that fails every 5,000 GPU-hours and checkpoints every half "
+        "hour are assumed. The first 20,000 jobs on 1,024 GPUs, in order of submission, without "
+        "placement.",
+        failures,
+        needs=DATA,
+    ),
+    Experiment(
+        "philly-fragmentation",
+        "Hardly a server is empty when two thirds of the GPUs are in use",
+        SOURCE,
+        "Poisson arrivals of jobs of 1 to 8 GPUs on 32 servers of 8; published is what was seen in "
+        "production, where jobs are larger and servers have 2, 4 or 8 GPUs.",
+        empty_servers,
+    ),
+)
