@@ -212,7 +212,7 @@ def versus(setting: Setting) -> Finding:
         ),
     )
     notes = (
-        "Our models scale well up to 16 workers: what DRF gives too much of slows nothing down. How "
+        "Our models scale well up to 16 workers: what DRF gives too much of slows nothing. How "
         "the testbed's jobs scaled is not known to us.",
         f"With 2 GPUs a server, as in the published code's settings, it is {few[0]:.2f} and "
         f"{few[1]:.2f}: GPUs run out first, Optimus stops there, and most cores stay idle.",
