@@ -26,6 +26,7 @@ QUICK: Final = ("poster-512", "afs-burst", "afs-tiresias-jobs")
 
 def test_every_experiment_has_a_name_of_its_own() -> None:
     assert len(EXPERIMENTS) == len(ALL)
+    assert len({each.title for each in ALL}) == len(ALL)  # a title is an anchor in the results
     assert "all" not in EXPERIMENTS
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", name) for name in EXPERIMENTS)
 

@@ -14,6 +14,7 @@ from coddl.sim.reproduce import (
     optimus,
     philly,
     poster,
+    rivals,
     themis,
     tiresias,
 )
@@ -28,6 +29,7 @@ ALL: Final[tuple[Experiment, ...]] = (
     *tiresias.EXPERIMENTS,
     *themis.EXPERIMENTS,
     *afs.EXPERIMENTS,
+    *rivals.EXPERIMENTS,
     *kinds.EXPERIMENTS,
     *errors.EXPERIMENTS,
 )
