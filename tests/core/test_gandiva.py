@@ -8,7 +8,7 @@ import pytest
 
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
-from coddl.core.jobs import CHANGED_S, GPUS, JobTable
+from coddl.core.jobs import CHANGED_S, GPUS, WEIGHT, JobTable
 from coddl.core.placement.affinity import EMPTY, QUEUED, RELAXED, SAME, SHARED, Servers, get_nodes
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.placement.placement import check_placed
@@ -144,8 +144,8 @@ def test_a_turn_lasts_until_the_next_slice() -> None:
     assert seats == [{0: 4}, {}]
     assert answer.wake_at_s == 660.0
     heavy = began.jobs.real.copy()
-    heavy[1, 0] = 2.0  # weight
-    later = replace(began, jobs=JobTable(heavy, began.jobs.whole), now_s=660.0)
+    heavy[WEIGHT, 0] = 2.0
+    later = replace(began, jobs=JobTable(heavy, began.jobs.whole).read_only(), now_s=660.0)
     assert decided(later, STILL)[0] == [{0: 4}, {}]  # two slices for twice the weight
     assert decided(replace(later, now_s=720.0), STILL)[0] == [{}, {0: 4}]
 

@@ -20,6 +20,7 @@ PAGES = (
     "docs/pool.md",
     "docs/simulate.md",
     "docs/clusters.md",
+    "docs/gandiva.md",
     "docs/reproduce.md",
     "docs/write-a-policy.md",
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coddl.core.cluster import Cluster
+from coddl.core.cluster import Cluster, Node
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.policies.fifo import Fifo
 from coddl.core.policies.gandiva.policy import Gandiva
@@ -15,6 +15,7 @@ from coddl.sim.feedback import iterations_at, time_to_iterations
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import SHARE, Reconfigure
 from coddl.testing.builders import speeds_from
+from coddl.traces.make import poisson
 from coddl.traces.packing import packing_speeds, packing_table
 from coddl.traces.trace import Trace, trace_of
 
@@ -109,6 +110,31 @@ def test_the_first_iterations_are_timed_through_suspensions_and_slowdowns() -> N
     case = Case("f", Fifo(), slowed, 3, cluster=Cluster.of(3, 1), placement=GandivaPlacement())
     assert time_to_iterations(case, 90.0).tolist() == [180.0] * 3
     assert iterations_at(case, [0.0, 100.0, 1e6]).tolist() == [[0.0] * 3, [50.0] * 3, [600.0] * 3]
+
+
+NODES = {
+    "servers of a size": [Node(f"{i}", 4) for i in range(6)],
+    "islands": [Node(f"{i}", 4, island_gpus=2) for i in range(6)],
+    "servers of several sizes and kinds": [
+        Node(f"{i}", 2 + 2 * (i % 3), kind=i % 2, rack=i // 3) for i in range(6)
+    ],
+}
+
+
+@pytest.mark.parametrize("nodes", NODES.values(), ids=NODES.keys())
+def test_too_many_jobs_of_all_sizes_come_to_an_end(nodes: list[Node]) -> None:
+    # Every decision is checked on the way: no GPU twice, but by pairs; a reason for who waits.
+    jobs = poisson(jobs=60, gpus=24, load=2.0, seed=3)
+    models = len(jobs.speeds.names)
+    rng = np.random.default_rng(1)
+    places = jobs.speeds.places._replace(
+        busy=rng.random(models), packed=rng.uniform(1.0, 2.5, (models, models))
+    )
+    jobs = replace(jobs, speeds=replace(jobs.speeds, known_places=places))
+    cluster = Cluster(tuple(nodes), kinds=("a", "b") if nodes[1].kind else ("a",))
+    run = run_case(Case("g", Gandiva(), jobs, cluster.gpus_total, cluster=cluster))
+    assert run.finished.all()
+    assert run.migrations > 0
 
 
 def test_the_packing_table_is_the_published_one() -> None:

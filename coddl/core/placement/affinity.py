@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import IntColumn
-from coddl.core.compiling import kernel, part, whole_number
+from coddl.core.compiling import ONE, ZERO, kernel, part, whole_number
 from coddl.core.placement.room import NONE
 
 
@@ -47,7 +47,7 @@ def room_at(servers: Servers, node: int, affinity: int) -> int:
 
 
 @part
-def is_better(servers: Servers, node: int, best: int, affinity: int, alone: bool) -> bool:
+def is_better(servers: Servers, node: int, best: int, affinity: int, alone: int) -> bool:
     """Tell whether a node comes before the best so far.
 
     Of the job's own affinity, the one with the least load a GPU. Of the others, the one that the
@@ -59,7 +59,7 @@ def is_better(servers: Servers, node: int, best: int, affinity: int, alone: bool
         here = servers.load[node] * servers.gpus[best]
         return bool(here < servers.load[best] * servers.gpus[node])
     here, there = room_at(servers, node, affinity), room_at(servers, best, affinity)
-    return here < there if alone else here > there
+    return here < there if alone > 0 else here > there
 
 
 @part
@@ -69,7 +69,7 @@ def find_nodes(servers: Servers, need: int, spans: int, affinity: int, parts: In
     parts[:] = 0
     for node in range(parts.shape[0]):
         fits = room_at(servers, node, affinity) >= need
-        if fits and is_better(servers, node, best, affinity, True):
+        if fits and is_better(servers, node, best, affinity, ONE):
             best = node
     if best >= 0:
         parts[best] = need
@@ -78,7 +78,7 @@ def find_nodes(servers: Servers, need: int, spans: int, affinity: int, parts: In
         best = NONE
         for node in range(parts.shape[0]):
             helps = parts[node] == 0 and room_at(servers, node, affinity) > 0
-            if helps and is_better(servers, node, best, affinity, False):
+            if helps and is_better(servers, node, best, affinity, ZERO):
                 best = node
         if best < 0:
             break

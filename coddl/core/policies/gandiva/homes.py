@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import kernel, part, whole_number
+from coddl.core.compiling import ONE, ZERO, kernel, part, whole_number
 from coddl.core.placement.affinity import (
     ANY,
     QUEUED,
@@ -29,7 +29,6 @@ from coddl.core.seats import Seats
     GROW_AT_S,  # when it may take GPUs that are idle beside it; 0: none are
 ) = range(6)
 BITS = whole_number(52)  # whole numbers that a float holds exactly
-ONE_NODE = whole_number(0)
 
 
 class Homes(NamedTuple):
@@ -99,9 +98,7 @@ def come_back(servers: Servers, homes: Homes, row: int, need: int) -> None:
 
 
 @part
-def stay(
-    servers: Servers, homes: Homes, wants: Wants, seated: Seats, row: int, crowd: bool
-) -> None:
+def stay(servers: Servers, homes: Homes, wants: Wants, seated: Seats, row: int, crowd: int) -> None:
     """Let a row be at home where it sits, if that will do; with a crowd only if it is one already.
 
     `seated` is by node. On one server a row is at home with what it asks for, whatever it holds.
@@ -115,7 +112,7 @@ def stay(
         return
     for i in range(begin, end):
         node, gpus = seated.island[i], seated.gpus[i] if several else need
-        most = servers.gpus[node] if crowd else servers.gpus[node] - servers.load[node]
+        most = servers.gpus[node] - (0 if crowd > 0 else servers.load[node])
         if gpus > servers.gpus[node] or gpus > most:
             return
     for i in range(begin, end):
@@ -150,12 +147,12 @@ def find_homes(servers: Servers, wants: Wants, seated: Seats, memory: FloatMatri
     homes = no_homes(wants, servers.gpus.shape[0])
     for row in range(rows):
         if memory[row, HOME] > 0.0:
-            stay(servers, homes, wants, seated, row, True)
+            stay(servers, homes, wants, seated, row, ONE)
             if homes.head[row] < 0:
                 recall(servers, homes, wants, memory, row)
     for row in range(rows):
         if homes.head[row] < 0:
-            stay(servers, homes, wants, seated, row, False)
+            stay(servers, homes, wants, seated, row, ZERO)
     parts = np.zeros_like(servers.gpus)
     for row in range(rows):
         if homes.head[row] >= 0:
@@ -241,7 +238,7 @@ def close_ranks(
     for row in range(movable.shape[0]):
         if moves > 0 and movable[row] and extent(homes, row) > 1:
             quit_home(servers, homes, row)
-            if find_nodes(servers, wants.gpus[row], ONE_NODE, ANY, parts):
+            if find_nodes(servers, wants.gpus[row], ZERO, ANY, parts):
                 settle(servers, homes, row, wants.gpus[row], parts)
                 moves -= 1
             else:

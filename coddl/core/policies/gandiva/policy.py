@@ -10,7 +10,7 @@ from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import ELASTIC
 from coddl.core.placement.affinity import Servers, no_servers
 from coddl.core.placement.close import leaders_of
-from coddl.core.policies.gandiva.growth import Idle, grow
+from coddl.core.policies.gandiva.growth import Idle, Sizes, grow
 from coddl.core.policies.gandiva.homes import (
     HOME,
     MATE,
@@ -59,7 +59,7 @@ def scene_of(snapshot: Snapshot, quantum_s: float) -> Scene:
         memory[:, HOME] = 1.0
     else:
         gpus, kinds, seated = ground.node_gpus, ground.node_kind, by_node(ground, seats)
-    wants = Wants(jobs.gpus_requested, jobs.spans)
+    wants = Wants(jobs.gpus_requested.copy(), jobs.spans.copy())
     now = slice_at(snapshot.now_s, quantum_s)
     return Scene(snapshot, now, no_servers(gpus), kinds, seated, memory, wants)
 
@@ -147,8 +147,10 @@ def _grow(policy: Gandiva, scene: Scene, idle: Idle, shares: IntColumn) -> float
     elastic = (jobs.tier == ELASTIC) & (jobs.gpus_max > scene.wants.gpus) & (idle.node >= 0)
     calm = servers.load[idle.node] <= servers.gpus[idle.node]
     able = idle._replace(may_grow=idle.may_grow & elastic & calm)
-    picture = scene.snapshot.picture()
-    return grow(picture, able, scene.memory, policy.grow_after_s, shares)
+    last = scene.snapshot.speeds.steps.last
+    sizes = Sizes(jobs.gpus.copy(), jobs.gpus_max.copy(), jobs.curve.copy(), last)
+    now_s = scene.snapshot.now_s
+    return grow(sizes, able, scene.memory, now_s, policy.grow_after_s, shares)
 
 
 def _why(policy: Gandiva, scene: Scene, shares: IntColumn, at_home: BoolColumn) -> Reasons:
