@@ -11,8 +11,9 @@ from coddl.core.speed.table import Speeds, interpolated
 from coddl.traces.cells import Rule, cells_of
 from coddl.traces.source import read_text
 
-COLUMNS: Final = ("model", "gpu_busy", "in_turns_per_s", "packed_per_s")
+COLUMNS: Final = ("model", "gpu_busy", "in_turns_per_s", "packed_per_s", "gain_percent")
 RATE: Final = Rule(lambda v: v > 0, "be a number above 0", "10.3")
+GAIN: Final = Rule(lambda v: v > -100, "be a number above -100", "46")
 PART: Final = Rule(lambda v: (v >= 0) & (v <= 1), "be a part, 0 to 1", "0.94")
 
 
@@ -23,6 +24,7 @@ class Packing(NamedTuple):
     busy: float  # the part of the time that one of them keeps the GPU busy
     in_turns_per_s: float  # mini-batches of all together, one job at a time
     packed_per_s: float  # the same with as many at once as is best
+    gain_percent: float  # as the paper prints it, which rounds up or down as it likes
 
     @property
     def gain(self) -> float:
@@ -45,8 +47,9 @@ def packing_table() -> list[Packing]:
     with as_file(files("coddl.traces") / "data" / "gandiva_packing.csv") as path:
         cells = cells_of(read_text(path, what), what, COLUMNS)
     busy = cells.numbers("gpu_busy", PART).tolist()
-    in_turns, packed = (cells.numbers(name, RATE).tolist() for name in COLUMNS[2:])
-    columns = (cells.columns["model"], busy, in_turns, packed)
+    in_turns, packed = (cells.numbers(name, RATE).tolist() for name in COLUMNS[2:4])
+    gain_percent = cells.numbers("gain_percent", GAIN).tolist()
+    columns = (cells.columns["model"], busy, in_turns, packed, gain_percent)
     return [Packing(*row) for row in zip(*columns, strict=True)]
 
 

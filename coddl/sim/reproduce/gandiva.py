@@ -169,8 +169,8 @@ def packing(_setting: Setting) -> Finding:
     figures = tuple(
         Figure(
             f"{row.model}, {row.busy:.0%} busy",
-            f"{row.gain:+.0%}, {words[row.gain > 0]}",
-            f"{gain:+.1%}, {words[kept]}",
+            f"{row.gain_percent:+.0f} %, {words[row.gain_percent > 0]}",
+            f"{100 * gain:+.1f} %, {words[kept]}",
         )
         for row, (gain, kept) in zip(table, found, strict=True)
     )
@@ -181,7 +181,7 @@ def packing(_setting: Setting) -> Finding:
             "model",
             "mini-batches a second, % more",
             bars={
-                "published, best number of jobs": [100 * row.gain for row in table],
+                "published, best number of jobs": [row.gain_percent for row in table],
                 "ours, two jobs": [100 * gain for gain, _ in found],
             },
             categories=[row.model for row in table],
@@ -262,7 +262,7 @@ def utilisation(setting: Setting) -> Finding:
     turns = mean["gandiva, turns only"] / mean["fifo"] - 1
     return Finding(
         (
-            Figure("GPU utilisation, over FIFO", "+26 %", f"{np.mean(gain):+.0%}"),
+            Figure("GPU utilisation, over FIFO", "+26 %", f"{100 * np.mean(gain):+.0f} %"),
             Figure(
                 "the lowest and highest of the seeds", "", f"{min(gain):+.0%} to {max(gain):+.0%}"
             ),
