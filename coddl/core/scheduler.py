@@ -126,6 +126,9 @@ class Scheduler:
         return self._explained(total, kept, snapshot)
 
     def _checked(self, snapshot: Snapshot) -> Allocation:
+        if snapshot.cluster.gpus_total == 0:  # no policy need think of that
+            nothing = np.zeros(snapshot.jobs.size, np.int64)
+            return Allocation(nothing, because(nothing == 0, "Resources", "no GPU is left"))
         allocation = self.policy(snapshot)
         check(snapshot, allocation)
         return allocation

@@ -93,10 +93,9 @@ def fairness_of(snapshot: Snapshot, apps: Apps, memory: FloatMatrix, lease_s: fl
         ends_s = np.where(shares >= least[:, None], spent_s + left[:, None] * step_s, np.inf)
     ends_s[:, 0] = spent_s[:, 0] + lease_s + left * least_s
     held = np.minimum(jobs.gpus, len(shares) - 1)
-    sits = held >= least
-    ends_s[rows[sits], held[sits]] = (spent_s[:, 0] + left * step_s[rows, held] * _slow(snapshot))[
-        sits
-    ]
+    sits = np.flatnonzero(held >= least)
+    held_s = step_s[sits, held[sits]] * _slow(snapshot)[sits]
+    ends_s[sits, held[sits]] = spent_s[sits, 0] + left[sits] * held_s
     return Fairness(np.maximum(ends_s / np.maximum(alone_s, TINY)[:, None], TINY), fits)
 
 

@@ -53,6 +53,7 @@ class _Found:
 def _slots(sight: Sight, plan: Plan) -> dict[int, tuple[int, ...]]:
     """Name the slots of every job that was placed: of an island, first those it has there."""
     assert plan.placed is not None
+    assert plan.allocation.mates is None or (plan.allocation.mates < 0).all(), "one job a device"
     seats = plan.placed.seats
     rows = {row: seats.row(row) for row in range(seats.rows) if plan.shares[row] > 0}
     kept: dict[int, list[int]] = {}

@@ -23,7 +23,10 @@ from coddl.core.scheduler import Rules
 RunFact = r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded
 TICK_S = 0.5
 LEASE_S = 10.0
-POLICIES = ("afs-p:tie=keep", "afs-l", "fifo", "srtf", "max-min", "optimus", "tiresias-l")
+
+# What the random user switches between: one of each family, as compiling them all takes minutes.
+POLICIES = ("afs-p:tie=keep", "afs-l", "fifo", "srtf", "tiresias-l", "themis", "gandiva", "philly")
+PLACEMENTS = ("", "consolidate", "spread", "tiresias", "philly")
 
 
 @dataclass
@@ -208,7 +211,7 @@ class Swarm:
             r.JobPrioritised(job, self.random.randint(0, 2), "ada"),
             r.NodeDrained(node, "ada"),
             *[r.NodeUndrained(node, "ada")] * 2,
-            r.PolicyChosen(self.random.choice(POLICIES), "ada"),
+            r.PolicyChosen(self.random.choice(POLICIES), "ada", self.random.choice(PLACEMENTS)),
         ]
         self.wish(self.random.choice(wishes))
 
