@@ -14,7 +14,8 @@ ELASTIC = ("themis", "themis:form=greedy", "themis:form=max-min",
            "afs-p:contest=tournament", "max-min", "max-speedup", "optimus",
            "optimus-ps", "optimus-ps:slot_s=0", "drf", "tetris")  # fmt: skip
 RIGID = ("srtf", "srsf", "tiresias-g", "tiresias-l", "tiresias-l:preset=afs",
-         "tiresias-l:threshold_gpu_h=0.01/0.1", "fifo:backfill=true", "gandiva", "philly")  # fmt: skip
+         "tiresias-l:threshold_gpu_h=0.01/0.1", "fifo:backfill=true", "gandiva",
+         "philly")  # fmt: skip
 
 
 class TestElastic(PolicyContract):

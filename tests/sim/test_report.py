@@ -55,6 +55,8 @@ def run(policy: str = "p", finish_s: Times = (10.0, 30.0), **changes: Any) -> Ru
     ends_s = np.array(finish_s, float) + START_S
     plain = Run(
         policy=policy,
+        placement="",
+        cluster="",
         queue=None,
         gpus=4,
         load=1.0,
