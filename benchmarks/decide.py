@@ -6,20 +6,28 @@
 Each of 20 warm decisions is made on a picture of its own, with jobs, lengths and speed curves of
 its own: nothing that one decision computes serves the next. The answer is compared with that of the
 rule's uncompiled twin.
+
+With --placement a decision also says which GPUs. `seconds` is then for a cluster on which nobody
+sits yet, so that every job is placed; `seconds_seated` for one where four jobs of five hold GPUs.
 """
 
 import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 
 import numpy as np
 
+from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
 from coddl.core.jobs import JobTable
+from coddl.core.placement.registry import placement_from
+from coddl.core.plan import Plan
 from coddl.core.policies.policy import RulePolicy
 from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
+from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot, no_memory
 from coddl.core.speed.table import speeds_of
 from coddl.testing import twin
@@ -55,25 +63,43 @@ def picture(jobs: int, nodes: int, gpus_per_node: int, gpus_max: int, seed: int)
     return Snapshot(now_s, cluster, table, speeds, no_memory(jobs), seed + 1)
 
 
-def measure(spec: str, size: dict[str, int], repeats: int) -> dict[str, object]:
+def empty(snapshot: Snapshot) -> Snapshot:
+    """The same picture, nobody sitting anywhere yet."""
+    return replace(snapshot, seats=Seats.none(snapshot.jobs.size))
+
+
+def seated(snapshot: Snapshot) -> Snapshot:
+    """The same picture, with places for those that hold GPUs."""
+    held = Allocation(snapshot.jobs.gpus)
+    return replace(snapshot, seats=placement_from("consolidate")(empty(snapshot), held).seats)
+
+
+def timed(scheduler: Scheduler, pictures: list[Snapshot]) -> tuple[list[float], Plan]:
+    """Seconds of each decision, and the last one; the first picture is for compiling."""
+    seconds = []
+    for snapshot in pictures:
+        start_s = time.perf_counter()
+        plan = scheduler.decide(snapshot)
+        seconds.append(time.perf_counter() - start_s)
+    return seconds[1:], plan
+
+
+def measure(
+    spec: str, placement: str | None, size: dict[str, int], repeats: int
+) -> dict[str, object]:
     """Time decisions on different pictures; check one against the twin."""
     policy = policy_from(spec)
     assert isinstance(policy, RulePolicy)
-    scheduler = Scheduler(policy)
-    scheduler.decide(picture(**size, seed=0))  # compiles
-    seconds, plans = [], []
-    for seed in range(1, repeats + 1):
-        snapshot = picture(**size, seed=seed)
-        start_s = time.perf_counter()
-        plans.append(scheduler.decide(snapshot))
-        seconds.append(time.perf_counter() - start_s)
-    last = plans[-1]
+    scheduler = Scheduler(policy, placement=placement_from(placement) if placement else None)
+    pictures = [picture(**size, seed=seed) for seed in range(repeats + 1)]
+    seconds, last = timed(scheduler, [empty(p) for p in pictures] if placement else pictures)
     shares = np.zeros(size["jobs"], np.int64)
     start_s = time.perf_counter()
     memory = last.snapshot.memory.copy()
     twin(policy.rule)(last.snapshot.picture(), policy.parameters, memory, shares)
-    return {
+    result: dict[str, object] = {
         "policy": spec,
+        "placement": placement,
         **size,
         "seconds": statistics.median(seconds),
         "seconds_max": max(seconds),
@@ -81,6 +107,12 @@ def measure(spec: str, size: dict[str, int], repeats: int) -> dict[str, object]:
         "shares_equal_twin": bool(np.array_equal(shares, last.shares)),
         "gpus_given": int(last.shares.sum()),
     }
+    if placement:
+        seconds, last = timed(scheduler, [seated(p) for p in pictures])
+        result["seconds_seated"] = statistics.median(seconds)
+        result["seconds_seated_max"] = max(seconds)
+        result["jobs_moved"] = int(last.moved.sum())
+    return result
 
 
 def main() -> None:
@@ -93,11 +125,13 @@ def main() -> None:
     parser.add_argument("--gpus-per-node", type=int, default=8)
     parser.add_argument("--gpus-max", type=int, default=256)
     parser.add_argument("--policy", default="afs-l")
+    parser.add_argument("--placement", help="say which GPUs, too: consolidate, estimate, …")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = vars(parser.parse_args())
-    as_json, repeats, spec = (options.pop(name) for name in ("json", "repeats", "policy"))
-    result = measure(spec, options, repeats)
+    as_json, repeats = options.pop("json"), options.pop("repeats")
+    spec, placement = options.pop("policy"), options.pop("placement")
+    result = measure(spec, placement, options, repeats)
     print(json.dumps(result) if as_json else "\n".join(f"{k:18} {v}" for k, v in result.items()))
 
 

@@ -138,6 +138,12 @@ def test_a_round_is_held_once_a_period(now_s: float, is_round: bool, next_s: flo
     assert placed.wake_at_s == next_s
 
 
+def test_where_nobody_is_scattered_nobody_is_woken() -> None:
+    snapshot = picture(2, [at({0: 4}), at({1: 1})])
+    placed = placement_from("consolidate:defragment_h=1")(snapshot, Allocation(snapshot.jobs.gpus))
+    assert placed.wake_at_s == np.inf
+
+
 def test_without_a_period_nobody_is_moved_or_woken() -> None:
     snapshot = picture(2, [at(SCATTERED)])
     placed = placement_from("consolidate")(snapshot, Allocation(snapshot.jobs.gpus))

@@ -38,6 +38,8 @@ class Defragmenting:
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         placed = self.placement(snapshot, allocation)
+        if np.diff(placed.seats.first).max(initial=0) < 2:
+            return placed  # nobody is scattered
         last_s = np.floor(snapshot.now_s / self.period_s) * self.period_s
         if snapshot.now_s - last_s < LATE_S and snapshot.now_s >= self.period_s:
             placed = gathered(placed, snapshot, allocation, self.moves)
