@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from coddl.core.named import parameters_of
+from coddl.core.placement.registry import PLACEMENTS, placement_parameters
 from coddl.core.policies.registry import POLICIES, policy_parameters
+from coddl.sim.failures import PhillyFailures
+from coddl.sim.reproduce.registry import EXPERIMENTS
 from coddl.traces.files import write_trace
 from coddl.traces.make import poisson
 
@@ -81,7 +85,23 @@ def test_every_policy_and_parameter_is_documented() -> None:
     for name in POLICIES:
         assert f"`{name}`" in text
         for parameter in policy_parameters(name):
-            assert f"| `{parameter.name}` |" in text
+            row = rf"^\| `{parameter.name}` \| [^|]*\b{name}\b"
+            assert re.search(row, text, re.MULTILINE), f"{name}: {parameter.name}"
+
+
+def test_every_placement_and_parameter_is_documented() -> None:
+    text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    for name in PLACEMENTS:
+        assert f"| `{name}` |" in text
+        for parameter in placement_parameters(name):
+            row = rf"^\| `{parameter.name}` \| [^|]*\b{name}\b[^|]* \| {parameter.default} \|"
+            assert re.search(row, text, re.MULTILINE), f"{name}: {parameter.name}"
+
+
+def test_every_parameter_of_failures_is_documented() -> None:
+    text = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
+    for parameter in parameters_of(PhillyFailures):
+        assert f"| `{parameter.name}` | {parameter.default} |" in text
 
 
 COMMON = {"--help", "--output", "--json", "--server", "--state-dir"}
@@ -103,8 +123,22 @@ def test_every_option_of_a_command_is_documented(command: str, page: str) -> Non
 
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target in re.findall(r"\]\(([^):]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            there = page.parent / name if name else page
+            assert there.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors_of(there), f"{page.name}: {target}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Give the sections of a page as links name them."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}
+
+
+def test_results_have_every_experiment() -> None:
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert not [name for name in EXPERIMENTS if name not in text]
 
 
 def test_results_are_those_of_the_golden_clusters() -> None:
