@@ -84,11 +84,18 @@ def slowdowns(
     crossing = np.zeros(ground.node_gpus.shape[0], np.int64)
     of_kind = np.zeros(places.kinds.shape[1], np.int64)
     scene = Scene(places, ground, seats, crossing, of_kind)
+    # The two loops run at every event of a simulation: to hand a scene from function to function
+    # takes longer than what is done with it.
     for row in range(rows):
-        if seats.first[row + 1] > seats.first[row] + 1 and nodes_of(scene, row) > 1:
-            for i in range(seats.first[row], seats.first[row + 1]):
-                if is_new_node(scene, row, i):
-                    crossing[ground.island_node[seats.island[i]]] += 1
+        begin, end = seats.first[row], seats.first[row + 1]
+        if end - begin < 2:
+            continue
+        last, final = -1, ground.island_node[seats.island[end - 1]]
+        if ground.island_node[seats.island[begin]] != final:
+            for i in range(begin, end):
+                node = ground.island_node[seats.island[i]]
+                crossing[node] += node != last
+                last = node
     out = np.ones(rows)
     for row in range(rows):
         if seats.first[row + 1] > seats.first[row]:
@@ -118,17 +125,19 @@ def nodes_of(scene: Scene, row: int) -> int:
 def slowdown(scene: Scene, row: int, curve: int) -> float:
     """The factor of one row that sits somewhere, but for who shares its GPUs."""
     places, ground, seats = scene.places, scene.ground, scene.seats
-    gpus, rack, several_racks, busiest = 0, -1, False, 1
+    gpus, rack, several_racks, busiest, nodes, last = 0, -1, False, 1, 0, -1
     of_kind = scene.of_kind
     of_kind[:] = 0
     for i in range(seats.first[row], seats.first[row + 1]):
         node = ground.island_node[seats.island[i]]
+        nodes += node != last
+        last = node
         gpus += seats.gpus[i]
         of_kind[min(ground.node_kind[node], of_kind.shape[0] - 1)] += seats.gpus[i]
         several_racks |= rack >= 0 and rack != ground.node_rack[node]
         rack = ground.node_rack[node]
         busiest = max(busiest, scene.crossing[node])
-    table, nodes = places.nodes, nodes_of(scene, row)
+    table = places.nodes
     out = table[curve, min(gpus, table.shape[1] - 1), min(nodes, table.shape[2] - 1)]
     if nodes == 1 and seats.first[row + 1] - seats.first[row] > 1:
         out *= factor_at(places.islands, curve, gpus)
