@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coddl.core.allocation import Allocation
+from coddl.core.cluster import Cluster
+from coddl.core.columns import FloatMatrix
 from coddl.core.policies.auction import (
     Bids,
     best_worst_case,
@@ -20,9 +23,13 @@ from coddl.core.policies.finish_time import (
     apps_of,
     crowd_of,
     fairness_of,
+    outlook_of,
+    rho_at,
 )
 from coddl.core.policies.registry import policy_from
 from coddl.core.policies.themis import after_payment
+from coddl.core.snapshot import Snapshot
+from coddl.core.speed.places import plain
 from coddl.testing import job, snapshot_of, twin
 from coddl.testing.builders import JobRow
 
@@ -117,10 +124,16 @@ def test_worst_first_looks_at_what_is_left() -> None:
     assert worst_first(values, 4).tolist() == [3, 0, 1]
 
 
+def rho_of(snapshot: Snapshot) -> FloatMatrix:
+    """rho of every row at every share."""
+    outlook = outlook_of(snapshot, apps_of(snapshot), snapshot.memory.copy(), LEASE_S)
+    return fairness_of(snapshot, outlook, np.arange(snapshot.jobs.size)).rho
+
+
 def test_rho_is_the_time_it_takes_over_that_of_an_equal_share() -> None:
     rows = [job("a", left=100, submitted_s=50), job("b", left=100)]
     snapshot = snapshot_of(4, rows, now_s=100.0)
-    rho = fairness_of(snapshot, apps_of(snapshot), snapshot.memory.copy(), LEASE_S).rho
+    rho = rho_of(snapshot)
     alone_s = 100 / 2  # half of the cluster each
     want_a = [50 + LEASE_S + 100, 50 + 100, 50 + 100 / 2, 50 + 100 / 3, 50 + 100 / 4]
     assert rho[0] == pytest.approx(np.array(want_a) / alone_s)
@@ -129,7 +142,7 @@ def test_rho_is_the_time_it_takes_over_that_of_an_equal_share() -> None:
 
 def test_an_equal_share_of_less_than_a_gpu_is_a_part_of_the_time() -> None:
     snapshot = snapshot_of(1, [job("a", left=100), job("b", left=100)])
-    rho = fairness_of(snapshot, apps_of(snapshot), snapshot.memory.copy(), LEASE_S).rho
+    rho = rho_of(snapshot)
     assert rho[0, 1] == pytest.approx(100 / 200)
 
 
@@ -147,7 +160,7 @@ def test_the_crowd_is_the_mean_number_of_apps_during_the_stay() -> None:
 def test_a_job_of_unknown_length_has_as_much_before_it_as_behind_it() -> None:
     rows = [job("a", left=float("nan"), holds=1, executed_s=5000.0)]
     snapshot = snapshot_of(1, rows, now_s=5000.0)
-    rho = fairness_of(snapshot, apps_of(snapshot), snapshot.memory.copy(), LEASE_S).rho
+    rho = rho_of(snapshot)
     assert rho[0, 1] == pytest.approx((5000 + 5000) / 10_000)
 
 
@@ -198,12 +211,43 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_themis(case: Case) -> None:
+def decided(case: Case) -> Allocation:
+    """What Themis answers, with the leases of the case."""
     snapshot = snapshot_of(case.gpus, case.jobs, now_s=case.now_s)
     memory = snapshot.memory.copy()
     memory[[row.name in case.leased for row in case.jobs], LEASE_END_S] = case.now_s + 60.0
-    allocation = policy_from(case.policy)(replace(snapshot, memory=memory))
-    got = {row.name: int(n) for row, n in zip(case.jobs, allocation.gpus, strict=True)}
-    assert got == case.want
-    assert allocation.wake_at_s == case.now_s + (60.0 if case.leased else LEASE_S)
+    return policy_from(case.policy)(replace(snapshot, memory=memory))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_themis(case: Case) -> None:
+    shares = decided(case).gpus.tolist()
+    assert dict(zip((row.name for row in case.jobs), shares, strict=True)) == case.want
+
+
+@pytest.mark.parametrize(("now_s", "end_s"), [(0, 1200), (299, 1200), (300, 1500), (1000, 2100)])
+def test_leases_end_together_within_their_time(now_s: float, end_s: float) -> None:
+    allocation = decided(replace(CASES["of equals the one that came first is asked"], now_s=now_s))
+    assert allocation.wake_at_s == end_s
+
+
+def test_an_auction_is_held_when_a_lease_ends() -> None:
+    assert decided(CASES["a lease holds until it ends"]).wake_at_s == 9060.0
+
+
+@pytest.mark.parametrize("gpus", [8, 9])
+def test_no_auction_where_all_have_what_they_can_use(gpus: int) -> None:
+    allocation = decided(Case(gpus, [job("a"), job("b"), job("c", 10, 10)], {}))
+    assert allocation.gpus.tolist() == [4, 4, 0]  # the third can't ever run
+    assert allocation.wake_at_s == np.inf
+
+
+def test_rho_of_what_is_held_is_that_of_the_bids() -> None:
+    cluster = Cluster.of(8, 4)
+    slow = plain(2)._replace(nodes=np.array([[[1.0, 1.0, 1.5]] * 3, [[1.0, 1.0, 1.2]] * 3]))
+    rows = [job("a", sits={0: 1, 1: 1}), job("b", left=70)]
+    snapshot = snapshot_of(cluster, rows, now_s=10.0, places=slow)
+    outlook = outlook_of(snapshot, apps_of(snapshot), snapshot.memory.copy(), LEASE_S)
+    held = np.array([2, 0])
+    assert rho_at(snapshot, outlook, held) == pytest.approx(rho_of(snapshot)[[0, 1], held])
+    assert rho_of(snapshot)[0, 2] == pytest.approx((10 + 1000 / 2 * 1.5) / (1000 / 4))

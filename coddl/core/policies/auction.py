@@ -34,11 +34,11 @@ class Steps(NamedTuple):
 
 
 @part
-def concave(bids: Bids, bidder: int, corners: IntColumn) -> int:
-    """Note the corners of a bidder's concave hull, from what it holds on; return how many."""
+def concave(bids: Bids, bidder: int, free: int, corners: IntColumn) -> int:
+    """Note the corners of a bidder's concave hull, up to what is free; return how many."""
     value, size = bids.log_value[bidder], 1
     corners[0] = bids.held[bidder]
-    for share in range(corners[0] + 1, value.shape[0]):
+    for share in range(corners[0] + 1, min(corners[0] + free + 1, value.shape[0])):
         if not bids.fits[bidder, share] or value[share] <= value[corners[size - 1]]:
             continue
         while size > 1:
@@ -54,13 +54,13 @@ def concave(bids: Bids, bidder: int, corners: IntColumn) -> int:
 
 
 @part
-def steps_of(bids: Bids) -> Steps:
+def steps_of(bids: Bids, free: int) -> Steps:
     """The steps along everybody's hull. On one hull they gain less and less: in order, too."""
     bidders, shares = bids.log_value.shape
     who, before, after = np.empty((3, bidders * shares), np.int64)
     gain, corners, size = np.empty(bidders * shares), np.empty(shares, np.int64), 0
     for bidder in range(bidders):
-        for i in range(1, concave(bids, bidder, corners)):
+        for i in range(1, concave(bids, bidder, free, corners)):
             low, high = corners[i - 1], corners[i]
             who[size], before[size], after[size] = bidder, low, high
             rise = bids.log_value[bidder, high] - bids.log_value[bidder, low]
@@ -75,6 +75,8 @@ def best_without(bids: Bids, steps: Steps, free: int, absent: int) -> IntColumn:
     """Shares that maximise the product of values if one bidder were not there (-1: all are)."""
     shares = bids.held.copy()
     for i in range(steps.bidder.shape[0]):
+        if free == 0:
+            break
         bidder, need = steps.bidder[i], steps.after[i] - steps.before[i]
         if bidder != absent and shares[bidder] == steps.before[i] and need <= free:
             shares[bidder] = steps.after[i]
@@ -91,7 +93,7 @@ def partial_allocation(bids: Bids, free: int) -> tuple[IntColumn, FloatColumn]:
     what it would be without i: what its presence costs them is its payment, which makes it useless
     to exaggerate (Cole, Gkatzelis, Goel, EC '13).
     """
-    steps = steps_of(bids)
+    steps = steps_of(bids, free)
     shares = best_without(bids, steps, free, NOBODY)
     keeps = np.ones(shares.shape[0])
     for bidder in range(shares.shape[0]):

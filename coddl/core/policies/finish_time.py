@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coddl.core.columns import BoolColumn, BoolMatrix, FloatColumn, FloatMatrix
+from coddl.core.columns import BoolColumn, BoolMatrix, FloatColumn, FloatMatrix, IntColumn
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
 
@@ -35,6 +35,8 @@ class Apps(NamedTuple):
 def apps_of(snapshot: Snapshot) -> Apps:
     """The apps: groups, and jobs without one."""
     jobs = snapshot.jobs
+    if (jobs.group < 0).all():
+        return Apps(np.ones(jobs.size, np.bool_), jobs.submitted_s)
     own = np.where(jobs.group >= 0, jobs.group, -1 - np.arange(jobs.size))
     _, app = np.unique(own, return_inverse=True)
     left_s = np.nan_to_num(snapshot.seconds_left_at(jobs.gpus_max), nan=np.inf)
@@ -61,45 +63,74 @@ def crowd_of(snapshot: Snapshot, apps: Apps, memory: FloatMatrix) -> FloatColumn
     return np.maximum(mean, 1.0)
 
 
-class Fairness(NamedTuple):
-    """What each share would mean to each row."""
+class Outlook(NamedTuple):
+    """What rho is made of, by row."""
 
-    rho: FloatMatrix  # [jobs, shares]; inf: it can't run on that share
-    fits: BoolMatrix  # [jobs, shares]: shares above 0 that are worth holding
+    spent_s: FloatColumn  # since the app came
+    left: FloatColumn  # iterations
+    alone_s: FloatColumn  # for all its work, at an equal share
+    wait_s: float  # how long a row without GPUs is taken to wait for them
 
 
-def fairness_of(snapshot: Snapshot, apps: Apps, memory: FloatMatrix, lease_s: float) -> Fairness:
-    """rho at every share. Without GPUs: for a lease, and with the minimum from then on.
+def outlook_of(snapshot: Snapshot, apps: Apps, memory: FloatMatrix, lease_s: float) -> Outlook:
+    """How far each row is, and how long it would take alone; brings its memory up to now.
 
     A job of unknown length is taken to have as much before it as behind it, and a lease at least.
     """
-    jobs, speeds, rows = snapshot.jobs, snapshot.speeds, np.arange(snapshot.jobs.size)
-    step_s, total = speeds.step_s[jobs.curve], snapshot.cluster.gpus_total
-    least, shares = jobs.gpus_min, np.arange(step_s.shape[1])
-    least_s = step_s[rows, least]
-    guess = np.maximum(jobs.attained_gpu_s / least, lease_s) / least_s
+    jobs, step_s = snapshot.jobs, snapshot.speeds.step_s
+    least, total = jobs.gpus_min, snapshot.cluster.gpus_total
+    guess = np.maximum(jobs.attained_gpu_s / least, lease_s) / step_s[jobs.curve, least]
     known = ~np.isnan(jobs.remaining_iterations)
     left = np.where(known, jobs.remaining_iterations, guess)
-    first = memory[:, TOTAL_ITERATIONS] == 0
-    memory[first & known, TOTAL_ITERATIONS] = left[first & known]
+    first = known & (memory[:, TOTAL_ITERATIONS] == 0)
+    memory[first, TOTAL_ITERATIONS] = left[first]
     work = np.maximum(np.where(known, memory[:, TOTAL_ITERATIONS], 2 * guess), left)
     equal = np.minimum(total / crowd_of(snapshot, apps, memory), jobs.gpus_max)
-    whole = np.clip(np.floor(equal).astype(np.int64), least, len(shares) - 1)
-    alone_s = work * step_s[rows, whole] / np.minimum(1.0, equal / whole)
-    spent_s = (snapshot.now_s - apps.start_s)[:, None]
-    fits = (speeds.useful[jobs.curve] & (shares > least[:, None])) | (shares == least[:, None])
-    fits &= shares <= np.minimum(jobs.gpus_max, total)[:, None]
+    whole = np.clip(np.floor(equal).astype(np.int64), least, step_s.shape[1] - 1)
+    alone_s = work * step_s[jobs.curve, whole] / np.minimum(1.0, equal / whole)
+    spent_s = snapshot.now_s - apps.start_s
+    return Outlook(spent_s, left, np.maximum(alone_s, TINY), lease_s)
+
+
+def rho_at(snapshot: Snapshot, outlook: Outlook, shares: IntColumn) -> FloatColumn:
+    """rho of each row at what it holds, or, with a share of 0, without GPUs.
+
+    Without: for a lease, and with the minimum from then on.
+    """
+    jobs, step_s = snapshot.jobs, snapshot.speeds.step_s
+    on = np.clip(shares, jobs.gpus_min, step_s.shape[1] - 1)
+    left_s = outlook.left * step_s[jobs.curve, on]
+    left_s = np.where(shares > 0, left_s * slow_where_it_sits(snapshot), outlook.wait_s + left_s)
+    rho: FloatColumn = np.maximum((outlook.spent_s + left_s) / outlook.alone_s, TINY)
+    return rho
+
+
+class Fairness(NamedTuple):
+    """What each share would mean to some rows."""
+
+    rho: FloatMatrix  # [rows, shares]; inf: it can't run on that share
+    fits: BoolMatrix  # [rows, shares]: shares above 0 that are worth holding
+
+
+def fairness_of(snapshot: Snapshot, outlook: Outlook, rows: IntColumn) -> Fairness:
+    """rho of these rows at every share, and where they sit at the one they hold."""
+    jobs, speeds = snapshot.jobs, snapshot.speeds
+    curves, least, held = jobs.curve[rows], jobs.gpus_min[rows], jobs.gpus[rows]
+    step_s, shares = speeds.step_s[curves], np.arange(speeds.step_s.shape[1])
+    fits = speeds.useful[curves] & (shares > least[:, None]) | (shares == least[:, None])
+    most = np.minimum(jobs.gpus_max[rows], snapshot.cluster.gpus_total)
+    fits &= shares <= most[:, None]
+    left, at_least_s = outlook.left[rows], step_s[np.arange(rows.size), least]
+    sits = np.flatnonzero((held >= least) & (held < shares.size))
+    step_s[sits, held[sits]] *= slow_where_it_sits(snapshot)[rows[sits]]
     with np.errstate(invalid="ignore"):  # nothing left, and no GPUs to do it on
-        ends_s = np.where(shares >= least[:, None], spent_s + left[:, None] * step_s, np.inf)
-    ends_s[:, 0] = spent_s[:, 0] + lease_s + left * least_s
-    held = np.minimum(jobs.gpus, len(shares) - 1)
-    sits = np.flatnonzero(held >= least)
-    held_s = step_s[sits, held[sits]] * _slow(snapshot)[sits]
-    ends_s[sits, held[sits]] = spent_s[sits, 0] + left[sits] * held_s
-    return Fairness(np.maximum(ends_s / np.maximum(alone_s, TINY)[:, None], TINY), fits)
+        left_s = np.where(shares >= least[:, None], left[:, None] * step_s, np.inf)
+    left_s[:, 0] = outlook.wait_s + left * at_least_s
+    ends_s = outlook.spent_s[rows, None] + left_s
+    return Fairness(np.maximum(ends_s / outlook.alone_s[rows, None], TINY), fits)
 
 
-def _slow(snapshot: Snapshot) -> FloatColumn:
+def slow_where_it_sits(snapshot: Snapshot) -> FloatColumn:
     """The factor on each row's step time where it sits."""
     if snapshot.seats is None:
         return np.ones(snapshot.jobs.size)

@@ -1,7 +1,7 @@
 """Themis (NSDI '20): GPUs on lease, auctioned among the apps that sharing has hurt most."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
 
@@ -14,15 +14,19 @@ from coddl.core.policies.auction import (
     partial_allocation,
     worst_first,
 )
-from coddl.core.policies.finish_time import LEASE_END_S, Fairness, apps_of, fairness_of
+from coddl.core.policies.finish_time import (
+    LEASE_END_S,
+    Outlook,
+    apps_of,
+    fairness_of,
+    outlook_of,
+    rho_at,
+)
 from coddl.core.policies.policy import told
 from coddl.core.snapshot import Snapshot
 
-
-def bids_of(fairness: Fairness, rows: IntColumn, held: IntColumn) -> Bids:
-    """What shares are worth to these rows: 1 / rho."""
-    fits = np.ascontiguousarray(fairness.fits[rows])
-    return Bids(-np.log(fairness.rho[rows]), fits, held[rows])
+WHY: Final = "apps that are worse off hold the GPUs on lease"
+INSTANTS_PER_LEASE: Final = 4  # at which leases may end, common to all
 
 
 def after_payment(bids: Bids, won: IntColumn, keeps: FloatColumn) -> IntColumn:
@@ -33,6 +37,14 @@ def after_payment(bids: Bids, won: IntColumn, keeps: FloatColumn) -> IntColumn:
     fits &= (shares >= least[:, None]) & (shares <= np.maximum(kept, least)[:, None])
     largest = shares[-1] - np.argmax(fits[:, ::-1], axis=1)
     return np.where(won > bids.held, np.where(fits.any(axis=1), largest, bids.held), bids.held)
+
+
+def largest_shares(snapshot: Snapshot) -> IntColumn:
+    """What each row would hold if it were alone; 0 if it could not run even then."""
+    jobs, last, total = snapshot.jobs, snapshot.speeds.steps.last, snapshot.cluster.gpus_total
+    most = np.minimum(jobs.gpus_max, min(last.shape[1] - 1, total))
+    largest = np.maximum(last[jobs.curve, most], jobs.gpus_min)
+    return np.where(jobs.gpus_min <= total, largest, 0)
 
 
 @dataclass(frozen=True)
@@ -48,41 +60,54 @@ class Themis:
     form: Literal["auction", "greedy", "max-min"] = "auction"
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
-        jobs, memory = snapshot.jobs, snapshot.memory.copy()
+        jobs, memory, total = snapshot.jobs, snapshot.memory.copy(), snapshot.cluster.gpus_total
         apps = apps_of(snapshot)
-        fairness = fairness_of(snapshot, apps, memory, self.lease_s)
-        shares = np.where(self._leased(snapshot, fairness), jobs.gpus, 0)
-        leased = shares > 0
-        asked = self._auction(snapshot, fairness, apps.leads, shares)
-        free = snapshot.cluster.gpus_total - int(shares.sum())
-        # What is left goes to who was not asked, first to those that can grow where they are.
-        chance = np.random.default_rng(snapshot.seed).permutation(jobs.size)
-        order = np.lexsort((chance, jobs.gpus == 0, asked, ~apps.leads))
-        in_turn(snapshot.picture(), order, free, shares)
-        memory[~leased & (shares > 0), LEASE_END_S] = snapshot.now_s + self.lease_s
-        ends_s = memory[shares > 0, LEASE_END_S]
-        wake_at_s = float(ends_s.min(initial=np.inf))
+        outlook = outlook_of(snapshot, apps, memory, self.lease_s)
+        largest = largest_shares(snapshot)
+        if largest.sum() <= total:  # nobody wants what another one has: no lease binds it
+            memory[:, LEASE_END_S] = 0.0
+            return told(snapshot, Allocation(largest, memory=memory), WHY)
+        leased = self._leased(snapshot)
+        shares = np.where(leased, jobs.gpus, 0)
+        if total > shares.sum():
+            asked = self._auction(snapshot, outlook, apps.leads, shares)
+            # What is left goes to who was not asked, first to those that can grow where they are.
+            chance = np.random.default_rng(snapshot.seed).permutation(jobs.size)
+            order = np.lexsort((chance, jobs.gpus == 0, asked, ~apps.leads))
+            in_turn(snapshot.picture(), order, total - int(shares.sum()), shares)
+        memory[~leased & (shares > 0), LEASE_END_S] = self._lease_end_s(snapshot.now_s)
+        wake_at_s = float(memory[shares > 0, LEASE_END_S].min(initial=np.inf))
         allocation = Allocation(shares, wake_at_s=wake_at_s, memory=memory)
-        return told(snapshot, allocation, "apps that are worse off hold the GPUs on lease")
+        return told(snapshot, allocation, WHY)
 
-    def _leased(self, snapshot: Snapshot, fairness: Fairness) -> BoolColumn:
+    def _lease_end_s(self, now_s: float) -> float:
+        """When a lease ends that begins now: at the last common instant within its time.
+
+        So GPUs come back together, for an auction with something to choose from.
+        """
+        apart_s = self.lease_s / INSTANTS_PER_LEASE
+        return float(np.floor((now_s + self.lease_s) / apart_s + 1e-9) * apart_s)
+
+    def _leased(self, snapshot: Snapshot) -> BoolColumn:
         """Which rows have a lease that runs on. All leases end when GPUs were lost."""
         held, ends_s = snapshot.jobs.gpus, snapshot.memory[:, LEASE_END_S]
-        leased: BoolColumn = (held > 0) & (held < fairness.rho.shape[1]) & (ends_s > snapshot.now_s)
+        leased: BoolColumn = (held > 0) & (ends_s > snapshot.now_s)
+        leased &= held < snapshot.speeds.step_s.shape[1]
         keeps = self.form == "auction" and held[leased].sum() <= snapshot.cluster.gpus_total
         return leased & keeps
 
     def _auction(
-        self, snapshot: Snapshot, fairness: Fairness, leads: BoolColumn, shares: IntColumn
+        self, snapshot: Snapshot, outlook: Outlook, leads: BoolColumn, shares: IntColumn
     ) -> BoolColumn:
         """Hand out free GPUs to the apps that are asked, in `shares`; tell which they are."""
         free, rows = snapshot.cluster.gpus_total - int(shares.sum()), np.flatnonzero(leads)
         asked = np.zeros(leads.size, np.bool_)
         if self.form == "auction":
-            rho = fairness.rho[rows, np.minimum(shares[rows], fairness.rho.shape[1] - 1)]
+            rho = rho_at(snapshot, outlook, shares)[rows]
             count = int(np.ceil((1.0 - min(self.filter, 1.0)) * rows.size - 1e-9))
             rows = rows[np.lexsort((snapshot.jobs.id[rows], -rho))[: max(count, 1)]]
-        bids = bids_of(fairness, rows, shares)
+        fairness = fairness_of(snapshot, outlook, rows)
+        bids = Bids(-np.log(fairness.rho), fairness.fits, shares[rows])  # a value of 1 / rho
         if self.form == "auction":
             shares[rows] = after_payment(bids, *partial_allocation(bids, free))
         elif self.form == "greedy":
