@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias, cast, get_args
+from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -56,6 +56,8 @@ T95: tuple[float, ...] = (
     2.160,
 )
 T95 += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ class Question:
     @property
     def sites(self) -> list[tuple[str, int, Cluster | None]]:
         """What to run on, each once: its name, its GPUs, and the cluster if nodes matter."""
-        built = {_name(c): cluster_from(c) if isinstance(c, str) else c for c in self.clusters}
+        given = _labelled(_each_once(self.clusters))
+        built = {name: cluster_from(c) if isinstance(c, str) else c for name, c in given.items()}
         if built:
             return [(name, cluster.gpus_total, cluster) for name, cluster in built.items()]
         default = 512 if self.workload == "poster" else 64
@@ -198,7 +201,10 @@ Workload: TypeAlias = Callable[[float, int, int], Trace]  # load, seed, GPUs -> 
 
 def _cases(question: Question, workload: Workload) -> Iterator[Case]:
     """Every run the question asks for."""
-    policies = _labelled(question.policies)
+    policies = {
+        name: policy_named(policy) if isinstance(policy, str) else _decides(policy, "policy")
+        for name, policy in _labelled(question.policies, _with_parameters).items()
+    }
     loads = dict.fromkeys(map(float, question.loads))
     placements = _placements(question)
     failures = failures_from(question.failures)
@@ -239,35 +245,69 @@ def _placements(question: Question) -> list[tuple[str, Placement | None]]:
     """The placements to try, by what results call them."""
     if not question.clusters:
         return [("", None)]
-    given = question.placements or ("consolidate",)
-    return [(_name(p), placement_from(p) if isinstance(p, str) else p) for p in given]
+    given = _labelled(_each_once(question.placements or ("consolidate",)))
+    return [
+        (name, placement_from(p) if isinstance(p, str) else _decides(p, "placement"))
+        for name, p in given.items()
+    ]
+
+
+def _each_once(given: Sequence[T]) -> list[T]:
+    """What was given, without names that were given before."""
+    names = [each if isinstance(each, str) else None for each in given]
+    return [each for at, each in enumerate(given) if not names[at] or names[at] not in names[:at]]
+
+
+def _labelled(given: Sequence[T], shown: Callable[[T], str] | None = None) -> dict[str, T]:
+    """What was given by what results call it; of two with one name the second gets a number."""
+    labelled: dict[str, T] = {}
+    for each in given:
+        name = _name(each) if isinstance(each, str) or shown is None else shown(each)
+        label, number = name, 2
+        while label in labelled:
+            label, number = f"{name} #{number}", number + 1
+        labelled[label] = each
+    return labelled
 
 
 def _name(given: object) -> str:
     """What results call something that was given by name or as it is."""
-    return given if isinstance(given, str) else type(given).__name__.lower()
+    if isinstance(given, str):
+        return given
+    return str(getattr(given, "__name__", type(given).__name__.lower()))
 
 
-def _labelled(policies: Sequence[str | Policy]) -> dict[str, Policy]:
-    """Policies by what results call them; of two with one name the second gets a number."""
-    labelled: dict[str, Policy] = {}
-    for policy in policies:
-        if not isinstance(policy, str) and (isinstance(policy, type) or not callable(policy)):
-            raise UserError(
-                f"policy {policy!r} cannot be used",
-                "it is neither a name nor something that takes a snapshot",
-                '"afs-l", or an instance of your policy',
-            )
-        name = policy if isinstance(policy, str) else getattr(policy, "__name__", repr(policy))
-        label, number = name, 2
-        while label in labelled:
-            label, number = f"{name} #{number}", number + 1
-        labelled[label] = policy_named(policy) if isinstance(policy, str) else policy
-    return labelled
+def _with_parameters(policy: object) -> str:
+    """A policy as results call it: the function's name, or the class with its parameters."""
+    return str(getattr(policy, "__name__", repr(policy)))
+
+
+def _decides(given: T, noun: str) -> T:
+    """The same policy or placement, if it is one that can be asked."""
+    if isinstance(given, type) or not callable(given):
+        raise UserError(
+            f"{noun} {given!r} cannot be used",
+            "it is neither a name nor something that takes a snapshot",
+            f"the name of one, or an instance of your {noun}",
+        )
+    return given
 
 
 def _workload(question: Question) -> Workload:
     """What gives the trace for a load, a seed and a size of the cluster."""
+    make, first = _source(question), question.first
+    if first is None:
+        return make
+
+    def cut(load: float, seed: int, gpus: int) -> Trace:
+        trace = make(load, seed, gpus)
+        return trace.rows(np.arange(trace.size) < first)
+
+    return cut
+
+
+def _source(question: Question) -> Workload:
+    """The same, with all its jobs."""
     source = question.workload
     speeds = read_speeds(Path(question.speeds)) if question.speeds is not None else None
     if isinstance(source, str) and source in GENERATORS and not Path(source).exists():
@@ -279,8 +319,6 @@ def _workload(question: Question) -> Workload:
         trace = source
     else:
         trace = small_trace() if source is None else read_trace(Path(source), speeds)
-    if question.first is not None:
-        trace = trace.rows(np.arange(trace.size) < question.first)
     return lambda load, _seed, _gpus: trace.at_load(load)
 
 

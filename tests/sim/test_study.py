@@ -1,12 +1,18 @@
 """Studies on clusters: what a question may ask beside policies and sizes."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 import coddl
+from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
+from coddl.core.errors import UserError
 from coddl.core.placement.consolidate import Consolidate
+from coddl.core.placement.philly import PhillyPlacement
+from coddl.core.placement.placement import Placed, Placement
+from coddl.core.snapshot import Snapshot
 
 
 def test_clusters_and_placements_are_compared_side_by_side() -> None:
@@ -70,3 +76,30 @@ def test_quotas_bind_a_policy_that_knows_queues(tmp_path: Path) -> None:
     }
     assert first_b["a=0,b=4"] == 0.0
     assert first_b["a=4,b=0"] > 0.0
+
+
+def test_things_without_a_name_of_their_own_are_told_apart() -> None:
+    def mine(snapshot: Snapshot, allocation: Allocation) -> Placed:
+        return Consolidate()(snapshot, allocation)
+
+    placements: list[Placement] = [
+        PhillyPlacement(timeout_s=1.0),
+        PhillyPlacement(timeout_s=1e6),
+        mine,
+    ]
+    results = coddl.simulate(
+        policies="srtf", cluster=[Cluster.of(64, 4), Cluster.of(64, 8)],
+        placement=placements, first=20,
+    )  # fmt: skip
+    assert results["cluster"].tolist() == ["cluster"] * 3 + ["cluster #2"] * 3
+    assert results["placement"].tolist() == ["phillyplacement", "phillyplacement #2", "mine"] * 2
+
+
+def test_a_class_is_no_placement() -> None:
+    with pytest.raises(UserError, match="an instance"):
+        coddl.simulate(policies="srtf", cluster="16x4", placement=cast(Any, Consolidate))
+
+
+def test_the_first_jobs_are_the_first_of_what_is_generated_too() -> None:
+    results = coddl.simulate("poisson", policies="srtf", first=7, seeds=2)
+    assert results["jobs"] == 7
