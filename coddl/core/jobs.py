@@ -96,8 +96,11 @@ class JobTable(NamedTuple):
 
     def take(self, rows: IntColumn) -> Self:
         """The same table with only these rows."""
-        real = self.real[: len(REAL_DEFAULTS), rows]
-        return type(self)(real, self.whole[: len(WHOLE_DEFAULTS), rows]).read_only()
+        # Not indexed: what that gives lies in memory now one way, now another, and a kernel is
+        # compiled anew for each.
+        real = np.take(self.real[: len(REAL_DEFAULTS)], rows, axis=1)
+        whole = np.take(self.whole[: len(WHOLE_DEFAULTS)], rows, axis=1)
+        return type(self)(real, whole).read_only()
 
     def read_only(self) -> Self:
         """Itself, safe from a policy that writes into its input."""
