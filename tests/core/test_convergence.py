@@ -49,6 +49,13 @@ LEFT = {
     ),
     "two losses tell nothing": ((np.array([1.0, 2.0]), np.array([9.0, 5.0])), Stop(), 20),
     "nor does a loss that rises": ((np.arange(5.0), np.arange(5.0) + 1.0), Stop(), 20),
+    "nor do losses that are no numbers": (
+        (np.arange(1.0, 5.0), np.array([9.0, 5.0, np.nan, np.inf])), Stop(), 20,
+    ),
+    # 1/k has its pole at 0: 1/(e-10) - 1/e <= 0.04 first holds at e = 22.
+    "a curve may begin at infinity": (
+        (np.arange(1.0, 7.0), 1.0 / np.arange(1.0, 7.0)), Stop(fall=0.04), 22 - 6,
+    ),
     "nor does none": ((np.zeros(0), np.zeros(0)), Stop(), 20),
     "but the most holds even then": (
         (np.array([89.0, 90.0]), np.array([9.0, 5.0])), Stop(), 10,
@@ -59,3 +66,7 @@ LEFT = {
 @pytest.mark.parametrize(("seen", "stop", "want"), LEFT.values(), ids=LEFT.keys())
 def test_epochs_left(seen: tuple[np.ndarray, np.ndarray], stop: Stop, want: float) -> None:
     assert epochs_left(*seen, stop) == want
+
+
+def test_a_curve_is_infinite_at_its_pole() -> None:
+    assert LossCurve(1.0, 0.0, 0.5).loss(0) == np.inf

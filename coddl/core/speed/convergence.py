@@ -26,8 +26,9 @@ class LossCurve:
     b2: float
 
     def loss(self, epoch: float) -> float:
-        """The loss after so many epochs."""
-        return 1.0 / (self.b0 * epoch + self.b1) + self.b2
+        """The loss after so many epochs; infinite where the curve has its pole."""
+        line = self.b0 * epoch + self.b1
+        return 1.0 / line + self.b2 if line > 0.0 else np.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,12 @@ class Stop:
 
 
 def fit_losses(epochs: FloatColumn, losses: FloatColumn) -> LossCurve | None:
-    """The curve through losses, the later ones counting more; None if they do not fall.
+    """The curve through losses, later ones counting more; None if they don't fall or aren't finite.
 
     For a given b2 the curve is a straight line in 1/(loss - b2), so b0 and b1 follow by
     non-negative least squares; b2 is looked for between 0 and the smallest loss.
     """
-    if len(epochs) < POINTS_MIN:
+    if len(epochs) < POINTS_MIN or not np.isfinite(losses).all():
         return None
     stretch = np.ceil(len(epochs) / SEGMENTS)
     weights = HEAVIER ** np.floor(np.arange(len(epochs)) / stretch)
