@@ -169,9 +169,7 @@ def _by_kind(kept: IntColumn, snapshot: Snapshot) -> IntColumn | IntMatrix:
         return kept.copy()
     out = np.zeros((kept.size, len(cluster.kinds)), np.int64)
     if seats is not None:
-        kinds = cluster.ground.node_kind[cluster.ground.island_node[seats.island]]
-        rows = np.repeat(np.arange(kept.size), np.diff(seats.first))
-        np.add.at(out, (rows, kinds), seats.gpus)
+        out = np.where(kept[:, None] > 0, seats.by_kind(cluster.ground, len(cluster.kinds)), 0)
     for row in np.flatnonzero(out.sum(axis=1) > kept):  # few: who is cut to its minimum
         for kind in np.argsort(out[row], kind="stable"):
             out[row, kind] -= min(out[row, kind], out[row].sum() - kept[row])
@@ -201,8 +199,10 @@ def _merged(whole: Allocation, part: Allocation, rows: IntColumn) -> Allocation:
     """Add the answer for some rows to that for all."""
     jobs = len(whole.shares)
     memory, servers, mates = whole.memory, whole.servers, whole.mates
-    shares = (whole.by_kind if part.shares.ndim == 2 else whole.gpus).copy()
-    shares[rows] = part.shares
+    # A policy that tells kinds apart, and rows that get nothing, leave kinds as they are.
+    by_kind = part.shares.ndim == 2 or (whole.shares.ndim == 2 and not part.shares.any())
+    shares = (whole.by_kind if by_kind else whole.gpus).copy()
+    shares[rows] = part.by_kind if by_kind else part.shares
     if part.memory is not None and memory is not None:
         memory[rows] = part.memory
     if part.servers is not None:

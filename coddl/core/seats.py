@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from coddl.core.cluster import Ground
-from coddl.core.columns import IntColumn
+from coddl.core.columns import IntColumn, IntMatrix
 from coddl.core.compiling import kernel
 
 
@@ -55,6 +55,15 @@ class Seats(NamedTuple):
         for island, gpus in self.row(row).items():
             node = int(ground.island_node[island])
             held[node] = held.get(node, 0) + gpus
+        return held
+
+    def by_kind(self, ground: Ground, kinds: int) -> IntMatrix:
+        """GPUs of each row, by kind."""
+        if kinds == 1:
+            return self.totals.reshape(-1, 1)
+        held = np.zeros((self.rows, kinds), np.int64)
+        row = np.repeat(np.arange(self.rows), np.diff(self.first))
+        np.add.at(held, (row, ground.node_kind[ground.island_node[self.island]]), self.gpus)
         return held
 
     def take(self, rows: IntColumn) -> Self:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from coddl.core.allocation import Allocation, Reasons, because
+from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import InvalidAllocation
 from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Rules, Scheduler
@@ -132,6 +133,18 @@ def test_who_waits_for_pinned_jobs_is_not_told_that_it_can_never_run() -> None:
     never = plan.waiting(2)
     assert never is not None
     assert never.code == "Infeasible"
+
+
+def test_kinds_are_kept_when_a_lower_priority_finds_no_gpu_left() -> None:
+    def policy(snapshot: Snapshot) -> Allocation:
+        shares = np.zeros((snapshot.jobs.size, 2), np.int64)
+        shares[0] = (1, 2)
+        return Allocation(shares, because(shares.sum(axis=1) == 0, "Resources", "?"))
+
+    cluster = Cluster((Node("a", 1, kind=0), Node("b", 2, kind=1)), ("new", "old"))
+    rows = [job("a"), job("b", priority=1)]
+    plan = Scheduler(policy).decide(snapshot_of(cluster, rows))
+    assert plan.allocation.shares.tolist() == [[0, 0], [1, 2]]
 
 
 def test_mates_and_servers_stay_with_their_jobs() -> None:

@@ -46,8 +46,8 @@ Placement: TypeAlias = Callable[[Snapshot, Allocation], Placed]
 
 def on_one_node(snapshot: Snapshot, placed: Placed) -> Placed:
     """The same, without the rows that a strategy has put on several nodes and that can't span."""
-    lone = np.flatnonzero(snapshot.jobs.spans == 0)
     ground, seats = snapshot.cluster.ground, placed.seats
+    lone = np.flatnonzero((snapshot.jobs.spans == 0) & (np.diff(seats.first) > 1))
     apart = [row for row in lone.tolist() if len(seats.nodes(row, ground)) > 1]
     if not apart:
         return placed
@@ -72,6 +72,9 @@ def _wrong(snapshot: Snapshot, allocation: Allocation, placed: Placed) -> str | 
     ground, jobs, seats = snapshot.cluster.ground, snapshot.jobs, placed.seats
     if seats.rows != jobs.size:
         return f"it seats {seats.rows} rows of {jobs.size}"
+    islands = len(ground.island_gpus)
+    if ((seats.island < 0) | (seats.island >= islands)).any():
+        return f"it names an island that is none of the {islands}"
     if (seats.gpus < 1).any():
         return "it names an island without taking a GPU of it"
     used = _exclusive(seats, allocation).in_use(ground)
@@ -85,6 +88,11 @@ def _wrong(snapshot: Snapshot, allocation: Allocation, placed: Placed) -> str | 
     if cut.any():
         row = int(np.argmax(cut))
         return f"job {jobs.id[row]} shall have {wanted[row]} GPUs and is given {shares[row]}"
+    if allocation.shares.ndim == 2:
+        given, kinds = seats.by_kind(ground, allocation.shares.shape[1]), allocation.shares
+        if (given > kinds).any():
+            row = int(np.argmax((given > kinds).any(axis=1)))
+            return f"job {jobs.id[row]} shall have {kinds[row]} of each kind, not {given[row]}"
     silent = (shares == 0) & (wanted > 0) & ~placed.waiting.covered(jobs.size)
     if silent.any():
         return f"job {jobs.id[np.argmax(silent)]} is not placed and not told why"
