@@ -13,6 +13,7 @@ from coddl.core.cluster import Cluster, Node
 from coddl.core.columns import IntColumn, IntMatrix
 from coddl.core.placement.placement import Placed, Placement, check_placed, on_one_node
 from coddl.core.plan import differs
+from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Places
 from coddl.testing.builders import JobRow, snapshot_of
@@ -87,14 +88,20 @@ def seated(draw: st.DrawFn, rows: list[JobRow], cluster: Cluster) -> list[JobRow
 
 @st.composite
 def placing(draw: st.DrawFn) -> Asked:
-    """Any small cluster, jobs on some of it, and shares that it can hold."""
+    """Any small cluster, jobs on some of it, some GPUs kept back, and shares that it can hold."""
     cluster = draw(clusters())
     rows = [draw(job_rows(str(i))) for i in range(draw(st.integers(0, 10)))]
     rows = draw(seated(rows, cluster))
     places = any_places(len(rows), len(cluster.kinds), draw(st.integers(0, 99)))
     snapshot = snapshot_of(cluster, rows, now_s=1000.0, places=places)
-    held = _held_by_kind(snapshot)
-    shares, left = np.zeros_like(held), cluster.gpus.copy()
+    assert snapshot.seats is not None
+    held = snapshot.seats.by_kind(cluster.ground, len(cluster.kinds))
+    free = cluster.ground.island_gpus - snapshot.seats.in_use(cluster.ground)
+    kept = [draw(st.integers(0, gpus)) if not draw(st.integers(0, 4)) else 0 for gpus in free]
+    reserved = Seats.of([{at: gpus for at, gpus in enumerate(kept) if gpus}])
+    snapshot = replace(snapshot, reserved=np.array(kept, np.int64))
+    shares = np.zeros_like(held)
+    left = cluster.gpus - reserved.by_kind(cluster.ground, len(cluster.kinds))[0]
     for row in draw(st.permutations(range(len(rows)))):
         wish = draw(st.sampled_from(["stay", "stay", "none", "any"]))
         if wish == "stay" and (held[row] <= left).all():
@@ -106,19 +113,27 @@ def placing(draw: st.DrawFn) -> Asked:
                 shares[row, kind] = min(gpus - shares[row].sum(), left[kind])
         left -= shares[row]
     by_kind = len(cluster.kinds) > 1 and draw(st.booleans())
+    mates = draw(paired(rows, shares)) if draw(st.booleans()) else None
     given_gpus: IntColumn = shares.sum(axis=1)
     why = because(given_gpus == 0, "Resources", "others hold the GPUs")
-    return Asked(snapshot, Allocation(shares if by_kind else given_gpus, why))
+    return Asked(snapshot, Allocation(shares if by_kind else given_gpus, why, mates=mates))
 
 
-def _held_by_kind(snapshot: Snapshot) -> IntMatrix:
-    seats, ground = snapshot.seats, snapshot.cluster.ground
-    assert seats is not None
-    out = np.zeros((seats.rows, len(snapshot.cluster.kinds)), np.int64)
-    for row in range(seats.rows):
-        for node, gpus in seats.nodes(row, ground).items():
-            out[row, ground.node_kind[node]] += gpus
-    return out
+@st.composite
+def paired(draw: st.DrawFn, rows: list[JobRow], shares: IntMatrix) -> IntColumn:
+    """Who shares whose GPUs: some rows that would get none get a mate's share, filled in."""
+    mates = np.full(len(rows), -1)
+    for row in range(len(rows)):
+        gpus = int(shares[row].sum())
+        suit = [
+            other
+            for other, job in enumerate(rows)
+            if mates[other] < 0 and not shares[other].any() and job.gpus_min <= gpus <= job.gpus_max
+        ]
+        if gpus > 0 and mates[row] < 0 and suit and draw(st.booleans()):
+            mate = draw(st.sampled_from(suit))
+            mates[row], mates[mate], shares[mate] = mate, row, shares[row]
+    return mates
 
 
 class PlacementContract:
@@ -169,8 +184,18 @@ class PlacementContract:
         assert before is not None
         same = (asked.allocation.gpus == asked.snapshot.jobs.gpus) & (asked.allocation.gpus > 0)
         if asked.allocation.shares.ndim == 2:
-            same &= (asked.allocation.by_kind == _held_by_kind(asked.snapshot)).all(axis=1)
+            held = before.by_kind(asked.snapshot.cluster.ground, asked.allocation.shares.shape[1])
+            same &= (asked.allocation.shares == held).all(axis=1)
+        if asked.allocation.mates is not None:
+            same &= asked.allocation.mates < 0  # it may have to come to its mate
         assert not (same & differs(before, placement(*asked).seats)).any()
+
+    @given(asked=placing())
+    @SETTINGS
+    def test_two_that_share_gpus_sit_on_the_same(self, placement: Placement, asked: Asked) -> None:
+        seats, mates = placement(*asked).seats, asked.allocation.mates
+        if mates is not None:
+            assert not ((mates >= 0) & differs(seats, seats.take(mates))).any()
 
     @given(asked=placing())
     @SETTINGS

@@ -246,6 +246,14 @@ def test_a_policy_without_servers_is_spread_by_gpus() -> None:
     assert placed.servers is None
 
 
+def test_who_stays_and_finds_no_core_for_a_server_waits() -> None:
+    """The first leaves 1 core on its node, so its server takes the 3 that are free on the other."""
+    held = [{0: 2}, {1: 1}]
+    _, placed = Room([(2, 1), (1, 1)], [], held=held, cpus=5, nodes=2).placed
+    assert placed.shares.tolist() == [2, 0]
+    assert placed.waiting.of(1) is not None
+
+
 def test_what_a_placement_cuts_is_what_runs() -> None:
     jobs = [job("a", 1, 8)]
     snapshot = with_servers(snapshot_of(8, jobs), cluster_of(2, 4, 16), [SLOW_WIRES])

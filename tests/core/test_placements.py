@@ -10,9 +10,11 @@ from hypothesis import given, settings
 
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
+from coddl.core.invariants import InvalidAllocation
 from coddl.core.placement.close import Wishes, place_close
-from coddl.core.placement.placement import Placement, check_placed
+from coddl.core.placement.placement import Placed, Placement, check_placed
 from coddl.core.placement.registry import PLACEMENTS, placement_from
+from coddl.core.seats import Seats
 from coddl.core.speed.places import Places, plain
 from coddl.testing import PlacementContract, job, placing, snapshot_of, twin
 from coddl.testing.builders import JobRow
@@ -100,6 +102,12 @@ CONSOLIDATE = {
     ),
     "who grows by kind stays on its node": Case(
         kinds((4, 4), (4,)), [at({1: 2, 2: 1})], [[3, 1]], [{1: 3, 2: 1}]
+    ),
+    "who grows takes GPUs of its own kind": Case(
+        kinds((4, 4), (2,)), [at({0: 4})], [6], [{0: 4, 1: 2}]
+    ),
+    "or of another in its rack if it must": Case(
+        kinds((4,), (2,)), [at({0: 4})], [6], [{0: 4, 1: 2}]
     ),
     "who can't span grows where it is": Case(
         nodes(3, 4), [job("old", 1, 9, sits={1: 2}, spans=False)], [3], [{1: 3}]
@@ -239,6 +247,34 @@ def test_the_compiled_placement_equals_its_twin(asked: Asked) -> None:
     compiled = place_close(ground, seats, wishes, reserved)
     plain = twin(place_close)(ground, seats, wishes, reserved)
     assert all(map(np.array_equal, compiled, plain))
+
+
+@pytest.mark.parametrize("name", sorted(PLACEMENTS))
+def test_who_waits_for_one_node_is_told_so(name: str) -> None:
+    rows = [at({0: 1}), at({1: 1}), job("new", 1, 99, spans=False)]
+    placed = placement_from(name)(snapshot_of(nodes(4, 4), rows), Allocation(np.array([1, 1, 4])))
+    why = placed.waiting.of(2)
+    assert why is not None
+    assert why.code == "Topology"
+
+
+WRONG = {
+    "an island that is not there": ([4], {2: 4}, "none of the 2"),
+    "too many of an island": ([5], {0: 5}, "island 0 has 4 GPUs, and 5 are taken"),
+    "more than its share": ([3], {0: 4}, "shall have 3 GPUs and is given 4"),
+    "another kind than was decided": ([[1, 2]], {0: 2, 1: 1}, "shall have [1 2] of each kind"),
+    "nothing, and no reason": ([4], {}, "not told why"),
+}
+
+
+@pytest.mark.parametrize(("shares", "seats", "because"), WRONG.values(), ids=WRONG.keys())
+def test_what_can_not_be_carried_out_is_refused(
+    shares: list[int], seats: dict[int, int], because: str
+) -> None:
+    snapshot = snapshot_of(kinds((4,), (4,)), [new()])
+    with pytest.raises(InvalidAllocation) as raised:
+        check_placed(snapshot, Allocation(np.array(shares)), Placed(Seats.of([seats])))
+    assert because in raised.value.because
 
 
 def test_what_is_kept_for_somebody_is_not_taken() -> None:

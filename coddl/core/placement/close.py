@@ -17,6 +17,7 @@ from coddl.core.placement.room import (
     nothing_taken,
     room_of,
     seats_from,
+    suits,
     take,
     take_close,
     take_within,
@@ -126,16 +127,20 @@ def after_keeping(ground: Ground, seats: Seats, wishes: Wishes, reserved: IntCol
 def grow(found: Found, row: int, need: int, kind: int) -> int:
     """Give a row more GPUs, first on its nodes, then in its rack; return what is missing."""
     room, taken, ground = found.room, found.taken, found.room.ground
-    rack = NONE
+    zone = NONE
     for i in range(found.kept[row], found.kept[row + 1]):
         node = ground.island_node[taken.island[i]]
-        rack = ground.node_rack[node]
+        zone = room.zone[node]
         some = min(need, room.node_free[node])
         if some > 0 and (kind < 0 or ground.node_kind[node] == kind):
             take(room, taken, row, node, some)
             need -= some
-    if rack >= 0 and need <= room.rack_free[rack]:
-        need = take_within(room, taken, row, need, kind, rack)
+    if zone >= 0:
+        rack = room.zone_rack[zone]
+        if need <= room.zone_free[zone] and suits(room, zone, kind, NONE):
+            kind = room.zone_kind[zone]  # rather than to mix kinds
+        if need <= room.rack_free[rack]:
+            need = take_within(room, taken, row, need, kind, rack)
     return take_close(room, taken, row, need, kind) if need > 0 else 0
 
 
@@ -184,13 +189,14 @@ def wishes_of(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> W
 def placed_at(found: Seats, snapshot: Snapshot, allocation: Allocation) -> Placed:
     """What was found, for both rows of a pair; who has too little to run on gets nothing."""
     assert snapshot.seats is not None
-    seats = found.take(leaders_of(snapshot.seats, allocation))
+    seats, jobs = found.take(leaders_of(snapshot.seats, allocation)), snapshot.jobs
     totals, wanted = seats.totals, allocation.gpus
-    short = (totals < np.minimum(snapshot.jobs.gpus_min, wanted)) | ((totals == 0) & (wanted > 0))
+    short = (totals < np.minimum(jobs.gpus_min, wanted)) | ((totals == 0) & (wanted > 0))
     if not short.any():
         return Placed(seats)
     seats = seats.take(np.where(short, -1, np.arange(seats.rows)))
-    return Placed(seats, cramped(short, wanted, snapshot.cluster.ground))
+    reasons = cramped(short & (jobs.spans == 0), wanted, snapshot.cluster.ground)
+    return Placed(seats, reasons | because(short, "Topology", "too few GPUs are free for it"))
 
 
 def placed_close(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> Placed:
@@ -227,7 +233,7 @@ def cramped(rows: BoolColumn, gpus: IntColumn, ground: Ground) -> Reasons:
     for need in np.unique(gpus[rows]):
         why = (
             f"it needs {need} GPUs on one node, and no node has that many free "
-            f"(the largest has {largest})"
+            f"(the largest has {largest} in all)"
         )
         reasons |= because(rows & (gpus == need), "Topology", why)
     return reasons

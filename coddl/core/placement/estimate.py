@@ -8,7 +8,7 @@ import numpy as np
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Ground
 from coddl.core.columns import FloatMatrix, IntColumn
-from coddl.core.compiling import kernel, part
+from coddl.core.compiling import ONE, ZERO, kernel, part
 from coddl.core.placement.close import (
     Found,
     Wishes,
@@ -50,21 +50,22 @@ class Speed(NamedTuple):
 @part
 def scene_of(found: Found, speed: Speed, row: int, begin: int, end: int) -> Scene:
     """One row alone, on what it has kept and on entries begin .. end-1."""
-    taken, mine = found.taken, nothing_taken(found.taken.size[0] + 1)
-    for i in range(found.kept[row], found.kept[row + 1]):
-        note(mine, 0, taken.island[i], taken.gpus[i])
+    taken, kept = found.taken, found.kept
+    mine = nothing_taken(kept[row + 1] - kept[row] + end - begin)
+    for i in range(kept[row], kept[row + 1]):
+        note(mine, ZERO, taken.island[i], taken.gpus[i])
     for i in range(begin, end):
-        note(mine, 0, taken.island[i], taken.gpus[i])
-    seats = seats_from(1, mine)
+        note(mine, ZERO, taken.island[i], taken.gpus[i])
+    seats = seats_from(ONE, mine)
     return Scene(speed.places, found.room.ground, seats, speed.crossing, speed.of_kind)
 
 
 @part
 def count_nics(scene: Scene, jobs: int) -> None:
     """Count a row that lies on several nodes among those that use their NICs, or no longer."""
-    if nodes_of(scene, 0) > 1:
+    if nodes_of(scene, ZERO) > 1:
         for i in range(scene.seats.island.shape[0]):
-            if is_new_node(scene, 0, i):
+            if is_new_node(scene, ZERO, i):
                 scene.crossing[scene.ground.island_node[scene.seats.island[i]]] += jobs
 
 
@@ -75,9 +76,9 @@ def step_there(scene: Scene, speed: Speed, row: int) -> float:
     if gpus < speed.least[row]:
         return np.inf
     curve, widest = speed.curve[row], speed.step_s.shape[1] - 1
-    count_nics(scene, 1)
-    factor = slowdown(scene, 0, curve)
-    count_nics(scene, -1)
+    count_nics(scene, ONE)
+    factor = slowdown(scene, ZERO, curve)
+    count_nics(scene, -ONE)
     return float(speed.step_s[curve, min(gpus, widest)] * factor)
 
 
@@ -99,8 +100,8 @@ def place_fastest(found: Found, speed: Speed, row: int) -> None:
     room, taken, kinds = found.room, found.taken, found.room.zone_kind.max() + 1
     begin = taken.size[0]
     scene = scene_of(found, speed, row, begin, begin)
-    count_nics(scene, -1)
-    best_s, best_way, best_end, best_gpus = step_there(scene, speed, row), 0, begin, 0
+    count_nics(scene, -ONE)
+    best_s, best_way, best_end, best_gpus = step_there(scene, speed, row), ZERO, begin, 0
     for way in range(2 + kinds if kinds > 1 else 2):
         lay(found, row, way)
         gpus = 0
@@ -112,7 +113,7 @@ def place_fastest(found: Found, speed: Speed, row: int) -> None:
         give_back(room, taken, begin)
     lay(found, row, best_way)
     give_back(room, taken, best_end)
-    count_nics(scene_of(found, speed, row, begin, best_end), 1)
+    count_nics(scene_of(found, speed, row, begin, best_end), ONE)
 
 
 @kernel
@@ -127,7 +128,7 @@ def place_by_speed(
     rows, kinds = wishes.gpus.shape
     for row in range(rows):
         if found.kept[row + 1] > found.kept[row] + 1:
-            count_nics(scene_of(found, speed, row, 0, 0), 1)
+            count_nics(scene_of(found, speed, row, ZERO, ZERO), ONE)
     for spans in range(2):
         for row in wishes.order:
             need = found.lack[row].max()

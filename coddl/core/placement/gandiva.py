@@ -13,8 +13,8 @@ from coddl.core.placement.close import (
     Wishes,
     after_keeping,
     kept_back,
-    leaders_of,
     placed_close,
+    wishes_of,
 )
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import Room, Taken, seats_from, take
@@ -23,9 +23,14 @@ from coddl.core.snapshot import Snapshot
 
 
 @part
-def servers_in_use(room: Room, taken: Taken, wishes: Wishes) -> Servers:
-    """The servers as they are used now; the first row on one gives it its affinity."""
-    gpus = room.ground.node_gpus
+def servers_in_use(room: Room, taken: Taken, wishes: Wishes, reserved: IntColumn) -> Servers:
+    """The servers as they are used now; the first row on one gives it its affinity.
+
+    What is kept for somebody is no part of them.
+    """
+    gpus = room.ground.node_gpus.copy()
+    for island in range(reserved.shape[0]):
+        gpus[room.ground.island_node[island]] -= reserved[island]
     servers = Servers(gpus, gpus - room.node_free, np.zeros_like(gpus))
     for i in range(taken.size[0]):
         node = room.ground.island_node[taken.island[i]]
@@ -42,13 +47,13 @@ def settle_new(ground: Ground, seats: Seats, wishes: Wishes, reserved: IntColumn
     """
     found = after_keeping(ground, seats, wishes, reserved)
     room, taken, kinds = found.room, found.taken, wishes.gpus.shape[1]
-    servers, parts = servers_in_use(room, taken, wishes), np.zeros_like(ground.node_gpus)
+    servers, parts = servers_in_use(room, taken, wishes, reserved), np.zeros_like(ground.node_gpus)
     for row in wishes.order:
         for kind in range(kinds if seats.first[row] == seats.first[row + 1] else 0):
             need = wishes.gpus[row, kind]
             suits = servers
             if kinds > 1:
-                gpus = np.where(ground.node_kind == kind, ground.node_gpus, 0)
+                gpus = np.where(ground.node_kind == kind, servers.gpus, 0)
                 suits = Servers(gpus, servers.load, servers.affinity)
             if need == 0 or get_nodes(suits, need, wishes.spans[row], parts) > RELAXED:
                 continue
@@ -68,12 +73,8 @@ class GandivaPlacement:
     """
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
-        seats, jobs, order = snapshot.seats, snapshot.jobs, np.argsort(snapshot.jobs.id)
-        assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
-        lead = leaders_of(seats, allocation) == np.arange(seats.rows)
-        wishes = Wishes(
-            np.where(lead[:, None], allocation.by_kind, 0), order, jobs.spans, jobs.home
-        )
-        ground = snapshot.cluster.ground
-        settled = settle_new(ground, seats, wishes, kept_back(snapshot))
+        order = np.argsort(snapshot.jobs.id)
+        wishes, seats = wishes_of(snapshot, allocation, order), snapshot.seats
+        assert seats is not None
+        settled = settle_new(snapshot.cluster.ground, seats, wishes, kept_back(snapshot))
         return placed_close(replace(snapshot, seats=settled), allocation, order)

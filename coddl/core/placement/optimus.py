@@ -10,16 +10,9 @@ from coddl.core.cluster import Ground
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, ZERO, kernel, part
 from coddl.core.kernels import comes_before, make_heap, sink
+from coddl.core.placement.close import kept_back, leaders_of, placed_close
 from coddl.core.placement.placement import Placed
-from coddl.core.placement.room import (
-    NONE,
-    Taken,
-    note,
-    nothing_taken,
-    room_of,
-    seats_from,
-    take,
-)
+from coddl.core.placement.room import NONE, Taken, note, nothing_taken, seats_from, take_islands
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
 
@@ -120,7 +113,7 @@ def dealt(tasks: int, nodes: int, at: int) -> int:
 def clear(board: Board, plan: Plan) -> None:
     """Begin a plan for another row."""
     plan.size[0] = 0
-    plan.start[:] = board.start
+    plan.start[0], plan.start[1] = board.start[0], board.start[1]
 
 
 @part
@@ -231,7 +224,7 @@ def carry_out(board: Board, plan: Plan, row: int, given: Given) -> None:
         given.size[0] += 1
         board.gpus[node] -= workers
         board.cpus[node] -= workers * board.crew.worker_cpus + servers * board.crew.server_cpus
-    board.start[:] = plan.start
+    board.start[0], board.start[1] = plan.start[0], plan.start[1]
 
 
 @part
@@ -309,12 +302,13 @@ def place_evenly(
     rows, used = crew.workers.shape[0], reserved.copy()
     workers = nothing_taken(int(crew.workers.sum()) + seats.island.shape[0] + 1)
     stays = stay(ground, seats, crew, used, workers)
-    board, room = board_of(ground, crew, used, workers), room_of(ground, used)
-    given = give(board, order, stays, ground, seats)
+    given = give(board_of(ground, crew, used, workers), order, stays, ground, seats)
+    free = ground.island_gpus - used
     servers = nothing_taken(given.size[0] + 1)
     for i in range(given.size[0]):
         if given.workers[i] > 0:
-            take(room, workers, given.row[i], given.node[i], given.workers[i])
+            node = given.node[i]
+            take_islands(ground.first, free, workers, given.row[i], node, given.workers[i])
         if given.servers[i] > 0:
             note(servers, given.row[i], ground.first[given.node[i]], given.servers[i])
     return seats_from(rows, workers), seats_from(rows, servers)
@@ -327,7 +321,8 @@ class OptimusPlacement:
 
     Who keeps its share keeps its GPUs, with servers beside them. A job that no nodes hold evenly
     takes what it finds and shrinks to that. Where nobody has servers, or counts cores, GPUs alone
-    are spread.
+    are spread. Even parts are best on nodes that are alike: shares of several kinds of GPU are put
+    close together instead, without servers.
     """
 
     worker_cpus: int = 2  # cores of a worker and of a server, as in the published scheduler
@@ -336,20 +331,26 @@ class OptimusPlacement:
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         ground, jobs, seats = snapshot.cluster.ground, snapshot.jobs, snapshot.seats
         assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
-        reserved, servers = snapshot.reserved, allocation.servers
-        if reserved is None:
-            reserved = np.zeros(len(ground.island_gpus), np.int64)
+        wanted, servers = allocation.gpus, allocation.servers
+        tasks = wanted if servers is None else wanted + servers
+        order = np.lexsort((jobs.id, tasks))
+        if allocation.by_kind.shape[1] > 1:
+            return placed_close(snapshot, allocation, order)
         counted = servers is not None and bool(ground.node_cpus.any())
+        leaders, rows = leaders_of(seats, allocation), np.arange(seats.rows)
+        leads = leaders == rows
         crew = Crew(
-            allocation.gpus,
-            np.zeros(jobs.size, np.int64) if servers is None else servers,
+            np.where(leads, wanted, 0),
+            np.where(leads, tasks - wanted, 0),
             jobs.gpus_min,
             jobs.spans,
             self.worker_cpus if counted else 0,
             self.server_cpus if counted else 0,
         )
-        order = np.lexsort((jobs.id, crew.workers + crew.servers))
-        at, served = place_evenly(ground, seats, crew, order, reserved)
-        why = "no nodes have room for one of its workers and one of its servers until others end"
-        refused = because((at.totals == 0) & (crew.workers > 0), "Topology", why)
-        return Placed(at, refused, servers=None if servers is None else served)
+        at, served = place_evenly(ground, seats, crew, order, kept_back(snapshot))
+        # Who stays may have found no core for a server: without one it can't train.
+        idle = (crew.servers > 0) & (served.totals == 0)
+        at = at.take(np.where(idle, -1, rows)).take(leaders)
+        why = "no nodes have room for the workers that it needs, with a server beside them"
+        refused = because((at.totals == 0) & (wanted > 0), "Topology", why)
+        return Placed(at, refused, servers=None if servers is None else served.take(leaders))

@@ -9,7 +9,15 @@ from coddl.core.allocation import Allocation, because
 from coddl.core.cluster import Ground
 from coddl.core.columns import BoolColumn, IntColumn, IntMatrix
 from coddl.core.compiling import kernel, part
-from coddl.core.placement.close import Found, Wishes, after_keeping, grow, kept_back, leaders_of
+from coddl.core.placement.close import (
+    Found,
+    Wishes,
+    after_keeping,
+    grow,
+    kept_back,
+    leaders_of,
+    wishes_of,
+)
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import (
     NONE,
@@ -158,13 +166,11 @@ class PhillyPlacement:
         tries = np.floor(waited_s / cycle_s)
         since_s = waited_s - tries * cycle_s
         asks = since_s < self.timeout_s
-        leaders = leaders_of(seats, allocation)
-        wanted = np.where((leaders == np.arange(seats.rows))[:, None], allocation.by_kind, 0)
         order = np.lexsort((jobs.id, jobs.submitted_s))
-        wishes = Wishes(wanted, order, jobs.spans, jobs.home)
+        wishes = wishes_of(snapshot, allocation, order)
         before, more = kept_back(snapshot), np.minimum(tries, 1e9).astype(np.int64)
         found, held = place_local(ground, seats, wishes, before, asks, more)
-        found = found.take(leaders)
+        found = found.take(leaders_of(seats, allocation))
         # All or none: who has found GPUs of one kind and not of another waits, too.
         starts = (seats.totals == 0) | (found.totals == 0)
         refused = starts & (found.totals < allocation.gpus)

@@ -143,23 +143,40 @@ def note(taken: Taken, row: int, island: int, gpus: int) -> None:
 
 
 @part
-def take(room: Room, taken: Taken, row: int, node: int, gpus: int) -> None:
-    """Give a row `gpus` GPUs of a node that has them: of the tightest island, else the widest."""
-    change_free(room, node, -gpus)
-    while gpus > 0:
-        best = NONE
-        for island in range(room.ground.first[node], room.ground.first[node + 1]):
-            free = room.island_free[island]
-            if free == 0:
-                continue
-            most = room.island_free[best] if best >= 0 else 0
-            fits = free >= gpus
-            if best < 0 or (fits and (most < gpus or free < most)) or (not fits and free > most):
+def best_island(free: IntColumn, begin: int, end: int, gpus: int) -> int:
+    """Of islands begin .. end-1 the one that so many GPUs fill best, else the widest."""
+    best = begin
+    for island in range(begin + 1, end):
+        here, most = free[island], free[best]
+        if here >= gpus:
+            if most < gpus or here < most:
                 best = island
-        some = min(gpus, room.island_free[best])
-        room.island_free[best] -= some
+        elif here > most:
+            best = island
+    return int(best)
+
+
+@part
+def take_islands(
+    first: IntColumn, free: IntColumn, taken: Taken, row: int, node: int, gpus: int
+) -> None:
+    """Give a row `gpus` GPUs of a node that has them, on the islands that suit them best.
+
+    Node n has islands first[n] .. first[n+1]-1, of which so many GPUs are free.
+    """
+    while gpus > 0:
+        best = best_island(free, first[node], first[node + 1], gpus)
+        some = min(gpus, free[best])
+        free[best] -= some
         note(taken, row, best, some)
         gpus -= some
+
+
+@part
+def take(room: Room, taken: Taken, row: int, node: int, gpus: int) -> None:
+    """Give a row `gpus` GPUs of a node that has them, on the islands that suit them best."""
+    change_free(room, node, -gpus)
+    take_islands(room.ground.first, room.island_free, taken, row, node, gpus)
 
 
 @part

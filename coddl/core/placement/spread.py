@@ -8,13 +8,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.cluster import Ground
 from coddl.core.columns import IntColumn
 from coddl.core.compiling import ONE, kernel
-from coddl.core.placement.close import (
-    Wishes,
-    after_keeping,
-    cramped,
-    kept_back,
-    leaders_of,
-)
+from coddl.core.placement.close import Wishes, after_keeping, kept_back, placed_at, wishes_of
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import NONE, seats_from, take, widest
 from coddl.core.seats import Seats
@@ -48,11 +42,8 @@ class SpreadOut:
     """
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
-        ground, seats, jobs = snapshot.cluster.ground, snapshot.seats, snapshot.jobs
-        assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
-        leaders = leaders_of(seats, allocation)
-        wanted = np.where((leaders == np.arange(seats.rows))[:, None], allocation.by_kind, 0)
-        wishes = Wishes(wanted, np.argsort(jobs.id, kind="stable"), jobs.spans, jobs.home)
-        found = place_spread(ground, seats, wishes, kept_back(snapshot)).take(leaders)
-        missing = (found.totals == 0) & (allocation.gpus > 0)
-        return Placed(found, cramped(missing, allocation.gpus, ground))
+        order = np.argsort(snapshot.jobs.id, kind="stable")
+        wishes, seats = wishes_of(snapshot, allocation, order), snapshot.seats
+        assert seats is not None
+        found = place_spread(snapshot.cluster.ground, seats, wishes, kept_back(snapshot))
+        return placed_at(found, snapshot, allocation)

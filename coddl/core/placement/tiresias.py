@@ -1,6 +1,6 @@
 """Close together only who needs it (Tiresias, NSDI '19, model profile-based placement)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from coddl.core.placement.close import (
     Found,
     Wishes,
     after_keeping,
-    cramped,
     kept_back,
-    leaders_of,
     lone_node,
+    placed_at,
+    wishes_of,
 )
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import NONE, Room, Taken, seats_from, take, take_within, tightest
@@ -116,17 +116,14 @@ class TiresiasPlacement:
     pack_limit: float = 0.4  # anything within 0.15 and 0.6 parts the models that were profiled
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
-        ground, seats, jobs = snapshot.cluster.ground, snapshot.seats, snapshot.jobs
-        assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
-        leaders = leaders_of(seats, allocation)
-        wanted = np.where((leaders == np.arange(seats.rows))[:, None], allocation.by_kind, 0)
+        jobs, seats, ground = snapshot.jobs, snapshot.seats, snapshot.cluster.ground
         skewed = snapshot.speeds.places.skew[jobs.curve] > self.pack_limit
         order = np.lexsort((jobs.id, -allocation.gpus, ~skewed, jobs.spans))
-        wishes = Wishes(wanted, order, jobs.spans, jobs.home)
-        found = place_by_profile(ground, seats, wishes, skewed, kept_back(snapshot)).take(leaders)
-        wants, rows = allocation.gpus > 0, np.arange(seats.rows)
-        enough = wants & (found.totals >= jobs.gpus_min)
-        found = found.take(np.where(enough, rows, -1))
+        wishes = wishes_of(snapshot, allocation, order)
+        assert seats is not None
+        found = place_by_profile(ground, seats, wishes, skewed, kept_back(snapshot))
+        placed = placed_at(found, snapshot, allocation)
         why = "its model is slow across nodes, and the fewest nodes that can hold it have no room"
-        waiting = because(wants & ~enough & (jobs.spans > 0), "Topology", why)
-        return Placed(found, waiting | cramped(wants & ~enough, allocation.gpus, ground))
+        refused = (placed.shares == 0) & (allocation.gpus > 0)
+        apart = because(refused & skewed & (jobs.spans > 0), "Topology", why)
+        return replace(placed, waiting=apart | placed.waiting)
