@@ -19,7 +19,6 @@ from coddl.core.policies.auction import (
     worst_first,
 )
 from coddl.core.policies.finish_time import (
-    LEASE_END_S,
     apps_of,
     crowd_of,
     fairness_of,
@@ -27,7 +26,7 @@ from coddl.core.policies.finish_time import (
     rho_at,
 )
 from coddl.core.policies.registry import policy_from
-from coddl.core.policies.themis import after_payment
+from coddl.core.policies.themis import LEASE_END_S, LENT_GPUS, after_payment, call_back
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import plain
 from coddl.testing import job, snapshot_of, twin
@@ -225,10 +224,53 @@ def test_themis(case: Case) -> None:
     assert dict(zip((row.name for row in case.jobs), shares, strict=True)) == case.want
 
 
-@pytest.mark.parametrize(("now_s", "end_s"), [(0, 1200), (299, 1200), (300, 1500), (1000, 2100)])
-def test_leases_end_together_within_their_time(now_s: float, end_s: float) -> None:
-    allocation = decided(replace(CASES["of equals the one that came first is asked"], now_s=now_s))
-    assert allocation.wake_at_s == end_s
+# A lease ends a multiple of 1200 s after 0, 150, …, 1050 s, and is not shorter than 150 s.
+@pytest.mark.parametrize(
+    ("now_s", "first_s", "second_s"),
+    [(0, 1200, 1350), (1049, 1200, 1350), (1050, 2400, 1350), (1150, 2400, 1350)],
+)
+def test_leases_end_in_lots(now_s: float, first_s: float, second_s: float) -> None:
+    case = Case(2, [job("a", 1, 1), job("b", 1, 1), job("c", 1, 1)], {}, now_s=now_s)
+    allocation = decided(case)
+    assert allocation.memory is not None
+    assert allocation.memory[:2, LEASE_END_S].tolist() == [first_s, second_s]
+
+
+def test_a_lease_takes_a_lease_in_the_long_run() -> None:
+    case = Case(1, STARVING, {})
+    first = decided(case).wake_at_s
+    assert decided(replace(case, now_s=first)).wake_at_s == first + LEASE_S
+
+
+@pytest.mark.parametrize(
+    ("need", "want"), [(0, [4, 4]), (1, [2, 4]), (2, [2, 4]), (3, [1, 4]), (4, [1, 3]), (9, [1, 1])]
+)
+def test_loans_are_called_back_down_to_shares_of_use(need: int, want: list[int]) -> None:
+    rows = [job("a", step_s=[1.0, 0.5, 0.5, 0.25], holds=4), job("b", holds=4)]
+    shares, lent = np.array([4, 4]), np.array([3, 3])
+    call_back(snapshot_of(8, rows), np.array([0, 1]), need, shares, lent)
+    assert shares.tolist() == want
+    assert lent.tolist() == [share - 1 for share in want]
+
+
+def test_a_newcomer_starts_on_what_was_lent_while_leases_run_on() -> None:
+    rows = [job("a", 1, 8, holds=4), job("b", 1, 8, holds=4), job("c", 1, 8, left=10)]
+    snapshot = snapshot_of(8, rows, now_s=9.0)
+    memory = snapshot.memory.copy()
+    memory[:2, LEASE_END_S], memory[1, LENT_GPUS] = 60.0, 2
+    policy = policy_from("themis")
+    assert policy(replace(snapshot, memory=memory)).gpus.tolist() == [4, 3, 1]
+    memory[1, LENT_GPUS] = 0
+    assert policy(replace(snapshot, memory=memory)).gpus.tolist() == [4, 4, 0]
+
+
+def test_what_nobody_won_is_lent_but_not_a_minimum() -> None:
+    # Of three apps the first is asked, and grows to its cap; the others start, and grow on loan.
+    rows = [job("a", 1, 2, left=10), *(job(name, 1, 4, left=1e6) for name in "bc")]
+    allocation = policy_from("themis")(snapshot_of(7, rows))
+    assert allocation.memory is not None
+    assert allocation.gpus.sum() == 7
+    assert allocation.memory[:, LENT_GPUS].tolist() == [0, *(allocation.gpus[1:] - 1)]
 
 
 def test_an_auction_is_held_when_a_lease_ends() -> None:

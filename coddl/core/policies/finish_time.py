@@ -16,7 +16,7 @@ from coddl.core.columns import BoolColumn, BoolMatrix, FloatColumn, FloatMatrix,
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
 
-LEASE_END_S, TOTAL_ITERATIONS, CROWD_S, CROWD = range(4)  # memory; see `crowd_of`
+TOTAL_ITERATIONS, CROWD_S, CROWD, FREE_COLUMN = range(4)  # memory; see `crowd_of`
 TINY = 1e-12  # below any rho: a time that is 0 has a logarithm too
 
 

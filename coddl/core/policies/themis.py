@@ -15,7 +15,7 @@ from coddl.core.policies.auction import (
     worst_first,
 )
 from coddl.core.policies.finish_time import (
-    LEASE_END_S,
+    FREE_COLUMN,
     Outlook,
     apps_of,
     fairness_of,
@@ -25,8 +25,9 @@ from coddl.core.policies.finish_time import (
 from coddl.core.policies.policy import told
 from coddl.core.snapshot import Snapshot
 
+LEASE_END_S, LENT_GPUS = FREE_COLUMN, FREE_COLUMN + 1  # memory, beside that of `finish_time`
 WHY: Final = "apps that are worse off hold the GPUs on lease"
-INSTANTS_PER_LEASE: Final = 4  # at which leases may end, common to all
+LOTS: Final = 8  # in which leases end, one after the other
 
 
 def after_payment(bids: Bids, won: IntColumn, keeps: FloatColumn) -> IntColumn:
@@ -47,12 +48,30 @@ def largest_shares(snapshot: Snapshot) -> IntColumn:
     return np.where(jobs.gpus_min <= total, largest, 0)
 
 
+def call_back(
+    snapshot: Snapshot, lenders: IntColumn, need: int, shares: IntColumn, lent: IntColumn
+) -> None:
+    """Take back `need` of the GPUs that were lent, if there are as many: in `shares` and `lent`."""
+    last, curves = snapshot.speeds.steps.last, snapshot.jobs.curve
+    for row in lenders:
+        if need <= 0:
+            return
+        own, enough = shares[row] - lent[row], shares[row] - min(need, int(lent[row]))
+        kept = max(own, last[curves[row], enough])  # a share that it can use
+        need -= shares[row] - kept
+        shares[row], lent[row] = kept, kept - own
+
+
 @dataclass(frozen=True)
 class Themis:
     """Leases GPUs to the apps that sharing slows down most, by an auction that rewards the truth.
 
     Partial share · under overload, worst finish-time fairness first, for a lease each · cap: the
     model's largest useful share.
+
+    A lease covers what an app has won, or what it started on. What it holds beyond that is lent: it
+    goes back as soon as an app that is asked has no GPUs. Where all have what they can use there is
+    no auction, and no lease.
     """
 
     lease_s: Annotated[float, "above 0"] = 1200.0
@@ -65,28 +84,32 @@ class Themis:
         outlook = outlook_of(snapshot, apps, memory, self.lease_s)
         largest = largest_shares(snapshot)
         if largest.sum() <= total:  # nobody wants what another one has: no lease binds it
-            memory[:, LEASE_END_S] = 0.0
+            memory[:, [LEASE_END_S, LENT_GPUS]] = 0.0
             return told(snapshot, Allocation(largest, memory=memory), WHY)
         leased = self._leased(snapshot)
-        shares = np.where(leased, jobs.gpus, 0)
-        if total > shares.sum():
-            asked = self._auction(snapshot, outlook, apps.leads, shares)
-            # What is left goes to who was not asked, first to those that can grow where they are.
-            chance = np.random.default_rng(snapshot.seed).permutation(jobs.size)
-            order = np.lexsort((chance, jobs.gpus == 0, asked, ~apps.leads))
-            in_turn(snapshot.picture(), order, total - int(shares.sum()), shares)
-        memory[~leased & (shares > 0), LEASE_END_S] = self._lease_end_s(snapshot.now_s)
+        shares, lent = np.where(leased, (jobs.gpus, memory[:, LENT_GPUS]), 0).astype(np.int64)
+        asked = self._asked(snapshot, outlook, apps.leads, (shares, lent))
+        won = self._won(snapshot, outlook, asked, shares)
+        shares = won.copy()
+        # What nobody won is lent: to start who was not asked, then to who can grow where it is.
+        chance = np.random.default_rng(snapshot.seed).permutation(jobs.size)
+        unasked = ~np.isin(np.arange(jobs.size), asked)
+        order = np.lexsort((chance, jobs.gpus == 0, won > 0, ~unasked, ~apps.leads))
+        in_turn(snapshot.picture(), order, total - int(won.sum()), shares)
+        memory[:, LENT_GPUS] = lent + np.maximum(0, shares - np.maximum(won, jobs.gpus_min))
+        memory[~leased, LEASE_END_S] = self._lease_end_s(snapshot)[~leased]
         wake_at_s = float(memory[shares > 0, LEASE_END_S].min(initial=np.inf))
-        allocation = Allocation(shares, wake_at_s=wake_at_s, memory=memory)
-        return told(snapshot, allocation, WHY)
+        return told(snapshot, Allocation(shares, wake_at_s=wake_at_s, memory=memory), WHY)
 
-    def _lease_end_s(self, now_s: float) -> float:
-        """When a lease ends that begins now: at the last common instant within its time.
+    def _lease_end_s(self, snapshot: Snapshot) -> FloatColumn:
+        """When a lease that begins now ends, by row: a row's leases end `lease_s` after each other.
 
-        So GPUs come back together, for an auction with something to choose from.
+        They end in lots. So an auction has much to hand out, and the next one is never far. The
+        first lease of a row is shorter or longer, from 1 to LOTS + 1 parts of LOTS.
         """
-        apart_s = self.lease_s / INSTANTS_PER_LEASE
-        return float(np.floor((now_s + self.lease_s) / apart_s + 1e-9) * apart_s)
+        since_s = self.lease_s * (snapshot.jobs.id % LOTS) / LOTS
+        begin_s = snapshot.now_s + self.lease_s / LOTS - since_s
+        return since_s + self.lease_s * (np.floor(begin_s / self.lease_s + 1e-9) + 1.0)
 
     def _leased(self, snapshot: Snapshot) -> BoolColumn:
         """Which rows have a lease that runs on. All leases end when GPUs were lost."""
@@ -96,23 +119,41 @@ class Themis:
         keeps = self.form == "auction" and held[leased].sum() <= snapshot.cluster.gpus_total
         return leased & keeps
 
-    def _auction(
-        self, snapshot: Snapshot, outlook: Outlook, leads: BoolColumn, shares: IntColumn
-    ) -> BoolColumn:
-        """Hand out free GPUs to the apps that are asked, in `shares`; tell which they are."""
-        free, rows = snapshot.cluster.gpus_total - int(shares.sum()), np.flatnonzero(leads)
-        asked = np.zeros(leads.size, np.bool_)
-        if self.form == "auction":
-            rho = rho_at(snapshot, outlook, shares)[rows]
-            count = int(np.ceil((1.0 - min(self.filter, 1.0)) * rows.size - 1e-9))
-            rows = rows[np.lexsort((snapshot.jobs.id[rows], -rho))[: max(count, 1)]]
-        fairness = fairness_of(snapshot, outlook, rows)
-        bids = Bids(-np.log(fairness.rho), fairness.fits, shares[rows])  # a value of 1 / rho
-        if self.form == "auction":
-            shares[rows] = after_payment(bids, *partial_allocation(bids, free))
-        elif self.form == "greedy":
-            shares[rows] = worst_first(bids, free)
-        else:
-            shares[rows] = best_worst_case(bids, free)
-        asked[rows] = True
+    def _asked(
+        self,
+        snapshot: Snapshot,
+        outlook: Outlook,
+        leads: BoolColumn,
+        held: tuple[IntColumn, IntColumn],
+    ) -> IntColumn:
+        """The apps that take part, worst off first. For those without GPUs, loans are called back:
+        in what is `held`, the shares and what was lent of them.
+        """
+        rows, (shares, lent), jobs = np.flatnonzero(leads), held, snapshot.jobs
+        if self.form != "auction":
+            return rows
+        rho = rho_at(snapshot, outlook, shares)
+        count = int(np.ceil((1.0 - min(self.filter, 1.0)) * rows.size - 1e-9))
+        asked = rows[np.lexsort((jobs.id[rows], -rho[rows]))[: max(count, 1)]]
+        need = jobs.gpus_min[asked][shares[asked] == 0].sum() + shares.sum()
+        lenders = np.flatnonzero(lent)
+        lenders = lenders[np.lexsort((jobs.id[lenders], rho[lenders]))]  # the best off first
+        call_back(snapshot, lenders, int(need) - snapshot.cluster.gpus_total, shares, lent)
         return asked
+
+    def _won(
+        self, snapshot: Snapshot, outlook: Outlook, asked: IntColumn, shares: IntColumn
+    ) -> IntColumn:
+        """Shares after the auction of what is free among the apps that are asked."""
+        free, won = snapshot.cluster.gpus_total - int(shares.sum()), shares.copy()
+        if free == 0:
+            return won
+        fairness = fairness_of(snapshot, outlook, asked)
+        bids = Bids(-np.log(fairness.rho), fairness.fits, shares[asked])  # a value of 1 / rho
+        if self.form == "auction":
+            won[asked] = after_payment(bids, *partial_allocation(bids, free))
+        elif self.form == "greedy":
+            won[asked] = worst_first(bids, free)
+        else:
+            won[asked] = best_worst_case(bids, free)
+        return won
