@@ -8,13 +8,10 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from coddl.core.cluster import Cluster
 from coddl.core.columns import FloatColumn, FloatMatrix
 from coddl.core.jobs import REMAINING_ITERATIONS
-from coddl.core.scheduler import Scheduler
-from coddl.sim.loop import Beliefs, Site, Steps
-from coddl.sim.simulate import Case
-from coddl.sim.world import BASE_ITERATIONS, LOGGED, MOVING_S, NOW, STEP_S, World, world_of
+from coddl.sim.simulate import Case, steps_of, world_before
+from coddl.sim.world import BASE_ITERATIONS, LOGGED, MOVING_S, NOW, STEP_S, World
 
 
 class Lines(NamedTuple):
@@ -52,11 +49,8 @@ class Lines(NamedTuple):
 
 def lines_of(case: Case) -> Iterator[Lines]:
     """Make a run step by step; after each event, the lines that hold until the next."""
-    speeds = case.trace.speeds
-    world = world_of(case.trace, case.gpus, case.reconfigure, case.seed)
-    cluster, beliefs = case.cluster or Cluster.of(case.gpus), case.beliefs or Beliefs(speeds)
-    site = Site(cluster, speeds, beliefs, case.quota_gpus)
-    steps = Steps(world, site, Scheduler(case.policy, case.rules, case.placement))
+    world = world_before(case)
+    steps = steps_of(case, world)
     while steps.run(1):
         world.counts[LOGGED] = 0
         yield Lines.of(world)

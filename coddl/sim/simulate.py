@@ -71,7 +71,8 @@ class Case:
     @property
     def is_plain(self) -> bool:
         """Tell whether the policy alone decides, on the truth, about shares and nothing else."""
-        return self.rules == Rules() and self.cluster is None and self.beliefs is None
+        alone = self.cluster is None and self.placement is None
+        return alone and self.rules == Rules() and self.beliefs is None
 
 
 def _ignore(_jobs: int) -> None:
@@ -101,17 +102,21 @@ def chunks_of(case: Case, world: World, step_by_step: bool) -> Callable[[], bool
     ):
         code, shares = RULES.index(policy.rule), np.empty(case.trace.size, np.int64)
         return partial(run_compiled, world, case.gpus, code, policy.parameters, shares, CHUNK)
+    return partial(steps_of(case, world).run, STEPS)
+
+
+def steps_of(case: Case, world: World) -> Steps:
+    """What runs a case in its world, step by step."""
     speeds = case.trace.speeds
     cluster, beliefs = case.cluster or Cluster.of(case.gpus), case.beliefs or Beliefs(speeds)
     site = Site(cluster, speeds, beliefs, case.quota_gpus)
-    steps = Steps(world, site, Scheduler(policy, case.rules, case.placement))
-    return partial(steps.run, STEPS)
+    return Steps(world, site, Scheduler(case.policy, case.rules, case.placement))
 
 
 def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = False) -> Run:
     """Make one run. A run that was stopped tells what had finished by then."""
     watch = watch or Watch()
-    world = _world(case)
+    world = world_before(case)
     next_chunk = chunks_of(case, world, step_by_step)
     kept: list[Events] = []
     started_s, goes_on, told, still_at = time.perf_counter(), True, 0, 0
@@ -153,7 +158,7 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
     )
 
 
-def _world(case: Case) -> World:
+def world_before(case: Case) -> World:
     """The world of a run before anything has happened, what will go wrong in it included."""
     trace, faults = case.trace, None
     if case.failures is not None:

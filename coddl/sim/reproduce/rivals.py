@@ -107,8 +107,8 @@ def against_all(setting: Setting) -> Finding:
         ),
         (
             f"Clusters: {' · '.join(QUEUES)}. Published figures are the best of all clusters.",
-            "The largest rho says little here: it is that of jobs of some seconds, which wait for "
-            "a lease or a turn of many minutes. So the table has the 95th percentile.",
+            "The table has the 95th percentile of rho, as the largest is that of a job of seconds: "
+            "whatever it waits is many times its length.",
         ),
         Table(["system", *(f"{m}, {queue}" for m in measures for queue in QUEUES)], rows),
     )

@@ -68,9 +68,9 @@ def fairness(setting: Setting) -> Finding:
     plot = Plot("Finish-time fairness", "policy", "worst rho", bars=bars, categories=POLICIES)
     notes = (
         "rho is the JCT over that of an equal share alone; Jain's index is over all jobs' rho.",
-        "Elastic sharing alone is fair: with shares for all at once nobody waits for a lease, so "
-        "max-min and AFS-L have a lower worst rho than the auction. The form that minimises the "
-        "worst rho directly comes close to what Themis reports.",
+        "A lower worst rho than the auction has: "
+        + (", ".join(p for p in POLICIES if worst[p] < worst["themis"]) or "none of the others")
+        + ". Policies that give every job a share at once need no lease to be fair.",
     )
     head = ("policy", "worst rho", "Jain's index", "average JCT, hours")
     return Finding(figures, plot, notes, Table(head, rows))

@@ -6,13 +6,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from coddl.core.cluster import Cluster
 from coddl.core.policies.registry import policy_from
-from coddl.core.scheduler import Scheduler
 from coddl.sim.api import reconfigure_from
-from coddl.sim.loop import Beliefs, Site, Steps
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
-from coddl.sim.world import CANCELLED, FINISH_S, HELD, LOGGED, MOVING_S, NOW, world_of
+from coddl.sim.simulate import Case, steps_of, world_before
+from coddl.sim.world import CANCELLED, FINISH_S, HELD, LOGGED, MOVING_S, NOW
 from coddl.traces.files import read_trace
 from coddl.traces.make import poisson
 from coddl.traces.trace import Trace
@@ -73,9 +71,11 @@ def with_probe(trace: Trace, iterations: float) -> Trace:
 
 def watched(trace: Trace, reconfigure: str) -> Probe:
     """Run a trace under AFS-P with one way of reconfiguring, and watch its first job."""
-    world = world_of(trace, GPUS, reconfigure_from(reconfigure), seed=0)
-    site = Site(Cluster.of(GPUS), trace.speeds, Beliefs(trace.speeds))
-    steps = Steps(world, site, Scheduler(policy_from("afs-p")))
+    case = Case(
+        "afs-p", policy_from("afs-p"), trace, GPUS, reconfigure=reconfigure_from(reconfigure)
+    )
+    world = world_before(case)
+    steps = steps_of(case, world)
     real, whole, all_of_it = world.jobs.real, world.jobs.whole, trace.iterations[0]
     progress, still_s = [(0.0, 0.0)], 0.0
     before_s, held, moving_s = 0.0, 0, 0.0
