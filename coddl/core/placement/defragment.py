@@ -13,7 +13,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
-from coddl.core.placement.close import Wishes, kept_back, place_close
+from coddl.core.placement.close import Wishes, kept_back, leaders_of, place_close
 from coddl.core.placement.placement import Placed, Placement
 from coddl.core.plan import differs
 from coddl.core.seats import Seats
@@ -78,10 +78,20 @@ class Scatter(NamedTuple):
 
     def scattered(self) -> list[int]:
         """Who could gain by a better place, the most first."""
-        worth_s = self.left_s * (1.0 - 1.0 / self.slowdown) - self.snapshot.jobs.pause_s
-        rows = np.flatnonzero(self.movable & (self.slowdown > 1.0) & (worth_s > 0.0))
+        best = self._best_slowdown()
+        worth_s = self.left_s * (1.0 - best / self.slowdown) - self.snapshot.jobs.pause_s
+        rows = np.flatnonzero(self.movable & (self.slowdown > best) & (worth_s > 0.0))
         order = np.lexsort((rows, -worth_s[rows]))
         return [int(row) for row in rows[order]]
+
+    def _best_slowdown(self) -> FloatColumn:
+        """What each row's place would cost at best: 1, or less if it has GPUs of a faster kind."""
+        ground, jobs, seats = self.snapshot.cluster.ground, self.snapshot.jobs, self.seats
+        kinds, best = self.snapshot.speeds.places.kinds, np.ones(seats.rows)
+        rows = np.repeat(np.arange(seats.rows), np.diff(seats.first))
+        of_kind = np.minimum(ground.node_kind[ground.island_node[seats.island]], kinds.shape[1] - 1)
+        np.minimum.at(best, rows, kinds[jobs.curve[rows], of_kind])
+        return best
 
     def without(self, rows: list[int]) -> Seats:
         """Everybody's seats but theirs."""
@@ -95,26 +105,33 @@ class Scatter(NamedTuple):
         ground, gpus = self.snapshot.cluster.ground, self.seats.totals
         lone = np.flatnonzero(self.movable & (gpus < gpus[row]) & (np.diff(self.seats.first) == 1))
         home = ground.island_node[self.seats.island[self.seats.first[lone]]]
-        used = self.without([row]).in_use(ground) + kept_back(self.snapshot)
+        leads = self._leaders == np.arange(self.seats.rows)
+        others = self.without([row, *np.flatnonzero(~leads).tolist()])
+        used = others.in_use(ground) + kept_back(self.snapshot)
         free = ground.node_gpus.copy()
         np.subtract.at(free, ground.island_node, used)
-        best: list[int] = []
-        for node in np.unique(home):
-            small = lone[home == node]
-            small = small[np.lexsort((small, -gpus[small]))]
-            need = int(np.searchsorted(free[node] + np.cumsum(gpus[small]), gpus[row])) + 1
-            if need <= len(small) and (not best or need < len(best)):
-                best = small[:need].tolist()
-        if best:
-            yield [row, *best]
+        order = np.lexsort((lone, -gpus[lone], home))  # by node, the largest first
+        lone, home = lone[order], home[order]
+        begin, left = np.searchsorted(home, home), np.cumsum(gpus[lone])
+        left += free[home] - left[begin] + gpus[lone[begin]]  # free once it and those before leave
+        enough = np.flatnonzero(left >= gpus[row])
+        if enough.size:
+            last = enough[np.argmin(enough - begin[enough])]  # the fewest
+            yield [row, *lone[begin[last] : last + 1].tolist()]
 
     def moved(self, rows: list[int]) -> Seats:
         """Seats after these rows are placed anew, in this order, around all others."""
-        jobs, shares = self.snapshot.jobs, self.seats.totals.reshape(-1, 1)
+        jobs, leaders = self.snapshot.jobs, self._leaders
         ground, reserved = self.snapshot.cluster.ground, kept_back(self.snapshot)
         order: IntColumn = np.array(rows)
-        wishes = Wishes(shares, order, jobs.spans, jobs.home)
-        return place_close(ground, self.without(rows), wishes, reserved)
+        shares = np.where(leaders == np.arange(self.seats.rows), self.seats.totals, 0)
+        wishes = Wishes(shares.reshape(-1, 1), order, jobs.spans, jobs.home)
+        return place_close(ground, self.without(rows), wishes, reserved).take(leaders)
+
+    @property
+    def _leaders(self) -> IntColumn:
+        """Whose place each row has: of two that share GPUs, one stands for both."""
+        return leaders_of(self.seats, self.allocation)
 
     def saved_s(self, seats: Seats) -> tuple[float, FloatColumn]:
         """Time that all jobs together would save with these seats, pauses paid; slowdowns then."""
@@ -134,6 +151,7 @@ def gathered(placed: Placed, snapshot: Snapshot, allocation: Allocation, moves: 
     """One round: the same places, after up to `moves` moves that pay. Each says what it gains."""
     if allocation.shares.ndim == 2:
         return placed  # what a job has of each kind was decided
+    snapshot = replace(snapshot, reserved=placed.kept_back(snapshot.reserved))
     now, why = Scatter.of(placed, snapshot, allocation), dict[int, str]()
     for row in now.scattered()[: TRIES * max(0, moves)]:
         for rows in now.trials(row):
@@ -156,7 +174,8 @@ def gathered(placed: Placed, snapshot: Snapshot, allocation: Allocation, moves: 
 def _sentence(now: Scatter, seats: Seats, row: int, faster: float, saved_s: float) -> str:
     ground = now.snapshot.cluster.ground
     before, after = (len(each.nodes(row, ground)) for each in (now.seats, seats))
+    unknown = np.isnan(now.snapshot.jobs.remaining_iterations[row])
     return (
         f"from {before} node{'s' * (before > 1)} to {after}: steps {faster:.2f}x faster, "
-        f"{saved_s:.0f} s saved"
+        f"{saved_s:.0f} s saved" + " if an hour is left" * bool(unknown)
     )
