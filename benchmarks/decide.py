@@ -15,7 +15,9 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,14 +76,24 @@ def seated(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, seats=placement_from("consolidate")(empty(snapshot), held).seats)
 
 
-def timed(scheduler: Scheduler, pictures: list[Snapshot]) -> tuple[list[float], Plan]:
-    """Seconds of each decision, and the last one; the first picture is for compiling."""
-    seconds = []
+class Timed(NamedTuple):
+    """How long decisions took, and the last of them."""
+
+    seconds: list[float]
+    cpu_seconds: list[float]  # processor time, which a busy machine disturbs less
+    last: Plan
+
+
+def timed(scheduler: Scheduler, pictures: Iterator[Snapshot]) -> Timed:
+    """Time a decision on each picture; the first is for compiling."""
+    seconds, cpu_seconds = [], []
+    plan = scheduler.decide(next(pictures))
     for snapshot in pictures:
-        start_s = time.perf_counter()
+        start_s, cpu_s = time.perf_counter(), time.process_time()
         plan = scheduler.decide(snapshot)
         seconds.append(time.perf_counter() - start_s)
-    return seconds[1:], plan
+        cpu_seconds.append(time.process_time() - cpu_s)
+    return Timed(seconds, cpu_seconds, plan)
 
 
 def measure(
@@ -91,8 +103,9 @@ def measure(
     policy = policy_from(spec)
     assert isinstance(policy, RulePolicy)
     scheduler = Scheduler(policy, placement=placement_from(placement) if placement else None)
-    pictures = [picture(**size, seed=seed) for seed in range(repeats + 1)]
-    seconds, last = timed(scheduler, [empty(p) for p in pictures] if placement else pictures)
+    seeds = range(repeats + 1)
+    look: Callable[[Snapshot], Snapshot] = empty if placement else lambda snapshot: snapshot
+    seconds, cpu_seconds, last = timed(scheduler, (look(picture(**size, seed=s)) for s in seeds))
     shares = np.zeros(size["jobs"], np.int64)
     start_s = time.perf_counter()
     memory = last.snapshot.memory.copy()
@@ -103,14 +116,17 @@ def measure(
         **size,
         "seconds": statistics.median(seconds),
         "seconds_max": max(seconds),
+        "cpu_seconds": statistics.median(cpu_seconds),
         "twin_seconds": time.perf_counter() - start_s,
         "shares_equal_twin": bool(np.array_equal(shares, last.shares)),
         "gpus_given": int(last.shares.sum()),
     }
     if placement:
-        seconds, last = timed(scheduler, [seated(p) for p in pictures])
+        pictures = (seated(picture(**size, seed=s)) for s in seeds)
+        seconds, cpu_seconds, last = timed(scheduler, pictures)
         result["seconds_seated"] = statistics.median(seconds)
         result["seconds_seated_max"] = max(seconds)
+        result["cpu_seconds_seated"] = statistics.median(cpu_seconds)
         result["jobs_moved"] = int(last.moved.sum())
     return result
 
