@@ -79,13 +79,14 @@ def _value(kind: Any, text: str, what: str, key: str) -> object:  # Any: a type 
     """Read one value as its parameter's type asks."""
     try:
         if get_origin(kind) is tuple:
-            values = tuple(float(part) for part in text.split("/"))
+            values = tuple(float(part) for part in text.split("/") if text != "none")
             if all(a < b for a, b in zip((0.0, *values), values, strict=False)):
                 return values
         elif kind is bool:
             return {"true": True, "false": False}[text.lower()]
         elif kind is int:
-            return int(text)
+            if int(text) >= 0:
+                return int(text)
         elif kind is str:
             return text
         elif get_origin(kind) is Literal:
@@ -103,12 +104,17 @@ def _value(kind: Any, text: str, what: str, key: str) -> object:  # Any: a type 
 def _kind(kind: Any) -> str:  # Any: a type hint
     """Name a parameter's type for people."""
     if get_origin(kind) is tuple:
-        return "rising positive numbers separated by /"
+        return "rising positive numbers separated by /, or none"
     if get_origin(kind) is Literal:
         return " | ".join(map(str, get_args(kind)))
     if get_origin(kind) is Annotated:
         return "a number above 0"
-    known = {bool: "true | false", int: "a whole number", float: "a number, 0 or more", str: "text"}
+    known = {
+        bool: "true | false",
+        int: "a whole number, 0 or more",
+        float: "a number, 0 or more",
+        str: "text",
+    }
     return known.get(kind, "a number")
 
 
@@ -123,7 +129,7 @@ def _example(kind: Any) -> str:  # Any: a type hint
 def _shown(value: object) -> str:
     """Write a default the way a user would give it."""
     if isinstance(value, tuple):
-        return "/".join(f"{part:g}" for part in value)
+        return "/".join(f"{part:g}" for part in value) or "none"
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -11,6 +11,7 @@ GOOD = {
     "afs-p:lease_h=2,tie=keep": AfsP(lease_h=2.0, tie="keep"),
     "tiresias-l:threshold_gpu_h=50,promote=8": TiresiasL((50.0,), 8.0),
     "tiresias-l:threshold_gpu_h=0.5/2": TiresiasL((0.5, 2.0), 0.0),
+    "tiresias-l:threshold_gpu_h=none": TiresiasL((), 0.0),
     "tiresias-l:preset=afs": TiresiasL((50.0,), 0.0, "since-start"),
     "tiresias-l:promote=4,preset=afs": TiresiasL((50.0,), 4.0, "since-start"),
 }
@@ -30,6 +31,8 @@ BAD = {
     "fifo:backfill=maybe": 'backfill="maybe" is not true | false',
     "tiresias-l:threshold_gpu_h=5/1": "rising",
     "tiresias-l:threshold_gpu_h=0": "rising positive",
+    "gandiva:moves=-1": 'moves="-1" is not a whole number, 0 or more',
+    "gandiva:moves=1.5": 'moves="1.5" is not a whole number',
     "tiresias-l:preset=nsdi": 'preset="nsdi" is not afs',
 }
 

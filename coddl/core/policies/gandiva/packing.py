@@ -1,6 +1,7 @@
 """Packing: two jobs on the same GPUs, tried under overload and undone where it does not pay."""
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -93,19 +94,19 @@ def _candidates(
         crowded & (busy < overload.busy_below) & (jobs.executed_s >= overload.profiled_s)
     )
     order = rows[np.lexsort((jobs.id[rows], busy[rows], overload.node[rows]))]
-    found: dict[int, tuple[int, int]] = {}
-    for i, a in enumerate(order.tolist()):
-        node = int(overload.node[a])
-        for b in order[i + 1 :].tolist():
-            if node in found or overload.node[b] != node:
-                break
-            if jobs.gpus_requested[a] == jobs.gpus_requested[b] and not (
-                _has_failed(snapshot, memory, a, b)
-                or _has_failed(snapshot, memory, b, a)
-                or rate_of_pair(snapshot, a, b) == 0.0  # their memory does not fit, which shows
-            ):
-                found[node] = (min(a, b), max(a, b))
-    return list(found.values())
+    found = []
+    for of_node in np.split(order, np.flatnonzero(np.diff(overload.node[order])) + 1):
+        pairs = combinations(of_node.tolist(), 2)
+        found += [next(((min(p), max(p)) for p in pairs if _may_try(snapshot, memory, *p)), None)]
+    return [pair for pair in found if pair is not None]
+
+
+def _may_try(snapshot: Snapshot, memory: FloatMatrix, a: int, b: int) -> bool:
+    """Tell whether two jobs are alike in size and nothing is known against packing them."""
+    alike = snapshot.jobs.gpus_requested[a] == snapshot.jobs.gpus_requested[b]
+    failed = _has_failed(snapshot, memory, a, b) or _has_failed(snapshot, memory, b, a)
+    # Where their memory does not fit the rate is 0, which shows at once.
+    return bool(alike and not failed and rate_of_pair(snapshot, a, b) > 0.0)
 
 
 def _has_failed(snapshot: Snapshot, memory: FloatMatrix, row: int, other: int) -> bool:
