@@ -35,6 +35,13 @@ COLUMNS: Final[tuple[Column, ...]] = (
     ("rho_max", "worst\nrho", "{:,.2f}".format, 1),
     ("reallocations", "real-\nlocations", "{:,.0f}".format, 0),
 )
+# What is shown where it happens at all.
+RARE: Final[tuple[Column, ...]] = (
+    ("migrations", "moves", "{:,.0f}".format, 0),
+    ("failed_jobs", "failed\njobs", "{:,.0f}".format, 0),
+    ("killed_jobs", "killed\njobs", "{:,.0f}".format, 0),
+    ("lost_gpu_hours", "lost\nGPU-h", "{:,.0f}".format, 1),
+)
 
 
 def print_table(study: "Study") -> None:
@@ -44,7 +51,8 @@ def print_table(study: "Study") -> None:
         key = (row["vc"], row["cluster"], row["gpus"], row["load"])
         blocks.setdefault(key, []).append(row)
     for (queue, cluster, gpus, load), rows in blocks.items():
-        parts = [study.trace.name if queue is None else f"{queue}", f"{rows[0]['jobs']:,.0f} jobs"]
+        jobs = sum(cast(float, rows[0][name]) for name in ("jobs", "failed_jobs", "killed_jobs"))
+        parts = [study.trace.name if queue is None else f"{queue}", f"{jobs:,.0f} jobs"]
         parts += [f"{gpus} GPUs" + f" ({cluster})" * bool(cluster)] + [f"load {load:g}"] * (
             load != 1.0
         )
@@ -55,13 +63,14 @@ def print_table(study: "Study") -> None:
 def _print_fitting(rows: list[dict[str, object]], title: str) -> None:
     """Print a block; a terminal too narrow for all columns gets the first ones whole."""
     console, wide = _console(), Console(width=10_000)
-    for count in range(len(COLUMNS), 0, -1):
-        table = _block(rows, title, COLUMNS[:count])
+    columns = COLUMNS + tuple(each for each in RARE if any(row[each[0]] for row in rows))
+    for count in range(len(columns), 0, -1):
+        table = _block(rows, title, columns[:count])
         if Measurement.get(wide, wide.options, table).maximum <= console.width or count == 1:
             console.print(table)
             break
-    if count < len(COLUMNS):
-        console.print(f"{len(COLUMNS) - count} more columns fit a wider terminal, or -o json")
+    if count < len(columns):
+        console.print(f"{len(columns) - count} more columns fit a wider terminal, or -o json")
 
 
 def _console() -> Console:

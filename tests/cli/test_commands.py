@@ -29,6 +29,15 @@ def test_simulate_needs_no_argument(coddl: Coddl) -> None:
     assert "*" in rows[0]
 
 
+def test_what_goes_wrong_is_shown_where_it_does(coddl: Coddl) -> None:
+    words = ("simulate", "--policy", "srtf", "--first", "60")
+    _, plain, _ = coddl(*words)
+    _, failing, _ = coddl(*words, "--failures", "philly")
+    assert "failed" not in plain
+    assert all(each in failing for each in ("failed", "killed", "lost"))
+    assert all(" 60 jobs" in each for each in (plain, failing))  # those that fail are among them
+
+
 @pytest.mark.parametrize("flag", [("-o", "json"), ("--json",)])
 def test_simulate_for_a_program(coddl: Coddl, flag: tuple[str, ...]) -> None:
     code, out, _ = coddl(

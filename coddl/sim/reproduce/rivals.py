@@ -17,7 +17,7 @@ from coddl.traces.trace import Trace
 
 NODES, NODE_GPUS = 16, 4  # the testbed of the AFS paper
 QUEUES: Final = ("ed69ec", "2869ce")  # of Philly: a quiet one, and a crowded one
-JOBS: Final = 400  # of each, from its start: policies that take turns decide every minute
+JOBS: Final = 300  # of each, from its start: policies that take turns decide every minute
 
 
 class System(NamedTuple):
