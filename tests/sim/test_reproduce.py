@@ -64,7 +64,7 @@ def test_a_finding_compares_with_something_published_or_says_why_not(finding: Fi
 def test_a_finding_can_be_drawn(finding: Finding) -> None:
     picture = ET.fromstring(drawn(finding.plot))
     texts = {"".join(each.itertext()) for each in picture.iter(f"{SVG}text")}
-    assert {finding.plot.title, *finding.plot.lines} <= texts
+    assert {finding.plot.title, finding.plot.x, finding.plot.y, *finding.plot.lines} <= texts
     assert bool(finding.plot.lines) != bool(finding.plot.bars)
     assert all(len(bars) == len(finding.plot.categories) for bars in finding.plot.bars.values())
 

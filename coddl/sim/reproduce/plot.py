@@ -136,6 +136,7 @@ def _bars(plot: Plot) -> str:
         parts.append(_text(left - 8, middle + 4, _fitted(category, left - 20), "end"))
         for i, line in enumerate(series.values()):
             parts.extend(_bar(line[at], across, top + group * at + GAP / 2 + BAR * i, i))
+    parts.append(_text(EDGE, height - 12, plot.x, "start", FAINT))  # what the categories are
     zero = across.at(0.0)
     parts.append(_rule(zero, top, zero, height - BOTTOM, FAINT))
     return "".join([*parts, "</svg>\n"])
