@@ -74,7 +74,7 @@ def main() -> None:
     for name in ("philly", "t4_placements", "k80_p100_v100"):
         if not (folder / name).is_dir():
             sys.exit(f"error: the results cannot be made\n  because {folder} has no {name}/")
-    found = run(experiments_named(names) if names else ALL, Setting(folder, seeds=5))
+    found = run(experiments_named(names) if names else ALL, Setting(folder))
     sections = "\n\n".join(section(*each) for each in found)
     if names:
         print(sections)
