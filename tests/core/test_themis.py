@@ -180,6 +180,10 @@ CASES = {
     "what was paid is not left idle": Case(4, [job("a", 1, 8), job("b", 1, 8)], {"a": 2, "b": 2},
                                            "themis:filter=0"),
     "a starving app gets the lease that ends": Case(1, STARVING, {"a": 0, "b": 1}, now_s=9000),
+    "nobody grows while an app that has waited long has nothing": Case(
+        4, [job("a", left=10), job("b", submitted_s=299_000, left=1e6)], {"a": 1, "b": 3},
+        "themis:filter=0", now_s=300_000,
+    ),
     "a lease holds until it ends": Case(1, STARVING, {"a": 1, "b": 0}, leased="a", now_s=9000),
     "who has a lease may grow": Case(3, [job("a", holds=1)], {"a": 3}, leased="a", now_s=9),
     "of equals the one that came first is asked": Case(

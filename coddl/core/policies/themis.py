@@ -27,6 +27,9 @@ from coddl.core.snapshot import Snapshot
 
 LEASE_END_S, LENT_GPUS = FREE_COLUMN, FREE_COLUMN + 1  # memory, beside that of `finish_time`
 WHY: Final = "apps that are worse off hold the GPUs on lease"
+# What a start is worth in an auction, in any case more than growth: without GPUs an app would never
+# end, so its rho has no bound. What it has waited already must not make a start look worthless.
+LOG_START: Final = 100.0
 LOTS: Final = 8  # in which leases end, one after the other
 
 
@@ -151,6 +154,8 @@ class Themis:
         fairness = fairness_of(snapshot, outlook, asked)
         bids = Bids(-np.log(fairness.rho), fairness.fits, shares[asked])  # a value of 1 / rho
         if self.form == "auction":
+            at_least = bids.log_value[np.arange(asked.size), snapshot.jobs.gpus_min[asked]]
+            bids.log_value[:, 0] = at_least - LOG_START
             won[asked] = after_payment(bids, *partial_allocation(bids, free))
         elif self.form == "greedy":
             won[asked] = worst_first(bids, free)
