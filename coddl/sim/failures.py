@@ -70,7 +70,7 @@ class PhillyFailures:
     def draw(self, trace: Trace, seed: int) -> Drawn:
         """Draw what goes wrong with each job."""
         rng = np.random.default_rng((seed, trace.size))
-        length_s = _length_s(trace)
+        length_s = trace.length_s
         odds = _error_odds(trace)
         errs = rng.random(trace.size) < odds
         error_s = rng.lognormal(np.log(self.error_s), ERROR_SPREAD, trace.size)
@@ -93,13 +93,6 @@ class PhillyFailures:
 def failures_from(spec: str) -> FailureModel | None:
     """Read `none`, or `philly:parameter=value,…`."""
     return None if spec == "none" else chosen({"philly": PhillyFailures}, spec, "failure model")
-
-
-def _length_s(trace: Trace) -> FloatColumn:
-    """How long each job trains on the GPUs it asks for."""
-    column = np.minimum(trace.gpus_requested, trace.speeds.step_s.shape[1] - 1)
-    length_s: FloatColumn = trace.iterations * trace.speeds.step_s[trace.curve, column]
-    return length_s
 
 
 def _error_odds(trace: Trace) -> FloatColumn:

@@ -20,10 +20,8 @@ def quotas_from(spec: str, trace: Trace, gpus: int) -> IntColumn:
     if spec == "equal":
         return _divided(gpus, np.ones(len(trace.queues)))
     if spec == "demand":
-        column = np.minimum(trace.gpus_requested, trace.speeds.step_s.shape[1] - 1)
-        length_s = trace.iterations * trace.speeds.step_s[trace.curve, column]
         claims = np.zeros(len(trace.queues))
-        np.add.at(claims, trace.queue, length_s * trace.gpus_requested)
+        np.add.at(claims, trace.queue, trace.length_s * trace.gpus_requested)
         return _divided(gpus, claims)
     return _named(spec, trace, gpus)
 

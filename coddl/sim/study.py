@@ -213,7 +213,9 @@ def _cases(question: Question, workload: Workload) -> Iterator[Case]:
         whole = workload(load, seed, gpus)
         if cluster is not None:
             whole = replace(whole, speeds=speeds_on(whole.speeds, cluster))
-        queues = whole.queues if question.queue == "all" else (question.queue,)
+        queues: list[str | None] = [question.queue]
+        if question.queue == "all":  # those that have jobs
+            queues = [whole.queues[at] for at in np.unique(whole.queue)]
         for queue in queues:
             trace = whole if queue is None else whole.of_queue(queue)
             trace = trace.fitted_to(gpus, question.oversize)

@@ -10,6 +10,7 @@ The file says what there is, group by group; docs/clusters.md has all its keys.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -91,7 +92,7 @@ class _Reader:
             nodes += self._group(f"nodes[{at}]", group, kinds, racks, first=len(nodes))
         names = [node.name for node in nodes]
         if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = Counter(names).most_common(1)[0][0]
             raise self.bad("names", twice, "be there once", "another name")
         return Cluster(tuple(nodes), tuple(kinds), self._links(links))
 

@@ -67,6 +67,13 @@ class Trace:
         """How many jobs there are."""
         return len(self.submitted_s)
 
+    @property
+    def length_s(self) -> FloatColumn:
+        """How long each job trains on the GPUs it asks for."""
+        column = np.minimum(self.gpus_requested, self.speeds.step_s.shape[1] - 1)
+        length_s: FloatColumn = self.iterations * self.speeds.step_s[self.curve, column]
+        return length_s
+
     def rows(self, keep: BoolColumn) -> Self:
         """The same trace with only these jobs."""
         columns = ("submitted_s", "curve", "iterations", "gpus_requested", "gpus_min", "gpus_max")

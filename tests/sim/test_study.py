@@ -10,7 +10,6 @@ from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
 from coddl.core.placement.consolidate import Consolidate
-from coddl.core.placement.philly import PhillyPlacement
 from coddl.core.placement.placement import Placed, Placement
 from coddl.core.snapshot import Snapshot
 
@@ -83,8 +82,8 @@ def test_things_without_a_name_of_their_own_are_told_apart() -> None:
         return Consolidate()(snapshot, allocation)
 
     placements: list[Placement] = [
-        PhillyPlacement(timeout_s=1.0),
-        PhillyPlacement(timeout_s=1e6),
+        Consolidate(moves=1),
+        Consolidate(moves=2),
         mine,
     ]
     results = coddl.simulate(
@@ -92,7 +91,7 @@ def test_things_without_a_name_of_their_own_are_told_apart() -> None:
         placement=placements, first=20,
     )  # fmt: skip
     assert results["cluster"].tolist() == ["cluster"] * 3 + ["cluster #2"] * 3
-    assert results["placement"].tolist() == ["phillyplacement", "phillyplacement #2", "mine"] * 2
+    assert results["placement"].tolist() == ["consolidate", "consolidate #2", "mine"] * 2
 
 
 def test_a_class_is_no_placement() -> None:
@@ -103,3 +102,11 @@ def test_a_class_is_no_placement() -> None:
 def test_the_first_jobs_are_the_first_of_what_is_generated_too() -> None:
     results = coddl.simulate("poisson", policies="srtf", first=7, seeds=2)
     assert results["jobs"] == 7
+
+
+def test_a_queue_whose_jobs_were_cut_off_is_not_simulated(tmp_path: Path) -> None:
+    lines = [f"{vc},{at},resnet50,5000,4" for at, vc in enumerate("aab")]
+    path = tmp_path / "jobs.csv"
+    path.write_text("\n".join(["vc,submitted_s,model,iterations,gpus_requested", *lines]))
+    assert coddl.simulate(path, "fifo", gpus=4, vc="all", first=2)["vc"].tolist() == ["a"]
+    assert coddl.simulate(path, "fifo", gpus=4, vc="all")["vc"].tolist() == ["a", "b"]

@@ -121,9 +121,7 @@ def watch(trace: Trace, gpus: int, placement: Placement, quotas: str) -> Watched
     while steps.run(1000):
         world.counts[LOGGED] = 0
     jct_s = world.jobs.real[FINISH_S] - trace.submitted_s
-    column = np.minimum(trace.gpus_requested, speeds.step_s.shape[1] - 1)
-    best_s = trace.iterations * speeds.step_s[trace.curve, column]
-    return Watched(trace, seen, jct_s, world.jobs.executed_s / best_s)
+    return Watched(trace, seen, jct_s, world.jobs.executed_s / trace.length_s)
 
 
 MOST: Final = 10**6  # GPUs of a job
@@ -309,6 +307,12 @@ MODELS: Final = {
 }
 
 
+FAILURES_HEAD: Final = (
+    "model", "passed", "killed", "unsuccessful", "GPU-time: passed", "killed", "unsuccessful",
+    "GPU-h lost", "GPU-h in all",
+)  # fmt: skip
+
+
 def failures(setting: Setting) -> Finding:
     """Let jobs fail and be killed as often as published, and count what that takes."""
     trace = jobs_of(setting, MANY).fitted_to(GPUS, "skip")
@@ -358,20 +362,7 @@ def failures(setting: Setting) -> Finding:
             f"Without failures the same jobs take {plain.metrics().gpu_hours:,.0f} GPU-hours: most "
             "of the difference is what killed jobs no longer run.",
         ),
-        Table(
-            (
-                "model",
-                "passed",
-                "killed",
-                "unsuccessful",
-                "GPU-time: passed",
-                "killed",
-                "unsuccessful",
-                "GPU-h lost",
-                "GPU-h in all",
-            ),
-            rows,
-        ),
+        Table(FAILURES_HEAD, rows),
     )
 
 
