@@ -184,6 +184,10 @@ CASES = {
         4, [job("a", left=10), job("b", submitted_s=299_000, left=1e6)], {"a": 1, "b": 3},
         "themis:filter=0", now_s=300_000,
     ),
+    "an app that can never run is not asked": Case(
+        4, [job("a", 9, 9, left=1), job("b", left=10), job("c", left=1e6)],
+        {"a": 0, "b": 4, "c": 0},
+    ),
     "a lease holds until it ends": Case(1, STARVING, {"a": 1, "b": 0}, leased="a", now_s=9000),
     "who has a lease may grow": Case(3, [job("a", holds=1)], {"a": 3}, leased="a", now_s=9),
     "of equals the one that came first is asked": Case(
@@ -266,6 +270,16 @@ def test_a_newcomer_starts_on_what_was_lent_while_leases_run_on() -> None:
     assert policy(replace(snapshot, memory=memory)).gpus.tolist() == [4, 3, 1]
     memory[1, LENT_GPUS] = 0
     assert policy(replace(snapshot, memory=memory)).gpus.tolist() == [4, 4, 0]
+
+
+def test_a_loan_that_was_cut_since_does_not_cost_what_is_leased() -> None:
+    rows = [job("a", 1, 8, holds=2), job("b", 1, 8, holds=2), job("c", 3, 8, left=10)]
+    snapshot = snapshot_of(4, rows, now_s=9.0)
+    memory = snapshot.memory.copy()
+    memory[:2, LEASE_END_S], memory[:2, LENT_GPUS] = 60.0, 5  # all but one of 6 was lent
+    shares = policy_from("themis")(replace(snapshot, memory=memory)).gpus
+    assert shares.sum() == 4
+    assert (shares[:2] >= 1).all()
 
 
 def test_what_nobody_won_is_lent_but_not_a_minimum() -> None:

@@ -25,6 +25,8 @@ from coddl.core.policies.finish_time import (
 from coddl.core.policies.policy import told
 from coddl.core.snapshot import Snapshot
 
+Form = Literal["auction", "greedy", "max-min"]
+
 LEASE_END_S, LENT_GPUS = FREE_COLUMN, FREE_COLUMN + 1  # memory, beside that of `finish_time`
 WHY: Final = "apps that are worse off hold the GPUs on lease"
 # What a start is worth in an auction, in any case more than growth: without GPUs an app would never
@@ -65,6 +67,37 @@ def call_back(
         shares[row], lent[row] = kept, kept - own
 
 
+def lease_ends_s(snapshot: Snapshot, lease_s: float) -> FloatColumn:
+    """When a lease that begins now ends, by row: a row's leases end `lease_s` after each other.
+
+    They end in lots. So an auction has much to hand out, and the next one is never far. The
+    first lease of a row is shorter or longer, from 1 to LOTS + 1 parts of LOTS.
+    """
+    since_s = lease_s * (snapshot.jobs.id % LOTS) / LOTS
+    begin_s = snapshot.now_s + lease_s / LOTS - since_s
+    return since_s + lease_s * (np.floor(begin_s / lease_s + 1e-9) + 1.0)
+
+
+def auctioned(
+    snapshot: Snapshot, outlook: Outlook, asked: IntColumn, shares: IntColumn, form: Form
+) -> IntColumn:
+    """Shares after the auction of what is free among the apps that are asked."""
+    free, won = snapshot.cluster.gpus_total - int(shares.sum()), shares.copy()
+    if free == 0 or asked.size == 0:
+        return won
+    fairness = fairness_of(snapshot, outlook, asked)
+    bids = Bids(-np.log(fairness.rho), fairness.fits, shares[asked])  # a value of 1 / rho
+    if form == "auction":
+        at_least = bids.log_value[np.arange(asked.size), snapshot.jobs.gpus_min[asked]]
+        bids.log_value[:, 0] = at_least - LOG_START
+        won[asked] = after_payment(bids, *partial_allocation(bids, free))
+    elif form == "greedy":
+        won[asked] = worst_first(bids, free)
+    else:
+        won[asked] = best_worst_case(bids, free)
+    return won
+
+
 @dataclass(frozen=True)
 class Themis:
     """Leases GPUs to the apps that sharing slows down most, by an auction that rewards the truth.
@@ -79,7 +112,7 @@ class Themis:
 
     lease_s: Annotated[float, "above 0"] = 1200.0
     filter: float = 0.8  # f: this part of the apps, the best off, is not asked
-    form: Literal["auction", "greedy", "max-min"] = "auction"
+    form: Form = "auction"
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
         jobs, memory, total = snapshot.jobs, snapshot.memory.copy(), snapshot.cluster.gpus_total
@@ -90,9 +123,11 @@ class Themis:
             memory[:, [LEASE_END_S, LENT_GPUS]] = 0.0
             return told(snapshot, Allocation(largest, memory=memory), WHY)
         leased = self._leased(snapshot)
-        shares, lent = np.where(leased, (jobs.gpus, memory[:, LENT_GPUS]), 0).astype(np.int64)
-        asked = self._asked(snapshot, outlook, apps.leads, (shares, lent))
-        won = self._won(snapshot, outlook, asked, shares)
+        shares = np.where(leased, jobs.gpus, 0)
+        lent = memory[:, LENT_GPUS].astype(np.int64)
+        lent = np.minimum(lent, np.maximum(shares - jobs.gpus_min, 0))  # a place may have cut it
+        asked = self._asked(snapshot, outlook, apps.leads & (largest > 0), (shares, lent))
+        won = auctioned(snapshot, outlook, asked, shares, self.form)
         shares = won.copy()
         # What nobody won is lent: to start who was not asked, then to who can grow where it is.
         chance = np.random.default_rng(snapshot.seed).permutation(jobs.size)
@@ -100,19 +135,9 @@ class Themis:
         order = np.lexsort((chance, jobs.gpus == 0, won > 0, ~unasked, ~apps.leads))
         in_turn(snapshot.picture(), order, total - int(won.sum()), shares)
         memory[:, LENT_GPUS] = lent + np.maximum(0, shares - np.maximum(won, jobs.gpus_min))
-        memory[~leased, LEASE_END_S] = self._lease_end_s(snapshot)[~leased]
+        memory[~leased, LEASE_END_S] = lease_ends_s(snapshot, self.lease_s)[~leased]
         wake_at_s = float(memory[shares > 0, LEASE_END_S].min(initial=np.inf))
         return told(snapshot, Allocation(shares, wake_at_s=wake_at_s, memory=memory), WHY)
-
-    def _lease_end_s(self, snapshot: Snapshot) -> FloatColumn:
-        """When a lease that begins now ends, by row: a row's leases end `lease_s` after each other.
-
-        They end in lots. So an auction has much to hand out, and the next one is never far. The
-        first lease of a row is shorter or longer, from 1 to LOTS + 1 parts of LOTS.
-        """
-        since_s = self.lease_s * (snapshot.jobs.id % LOTS) / LOTS
-        begin_s = snapshot.now_s + self.lease_s / LOTS - since_s
-        return since_s + self.lease_s * (np.floor(begin_s / self.lease_s + 1e-9) + 1.0)
 
     def _leased(self, snapshot: Snapshot) -> BoolColumn:
         """Which rows have a lease that runs on. All leases end when GPUs were lost."""
@@ -143,22 +168,3 @@ class Themis:
         lenders = lenders[np.lexsort((jobs.id[lenders], rho[lenders]))]  # the best off first
         call_back(snapshot, lenders, int(need) - snapshot.cluster.gpus_total, shares, lent)
         return asked
-
-    def _won(
-        self, snapshot: Snapshot, outlook: Outlook, asked: IntColumn, shares: IntColumn
-    ) -> IntColumn:
-        """Shares after the auction of what is free among the apps that are asked."""
-        free, won = snapshot.cluster.gpus_total - int(shares.sum()), shares.copy()
-        if free == 0:
-            return won
-        fairness = fairness_of(snapshot, outlook, asked)
-        bids = Bids(-np.log(fairness.rho), fairness.fits, shares[asked])  # a value of 1 / rho
-        if self.form == "auction":
-            at_least = bids.log_value[np.arange(asked.size), snapshot.jobs.gpus_min[asked]]
-            bids.log_value[:, 0] = at_least - LOG_START
-            won[asked] = after_payment(bids, *partial_allocation(bids, free))
-        elif self.form == "greedy":
-            won[asked] = worst_first(bids, free)
-        else:
-            won[asked] = best_worst_case(bids, free)
-        return won
