@@ -96,7 +96,9 @@ SOURCE: Final = "Mahajan et al., NSDI '20 (Themis)"
 DIFFERS: Final = (
     "Themis' jobs are not public. Ours are 200 on 64 GPUs at load 1.2, with log-normal lengths of "
     "a few hours, each an app of its own; shares only, no placement. A lease is 20 minutes, as the "
-    "paper's length is not known to us. Payments are rounded to whole GPUs in the bidder's favour."
+    "paper's length is not known to us, and leases end in eight lots, not one by one. Payments are "
+    "rounded to whole GPUs in the bidder's favour. What the auction leaves starts waiting apps "
+    "before it lets others grow; the paper looks for good places there."
 )
 EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     Experiment(
