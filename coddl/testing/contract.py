@@ -16,7 +16,7 @@ from coddl.core.snapshot import Snapshot
 from coddl.testing.builders import JobRow, job, snapshot_of
 
 SETTINGS = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
 )
 
 

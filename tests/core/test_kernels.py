@@ -19,7 +19,7 @@ from coddl.testing import snapshots, twin
 
 P = ParamSpec("P")
 R = TypeVar("R")
-FEW = settings(max_examples=150, deadline=None)
+FEW = settings(max_examples=60, deadline=None)
 SPECS = ("afs-l:contest=scan", "afs-l:contest=tournament", "afs-p:contest=scan", "afs-p:tie=keep",
          "afs-p:contest=tournament", "fifo", "fifo:backfill=true", "max-min", "max-speedup",
          "optimus", "srsf", "srtf", "tiresias-l", "tiresias-l:preset=afs",

@@ -98,7 +98,7 @@ def traces(draw: st.DrawFn) -> Trace:
 
 @pytest.mark.parametrize("spec", POLICIES)
 @given(trace=traces(), gpus=st.integers(8, 12), mode=st.sampled_from(MODES), slow=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_all_loops_tell_the_same_story(
     spec: str, trace: Trace, gpus: int, mode: str, slow: bool
 ) -> None:

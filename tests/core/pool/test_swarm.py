@@ -7,7 +7,7 @@ from coddl.core.pool import records as r
 from coddl.core.pool.state import Pool
 from tests.core.pool.swarm import Swarm
 
-SEEDS = range(30)
+SEEDS = range(16)
 PATIENCE = 4000  # ticks
 QUIET = 150
 
