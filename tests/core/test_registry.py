@@ -3,8 +3,9 @@
 import pytest
 
 from coddl.core.errors import UserError
+from coddl.core.named import parameters_of
 from coddl.core.policies.afs import AfsP
-from coddl.core.policies.registry import POLICIES, policy_from, policy_parameters
+from coddl.core.policies.registry import POLICIES, policy_from
 from coddl.core.policies.tiresias import TiresiasL
 
 GOOD = {
@@ -58,4 +59,4 @@ def test_every_policy_states_the_rules_that_decide_results(name: str) -> None:
     assert "Rigid request" in rules or "Partial share" in rules
     assert "backfill" in rules or "overload" in rules
     assert "cap" in rules
-    assert all(p.default or p.name == "preset" for p in policy_parameters(name))
+    assert all(p.default or p.name == "preset" for p in parameters_of(POLICIES[name]))

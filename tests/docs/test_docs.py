@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coddl.core.named import parameters_of
-from coddl.core.placement.registry import PLACEMENTS, placement_parameters
-from coddl.core.policies.registry import POLICIES, policy_parameters
+from coddl.core.placement.registry import PLACEMENTS
+from coddl.core.policies.registry import POLICIES
 from coddl.sim.failures import PhillyFailures
 from coddl.sim.reproduce.registry import EXPERIMENTS
 from coddl.traces.files import write_trace
@@ -84,7 +84,7 @@ def test_every_policy_and_parameter_is_documented() -> None:
     text = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
     for name in POLICIES:
         assert f"`{name}`" in text
-        for parameter in policy_parameters(name):
+        for parameter in parameters_of(POLICIES[name]):
             row = rf"^\| `{parameter.name}` \| [^|]*\b{name}\b"
             assert re.search(row, text, re.MULTILINE), f"{name}: {parameter.name}"
 
@@ -93,7 +93,7 @@ def test_every_placement_and_parameter_is_documented() -> None:
     text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
     for name in PLACEMENTS:
         assert f"| `{name}` |" in text
-        for parameter in placement_parameters(name):
+        for parameter in parameters_of(PLACEMENTS[name]):
             row = rf"^\| `{parameter.name}` \| [^|]*\b{name}\b[^|]* \| {parameter.default} \|"
             assert re.search(row, text, re.MULTILINE), f"{name}: {parameter.name}"
 

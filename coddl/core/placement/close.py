@@ -154,6 +154,20 @@ def lone_node(room: Room, seats: Seats, row: int, need: int, kind: int) -> int:
     return tightest(room, need, kind, NONE)
 
 
+@part
+def place_row(found: Found, seats: Seats, row: int, spans: bool) -> None:
+    """Give a row what it lacks, close to what it has, or all on one node if it can't span."""
+    kinds = found.lack.shape[1]
+    for kind in range(kinds):
+        need, of_kind = found.lack[row, kind], kind if kinds > 1 else NONE
+        if need > 0 and spans:
+            grow(found, row, need, of_kind)
+        elif need > 0:
+            node = lone_node(found.room, seats, row, need, of_kind)
+            if node >= 0:
+                take(found.room, found.taken, row, node, need)
+
+
 @kernel
 def place_close(ground: Ground, seats: Seats, wishes: Wishes, reserved: IntColumn) -> Seats:
     """Seat every row: who is seated first, then who can't span nodes, then the others by order.
@@ -161,19 +175,10 @@ def place_close(ground: Ground, seats: Seats, wishes: Wishes, reserved: IntColum
     Who finds no place gets less, or nothing if it can't span nodes.
     """
     found = after_keeping(ground, seats, wishes, reserved)
-    kinds, lack = wishes.gpus.shape[1], found.lack
     for spans in range(2):
         for row in wishes.order:
-            if (wishes.spans[row] > 0) != (spans > 0):
-                continue
-            for kind in range(kinds):
-                need, of_kind = lack[row, kind], kind if kinds > 1 else NONE
-                if need > 0 and spans > 0:
-                    grow(found, row, need, of_kind)
-                elif need > 0:
-                    node = lone_node(found.room, seats, row, need, of_kind)
-                    if node >= 0:
-                        take(found.room, found.taken, row, node, need)
+            if (wishes.spans[row] > 0) == (spans > 0):
+                place_row(found, seats, row, spans > 0)
     return seats_from(wishes.gpus.shape[0], found.taken)
 
 

@@ -15,7 +15,7 @@ from coddl.core.placement.close import (
     after_keeping,
     grow,
     kept_back,
-    lone_node,
+    place_row,
     placed_at,
     wishes_of,
 )
@@ -27,7 +27,6 @@ from coddl.core.placement.room import (
     note,
     nothing_taken,
     seats_from,
-    take,
     take_close,
     take_within,
 )
@@ -131,20 +130,12 @@ def place_by_speed(
             count_nics(scene_of(found, speed, row, ZERO, ZERO), ONE)
     for spans in range(2):
         for row in wishes.order:
-            need = found.lack[row].max()
-            if need <= 0 or (wishes.spans[row] > 0) != (spans > 0):
+            if found.lack[row].max() <= 0 or (wishes.spans[row] > 0) != (spans > 0):
                 continue
             if spans > 0 and kinds == 1:
                 place_fastest(found, speed, row)
-                continue
-            for kind in range(kinds):
-                need, of_kind = found.lack[row, kind], kind if kinds > 1 else NONE
-                if need > 0 and spans > 0:
-                    grow(found, row, need, of_kind)
-                elif need > 0:
-                    node = lone_node(found.room, seats, row, need, of_kind)
-                    if node >= 0:
-                        take(found.room, found.taken, row, node, need)
+            else:
+                place_row(found, seats, row, spans > 0)
     return seats_from(rows, found.taken)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from coddl.core.allocation import Allocation
-from coddl.core.named import Parameter, chosen, parameters_of
+from coddl.core.named import chosen
 from coddl.core.placement.consolidate import Consolidate
 from coddl.core.placement.estimate import ByEstimate
 from coddl.core.placement.gandiva import GandivaPlacement
@@ -32,11 +32,6 @@ PLACEMENTS: Final[Mapping[str, type[NamedPlacement]]] = {
     "spread": SpreadOut,
     "tiresias": TiresiasPlacement,
 }
-
-
-def placement_parameters(name: str) -> list[Parameter]:
-    """The parameters a placement takes."""
-    return parameters_of(PLACEMENTS[name])
 
 
 def placement_from(spec: str) -> NamedPlacement:

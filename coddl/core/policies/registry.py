@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from coddl.core.named import Parameter, chosen, parameters_of
+from coddl.core.named import chosen
 from coddl.core.policies.afs import AfsL, AfsP
 from coddl.core.policies.drf import Drf
 from coddl.core.policies.fifo import Fifo
@@ -41,11 +41,6 @@ POLICIES: Final[Mapping[str, type[NamedPolicy]]] = {
     "tiresias-g": TiresiasG,
     "tiresias-l": TiresiasL,
 }
-
-
-def policy_parameters(name: str) -> list[Parameter]:
-    """The parameters a policy takes."""
-    return parameters_of(POLICIES[name])
 
 
 def policy_from(spec: str) -> NamedPolicy:

@@ -133,7 +133,6 @@ class Trade(NamedTuple):
 
     fair_min: float
     fragmented_min: float
-    other_min: float
     slowdown: float
     jct_h: float
 
@@ -142,9 +141,9 @@ class Trade(NamedTuple):
         """The means over jobs that ask for `least` to `most` GPUs."""
         sizes = one.trace.gpus_requested
         some = (sizes >= least) & (sizes <= most)
-        fair, fragmented, other = (one.seen.waited_s[:, some].mean(axis=1) / 60.0).tolist()
+        fair, fragmented, _ = (one.seen.waited_s[:, some].mean(axis=1) / 60.0).tolist()
         jct_h = float(one.jct_s[some].mean()) / 3600.0
-        return cls(fair, fragmented, other, float(one.slowdown[some].mean()), jct_h)
+        return cls(fair, fragmented, float(one.slowdown[some].mean()), jct_h)
 
 
 def locality(setting: Setting) -> Finding:
