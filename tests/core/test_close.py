@@ -1,34 +1,10 @@
 """Who stays, who gives up what, and who is put where."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 
-from coddl.core.allocation import Allocation
-from coddl.core.cluster import Cluster, Node
-from coddl.core.jobs import JobTable
 from coddl.core.placement.close import placed_close
-from coddl.core.seats import Seats
-from coddl.core.snapshot import Snapshot, no_memory
-from coddl.testing.builders import speeds_from
-
-
-class Row(NamedTuple):
-    """A job of a test: what it shall have, what it holds by node."""
-
-    gpus: int
-    held: Mapping[int, int] = {}
-    spans: bool = True
-    home: int = -1
-
-
-class Case(NamedTuple):
-    nodes: tuple[int, ...]  # GPUs of each
-    rows: list[Row]
-    want: list[dict[int, int]]
-
+from tests.core.places import Case, Row, pictured
 
 CASES = {
     "who keeps its share stays": Case((2, 2), [Row(2, {0: 1, 1: 1})], [{0: 1, 1: 1}]),
@@ -57,16 +33,10 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_jobs_are_placed(case: Case) -> None:
-    cluster = Cluster(tuple(Node(f"n{i}", gpus) for i, gpus in enumerate(case.nodes)))
+    snapshot, allocation = pictured(case)
     rows = len(case.rows)
-    jobs = JobTable.of(
-        rows, gpus_max=8, spans=[r.spans for r in case.rows], home=[r.home for r in case.rows]
-    )
-    seats = Seats.of([dict(row.held) for row in case.rows])
-    snapshot = Snapshot(0.0, cluster, jobs, speeds_from([[1.0]]), no_memory(rows), seats=seats)
-    allocation = Allocation(np.array([row.gpus for row in case.rows]))
     placed = placed_close(snapshot, allocation, np.arange(rows))
-    assert [placed.seats.nodes(row, cluster.ground) for row in range(rows)] == case.want
+    assert [placed.seats.row(row) for row in range(rows)] == case.want
     for row, want in enumerate(case.want):
         why = placed.waiting.of(row)
         assert (why is not None and why.code == "Topology") == (not want)

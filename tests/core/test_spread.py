@@ -1,32 +1,10 @@
 """Load balancing: where there is most room."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
-import numpy as np
 import pytest
 
-from coddl.core.allocation import Allocation
-from coddl.core.cluster import Cluster, Node
-from coddl.core.jobs import JobTable
 from coddl.core.placement.placement import check_placed
 from coddl.core.placement.spread import SpreadOut
-from coddl.core.seats import Seats
-from coddl.core.snapshot import Snapshot, no_memory
-from coddl.testing.builders import speeds_from
-
-
-class Row(NamedTuple):
-    gpus: int
-    held: Mapping[int, int] = {}
-    spans: bool = True
-
-
-class Case(NamedTuple):
-    nodes: tuple[int, ...]  # GPUs of each
-    rows: list[Row]
-    want: list[dict[int, int]]
-
+from tests.core.places import Case, Row, pictured
 
 CASES = {
     "one GPU after the other, on the emptiest node": Case((2, 2), [Row(2)], [{0: 1, 1: 1}]),
@@ -43,17 +21,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_jobs_are_spread_out(case: Case) -> None:
-    cluster = Cluster(tuple(Node(f"n{i}", gpus) for i, gpus in enumerate(case.nodes)))
-    rows = len(case.rows)
-    table = JobTable.of(
-        rows,
-        spans=[row.spans for row in case.rows],
-        gpus=[sum(row.held.values()) for row in case.rows],
-    )
-    seats = Seats.of([dict(row.held) for row in case.rows])
-    speeds = speeds_from([[1.0]] * rows)
-    snapshot = Snapshot(0.0, cluster, table, speeds, no_memory(rows), seats=seats)
-    allocation = Allocation(np.array([row.gpus for row in case.rows]))
+    snapshot, allocation = pictured(case)
     placed = SpreadOut()(snapshot, allocation)
     check_placed(snapshot, allocation, placed)
-    assert [placed.seats.row(row) for row in range(rows)] == case.want
+    assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
