@@ -11,15 +11,15 @@ import json
 import os
 import re
 import secrets
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -248,17 +248,15 @@ class LocalPool:
     program: tuple[str, ...] = PROGRAM
     tell: Callable[[str], None] = print
     now_s: Callable[[], float] = time.monotonic
-    _news: threading.Event = field(default_factory=threading.Event)
     _stops: int = 0  # once: let jobs be saved; twice: at once
+    _wake_out: int = -1  # has a byte for each signal that came
 
     def run(self) -> int:
         """Run until a signal comes. Raises UserError if the pool can't be started."""
         folder = self.options.folder
         make_folder(folder)
         with _held(folder):
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, self._on_signal)
-            signal.signal(signal.SIGCHLD, lambda *_: self._news.set())
+            self._hear()
             server = self._child("server", *self._server_words())
             agents: list[Child] = []
             try:
@@ -267,10 +265,23 @@ class LocalPool:
                 self._stop(server, agents)
         return 0
 
+    def _hear(self) -> None:
+        """Have signals end a wait: through a pipe, for a lock may be held when one comes."""
+        self._wake_out, wake_in = os.pipe()
+        os.set_blocking(self._wake_out, False)
+        os.set_blocking(wake_in, False)
+        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+
     def _on_signal(self, number: int, _frame: object) -> None:
         # `coddl down` may be called again while jobs are saved; only a second Ctrl-C is impatience.
         self._stops = self._stops + 1 if number == signal.SIGINT else max(self._stops, 1)
-        self._news.set()
+
+    def _await_signal(self, within_s: float) -> None:
+        if select.select([self._wake_out], [], [], max(0.0, within_s))[0]:
+            os.read(self._wake_out, 4096)
 
     def _child(self, name: str, *words: str) -> Child:
         log = self.options.folder / "output" / f"{name.replace(' ', '-')}.log"
@@ -314,8 +325,7 @@ class LocalPool:
                 ]
                 continue
             due_s = [child.due_s - now_s for child in (server, *agents) if child.process is None]
-            self._news.wait(min([TICK_S if agents else START_TICK_S, *due_s]))
-            self._news.clear()
+            self._await_signal(min([TICK_S if agents else START_TICK_S, *due_s]))
 
     def _address(self, server: Child) -> str | None:
         """Tell where the server is, once it listens."""
@@ -345,8 +355,7 @@ class LocalPool:
                     if self.now_s() > until_s or self._stops > stops:
                         self.tell(f"{child.name} did not end in time and is killed")
                         child.signal(signal.SIGKILL)
-                    self._news.wait(0.1)
-                    self._news.clear()
+                    self._await_signal(0.1)
 
 
 # Up and down, from another process.

@@ -294,3 +294,12 @@ def test_a_server_that_left_no_address(tmp_path: Path) -> None:
     assert local.server_of(tmp_path) is None
     (tmp_path / "server.json").write_text(json.dumps({"url": "http://x", "pid": 3}))
     assert local.server_of(tmp_path) == ("http://x", 3)
+
+
+def test_no_moment_is_wrong_for_a_signal(keep: Keep) -> None:
+    pool = keep()
+    pool.await_all()
+    for _ in range(300_000):
+        pool.process.send_signal(signal.SIGCHLD)
+    pool.process.terminate()
+    assert pool.end() == (0, "")
