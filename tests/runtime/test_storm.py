@@ -1,5 +1,6 @@
 """Targets that come faster than they can be reached: the last one counts, and nothing piles up."""
 
+import contextlib
 import os
 import random
 import time
@@ -17,8 +18,15 @@ ARGS = ("--strict", "--epochs", "12", "--pace-s", "0.005")
 
 
 def held(pid: int) -> tuple[int, int]:
-    """Count a process's descriptors and threads."""
-    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+    """Count a process's descriptors and threads.
+
+    Images of the state are left out: there are two, and who has ever written one keeps it open.
+    """
+    files = 0
+    for each in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            files += not os.readlink(f"/proc/{pid}/fd/{each}").endswith(".img")
+    return files, len(os.listdir(f"/proc/{pid}/task"))
 
 
 def children(pid: int) -> set[int]:
@@ -67,10 +75,10 @@ def test_a_storm_of_targets_ends_at_the_last_and_leaves_nothing_behind(tmp_path:
         assert len(live) >= 5, "the storm started too few joiners to show anything"
         assert job.status()["generation"] > generations
         assert [each["pid"] for each in job.status()["workers"]] == pids
-        deadline_s = time.monotonic() + 20
-        while [held(pid) for pid in pids] != before and time.monotonic() < deadline_s:
+        deadline_s = time.monotonic() + 3  # the training goes on for longer than that
+        while (now := [held(pid) for pid in pids]) != before and time.monotonic() < deadline_s:
             time.sleep(0.1)  # groups are dropped in the background
-        assert [held(pid) for pid in pids] == before
+        assert now == before, job.story()
         assert len(children(os.getpid())) == family
         assert line_of(job.finish(), "hash") == undisturbed
 
