@@ -6,6 +6,7 @@ looks, between passes, at what lies ready.
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -127,8 +128,13 @@ class Link:
             )
 
     def take_committed(self) -> tuple[Generation, Groups] | None:
-        """Hand the committed generation to the training loop; None if a regroup has revoked it."""
+        """Hand the committed generation to the training loop; None if a regroup has revoked it.
+
+        Then the regroup's own group may lie ready by now: it is not entered this way.
+        """
         with self.changed:
+            if not self.due(sys.maxsize):
+                return None
             committed, self.pending, self.commit = self.pending, None, None
         return committed
 
