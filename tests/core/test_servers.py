@@ -17,7 +17,6 @@ from coddl.core.speed.servers import (
     remote_parts,
     server_slowdowns,
     servers_of,
-    stragglers,
 )
 from coddl.testing import twin
 
@@ -131,11 +130,6 @@ def test_a_place_saves_transfer_and_nothing_else() -> None:
     full_s, half_s, many_s = 4 / 2 + 1 + 1, 4 / 2 + 1 + 0.5, 4 / 2 + 1 + 2 / 4
     want = [full_s / 4.0, half_s / 4.0, many_s / 4.0, 1.0]
     assert server_slowdowns(model, table_s, crew) == pytest.approx(want)
-
-
-def test_a_worker_at_less_than_half_the_median_is_a_straggler() -> None:
-    assert stragglers(np.array([10.0, 9.0, 4.4, 11.0, 4.6])).tolist() == [0, 0, 1, 0, 0]
-    assert stragglers(np.zeros(0)).tolist() == []
 
 
 # Sizes of blocks, servers, and (block, server, size) of each piece.

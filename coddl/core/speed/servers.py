@@ -19,7 +19,6 @@ from coddl.core.speed.nnls import nnls
 
 Mode = Literal["sync", "async"]
 TERMS: Final[Mapping[Mode, int]] = {"sync": 5, "async": 4}  # and the points a fit needs
-SLOW: Final = 0.5  # of the median speed: slower workers are stragglers
 
 
 class Point(NamedTuple):
@@ -175,9 +174,3 @@ def server_slowdowns(model: Servers, table_s: FloatMatrix, crew: Crew) -> FloatC
     step_s = model.step_s[at] - model.transfer_s[at] * (1.0 - crew.remote)
     plain_s = table_s[crew.curve, np.minimum(crew.workers, table_s.shape[1] - 1)]
     return np.where(served, step_s, 1.0) / np.where(served, plain_s, 1.0)
-
-
-def stragglers(speeds: FloatColumn) -> BoolColumn:
-    """Which workers are slower than half the median, and so worth a replacement."""
-    slow: BoolColumn = speeds < SLOW * np.median(speeds) if len(speeds) else np.zeros(0, np.bool_)
-    return slow
