@@ -53,7 +53,7 @@ def beliefs_of(trace: Trace, error: Error, seed: int) -> Beliefs:
     length = curve = None
     speeds = trace.speeds
     if error.length > 0.0:
-        length = _factors(error.length, np.random.default_rng((seed, LENGTHS)), (trace.size,))
+        length = _factors(error.length, np.random.default_rng((seed, LENGTHS)), (trace.size, 1))
     if error.speed > 0.0:
         rng = np.random.default_rng((seed, SPEEDS))
         curve = trace.curve * VARIANTS + rng.integers(VARIANTS, size=trace.size)

@@ -6,7 +6,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Ground
-from coddl.core.columns import FloatColumn, IntColumn
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
     CURVE,
@@ -45,7 +45,18 @@ class Beliefs:
 
     speeds: Speeds
     curve: IntColumn | None = None  # by job: its row in `speeds`; None: as in the trace
-    length: FloatColumn | None = None  # by job: a factor on what is left to do; None: the truth
+    # A factor on what is left to do, [job, stage]: stages are equal parts of a job's training, as
+    # many as there are columns. None: the truth.
+    length: FloatMatrix | None = None
+
+    def left(self, rows: IntColumn, left: FloatColumn, whole: FloatColumn) -> FloatColumn:
+        """What jobs are taken to have left, that in truth have `left` of their `whole` length."""
+        if self.length is None:
+            return left
+        stages = self.length.shape[1]
+        stage = np.minimum(stages * (whole - left) / whole, stages - 1).astype(np.int64)
+        believed: FloatColumn = left * self.length[rows, stage]
+        return believed
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +84,7 @@ class Steps:
         self._rows = np.zeros(0, np.int64)  # that `_seats` are of
         self._seats = Seats.none(0)
         self._servers = np.zeros(world.jobs.size, np.int64)  # parameter servers of each job
+        self._iterations = world.jobs.remaining_iterations.copy()  # in all: nothing has run yet
         self._past_gpu_s = np.empty(world.jobs.size)
         self._known = 0  # of those that have ended
 
@@ -122,7 +134,8 @@ class Steps:
         if beliefs.curve is not None:
             whole[CURVE] = beliefs.curve[rows]
         if beliefs.length is not None:
-            real[REMAINING_ITERATIONS] *= beliefs.length[rows]
+            left = real[REMAINING_ITERATIONS]
+            real[REMAINING_ITERATIONS] = beliefs.left(rows, left, self._iterations[rows])
         return JobTable(real, whole).read_only()
 
     def _reseated(self, rows: IntColumn) -> Seats | None:

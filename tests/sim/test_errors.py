@@ -1,19 +1,23 @@
 """Predictions that are wrong: by how much, for whom, and that nothing else changes."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from coddl.core.allocation import Allocation
 from coddl.core.errors import UserError
 from coddl.core.policies.registry import policy_from
+from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import plain
 from coddl.core.speed.servers import Servers
+from coddl.core.speed.table import speeds_of
 from coddl.sim.errors import LEAST, VARIANTS, Error, beliefs_of, error_from
+from coddl.sim.loop import Beliefs
 from coddl.sim.run import Events
 from coddl.sim.simulate import Case, run_case
 from coddl.traces.make import poisson
-from coddl.traces.trace import Trace
+from coddl.traces.trace import Trace, trace_of
 
 
 def trace(jobs: int = 40, seed: int = 0) -> Trace:
@@ -73,6 +77,49 @@ def test_lengths_are_off_by_a_factor_that_stays_with_the_job() -> None:
     assert length.mean() == pytest.approx(1.0, abs=0.02)
     assert np.array_equal(length, with_speeds)
     assert not np.array_equal(length, of_another_seed)
+
+
+LEFT = {  # iterations left of 100 -> what is taken for them with factors 2, 3, 4 and 5 in turn
+    "nothing done": (100.0, 200.0),
+    "still in the first quarter": (76.0, 152.0),
+    "a quarter done": (75.0, 225.0),
+    "half done": (50.0, 200.0),
+    "nearly over": (0.5, 2.5),
+    "over": (0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize(("left", "want"), LEFT.values(), ids=LEFT.keys())
+def test_what_is_left_is_off_by_the_factor_of_its_stage(left: float, want: float) -> None:
+    length = np.array([[9.0, 9.0, 9.0, 9.0], [2.0, 3.0, 4.0, 5.0]])
+    beliefs = Beliefs(trace(1).speeds, length=length)
+    assert beliefs.left(np.array([1]), np.array([left]), np.array([100.0])) == [want]
+
+
+def test_a_scheduler_is_told_what_its_stage_says() -> None:
+    told: list[tuple[float, list[float]]] = []
+
+    @dataclass(frozen=True)
+    class Looks:
+        """Asks every 10 s, and notes what it is told."""
+
+        def __call__(self, snapshot: Snapshot) -> Allocation:
+            jobs = snapshot.jobs
+            told.append((snapshot.now_s, jobs.remaining_iterations.tolist()))
+            return Allocation(np.ones(jobs.size, np.int64), wake_at_s=snapshot.now_s + 10.0)
+
+    speeds = speeds_of(("model",), np.array([[np.inf, 1.0]]), np.ones((1, 2), np.bool_))
+    job = trace_of(
+        "test",
+        speeds,
+        submitted_s=np.zeros(1),
+        curve=np.zeros(1, np.int64),
+        iterations=np.array([40.0]),
+        gpus_requested=np.ones(1, np.int64),
+    )
+    beliefs = Beliefs(speeds, length=np.array([[0.5, 2.0]]))
+    run_case(Case("looks", Looks(), job, 1, beliefs=beliefs))
+    assert told[:4] == [(0.0, [20.0]), (10.0, [15.0]), (20.0, [40.0]), (30.0, [20.0])]
 
 
 def test_what_is_left_to_do_is_never_nothing() -> None:
