@@ -20,7 +20,7 @@ Rule: TypeAlias = Callable[[Sequence[int], int], list[Piece]]
 LARGE: Final = 1_000_000  # parameters, from which MXNet splits a block
 PRIME: Final = 9973  # MXNet's hash of a block's number is this many times it
 LINK: Final = Links().cluster  # between workers and servers
-UNIT: Final = int(unit_bytes(LINK)) // BYTES  # parameters
+UNIT: Final = round(unit_bytes(LINK) / BYTES)  # parameters
 SERVERS: Final = range(2, 17)
 FEW, MORE = 5, 6  # servers before and after one is added
 
