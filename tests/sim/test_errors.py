@@ -101,12 +101,13 @@ def test_a_scheduler_is_told_what_its_stage_says() -> None:
 
     @dataclass(frozen=True)
     class Looks:
-        """Asks every 10 s, and notes what it is told."""
+        """Asks every 10 s while there is a job, and notes what it is told."""
 
         def __call__(self, snapshot: Snapshot) -> Allocation:
             jobs = snapshot.jobs
             told.append((snapshot.now_s, jobs.remaining_iterations.tolist()))
-            return Allocation(np.ones(jobs.size, np.int64), wake_at_s=snapshot.now_s + 10.0)
+            wake_at_s = snapshot.now_s + 10.0 if jobs.size else np.inf
+            return Allocation(np.ones(jobs.size, np.int64), wake_at_s=wake_at_s)
 
     speeds = speeds_of(("model",), np.array([[np.inf, 1.0]]), np.ones((1, 2), np.bool_))
     job = trace_of(
