@@ -40,6 +40,13 @@ class Stop:
     epochs_max: int = 100
     epochs_unknown: int = 20  # what is left where losses tell nothing yet
 
+    def end(self, curve: LossCurve) -> int:
+        """The epoch at which a job with this curve has converged, or has to end."""
+        for end in range(self.window, self.epochs_max):
+            if curve.loss(end - self.window) - curve.loss(end) <= self.fall:
+                return end
+        return self.epochs_max
+
 
 def fit_losses(epochs: FloatColumn, losses: FloatColumn) -> LossCurve | None:
     """The curve through losses, later ones counting more; None if they don't fall or aren't finite.
@@ -90,7 +97,4 @@ def epochs_left(epochs: FloatColumn, losses: FloatColumn, stop: Stop | None = No
     curve = fit_losses(epochs, losses)
     if curve is None:
         return min(stop.epochs_unknown, max(0.0, stop.epochs_max - now))
-    for end in range(stop.window, stop.epochs_max):
-        if curve.loss(end - stop.window) - curve.loss(end) <= stop.fall:
-            return max(0.0, end - now)
-    return max(0.0, stop.epochs_max - now)
+    return max(0.0, stop.end(curve) - now)

@@ -19,9 +19,10 @@ from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot, no_memory
-from coddl.core.speed.servers import Mode, costs_of_curve, servers_of
+from coddl.core.speed.servers import Mode, Servers, costs_of_curve, servers_of
 from coddl.core.speed.table import Speeds, speeds_of
 from coddl.sim.errors import Error, beliefs_of
+from coddl.sim.loop import Beliefs
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting
 from coddl.sim.run import Run
 from coddl.sim.simulate import Case, run_case
@@ -42,17 +43,20 @@ SYSTEMS: Final = {"Optimus": "optimus-ps", "DRF": "drf", "Tetris": "tetris"}
 
 
 def speeds_with_servers(mode: Mode = "sync") -> Speeds:
-    """The nine packaged models with parameter servers; the table is for as many as workers."""
+    """The nine packaged models with parameter servers."""
     measured = packaged_speeds(*AFS_MODELS)
     curves = [
         measured.step_s[row, 1 : most + 1] for row, most in enumerate(measured.gpus_max.tolist())
     ]
     model = servers_of([costs_of_curve(curve.tolist(), mode) for curve in curves], MOST)
+    return served_speeds(measured.names, model)
+
+
+def served_speeds(names: tuple[str, ...], model: Servers) -> Speeds:
+    """Speeds with parameter servers; the table is for as many as workers."""
     workers = np.arange(MOST + 1)
-    table = speeds_of(
-        measured.names, model.step_s[:, workers, workers], np.zeros((9, MOST + 1), np.bool_)
-    )
-    return replace(table, servers=model)
+    step_s = model.step_s[:, workers, workers]
+    return replace(speeds_of(names, step_s, np.zeros(step_s.shape, np.bool_)), servers=model)
 
 
 def cluster_of(nodes: int, gpus: int) -> Cluster:
@@ -149,10 +153,10 @@ class Trial:
     pause_s: float = PAUSE_S
     gpus: int = SLOTS  # of a server
     seed: int = 0
+    beliefs: Beliefs | None = None  # None: the truth, but for the error
 
     def run(self) -> Run:
         """Make it."""
-        beliefs = beliefs_of(self.trace, self.error, self.seed)
         case = Case(
             self.policy,
             policy_from(self.policy),
@@ -161,7 +165,7 @@ class Trial:
             reconfigure=Reconfigure("stall", 0.0, self.pause_s),
             cluster=cluster_of(NODES, self.gpus),
             placement=self.placement,
-            beliefs=beliefs,
+            beliefs=self.beliefs or beliefs_of(self.trace, self.error, self.seed),
         )
         return run_case(case)
 
