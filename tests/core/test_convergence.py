@@ -56,6 +56,12 @@ LEFT = {
     "a curve may begin at infinity": (
         (np.arange(1.0, 7.0), 1.0 / np.arange(1.0, 7.0)), Stop(fall=0.04), 22 - 6,
     ),
+    "nor does one epoch, many times": ((np.ones(4), np.array([4.0, 3.0, 2.0, 1.0])), Stop(), 20),
+    "nor do losses below zero": ((np.arange(4.0), -np.arange(4.0)), Stop(), 20),
+    # The same curve with a loss of 9 at 0, where it has its pole.
+    "not even there does it take losses to fit": (
+        (np.arange(0.0, 7.0), np.append(9.0, 1.0 / np.arange(1.0, 7.0))), Stop(fall=0.04), 22 - 6,
+    ),
     "nor does none": ((np.zeros(0), np.zeros(0)), Stop(), 20),
     "but the most holds even then": (
         (np.array([89.0, 90.0]), np.array([9.0, 5.0])), Stop(), 10,

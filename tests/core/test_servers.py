@@ -53,7 +53,8 @@ NNLS = {
     "what would be negative is zero": ([[1, 0], [0, 1]], [2, -3], [2, 0]),
     "the others make up for it": ([[1, 1], [0, 1], [1, 0]], [1, -1, 1], [1, 0]),
     "nothing helps": ([[1], [1]], [-1, -2], [0]),
-    "of two equal columns one does": ([[1, 1], [2, 2]], [3, 6], [3, 0]),
+    "columns that are alike share": ([[1, 1], [2, 2]], [3, 6], [1.5, 1.5]),
+    "also if one is longer": ([[1, 2], [2, 4]], [3, 6], [1.5, 0.75]),
 }  # fmt: skip
 
 

@@ -88,16 +88,13 @@ def test_probes_are_of_different_pairs_and_off_by_noise(draw: Callable[..., list
     assert even == (draw is even_probes)
 
 
-def test_probes_without_noise_give_the_truth_unless_they_are_even(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_probes_without_noise_give_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coddl.sim.reproduce.predictions.NOISE", 0.0)
     truth, rng = true_servers(), np.random.default_rng(1)
     for curve in range(len(truth.step_s)):
         assert off_by(truth, curve, probes(truth, curve, 8, rng)).max() < 1e-6
-        even_off = off_by(truth, curve, even_probes(truth, curve, 8, rng))
-        assert np.diag(even_off).max() < 1e-6  # right where it was probed
-        assert even_off.max() > 0.05
+        # What even probes can't tell apart is split as in the truth.
+        assert off_by(truth, curve, even_probes(truth, curve, 8, rng)).max() < 1e-6
 
 
 def test_outcomes_are_told_relative_to_the_truth() -> None:
@@ -109,15 +106,12 @@ def test_outcomes_are_told_relative_to_the_truth() -> None:
 
 
 def test_the_experiment_tells_all_that_optimus_may_go_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 20 epochs left at all times, as fits of losses take their time."""
-    monkeypatch.setattr("coddl.sim.reproduce.predictions.epochs_left", lambda *_: 20.0)
     monkeypatch.setattr("coddl.sim.reproduce.predictions.DRAWS", 2)
     finding = predictions(Setting(seeds=1))
     jct = dict(zip(finding.plot.categories, finding.plot.bars["JCT"], strict=True))
     assert jct["the truth"] == 1.0
     assert len({jct[name] for name in ("fitted speeds", "fitted lengths", "both fitted")}) == 3
-    # Even probes hide what servers are good for, and jobs get only one.
-    assert jct["speeds fitted to even probes"] > 2.0
+    assert jct["DRF"] > 1.0
     assert finding.details is not None
     assert {len(row) for row in finding.details.rows} == {len(finding.details.head)}
     assert "published" in " ".join(finding.notes)

@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 
 from coddl.core.columns import FloatColumn
-from coddl.core.speed.nnls import nnls
 
 POINTS_MIN: Final = 3
 SEGMENTS, HEAVIER = 3, 4.0  # of three equal stretches each counts as if its sigma were a quarter
@@ -54,41 +53,43 @@ def fit_losses(epochs: FloatColumn, losses: FloatColumn) -> LossCurve | None:
     For a given b2 the curve is a straight line in 1/(loss - b2), so b0 and b1 follow by
     non-negative least squares; b2 is looked for between 0 and the smallest loss.
     """
-    if len(epochs) < POINTS_MIN or not np.isfinite(losses).all():
+    if np.unique(epochs).size < POINTS_MIN or not np.isfinite(losses).all():
         return None
     stretch = np.ceil(len(epochs) / SEGMENTS)
     weights = HEAVIER ** np.floor(np.arange(len(epochs)) / stretch)
-    low, high = 0.0, float(losses.min())
-    best: tuple[float, LossCurve] | None = None
+    low, high = 0.0, max(0.0, float(losses.min()))
+    best, least = LossCurve(0.0, 0.0, 0.0), np.inf
     for _ in range(ROUNDS):
         floors = np.linspace(low, high, FLOORS)
-        for floor in floors:
-            tried = _with_floor(epochs, losses, weights, float(floor))
-            if tried is not None and (best is None or tried[0] < best[0]):
-                best = tried
-        if best is None:
-            return None
+        errors, b0, b1 = _with_floors(epochs, losses, weights, floors)
+        at = int(np.argmin(errors))
+        if errors[at] < least:
+            least, best = errors[at], LossCurve(float(b0[at]), float(b1[at]), float(floors[at]))
         step = (high - low) / (FLOORS - 1)
-        low, high = max(0.0, best[1].b2 - step), min(high, best[1].b2 + step)
-    return best[1] if best is not None and best[1].b0 > 0.0 else None
+        low, high = max(0.0, best.b2 - step), min(high, best.b2 + step)
+    return best if best.b0 > 0.0 else None
 
 
-def _with_floor(
-    epochs: FloatColumn, losses: FloatColumn, weights: FloatColumn, floor: float
-) -> tuple[float, LossCurve] | None:
-    """The best curve with this b2 and its squared error; None if a loss is not above it."""
-    above = losses - floor
-    if (above <= 0.0).any():
-        return None
+def _with_floors(
+    epochs: FloatColumn, losses: FloatColumn, weights: FloatColumn, floors: FloatColumn
+) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """The best curve for each b2: its squared error, b0, b1; infinite if a loss is not above it."""
+    above = losses - floors[:, None]
+    fits = above.min(axis=1) > 0.0
+    above = np.where(fits[:, None], above, 1.0)
     # An error e of the loss is one of about e / above**2 in its reciprocal.
     scale = weights * above**2
-    terms = np.stack((epochs * scale, scale), axis=1)
-    b0, b1 = map(float, nnls(terms, scale / above))
-    line = b0 * epochs + b1
-    if (line <= 0.0).any():
-        return None
-    error = weights * (1.0 / line - above)
-    return float(error @ error), LossCurve(b0, b1, floor)
+    slope, target = epochs * scale, weights * above
+    # All terms are positive, so of two coefficients at most one would be negative. Without it the
+    # other stands alone.
+    aa, ab, bb = (slope**2).sum(1), (slope * scale).sum(1), (scale**2).sum(1)
+    at, bt = (slope * target).sum(1), (scale * target).sum(1)
+    b0, b1 = np.stack((at * bb - bt * ab, bt * aa - at * ab)) / (aa * bb - ab**2)
+    b0, b1 = np.where(b1 < 0.0, at / aa, b0), np.where(b0 < 0.0, bt / bb, b1)
+    b0, b1 = np.maximum(b0, 0.0), np.maximum(b1, 0.0)
+    with np.errstate(divide="ignore"):  # at a curve's pole the error is infinite
+        errors = weights * (1.0 / (b0[:, None] * epochs + b1[:, None]) - above)
+    return np.where(fits, (errors**2).sum(1), np.inf), b0, b1
 
 
 def epochs_left(epochs: FloatColumn, losses: FloatColumn, stop: Stop | None = None) -> float:

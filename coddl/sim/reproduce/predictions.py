@@ -263,9 +263,9 @@ def _notes(workloads: Sequence[Workload], found: Mapping[str, FloatMatrix]) -> t
         f"{spread(found, 'fitted lengths')} with fitted lengths. A difference of means that is "
         "smaller than these ranges does not tell which of the two matters more.",
         "Even probes cannot tell the transfer (w/p) from the constant, nor the two overheads from "
-        "each other. Our fit then takes the constant, servers seem to be of no use, and jobs get "
-        "one. Another fit may choose otherwise among solutions that explain the probes as well: "
-        "what is lost is due to the probes and to this choice.",
+        "each other. Our fit then splits each pair evenly. So does our truth, of which no more was "
+        "measured: that even probes do as well as others here is by that choice. A fit that takes "
+        "the constant for all of it finds servers to be of no use.",
         f"A job counts as young for {OptimusPs.young_s:.0f} s of running, whatever is known of it. "
         f"On 4 workers and 4 servers {late * 100:.0f} % of the jobs take longer to their third "
         "epoch, before which losses tell nothing.",
