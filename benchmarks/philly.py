@@ -34,6 +34,7 @@ from coddl.core.policies.registry import POLICIES, policy_from
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
 from coddl.sim.simulate import Case, Watch, run_case
+from coddl.sim.world import Reconfigure
 from coddl.traces.files import read_trace
 from coddl.traces.models import speeds_on
 from coddl.traces.trace import Trace
@@ -41,7 +42,7 @@ from coddl.traces.trace import Trace
 PHILLY = Path(__file__).parents[2] / "shared" / "data" / "philly"
 GPUS_PER_NODE = 8
 WARM_UP_JOBS = 300
-COLUMNS = ("policy", "gpus", "jobs", "finished", "avg_jct_h", "locality", "migrations", "events",
+COLUMNS = ("case", "gpus", "jobs", "finished", "avg_jct_h", "locality", "migrations", "events",
            "cpu_s", "wall_s")  # fmt: skip
 
 
@@ -101,8 +102,16 @@ def cases(options: argparse.Namespace, trace: Trace) -> Iterator[Case]:
         cluster = Cluster.of(gpus, GPUS_PER_NODE)
         placed = replace(trace, speeds=speeds_on(trace.speeds, cluster))
         for spec in options.policy or POLICIES:
-            placement = placement_from(options.placement)
-            yield Case(spec, policy_from(spec), placed, gpus, cluster=cluster, placement=placement)
+            for name in options.placement or ["consolidate"]:
+                yield Case(
+                    f"{spec} + {name}",
+                    policy_from(spec),
+                    placed,
+                    gpus,
+                    reconfigure=Reconfigure("stall", pause_s=options.pause_s),
+                    cluster=cluster,
+                    placement=placement_from(name),
+                )
 
 
 def measure(case: Case, limit_s: float) -> dict[str, object]:
@@ -120,7 +129,7 @@ def measure(case: Case, limit_s: float) -> dict[str, object]:
     timer.cancel()
     metrics = run.metrics()
     return {
-        "policy": case.label,
+        "case": case.label,
         "gpus": case.gpus,
         "jobs": case.trace.size,
         "finished": metrics.jobs,
@@ -142,7 +151,8 @@ def main() -> None:
     parser.add_argument("--policy", action="append", help="only this policy; repeat for several")
     parser.add_argument("--jobs", type=int, default=20_000, help="the first so many; 0: all")
     parser.add_argument("--gpus", type=int, action="append", help="repeat for several")
-    parser.add_argument("--placement", default="consolidate")
+    parser.add_argument("--placement", action="append", help="repeat for several")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="what each change costs a job")
     parser.add_argument("--limit-s", type=float, default=1800.0, help="stop a run after that")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     options = parser.parse_args()
@@ -150,7 +160,7 @@ def main() -> None:
     trace = whole.rows(np.arange(whole.size) < (options.jobs or whole.size))
     if not options.json:
         print(f"{len(set(trace.queue.tolist()))} virtual clusters, aligned at their first jobs, "
-              f"share one cluster; placement: {options.placement}")  # fmt: skip
+              f"share one cluster")  # fmt: skip
         print(" ".join(f"{name:>11}" for name in COLUMNS))
     for case in cases(options, trace):
         result = measure(case, options.limit_s)
