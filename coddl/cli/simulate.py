@@ -227,7 +227,7 @@ def _watched(question: "Question") -> tuple["Study", bool]:
 
         def begin(jobs: int) -> None:
             if not is_compiled():
-                print("compiling the simulator for its first run (about 15 s) …", file=sys.stderr)
+                print("compiling the simulator for its first run (about 20 s) …", file=sys.stderr)
             bar.update(task, total=jobs)
 
         watch = Watch(
