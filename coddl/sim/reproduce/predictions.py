@@ -242,10 +242,19 @@ def predictions(setting: Setting) -> Finding:
             for at, what in enumerate(("average JCT", "makespan"))
         ),
     )
-    bars = {what: [each[at] for each in of.values()] for at, what in enumerate(("JCT", "makespan"))}
-    plot = Plot("What Optimus goes by", "", "over the truth", bars=bars, categories=list(of))
+    plot = Plot(
+        "When a training ends, foretold from its losses",
+        "part of the training done, %",
+        "error, %",
+        {"worst": _by_part(end_off.max(axis=0)), "median": _by_part(np.median(end_off, axis=0))},
+    )
     table = Table(("predicted", "error, median", "error, worst"), rows)
     return Finding(figures, plot, _notes(workloads, found), table)
+
+
+def _by_part(off: FloatColumn) -> list[tuple[float, float]]:
+    """Errors in percent, by the part of the training that is done."""
+    return [(100.0 * stage / STAGES, float(each) * 100.0) for stage, each in enumerate(off)]
 
 
 def _percent(off: FloatColumn) -> tuple[str, str]:
