@@ -88,17 +88,14 @@ def costs_of_curve(step_s: Sequence[float], mode: Mode = "sync") -> ServerCosts:
     """Costs of a model of which only step times at 1, 2, … workers are known.
 
     They are taken as measured with as many servers as workers. Then the constant and the transfer
-    can't be told apart, nor can the two overheads: each pair is split evenly, which is the solution
-    of least norm. The unit of `batch` is the global batch. For `async` every worker computes a
-    whole batch by itself.
+    can't be told apart, nor can the two overheads: each pair is split evenly. The unit of `batch`
+    is the global batch. For `async` every worker computes a whole batch by itself.
     """
-    w = np.arange(1, len(step_s) + 1, dtype=float)
-    terms = np.stack((1.0 / w, np.ones(len(w)), w), axis=1)
-    compute, constant, overhead = map(float, nnls(terms, np.array(step_s)))
-    halves = (constant / 2.0, overhead / 2.0, overhead / 2.0)
+    w = np.arange(1, len(step_s) + 1)
+    compute, *halves = map(float, nnls(_terms("sync", 1.0, w, w), np.array(step_s)))
     if mode == "sync":
-        return ServerCosts((compute, constant / 2.0, *halves), mode)
-    return ServerCosts((compute + constant / 2.0, *halves), mode)
+        return ServerCosts((compute, *halves), mode)
+    return ServerCosts((compute + halves[0], *halves[1:]), mode)
 
 
 def servers_of(

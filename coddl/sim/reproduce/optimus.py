@@ -149,11 +149,9 @@ class Trial:
     trace: Trace
     policy: str = "optimus-ps"
     placement: Placement = field(default_factory=OptimusPlacement)
-    error: Error = field(default_factory=Error)
     pause_s: float = PAUSE_S
     gpus: int = SLOTS  # of a server
-    seed: int = 0
-    beliefs: Beliefs | None = None  # None: the truth, but for the error
+    beliefs: Beliefs | None = None  # None: the truth
 
     def run(self) -> Run:
         """Make it."""
@@ -165,7 +163,7 @@ class Trial:
             reconfigure=Reconfigure("stall", 0.0, self.pause_s),
             cluster=cluster_of(NODES, self.gpus),
             placement=self.placement,
-            beliefs=self.beliefs or beliefs_of(self.trace, self.error, self.seed),
+            beliefs=self.beliefs,
         )
         return run_case(case)
 
@@ -279,9 +277,10 @@ def sensitivity(setting: Setting) -> Finding:
         points = []
         for error in ERRORS:
             wrong = Error(**{field_of: error})
+            traces = [nine_jobs(seed) for seed in range(3 * setting.seeds)]
             runs = [
-                Trial(nine_jobs(seed), error=wrong, seed=seed).run()
-                for seed in range(3 * setting.seeds)
+                Trial(trace, beliefs=beliefs_of(trace, wrong, seed)).run()
+                for seed, trace in enumerate(traces)
             ]
             points.append((error * 100.0, mean([run.metrics().avg_jct_s for run in runs])))
         lines[name] = [(x, y / points[0][1]) for x, y in points]
