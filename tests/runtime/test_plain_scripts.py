@@ -93,6 +93,22 @@ def test_if_one_is_killed_all_begin_anew_since_they_may_wait_for_it(pool: Open) 
     assert [e["signal"] for e in lead.told("exited") if not e["expected"]].count("SIGKILL") == 1
 
 
+def test_who_fails_because_a_peer_was_killed_may_be_heard_of_first(pool: Open) -> None:
+    nodes = pool(
+        "if restarts == '0': sys.exit(1) if rank == '0' else (time.sleep(.5), die())\n"
+        "print('again', rank)\n"
+    )
+    assert led(nodes, 1, 1).end() == 0
+    assert sorted(nodes.printed().splitlines()) == ["again 0", "again 1"]
+
+
+def test_who_aborts_because_a_peer_has_failed_is_no_reason_to_begin_anew(pool: Open) -> None:
+    nodes = pool("sys.exit(3) if rank == '0' else (time.sleep(.5), os.abort())\n")
+    lead = led(nodes, 1, 1)
+    assert lead.end() == 3
+    assert "code 3" in str(lead.told("error")[0])
+
+
 def test_where_prepare_is_called_for_its_absence_is_an_error(pool: Open) -> None:
     lead = led(pool(), 1, must_prepare=True)
     assert lead.end() == 1

@@ -1,16 +1,20 @@
 """What a worker's end means for its job."""
 
+import signal
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor import troubles
 from coddl.runtime.supervisor.crew import Crew
 from coddl.runtime.supervisor.ledger import WorkerNotes, signal_name
+from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.patience import Patience
 from coddl.runtime.supervisor.standing import Standing
 from coddl.runtime.wire import Message
+
+WITHHELD_S: Final = 3.0  # who is killed may be heard of later than those who fail because of it
 
 
 class Judged(Protocol):
@@ -28,13 +32,24 @@ class Judged(Protocol):
 
 
 class Endings:
-    """Tells of each end, finds out whose fault it was, and lets the coordinator know."""
+    """Tells of each end, finds out whose fault it was, and lets the coordinator know.
 
-    def __init__(self, supervisor: Judged) -> None:
+    A script with a group of its own fails where a peer is killed. So its failure counts only once
+    nobody is left to be heard of, or nobody was heard of for a while.
+    """
+
+    def __init__(self, supervisor: Judged, loop: Loop) -> None:
         self._supervisor = supervisor
+        self._loop = loop
+        self._withheld: dict[int, tuple[TrainingError, int]] = {}  # by worker, the first first
 
     def take(self, notes: WorkerNotes, code: int, because: str | None) -> None:
         """Draw the conclusions from the end of a worker that is gone."""
+        self._conclude(notes, code, because)
+        if not self._supervisor.crew.notes:
+            self._judge()
+
+    def _conclude(self, notes: WorkerNotes, code: int, because: str | None) -> None:
         supervisor, standing = self._supervisor, self._supervisor.standing
         is_expected = notes.is_unwanted or notes.has_left
         name = signal_name(-code) if code < 0 else None
@@ -45,10 +60,15 @@ class Endings:
         )
         if not is_expected:
             needs_loop = standing.needs_loop
+            if self._withheld and code == -signal.SIGABRT:
+                return  # how NCCL ends a process whose peer has failed
             if name is not None:
                 why = because or f"killed by {name}"
                 self._on_killed(notes, code, f"worker {notes.number} was lost: {why}")
             elif error := troubles.verdict(notes, code, standing.job, needs_loop=needs_loop):
+                if not needs_loop:
+                    self._withhold(notes, error, code or 1)
+                    return
                 self.blame(notes, error, code or 1)
             else:
                 standing.has_finished = True
@@ -78,3 +98,15 @@ class Endings:
             supervisor.fail(troubles.died_after_loop(standing.job, trouble), 128 - code)
         elif not standing.needs_loop:
             supervisor.crew.restart_together()
+            lost, self._withheld = self._withheld, {}
+            for number in lost:
+                supervisor.feed(group.WorkerLost(number))
+
+    def _withhold(self, notes: WorkerNotes, error: TrainingError, code: int) -> None:
+        self._withheld[notes.number] = (error, code)
+        self._loop.alarm("verdict", time.monotonic() + WITHHELD_S, self._judge)
+
+    def _judge(self) -> None:
+        for error, code in self._withheld.values():
+            self._supervisor.fail(error, code)
+            return

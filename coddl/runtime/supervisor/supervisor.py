@@ -70,7 +70,7 @@ class Supervisor:
         self._held: list[group.Command] = []  # until there is a store to meet in
         self._progress_s = 0.0
         self.patience = Patience()
-        self._endings = Endings(self)
+        self._endings = Endings(self, self._loop)
         self._given_up: set[int] = set()  # slots
         self._is_interrupted = False  # and waits for a last image
         self._is_open = False
