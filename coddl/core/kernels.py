@@ -10,6 +10,7 @@ from coddl.core.jobs import CURVE, GPUS, GPUS_MAX, GPUS_MIN, LAST_START_S, REMAI
 from coddl.core.snapshot import Picture
 
 NOBODY, ANY = whole_number(-1), whole_number(2**62)
+BLOCK = whole_number(32)  # contenders that are looked at together
 STRICT, SKIP = ONE, ZERO  # what `fill_in_order` does where a job does not fit: end, or go on
 LENGTH, COIN, KEEP = range(3)  # how a duel that gains alone do not decide is decided
 REMAINING_TIME, SPEEDUP = range(2)  # what a step gains, for `grow_by_gain`
@@ -176,24 +177,44 @@ def beats(them: Contenders, rule: int, x: int, champion: int) -> bool:
 
 
 @part
-def champion_by_length(them: Contenders, start: int, count: int, champion_at: IntColumn) -> int:
-    """One pass of duels by length from entry `start` on; the champions before it stand in
-    `champion_at`.
+def challengers(them: Contenders, start: int, stop: int, champion: int) -> int:
+    """How many of these entries take the next GPU from the champion, by length.
 
-    The same as `beats` for each entry in turn, with the champion's numbers at hand: this is the
-    simulator's inner loop.
+    The simulator's inner loop: `beats` without a branch, and over a number of entries that the
+    compiler does not know, as it would unroll the loop instead of comparing many at once.
     """
-    champion = champion_at[start - 1] if start > 0 else ZERO
     length, short, long = them.length[champion], them.short[champion], them.long[champion]
-    for x in range(start, count):
-        shorter = them.length[x] < length
-        # No branch on who is shorter: the processor could not foretell it.
-        wins = (shorter & (them.short[x] > long)) | (~shorter & (them.long[x] >= short))
-        if wins and x > 0:
-            champion = x
-            length, short, long = them.length[x], them.short[x], them.long[x]
-        champion_at[x] = champion
-    return int(champion)
+    count = ZERO
+    for x in range(np.uint64(start), np.uint64(stop)):  # unsigned: no index counts from the end
+        shorter, longer = them.length[x] < length, them.length[x] >= length
+        wins = (shorter & (them.short[x] > long)) | (longer & (them.long[x] >= short))
+        count += int(wins)
+    return int(count)
+
+
+@part
+def reign_by_length(
+    them: Contenders, start: int, count: int, champions: IntColumn, reign: int
+) -> int:
+    """One pass of duels by length, from entry `start` on; return which of its champions is the
+    last.
+
+    `champions[:reign + 1]` are those before `start`; each was beaten by the next.
+    """
+    x = start
+    if reign < 0:
+        reign, x = 0, 1
+        champions[0] = 0
+    while x < count:
+        stop = min(x + BLOCK, count)
+        if challengers(them, x, stop, champions[reign]) > 0:
+            while not beats(them, LENGTH, x, champions[reign]):
+                x += 1
+            reign += 1
+            champions[reign] = x
+            stop = x + 1
+        x = stop
+    return reign
 
 
 @part
@@ -305,12 +326,12 @@ def grow_by_scan(picture: Picture, rule: int, left: int, shares: IntColumn) -> N
     the next pass, so where no coin is flipped the pass starts there.
     """
     them, count = contend(picture, rule, shares)
-    champion_at = np.empty(count, np.int64)
-    start = ZERO
+    champions, reign, champion = np.empty(count, np.int64), NOBODY, ZERO
     while left > 0 and count > 0:
         if rule == LENGTH:
-            champion = champion_by_length(them, start, count, champion_at)
-            start = champion
+            reign = reign_by_length(them, champion, count, champions, reign)
+            champion = champions[reign]
+            reign -= 1
         else:
             champion = ZERO
             for x in range(1, count):

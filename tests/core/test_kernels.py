@@ -36,7 +36,7 @@ select_first, sort_heap = callable_(kernels.select_first), callable_(kernels.sor
 fill_in_order, grow_by_gain = callable_(kernels.fill_in_order), callable_(kernels.grow_by_gain)
 next_share, gain_of_step = callable_(kernels.next_share), callable_(kernels.gain_of_step)
 contend, beats = callable_(kernels.contend), callable_(kernels.beats)
-champion_by_length, flip = callable_(kernels.champion_by_length), callable_(kernels.flip)
+reign_by_length, flip = callable_(kernels.reign_by_length), callable_(kernels.flip)
 KEYS = st.integers(0, 20).flatmap(
     lambda n: arrays(np.float64, (2, n), elements=st.sampled_from([0.0, 1.0, 2.0, np.inf]))
 )
@@ -120,20 +120,25 @@ def test_grow_by_gain_is_a_scan_for_the_largest(snapshot: Snapshot, gain: int) -
     assert (shares.tolist(), stays) == (want.tolist(), left)
 
 
-@given(snapshot=snapshots())
+@given(count=st.integers(1, 150), seed=st.integers(0, 999))
 @FEW
-def test_a_scan_by_length_plays_every_duel_in_turn(snapshot: Snapshot) -> None:
-    """The inner loop with its shortcuts against `beats`, entry by entry."""
-    picture = snapshot.picture()
-    them, count = contend(picture, kernels.LENGTH, snapshot.jobs.gpus_min.copy())
-    if count == 0:
-        return
-    champion_at = np.empty(count, np.int64)
-    champion = 0
-    for x in range(1, count):
-        if beats(them, kernels.LENGTH, x, champion):
-            champion = x
-    assert champion_by_length(them, 0, count, champion_at) == champion
+def test_a_pass_by_length_plays_every_duel_in_turn(count: int, seed: int) -> None:
+    """The inner loop, which starts at the last winner and skips blocks, against `beats`."""
+    random = np.random.default_rng(seed)
+    whole, real = np.zeros((4, count), np.int64), random.integers(1, 40, (4, count)) / 8.0
+    real[2] = real[1] / (1.0 + real[1])  # (p'-p)/p' from (p'-p)/p
+    them = kernels.Contenders(whole[0], whole[1], whole[2], real[0], real[1], real[2], real[3],
+                              whole[3])  # fmt: skip
+    champions, reign, start = np.empty(count, np.int64), -1, 0
+    for _ in range(20):
+        champion = 0
+        for x in range(1, count):
+            if beats(them, kernels.LENGTH, x, champion):
+                champion = x
+        reign = reign_by_length(them, start, count, champions, reign)
+        assert champions[reign] == champion
+        reign, start = reign - 1, champion
+        real[:3, champion] *= 0.75  # it was promoted
 
 
 def test_the_coin_is_fair() -> None:
