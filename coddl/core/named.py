@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from coddl.core.errors import UserError
 
 P = TypeVar("P")
+Part: TypeAlias = Annotated[float, "0 to 1"]  # of one; the other form is "above 0"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,6 +92,9 @@ def _value(kind: Any, text: str, what: str, key: str) -> object:  # Any: a type 
             return text
         elif get_origin(kind) is Literal:
             return get_args(kind)[get_args(kind).index(text)]
+        elif kind == Part:
+            if 0.0 <= float(text) <= 1.0:
+                return float(text)
         elif get_origin(kind) is Annotated:
             if 0.0 < float(text) < float("inf"):
                 return float(text)
@@ -108,7 +112,7 @@ def _kind(kind: Any) -> str:  # Any: a type hint
     if get_origin(kind) is Literal:
         return " | ".join(map(str, get_args(kind)))
     if get_origin(kind) is Annotated:
-        return "a number above 0"
+        return "a number from 0 to 1" if kind == Part else "a number above 0"
     known = {
         bool: "true | false",
         int: "a whole number, 0 or more",
@@ -121,9 +125,9 @@ def _kind(kind: Any) -> str:  # Any: a type hint
 def _example(kind: Any) -> str:  # Any: a type hint
     if get_origin(kind) is tuple:
         return "1/10"
-    return (
-        str(get_args(kind)[0]) if get_origin(kind) is Literal else "true" if kind is bool else "2"
-    )
+    if get_origin(kind) is Literal:
+        return str(get_args(kind)[0])
+    return "true" if kind is bool else "0.5" if kind == Part else "2"
 
 
 def _shown(value: object) -> str:

@@ -5,6 +5,7 @@ import pytest
 from coddl.core.errors import UserError
 from coddl.core.named import parameters_of
 from coddl.core.policies.afs import AfsP
+from coddl.core.policies.philly import Philly
 from coddl.core.policies.registry import POLICIES, policy_from
 from coddl.core.policies.tiresias import TiresiasL
 
@@ -14,6 +15,8 @@ GOOD = {
     "tiresias-l:threshold_gpu_h=0.5/2": TiresiasL((0.5, 2.0), 0.0),
     "tiresias-l:threshold_gpu_h=none": TiresiasL((), 0.0),
     "tiresias-l:preset=afs": TiresiasL((50.0,), 0.0, "since-start"),
+    "philly:reclaim_at=0": Philly(0.0),
+    "philly:reclaim_at=1": Philly(1.0),
     "tiresias-l:promote=4,preset=afs": TiresiasL((50.0,), 4.0, "since-start"),
 }
 BAD = {
@@ -35,6 +38,12 @@ BAD = {
     "gandiva:moves=-1": 'moves="-1" is not a whole number, 0 or more',
     "gandiva:moves=1.5": 'moves="1.5" is not a whole number',
     "tiresias-l:preset=nsdi": 'preset="nsdi" is not afs',
+    "philly:reclaim_at=5": 'reclaim_at="5" is not a number from 0 to 1 reclaim_at=0.5',
+    "gandiva:idle=7": 'idle="7" is not a number from 0 to 1',
+    "gandiva:pack_below=3": 'pack_below="3" is not a number from 0 to 1',
+    "gandiva:pack_below=nan": 'pack_below="nan" is not a number from 0 to 1',
+    "themis:filter=-0.1": 'filter="-0.1" is not a number from 0 to 1',
+    "optimus-ps:young=1.1": 'young="1.1" is not a number from 0 to 1',
 }
 
 

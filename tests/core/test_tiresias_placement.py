@@ -2,6 +2,7 @@
 
 import pytest
 
+from coddl.core.errors import UserError
 from coddl.core.placement.registry import placement_from
 from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
@@ -75,3 +76,5 @@ def test_the_limit_says_who_is_skewed() -> None:
     placed = placement_from("tiresias:pack_limit=0.8")(snapshot, allocation)
     assert placed.shares.tolist() == [3, 4]
     assert placement_from("tiresias")(snapshot, allocation).shares.tolist() == [3, 0]
+    with pytest.raises(UserError, match="from 0 to 1"):
+        placement_from("tiresias:pack_limit=5")

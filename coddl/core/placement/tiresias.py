@@ -8,6 +8,7 @@ from coddl.core.allocation import Allocation, because
 from coddl.core.cluster import Ground
 from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.compiling import ONE, kernel, part
+from coddl.core.named import Part
 from coddl.core.placement.close import (
     Found,
     Wishes,
@@ -113,7 +114,7 @@ class TiresiasPlacement:
     as there are any. A skewed job that grows stays as it is until the fewest nodes have room.
     """
 
-    pack_limit: float = 0.4  # anything within 0.15 and 0.6 parts the models that were profiled
+    pack_limit: Part = 0.4  # anything within 0.15 and 0.6 parts the models that were profiled
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         jobs, seats, ground = snapshot.jobs, snapshot.seats, snapshot.cluster.ground

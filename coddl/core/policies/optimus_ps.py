@@ -9,6 +9,7 @@ from coddl.core.columns import FloatColumn
 from coddl.core.compiling import ZERO, as_part, kernel, part
 from coddl.core.jobs import CURVE, GPUS_MAX, REMAINING_ITERATIONS
 from coddl.core.kernels import make_heap, next_share, sink
+from coddl.core.named import Part
 from coddl.core.policies.tasks import Grant, InSlots, Tasks, add, start_all
 from coddl.core.snapshot import Picture, Snapshot
 
@@ -118,7 +119,7 @@ class OptimusPs(InSlots):
     gpus_max, and where a task gains nothing.
     """
 
-    young: float = 0.95  # factor on the gains of a job that has run for less than young_s
+    young: Part = 0.95  # factor on the gains of a job that has run for less than young_s
     young_s: float = 600.0
 
     def __call__(self, snapshot: Snapshot) -> Allocation:

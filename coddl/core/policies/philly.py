@@ -10,6 +10,7 @@ import numpy as np
 from coddl.core.allocation import Allocation, because
 from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.compiling import kernel, part
+from coddl.core.named import Part
 from coddl.core.snapshot import Snapshot
 
 
@@ -78,7 +79,7 @@ class Philly:
     the request.
     """
 
-    reclaim_at: float = 0.9  # part of the GPUs that is busy when lent ones are taken back
+    reclaim_at: Part = 0.9  # part of the GPUs that is busy when lent ones are taken back
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
         jobs, total = snapshot.jobs, snapshot.cluster.gpus_total

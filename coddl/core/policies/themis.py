@@ -7,6 +7,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
+from coddl.core.named import Part
 from coddl.core.policies.auction import (
     Bids,
     best_worst_case,
@@ -111,7 +112,7 @@ class Themis:
     """
 
     lease_s: Annotated[float, "above 0"] = 1200.0
-    filter: float = 0.8  # f: this part of the apps, the best off, is not asked
+    filter: Part = 0.8  # f: this part of the apps, the best off, is not asked
     form: Form = "auction"
 
     def __call__(self, snapshot: Snapshot) -> Allocation:

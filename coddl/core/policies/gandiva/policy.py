@@ -1,13 +1,14 @@
 """The policy: homes, turns, packing, migration and growth, in one decision."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
 from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import ELASTIC
+from coddl.core.named import Part
 from coddl.core.placement.affinity import Servers, no_servers
 from coddl.core.placement.close import leaders_of
 from coddl.core.policies.gandiva.growth import Idle, Sizes, grow
@@ -75,10 +76,12 @@ class Gandiva:
 
     quantum_s: Annotated[float, "above 0"] = 60.0  # a slice of time; turns change at its multiples
     packing: bool = True  # two jobs may share GPUs under overload, if a profile of models is known
-    pack_below: float = 0.75  # a job that keeps GPUs less busy than this may be packed
+    pack_below: Part = 0.75  # a job that keeps GPUs less busy than this may be packed
     moves: int = 1  # running jobs that a decision may move so that free GPUs lie together
-    idle: float = 0.75  # of a server's GPUs: if so many are free, its jobs may be moved elsewhere
+    idle: Part = 0.75  # of a server's GPUs: if so many are free, its jobs may be moved elsewhere
     grow_after_s: float = 60.0  # idle GPUs go to elastic jobs beside them after so long; 0: never
+
+    own_placement: ClassVar[str] = "gandiva"
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
         scene = scene_of(snapshot, self.quantum_s)
