@@ -64,7 +64,8 @@ Placements = Annotated[
     typer.Option(
         "--placement",
         metavar="NAME",
-        help="Which GPUs of the cluster jobs get; repeat it for several. Default: consolidate.",
+        help="Which GPUs of the cluster jobs get; repeat it for several. Default: consolidate. "
+        "gandiva places jobs itself.",
         autocompletion=complete_placements,
     ),
 ]

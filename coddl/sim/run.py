@@ -57,7 +57,7 @@ class Run:
     """A policy on a trace on so many GPUs, and how it went for each job."""
 
     policy: str
-    placement: str  # empty: nobody places jobs
+    placement: str  # empty: nobody places jobs, or the policy does
     queue: str | None  # None: all together
     cluster: str  # as it was described; empty: it does not matter which GPUs
     gpus: int

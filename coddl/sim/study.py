@@ -206,7 +206,7 @@ def _cases(question: Question, workload: Workload) -> Iterator[Case]:
         for name, policy in _labelled(question.policies, _with_parameters).items()
     }
     loads = dict.fromkeys(map(float, question.loads))
-    placements = _placements(question)
+    pairs = _placed(policies, question)
     failures = failures_from(question.failures)
     error = error_from(question.error) if question.error else None
     for seed, load, (site, gpus, cluster) in product(range(question.seeds), loads, question.sites):
@@ -221,7 +221,7 @@ def _cases(question: Question, workload: Workload) -> Iterator[Case]:
             trace = trace.fitted_to(gpus, question.oversize)
             beliefs = beliefs_of(trace, error, seed) if error is not None else None
             quota_gpus = quotas_from(question.quotas, trace, gpus)
-            for (label, policy), (where, placement) in product(policies.items(), placements):
+            for label, policy, where, placement in pairs:
                 yield Case(
                     label=label,
                     policy=policy,
@@ -243,15 +243,29 @@ def _cases(question: Question, workload: Workload) -> Iterator[Case]:
                 )
 
 
-def _placements(question: Question) -> list[tuple[str, Placement | None]]:
-    """The placements to try, by what results call them."""
+Pair: TypeAlias = tuple[str, Policy, str, Placement | None]  # each behind what results call it
+
+
+def _placed(policies: Mapping[str, Policy], question: Question) -> list[Pair]:
+    """Each policy with each placement to try; one that places jobs itself, once."""
     if not question.clusters:
-        return [("", None)]
+        return [(label, policy, "", None) for label, policy in policies.items()]
     given = _labelled(_each_once(question.placements or ("consolidate",)))
-    return [
-        (name, placement_from(p) if isinstance(p, str) else _decides(p, "placement"))
+    placements = {
+        name: placement_from(p) if isinstance(p, str) else _decides(p, "placement")
         for name, p in given.items()
-    ]
+    }
+    own = {label: getattr(policy, "own_placement", "") for label, policy in policies.items()}
+    if question.placements and all(own.values()):
+        why = f"where jobs go is up to {' and '.join(own)}"
+        _refuse(True, "placement", next(iter(given)), why, "left out, or another policy")
+    pairs: list[Pair] = []
+    for label, policy in policies.items():
+        if own[label]:
+            pairs.append((label, policy, "", placement_from(own[label])))
+        else:
+            pairs += [(label, policy, where, each) for where, each in placements.items()]
+    return pairs
 
 
 def _each_once(given: Sequence[T]) -> list[T]:

@@ -18,7 +18,11 @@ Rule: TypeAlias = Callable[[Picture, FloatColumn, FloatMatrix, IntColumn], float
 
 
 class NamedPolicy(Protocol):
-    """A policy as a class: its parameters are the class's fields."""
+    """A policy as a class: its parameters are the class's fields.
+
+    One that says which GPUs, too, names in `own_placement` the placement that does so in its place
+    where it decides on a part of the cluster only.
+    """
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
         """Decide."""
