@@ -94,6 +94,11 @@ class _Reader:
         if len(set(names)) < len(names):
             twice = Counter(names).most_common(1)[0][0]
             raise self.bad("names", twice, "be there once", "another name")
+        without = [node.name for node in nodes if not node.cpus]
+        if 0 < len(without) < len(nodes):
+            # Nobody could tell whether a task fits there.
+            because = f"some nodes say how many cpus they have, and {without[0]} does not"
+            raise UserError(self._what, because, "cpus for every group of nodes, or for none")
         return Cluster(tuple(nodes), tuple(kinds), self._links(links))
 
     def _group(

@@ -72,6 +72,7 @@ def test_links_that_are_not_given_stay_as_they_are(tmp_path: Path) -> None:
 
 
 BAD = {
+    "cores of some nodes": ("nodes: [{gpus: 4}, {gpus: 4, cpus: 16}]", "and node-0 does not"),
     "a list instead of a mapping": ("[1]", "the file is"),
     "no nodes": ("links: {}", "nodes is missing"),
     "an empty list of nodes": ("nodes: []", "be a list of groups"),
