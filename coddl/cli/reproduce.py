@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from coddl.sim.reproduce.experiment import Table as Details
 
 DATA_VARIABLE: Final = "CODDL_DATA"
+OTHER_PICTURES: Final = (".eps", ".gif", ".jpeg", ".jpg", ".pdf", ".png", ".webp")
 EXAMPLES = """
 Examples:
 
@@ -64,7 +65,12 @@ Data = Annotated[
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of what is drawn by chance.")]
 PlotFile = Annotated[
-    str, typer.Option("--plot", metavar="FILE.svg|DIR", help="Draw what was found, as SVG.")
+    str,
+    typer.Option(
+        "--plot",
+        metavar="FILE.svg|DIR",
+        help="Draw what was found, as SVG; any other name is that of a folder.",
+    ),
 ]
 
 
@@ -146,6 +152,9 @@ def _pictures(plot: str, experiments: "Sequence[Experiment]") -> dict[str, Path]
                 f"--plot {path.with_suffix('')}, a folder",
             )
         return {experiments[0].name: path}
+    if path.suffix.lower() in OTHER_PICTURES and not path.is_dir():
+        name = path.with_suffix(".svg" if len(experiments) == 1 else "")
+        raise UserError(f"--plot {plot} cannot be written", "pictures are SVG", f"--plot {name}")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -48,7 +48,10 @@ def _named(spec: str, trace: Trace, gpus: int) -> IntColumn:
             )
         if name not in trace.queues or name in given:
             twice = "is given twice" if name in given else f"is no queue of {trace.name}"
-            raise UserError(what, f'"{name}" {twice}', f"one of {', '.join(known) or 'equal'}")
+            columns = "a trace with a column vc or queue; this one has none"
+            raise UserError(
+                what, f'"{name}" {twice}', f"one of {', '.join(known)}" if known else columns
+            )
         given.add(name)
         out[trace.queues.index(name)] = int(number[:10])
     if out.sum() > gpus:

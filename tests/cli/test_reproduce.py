@@ -137,6 +137,13 @@ def test_pictures_go_to_a_file_or_to_a_folder(coddl: Coddl, tmp_path: Path, data
     assert coddl("reproduce", "sys-quick", "--plot", tmp_path / "a.svg" / "in").code == 2
 
 
+def test_a_picture_of_another_kind_is_refused(coddl: Coddl, tmp_path: Path) -> None:
+    refused = coddl("reproduce", "sys-quick", "--plot", tmp_path / "x.png")
+    assert refused.code == 2
+    assert f"--plot {tmp_path / 'x.svg'}" in refused.err
+    assert not (tmp_path / "x.png").exists()
+
+
 def test_ctrl_c_leaves_what_was_found_so_far(coddl: Coddl) -> None:
     code, out, err = coddl("reproduce", "sys-quick", "sys-stopped", "sys-data", "--json")
     assert code == 130
