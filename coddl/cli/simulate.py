@@ -31,6 +31,8 @@ Examples:
   coddl simulate jobs.csv --policy afs-p --reconfigure concurrent:20,1 -o json
 
   coddl simulate --cluster 16x4 --placement consolidate --placement spread --policy afs-l
+
+  coddl simulate --servers sync --policy optimus-ps --policy drf --policy tetris
 """
 
 
@@ -100,6 +102,13 @@ SpeedTable = Annotated[
         "that comes with the package."
     ),
 ]
+Servers = Annotated[
+    Literal["sync", "async"] | None,
+    typer.Option(
+        help="Train with parameter servers, which optimus-ps, drf and tetris hand out; with other "
+        "policies a job has as many as workers, for free. Costs follow from the step times."
+    ),
+]
 ResizeCost = Annotated[
     str,
     typer.Option(
@@ -133,6 +142,7 @@ def simulate(
     load: Load = "1",
     seeds: Seeds = 1,
     speeds: SpeedTable = "",
+    servers: Servers = None,
     reconfigure: ResizeCost = "none",
     cool_down: CoolDown = 0.0,
     min_runtime: MinRuntime = 0.0,
@@ -165,6 +175,7 @@ def simulate(
         seeds=seeds,
         queue=vc or None,
         speeds=speeds or None,
+        servers=servers,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
         rules=Rules(cool_down, min_runtime),
@@ -176,12 +187,17 @@ def simulate(
     study, stopped = _watched(question)
     _show(study, stopped, wants_json(output, as_json))
     _write(study, report, jobs_csv)
+    _tell_of_the_rest(study, stopped)
+    if stopped:
+        raise typer.Exit(130)
+
+
+def _tell_of_the_rest(study: "Study", stopped: bool) -> None:
+    """Say so where the figures are not of all jobs."""
     if study.finished < study.planned:
         told = "stopped: only" if stopped else "note: only"
         done = f"{study.finished:,} of {study.planned:,} jobs finished"
         print(f"{told} {done}; the figures are of those", file=sys.stderr)
-    if stopped:
-        raise typer.Exit(130)
 
 
 def _write(study: "Study", report: str, jobs_csv: str) -> None:

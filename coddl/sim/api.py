@@ -10,6 +10,7 @@ from coddl.core.errors import UserError
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
 from coddl.core.scheduler import Rules
+from coddl.core.speed.servers import Mode
 from coddl.sim.study import DEFAULT_POLICIES, Question, Study, study
 from coddl.sim.world import MODES, Reconfigure
 from coddl.traces.trace import Oversize, Trace
@@ -27,6 +28,7 @@ def simulate(
     load: float | Sequence[float] = 1.0,
     vc: str | None = None,
     speeds: str | Path | None = None,
+    servers: Mode | None = None,
     oversize: Oversize = "error",
     reconfigure: str = "none",
     cool_down_s: float = 0.0,
@@ -46,7 +48,7 @@ def simulate(
     Where it matters which GPUs jobs hold, give a `cluster` instead of `gpus` ("16x4", a file, a
     Cluster) and, if not "consolidate", a `placement`. `first` cuts the trace. `quotas` ("equal",
     "demand", "a=32,b=16"), `error` ("length=0.3,speed=0.1") and `failures` ("philly") are as on the
-    command line.
+    command line. With `servers` ("sync", "async") jobs train with parameter servers.
 
         results = coddl.simulate("jobs.csv.gz", ["afs-l", "srtf"], gpus=64, vc="ed69ec")
         results["avg_jct_s"]        # an array, one value a policy
@@ -66,6 +68,7 @@ def simulate(
         seeds=seeds,
         queue=vc,
         speeds=speeds,
+        servers=servers,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
         rules=Rules(cool_down_s, min_runtime_s),

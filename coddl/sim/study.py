@@ -16,6 +16,8 @@ from coddl.core.placement.placement import Placement
 from coddl.core.placement.registry import placement_from
 from coddl.core.policies.policy import Policy
 from coddl.core.scheduler import Rules
+from coddl.core.speed.servers import Mode
+from coddl.core.speed.table import with_servers
 from coddl.sim.errors import beliefs_of, error_from
 from coddl.sim.failures import failures_from
 from coddl.sim.plugin import policy_named
@@ -77,6 +79,7 @@ class Question:
     first: int | None = None  # only so many jobs, from the start
     queue: str | None = None  # None: all jobs share a cluster; "all": each queue has its own
     speeds: str | Path | None = None
+    servers: Mode | None = None  # how jobs train with parameter servers; None: without
     oversize: Oversize = "error"
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
     rules: Rules = field(default_factory=Rules)
@@ -98,6 +101,13 @@ class Question:
         for each in self.placements if not self.clusters else ():
             nodes = "it is not said which nodes there are"
             _refuse(True, "placement", _name(each), nodes, "with --cluster 16x4, for example")
+        if isinstance(self.workload, Trace):
+            own = "the trace has speeds of its own"
+            _refuse(self.speeds is not None, "speeds", self.speeds, own, "in read_trace instead")
+            twice = self.servers is not None and self.workload.speeds.servers is not None
+            _refuse(twice, "servers", self.servers, own, "None")
+        odd = self.servers not in (None, *get_args(Mode))
+        _refuse(odd, "servers", self.servers, "there is no such training", "sync, or async")
         none = self.first is not None and self.first < 1
         _refuse(none, "first", self.first, "a study needs a job", "1000")
         _refuse(not self.loads, "load", self.loads, "there is none", "1")
@@ -311,21 +321,24 @@ def _decides(given: T, noun: str) -> T:
 
 def _workload(question: Question) -> Workload:
     """What gives the trace for a load, a seed and a size of the cluster."""
-    make, first = _source(question), question.first
-    if first is None:
-        return make
+    make, first, servers = _source(question), question.first, question.servers
 
-    def cut(load: float, seed: int, gpus: int) -> Trace:
+    def made(load: float, seed: int, gpus: int) -> Trace:
         trace = make(load, seed, gpus)
-        return trace.rows(np.arange(trace.size) < first)
+        if first is not None:
+            trace = trace.rows(np.arange(trace.size) < first)
+        if servers is not None and trace.speeds.servers is None:
+            trace = replace(trace, speeds=with_servers(trace.speeds, servers))
+        return trace
 
-    return cut
+    return made
 
 
 def _source(question: Question) -> Workload:
-    """The same, with all its jobs."""
-    source = question.workload
-    speeds = read_speeds(Path(question.speeds)) if question.speeds is not None else None
+    """The same, with all its jobs, and with servers only if they were measured so."""
+    source, speeds = question.workload, None
+    if question.speeds is not None:
+        speeds = read_speeds(Path(question.speeds), question.servers)
     if isinstance(source, str) and source in GENERATORS and not Path(source).exists():
         make = GENERATORS[source]
         if source == "poisson":
@@ -334,7 +347,7 @@ def _source(question: Question) -> Workload:
     if isinstance(source, Trace):
         trace = source
     else:
-        trace = small_trace() if source is None else read_trace(Path(source), speeds)
+        trace = small_trace(speeds) if source is None else read_trace(Path(source), speeds)
     return lambda load, _seed, _gpus: trace.at_load(load)
 
 

@@ -1,7 +1,8 @@
 """Traces and speed tables as files, and those that come with the package.
 
 A trace has the columns `submitted_s,model,iterations,gpus_requested` and, if wanted,
-`gpus_min,gpus_max,queue,user,group`; a speed table has `model,global_batch,gpus,step_s`.
+`gpus_min,gpus_max,queue,user,group`; a speed table has `model,global_batch,gpus,step_s`, or
+`model,servers,workers,step_s` where jobs train with parameter servers.
 """
 
 import csv
@@ -16,7 +17,8 @@ import numpy as np
 
 from coddl.core.columns import IntColumn
 from coddl.core.errors import UserError
-from coddl.core.speed.table import Speeds, interpolated
+from coddl.core.speed.servers import TERMS, Mode, Point, fit_costs, servers_within
+from coddl.core.speed.table import Speeds, interpolated, served
 from coddl.traces.cells import Cells, Rule, cells_of, listed, shown
 from coddl.traces.pairs import read_pairs
 from coddl.traces.philly import AFS_MODELS, is_philly, philly_trace
@@ -28,6 +30,7 @@ from coddl.traces.whole_file import write_whole
 TRACE_COLUMNS = ("submitted_s", "model", "iterations", "gpus_requested")
 TRACE_OPTIONS = ("gpus_min", "gpus_max", "queue", "user", "group", "vc")
 SPEED_COLUMNS = ("model", "global_batch", "gpus", "step_s")
+SERVED_COLUMNS = ("model", "servers", "workers", "step_s")
 TABLES_BESIDE = ("step_times.csv", "speeds.csv")  # taken for a trace that lies in their folder
 
 # Past 1e15 a float no longer resolves seconds well enough to simulate; a table is as wide as its
@@ -78,17 +81,22 @@ def read_trace(path: str | Path, speeds: Speeds | None = None) -> Trace:
     return _trace(cells, path.name, speeds or _speeds_beside(path))
 
 
-def read_speeds(path: str | Path) -> Speeds:
+def read_speeds(path: str | Path, servers: Mode | None = None) -> Speeds:
     """The speeds of a file in our format, of a folder of measured placements, or of Gavel's JSON.
 
-    Between two measured shares, step time is linear.
+    Between two measured shares, step time is linear. What was measured with parameter servers is
+    fitted; `servers` says how jobs train with them.
     """
     path = Path(path)
     if path.is_dir():
         return read_placements(path)
     what = f"speed table {path} cannot be read"
     text = read_text(path, what)
-    return read_pairs(text, what) if text.lstrip()[0] == "{" else interpolated(_points(text, what))
+    if text.lstrip()[0] == "{":
+        return read_pairs(text, what)
+    if "servers" in text.partition("\n")[0].split(","):
+        return _fitted(text, what, servers)
+    return interpolated(_points(text, what))
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -114,10 +122,10 @@ def packaged_speeds(*models: str) -> Speeds:
     return interpolated({m: points[m] for m in points if not models or m in models})
 
 
-def small_trace() -> Trace:
+def small_trace(speeds: Speeds | None = None) -> Trace:
     """The small workload that comes with the package: `poisson` for 64 GPUs at load 1, seed 1."""
     with as_file(files("coddl.traces") / "data" / "small.csv") as path:
-        return read_trace(path, packaged_speeds())
+        return read_trace(path, speeds or packaged_speeds())
 
 
 def _speeds_beside(path: Path, *models: str) -> Speeds:
@@ -152,6 +160,26 @@ def _points(text: str, what: str) -> dict[str, list[tuple[int, float]]]:
             )
         points[name][share] = seconds
     return {name: list(curve.items()) for name, curve in points.items()}
+
+
+def _fitted(text: str, what: str, servers: Mode | None) -> Speeds:
+    """Speeds with parameter servers from points, each model's costs fitted to its own."""
+    if servers is None:
+        because = "it tells of parameter servers, but not how jobs train with them"
+        raise UserError(what, because, "--speeds with --servers sync, or async")
+    cells = cells_of(text, what, SERVED_COLUMNS)
+    counts = [cells.whole(name, SHARE).tolist() for name in ("servers", "workers")]
+    measured = map(Point, *counts, cells.numbers("step_s", STEP).tolist())
+    points: dict[str, list[Point]] = {}
+    for name, point in zip(cells.columns["model"], measured, strict=True):
+        points.setdefault(name, []).append(point)
+    for name, known in points.items():
+        if len(known) < TERMS[servers]:
+            because = f"{len(known)} lines of {shown(name)} do not determine what its steps cost"
+            raise UserError(what, because, f"{TERMS[servers]} lines of each model, or more")
+    costs = [fit_costs(known, servers) for known in points.values()]
+    most = np.array([max(max(point[:2]) for point in known) for known in points.values()])
+    return served(tuple(points), servers_within(costs, np.ones_like(most), most))
 
 
 def _trace(cells: Cells, name: str, speeds: Speeds) -> Trace:

@@ -12,6 +12,7 @@ from coddl.core.cluster import Cluster
 from coddl.core.columns import FloatColumn
 from coddl.core.errors import UserError
 from coddl.core.speed.estimate import Model, estimated_places
+from coddl.core.speed.places import beside_servers
 from coddl.core.speed.table import Speeds
 from coddl.traces.cells import Rule, cells_of, listed, shown
 from coddl.traces.source import read_text
@@ -57,12 +58,14 @@ def speeds_on(speeds: Speeds, cluster: Cluster) -> Speeds:
     """The same speeds, with what places of this cluster cost.
 
     What was measured stays; the rest is estimated from facts on the models. Kinds of GPU are those
-    of the cluster, in its order.
+    of the cluster, in its order. With parameter servers it is not the links that count: see there.
     """
     places = speeds.known_places
     if places is None:
         models = [model_named(name) for name in speeds.names]
         places = estimated_places(speeds.step_s, models, cluster)
+    if speeds.servers is not None:
+        places = beside_servers(places)
     if speeds.kinds == (ANY_KIND,):
         kinds = np.ones((len(speeds.names), len(cluster.kinds)))
     else:

@@ -51,7 +51,8 @@ OPTIONS = {
     "an unknown error": (("--error", "luck=1"), "luck=1"),
     "an error beyond all": (("--error", "length=7"), "7"),
     "an unknown failure model": (("--failures", "often"), "often"),
-    "a quota for nobody": (("--quotas", "vc9=3"), "vc9"),
+    "a quota for nobody": (("--quotas", "vc9=3"), "a trace with a column vc or queue"),
+    "an unknown kind of servers": (("--servers", "often"), "often"),
     "a report nowhere": (("--report", "no/such/folder/r.html"), "no/such/folder"),
     "a report onto a folder": (("--report", "."), "--report ."),
 }

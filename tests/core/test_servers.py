@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from coddl.core.cluster import Cluster
+from coddl.core.errors import UserError
 from coddl.core.placement.parameters import assign_parameters
 from coddl.core.seats import Seats
 from coddl.core.speed.nnls import nnls
@@ -18,6 +19,7 @@ from coddl.core.speed.servers import (
     server_slowdowns,
     servers_of,
 )
+from coddl.core.speed.table import interpolated, with_servers
 from coddl.testing import twin
 
 PLACES = ((1, 1), (2, 1), (1, 4), (4, 4), (8, 2), (3, 7), (10, 10), (5, 2))  # servers, workers
@@ -167,3 +169,20 @@ def test_no_parameter_is_lost_and_shares_are_even() -> None:
     held = [sum(piece.size for piece in pieces if piece.server == server) for server in range(8)]
     assert max(held) <= 1.1 * sum(sizes) / 8
     assert len(pieces) <= len(sizes) + 8  # few blocks are cut
+
+
+def test_a_table_gains_servers_and_keeps_its_bounds() -> None:
+    """Of 4/w + 1 the half of 1 is transfer; the other model runs on 2 GPUs, and on no others."""
+    curve = [(1, 5.0), (2, 3.0), (3, 4 / 3 + 1), (4, 2.0)]
+    speeds = with_servers(interpolated({"a": curve, "b": [(2, 6.0)]}), "sync")
+    assert speeds.servers is not None
+    assert speeds.step_s[0] == pytest.approx([np.inf, 5.0, 3.0, 4 / 3 + 1, 2.0])
+    assert speeds.servers.step_s[0, 2] == pytest.approx([np.inf, 3.5, 3.0, 2.5 + 1 / 3, 2.75])
+    assert speeds.step_s[1] == pytest.approx([np.inf, np.inf, 6.0, 6.0, 6.0])
+    assert (speeds.servers.step_s[1, 2] == speeds.servers.step_s[1, 4]).all()
+
+
+def test_a_table_too_wide_for_servers_is_refused() -> None:
+    wide = interpolated({"wide": [(1, 2.0), (257, 1.0)]})
+    with pytest.raises(UserError, match="up to 257 workers"):
+        with_servers(wide, "sync")

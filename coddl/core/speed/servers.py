@@ -14,11 +14,13 @@ import numpy as np
 from coddl.core.cluster import Ground
 from coddl.core.columns import BoolColumn, FloatColumn, FloatCube, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel, part
+from coddl.core.errors import UserError
 from coddl.core.seats import Seats
 from coddl.core.speed.nnls import nnls
 
 Mode = Literal["sync", "async"]
 TERMS: Final[Mapping[Mode, int]] = {"sync": 5, "async": 4}  # and the points a fit needs
+TASKS_MOST: Final = 256  # workers of a job, and servers: a table of both must fit in memory
 
 
 class Point(NamedTuple):
@@ -89,10 +91,12 @@ def costs_of_curve(step_s: Sequence[float], mode: Mode = "sync") -> ServerCosts:
 
     They are taken as measured with as many servers as workers. Then the constant and the transfer
     can't be told apart, nor can the two overheads: each pair is split evenly. The unit of `batch`
-    is the global batch. For `async` every worker computes a whole batch by itself.
+    is the global batch. For `async` every worker computes a whole batch by itself. A step that
+    takes forever is one that nobody has measured.
     """
-    w = np.arange(1, len(step_s) + 1)
-    compute, *halves = map(float, nnls(_terms("sync", 1.0, w, w), np.array(step_s)))
+    known = np.isfinite(step_s)
+    w = np.flatnonzero(known) + 1
+    compute, *halves = map(float, nnls(_terms("sync", 1.0, w, w), np.array(step_s)[known]))
     if mode == "sync":
         return ServerCosts((compute, *halves), mode)
     return ServerCosts((compute + halves[0], *halves[1:]), mode)
@@ -113,6 +117,28 @@ def servers_of(
             at = (curve, point.workers, point.servers)
             table.step_s[at] = point.step_s
             table.transfer_s[at] = min(table.transfer_s[at], point.step_s)
+    return table
+
+
+def servers_within(costs: Sequence[ServerCosts], fewest: IntColumn, most: IntColumn) -> Servers:
+    """A table that goes no further than each curve is known.
+
+    With less than its `fewest` workers a model does not train. Workers and servers beyond its
+    `most` bring nothing.
+    """
+    width = int(most.max())
+    if width > TASKS_MOST:
+        raise UserError(
+            "parameter servers cannot be simulated",
+            f"the speed table goes up to {width:,} workers, and with servers only {TASKS_MOST} can "
+            "be told",
+            f"a speed table of up to {TASKS_MOST} GPUs",
+        )
+    tasks, rows = np.arange(width + 1), np.arange(len(costs))[:, None, None]
+    known = np.minimum(tasks, most[:, None])
+    wide = servers_of(costs, width)
+    table = Servers(*(times[rows, known[:, :, None], known[:, None, :]] for times in wide))
+    table.step_s[tasks < fewest[:, None]] = np.inf
     return table
 
 

@@ -1,7 +1,7 @@
 """Training speed of every job at every share, as a table of curves."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 from coddl.core.columns import BoolMatrix, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import kernel
 from coddl.core.speed.places import Places, plain
-from coddl.core.speed.servers import Servers
+from coddl.core.speed.servers import Mode, Servers, costs_of_curve, servers_within
 
 
 class Steps(NamedTuple):
@@ -106,3 +106,21 @@ def interpolated(points: Mapping[str, Sequence[tuple[int, float]]]) -> Speeds:
         step_s[row, gpus[0] :] = np.interp(shares, gpus, seconds)
         measured[row, list(gpus)] = True
     return speeds_of(names, step_s, measured)
+
+
+def served(names: tuple[str, ...], model: Servers) -> Speeds:
+    """Speeds with parameter servers; the table is for as many as workers."""
+    workers = np.arange(model.step_s.shape[1])
+    step_s = model.step_s[:, workers, workers]
+    return replace(speeds_of(names, step_s, np.zeros(step_s.shape, np.bool_)), servers=model)
+
+
+def with_servers(speeds: Speeds, mode: Mode) -> Speeds:
+    """The same models trained with parameter servers, at costs that follow from their curves."""
+    fewest, most = np.isinf(speeds.step_s).sum(axis=1), speeds.gpus_max
+    costs = [
+        costs_of_curve(step_s[1 : end + 1].tolist(), mode)
+        for step_s, end in zip(speeds.step_s, most, strict=True)
+    ]
+    found = served(speeds.names, servers_within(costs, fewest, most))
+    return replace(found, known_places=speeds.known_places, kinds=speeds.kinds)

@@ -4,7 +4,7 @@ EuroSys '18.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -19,8 +19,8 @@ from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot, no_memory
-from coddl.core.speed.servers import Mode, Servers, costs_of_curve, servers_of
-from coddl.core.speed.table import Speeds, speeds_of
+from coddl.core.speed.servers import Mode, costs_of_curve, servers_of
+from coddl.core.speed.table import Speeds, served
 from coddl.sim.errors import Error, beliefs_of
 from coddl.sim.loop import Beliefs
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting
@@ -49,14 +49,7 @@ def speeds_with_servers(mode: Mode = "sync") -> Speeds:
         measured.step_s[row, 1 : most + 1] for row, most in enumerate(measured.gpus_max.tolist())
     ]
     model = servers_of([costs_of_curve(curve.tolist(), mode) for curve in curves], MOST)
-    return served_speeds(measured.names, model)
-
-
-def served_speeds(names: tuple[str, ...], model: Servers) -> Speeds:
-    """Speeds with parameter servers; the table is for as many as workers."""
-    workers = np.arange(MOST + 1)
-    step_s = model.step_s[:, workers, workers]
-    return replace(speeds_of(names, step_s, np.zeros(step_s.shape, np.bool_)), servers=model)
+    return served(measured.names, model)
 
 
 def cluster_of(nodes: int, gpus: int) -> Cluster:

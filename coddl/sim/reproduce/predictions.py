@@ -12,7 +12,7 @@ from coddl.core.columns import FloatColumn, FloatMatrix
 from coddl.core.policies.optimus_ps import OptimusPs
 from coddl.core.speed.convergence import POINTS_MIN, LossCurve, Stop, epochs_left
 from coddl.core.speed.servers import Point, Servers, fit_costs, servers_of
-from coddl.core.speed.table import Speeds
+from coddl.core.speed.table import Speeds, served
 from coddl.sim.loop import Beliefs
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.reproduce.optimus import (
@@ -22,7 +22,6 @@ from coddl.sim.reproduce.optimus import (
     SOURCE,
     Trial,
     nine_jobs,
-    served_speeds,
     speeds_with_servers,
 )
 from coddl.traces.trace import Trace
@@ -166,9 +165,9 @@ def workload(seed: int) -> Workload:
     jobs = [training(losses_rng) for _ in range(trace.size)]
     return Workload(
         trace,
-        served_speeds(names, servers_of(costs, MOST)),
-        served_speeds(names, servers_of(costs, MOST, points)),
-        served_speeds(names, servers_of(even_costs, MOST)),
+        served(names, servers_of(costs, MOST)),
+        served(names, servers_of(costs, MOST, points)),
+        served(names, servers_of(even_costs, MOST)),
         jobs,
         predicted_ends(jobs),
     )
