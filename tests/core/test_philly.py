@@ -92,6 +92,14 @@ CASES = {
     "a queue without a quota lives on loans": Case(
         (10,), [(1, 4, RUNS), (0, 10, WAITS)], [4, 0], {1: "Resources"}
     ),
+    "a loan that fills the cluster lets a claim take back": Case(
+        (5, 5), [(0, 5, RUNS), (0, 3, RUNS), (1, 3, WAITS), (0, 2, WAITS)], [5, 0, 3, 2],
+        {1: "QueueQuota"},
+    ),
+    "so does a claim that fills it": Case(
+        (4, 6), [(0, 4, RUNS), (0, 3, RUNS), (1, 4, WAITS), (1, 2, WAITS)], [4, 0, 4, 2],
+        {1: "QueueQuota"},
+    ),
 }  # fmt: skip
 
 
@@ -121,15 +129,30 @@ def test_a_claim_within_the_quota_waits_only_for_what_cannot_be_taken_back(
     second = data.draw(st.integers(0, total - first))
     quota = [first, second, total - first - second]
     picture = in_queues(snapshot, queues, quota)
-    shares = Philly(reclaim_at=0.0)(picture).gpus
-    check(picture, Philly(reclaim_at=0.0)(picture))
-    free = total - int(shares.sum())
+    reclaim_at = data.draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+    answer = Philly(reclaim_at)(picture)
+    check(picture, answer)
+    shares, free = answer.gpus, total - int(answer.gpus.sum())
     assert not ((shares == 0) & (jobs.gpus_requested <= free)).any()
     for queue in range(3):
         mine = np.array(queues, np.int64) == queue
         within = mine & (shares == 0) & (shares[mine].sum() + jobs.gpus_requested <= quota[queue])
-        # Quotas add up to the cluster, and all that is lent may be taken back.
-        assert not within.any()
+        # Quotas add up to the cluster, and all that is lent may be taken back if it is full enough.
+        assert not within.any() or total - free < reclaim_at * total
+        for row in np.flatnonzero(within).tolist():
+            why = answer.waiting.of(row)
+            assert why is not None
+            assert "not full enough" in why.sentence
+
+
+def test_a_claim_that_all_that_is_lent_would_not_satisfy_is_told_so() -> None:
+    # Quotas of 8 and 8 on ten GPUs, as when some were lost. Busy are nine tenths.
+    rows = [rigid("a", 8, holds=True), rigid("b", 1, holds=True), rigid("c", 4)]
+    answer = Philly()(in_queues(snapshot_of(10, rows), [0, 0, 1], [8, 8]))
+    assert answer.shares.tolist() == [8, 1, 0]
+    why = answer.waiting.of(2)
+    assert why is not None
+    assert why.sentence == "it is within its queue's quota, but only 2 GPUs are free or lent"
 
 
 def nodes(*racks: Sequence[int]) -> Cluster:

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,15 +15,65 @@ from coddl.core.named import Part
 from coddl.core.snapshot import Snapshot
 
 
+class Books(NamedTuple):
+    """What jobs need and queues are entitled to, and who has what so far."""
+
+    need: IntColumn
+    queue: IntColumn
+    quota: IntColumn  # of each queue
+    line: IntColumn  # rows: who runs first, in order of start
+    shares: IntColumn
+    own: IntColumn  # of each queue: what it has of its quota
+    lent: BoolColumn  # which rows are beyond their queue's quota
+
+
 @part
-def take_back(lent: BoolColumn, line: IntColumn, shares: IntColumn) -> int:
-    """Stop the newest borrower, the last in `line` of those who run; return what it held."""
-    for k in range(line.shape[0] - 1, -1, -1):
-        row = line[k]
-        if lent[row] and shares[row] > 0:
-            freed, shares[row] = shares[row], 0
+def take_back(books: Books) -> int:
+    """Stop the newest borrower, the last in line of those who run; return what it held."""
+    for k in range(books.line.shape[0] - 1, -1, -1):
+        row = books.line[k]
+        if books.lent[row] and books.shares[row] > 0:
+            freed, books.shares[row] = books.shares[row], 0
             return int(freed)
     return 0
+
+
+@part
+def grant(books: Books, gpus: int, reclaim_at: float) -> bool:
+    """Serve the first claim within a quota that can be served; tell whether there was one."""
+    free, borrowed = gpus - books.shares.sum(), books.shares[books.lent].sum()
+    takes_back = gpus - free >= reclaim_at * gpus
+    for row in books.line:
+        need, queue = books.need[row], books.queue[row]
+        if books.shares[row] > 0 or books.own[queue] + need > books.quota[queue]:
+            continue
+        if need <= free or (takes_back and need <= free + borrowed):
+            while free < need:
+                free += take_back(books)
+            books.shares[row] = need
+            books.own[queue] += need
+            return True
+    return False
+
+
+@part
+def lend(books: Books, gpus: int) -> None:
+    """Lend what is free, to the queue that has least for its quota."""
+    used, free = np.zeros_like(books.quota), gpus - books.shares.sum()
+    for row in books.line:
+        used[books.queue[row]] += books.shares[row]
+    while True:
+        best, least = -1, np.inf
+        for row in books.line:
+            queue = books.queue[row]
+            part_used = used[queue] / max(books.quota[queue], 1)
+            if books.shares[row] == 0 and books.need[row] <= free and part_used < least:
+                best, least = row, part_used
+        if best < 0:
+            return
+        books.shares[best], books.lent[best] = books.need[best], True
+        used[books.queue[best]] += books.need[best]
+        free -= books.need[best]
 
 
 @kernel
@@ -36,38 +87,22 @@ def serve(
     reclaim_at: float,
 ) -> tuple[IntColumn, IntColumn]:
     """The shares, and what each queue has of its own. `line`: who runs first, in order of start."""
-    shares, own, free = np.zeros_like(need), np.zeros_like(quota), gpus
-    used, lent = np.zeros_like(quota), np.zeros(need.shape[0], np.bool_)
-    borrowed = 0
+    shares, own, lent = np.zeros_like(need), np.zeros_like(quota), np.zeros(need.shape[0], np.bool_)
+    books, free = Books(need, queue, quota, line, shares, own, lent), gpus
     for row in line:  # who runs stays; what is beyond its queue's quota is borrowed
         if runs[row] and need[row] <= free:
             shares[row], free = need[row], free - need[row]
             if own[queue[row]] + need[row] <= quota[queue[row]]:
                 own[queue[row]] += need[row]
             else:
-                lent[row], borrowed = True, borrowed + need[row]
-    for row in line:  # a claim within the quota
-        if shares[row] > 0 or lent[row] or own[queue[row]] + need[row] > quota[queue[row]]:
-            continue
-        if gpus - free >= reclaim_at * gpus and need[row] <= free + borrowed:
-            while free < need[row]:
-                freed = take_back(lent, line, shares)
-                free, borrowed = free + freed, borrowed - freed
-        if need[row] <= free:
-            shares[row], free = need[row], free - need[row]
-            own[queue[row]] += need[row]
-    for row in line:
-        used[queue[row]] += shares[row]
-    while True:  # lend what is left, to the queue that has least for its quota
-        best, least = -1, np.inf
-        for row in line:
-            part_used = used[queue[row]] / max(quota[queue[row]], 1)
-            if shares[row] == 0 and need[row] <= free and part_used < least:
-                best, least = row, part_used
-        if best < 0:
-            return shares, own
-        shares[best], free = need[best], free - need[best]
-        used[queue[best]] += need[best]
+                lent[row] = True
+    some = True
+    while some:  # what is lent may fill the cluster, so that more can be taken back
+        while grant(books, gpus, reclaim_at):
+            pass
+        lend(books, gpus)
+        some = grant(books, gpus, reclaim_at)
+    return shares, own
 
 
 @dataclass(frozen=True)
@@ -87,15 +122,18 @@ class Philly:
         came_s = np.where(runs, jobs.last_start_s, jobs.submitted_s)
         line = np.lexsort((jobs.id, came_s, ~runs))
         shares, own = serve(need, queue, quota, line, runs, total, self.reclaim_at)
-        without, free = shares == 0, total - int(shares.sum())
-        has = own[queue] + need <= quota[queue]
-        beyond = "its queue has its quota, and fewer GPUs than it asks for are idle to be lent"
-        lent = "it is within its queue's quota, but the cluster is not full enough to take back"
-        lent += f" what is lent, and only {free} GPUs are free"
+        without, free, queues = shares == 0, total - int(shares.sum()), snapshot.quota_gpus.size > 0
+        has, left = own[queue] + need <= quota[queue], total - int(own.sum())
+        beyond = "it is beyond its queue's quota, and fewer GPUs than it asks for are idle"
+        within = "it is within its queue's quota, but"
+        short = f"{within} only {left} GPUs are free or lent"
+        early = f"{within} the cluster is not full enough to take back what is lent"
+        early += f", and only {free} GPUs are free"
         waiting = (
             because(without & (need > total), "Infeasible", f"it needs more than all {total} GPUs")
-            | because(without & ~has & (snapshot.quota_gpus.size > 0), "QueueQuota", beyond)
-            | because(without & has & (snapshot.quota_gpus.size > 0), "Resources", lent)
+            | because(without & ~has & queues, "QueueQuota", beyond)
+            | because(without & (need > left) & queues, "Resources", short)
+            | because(without & queues, "Resources", early)
             | because(without, "Resources", f"it needs more than the {free} free")
         )
         return Allocation(shares, waiting)
