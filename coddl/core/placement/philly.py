@@ -23,6 +23,7 @@ from coddl.core.placement.room import (
     NONE,
     Room,
     Taken,
+    nodes_to_hold,
     nothing_taken,
     seats_from,
     take,
@@ -74,20 +75,10 @@ def rack_with_most(counts: IntMatrix, need: int, nodes: int) -> int:
 
 
 @part
-def fewest_nodes(ground: Ground, need: int, kind: int) -> int:
-    """Nodes that the GPUs would take if all were free."""
-    largest = 1
-    for node in range(ground.node_gpus.shape[0]):
-        if kind < 0 or ground.node_kind[node] == kind:
-            largest = max(largest, ground.node_gpus[node])
-    return int((need + largest - 1) // largest)
-
-
-@part
 def ask(found: Found, held: Taken, row: int, need: int, kind: int, more: int) -> bool:
     """Try to seat a row on the fewest nodes, or on up to `more`; else hold what is free there."""
     room, counts = found.room, census(found.room, kind)
-    fewest = fewest_nodes(room.ground, need, kind)
+    fewest = nodes_to_hold(room, room.ground.node_gpus, need, kind)
     rack = NONE
     for nodes in range(fewest, fewest + more + 1):
         rack = rack_with_most(counts, need, nodes)
@@ -137,7 +128,8 @@ def place_local(
             elif need > 0 and asks[row]:
                 limit = more[row]
                 if wishes.spans[row] == 0:
-                    limit = 1 - fewest_nodes(ground, need, kind)  # 0, or it can't be seated at all
+                    # 0, or it can't be seated at all.
+                    limit = 1 - nodes_to_hold(found.room, ground.node_gpus, need, kind)
                 if limit >= 0:
                     ask(found, held, row, need, kind, limit)
     for_later = np.zeros_like(ground.island_gpus)

@@ -218,6 +218,22 @@ def widest(room: Room, kind: int, rack: int) -> int:
 
 
 @part
+def nodes_to_hold(room: Room, sizes: IntColumn, need: int, kind: int) -> int:
+    """The fewest nodes of a kind (-1: any), of these sizes, that hold so many GPUs; or too many."""
+    of_size, nodes = np.zeros(room.head.shape[1], np.int64), 0
+    for node in range(sizes.shape[0]):
+        if kind < 0 or room.ground.node_kind[node] == kind:
+            of_size[sizes[node]] += 1
+    for size in range(of_size.shape[0] - 1, 0, -1):
+        some = min(of_size[size], (need + size - 1) // size)
+        nodes += some
+        need -= some * size
+        if need <= 0:
+            return int(nodes)
+    return int(sizes.shape[0] + 1)
+
+
+@part
 def best_zone(room: Room, need: int, kind: int) -> int:
     """The zone of this kind (-1: any) that `need` GPUs fill best; -1 if none has room for all."""
     best = -1
