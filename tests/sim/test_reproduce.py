@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from coddl.core.errors import UserError
-from coddl.sim.reproduce import afs, thrashing
+from coddl.core.placement.registry import placement_from
+from coddl.sim.reproduce import afs, philly, thrashing
 from coddl.sim.reproduce.experiment import Experiment, Finding, MissingData, Plot, Setting
 from coddl.sim.reproduce.plot import COLOURS, drawn, ticks, write_plot, written
 from coddl.sim.reproduce.registry import ALL, EXPERIMENTS, experiments_named
+from coddl.testing.builders import speeds_from
 from coddl.traces.make import poisson
-from coddl.traces.trace import Trace
+from coddl.traces.trace import Trace, trace_of
 
 SVG: Final = "{http://www.w3.org/2000/svg}"
 # Those that need no data and little time; `make results` runs all of them.
@@ -123,6 +125,20 @@ def test_a_job_alone_stands_still_for_its_start_and_no_longer() -> None:
 def submitted(times_s: list[float]) -> Trace:
     """Give a trace of jobs that come at these times."""
     return replace(poisson(jobs=len(times_s), gpus=64), submitted_s=np.array(times_s))
+
+
+def test_waits_are_told_apart_by_cause() -> None:
+    # Two jobs for the only server, an hour each: the second waits for neither share nor locality.
+    jobs = trace_of(
+        "two",
+        speeds_from([[1.0] * 8]),
+        submitted_s=np.zeros(2),
+        curve=np.zeros(2, np.int64),
+        iterations=np.full(2, 3600.0),
+        gpus_requested=np.full(2, 8),
+    )
+    seen = philly.watch(jobs, 8, placement_from("philly"), "none")
+    assert philly.Trade.of(seen, 5, 8) == pytest.approx((0.0, 0.0, 30.0, 1.0, 1.5))
 
 
 def test_queues_are_told_from_small_to_large() -> None:
