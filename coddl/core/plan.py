@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def memory(self) -> FloatMatrix:
-        """What the policy wants to remember."""
+        """What to carry over to the next decision."""
         memory = self.allocation.memory
         return self.snapshot.memory if memory is None else memory
 

@@ -67,7 +67,9 @@ class Scheduler:
         cut = replace(allocation, shares=placed.shares, seats=None, wake_at_s=wake_at_s)
         nothing = Allocation(np.zeros(aside.size, np.int64), memory=snapshot.memory.copy())
         whole = cut if rows.size == aside.size else _merged(nothing, cut, rows)
-        whole = replace(whole, waiting=reasons | whole.waiting, wake_at_s=wake_at_s)
+        memory = snapshot.remembering(whole.memory, aside)
+        waiting = reasons | whole.waiting
+        whole = replace(whole, waiting=waiting, wake_at_s=wake_at_s, memory=memory)
         return Plan(snapshot, whole, _for_all(placed, rows, aside.size))
 
     def _placed(self, snapshot: Snapshot, allocation: Allocation) -> Placed:

@@ -6,12 +6,15 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from coddl.core.cluster import Cluster
-from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
+from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import JobTable
 from coddl.core.seats import Seats
 from coddl.core.speed.table import Speeds, Steps
 
-MEMORY_COLUMNS: Final = 6  # what a policy may remember of a job from one decision to the next
+MEMORY_COLUMNS: Final = 7  # what is remembered of a job from one decision to the next
+# The last is the scheduler's: when a job that has a share was first refused a place, plus 1, as 0
+# is for all others. The rest is the policy's.
+REFUSED_S: Final = MEMORY_COLUMNS - 1
 
 
 class Picture(NamedTuple):
@@ -38,7 +41,7 @@ class Snapshot:
     cluster: Cluster
     jobs: JobTable
     speeds: Speeds
-    memory: FloatMatrix  # [jobs, MEMORY_COLUMNS], what the policy carried over; zeros for a new job
+    memory: FloatMatrix  # [jobs, MEMORY_COLUMNS], what was carried over; zeros for a new job
     seed: int = 1  # of the policy's coin, 1..2**31-2; a driver draws a new one for each decision
     seats: Seats | None = None  # where each row's GPUs are; None: nobody places them
     reserved: IntColumn | None = None  # by island: GPUs that are kept for somebody
@@ -46,9 +49,18 @@ class Snapshot:
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))  # by queue
 
     @property
-    def waited_s(self) -> FloatColumn:
-        """How long each job has been in the system without GPUs."""
-        return self.now_s - self.jobs.submitted_s - self.jobs.executed_s
+    def unplaced_s(self) -> FloatColumn:
+        """How long each job has had a share and no place for it; 0 until it is refused one."""
+        refused_s = self.memory[:, REFUSED_S]
+        return np.where(refused_s > 0.0, self.now_s + 1.0 - refused_s, 0.0)
+
+    def remembering(self, memory: FloatMatrix | None, refused: BoolColumn) -> FloatMatrix:
+        """What to carry over: what the policy remembers, and since when rows have no place."""
+        out = (self.memory if memory is None else memory).copy()
+        before_s = self.memory[:, REFUSED_S]
+        since_s = np.where(before_s > 0.0, before_s, self.now_s + 1.0)
+        out[:, REFUSED_S] = np.where(refused, since_s, 0.0)
+        return out
 
     def seconds_left_at(self, gpus: IntColumn) -> FloatColumn:
         """Time each job would still take at these shares; NaN where its length is unknown."""
@@ -79,5 +91,5 @@ class Snapshot:
 
 
 def no_memory(jobs: int) -> FloatMatrix:
-    """The memory of a policy that has not decided anything yet."""
+    """The memory of jobs that nothing was decided about yet."""
     return np.zeros((jobs, MEMORY_COLUMNS))

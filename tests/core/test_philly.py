@@ -14,10 +14,12 @@ from coddl.core.invariants import check
 from coddl.core.jobs import QUEUE, JobTable
 from coddl.core.placement.philly import PhillyPlacement
 from coddl.core.placement.placement import Placed, check_placed
+from coddl.core.plan import Plan
 from coddl.core.policies.philly import Philly
+from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.seats import Seats
-from coddl.core.snapshot import Snapshot
+from coddl.core.snapshot import REFUSED_S, Snapshot, no_memory
 from coddl.testing import job, snapshot_of
 from coddl.testing.builders import JobRow
 from coddl.testing.contract import SETTINGS, snapshots
@@ -164,18 +166,14 @@ def nodes(*racks: Sequence[int]) -> Cluster:
 def placed(
     cluster: Cluster,
     jobs: Sequence[tuple[int, Mapping[int, int] | None]],
-    waited_s: float = 0.0,
+    unplaced_s: float = 0.0,
     strategy: PhillyPlacement | None = None,
 ) -> Placed:
-    """Place jobs of (GPUs, where they sit or None); those that sit nowhere have waited so long."""
-    rows = [
-        job(str(at), 1, gpus, holds=gpus if seats else 0, executed_s=waited_s if seats else 0.0)
-        for at, (gpus, seats) in enumerate(jobs)
-    ]
-    total = cluster.gpus_total
-    snapshot = snapshot_of(total, rows, now_s=waited_s)
-    where = Seats.of([dict(seats or {}) for _, seats in jobs])
-    snapshot = replace(snapshot, cluster=cluster, seats=where)
+    """Place jobs of (GPUs, where they sit or None); those without were refused so long ago."""
+    rows = [job(str(at), 1, gpus, sits=seats) for at, (gpus, seats) in enumerate(jobs)]
+    snapshot = snapshot_of(cluster, rows, now_s=unplaced_s)
+    if unplaced_s > 0.0:
+        snapshot.memory[snapshot.jobs.gpus == 0, REFUSED_S] = 1.0  # at 0 s
     allocation = Allocation(np.array([gpus for gpus, _ in jobs], np.int64))
     out = (strategy or PhillyPlacement())(snapshot, allocation)
     check_placed(snapshot, allocation, out)
@@ -192,12 +190,12 @@ FRESH, SECOND, THIRD = (270.0 * tries for tries in range(3))
 
 @dataclass(frozen=True)
 class Spot:
-    """A job of `gpus` on a cluster where so much of each node is in use, after a wait."""
+    """A job of `gpus` on a cluster where so much of each node is in use, some time without."""
 
     cluster: Cluster
     used: Sequence[int]
     gpus: int
-    waited_s: float
+    unplaced_s: float
     want: Mapping[int, int]
     holds: Mapping[int, int] | None = None  # what is kept for it while it waits
 
@@ -238,9 +236,9 @@ SPOTS = {
 
 
 @pytest.mark.parametrize("spot", SPOTS.values(), ids=SPOTS.keys())
-def test_locality_is_relaxed_while_a_job_waits(spot: Spot) -> None:
+def test_locality_is_relaxed_while_a_job_has_no_place(spot: Spot) -> None:
     jobs = [*busy(*spot.used), (spot.gpus, None)]
-    out = placed(spot.cluster, jobs, spot.waited_s)
+    out = placed(spot.cluster, jobs, spot.unplaced_s)
     assert out.seats.row(len(jobs) - 1) == spot.want
     assert [out.seats.row(row) for row in range(len(jobs) - 1)] == [seat for _, seat in jobs[:-1]]
     assert out.reserved is not None
@@ -252,15 +250,17 @@ def test_locality_is_relaxed_while_a_job_waits(spot: Spot) -> None:
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "wake_at_s"),
+    ("unplaced_s", "wake_at_s"),
     [(0.0, 150.0), (149.0, 150.0), (150.0, 270.0), (200.0, 270.0), (280.0, 420.0)],
 )
-def test_it_asks_to_be_woken_when_a_job_changes_its_mind(waited_s: float, wake_at_s: float) -> None:
+def test_it_asks_to_be_woken_when_a_job_changes_its_mind(
+    unplaced_s: float, wake_at_s: float
+) -> None:
     # One GPU is free on each of four nodes: the third try is the first that could succeed.
-    out = placed(nodes([2, 2, 2, 2]), [*busy(1, 1, 1, 1), (4, None)], waited_s)
+    out = placed(nodes([2, 2, 2, 2]), [*busy(1, 1, 1, 1), (4, None)], unplaced_s)
     assert out.seats.row(4) == {}
     assert out.wake_at_s == pytest.approx(wake_at_s, abs=1e-3)
-    assert out.wake_at_s > waited_s
+    assert out.wake_at_s > unplaced_s
 
 
 def test_what_one_job_holds_another_cannot_take() -> None:
@@ -289,6 +289,45 @@ def test_a_job_that_waits_for_locality_stops_nobody_and_says_so() -> None:
     assert (fragmented.code, over_quota.code) == ("Topology", "QueueQuota")
 
 
+def decided(snapshot: Snapshot, now_s: float, last: Plan | None = None) -> Plan:
+    """Decide at a time, with what the last decision has left to remember."""
+    memory = snapshot.memory if last is None else last.memory
+    scheduler = Scheduler(policy_from("fifo:backfill=true"), placement=PhillyPlacement())
+    return scheduler.decide(replace(snapshot, now_s=now_s, memory=memory))
+
+
+def test_a_job_relaxes_from_its_first_refusal_on_not_from_its_submission() -> None:
+    # Behind a full cluster job 2 has no share for an hour; then two GPUs of each node are free.
+    full = [job("a", 4, 4, sits={0: 4}), job("b", 4, 4, sits={1: 4}), job("c", 4, 4)]
+    queued = decided(snapshot_of(nodes([4, 4]), full), 0.0)
+    queued = decided(snapshot_of(nodes([4, 4]), full), 3600.0, queued)
+    assert (queued.memory[:, REFUSED_S] == 0.0).all()
+    halves = [job("a", 2, 2, sits={0: 2}), job("b", 2, 2, sits={1: 2}), job("c", 4, 4)]
+    apart = snapshot_of(nodes([4, 4]), halves)
+    first = decided(apart, 3600.0, queued)
+    assert first.shares.tolist() == [2, 2, 0]
+    assert first.allocation.wake_at_s == pytest.approx(3750.0, abs=1e-3)
+    second = decided(apart, 3600.0 + 200.0, first)  # it rests
+    assert second.shares.tolist() == [2, 2, 0]
+    third = decided(apart, 3600.0 + 270.0, second)
+    assert third.shares.tolist() == [2, 2, 4]
+    assert third.memory[2, REFUSED_S] == 0.0
+    # Who has no share any more asks anew when it has one again.
+    assert (decided(snapshot_of(nodes([4, 4]), full), 3800.0, second).memory == 0.0).all()
+
+
+def test_a_refusal_at_the_beginning_of_time_is_remembered_and_no_policy_touches_it() -> None:
+    def forgetful(snapshot: Snapshot) -> Allocation:
+        return Allocation(snapshot.jobs.gpus_requested.copy(), memory=no_memory(snapshot.jobs.size))
+
+    apart = snapshot_of(nodes([4, 4]), [job("a", 4, 4, sits={0: 2, 1: 2}), job("b", 4, 4)])
+    scheduler = Scheduler(forgetful, placement=PhillyPlacement())
+    first = scheduler.decide(apart)
+    later = scheduler.decide(replace(apart, now_s=100.0, memory=first.memory))
+    assert first.shares.tolist() == later.shares.tolist() == [4, 0]
+    assert replace(apart, now_s=250.0, memory=later.memory).unplaced_s.tolist() == [0.0, 250.0]
+
+
 @given(data=st.data())
 @SETTINGS
 def test_every_placement_can_be_carried_out(data: st.DataObject) -> None:
@@ -307,10 +346,10 @@ def test_every_placement_can_be_carried_out(data: st.DataObject) -> None:
     while free and data.draw(st.booleans()):
         jobs.append((data.draw(st.integers(1, free)), None))
         free -= jobs[-1][0]
-    waited_s = data.draw(st.floats(0.0, 5000.0))
+    unplaced_s = data.draw(st.floats(0.0, 5000.0))
     if not jobs:
         return
-    out = placed(cluster, jobs, waited_s)  # which checks it
-    assert out.wake_at_s > waited_s
+    out = placed(cluster, jobs, unplaced_s)  # which checks it
+    assert out.wake_at_s > unplaced_s
     for row, (_, seats) in enumerate(jobs):
         assert not seats or out.seats.row(row) == seats

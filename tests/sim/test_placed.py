@@ -37,6 +37,22 @@ def test_where_places_cost_nothing_shares_alone_tell_the_story(
     assert placed.migrations == 0
 
 
+@pytest.mark.parametrize("name", ["consolidate", "philly"])
+def test_who_queued_for_a_share_starts_as_soon_as_it_has_one(name: str) -> None:
+    # Between 150 s and 270 s a job of `philly` would rest, had it asked for a place at 0 s.
+    trace = trace_of(
+        "two",
+        speeds_from([[4.0, 2.0, 1.5, 1.0]]),
+        submitted_s=np.zeros(2),
+        curve=np.zeros(2, np.int64),
+        iterations=np.full(2, 200.0),
+        gpus_requested=np.full(2, 4),
+    )
+    case = Case("fifo", policy_from("fifo"), trace, 4, cluster=Cluster.of(4, 4))
+    run = run_case(replace(case, placement=placement_from(name)))
+    assert run.first_start_s.tolist() == pytest.approx([0.0, 200.0])
+
+
 def scattering() -> Trace:
     """Two jobs of 3 GPUs for 100 s, and one of 2 GPUs for 400 s: all at once."""
     speeds = speeds_from([[6.0, 3.0, 2.0, 1.5], [2.0, 1.0]])

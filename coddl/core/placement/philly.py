@@ -1,4 +1,4 @@
-"""Locality first, and less of it the longer a job waits."""
+"""Locality first, and less of it the longer a job waits for a place."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -140,11 +140,12 @@ def place_local(
 
 @dataclass(frozen=True)
 class PhillyPlacement:
-    """Starts a job on the fewest nodes of one rack, and relaxes that while the job waits.
+    """Starts a job on the fewest nodes of one rack, and relaxes that while it has no place.
 
-    A job asks for nodes of the rack that has most of them with room, and holds what is free there.
-    If it does not get all its GPUs within `timeout_s` it releases what it holds, waits for
-    `backoff_s`, and asks again, each time on up to one more node; in the end in several racks.
+    A job that has a share asks for nodes of the rack that has most of them with room, and holds
+    what is free there. If it does not get all its GPUs within `timeout_s` it releases what it
+    holds, waits for `backoff_s`, and asks again, each time on up to one more node; in the end in
+    several racks. What it waited for before it had a share does not count.
     (Philly, ATC '19.)
     """
 
@@ -154,9 +155,9 @@ class PhillyPlacement:
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         ground, seats, jobs = snapshot.cluster.ground, snapshot.seats, snapshot.jobs
         assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
-        cycle_s, waited_s = self.timeout_s + self.backoff_s, snapshot.waited_s + SLACK_S
-        tries = np.floor(waited_s / cycle_s)
-        since_s = waited_s - tries * cycle_s
+        cycle_s, unplaced_s = self.timeout_s + self.backoff_s, snapshot.unplaced_s + SLACK_S
+        tries = np.floor(unplaced_s / cycle_s)
+        since_s = unplaced_s - tries * cycle_s
         asks = since_s < self.timeout_s
         order = np.lexsort((jobs.id, jobs.submitted_s))
         wishes = wishes_of(snapshot, allocation, order)

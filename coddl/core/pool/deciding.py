@@ -124,7 +124,7 @@ def _wake_at_s(pool: Pool, sight: Sight, plan: Plan) -> float | None:
 
 
 def _memories(sight: Sight, plan: Plan) -> dict[int, tuple[float, ...]]:
-    """Give what the policy wants to remember, where that is new."""
+    """Give what is to be remembered, where that is new."""
     return {
         job.id: memory
         for job, values in zip(sight.jobs, plan.memory.tolist(), strict=True)

@@ -12,6 +12,7 @@ from coddl.core.lifecycle import Phase
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState, Measured, is_news
 from coddl.core.pool.orders import Lead, Orders, Seat
+from coddl.core.snapshot import REFUSED_S
 
 PAST_MAX: Final = 1000  # jobs that are over whose GPU-time policies may learn from
 LOSSES_MAX: Final = 5  # runs in a row that may be lost without a step
@@ -181,6 +182,7 @@ class Pool:
     def _hold(self, job: JobState, by: str, now_s: float) -> None:
         job.held = True
         job.waiting = None
+        job.memory = job.memory[:REFUSED_S]  # it asks for no place until it is released
         if not job.has_run:
             job.move("suspended", now_s, f"{by or 'a user'} suspended it")
 

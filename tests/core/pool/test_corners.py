@@ -5,6 +5,7 @@ import pytest
 from coddl.core.pool import records as r
 from coddl.core.pool.explain import explain
 from coddl.core.pool.state import Pool
+from coddl.core.snapshot import REFUSED_S
 from tests.core.pool.story import Story
 
 
@@ -151,3 +152,24 @@ def test_what_changes_a_little_with_every_step_is_not_told_again() -> None:
     outcome = story.happen(r.JobPrioritised(jobs[1], 1, "ada"))
     (decided,) = [each for each in outcome.records if isinstance(each, r.Decided)]
     assert decided.rows == ()
+
+
+def test_since_when_a_job_has_no_place_is_in_the_journal_and_a_hold_ends_it() -> None:
+    # On each of two nodes one device of three is left: the third job waits for two on one node.
+    story = Story(3, 3)
+    story.happen(r.PolicyChosen("fifo", "ada", "philly"))
+    story.submit(2, tier="restartable")
+    story.submit(2, tier="restartable")
+    job = story.submit(2, tier="restartable")
+    asked_s = story.now_s
+    story.submit(3, tier="restartable")
+    assert story.job(job).memory[REFUSED_S] == asked_s + 1.0
+    copy = Pool()
+    for _, now_s, record in story.journal:
+        copy.apply(record, now_s)
+    assert copy.jobs[job].memory == story.job(job).memory
+    story.happen(r.JobHeld(job, "ada"))
+    story.happen(r.JobReleased(job, "ada"))
+    assert story.job(job).memory[REFUSED_S] == story.now_s + 1.0
+    story.join("c", 2)
+    assert story.job(job).memory[REFUSED_S] == 0.0
