@@ -13,9 +13,10 @@ from coddl.traces.trace import Trace, smallest_shares
 
 UNSUCCESSFUL: Final = 0.172  # of all jobs (Philly, ATC '19)
 KILLED: Final = 0.135
-KILLED_GPU_TIME: Final = 37.7 / (37.7 + 44.5)  # of that of the jobs that pass or are killed
+PASSED_TIME, KILLED_TIME, UNSUCCESSFUL_TIME = 44.5, 37.7, 17.8  # % of the GPU-time
 # The rest is our reading of "many are quick" and "more common for larger jobs" (same source).
-ERROR_SPREAD: Final = 2.0  # of the logarithm of the time to a user's error
+QUICK: Final = 0.5  # of the errors
+ERROR_SPREAD: Final = 2.0  # of the logarithm of the time to a quick one
 PER_DOUBLING: Final = 0.25  # by which the odds of an error grow with each doubling of the request
 PRERUN_S: Final = 120.0  # a run on one GPU shows what goes wrong in the first so many seconds
 
@@ -46,18 +47,19 @@ class FailureModel(Protocol):
 class PhillyFailures:
     """Fails and kills as many jobs as in Microsoft's Philly cluster (ATC '19).
 
-    17.2 % of the jobs have an error of their user's: it strikes early (log-normal) and again at
-    each retry, and larger jobs have more of them. 13.5 % are killed by their user somewhere on
-    their way, and so many long ones are among them that they take as much of the GPU-time as
-    published. Hardware fails now and then, after so much GPU-time in the mean; the job goes on
-    from its last checkpoint.
+    17.2 % of the jobs have an error, which strikes again at each retry: half of them early
+    (log-normal), larger jobs more often; the others somewhere on their way. 13.5 % are killed by
+    their user, somewhere on their way, too. Among those so many are long that unsuccessful and
+    killed jobs take as much of the GPU-time as published. Hardware fails now and then, after so
+    much GPU-time in the mean; the job goes on from its last checkpoint.
     """
 
     retries: int = 3  # after which a job is given up
     checkpoint_s: Annotated[float, "above 0"] = 1800.0
-    error_s: Annotated[float, "above 0"] = 120.0  # median time to an error of the user
+    error_s: Annotated[float, "above 0"] = 120.0  # median time to a quick error
     hardware_gpu_h: Annotated[float, "above 0"] = 5000.0  # mean time to a failure of hardware
     prerun: bool = False  # jobs for several GPUs first show on one that they can train at all
+    classify: bool = False  # what would strike again is not retried
 
     def __post_init__(self) -> None:
         if not 0 <= self.retries <= 100:
@@ -70,13 +72,13 @@ class PhillyFailures:
     def draw(self, trace: Trace, seed: int) -> Drawn:
         """Draw what goes wrong with each job."""
         rng = np.random.default_rng((seed, trace.size))
-        length_s = trace.length_s
-        odds = _error_odds(trace)
-        errs = rng.random(trace.size) < odds
+        length_s, odds = trace.length_s, _odds(trace)
+        quick, late, kills = (rng.random(trace.size) < each for each in odds)
+        errs = quick | late
+        on_its_way_s = rng.random(trace.size) * length_s
         error_s = rng.lognormal(np.log(self.error_s), ERROR_SPREAD, trace.size)
-        error_s = np.where(error_s < length_s, error_s, rng.random(trace.size) * length_s)
-        killed = rng.random(trace.size) < _kill_odds(length_s * trace.gpus_requested, odds)
-        kill_s = np.where(killed & ~errs, rng.random(trace.size) * length_s, np.inf)
+        error_s = np.where(quick & (error_s < length_s), error_s, on_its_way_s)
+        kill_s = np.where(kills & ~errs, on_its_way_s, np.inf)
         gaps_s = rng.exponential(self.hardware_gpu_h * 3600.0, (self.retries + 1, trace.size))
         strikes_s = gaps_s.cumsum(axis=0) / trace.gpus_requested
         strikes_s = np.minimum(strikes_s, np.where(errs, error_s, np.inf))
@@ -85,6 +87,8 @@ class PhillyFailures:
             for at_s in (strikes_s, kill_s)
         )
         fails_at = np.vstack((fails_at, np.full(trace.size, np.inf)))
+        if self.classify:
+            fails_at[1:][errs & (strikes_s == error_s)] = np.inf
         faults = Faults(fails_at, ends_at, self.checkpoint_s)
         caught = errs & (error_s <= PRERUN_S) & (trace.gpus_requested > 1)
         return _prerun(trace, faults, caught, error_s) if self.prerun else Drawn(trace, faults)
@@ -95,20 +99,31 @@ def failures_from(spec: str) -> FailureModel | None:
     return None if spec == "none" else chosen({"philly": PhillyFailures}, spec, "failure model")
 
 
-def _error_odds(trace: Trace) -> FloatColumn:
-    """How likely each job has an error, larger ones more; on average as published."""
-    weight = 1.0 + PER_DOUBLING * np.log2(trace.gpus_requested)
-    odds: FloatColumn = np.minimum(1.0, UNSUCCESSFUL * weight / max(weight.sum(), 1.0) * trace.size)
-    return odds
+def _odds(trace: Trace) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """How likely each job has a quick error; if not, a late one; if neither, is killed.
 
-
-def _kill_odds(gpu_s: FloatColumn, errs: FloatColumn) -> FloatColumn:
-    """How likely a job without an error is killed, given the GPU-time it would take.
-
-    The odds are min(1, exp(c) gpu_s^a). Of jobs and of GPU-time (a killed job takes half of its
-    own, in the mean) the published parts are killed; where all jobs are alike, of jobs.
+    Who has a late error or is killed takes half of its GPU-time, in the mean.
     """
-    log_gpu_s, goes = np.log(gpu_s) - np.log(gpu_s.max(initial=1.0)), 1.0 - errs
+    weight = 1.0 + PER_DOUBLING * np.log2(trace.gpus_requested)
+    weight *= trace.size / max(weight.sum(), 1.0)
+    quick = np.minimum(1.0, QUICK * UNSUCCESSFUL * weight)
+    gpu_s, killed_time = trace.length_s * trace.gpus_requested, 2.0 * KILLED_TIME
+    late_time, well_time = 2.0 * UNSUCCESSFUL_TIME, PASSED_TIME + killed_time
+    part = late_time / (late_time + well_time)
+    late = _by_length(gpu_s, 1.0 - quick, (1.0 - QUICK) * UNSUCCESSFUL, part)
+    well = (1.0 - quick) * (1.0 - late)
+    return quick, late, _by_length(gpu_s, well, KILLED, killed_time / well_time)
+
+
+def _by_length(
+    gpu_s: FloatColumn, some: FloatColumn, of_jobs: float, of_time: float
+) -> FloatColumn:
+    """How likely it strikes a job, given the GPU-time it would take and the odds that it can.
+
+    The odds are min(1, exp(c) gpu_s^a). Of all jobs, and of the GPU-time that those would take
+    whom it can strike, it strikes these parts; where all jobs are alike, of jobs.
+    """
+    log_gpu_s = np.log(gpu_s) - np.log(gpu_s.max(initial=1.0))
 
     def odds(slope: float, height: float) -> FloatColumn:
         out: FloatColumn = np.minimum(1.0, np.exp(height + slope * log_gpu_s))
@@ -116,14 +131,14 @@ def _kill_odds(gpu_s: FloatColumn, errs: FloatColumn) -> FloatColumn:
 
     def height_at(slope: float) -> float:
         return _bisected(
-            -30.0, 60.0, lambda height: float((goes * odds(slope, height)).mean()) < KILLED
+            -30.0, 60.0, lambda height: float((some * odds(slope, height)).mean()) < of_jobs
         )
 
-    def kills_too_few(slope: float) -> bool:
-        killed = goes * odds(slope, height_at(slope)) * gpu_s / 2.0
-        return bool(killed.sum() < KILLED_GPU_TIME * ((goes * gpu_s).sum() - killed.sum()))
+    def takes_too_little(slope: float) -> bool:
+        struck = some * odds(slope, height_at(slope)) * gpu_s
+        return bool(struck.sum() < of_time * (some * gpu_s).sum())
 
-    slope = _bisected(0.0, 3.0, kills_too_few)
+    slope = _bisected(0.0, 3.0, takes_too_little)
     return odds(slope, height_at(slope))
 
 
