@@ -37,7 +37,8 @@ class Scheduler:
     at least `min_runtime_s`, if only on its minimum.
 
     With a placement it says which GPUs, too. If that finds no place for some rows, the policy is
-    asked again without them: what they leave may serve others.
+    asked again without them: what they leave may serve others. Since when a row has had a share and
+    no place is remembered, as a placement may relax with that.
     """
 
     policy: Policy
