@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -77,7 +78,7 @@ ClusterFile = Annotated[
     str,
     typer.Option(
         "--cluster",
-        metavar="FILE",
+        metavar="FILE|16x4",
         help="Racks, islands and links of the nodes, by name, for placements that look at them.",
     ),
 ]
@@ -145,10 +146,6 @@ def up(
     from coddl.engines.local import up as start
 
     check_choice(policy, placement)
-    if cluster:
-        from coddl.traces.clusters import cluster_from
-
-        cluster_from(cluster)  # says what is wrong with it
     if agents > 1 and slots is None:
         raise UserError(
             f"--agents {agents} can't be used by itself",
@@ -162,9 +159,10 @@ def up(
         slots=slots,
         policy=policy,
         placement=placement,
-        cluster=str(Path(cluster).absolute()) if cluster else "",
         cool_down_s=cool_down_s,
     )
+    if cluster:
+        options = replace(options, cluster=checked_cluster(cluster, options.nodes))
     if foreground:
         raise typer.Exit(_supervise(options))
     is_new = supervisor_of(options.folder) is None
@@ -181,6 +179,19 @@ def up(
     else:
         where = url or options.folder
         print(f"a pool is up already at {where} and stays as it is; coddl down ends it")
+
+
+def checked_cluster(spec: str, agents: tuple[str, ...]) -> str:
+    """Give what the server is told of nodes; tell whom it says nothing of."""
+    from coddl.traces.clusters import cluster_from, with_whole_path
+
+    named = {node.name for node in cluster_from(spec).nodes}
+    if strangers := ", ".join(agent for agent in agents if agent not in named):
+        note(
+            f"--cluster {spec} does not name {strangers}, so all it tells of them is its links; "
+            f"a file with names: [{strangers}] tells more"
+        )
+    return with_whole_path(spec)
 
 
 def _supervise(options: "PoolOptions") -> int:

@@ -52,7 +52,7 @@ class PoolOptions:
     slots: int | None = None  # of each agent; None: its GPUs, else its cores
     policy: str = ""
     placement: str = ""
-    cluster: str = ""  # a file that tells how nodes are wired
+    cluster: str = ""  # how nodes are wired: a short form, or the whole path of a file
     cool_down_s: float | None = None
 
     @property

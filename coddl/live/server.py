@@ -23,6 +23,7 @@ from coddl.core.pool.job import JobState
 from coddl.core.pool.records import (
     Event,
     JobSubmitted,
+    NodeJoined,
     NodeLost,
     NodeReported,
     NodeSilent,
@@ -50,6 +51,7 @@ BEATS_PER_LEASE: Final = 24
 BEAT_EVERY_MAX_S: Final = 5.0
 RETRY_S: Final = 1.0  # between attempts to write down what must not be lost
 SWIFT_S: Final = 0.02  # a turn that takes longer shall not be waited for
+NAMES_SHOWN: Final = 8  # of a cluster's nodes, in the log
 BREATH_S: Final = 0.005  # for answers to leave before conclusions are drawn
 
 log = structlog.get_logger(__name__)
@@ -242,6 +244,8 @@ class Server:
         for each in noted:
             if isinstance(each.record, JobSubmitted):
                 self._names.add(each.record.job, each.record.spec.name)
+            if isinstance(each.record, NodeJoined):
+                self._look_up(each.record.node)
             self.metrics.observe(each, self.pool)
         if noted:
             self.happened.ring()
@@ -249,6 +253,12 @@ class Server:
                 if job not in self.pool.active:
                     bell.ring()  # there is no more to come
                     del self._printed[job]
+
+    def _look_up(self, node: str) -> None:
+        """Tell if the operator has described nodes, and not this one: a name may be misspelt."""
+        if self.site is not None and node not in {each.name for each in self.site.nodes}:
+            names = ", ".join(each.name for each in self.site.nodes[:NAMES_SHOWN])
+            log.warning("--cluster does not name this node", node=node, named=names)
 
     def tell(self, nodes: frozenset[str]) -> None:
         """Have these nodes told their orders."""

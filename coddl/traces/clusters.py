@@ -39,6 +39,11 @@ NODES_MOST, GPUS_MOST = 1_000_000, 65_536
 KIND: Final = "gpu"  # of nodes that don't say
 
 
+def with_whole_path(spec: str) -> str:
+    """Give the same words for somebody who works in another folder: a short form stays as it is."""
+    return spec if all(map(SHORT.fullmatch, spec.split("+"))) else str(Path(spec).absolute())
+
+
 def cluster_from(spec: str) -> Cluster:
     """Build the cluster that a short form or a YAML file describes."""
     parts = [SHORT.fullmatch(part) for part in spec.split("+")]

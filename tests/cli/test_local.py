@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from coddl.cli.pool import checked_cluster
 from coddl.core.errors import UserError
 from coddl.engines import local
 from coddl.engines.local import Child, PoolOptions, down, make_folder, rotate, supervisor_of
@@ -69,6 +70,19 @@ class Keeper:
     def end(self) -> tuple[int, str]:
         """Wait for its end; give its exit code and its last words."""
         return self.process.wait(60), self._said.read_text()
+
+
+def test_the_server_is_given_a_short_form_as_it_is_and_unnamed_agents_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checked_cluster("2x4", ("head-1", "node-1")) == "2x4"
+    told = capsys.readouterr().err
+    assert "--cluster 2x4 does not name head-1, so all it tells" in told
+    assert "names: [head-1]" in told
+    monkeypatch.chdir(tmp_path)
+    Path("site.yaml").write_text("nodes: [{names: [head], gpus: 4}]")
+    assert checked_cluster("site.yaml", ("head",)) == str(tmp_path / "site.yaml")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.fixture

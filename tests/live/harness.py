@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from coddl import __version__
 from coddl.api import wire
+from coddl.core.cluster import Cluster
 from coddl.core.pool.deciding import CALM
 from coddl.core.pool.records import Claim, Device, RunEnded, RunPrepared, RunStepped
 from coddl.core.scheduler import Rules
@@ -72,11 +73,19 @@ class LivePool:
     """A server in a thread. Use as a context."""
 
     def __init__(
-        self, folder: Path, store: Store | None = None, *, rules: Rules = CALM, lease_s: float = 60
+        self,
+        folder: Path,
+        store: Store | None = None,
+        *,
+        rules: Rules = CALM,
+        site: Cluster | None = None,
+        lease_s: float = 60,
     ) -> None:
         self.clock = ManualClock()
         self.store = store if store is not None else MemoryStore()
-        self.server = Server(Journal(self.store), folder, self.clock, rules=rules, lease_s=lease_s)
+        self.server = Server(
+            Journal(self.store), folder, self.clock, rules=rules, site=site, lease_s=lease_s
+        )
         self._listener = listen("127.0.0.1", 0)
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

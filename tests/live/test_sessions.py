@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from websockets.exceptions import InvalidStatus
 
 from coddl.api import wire
@@ -14,6 +15,7 @@ from coddl.live.journal import Journal
 from coddl.live.server import Server
 from coddl.live.sessions import LEASE_OVER, REFUSED, REPLACED, TOO_SLOW, Session
 from coddl.live.store_memory import MemoryStore
+from coddl.traces.clusters import cluster_from
 from tests.live.harness import DEADLINE_S, LivePool, ManualClock, StubAgent, eventually
 
 
@@ -101,6 +103,14 @@ def test_the_same_agent_may_come_again_at_once_and_nothing_is_lost(live: LivePoo
     assert live.node("n1")["state"] == "UP"
     kinds = [event["kind"] for event in live.api("GET", "/events").json()["items"]]
     assert "NodeLost" not in kinds
+
+
+def test_a_node_that_the_cluster_does_not_name_is_told(tmp_path: Path) -> None:
+    with LivePool(tmp_path, site=cluster_from("2x4")) as live, capture_logs() as logged:
+        live.joined("node-0")
+        live.joined("n1")
+    told = [each for each in logged if "--cluster" in each["event"]]
+    assert [(each["node"], each["named"]) for each in told] == [("n1", "node-0, node-1")]
 
 
 def test_a_line_that_breaks_makes_a_node_silent_not_lost(live: LivePool) -> None:

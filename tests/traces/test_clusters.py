@@ -6,7 +6,7 @@ import pytest
 
 from coddl.core.cluster import Cluster, Link, Links, Node
 from coddl.core.errors import UserError
-from coddl.traces.clusters import cluster_from
+from coddl.traces.clusters import cluster_from, with_whole_path
 
 SHORT = {
     "nodes of one kind": ("2x4", Cluster((Node("node-0", 4), Node("node-1", 4)))),
@@ -114,3 +114,11 @@ def test_a_bad_file_is_told_by_key_or_line(text: str, because: str, tmp_path: Pa
 def test_what_is_neither_form_nor_file_is_told_how_forms_look(spec: str) -> None:
     with pytest.raises(UserError, match="16x4"):
         cluster_from(spec)
+
+
+def test_only_a_file_is_looked_for_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert with_whole_path("8x4:v100+8x8") == "8x4:v100+8x8"
+    assert with_whole_path("site.yaml") == str(tmp_path / "site.yaml")
