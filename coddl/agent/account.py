@@ -126,9 +126,17 @@ class Account:
         if self._has_prepared:
             return ()
         self._has_prepared = True
-        steps, global_batch = event.get("steps"), event.get("global_batch")
-        about = (event["virtual_nodes"], steps, global_batch)
-        return (RunPrepared(self._job, self._attempt, *about),)
+        return (
+            RunPrepared(
+                job=self._job,
+                attempt=self._attempt,
+                virtual_nodes=event["virtual_nodes"],
+                steps=event.get("steps"),
+                global_batch=event.get("global_batch"),
+                gradient_bytes=event.get("gradient_bytes", 0),
+                largest_tensor_bytes=event.get("largest_tensor_bytes", 0),
+            ),
+        )
 
     def _progressed(self, event: Message) -> tuple[Fact, ...]:
         self._step = step = event["step"]

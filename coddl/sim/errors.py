@@ -75,10 +75,10 @@ def _wrong(speeds: Speeds, factors: FloatMatrix) -> Speeds:
     factors = np.take_along_axis(factors, shares, axis=1)
     step_s = np.repeat(speeds.step_s, VARIANTS, axis=0) / factors
     measured = np.zeros(step_s.shape, np.bool_)
-    places, servers = speeds.known_places, speeds.servers
+    servers = speeds.servers
     return replace(
         speeds_of(names, step_s, measured),
-        known_places=None if places is None else _repeated(places),
+        known_places=None if speeds.known_places is None else _repeated(speeds.places),
         kinds=speeds.kinds,
         servers=None if servers is None else _wrong_servers(servers, factors),
     )

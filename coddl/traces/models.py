@@ -60,8 +60,8 @@ def speeds_on(speeds: Speeds, cluster: Cluster) -> Speeds:
     What was measured stays; the rest is estimated from facts on the models. Kinds of GPU are those
     of the cluster, in its order. With parameter servers it is not the links that count: see there.
     """
-    places = speeds.known_places
-    if places is None:
+    places = speeds.places
+    if speeds.known_places is None:  # what they cost nobody has measured
         models = [model_named(name) for name in speeds.names]
         places = estimated_places(speeds.step_s, models, cluster)
     if speeds.servers is not None:

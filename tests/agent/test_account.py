@@ -33,7 +33,9 @@ def facts(*events: Message) -> list[object]:
 
 def test_a_job_is_prepared_once() -> None:
     event = {"is": "prepared", "virtual_nodes": 8, "global_batch": 64, "steps": 100}
-    assert facts(event, event) == [RunPrepared(4, 2, 8, 100, 64)]
+    assert facts(event, event) == [RunPrepared(4, 2, 8, 100, 64)]  # of an older worker
+    newer = event | {"gradient_bytes": 40, "largest_tensor_bytes": 30}
+    assert facts(newer, newer) == [RunPrepared(4, 2, 8, 100, 64, 40, 30)]
 
 
 def test_the_first_step_is_a_fact_and_the_others_are_progress() -> None:

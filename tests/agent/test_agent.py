@@ -85,7 +85,10 @@ def test_a_job_is_led_and_resized_and_trains_the_same(pool: Pool) -> None:
     server, job = pool.server, next(pool.jobs)
     spec = script("net.py", *NET)
     pool.order(lead(job, [0]), spec=spec)
-    assert server.fact(RunPrepared, job).virtual_nodes == 8
+    prepared = server.fact(RunPrepared, job)
+    assert prepared.virtual_nodes == 8
+    weights = (8 * 3 * 3 * 3 + 8) + (8 + 8) + (512 * 10 + 10)  # convolution, norm, linear
+    assert (prepared.gradient_bytes, prepared.largest_tensor_bytes) == (4 * weights, 4 * 512 * 10)
     assert server.fact(RunStepped, job).attempt == 1
     version = pool.order(lead(job, [0, 1]), spec=spec)
     grown = server.fact(RunChanged, job, kind="resized", gpus_before=1)

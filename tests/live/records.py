@@ -25,7 +25,7 @@ ONE_OF_EACH: tuple[r.Record, ...] = (
     r.PolicyChosen("fifo:backfill=true", "ann"),
     r.NodeJoined("n1", "boot", "10.0.0.1", (r.Device(0, "H200", "GPU-1", 1 << 40),), (3,)),
     r.NodeLost("n1", "boot", "its lease ran out"),
-    r.RunPrepared(1, 2, 8, None, 256),
+    r.RunPrepared(1, 2, 8, None, 256, 4 << 30, 1 << 30),
     r.RunStepped(1, 2, 1),
     r.RunChanged(1, 2, 0, "resized", 1, (0, 1), 17, 0.05, 1.5),
     r.RunEnded(1, 2, "failed", 17, 3, r.Trouble("it failed", "exit code 3", "the log")),

@@ -30,6 +30,13 @@ def test_a_record_is_read_back_as_what_it_was(record: r.Record) -> None:
     assert Journal(store).read(0, 10) == [(1, 12.5, record)]
 
 
+def test_what_an_older_version_has_not_written_is_unknown() -> None:
+    store = MemoryStore()
+    body = '{"job":1,"attempt":1,"virtual_nodes":8,"steps":100,"global_batch":64}'
+    store.append([Line(1, 0.0, "RunPrepared", body)], [], [])
+    assert Journal(store).read(0, 1)[0].record == r.RunPrepared(1, 1, 8, 100, 64, 0, 0)
+
+
 CONCERNED = {
     r.JobSubmitted: [1],
     r.NodeLost: [],

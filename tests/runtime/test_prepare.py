@@ -40,6 +40,15 @@ def linear() -> nn.Linear:
     return nn.Linear(4, 1)
 
 
+def test_only_what_is_trained_counts_as_exchanged() -> None:
+    frozen, trained = nn.Linear(100, 4), linear()
+    frozen.requires_grad_(False)
+    model = nn.Sequential(frozen, trained)
+    coddl.prepare(model, torch.optim.SGD(model.parameters(), 0.1), numbers(), global_batch=16)
+    assert module._session is not None
+    assert module._session._exchange.gradient_bytes() == [4 * 4, 4]  # weights and bias, in bytes
+
+
 def test_the_update_is_that_of_the_whole_batch_at_once() -> None:
     model, twin = linear(), linear()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)

@@ -60,6 +60,13 @@ class Preview(NamedTuple):
     others: tuple[Effect, ...]
 
 
+def _is_known(fact: r.RunPrepared, job: JobState) -> bool:
+    """Tell whether a script says what the job's last run has said."""
+    said = (fact.virtual_nodes, fact.steps, fact.gradient_bytes, fact.largest_tensor_bytes)
+    known = (job.virtual_nodes, job.steps, job.gradient_bytes, job.largest_tensor_bytes)
+    return job.prepared and said == known
+
+
 class Control:
     """Decides for a pool. Not thread-safe; knows no clock."""
 
@@ -255,7 +262,7 @@ class Control:
         if job is None or fact.attempt != job.attempt or not self._may_say(job, fact):
             return  # a ghost: word of a run that we have since stopped
         match fact:
-            case r.RunPrepared() if job.prepared and job.steps == fact.steps:
+            case r.RunPrepared() if _is_known(fact, job):
                 return  # a repeat, or another attempt's
             case r.RunStepped(_, _, step) if job.phase != "starting" and (
                 job.proven_s is not None or step == 0

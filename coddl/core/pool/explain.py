@@ -217,7 +217,9 @@ def _run(record: r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded) -> st
     match record:
         case r.RunPrepared(number, _, virtual_nodes, steps):
             length = f"{steps} steps" if steps is not None else "no known end"
-            return f"job {number} can be resized: {virtual_nodes} virtual nodes, {length}"
+            size_mb = f"{record.gradient_bytes / 1e6:,.2f}"
+            model = f", {size_mb} MB of gradients" if record.gradient_bytes else ""
+            return f"job {number} can be resized: {virtual_nodes} virtual nodes, {length}{model}"
         case r.RunStepped(number, attempt, 0):
             return f"job {number} runs, attempt {attempt}"
         case r.RunStepped(number, attempt, step):

@@ -61,6 +61,8 @@ class JobState:
     prepared: bool = False
     proven_s: float | None = None  # when it made its first step ever
     virtual_nodes: int | None = None
+    gradient_bytes: int = 0  # of a step; 0: unknown
+    largest_tensor_bytes: int = 0  # of them
     steps: int | None = None
     step: int = 0
     step_s: dict[int, Measured] = field(default_factory=dict)  # by GPUs

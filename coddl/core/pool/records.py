@@ -166,6 +166,8 @@ class RunPrepared:
     virtual_nodes: int
     steps: int | None
     global_batch: int | None = None
+    gradient_bytes: int = 0  # of a step; 0: unknown
+    largest_tensor_bytes: int = 0  # of them
 
 
 @dataclass(frozen=True, slots=True)

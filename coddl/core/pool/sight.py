@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 import numpy as np
 
 from coddl.core.cluster import Cluster, Links, Node
 from coddl.core.jobs import ELASTIC, OPAQUE, RESTARTABLE, JobTable
 from coddl.core.pool.job import JobState
+from coddl.core.pool.places import places_of
 from coddl.core.pool.state import Pool
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot, no_memory
@@ -50,7 +51,7 @@ def look(
         now_s=now_s,
         cluster=cluster,
         jobs=_table(jobs, cluster, cap, now_s),
-        speeds=_speeds(jobs, cap),
+        speeds=_speeds(jobs, cluster, cap),
         memory=_memory(jobs),
         seed=seed,
         seats=Seats.of([Counter(island_of[slot] for slot in slots) for slots in held]),
@@ -148,7 +149,7 @@ def _curve(
     return curve(most, dict(measured), dict(submitted), virtual_nodes)
 
 
-def _speeds(jobs: tuple[JobState, ...], cap: int) -> Speeds:
+def _speeds(jobs: tuple[JobState, ...], cluster: Cluster, cap: int) -> Speeds:
     curves = [speeds_by_size(job, cap) for job in jobs]
     width = 1 + max((len(each) for each in curves), default=1)
     step_s = np.full((max(1, len(curves)), width), np.inf)
@@ -160,7 +161,9 @@ def _speeds(jobs: tuple[JobState, ...], cap: int) -> Speeds:
         step_s[row, len(each) + 1 :] = step_s[row, len(each)]
         measured[row, [gpus for gpus in job.step_s if gpus <= len(each)]] = True
     names = tuple(str(job.id) for job in jobs) or ("none",)
-    return speeds_of(names, step_s, measured)
+    places = partial(places_of, jobs, [len(each) for each in curves], step_s, cluster)
+    speeds = speeds_of(names, step_s, measured)
+    return replace(speeds, known_places=places, kinds=cluster.kinds)
 
 
 def _table(jobs: tuple[JobState, ...], cluster: Cluster, cap: int, now_s: float) -> JobTable:

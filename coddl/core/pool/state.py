@@ -312,8 +312,10 @@ class Pool:
     ) -> None:
         job = self.jobs[fact.job]
         match fact:
-            case r.RunPrepared(_, _, virtual_nodes, steps):
-                job.prepared, job.virtual_nodes, job.steps = True, virtual_nodes, steps
+            case r.RunPrepared():
+                job.prepared, job.virtual_nodes, job.steps = True, fact.virtual_nodes, fact.steps
+                job.gradient_bytes = fact.gradient_bytes
+                job.largest_tensor_bytes = fact.largest_tensor_bytes
             case r.RunStepped(_, _, step):
                 job.losses, job.step = 0, max(job.step, step)
                 if step > 0 and job.proven_s is None:

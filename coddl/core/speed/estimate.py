@@ -21,6 +21,7 @@ from coddl.core.columns import FloatColumn, FloatCube, FloatMatrix, IntColumn
 from coddl.core.speed.places import Places, plain
 
 BUCKET_BYTES: Final = 25e6  # as PyTorch's data parallelism cuts gradients
+BUCKETS_MOST: Final = 64  # of any model: to cut finer changes an estimate by little
 BACKWARD: Final = 2 / 3  # of the computation: two of the three multiplications of every layer
 NODE_GPUS_MEASURED: Final = 4  # of the nodes that the packaged step times were measured on
 GPUS_MOST, NODES_MOST = 256, 64  # of what is tabulated; beyond, tables go on as they end
@@ -62,7 +63,7 @@ def even_buckets(model: Model) -> Buckets:
     of its parameters in one tensor has nothing to overlap.
     """
     largest = max(BUCKET_BYTES, model.skew * model.gradient_bytes)
-    count = max(1, round(model.gradient_bytes / largest))
+    count = min(max(1, round(model.gradient_bytes / largest)), BUCKETS_MOST)
     ready = 1.0 - BACKWARD + BACKWARD * np.arange(1, count + 1) / count
     return Buckets(ready, np.full(count, model.gradient_bytes / count))
 

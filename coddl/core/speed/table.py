@@ -1,6 +1,6 @@
 """Training speed of every job at every share, as a table of curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -59,14 +59,16 @@ class Speeds:
     step_s: FloatMatrix
     useful: BoolMatrix  # shares worth holding: faster than every smaller one
     measured: BoolMatrix  # measured, as against interpolated or assumed
-    known_places: Places | None = None  # None: places make no difference
+    # None: places make no difference. A function is called when somebody first asks.
+    known_places: Places | Callable[[], Places] | None = None
     kinds: tuple[str, ...] = ("gpu",)  # that `places.kinds` tells apart; `step_s` is of the first
     servers: Servers | None = None  # with parameter servers; None: nobody trains with them
 
     @cached_property
     def places(self) -> Places:
         """What a place costs each curve."""
-        return self.known_places or plain(len(self.names))
+        known = self.known_places
+        return known() if callable(known) else known or plain(len(self.names))
 
     @cached_property
     def gpus_max(self) -> IntColumn:

@@ -107,6 +107,10 @@ class Exchange:
         shapes = [(tuple(p.shape), str(p.dtype)) for p in self.parameters]
         return zlib.crc32(repr(shapes).encode())
 
+    def gradient_bytes(self) -> list[int]:
+        """Give the size of each tensor that is exchanged."""
+        return [p.numel() * p.element_size() for p in self.parameters if p.requires_grad]
+
     def join(self, group: Group | None, counts: Sequence[int], weight: int) -> None:
         """Exchange with these workers from now on; `weight` virtual nodes run in one pass."""
         self._group, self._counts, self._weight = group, counts, weight

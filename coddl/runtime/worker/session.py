@@ -331,13 +331,15 @@ class Session:
         self._membership.change(agreed=agreed)
 
     def _start(self) -> None:
-        cut = self.wishes.cut
+        cut, sizes = self.wishes.cut, self._exchange.gradient_bytes()
         self._membership.start(
             virtual_nodes=cut.virtual_nodes,
             global_batch=cut.global_batch,
             steps=self.steps,
             seed=self.wishes.seed,
             signature=self.signature(),
+            gradient_bytes=sum(sizes),
+            largest_tensor_bytes=max(sizes, default=0),
         )
         self._has_started = True
 

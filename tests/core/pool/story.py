@@ -56,12 +56,15 @@ class Story:
         self.happen(r.JobSubmitted(number, spec))
         return number
 
-    def train(self, *numbers: int) -> None:
-        """Let jobs come to their first step, and to the size they shall have."""
+    def train(self, *numbers: int, gradients: tuple[int, int] = (0, 0)) -> None:
+        """Let jobs come to their first step, and to the size they shall have.
+
+        `gradients` are the bytes of all of them, and of the largest.
+        """
         for number in numbers:
             job = self.job(number)
             if job.spec.is_elastic:
-                self.happen(r.RunPrepared(number, job.attempt, 8, 100))
+                self.happen(r.RunPrepared(number, job.attempt, 8, 100, None, *gradients))
             self.happen(r.RunStepped(number, job.attempt, 1))
             gpus = len(job.granted)
             self.happen(r.RunProgressed(number, job.attempt, 4, gpus, 1.0 / gpus, 3))
