@@ -164,6 +164,16 @@ class JobRequest(BaseModel):
     priority: int = Field(
         0, ge=-1_000_000, le=1_000_000, description="Jobs of a higher one are served first."
     )
+    group: str = Field(
+        "",
+        max_length=64,
+        pattern=r"^[^\s\x00]*$",
+        description="Jobs of a search for hyper-parameters: those of one group are one app to "
+        "policies that are fair to apps.",
+    )
+    weight: float = Field(
+        1.0, gt=0, le=1_000, description="How long its turn lasts, where policies take turns."
+    )
     env: Annotated[dict[str, str], BeforeValidator(_text_values)] = Field(
         default_factory=dict, description="Environment variables of its processes."
     )
@@ -256,6 +266,8 @@ class JobRequest(BaseModel):
             gpus_min=bounds.min,
             gpus_max=bounds.max,
             priority=self.priority,
+            group=self.group,
+            weight=self.weight,
             step_s=dict(self.step_s),
             max_failures=self.max_failures,
         )

@@ -52,6 +52,12 @@ Name = Annotated[str, typer.Option(help="What to call it. Default: the script's 
 Priority = Annotated[
     int | None, typer.Option(help="Jobs of a higher one are served first. Default: 0.")
 ]
+Group = Annotated[
+    str, typer.Option(metavar="NAME", help="What belongs together: one app to fair policies.")
+]
+Weight = Annotated[
+    float | None, typer.Option(help="How long its turn lasts, if policies take turns. Default: 1.")
+]
 Env = Annotated[
     list[str] | None, typer.Option("--env", metavar="K=V", help="A variable; repeat for several.")
 ]
@@ -98,6 +104,8 @@ def submit(
     gpus: Gpus = "",
     name: Name = "",
     priority: Priority = None,
+    group: Group = "",
+    weight: Weight = None,
     env: Env = None,
     python: Python = "",
     tier: TierOption = None,
@@ -127,6 +135,8 @@ def submit(
         "gpus": gpus,
         "name": name,
         "priority": priority,
+        "group": group,
+        "weight": weight,
         "python": interpreter(python),
         "tier": tier,
         "precheck": precheck,

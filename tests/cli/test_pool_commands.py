@@ -94,8 +94,10 @@ def test_a_file_holds_a_job_and_flags_win(coddl: Coddl, takes: StubPool) -> None
     Path("job.yaml").write_text(
         "name: bert\nscript: train.py\ngpus: 2..4\npriority: 1\nenv: {A: 1, B: 2}\n"
     )
-    assert coddl("submit", "-f", "job.yaml", "--priority", 7, "--env", "B=3").code == 0
+    words = ("--priority", 7, "--group", "search", "--weight", 2, "--env", "B=3")
+    assert coddl("submit", "-f", "job.yaml", *words).code == 0
     job = handed_in(takes)
+    assert (job["group"], job["weight"]) == ("search", 2.0)
     assert (job["name"], job["priority"], job["gpus"]) == ("bert", 7, {"min": 2, "max": 4})
     assert job["env"] == {"A": "1", "B": "3"}
     assert coddl("submit", "-f", "job.yaml", "--", "sleep", "1").code == 2  # a range for a command

@@ -46,6 +46,10 @@ ACCEPTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"precheck": ("python", "-c", "import torch")},
     ),
     "speeds": ({"script": "t.py", "step_s": {"1": 0.5, "2": 0.3}}, {"step_s": {1: 0.5, 2: 0.3}}),
+    "a part of a search": (
+        {"script": "t.py", "group": "lr", "weight": 2},
+        {"app": ("lr", 2.0)},
+    ),
     "a script whose name is a number": ({"script": "7.py"}, {"name": "job-7"}),
 }
 
@@ -60,6 +64,7 @@ def test_what_is_accepted(data: dict[str, Any], want: dict[str, Any]) -> None:
         "tier": spec.tier,
         "argv": spec.launch.argv,
         "gpus": (spec.gpus_min, spec.gpus_max),
+        "app": (spec.group, spec.weight),
         "env": spec.launch.env,
         "precheck": spec.launch.precheck,
         "step_s": spec.step_s,
@@ -93,6 +98,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "a hash that is none": ({"script": "t.py", "code": "xyz"}, "no SHA-256", "hexadecimal"),
     "an open quote": ({"command": "echo 'x"}, "No closing quotation", "list of words"),
     "a speed of nothing": ({"script": "t.py", "step_s": {"1": 0}}, "greater than 0", "step_s"),
+    "a weight of nothing": ({"script": "t.py", "weight": 0}, "greater than 0", "weight"),
     "a priority in words": ({"script": "t.py", "priority": "high"}, "and is 'high'", "priority"),
     "infinite patience": ({"script": "t.py", "grace_s": float("inf")}, "grace_s", "grace_s"),
     "a list": ([1], "it is a list", "script: train.py"),

@@ -170,12 +170,16 @@ def _table(jobs: tuple[JobState, ...], cluster: Cluster, cap: int, now_s: float)
     bounds = [(min(cap, least), min(cap, most)) for least, most in (j.bounds(now_s) for j in jobs)]
     nodes, total = {n.name: at for at, n in enumerate(cluster.nodes)}, cluster.gpus_total
     gpus = [_share(job, *each) for job, each in zip(jobs, bounds, strict=True)]
+    apps: dict[tuple[str, str], int] = {}
+    groups = [(job.spec.user, job.spec.group) for job in jobs]
     return JobTable.of(
         len(jobs),
         id=[job.id for job in jobs],
         curve=np.arange(len(jobs)),
         submitted_s=[job.submitted_s for job in jobs],
         priority=[job.priority for job in jobs],
+        group=[apps.setdefault(each, len(apps)) if each[1] else -1 for each in groups],
+        weight=[job.spec.weight for job in jobs],
         tier=[TIERS[job.spec.tier] for job in jobs],
         preemptible=[not (job.has_run and job.is_fixed) for job in jobs],
         gpus_min=[least for least, _ in bounds],

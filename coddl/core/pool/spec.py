@@ -32,6 +32,8 @@ class JobSpec:
     gpus_min: int = 1
     gpus_max: int = 1  # of a job that is not elastic: the same as gpus_min
     priority: int = 0  # jobs of a higher one are served first
+    group: str = ""  # of its user's: the jobs of a search are one app to policies that count apps
+    weight: float = 1.0  # slices of time that its turn lasts, with policies that take turns
     step_s: Mapping[int, float] = field(default_factory=dict)  # seconds an iteration takes, by GPUs
     max_failures: int = 0  # of its own, after which it is tried again
 

@@ -44,15 +44,18 @@ class Story:
         priority: int = 0,
         **launch: object,
     ) -> int:
-        number = self.pool.next_job
         spec = JobSpec(
-            name=f"job-{number}",
+            name=f"job-{self.pool.next_job}",
             launch=Launch(argv=("train.py",), **launch),  # type: ignore[arg-type] # a test's own
             tier=tier,
             gpus_min=least,
             gpus_max=most if tier == "elastic" else least,
             priority=priority,
         )
+        return self.hand_in(spec)
+
+    def hand_in(self, spec: JobSpec) -> int:
+        number = self.pool.next_job
         self.happen(r.JobSubmitted(number, spec))
         return number
 
