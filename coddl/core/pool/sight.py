@@ -68,13 +68,15 @@ def _cluster(
     for slot, name in sorted(usable.items()):
         by_node.setdefault(name, []).append(slot)
     told = {node.name: node for node in site.nodes} if site is not None else {}
+    counted = all(name in told for name in by_node)  # cores of some nodes only would mislead
     kinds: dict[str, int] = {}
     nodes, islands = [], []
     for name, slots in by_node.items():
         kind = kinds.setdefault(pool.slots[slots[0]].device.kind, len(kinds))
         known = told.get(name, Node(name, 0))
         size = known.island_gpus or len(slots)
-        nodes.append(Node(name, len(slots), kind, known.rack, island_gpus=size, cpus=known.cpus))
+        cpus = known.cpus if counted else 0
+        nodes.append(Node(name, len(slots), kind, known.rack, island_gpus=size, cpus=cpus))
         islands += [tuple(slots[at : at + size]) for at in range(0, len(slots), size)]
     links = site.links if site is not None else Links()
     return Cluster(tuple(nodes), tuple(kinds) or ("gpu",), links), tuple(islands)

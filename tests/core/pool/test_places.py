@@ -45,6 +45,13 @@ def test_a_size_beyond_a_jobs_own_costs_what_its_largest_does() -> None:
     assert (nodes[0, 3:] == nodes[0, 2]).all()
 
 
+@pytest.mark.parametrize(("names", "cpus"), [("ab", 16), ("a", 0)])
+def test_cores_count_if_those_of_every_node_are_known(names: str, cpus: int) -> None:
+    site = Cluster(tuple(Node(name, 2, cpus=8) for name in names))
+    cluster = look(Story(2, 2).pool, 0.0, 1, site=site).snapshot.cluster
+    assert cluster.ground.node_cpus.sum() == cpus
+
+
 @pytest.mark.parametrize(("placement", "asks"), [("consolidate", False), ("tiresias", True)])
 def test_places_are_worked_out_for_those_who_ask(placement: str, asks: bool) -> None:
     story = Story(2, 2)
