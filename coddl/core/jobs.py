@@ -54,6 +54,7 @@ PRIORITY = 11
 SETTLED = 12
 SPANS = 13
 HOME = 14
+SERVERS = 15
 WHOLE_DEFAULTS: Final = (
     ("id", 0),
     ("queue", 0),
@@ -70,6 +71,7 @@ WHOLE_DEFAULTS: Final = (
     ("settled", 1),
     ("spans", 1),
     ("home", -1),
+    ("servers", 0),
 )
 
 
@@ -237,6 +239,11 @@ class JobTable(NamedTuple):
     def home(self) -> IntColumn:
         """The node that it would rather not leave; -1: it does not mind."""
         return _whole(self, HOME)
+
+    @property
+    def servers(self) -> IntColumn:
+        """Its parameter servers as decided last."""
+        return _whole(self, SERVERS)
 
 
 def _real(jobs: JobTable, row: int) -> FloatColumn:

@@ -12,7 +12,7 @@ from coddl.core.invariants import check
 from coddl.core.placement.placement import Placed, Placement, check_placed, on_one_node
 from coddl.core.plan import Plan
 from coddl.core.policies.policy import Policy
-from coddl.core.snapshot import Snapshot
+from coddl.core.snapshot import Beside, Snapshot
 
 ROUNDS_MAX: Final = 4  # of asking the policy anew without the rows for which there is no place
 
@@ -119,13 +119,15 @@ class Scheduler:
         all_free = snapshot.reserved is None or not snapshot.reserved.any()
         if others.size == jobs.size and ranks.size <= 1 and all_free:
             return self._checked(snapshot)
-        total = Allocation(_by_kind(kept, snapshot), memory=snapshot.memory.copy())
+        servers = np.where(kept > 0, jobs.servers, 0)
+        total = Allocation(
+            _by_kind(kept, snapshot),
+            memory=snapshot.memory.copy(),
+            servers=servers if servers.any() else None,
+        )
         for rank in ranks:
             rows = others[jobs.priority[others] == rank]
-            # Where the GPUs are that are left is not the policy's concern then.
-            sight = replace(snapshot.take(rows), cluster=_free(total, snapshot), seats=None)
-            part = self._checked(sight)
-            total = _merged(total, part, rows)
+            total = _merged(total, self._checked(_left(total, snapshot, rows)), rows)
         return self._explained(total, kept, snapshot)
 
     def _checked(self, snapshot: Snapshot) -> Allocation:
@@ -181,8 +183,17 @@ def _by_kind(kept: IntColumn, snapshot: Snapshot) -> IntColumn | IntMatrix:
     return out
 
 
+def _left(taken: Allocation, snapshot: Snapshot, rows: IntColumn) -> Snapshot:
+    """What the policy sees for some rows, beside what is taken."""
+    servers = 0 if taken.servers is None else int(taken.servers.sum())
+    beside = Beside(int(taken.gpus.sum()), servers)
+    # Where the GPUs are that are left is not the policy's concern then.
+    cluster = _free(taken, snapshot)
+    return replace(snapshot.take(rows), cluster=cluster, seats=None, beside=beside)
+
+
 def _free(taken: Allocation, snapshot: Snapshot) -> Cluster:
-    """The GPUs, by kind, that are neither taken nor kept for somebody."""
+    """The GPUs, by kind, that are neither taken nor kept for somebody; all cores."""
     cluster, reserved = snapshot.cluster, snapshot.reserved
     free = cluster.gpus.copy()
     if reserved is not None:
@@ -192,9 +203,11 @@ def _free(taken: Allocation, snapshot: Snapshot) -> Cluster:
     else:  # nobody has cared for kinds: only the sum counts
         left = max(0, int(free.sum() - taken.exclusive_gpus.sum()))
         free = np.diff(np.minimum(np.cumsum(free), left), prepend=0)
-    if len(cluster.kinds) == 1:
-        return Cluster.of(max(0, int(free[0])))
-    nodes = (Node(name, int(max(0, free[kind])), kind) for kind, name in enumerate(cluster.kinds))
+    cpus = np.bincount(cluster.ground.node_kind, cluster.ground.node_cpus, free.size).astype(int)
+    nodes = (
+        Node(name, int(max(0, free[kind])), kind, cpus=int(cpus[kind]))
+        for kind, name in enumerate(cluster.kinds)
+    )
     return Cluster(tuple(nodes), cluster.kinds)
 
 

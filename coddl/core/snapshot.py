@@ -33,6 +33,18 @@ class Picture(NamedTuple):
     seed: int
 
 
+class Beside(NamedTuple):
+    """Tasks of jobs that the policy is not asked about. Their GPUs are gone from the cluster, not
+    their cores: how many a task takes, the policy knows.
+    """
+
+    workers: int
+    servers: int
+
+
+NOBODY_BESIDE: Final = Beside(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The cluster at one instant. Rows are sorted by id: equal clusters, equal snapshots."""
@@ -45,6 +57,7 @@ class Snapshot:
     seed: int = 1  # of the policy's coin, 1..2**31-2; a driver draws a new one for each decision
     seats: Seats | None = None  # where each row's GPUs are; None: nobody places them
     reserved: IntColumn | None = None  # by island: GPUs that are kept for somebody
+    beside: Beside = NOBODY_BESIDE
     past_gpu_s: FloatColumn = field(default_factory=lambda: np.zeros(0))  # of jobs that have ended
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))  # by queue
 

@@ -12,6 +12,7 @@ from coddl.core.jobs import (
     CURVE,
     GPUS,
     REMAINING_ITERATIONS,
+    SERVERS,
     SETTLED,
     JobTable,
 )
@@ -83,7 +84,6 @@ class Steps:
         self._places_jobs = scheduler.placement is not None or len(site.cluster.nodes) > 1
         self._rows = np.zeros(0, np.int64)  # that `_seats` are of
         self._seats = Seats.none(0)
-        self._servers = np.zeros(world.jobs.size, np.int64)  # parameter servers of each job
         self._iterations = world.jobs.remaining_iterations.copy()  # in all: nothing has run yet
         self._past_gpu_s = np.empty(world.jobs.size)
         self._known = 0  # of those that have ended
@@ -169,8 +169,9 @@ class Steps:
         if site.speeds.servers is not None and plan.allocation.servers is not None:
             crew = crew_of(plan, curves, ground)
             slowdown *= server_slowdowns(site.speeds.servers, site.speeds.step_s, crew)
-            moved = moved | (self._servers[rows] != crew.servers)  # it starts anew with others
-            self._servers[rows] = crew.servers
+            # It starts anew with others.
+            moved = moved | (world.jobs.whole[SERVERS, rows] != crew.servers)
+            world.jobs.whole[SERVERS, rows] = crew.servers
         return Places(slowdown, np.where(mates >= 0, 0.5, 1.0), moved)
 
 

@@ -13,7 +13,7 @@ from coddl.core.placement.optimus import OptimusPlacement
 from coddl.core.placement.placement import Placed, check_placed
 from coddl.core.placement.registry import placement_from
 from coddl.core.policies.registry import policy_from
-from coddl.core.scheduler import Scheduler
+from coddl.core.scheduler import Rules, Scheduler
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.servers import ServerCosts, servers_of
@@ -165,6 +165,45 @@ def test_who_waits_for_cores_is_told_so() -> None:
     why = allocation.waiting.of(1)
     assert why is not None
     assert (why.code, "4 CPU cores" in why.sentence) == ("Resources", True)
+
+
+def test_cores_of_jobs_that_keep_their_share_are_not_handed_out_again() -> None:
+    """16 cores are 8 workers, whoever holds them."""
+    rows = [job("a", holds=4, changed_s=99.0), job("b"), job("c", 1, 8)]
+    snapshot = replace(snapshot_of(16, rows, now_s=100.0), cluster=cluster_of(1, 16, 16))
+    cooling = Scheduler(policy_from("optimus-ps:slot_s=0"), Rules(cool_down_s=1000.0))
+    assert cooling.decide(snapshot).shares[0] == 4
+    assert cooling.decide(snapshot).shares.sum() == 8
+    full = [job("a", 1, 8, holds=8, pinned=True), job("b")]
+    snapshot = replace(snapshot_of(16, full), cluster=cluster_of(1, 16, 16))
+    plan = Scheduler(policy_from("optimus-ps")).decide(snapshot)
+    assert plan.shares.tolist() == [8, 0]
+    why = plan.waiting(1)
+    assert why is not None
+    assert "0 CPU cores free" in why.sentence
+
+
+# What b gets of 16 cores when a holds 2 workers and a server, 7 cores: a server and 3 workers.
+BESIDE = {
+    "pinned": [job("a", holds=2, servers=1, pinned=True), job("b", 1, 8)],
+    "of a higher priority": [job("a", 2, 2, priority=1), job("b", 1, 8)],
+}
+
+
+@pytest.mark.parametrize("rows", BESIDE.values(), ids=BESIDE.keys())
+def test_servers_of_others_stay_and_take_cores(rows: list[JobRow]) -> None:
+    snapshot = with_servers(snapshot_of(8, rows), cluster_of(1, 8, 16), [NO_WIRES] * 2)
+    allocation = Scheduler(policy_from("optimus-ps")).decide(snapshot).allocation
+    assert allocation.servers is not None
+    assert (allocation.gpus.tolist(), allocation.servers.tolist()) == ([2, 3], [1, 1])
+
+
+def test_servers_stay_where_all_gpus_are_kept() -> None:
+    rows = [job("a", 1, 2, holds=2, servers=1, pinned=True), job("b")]
+    snapshot = with_servers(snapshot_of(2, rows), cluster_of(1, 2, 16), [NO_WIRES] * 2)
+    servers = Scheduler(policy_from("optimus-ps")).decide(snapshot).allocation.servers
+    assert servers is not None
+    assert servers.tolist() == [1, 0]
 
 
 # Where a job of so many workers and servers lands on nodes of 4 GPUs and 16 cores.

@@ -18,7 +18,7 @@ from coddl.core.policies.policy import told
 from coddl.core.snapshot import Picture, Snapshot
 from coddl.core.speed.servers import Servers
 
-SLOT_END_S, SERVERS = range(2)  # memory
+SLOT_END_S = 0  # memory
 NO_SERVERS: Final = Servers(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
 
 
@@ -26,7 +26,7 @@ class Tasks(NamedTuple):
     """What there is and what a task takes, for kernels."""
 
     gpus: int
-    cpus: int
+    cpus: int  # 0: there are none left, or nobody counts them
     worker_cpus: int
     server_cpus: int
     speeds: Servers  # without curves: nobody knows speeds with servers
@@ -57,11 +57,14 @@ class InSlots:
     def tasks(self, snapshot: Snapshot, *, even: bool) -> Tasks:
         """What tasks take, as far as it plays a part in this cluster."""
         cpus, speeds = int(snapshot.cluster.ground.node_cpus.sum()), snapshot.speeds.servers
+        of_worker = self.worker_cpus if cpus else 0
+        of_server = self.server_cpus if cpus and speeds is not None else 0
+        beside = snapshot.beside
         return Tasks(
             snapshot.cluster.gpus_total,
-            cpus,
-            self.worker_cpus if cpus else 0,
-            self.server_cpus if cpus and speeds is not None else 0,
+            max(0, cpus - beside.workers * of_worker - beside.servers * of_server),
+            of_worker,
+            of_server,
             speeds or NO_SERVERS,
             int(even),
         )
@@ -78,10 +81,11 @@ class InSlots:
         else:
             grant, end_s = nothing(snapshot, tasks), now_s + self.slot_s
             hand_out(grant)
-        memory[:, SLOT_END_S], memory[:, SERVERS] = end_s, grant.servers
+        memory[:, SLOT_END_S] = end_s
         free, cores = int(grant.left[0]), int(grant.left[1])
+        counted = tasks.worker_cpus + tasks.server_cpus > 0
         few = because(
-            (grant.workers == 0) & (jobs.gpus_min <= free) & bool(tasks.cpus),
+            (grant.workers == 0) & (jobs.gpus_min <= free) & counted,
             "Resources",
             f"its tasks need more than the {cores} CPU cores free; {why}",
         )
@@ -99,7 +103,7 @@ def nothing(snapshot: Snapshot, tasks: Tasks) -> Grant:
 def held(snapshot: Snapshot, tasks: Tasks) -> Grant | None:
     """What rows hold; None if that can't stay, as nodes or cores were lost."""
     jobs = snapshot.jobs
-    workers, servers = jobs.gpus.copy(), snapshot.memory[:, SERVERS].astype(np.int64)
+    workers, servers = jobs.gpus.copy(), jobs.servers.copy()
     servers[workers == 0] = 0
     cpus = workers * tasks.worker_cpus + servers * tasks.server_cpus
     left = np.array([tasks.gpus - workers.sum(), tasks.cpus - cpus.sum()])
