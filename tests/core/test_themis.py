@@ -302,6 +302,47 @@ def test_no_auction_where_all_have_what_they_can_use(gpus: int) -> None:
     assert allocation.wake_at_s == np.inf
 
 
+def bid_times_s(sits: dict[int, int], factor: float) -> list[float]:
+    """What 1000 GPU-seconds take at 1 to 4 GPUs, on two nodes of 4; more than the fewest cost."""
+    nodes = np.ones((1, 9, 3))
+    nodes[:, 2:5, 2] = factor
+    rows = [job("a", 1, 8, sits=sits)]
+    snapshot = snapshot_of(Cluster.of(8, 4), rows, places=plain(1)._replace(nodes=nodes))
+    outlook = outlook_of(snapshot, apps_of(snapshot), snapshot.memory.copy(), LEASE_S)
+    rho = fairness_of(snapshot, outlook, np.array([0])).rho[0]
+    times_s: list[float] = (rho * outlook.alone_s[0])[[1, 2, 3, 4, 8]].tolist()
+    return times_s
+
+
+# A job that grows stays where it sits. At 8 GPUs two nodes are the fewest.
+BIDS = {
+    "apart": ({0: 1, 1: 1}, [1000, 1000, 2000 / 3, 500, 125]),
+    "together": ({0: 2}, [1000, 500, 1000 / 3, 250, 125]),
+    "on most of one and a little of another": ({0: 3, 1: 1}, [1000, 500, 1000 / 3, 500, 125]),
+    "nowhere": ({}, [1000, 500, 1000 / 3, 250, 125]),
+}
+
+
+@pytest.mark.parametrize(("sits", "want"), BIDS.values(), ids=BIDS.keys())
+def test_a_bid_is_for_the_place_that_a_job_would_have(
+    sits: dict[int, int], want: list[float]
+) -> None:
+    assert bid_times_s(sits, 2.0) == pytest.approx(want)
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_what_nobody_won_goes_to_who_sits_beside_it(seed: int) -> None:
+    """The GPU that is free is on the second node; the one that is asked has all it can use."""
+    sits = {"a": {0: 2}, "b": {1: 2}, "c": {0: 2}}
+    rows = [job(name, 1, 4, sits=at, left=1e6) for name, at in sits.items()]
+    rows.append(job("asked", 1, 1, sits={1: 1}, left=1))
+    snapshot = snapshot_of(Cluster.of(8, 4), rows, seed=seed, now_s=9.0)
+    memory = snapshot.memory.copy()
+    memory[:, LEASE_END_S] = 60.0
+    shares = policy_from("themis:filter=1")(replace(snapshot, memory=memory)).gpus
+    assert shares.tolist() == [2, 3, 2, 1]
+
+
 def test_rho_of_what_is_held_is_that_of_the_bids() -> None:
     cluster = Cluster.of(8, 4)
     slow = plain(2)._replace(nodes=np.array([[[1.0, 1.0, 1.5]] * 3, [[1.0, 1.0, 1.2]] * 3]))

@@ -113,16 +113,15 @@ class Fairness(NamedTuple):
 
 
 def fairness_of(snapshot: Snapshot, outlook: Outlook, rows: IntColumn) -> Fairness:
-    """rho of these rows at every share, and where they sit at the one they hold."""
+    """rho of these rows at every share, from where they sit; who sits nowhere finds the best."""
     jobs, speeds = snapshot.jobs, snapshot.speeds
-    curves, least, held = jobs.curve[rows], jobs.gpus_min[rows], jobs.gpus[rows]
+    curves, least = jobs.curve[rows], jobs.gpus_min[rows]
     step_s, shares = speeds.step_s[curves], np.arange(speeds.step_s.shape[1])
     fits = speeds.useful[curves] & (shares > least[:, None]) | (shares == least[:, None])
     most = np.minimum(jobs.gpus_max[rows], snapshot.cluster.gpus_total)
     fits &= shares <= most[:, None]
     left, at_least_s = outlook.left[rows], step_s[np.arange(rows.size), least]
-    sits = np.flatnonzero((held >= least) & (held < shares.size))
-    step_s[sits, held[sits]] *= slow_where_it_sits(snapshot)[rows[sits]]
+    step_s *= slow_from_where_it_sits(snapshot, rows, shares)
     with np.errstate(invalid="ignore"):  # nothing left, and no GPUs to do it on
         left_s = np.where(shares >= least[:, None], left[:, None] * step_s, np.inf)
     left_s[:, 0] = outlook.wait_s + left * at_least_s
@@ -137,3 +136,27 @@ def slow_where_it_sits(snapshot: Snapshot) -> FloatColumn:
     nobody = np.full(snapshot.jobs.size, -1)
     places, ground = snapshot.speeds.places, snapshot.cluster.ground
     return slowdowns(places, ground, snapshot.jobs.curve, snapshot.seats, nobody)
+
+
+def slow_from_where_it_sits(snapshot: Snapshot, rows: IntColumn, shares: IntColumn) -> FloatMatrix:
+    """The factor on the step time of these rows at every share, from where they sit.
+
+    A row that grows stays on its nodes, and on others if they do not hold it; of one that is cut,
+    the fewest of its nodes remain. What else slows it down where it sits goes on if it grows.
+    """
+    out = np.ones((rows.size, shares.size))
+    if (seats := snapshot.seats) is None:
+        return out
+    table, ground = snapshot.speeds.places.nodes, snapshot.cluster.ground
+    present = slow_where_it_sits(snapshot)[rows]
+    _, gpus_most, nodes_most = np.array(table.shape) - 1
+    for at, row in enumerate(rows):
+        held = np.cumsum(sorted(seats.nodes(row, ground).values(), reverse=True))
+        if held.size == 0:
+            continue
+        nodes = 1 + np.minimum(np.searchsorted(held, shares), held.size - 1)
+        by_nodes = table[snapshot.jobs.curve[row]]
+        factors = by_nodes[np.minimum(shares, gpus_most), np.minimum(nodes, nodes_most)]
+        now = by_nodes[min(held[-1], gpus_most), min(held.size, nodes_most)]
+        out[at] = np.where(shares >= held[-1], factors * present[at] / now, factors)
+    return out

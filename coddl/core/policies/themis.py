@@ -99,6 +99,17 @@ def auctioned(
     return won
 
 
+def is_near(snapshot: Snapshot, won: IntColumn) -> BoolColumn:
+    """Which rows sit on nodes that have GPUs nobody has won, their own among them."""
+    seats, ground = snapshot.seats, snapshot.cluster.ground
+    if seats is None:
+        return snapshot.jobs.gpus > 0
+    free = ground.island_gpus - seats.take(np.flatnonzero(won)).in_use(ground)
+    of_node = np.bincount(ground.island_node, free, ground.node_gpus.size)
+    row = np.repeat(np.arange(seats.rows), np.diff(seats.first))
+    return np.bincount(row, of_node[ground.island_node[seats.island]], seats.rows) > 0
+
+
 @dataclass(frozen=True)
 class Themis:
     """Leases GPUs to the apps that sharing slows down most, by an auction that rewards the truth.
@@ -130,10 +141,10 @@ class Themis:
         asked = self._asked(snapshot, outlook, apps.leads & (largest > 0), (shares, lent))
         won = auctioned(snapshot, outlook, asked, shares, self.form)
         shares = won.copy()
-        # What nobody won is lent: to start who was not asked, then to who can grow where it is.
+        # What nobody won is lent: to start who was not asked, then to who can use it where it is.
         chance = np.random.default_rng(snapshot.seed).permutation(jobs.size)
         unasked = ~np.isin(np.arange(jobs.size), asked)
-        order = np.lexsort((chance, jobs.gpus == 0, won > 0, ~unasked, ~apps.leads))
+        order = np.lexsort((chance, ~is_near(snapshot, won), won > 0, ~unasked, ~apps.leads))
         in_turn(snapshot.picture(), order, total - int(won.sum()), shares)
         memory[:, LENT_GPUS] = lent + np.maximum(0, shares - np.maximum(won, jobs.gpus_min))
         memory[~leased, LEASE_END_S] = lease_ends_s(snapshot, self.lease_s)[~leased]
