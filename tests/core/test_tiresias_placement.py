@@ -1,9 +1,13 @@
 """Placement by profile: who is gathered, who waits for it, and who fills gaps."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from coddl.core.errors import UserError
 from coddl.core.placement.registry import placement_from
+from coddl.core.placement.tiresias import fitted_limit
 from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
 from tests.core.places import Case, Row, pictured
@@ -78,3 +82,46 @@ def test_the_limit_says_who_is_skewed() -> None:
     assert placement_from("tiresias")(snapshot, allocation).shares.tolist() == [3, 0]
     with pytest.raises(UserError, match="from 0 to 1"):
         placement_from("tiresias:pack_limit=5")
+
+
+# Skew of each job's model and the factor of a second node to it; the limit, nearest to 0.4.
+FITS = {
+    "between those that suffer apart and those that do not": (
+        [(0.5, 1.0), (0.7, 1.2), (0.1, 1.0)], 0.6,
+    ),
+    "where it is, if it parts them": ([(0.1, 1.0), (0.7, 1.2)], 0.4),
+    "so that fewest are mistaken": (
+        [(0.1, 1.2), (0.5, 1.0), (0.5, 1.0), (0.7, 1.2)], 0.6,
+    ),
+    "below all of them": ([(0.2, 1.2), (0.7, 1.2)], 0.1),
+    "at the largest, if nobody suffers": ([(0.2, 1.0), (0.7, 1.04)], 0.7),
+    "where it is, if nobody tells": ([], 0.4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("models", "want"), FITS.values(), ids=FITS.keys())
+def test_the_limit_is_fitted(models: list[tuple[float, float]], want: float) -> None:
+    # Jobs of one GPU lie on one node whatever happens: they tell nothing.
+    rows = [Row(2, skew=skew) for skew, _ in models] + [Row(1, skew=0.3)]
+    snapshot, allocation = pictured(Case((4, 4), rows, []))
+    nodes = np.ones((len(rows), 3, 3))
+    nodes[:-1, 2, 2] = [factor for _, factor in models]
+    places = snapshot.speeds.places._replace(nodes=nodes)
+    snapshot = replace(snapshot, speeds=replace(snapshot.speeds, known_places=places))
+    assert fitted_limit(snapshot, allocation.gpus, 0.4) == pytest.approx(want)
+
+
+def test_what_the_fewest_nodes_cost_is_not_for_want_of_gathering() -> None:
+    """Six GPUs lie on two nodes at least, and a third one costs no more than that."""
+    snapshot, allocation = pictured(Case((4, 2, 2), [Row(6, skew=0.9)], []))
+    nodes = np.array([[[1.0, 1.0, 1.5, 1.5]]])
+    places = snapshot.speeds.places._replace(nodes=nodes)
+    snapshot = replace(snapshot, speeds=replace(snapshot.speeds, known_places=places))
+    assert fitted_limit(snapshot, allocation.gpus, 0.4) == 0.9
+
+
+def test_a_fitted_limit_says_who_is_skewed() -> None:
+    case = Case((4, 4), [Row(3, {0: 2, 1: 1}, skew=EVEN), Row(4, skew=SKEWED)], [])
+    snapshot, allocation = pictured(case)  # nodes make no difference: nobody waits for them
+    placed = placement_from("tiresias:fit=true")(snapshot, allocation)
+    assert placed.shares.tolist() == [3, 4]

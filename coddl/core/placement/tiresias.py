@@ -1,6 +1,7 @@
 """Close together only who needs it (Tiresias, NSDI '19, model profile-based placement)."""
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from coddl.core.placement.room import (
 )
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
+
+PAYS: Final = 1.05  # a job that one node more slows down by more than that is better gathered
 
 
 @part
@@ -98,6 +101,27 @@ def place_by_profile(
     return seats_from(wishes.gpus.shape[0], found.taken)
 
 
+def fitted_limit(snapshot: Snapshot, shares: IntColumn, near: float) -> float:
+    """The limit of skew that mistakes fewest rows that are better gathered, or not, for the other.
+
+    Tiresias refits its limit by a linear classifier to what placements have done to jobs; this is
+    the same for one feature, on what is known of places. Of limits as good, the nearest to `near`.
+    """
+    places, rows = snapshot.speeds.places, np.flatnonzero(shares > 1)
+    curves, gpus = snapshot.jobs.curve[rows], shares[rows]
+    fewest = 1 + np.searchsorted(np.cumsum(-np.sort(-snapshot.cluster.ground.node_gpus)), gpus)
+    _, gpus_most, nodes_most = np.array(places.nodes.shape) - 1
+    gathered, apart = (
+        places.nodes[curves, np.minimum(gpus, gpus_most), np.minimum(nodes, nodes_most)]
+        for nodes in (fewest, fewest + 1)
+    )
+    pays, skew = apart > PAYS * gathered, places.skew[curves]
+    seen = np.unique(skew)
+    limits = np.concatenate(([near], seen[:1] / 2, (seen[:-1] + seen[1:]) / 2, seen[-1:]))
+    mistaken = ((skew > limits[:, None]) != pays).sum(axis=1)
+    return float(limits[np.lexsort((np.abs(limits - near), mistaken))[0]])
+
+
 @dataclass(frozen=True)
 class TiresiasPlacement:
     """Gathers jobs whose models are skewed on the fewest nodes, for which they wait; moves nobody.
@@ -105,13 +129,18 @@ class TiresiasPlacement:
     A model is skewed if one tensor makes up more than `pack_limit` of its parameters: VGG19 has
     0.72 and AlexNet 0.61, Inception-v3 0.14 and ResNet-50 0.11. The other jobs fill gaps, as long
     as there are any. A skewed job that grows stays as it is until the fewest nodes have room.
+    With `fit` the limit is chosen at each decision, for the jobs there are.
     """
 
     pack_limit: Part = 0.4  # anything within 0.15 and 0.6 parts the models that were profiled
+    fit: bool = False
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         jobs, seats, ground = snapshot.jobs, snapshot.seats, snapshot.cluster.ground
-        skewed = snapshot.speeds.places.skew[jobs.curve] > self.pack_limit
+        limit = self.pack_limit
+        if self.fit:
+            limit = fitted_limit(snapshot, allocation.gpus, limit)
+        skewed = snapshot.speeds.places.skew[jobs.curve] > limit
         order = np.lexsort((jobs.id, -allocation.gpus, ~skewed, jobs.spans))
         wishes = wishes_of(snapshot, allocation, order)
         assert seats is not None

@@ -38,6 +38,7 @@ BY_PROFILE: Final = {
     "skewed models gathered": ("tiresias-l", "tiresias"),
     "everybody gathered": ("tiresias-l", "tiresias:pack_limit=0"),
     "nobody gathered": ("tiresias-l", "tiresias:pack_limit=1"),
+    "by a fitted limit": ("tiresias-l", "tiresias:fit=true"),
 }
 ALIKE: Final = 0.05  # less is no difference worth the name
 EXAMPLE: Final = ((2, 2), (1, 8), (2, 6))  # GPUs and hours of each job
