@@ -25,8 +25,8 @@ from coddl.sim.reproduce.predictions import (
     true_servers,
 )
 
-# 3 / ((0.3(e-10) + 0.2)(0.3e + 0.2)) <= 0.05 first holds at e = 31.
-CURVE = LossCurve(0.3, 0.2, 0.4)
+# Its first loss is 1; 2.5 / ((e/4 - 1.75)(e/4 + 0.75)) <= 0.05 first holds at e = 31.
+CURVE = LossCurve(0.25, 0.75, 0.0)
 
 
 def exact(epochs: int = 31) -> Training:
@@ -38,7 +38,7 @@ def test_a_job_ends_where_its_true_loss_hardly_falls() -> None:
     assert Stop().end(CURVE) == 31
     assert Stop(epochs_max=20).end(CURVE) == 20
     drawn = training(np.random.default_rng(3))
-    assert drawn.epochs == Stop().end(drawn.curve)
+    assert drawn.epochs == Stop().end(drawn.curve.over(drawn.curve.loss(1)))
 
 
 def test_losses_are_off_by_noise() -> None:

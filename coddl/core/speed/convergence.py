@@ -8,12 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from coddl.core.columns import FloatColumn
+from coddl.core.columns import BoolColumn, FloatColumn
 
 POINTS_MIN: Final = 3
 SEGMENTS, HEAVIER = 3, 4.0  # of three equal stretches each counts as if its sigma were a quarter
 FLOORS = 64  # values of b2 that are tried at a time
 ROUNDS = 8  # of looking closer around the best of them
+BESIDE: Final = 2  # losses on each side that a loss is compared with
+OUTLIES: Final = 5.0  # times as far off as they are: it is an outlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,17 @@ class LossCurve:
         line = self.b0 * epoch + self.b1
         return 1.0 / line + self.b2 if line > 0.0 else np.inf
 
+    def over(self, loss: float) -> "LossCurve":
+        """The same with losses as parts of this one."""
+        return LossCurve(self.b0 * loss, self.b1 * loss, self.b2 / loss)
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """When a job counts as converged: its loss has hardly changed for a while."""
+    """When a job counts as converged: its loss has hardly changed for a while.
+
+    Losses are parts of the largest that was seen, so that the same holds for losses of any size.
+    """
 
     fall: float = 0.05  # by no more than this
     window: int = 10  # over so many epochs
@@ -45,6 +54,20 @@ class Stop:
             if curve.loss(end - self.window) - curve.loss(end) <= self.fall:
                 return end
         return self.epochs_max
+
+
+def is_outlier(losses: FloatColumn) -> BoolColumn:
+    """Which losses stand out from the two before and the two after them.
+
+    Such a loss is further from the median of the five than OUTLIES times the median of all five
+    distances. Of losses that only fall none is, and the two at each end never are.
+    """
+    out, size = np.zeros(losses.size, np.bool_), 2 * BESIDE + 1
+    if losses.size >= size and np.isfinite(losses).all():
+        windows = np.lib.stride_tricks.sliding_window_view(losses, size)
+        off = np.abs(windows - np.median(windows, axis=1)[:, None])
+        out[BESIDE:-BESIDE] = off[:, BESIDE] > OUTLIES * np.median(off, axis=1)
+    return out
 
 
 def fit_losses(epochs: FloatColumn, losses: FloatColumn) -> LossCurve | None:
@@ -93,9 +116,10 @@ def _with_floors(
 
 
 def epochs_left(epochs: FloatColumn, losses: FloatColumn, stop: Stop | None = None) -> float:
-    """How many epochs a job with these losses still has to train."""
+    """How many epochs a job with these losses still has to train; outliers play no part."""
     stop, now = stop or Stop(), float(epochs.max(initial=0.0))
-    curve = fit_losses(epochs, losses)
+    usual = ~is_outlier(losses)
+    curve = fit_losses(epochs[usual], losses[usual])
     if curve is None:
         return min(stop.epochs_unknown, max(0.0, stop.epochs_max - now))
-    return max(0.0, stop.end(curve) - now)
+    return max(0.0, stop.end(curve.over(losses[usual].max())) - now)
