@@ -80,6 +80,7 @@ def _wrong(speeds: Speeds, factors: FloatMatrix) -> Speeds:
         speeds_of(names, step_s, measured),
         known_places=None if speeds.known_places is None else _repeated(speeds.places),
         kinds=speeds.kinds,
+        variants=VARIANTS,
         servers=None if servers is None else _wrong_servers(servers, factors),
     )
 

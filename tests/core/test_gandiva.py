@@ -24,13 +24,14 @@ Parts = dict[int, int]
 
 @dataclass(frozen=True)
 class Choice:
-    """Servers of four GPUs, by (load, affinity), and what Algorithm 1 makes of a job there."""
+    """Servers by (load, affinity), and what Algorithm 1 makes of a job there."""
 
     servers: Sequence[tuple[int, int]]
     need: int
     found: int
     home: Parts
     spans: int = 1
+    gpus: Sequence[int] = ()  # of the servers; none: four each
 
 
 CHOICES = {
@@ -52,6 +53,9 @@ CHOICES = {
     "a large job takes empty servers": Choice([(1, 1), (0, 0), (0, 0)], 8, EMPTY, {1: 4, 2: 4}),
     "its rest leaves room": Choice([(0, 0), (0, 0)], 6, EMPTY, {0: 4, 1: 2}),
     "large jobs take turns too": Choice([(4, 8), (4, 8), (4, 1)], 8, SHARED, {0: 4, 1: 4}),
+    "it has room on its own server, if not on the least loaded": Choice(
+        [(1, 2), (5, 2), (2, 1)], 2, SAME, {1: 2}, gpus=(2, 8, 4)
+    ),
     "what is larger than all servers waits": Choice([(0, 0), (0, 0)], 12, QUEUED, {}),
 }
 
@@ -59,7 +63,7 @@ CHOICES = {
 @pytest.mark.parametrize("case", CHOICES.values(), ids=CHOICES.keys())
 def test_algorithm_1(case: Choice) -> None:
     load, affinity = np.array(case.servers).T.copy()
-    servers = Servers(np.full(len(load), 4), load, affinity)
+    servers = Servers(np.array(case.gpus or [4] * len(load)), load, affinity)
     parts = np.zeros(len(load), np.int64)
     assert get_nodes(servers, case.need, case.spans, parts) == case.found
     if case.found != QUEUED:
@@ -228,6 +232,17 @@ def test_a_pair_that_does_not_pay_is_undone_and_not_tried_again() -> None:
     assert (answer.memory[:, MATE] == 0.0).all()
 
 
+def test_a_model_that_is_known_by_several_curves_is_not_tried_again_either() -> None:
+    began = crowd(2.2)
+    began = replace(began, speeds=replace(began.speeds, variants=5))  # all are of one model
+    answer, tried = PACKS(began), 0
+    for slice_ in range(11, 20):
+        tried += answer.mates is not None and bool((answer.mates >= 0).any())
+        began = again(began, answer, 60.0 * slice_)
+        answer = PACKS(began)
+    assert tried == 1
+
+
 @pytest.mark.parametrize("off", [Gandiva(packing=False), Gandiva(pack_below=0.15)])
 def test_nobody_is_packed_who_should_not_be(off: Gandiva) -> None:
     assert not (np.array(off(crowd(1.0)).mates) >= 0).any()
@@ -252,6 +267,42 @@ def test_jobs_that_take_turns_move_to_servers_that_have_become_free() -> None:
     rows[2] = one("c", started_s=0.0)
     seats, _ = decided(on_servers(2, rows[:2], {0: {0: 4}}, home={1: 0}), STILL)
     assert seats == [{0: 4}, {1: 4}]
+
+
+def of_kinds(snapshot: Snapshot, kinds: Sequence[int], factor: float) -> Snapshot:
+    """The same on servers of two kinds; a step takes `factor` times as long on the second."""
+    nodes = zip(snapshot.cluster.nodes, kinds, strict=True)
+    cluster = Cluster(tuple(replace(node, kind=kind) for node, kind in nodes), kinds=("new", "old"))
+    factors = np.tile([1.0, factor], (snapshot.jobs.size, 1))
+    places = snapshot.speeds.places._replace(kinds=factors)
+    speeds = replace(snapshot.speeds, known_places=places, kinds=cluster.kinds)
+    return replace(snapshot, cluster=cluster, speeds=speeds)
+
+
+@pytest.mark.parametrize(("factor", "moves"), [(1.9, True), (2.1, False)])
+def test_a_job_leaves_every_other_turn_only_for_more_than_half_the_speed(
+    factor: float, moves: bool
+) -> None:
+    rows = [rigid("a", 4), rigid("b", 4, changed_s=30.0)]
+    began = of_kinds(on_servers(2, rows, {0: {0: 4}}, home={1: 0}), [0, 1], factor)
+    assert decided(began, STILL)[0] == ([{0: 4}, {1: 4}] if moves else [{}, {0: 4}])
+
+
+def test_a_job_goes_to_the_fastest_servers_that_have_room() -> None:
+    # a runs on the old kind, b has just come; Algorithm 1 would put it on the first empty server.
+    rows = [rigid("a", 2, started_s=590.0), rigid("b", 4)]
+    began = of_kinds(on_servers(4, rows, {0: {0: 2}}), [1, 1, 0, 0], 1.5)
+    assert decided(began, STILL)[0] == [{3: 2}, {2: 4}]
+    settled = of_kinds(on_servers(2, rows[:1], {0: {0: 2}}), [1, 1], 1.1)
+    assert decided(settled, STILL)[0] == [{0: 2}]
+
+
+def test_a_job_is_not_gathered_on_a_slower_server() -> None:
+    rows = [rigid("a", 2, started_s=0.0), *(rigid(name, 3, started_s=0.0) for name in "bc")]
+    sits = {0: {0: 1, 1: 1}, 1: {0: 3}, 2: {1: 3}}
+    gathers = replace(STILL, moves=1)
+    assert decided(on_servers(3, rows, sits), gathers)[0][0] == {2: 2}
+    assert decided(of_kinds(on_servers(3, rows, sits), [0, 0, 1], 1.1), gathers)[0][0] == sits[0]
 
 
 def test_free_gpus_are_brought_together_one_job_at_a_time() -> None:

@@ -103,6 +103,10 @@ def get_nodes(servers: Servers, need: int, spans: int, parts: IntColumn) -> int:
     QUEUED leaves `parts` without meaning. A server's height is its load over its GPUs; "height < 1"
     is read as room for this job, since other sizes may live there once affinity was relaxed.
     """
+    # Load over what is free rises with load over all: this is the least loaded one with room.
+    free = np.maximum(0, servers.gpus - servers.load)
+    if find_nodes(Servers(free, servers.load, servers.affinity), need, ZERO, need, parts):
+        return SAME
     same = find_nodes(servers, need, spans, need, parts)
     if same and has_room(servers, parts):
         return SAME

@@ -62,6 +62,7 @@ class Speeds:
     # None: places make no difference. A function is called when somebody first asks.
     known_places: Places | Callable[[], Places] | None = None
     kinds: tuple[str, ...] = ("gpu",)  # that `places.kinds` tells apart; `step_s` is of the first
+    variants: int = 1  # curves of each model, one after the other
     servers: Servers | None = None  # with parameter servers; None: nobody trains with them
 
     @cached_property

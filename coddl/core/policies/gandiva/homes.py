@@ -25,10 +25,11 @@ from coddl.core.seats import Seats
     OTHERS,  # the further ones: bit i stands for the server i + 1 after the first; -1: it is queued
     TURN,  # the slice of time in which its turn began
     MATE,  # 1 + the id of the job it is packed with: on trial, or negative where that pays; 0: none
-    FAILED,  # models that it was packed with in vain: bit i stands for curve i
+    FAILED,  # models that it was packed with in vain: bit i stands for model i
     GROW_AT_S,  # when it may take GPUs that are idle beside it; 0: none are
 ) = range(6)
 BITS = whole_number(52)  # whole numbers that a float holds exactly
+SURE = 1.0 - 1e-9  # nobody moves for a difference of rounding
 
 
 class Homes(NamedTuple):
@@ -46,6 +47,14 @@ class Wants(NamedTuple):
 
     gpus: IntColumn
     spans: IntColumn  # 0: on one server only
+
+
+class Kinds(NamedTuple):
+    """What kinds of GPU mean to rows."""
+
+    of_node: IntColumn
+    factor: FloatMatrix  # [curve, kind]: step time there over that of the speed table
+    curve: IntColumn  # of each row
 
 
 @kernel
@@ -173,47 +182,111 @@ def extent(homes: Homes, row: int) -> int:
 
 
 @part
-def is_crowded(servers: Servers, homes: Homes, row: int) -> bool:
-    """Tell whether a row has to take turns at home."""
-    i = homes.head[row]
+def factor_on(kinds: Kinds, row: int, node: int) -> float:
+    """What a step of a row takes on a node over what the speed table says."""
+    known = kinds.factor.shape[1]
+    return float(kinds.factor[kinds.curve[row], min(kinds.of_node[node], known - 1)])
+
+
+@part
+def speed_at_home(servers: Servers, homes: Homes, kinds: Kinds, row: int, in_turns: bool) -> float:
+    """How fast a row trains at home, as a part of what the speed table says."""
+    i, gpus, speed, turns = homes.head[row], 0, 0.0, 1.0
     while i >= 0:
-        if servers.load[homes.node[i]] > servers.gpus[homes.node[i]]:
-            return True
+        node = homes.node[i]
+        gpus += homes.gpus[i]
+        speed += homes.gpus[i] / factor_on(kinds, row, node)
+        if in_turns:
+            turns = min(turns, servers.gpus[node] / servers.load[node])
         i = homes.after[i]
-    return False
+    return speed / gpus * turns
 
 
-@kernel
-def leave_crowds(servers: Servers, homes: Homes, wants: Wants, order: IntColumn) -> None:
-    """Move jobs that take turns to servers that have become free, on no more of them than before.
+@part
+def as_fast(servers: Servers, kinds: Kinds, row: int, speed: float) -> Servers:
+    """The servers where a row trains at this speed at least; the others without their GPUs."""
+    gpus = servers.gpus.copy()
+    for node in range(gpus.shape[0]):
+        if SURE * speed * factor_on(kinds, row, node) > 1.0:
+            gpus[node] = 0
+    return Servers(gpus, servers.load, servers.affinity)
 
-    `order` are those that may be moved. (Gandiva, OSDI '18: migration on departures.)
+
+@part
+def find_faster(
+    servers: Servers,
+    homes: Homes,
+    wants: Wants,
+    kinds: Kinds,
+    row: int,
+    speed: float,
+    parts: IntColumn,
+) -> bool:
+    """Find a row room where it trains faster than at this speed, on no more servers than at home.
+
+    The fastest kind is looked at first, slower ones are let in one by one. Fills in its parts.
     """
+    factors, fastest = kinds.factor[kinds.curve[row]], 0.0
+    while True:
+        factor = np.inf
+        for each in factors:
+            if fastest < each < factor:
+                factor = each
+        if not factor * speed < SURE:
+            return False
+        suits = as_fast(servers, kinds, row, 1.0 / factor)
+        found = get_nodes(suits, wants.gpus[row], wants.spans[row], parts) <= RELAXED
+        if found and np.count_nonzero(parts) <= extent(homes, row):
+            return True
+        fastest = factor
+
+
+@part
+def free_gpus(servers: Servers) -> int:
+    """How many GPUs nobody is at home on."""
     free = 0
     for node in range(servers.gpus.shape[0]):
         free += max(0, servers.gpus[node] - servers.load[node])
-    parts = np.zeros_like(servers.gpus)
+    return free
+
+
+@kernel
+def move_where_faster(
+    servers: Servers,
+    homes: Homes,
+    wants: Wants,
+    kinds: Kinds,
+    order: IntColumn,
+    in_turns: BoolColumn,
+) -> None:
+    """Move jobs to servers with room where they train faster, on no more of them than before.
+
+    These are jobs that take turns at home, if the kind of GPU there does not cost more than that,
+    and jobs on a slow kind while a faster one is free. (Gandiva, OSDI '18: migration on departures,
+    judged by the time of a mini-batch.)
+    """
+    free, parts = free_gpus(servers), np.zeros_like(servers.gpus)
     for row in order:
         need = wants.gpus[row]
-        if need > free or homes.head[row] < 0 or not is_crowded(servers, homes, row):
+        if need > free or homes.head[row] < 0:
             continue
+        speed = speed_at_home(servers, homes, kinds, row, in_turns[row])
         quit_home(servers, homes, row)
-        found = get_nodes(servers, need, wants.spans[row], parts) <= RELAXED
-        if found and np.count_nonzero(parts) <= extent(homes, row):
+        if find_faster(servers, homes, wants, kinds, row, speed, parts):
             settle(servers, homes, row, need, parts)
-            free -= need
+            free = free_gpus(servers)
         else:
             come_back(servers, homes, row, need)
 
 
 @part
-def snug_node(servers: Servers, kinds: IntColumn, source: int, need: int) -> int:
+def snug_node(servers: Servers, kinds: Kinds, source: int, need: int) -> int:
     """The fullest server of the source's kind that has room for a job, and less than the source."""
     best, best_free = NONE, servers.gpus[source] - servers.load[source]
     for node in range(servers.gpus.shape[0]):
         free = servers.gpus[node] - servers.load[node]
         fits = need <= free < best_free and servers.load[node] > 0
-        if fits and node != source and kinds[node] == kinds[source]:
+        if fits and node != source and kinds.of_node[node] == kinds.of_node[source]:
             best, best_free = node, free
     return int(best)
 
@@ -223,22 +296,24 @@ def close_ranks(
     servers: Servers,
     homes: Homes,
     wants: Wants,
-    kinds: IntColumn,
+    kinds: Kinds,
     movable: BoolColumn,
     idle: float,
     moves: int,
 ) -> None:
     """Move up to `moves` running jobs so that free GPUs lie together.
 
-    First jobs that lie on several servers and fit on one. Then, from the server in use with most
-    free GPUs, to those with fewer, until none in use has `idle` of its GPUs free or more. (Gandiva,
-    OSDI '18: defragmentation.)
+    First jobs that lie on several servers and fit on one that is no slower. Then, from the server
+    in use with most free GPUs, to those with fewer, until none in use has `idle` of its GPUs free
+    or more. (Gandiva, OSDI '18: defragmentation.)
     """
     parts = np.zeros_like(servers.gpus)
     for row in range(movable.shape[0]):
         if moves > 0 and movable[row] and extent(homes, row) > 1:
+            speed = speed_at_home(servers, homes, kinds, row, False)
             quit_home(servers, homes, row)
-            if find_nodes(servers, wants.gpus[row], ZERO, ANY, parts):
+            suits = as_fast(servers, kinds, row, speed)
+            if find_nodes(suits, wants.gpus[row], ZERO, ANY, parts):
                 settle(servers, homes, row, wants.gpus[row], parts)
                 moves -= 1
             else:

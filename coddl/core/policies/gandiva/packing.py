@@ -80,8 +80,7 @@ def _pairs(snapshot: Snapshot, overload: Overload, memory: FloatMatrix) -> list[
 def _give_up(snapshot: Snapshot, memory: FloatMatrix, a: int, b: int) -> None:
     """Remember of two jobs that packing does not pay beside the other's model."""
     for row, other in ((a, b), (b, a)):
-        bit = 1 << int(snapshot.jobs.curve[other] % BITS)
-        memory[row, FAILED] = int(memory[row, FAILED]) | bit
+        memory[row, FAILED] = int(memory[row, FAILED]) | _bit_of(snapshot, other)
 
 
 def _candidates(
@@ -110,8 +109,13 @@ def _may_try(snapshot: Snapshot, memory: FloatMatrix, a: int, b: int) -> bool:
 
 
 def _has_failed(snapshot: Snapshot, memory: FloatMatrix, row: int, other: int) -> bool:
-    bit = 1 << int(snapshot.jobs.curve[other] % BITS)
-    return int(memory[row, FAILED]) & bit != 0
+    return int(memory[row, FAILED]) & _bit_of(snapshot, other) != 0
+
+
+def _bit_of(snapshot: Snapshot, row: int) -> int:
+    """What stands for a row's model in FAILED."""
+    model = int(snapshot.jobs.curve[row]) // snapshot.speeds.variants
+    return int(1 << model % BITS)
 
 
 def _busy(snapshot: Snapshot) -> FloatColumn:

@@ -18,11 +18,12 @@ from coddl.core.policies.gandiva.homes import (
     OTHERS,
     TURN,
     Homes,
+    Kinds,
     Wants,
     close_ranks,
     find_homes,
-    leave_crowds,
     lone_nodes,
+    move_where_faster,
     remember,
 )
 from coddl.core.policies.gandiva.packing import Overload, pack
@@ -44,7 +45,7 @@ class Scene(NamedTuple):
     snapshot: Snapshot
     now: int  # the slice of time
     servers: Servers
-    kinds: IntColumn  # of the servers
+    kinds: Kinds
     seated: Seats  # by server
     memory: FloatMatrix
     wants: Wants
@@ -55,11 +56,12 @@ def scene_of(snapshot: Snapshot, quantum_s: float) -> Scene:
     jobs, memory = snapshot.jobs, snapshot.memory.copy()
     ground, seats = snapshot.cluster.ground, snapshot.seats
     if seats is None:
-        gpus, kinds = np.array([snapshot.cluster.gpus_total]), np.zeros(1, np.int64)
+        gpus, of_node = np.array([snapshot.cluster.gpus_total]), np.zeros(1, np.int64)
         seated = Seats.of([{0: held} if held > 0 else {} for held in jobs.gpus.tolist()])
         memory[:, HOME] = 1.0
     else:
-        gpus, kinds, seated = ground.node_gpus, ground.node_kind, by_node(ground, seats)
+        gpus, of_node, seated = ground.node_gpus, ground.node_kind, by_node(ground, seats)
+    kinds = Kinds(of_node, snapshot.speeds.places.kinds, jobs.curve.copy())
     wants = Wants(jobs.gpus_requested.copy(), jobs.spans.copy())
     now = slice_at(snapshot.now_s, quantum_s)
     return Scene(snapshot, now, no_servers(gpus), kinds, seated, memory, wants)
@@ -120,12 +122,13 @@ class Gandiva:
 
 
 def _migrate(policy: Gandiva, scene: Scene, homes: Homes, order: IntColumn) -> None:
-    """Move jobs away from where they take turns, and together where GPUs lie idle."""
+    """Move jobs to where they are faster, and together where GPUs lie idle."""
     jobs, now_s = scene.snapshot.jobs, scene.snapshot.now_s
     if len(scene.servers.gpus) == 1:
         return
     packed = scene.memory[:, MATE] != 0.0
-    leave_crowds(scene.servers, homes, scene.wants, order[((jobs.gpus == 0) | packed)[order]])
+    in_turns = (jobs.gpus == 0) | packed
+    move_where_faster(scene.servers, homes, scene.wants, scene.kinds, order, in_turns)
     if ((scene.memory[:, [HOME, OTHERS]] == 0.0).all(axis=1) & (jobs.gpus == 0)).any():
         return  # a job that has come is no reason to move others about
     settled = (jobs.gpus > 0) & (now_s >= jobs.last_start_s + policy.quantum_s)
