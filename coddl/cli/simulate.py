@@ -98,8 +98,8 @@ Seeds = Annotated[int, typer.Option(help="Repeat with this many seeds, and show 
 SpeedTable = Annotated[
     str,
     typer.Option(
-        help="Step times of the models. Default: step_times.csv beside the trace, or the table "
-        "that comes with the package."
+        help="Step times of the models: a file, a folder, or gandiva. Default: step_times.csv "
+        "beside the trace, or the table that comes with the package."
     ),
 ]
 Servers = Annotated[
@@ -112,8 +112,8 @@ Servers = Annotated[
 ResizeCost = Annotated[
     str,
     typer.Option(
-        help="What a resize costs: none, stall:S, serial:S, concurrent:PREPARE_S,PAUSE_S, "
-        "uncancelled:PREPARE_S,PAUSE_S."
+        help="What a resize costs: none, stall:S, stall:S,MOVE_1_S,MOVE_8_S (a move with 1 GPU and "
+        "with 8), serial:S, concurrent:PREPARE_S,PAUSE_S, uncancelled:PREPARE_S,PAUSE_S."
     ),
 ]
 CoolDown = Annotated[

@@ -81,23 +81,26 @@ def simulate(
 
 
 def reconfigure_from(spec: str) -> Reconfigure:
-    """Read `none`, `stall:S`, `serial:S`, `concurrent:PREPARE_S,PAUSE_S` or
-    `uncancelled:PREPARE_S,PAUSE_S`.
+    """Read `none`, `stall:S`, `stall:S,MOVE_1_S,MOVE_8_S`, `serial:S`,
+    `concurrent:PREPARE_S,PAUSE_S` or `uncancelled:PREPARE_S,PAUSE_S`.
     """
     mode, _, rest = spec.partition(":")
-    numbers = 1 if mode in ("stall", "serial") else 2
+    counts = {"stall": (1, 3), "serial": (1,)}.get(mode, (2,))
     try:
         values = [float(part) for part in rest.split(",")] if rest else []
     except ValueError:
         values = []
     if spec == "none":
         return Reconfigure()
-    if mode not in MODES or len(values) != numbers or not all(0 <= v < 1e12 for v in values):
+    if mode not in MODES or len(values) not in counts or not all(0 <= v < 1e12 for v in values):
+        wanted = " or ".join(map(str, counts)) + " number" + "s" * (counts != (1,))
         raise UserError(
             f'reconfiguration "{spec}" cannot be simulated',
-            f'"{rest}" is not {numbers} number{"s" * (numbers > 1)} of seconds'
+            f'"{rest}" is not {wanted} of seconds'
             if mode in MODES
             else f'"{spec}" is not one of the modes',
-            "none, stall:30, serial:30, concurrent:20,1 or uncancelled:20,1",
+            "none, stall:30, stall:0.1,1.5,35, serial:30, concurrent:20,1 or uncancelled:20,1",
         )
-    return Reconfigure(mode, values[0] if numbers == 2 else 0.0, values[-1])
+    if len(values) == 3:
+        return Reconfigure(mode, pause_s=values[0], move_s=(values[1], values[2]))
+    return Reconfigure(mode, values[0] if len(values) == 2 else 0.0, values[-1])

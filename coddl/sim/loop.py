@@ -24,6 +24,7 @@ from coddl.core.speed.places import slowdowns
 from coddl.core.speed.servers import Crew, remote_parts, server_slowdowns
 from coddl.core.speed.table import Speeds
 from coddl.sim.compiled import next_seed
+from coddl.sim.moving import LastNodes, Places, move_pauses, take_places
 from coddl.sim.world import (
     ACTIVE,
     DECIDE,
@@ -31,12 +32,11 @@ from coddl.sim.world import (
     HELD,
     LOGGED,
     NOW,
+    PAUSE_S,
     SEED,
-    Places,
     World,
     advance,
     apply_shares,
-    take_places,
 )
 
 
@@ -68,6 +68,7 @@ class Site:
     speeds: Speeds
     beliefs: Beliefs
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))  # by queue
+    move_s: tuple[float, float] | None = None  # as in Reconfigure
 
 
 class Steps:
@@ -84,6 +85,7 @@ class Steps:
         self._places_jobs = scheduler.placement is not None or len(site.cluster.nodes) > 1
         self._rows = np.zeros(0, np.int64)  # that `_seats` are of
         self._seats = Seats.none(0)
+        self._last = LastNodes(world.jobs.size, len(site.cluster.nodes))
         self._iterations = world.jobs.remaining_iterations.copy()  # in all: nothing has run yet
         self._past_gpu_s = np.empty(world.jobs.size)
         self._known = 0  # of those that have ended
@@ -163,16 +165,20 @@ class Steps:
         rows = world.active[: world.counts[ACTIVE]]
         curves, mates = world.jobs.whole[CURVE, rows], mates_of(plan.allocation)
         ground, slowdown, moved = site.cluster.ground, np.ones(rows.size), plan.moved
+        pause_s = np.full(rows.size, world.clock[PAUSE_S])
         if plan.placed is not None:
             seats = plan.placed.seats
             slowdown = slowdowns(site.speeds.places, ground, curves, seats, mates)
+            if site.move_s is not None:
+                left = self._last.left(ground, rows, seats)
+                pause_s[left] = move_pauses(site.move_s, plan.shares[left])
         if site.speeds.servers is not None and plan.allocation.servers is not None:
             crew = crew_of(plan, curves, ground)
             slowdown *= server_slowdowns(site.speeds.servers, site.speeds.step_s, crew)
             # It starts anew with others.
             moved = moved | (world.jobs.whole[SERVERS, rows] != crew.servers)
             world.jobs.whole[SERVERS, rows] = crew.servers
-        return Places(slowdown, np.where(mates >= 0, 0.5, 1.0), moved)
+        return Places(slowdown, np.where(mates >= 0, 0.5, 1.0), moved, pause_s)
 
 
 def crew_of(plan: Plan, curves: IntColumn, ground: Ground) -> Crew:

@@ -109,7 +109,7 @@ def steps_of(case: Case, world: World) -> Steps:
     """What runs a case in its world, step by step."""
     speeds = case.trace.speeds
     cluster, beliefs = case.cluster or Cluster.of(case.gpus), case.beliefs or Beliefs(speeds)
-    site = Site(cluster, speeds, beliefs, case.quota_gpus)
+    site = Site(cluster, speeds, beliefs, case.quota_gpus, case.reconfigure.move_s)
     return Steps(world, site, Scheduler(case.policy, case.rules, case.placement))
 
 

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn, IntMatrix
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import ZERO, kernel, part, whole_number
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
@@ -46,12 +46,13 @@ from coddl.traces.trace import Trace
     PART,  # of its GPUs that it holds: 1/2 where another job shares them
     NEW_SLOWDOWN,  # the same two from the next change on
     NEW_PART,
+    NEW_PAUSE_S,  # how long it then stands still
     STOPS_AT,  # iterations left when this run of it ends, by a failure or for good
     ENDS_AT,  # iterations left when it is over for good; above 0: its user stops it then
     SAVED_ITERATIONS,  # left to do at its last checkpoint, and the GPU-time it had had by then
     SAVED_GPU_S,
     LOST_GPU_S,  # GPU-time between checkpoints and failures
-) = range(len(REAL_DEFAULTS), REALS := len(REAL_DEFAULTS) + 17)
+) = range(len(REAL_DEFAULTS), REALS := len(REAL_DEFAULTS) + 18)
 # Further rows of World.jobs.whole.
 (
     HELD,  # GPUs the job trains on; lags behind GPUS while a change is prepared
@@ -97,11 +98,14 @@ class Reconfigure:
     concurrent   the old share trains on for `prepare_s`, then the job, unless it only starts,
                  stands still for `pause_s`; a newer target cancels the preparation
     uncancelled  the same, but a preparation under way must end first; then the newest is prepared
+
+    Where a change takes effect at once, one onto another node may have a pause of its own.
     """
 
     mode: ReconfigureMode = "stall"
     prepare_s: float = 0.0
     pause_s: float = 0.0
+    move_s: tuple[float, float] | None = None  # with 1 GPU and with 8, linear in their number
 
 
 class Log(NamedTuple):
@@ -140,6 +144,7 @@ def world_of(
         submitted_s=trace.submitted_s,
         queue=trace.queue,
         group=-1 if trace.group is None else trace.group,
+        weight=1.0 if trace.weight is None else trace.weight,
         curve=trace.curve,
         remaining_iterations=trace.iterations,
         gpus_requested=trace.gpus_requested,
@@ -152,6 +157,7 @@ def world_of(
     real[[BASE_ITERATIONS, SAVED_ITERATIONS]] = trace.iterations
     real[[STEP_S, READY_S, FINISH_S]] = np.inf
     real[[SLOWDOWN, PART, NEW_SLOWDOWN, NEW_PART]] = 1.0
+    real[NEW_PAUSE_S] = reconfigure.pause_s
     whole[: len(jobs.whole)] = jobs.whole
     clock, count = np.full(CLOCKS, np.inf), np.zeros(COUNTS, np.int64)
     clock[[NOW, PREPARE_S, PAUSE_S]] = 0.0, reconfigure.prepare_s, reconfigure.pause_s
@@ -259,7 +265,7 @@ def prepare(world: World, row: int) -> None:
 def set_share(world: World, row: int, share: int) -> None:
     """Give a job a new share; when and at what cost it takes effect depends on the mode."""
     real, whole = world.jobs.real, world.jobs.whole
-    now_s, mode, pause_s = world.clock[NOW], world.counts[MODE], world.clock[PAUSE_S]
+    now_s, mode, pause_s = world.clock[NOW], world.counts[MODE], real[NEW_PAUSE_S, row]
     if whole[STARTS, row] > 0:
         world.counts[REALLOCATIONS] += 1
     else:
@@ -466,34 +472,3 @@ def apply_shares(world: World, shares: IntColumn, wake_at_s: float) -> None:
     if world.counts[MODE] != STALL:
         swap_what_is_ready(world)
     look_ahead(world)
-
-
-class Places(NamedTuple):
-    """What follows from where jobs were put, by position in `active`."""
-
-    slowdown: FloatColumn
-    part: FloatColumn  # of its GPUs
-    moved: BoolColumn  # to other GPUs, as many as before
-
-
-@kernel
-def take_places(world: World, places: Places, shares: IntColumn) -> None:
-    """Let jobs be where they were put, before these shares are applied.
-
-    Who keeps its share feels it at once, and who moves stands still as for a resize. Who changes
-    its share feels it with that.
-    """
-    real, whole, now_s = world.jobs.real, world.jobs.whole, world.clock[NOW]
-    for k in range(world.counts[ACTIVE]):
-        row, held = world.active[k], world.jobs.whole[HELD, world.active[k]]
-        real[NEW_SLOWDOWN, row] = places.slowdown[k]
-        real[NEW_PART, row] = places.part[k]
-        if held == 0 or held != whole[GPUS, row] or held != shares[k]:
-            continue
-        moving_s = max(now_s, real[MOVING_S, row])
-        if places.moved[k]:
-            world.counts[MIGRATIONS] += 1
-            tell(world, MOVE, row, held)
-            hold(world, row, held, moving_s + world.clock[PAUSE_S])
-        elif places.slowdown[k] != real[SLOWDOWN, row] or places.part[k] != real[PART, row]:
-            hold(world, row, held, moving_s)

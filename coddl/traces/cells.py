@@ -42,12 +42,16 @@ class Cells:
 
     def whole_or(self, name: str, rule: Rule, default: IntColumn) -> IntColumn:
         """The same, with the default for an empty cell and for a column that is not there."""
-        cells = self.columns.get(name)
-        if cells is None:
+        if name not in self.columns:
             return default
+        return self.numbers_or(name, rule, default).astype(np.int64)
+
+    def numbers_or(self, name: str, rule: Rule, default: IntColumn | float) -> FloatColumn:
+        """A column of numbers that all keep the rule, with the default for an empty cell."""
+        cells = self.columns[name]
         blank = np.array([cell == "" for cell in cells])
         filled = [cell or "1" for cell in cells]
-        return np.where(blank, default, self._numbers(name, filled, rule).astype(np.int64))
+        return np.where(blank, default, self._numbers(name, filled, rule))
 
     def indices(self, name: str, among: Collection[str], must: str, try_: str) -> IntColumn:
         """A column of names as their places in `among`."""

@@ -1,7 +1,7 @@
 """Traces and speed tables as files, and those that come with the package.
 
 A trace has the columns `submitted_s,model,iterations,gpus_requested` and, if wanted,
-`gpus_min,gpus_max,queue,user,group`; a speed table has `model,global_batch,gpus,step_s`, or
+`gpus_min,gpus_max,queue,user,group,weight`; a speed table has `model,global_batch,gpus,step_s`, or
 `model,servers,workers,step_s` where jobs train with parameter servers.
 """
 
@@ -20,6 +20,7 @@ from coddl.core.errors import UserError
 from coddl.core.speed.servers import TERMS, Mode, Point, fit_costs, servers_within
 from coddl.core.speed.table import Speeds, interpolated, served
 from coddl.traces.cells import Cells, Rule, cells_of, listed, shown
+from coddl.traces.packing import packing_speeds
 from coddl.traces.pairs import read_pairs
 from coddl.traces.philly import AFS_MODELS, is_philly, philly_trace
 from coddl.traces.placements import read_placements
@@ -28,9 +29,10 @@ from coddl.traces.trace import Trace, smallest_shares, trace_of
 from coddl.traces.whole_file import write_whole
 
 TRACE_COLUMNS = ("submitted_s", "model", "iterations", "gpus_requested")
-TRACE_OPTIONS = ("gpus_min", "gpus_max", "queue", "user", "group", "vc")
+TRACE_OPTIONS = ("gpus_min", "gpus_max", "queue", "user", "group", "weight", "vc")
 SPEED_COLUMNS = ("model", "global_batch", "gpus", "step_s")
 SERVED_COLUMNS = ("model", "servers", "workers", "step_s")
+PACKING, PACKING_GPUS = "gandiva", 8  # what Gandiva's table is called, and a server's GPUs
 TABLES_BESIDE = ("step_times.csv", "speeds.csv")  # taken for a trace that lies in their folder
 
 # Past 1e15 a float no longer resolves seconds well enough to simulate; a table is as wide as its
@@ -49,6 +51,11 @@ GPUS = Rule(
     lambda v: (v >= 1) & (v < 2**31) & (v == np.floor(v)),
     "be a whole number, 1 or more and below 2147483648",
     "a number of GPUs, such as 4",
+)
+WEIGHT = Rule(
+    lambda v: (v > 0) & (v <= 1e6),
+    "be a number above 0, up to 1e6",
+    "the slices of time that a turn of the job lasts, such as 2",
 )
 BATCH = GPUS._replace(try_="the samples per iteration over all GPUs, such as 256")
 SHARE = Rule(
@@ -85,9 +92,12 @@ def read_speeds(path: str | Path, servers: Mode | None = None) -> Speeds:
     """The speeds of a file in our format, of a folder of measured placements, or of Gavel's JSON.
 
     Between two measured shares, step time is linear. What was measured with parameter servers is
-    fitted; `servers` says how jobs train with them.
+    fitted; `servers` says how jobs train with them. `gandiva`, if no file is called that, is the
+    table of packing that comes with the package.
     """
     path = Path(path)
+    if str(path) == PACKING and not path.exists():
+        return packing_speeds(PACKING_GPUS)
     if path.is_dir():
         return read_placements(path)
     what = f"speed table {path} cannot be read"
@@ -208,6 +218,7 @@ def _trace(cells: Cells, name: str, speeds: Speeds) -> Trace:
         queue=queue,
         user=cells.columns.get("user"),
         group=cells.columns.get("group"),
+        weight=cells.numbers_or("weight", WEIGHT, 1.0) if "weight" in cells.columns else None,
         line=cells.lines(),
     )
 
@@ -251,6 +262,8 @@ def _lines(trace: Trace) -> Iterator[tuple[object, ...]]:
         columns["user"] = _named(trace.users, trace.user)
     if trace.group is not None:
         columns["group"] = _named((*trace.groups, ""), trace.group)  # -1 is the last: no name
+    if trace.weight is not None:
+        columns["weight"] = trace.weight.tolist()
     yield tuple(columns)
     yield from zip(*columns.values(), strict=True)
 

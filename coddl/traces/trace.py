@@ -37,6 +37,7 @@ class Trace:
     line: IntColumn | None = None  # where in its file each job stands
     group: IntColumn | None = None  # the search a job is part of: index into `groups`, -1: none
     groups: tuple[str, ...] = ()
+    weight: FloatColumn | None = None  # slices of time that a job's turn lasts; None: 1 each
 
     def __post_init__(self) -> None:
         widest = self.speeds.step_s.shape[1] - 1
@@ -52,6 +53,9 @@ class Trace:
             )
             & (self.gpus_min <= np.minimum(self.gpus_max, widest)),
             "it asks for less than its gpus_min": self.gpus_requested >= self.gpus_min,
+            "its weight is not a number above 0": np.isfinite(self.weight) & (self.weight > 0)
+            if self.weight is not None
+            else np.ones(self.size, np.bool_),
             "it comes before the job in front of it": np.diff(self.submitted_s, prepend=0.0) >= 0,
         }
         for because, holds in checks.items():
@@ -78,7 +82,7 @@ class Trace:
         """The same trace with only these jobs."""
         columns = ("submitted_s", "curve", "iterations", "gpus_requested", "gpus_min", "gpus_max")
         kept = {name: getattr(self, name)[keep] for name in (*columns, "queue", "user")}
-        options = {name: getattr(self, name) for name in ("line", "group")}
+        options = {name: getattr(self, name) for name in ("line", "group", "weight")}
         kept |= {name: None if cells is None else cells[keep] for name, cells in options.items()}
         return replace(self, **kept)
 
@@ -157,6 +161,7 @@ def trace_of(
     queue: Sequence[str] | None = None,
     user: Sequence[str] | None = None,
     group: Sequence[str] | None = None,
+    weight: FloatColumn | None = None,
     line: IntColumn | None = None,
 ) -> Trace:
     """A trace of jobs in any order; those submitted at one time stay in the order given.
@@ -189,6 +194,7 @@ def trace_of(
         line=None if line is None else line[order],
         group=group_index[order] if groups else None,
         groups=groups,
+        weight=None if weight is None else weight[order],
     )
 
 

@@ -61,6 +61,34 @@ def test_a_switch_costs_what_a_change_of_share_does() -> None:
     assert run.reallocations > 30
 
 
+def test_a_move_costs_more_than_a_switch_though_the_job_was_suspended() -> None:
+    jobs = trace([(0.0, 1000.0, 1), (0.0, 90.0, 1), (0.0, 1000.0, 1)])
+    switch = Reconfigure("stall", pause_s=0.1, move_s=(1.5, 35.0))
+    case = Case("g", Gandiva(), jobs, 2, cluster=Cluster.of(2, 1), reconfigure=switch)
+    # The third job takes the first one's turn at 60 s. The second ends after 0.1 + 90 s, and the
+    # first, which has trained for 59.9 s, goes on in its place.
+    assert run_case(case).finish_s == pytest.approx([90.1 + 1.5 + 940.1, 90.1, 60.0 + 0.1 + 1000.0])
+
+
+def test_a_job_on_slow_gpus_moves_when_faster_ones_are_free() -> None:
+    jobs = trace([(0.0, 100.0, 1), (10.0, 200.0, 1)])
+    cluster = Cluster((Node("new", 1), Node("old", 1, kind=1)), kinds=("new", "old"))
+    places = LINEAR.places._replace(kinds=np.array([[1.0, 5.0]]))
+    jobs = replace(jobs, speeds=replace(LINEAR, known_places=places, kinds=cluster.kinds))
+    move = Reconfigure("stall", move_s=(2.0, 9.0))
+    run = run_case(Case("g", Gandiva(), jobs, 2, cluster=cluster, reconfigure=move))
+    # In its first 90 s it does a fifth of that.
+    assert run.finish_s == pytest.approx([100.0, 100.0 + 2.0 + 200.0 - 18.0])
+    assert run.migrations == 1
+
+
+def test_a_job_of_weight_two_stays_for_two_slices() -> None:
+    jobs = replace(trace([(0.0, 3600.0, 1)] * 2), weight=np.array([2.0, 1.0]))
+    times_s = [120.0, 180.0, 300.0, 1800.0]
+    got = iterations_at(Case("g", Gandiva(), jobs, 1), times_s)
+    assert got.tolist() == [[120.0, 0.0], [120.0, 60.0], [240.0, 60.0], [1200.0, 600.0]]
+
+
 def test_jobs_do_not_wait_for_long_jobs_ahead_of_them() -> None:
     jobs = trace([(0.0, 36_000.0, 4), (10.0, 60.0, 4)])
     gandiva = run_case(Case("g", Gandiva(), jobs, 8, cluster=Cluster.of(8, 4)))

@@ -26,6 +26,18 @@ def test_step_time_is_linear_between_points_given_in_any_order(tmp_path: Path) -
     assert speeds.gpus_max.tolist() == [4, 2]
 
 
+def test_gandivas_table_has_a_name_unless_a_file_is_called_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    speeds = read_speeds("gandiva")
+    assert speeds.names[0] == "vae"
+    assert speeds.gpus_max.tolist() == [8] * 8
+    assert 1.0 <= speeds.places.packed.min() < speeds.places.packed.max()
+    (tmp_path / "gandiva").write_text(f"{HEADER}\na,8,1,1\n", "utf-8")
+    assert read_speeds("gandiva").names == ("a",)
+
+
 BAD = {
     "no rows": ((), "no line below"),
     "a step of no time": (("a,8,1,0",), 'line 2: step_s is "0"'),

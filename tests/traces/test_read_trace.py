@@ -1,6 +1,7 @@
 """Our trace format: what is read, what is put in for what is not said, and what is refused."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,15 @@ def test_queues_and_users_are_numbered_by_name(column: str, tmp_path: Path) -> N
     assert trace.of_queue("a").size == 2
 
 
+def test_a_weight_is_one_unless_the_file_says_more(tmp_path: Path) -> None:
+    assert read(tmp_path, GOOD).weight is None
+    trace = read(tmp_path, lines(f"{LINE},2.5", f"{LINE},", header=f"{HEADER},weight"))
+    assert trace.weight is not None
+    assert trace.weight.tolist() == [2.5, 1.0]
+    with pytest.raises(UserError, match="job 1: its weight is not a number above 0"):
+        replace(trace, weight=np.array([1.0, 0.0]))
+
+
 def test_gpus_max_is_no_more_than_the_model_gains_from(tmp_path: Path) -> None:
     header = f"{HEADER},gpus_min,gpus_max"
     trace = read(tmp_path, lines(f"{LINE},2,4", f"{LINE},,1000", header=header))
@@ -122,6 +132,7 @@ BAD: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "two billion GPUs": (lines("0,vgg16,1,2147483648"), ("line 2", '"2147483648"')),
     "GPUs in words": (lines("0,vgg16,1,two"), ("line 2", 'gpus_requested is "two"')),
     "an empty request": (lines("0,vgg16,1,"), ("line 2", 'gpus_requested is ""')),
+    "no weight": (lines(LINE + ",0", header=f"{HEADER},weight"), ("line 2", 'weight is "0"')),
     "a bad minimum": (lines(LINE + ",-1,4", header=MINMAX), ("line 2", 'gpus_min is "-1"')),
     "min over max": (lines(LINE + ",2,1", header=MINMAX), ("line 2", "gpus_min is 2", "max is 1")),
     "min over the model's max": (

@@ -23,12 +23,13 @@ JOBS = st.tuples(
     NAMES.filter(lambda name: name == name.strip()),
     st.sampled_from(["ann", "bob"]),
     st.sampled_from(["", "lr", "width"]),
+    st.floats(0, 1e6, exclude_min=True),
 )
 NUMBERS = ("submitted_s", "iterations", "gpus_requested", "gpus_min", "gpus_max")
 
 
 def assert_same(one: Trace, other: Trace) -> None:
-    for name in (*NUMBERS, "curve", "queue", "user", "group"):
+    for name in (*NUMBERS, "curve", "queue", "user", "group", "weight"):
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
     names = (one.queues, one.users, one.groups)
     assert names == (other.queues, other.users, other.groups)
@@ -37,9 +38,9 @@ def assert_same(one: Trace, other: Trace) -> None:
 @settings(deadline=None)
 @given(st.lists(JOBS, min_size=1), st.booleans())
 def test_what_is_written_reads_back_the_same(
-    jobs: list[tuple[float, int, float, int, str, str, str]], packed: bool
+    jobs: list[tuple[float, int, float, int, str, str, str, float]], packed: bool
 ) -> None:
-    times, curve, iterations, gpus, queue, user, group = zip(*jobs, strict=True)
+    times, curve, iterations, gpus, queue, user, group, weight = zip(*jobs, strict=True)
     trace = trace_of(
         "made",
         SPEEDS,
@@ -50,6 +51,7 @@ def test_what_is_written_reads_back_the_same(
         queue=queue,
         user=user,
         group=group,
+        weight=np.array(weight),
     )
     with TemporaryDirectory() as folder:
         path = Path(folder) / ("jobs.csv.gz" if packed else "jobs.csv")
