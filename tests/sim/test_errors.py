@@ -133,6 +133,7 @@ def test_a_job_has_a_wrong_curve_of_its_own_model() -> None:
     jobs = trace(2000)
     truth, beliefs = jobs.speeds, beliefs_of(jobs, Error(speed=0.2), seed=1)
     assert beliefs.curve is not None
+    assert beliefs.speeds.variants == VARIANTS
     assert np.array_equal(beliefs.curve // VARIANTS, jobs.curve)
     assert len(np.unique(beliefs.curve % VARIANTS)) == VARIANTS
     told, true = beliefs.speeds.step_s[beliefs.curve], truth.step_s[jobs.curve]
