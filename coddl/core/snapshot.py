@@ -62,6 +62,11 @@ class Snapshot:
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))  # by queue
 
     @property
+    def waited_s(self) -> FloatColumn:
+        """How long each job has been in the system without GPUs."""
+        return self.now_s - self.jobs.submitted_s - self.jobs.executed_s
+
+    @property
     def unplaced_s(self) -> FloatColumn:
         """How long each job has had a share and no place for it; 0 until it is refused one."""
         refused_s = self.memory[:, REFUSED_S]
