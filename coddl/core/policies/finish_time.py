@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coddl.core.columns import BoolColumn, BoolMatrix, FloatColumn, FloatMatrix, IntColumn
+from coddl.core.cluster import Ground
+from coddl.core.columns import (
+    BoolColumn,
+    BoolMatrix,
+    FloatColumn,
+    FloatCube,
+    FloatMatrix,
+    IntColumn,
+)
+from coddl.core.compiling import kernel
+from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
 
@@ -144,19 +154,42 @@ def slow_from_where_it_sits(snapshot: Snapshot, rows: IntColumn, shares: IntColu
     A row that grows stays on its nodes, and on others if they do not hold it; of one that is cut,
     the fewest of its nodes remain. What else slows it down where it sits goes on if it grows.
     """
-    out = np.ones((rows.size, shares.size))
     if (seats := snapshot.seats) is None:
-        return out
-    table, ground = snapshot.speeds.places.nodes, snapshot.cluster.ground
+        return np.ones((rows.size, shares.size))
+    ground, curves = snapshot.cluster.ground, snapshot.jobs.curve[rows]
     present = slow_where_it_sits(snapshot)[rows]
-    _, gpus_most, nodes_most = np.array(table.shape) - 1
-    for at, row in enumerate(rows):
-        held = np.cumsum(sorted(seats.nodes(row, ground).values(), reverse=True))
-        if held.size == 0:
+    by_nodes = snapshot.speeds.places.nodes
+    return stretched(by_nodes, ground, curves, seats.take(rows), present, shares.size)
+
+
+@kernel
+def stretched(
+    by_nodes: FloatCube,
+    ground: Ground,
+    curves: IntColumn,
+    seats: Seats,
+    present: FloatColumn,
+    shares: int,
+) -> FloatMatrix:
+    """The same; `present` is the factor at the share that each row holds."""
+    out = np.ones((curves.shape[0], shares))
+    gpus_most, nodes_most = by_nodes.shape[1] - 1, by_nodes.shape[2] - 1
+    for row in range(curves.shape[0]):
+        held, nodes, node = np.zeros(seats.first[row + 1] - seats.first[row], np.int64), 0, -1
+        for i in range(seats.first[row], seats.first[row + 1]):
+            nodes += ground.island_node[seats.island[i]] != node
+            node = ground.island_node[seats.island[i]]
+            held[nodes - 1] += seats.gpus[i]
+        if nodes == 0:
             continue
-        nodes = 1 + np.minimum(np.searchsorted(held, shares), held.size - 1)
-        by_nodes = table[snapshot.jobs.curve[row]]
-        factors = by_nodes[np.minimum(shares, gpus_most), np.minimum(nodes, nodes_most)]
-        now = by_nodes[min(held[-1], gpus_most), min(held.size, nodes_most)]
-        out[at] = np.where(shares >= held[-1], factors * present[at] / now, factors)
+        held, factors = -np.sort(-held), by_nodes[curves[row]]
+        total, on, room = held.sum(), 1, held[0]
+        now = factors[min(total, gpus_most), min(nodes, nodes_most)]
+        for share in range(shares):
+            while room < share and on < nodes:
+                room += held[on]
+                on += 1
+            out[row, share] = factors[min(share, gpus_most), min(on, nodes_most)]
+            if share >= total:
+                out[row, share] *= present[row] / now
     return out
