@@ -11,7 +11,7 @@ from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Se
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.make import poisson
 
-POLICIES: Final = (  # that look at lengths or speeds; those by kind are the same on one kind
+POLICIES: Final = (  # that look at lengths or speeds; those by kind need several kinds
     *("afs-l", "afs-p", "optimus", "optimus-ps", "max-speedup", "max-min"),
     *("srtf", "srsf", "tetris", "themis", "gandiva"),
 )
