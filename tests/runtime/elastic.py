@@ -149,8 +149,8 @@ class Elastic:
 
     def story(self) -> str:
         """Tell what happened, for a failing test."""
-        quiet = ("progress", "ended")
-        return "\n".join(f"{e}" for e in self.events[-80:] if e["is"] not in quiet)
+        told = [event for event in self.events if event["is"] not in ("progress", "ended")]
+        return "\n".join(f"{event}" for event in told[-80:])
 
 
 def line_of(printed: str, word: str) -> str:

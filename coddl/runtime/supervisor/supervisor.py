@@ -279,6 +279,7 @@ class Supervisor:
             case "stepped":
                 self._on_stepped(notes, message)
             case "broken":
+                self.tell({**message, "worker": worker})
                 self.feed(group.GroupBroken(worker, message["generation"]))
             case "prepared":
                 notes.has_prepared = True

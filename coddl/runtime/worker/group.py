@@ -77,6 +77,7 @@ class Group:
 
     def finish(self, work: Work) -> None:
         """Wait for what was started; raises `Broken` when it can't end well."""
+        is_over = False
         while True:
             try:
                 if self._polls:
@@ -90,8 +91,10 @@ class Group:
                     work.wait(SLICE)
                     return
             except RuntimeError as error:
-                if "timed out" not in str(error).lower() or work.is_completed():
+                if is_over or "timed out" not in str(error).lower():
                     raise Broken(str(error).splitlines()[0]) from error
+                # It may have ended well between that wait and this look: wait once more, to know.
+                is_over = work.is_completed()
             if not self.patience():
                 raise Broken("told to abandon it")
 

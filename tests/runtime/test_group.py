@@ -1,0 +1,76 @@
+"""Collectives that peers enter at different times: waiting is no failure, however it ends."""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from random import Random
+
+import pytest
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from coddl.runtime.worker import group
+from coddl.runtime.worker.group import Broken, Group, connect
+
+
+def both(action: Callable[[int], None]) -> None:
+    """Do it as rank 0 and as rank 1 at once; raises what either raised."""
+    failures: list[Exception] = []
+
+    def act(rank: int) -> None:
+        try:
+            action(rank)
+        except Exception as failure:  # raised below
+            failures.append(failure)
+
+    peers = [threading.Thread(target=act, args=(rank,), daemon=True) for rank in (0, 1)]
+    for peer in peers:
+        peer.start()
+    for peer in peers:
+        peer.join(60)
+    assert not any(peer.is_alive() for peer in peers)
+    for failure in failures:
+        raise failure
+
+
+@pytest.fixture
+def pair() -> list[Group]:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    made: dict[int, Group] = {}
+
+    def join(rank: int) -> None:
+        at = ("127.0.0.1", store.port)
+        made[rank] = connect(at, "pair", rank, 2, backend="gloo", host="127.0.0.1")
+
+    both(join)
+    return [made[0], made[1]]
+
+
+def test_a_peer_that_comes_as_a_wait_runs_out_breaks_nothing(
+    pair: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slice_s = 0.001
+    monkeypatch.setattr(group, "SLICE", timedelta(seconds=slice_s))
+    draw = Random(1)
+
+    def sum_often(rank: int) -> None:
+        for _ in range(2000):
+            if rank == 1:  # about when rank 0's first wait ends
+                time.sleep(slice_s + draw.uniform(-3e-4, 3e-4))
+            ones = torch.ones(1)
+            pair[rank].finish(pair[rank].all_reduce(ones))
+            assert ones.item() == 2
+
+    both(sum_often)
+
+
+def test_who_loses_patience_gives_up(pair: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "SLICE", timedelta(milliseconds=5))
+    looks = iter([True, True, False])
+    pair[0].patience = lambda: next(looks)
+    alone = pair[0].all_reduce(torch.ones(1))
+    with pytest.raises(Broken, match="told to abandon it"):
+        pair[0].finish(alone)
+    assert next(looks, None) is None
+    pair[1].finish(pair[1].all_reduce(torch.ones(1)))  # lets the backend's thread end
