@@ -16,11 +16,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Final
 
+import structlog
+
 from coddl.agent import guard, leftovers
 from coddl.agent.account import Asked
 from coddl.agent.duties import Posts
 from coddl.agent.home import note_attempt
-from coddl.agent.leading import Hearer, Run
+from coddl.agent.leading import Hearer, Run, defect_of
 from coddl.core.pool.orders import Seat
 from coddl.core.pool.records import Outcome, RunChanged, RunEnded, RunStepped, Trouble
 from coddl.runtime.supervisor.ledger import signal_name
@@ -31,6 +33,8 @@ from coddl.runtime.wire import Message
 NOTICE: Final = "CODDL_NOTICE"
 REQUEUE: Final = RETIRED  # the command's own wish to be run again: EX_TEMPFAIL
 CANCEL_S: Final = 10.0  # between SIGTERM and SIGKILL for a command that was cancelled
+
+log = structlog.get_logger()
 
 
 class CommandLead:
@@ -69,8 +73,7 @@ class CommandLead:
         self._loop.post(lambda: self._leave("cancel", "the job was cancelled", CANCEL_S))
 
     def fail(self, trouble: Trouble) -> None:
-        self._ours = trouble
-        self._loop.post(lambda: self._signal(signal.SIGKILL))
+        self._loop.post(lambda: self._fail(trouble))
 
     def force(self, *, at_all_costs: bool) -> bool:  # noqa: ARG002 - its state is its own affair
         self._loop.post(lambda: self._signal(signal.SIGKILL))
@@ -95,6 +98,9 @@ class CommandLead:
             because = f"the system refused: {error.strerror or error}"
             trouble = Trouble(f"{self._argv[0]} can't be started", because, "the same in a while")
             end = self._end("lost", trouble=trouble)
+        except Exception as error:  # a defect of ours must not take other jobs along
+            end = self._end("lost", trouble=defect_of(error))
+            log.exception("a defect of the agent", job=self.run.job)
         finally:
             self._notice.unlink(missing_ok=True)
             self._loop.close()
@@ -121,6 +127,7 @@ class CommandLead:
                 self._guard = subprocess.Popen(
                     [sys.executable, "-I", guard.__file__, str(theirs.fileno())],
                     stdin=subprocess.PIPE,
+                    bufsize=0,  # what could not be written to one that is gone is not kept
                     stdout=their_out,
                     stderr=their_err,
                     pass_fds=[theirs.fileno()],
@@ -158,14 +165,18 @@ class CommandLead:
         assert self._guard.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its end is seen by the status channel
             self._guard.stdin.write(line.encode() + b"\n")
-            self._guard.stdin.flush()
 
     def _signal(self, number: int) -> None:
         if self._guard is not None:
             self._send(str(int(number)))
 
+    def _fail(self, trouble: Trouble) -> None:
+        if self._code is None:
+            self._ours = trouble
+            self._signal(signal.SIGKILL)
+
     def _leave(self, asked: Asked, reason: str, grace_s: float) -> None:
-        if self._asked == "cancel":
+        if self._asked == "cancel" or self._code is not None:  # what has ended has ended by itself
             return
         self._asked = asked
         self._hearer.on_line(self.run, "coddl", f"is told to leave: {reason}")

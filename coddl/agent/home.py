@@ -144,7 +144,11 @@ class Homes:
 
     def _make_room(self, kept: Path) -> None:
         """Remove the archives that were used longest ago, if there are many."""
-        found = [(path.stat(), path) for path in self._archives.iterdir() if path != kept]
+        found = []
+        for path in self._archives.glob("[!.]*"):  # others may be fetching, or tidying up
+            with contextlib.suppress(FileNotFoundError):
+                if path != kept:
+                    found.append((path.stat(), path))
         found.sort(key=lambda each: each[0].st_mtime, reverse=True)
         bytes_ = kept.stat().st_size
         for index, (status, path) in enumerate(found, start=1):

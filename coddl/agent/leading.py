@@ -156,10 +156,7 @@ class ElasticLead:
         except TrainingError as error:
             end = self._account.refused(error)
         except Exception as error:  # a defect of ours must not take other jobs along
-            trouble = Trouble(
-                "the agent failed to lead the job", f"{error!r}", "the agent's log, which has more"
-            )
-            end = self._account.failed(trouble, "lost")
+            end = self._account.failed(defect_of(error), "lost")
             log.exception("a defect of the supervisor", job=self.run.job)
         if self._quiet is not None:
             self._quiet.cancel()
@@ -168,7 +165,7 @@ class ElasticLead:
         self._hearer.on_over(self.run)
 
     def _end(self, code: int) -> RunEnded | None:
-        if self._ours is not None:
+        if self._ours is not None and code != 0:
             return self._account.failed(self._ours)
         return self._account.ended(code, self._asked)
 
@@ -211,6 +208,12 @@ def job_of(run: Run) -> Job:
         must_prepare=False,
         grace_s=STOP_S,
     )
+
+
+def defect_of(error: Exception) -> Trouble:
+    """Tell of a run that ended by a defect of ours."""
+    what = "the agent failed to lead the job"
+    return Trouble(what, f"{error!r}", "the agent's log, which has more")
 
 
 def missing_script(run: Run) -> Trouble | None:

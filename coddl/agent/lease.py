@@ -44,8 +44,8 @@ class Lease:
     def renewed(self, number: int) -> None:
         """Note that a beat was answered; earlier ones need no answer any more."""
         sent_s = self._sent_s.get(number)
-        if sent_s is None:
-            return  # of an earlier connection, or a repeat
+        if sent_s is None or self._until_s is None:
+            return  # of an earlier connection, a repeat, or too late: all has ended
         self._sent_s = {n: at_s for n, at_s in self._sent_s.items() if n > number}
         self._extend(sent_s + self._lease_s)
 

@@ -100,7 +100,7 @@ class Outbox:
     def report(self, fact: Fact) -> None:
         """Tell a fact, now and after every silence, until it is acknowledged."""
         if isinstance(fact, RunEnded):
-            self.flush()  # whoever reads the job's lines stops at its end
+            self.flush()  # all: whoever reads the job's lines stops at its end
         self._number += 1
         report = report_of(self._number, fact, time.time())
         self._unsafe.append(report)
@@ -127,13 +127,22 @@ class Outbox:
         while self._unsafe and self._unsafe[0].number <= number:
             self._on_safe(self._unsafe.popleft().fact)
 
-    def flush(self, *, progress: bool = True) -> None:
-        """Tell what jobs have printed, and how they are doing."""
-        if self._send is None:
-            return
-        for batch in self._logbook.take():
-            self._send(batch)
-        if progress and self._progress:
+    def flush(self) -> None:
+        """Tell all that jobs have printed, and how they are doing."""
+        while self.flush_lines():
+            pass
+        self.flush_progress()
+
+    def flush_lines(self) -> bool:
+        """Tell a batch of what jobs have printed; tell whether there was any."""
+        batches = [] if self._send is None else self._logbook.take()
+        for batch in batches:
+            self._say(batch)
+        return bool(batches)
+
+    def flush_progress(self) -> None:
+        """Tell how jobs are doing."""
+        if self._send is not None and self._progress:
             runs, self._progress = tuple(self._progress.values()), {}
             self._send(Progress(runs=runs))
 
@@ -197,11 +206,12 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[ClientConnection]:
+        is_held = self.lease.standing(now_s()) != "none"  # then a dial must not take all of it
         try:
             line = await connect(
                 self._url,
                 additional_headers={"Authorization": f"Bearer {self._token}"},
-                open_timeout=OPEN_WITHIN_S,
+                open_timeout=min(OPEN_WITHIN_S, self.lease.silence_s) if is_held else OPEN_WITHIN_S,
                 ping_interval=None,  # beats do that
                 close_timeout=1.0,
                 max_size=MESSAGE_BYTES_MAX,
@@ -215,6 +225,9 @@ class Session:
             raise _no_address(self._url) from error
         try:
             yield line
+        except ConnectionError:
+            line.transport.abort()  # a dead line answers no goodbye
+            raise
         finally:
             self.is_up = False
             self._outbox.close()
@@ -278,6 +291,8 @@ class Session:
     async def _beat(self, words: "asyncio.Queue[wire.FromAgent]") -> None:
         while True:
             await asyncio.sleep(self._beat_every_s)
+            if self.lease.standing(now_s()) == "none":
+                raise ConnectionError("the lease was over, so all begins anew")
             silent_s = self.lease.unanswered_s(now_s())
             if silent_s > self.lease.silence_s:
                 raise ConnectionError(f"the server has been silent for {silent_s:.1f} s")
@@ -286,7 +301,9 @@ class Session:
     async def _flush(self, words: "asyncio.Queue[wire.FromAgent]") -> None:
         for count in itertools.count():
             if words.qsize() < UNSENT_MAX:
-                self._outbox.flush(progress=count % PROGRESS_EVERY == 0)
+                self._outbox.flush_lines()
+                if count % PROGRESS_EVERY == 0:
+                    self._outbox.flush_progress()
             await asyncio.sleep(FLUSH_EVERY_S)
 
 

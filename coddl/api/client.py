@@ -11,6 +11,7 @@ import contextlib
 import getpass
 import itertools
 import json
+import math
 import os
 import time
 import uuid
@@ -30,6 +31,7 @@ NOT_FOUND: Final = 102  # exit code
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 30.0
 UPLOAD_S: Final = 300.0
+SETTLE_S: Final = 300.0  # a policy that nobody has used yet is compiled first
 SILENCE_S: Final = 45.0  # a stream says something every 15 seconds
 RETURN_S: Final = 120.0  # a stream that broke off is asked for again for so long
 PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0)  # between tries; the last one again and again
@@ -172,7 +174,7 @@ class Client:
 
     def put(self, path: str, body: Answer) -> Answer:
         """Set something."""
-        return self._asked("PUT", path, body)
+        return self._asked("PUT", path, body, within_s=SETTLE_S)
 
     def submit(self, request: Answer) -> Answer:
         """Hand in a job, once, even if the line breaks and it has to be said again."""
@@ -208,22 +210,28 @@ class Client:
 
     def watch(self, path: str, **parameters: str | int | float | bool | None) -> Iterator[Said]:
         """Give the events of a stream; if it breaks off, go on after the last one."""
-        last, until_s, tries = "", 0.0, itertools.count()
+        last, tries = "", itertools.count()
+        until_s = 0.0  # how long to look for a server that was there; at first it must be
         while True:
             try:
-                for id_, said in self._stream(path, parameters, last):
-                    last, tries = id_ or last, itertools.count()
-                    until_s = time.monotonic() + RETURN_S
-                    yield said
-                    if said.kind == "end":
-                        return
+                with self._stream(path, parameters, last) as events:
+                    until_s = math.inf
+                    for id_, said in events:
+                        last, tries = id_ or last, itertools.count()
+                        yield said
+                        if said.kind == "end":
+                            return
             except Unreachable:
-                if time.monotonic() > until_s:  # at the start there is no patience
+                if time.monotonic() > until_s:
                     raise
-            until_s = until_s or time.monotonic() + RETURN_S  # it was there, and said nothing
+            until_s = min(until_s, time.monotonic() + RETURN_S)
             time.sleep(self._pauses_s[min(next(tries), len(self._pauses_s) - 1)])
 
-    def _stream(self, path: str, parameters: Parameters, last: str) -> Iterator[tuple[str, Said]]:
+    @contextlib.contextmanager
+    def _stream(
+        self, path: str, parameters: Parameters, last: str
+    ) -> Iterator[Iterator[tuple[str, Said]]]:
+        """Be answered with a stream, and give its events with their numbers."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
         with (
             self._reached(),
@@ -238,7 +246,7 @@ class Client:
             if response.status_code >= 400:
                 response.read()
                 raise self._refusal(response)
-            yield from events_of(response.iter_lines())
+            yield events_of(response.iter_lines())
 
     def _asked(
         self,

@@ -6,6 +6,7 @@ Some also serve the jobs of `coddl run` on this machine, which have names only.
 import json
 import sys
 import time
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -106,6 +107,20 @@ def jobs_of(client: "Client", all_: bool) -> list[dict[str, Any]]:
         found += page["items"]
         if (cursor := page["next"]) is None:
             return sorted(found, key=lambda job: int(job["id"]))
+
+
+def cancel_all(client: "Client") -> list[dict[str, Any]]:
+    """Cancel all jobs, and give them. One that has ended meanwhile needs no word."""
+    from coddl.api.client import Answered
+
+    jobs = jobs_of(client, all_=False)
+    for job in jobs:
+        try:
+            client.post(f"/jobs/{job['id']}:cancel")
+        except Answered as refused:
+            if refused.status != HTTPStatus.CONFLICT:
+                raise
+    return jobs
 
 
 def _watch(client: "Client", all_: bool, for_program: bool) -> None:
@@ -368,7 +383,7 @@ def _number_in_pool(name: str, state_dir: str) -> int | None:
     from coddl.cli.waiting import OVER
 
     try:
-        with Client(find("", state_dir), within_s=1.0) as client:
+        with Client(find("", state_dir), within_s=5.0) as client:
             job = client.get(f"/jobs/{in_path(name)}")
     except UserError:
         return None

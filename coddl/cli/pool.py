@@ -274,13 +274,11 @@ def down(
 
 def _cancel_all(folder: Path) -> int:
     """Cancel all jobs and wait until they are over; tell how many there were."""
-    from coddl.cli.jobs import jobs_of
+    from coddl.cli.jobs import cancel_all
     from coddl.cli.waiting import wait_for
 
     with own_client(folder) as client:
-        jobs = jobs_of(client, all_=False)
-        for job in jobs:
-            client.post(f"/jobs/{job['id']}:cancel")
+        jobs = cancel_all(client)
         for job in jobs:
             wait_for(client, str(job["id"]))
     return len(jobs)

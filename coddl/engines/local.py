@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from coddl.api.client import lives
 from coddl.core.errors import UserError
 
 PROGRAM: Final = (sys.executable, "-P", "-m", "coddl")  # -P: nothing is imported from a folder
@@ -31,6 +32,7 @@ READY_S: Final = 180.0  # the first start compiles for some 15 seconds
 BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before a process is started again
 STEADY_S: Final = 60.0  # having run for so long, a process starts again at once
 TICK_S: Final = 2.0  # between looks at the sizes of files
+NAMED_WITHIN_S: Final = 5.0  # a process that has locked a folder has written its number
 START_TICK_S: Final = 0.05  # between looks at a server that starts
 LOG_BYTES_MAX: Final = 10 << 20
 LOGS_KEPT: Final = 2
@@ -68,17 +70,30 @@ class PoolOptions:
 
 def supervisor_of(folder: Path) -> int | None:
     """Name the process that keeps a pool of this folder up; None: there is none."""
-    try:
-        with (folder / "pool.lock").open("rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return int(lock.read() or b"0")
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise _unfit(folder, error) from None
-    return None
+    until_s = time.monotonic() + NAMED_WITHIN_S
+    while True:
+        try:
+            with (folder / "pool.lock").open("rb") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    found = lock.read()
+                else:
+                    return None
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unfit(folder, error) from None
+        # Who has just taken the lock may not have written its number over a dead one's yet.
+        if found and lives(int(found)):
+            return int(found)
+        if time.monotonic() > until_s:
+            raise UserError(
+                f"the pool of {folder} can't be told to do anything",
+                "some process holds its lock and is none of this machine's",
+                "where it was started",
+            )
+        time.sleep(START_TICK_S)
 
 
 def _unfit(folder: Path, error: OSError) -> UserError:
@@ -93,14 +108,17 @@ def _unfit(folder: Path, error: OSError) -> UserError:
 def _held(folder: Path) -> Iterator[None]:
     """Be the one who keeps a pool of this folder up; a lock file of a dead one is no obstacle."""
     with (folder / "pool.lock").open("a+b") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"a pool of {folder} can't be started",
-                f"process {supervisor_of(folder)} keeps one up already",
-                "coddl down, or another --state-dir",
-            ) from None
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if (pid := supervisor_of(folder)) is not None:
+                raise UserError(
+                    f"a pool of {folder} can't be started",
+                    f"process {pid} keeps one up already",
+                    "coddl down, or another --state-dir",
+                )
+            time.sleep(START_TICK_S)  # somebody only looked
         lock.truncate(0)
         lock.write(str(os.getpid()).encode())
         lock.flush()

@@ -16,6 +16,11 @@ class Leases:
         """Let a node keep its devices for one more lease."""
         self._ends_s[node] = steady_s + self.lease_s
 
+    def renew_all(self, steady_s: float) -> None:
+        """Let all nodes that have a lease have a whole one."""
+        for node in self._ends_s:
+            self.renew(node, steady_s)
+
     def end(self, node: str) -> None:
         """Forget a node."""
         self._ends_s.pop(node, None)

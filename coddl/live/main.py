@@ -78,7 +78,8 @@ async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -
     http_server = HttpServer(server, app)
     server.on_failure = http_server.stop
     url = f"http://{_reachable(host)}:{port}"
-    with _announced(folder / "server.json", url):
+    # It can be found once it can be told to stop.
+    with http_server.capture_signals(), _announced(folder / "server.json", url):
         log.info("serving", url=url, version=__version__, state=str(folder), lease_s=server.lease_s)
         await http_server.serve(sockets=[listener])
     log.info("ended")

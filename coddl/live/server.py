@@ -287,6 +287,8 @@ class Server:
     async def _drive(self) -> None:
         await asyncio.to_thread(warm_up, self._first, self._rules)
         self._is_warm = True
+        # Beats may have waited for the compiler. What we add to a lease, no agent relies on.
+        self._leases.renew_all(self.steady_s())
         self._news.set()
         while True:
             with contextlib.suppress(TimeoutError):

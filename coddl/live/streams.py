@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -15,7 +16,7 @@ from coddl.live.server import Server
 
 PAGE: Final = 500
 PING_S: Final = 15
-LINGER_S: Final = 0.5  # for lines of a job that is over which are still on their way
+LINGER_S: Final = 1.0  # for lines of a job that is over which are still on their way
 
 
 def event_stream(events: AsyncIterator[ServerSentEvent]) -> EventSourceResponse:
@@ -46,7 +47,7 @@ async def follow_logs(
     reader = await asyncio.to_thread(server.logs.read, job, wanted)
     with contextlib.closing(reader):
         page = [] if tail is None else await asyncio.to_thread(reader.last, tail)
-        has_lingered = False
+        until_s: float | None = None  # then no more of a job that is over is expected
         while not server.is_closing:
             for kept in page:
                 yield _line_event(kept)
@@ -54,13 +55,15 @@ async def follow_logs(
             rings, is_over = bell.rings, state.is_over
             page = await asyncio.to_thread(reader.more)
             if page:
+                until_s = None
                 continue
-            if is_over and (has_lingered or _is_long_over(server, state)):
-                yield ServerSentEvent(server.job_view(state).model_dump_json(), event="end")
-                return
-            has_lingered = is_over
+            if is_over:
+                until_s = until_s or time.monotonic() + LINGER_S
+                if time.monotonic() >= until_s or _is_long_over(server, state):
+                    yield ServerSentEvent(server.job_view(state).model_dump_json(), event="end")
+                    return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_S if is_over else None):
+                async with asyncio.timeout(until_s and until_s - time.monotonic()):
                     await bell.after(rings)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -44,7 +45,8 @@ def wait_until(condition: Callable[[], T], what: Callable[[], str] | str) -> T:
 class PaperServer:
     """Welcomes agents, remembers all they say, and sends what it is told to."""
 
-    def __init__(self, *, lease_s: float = 60.0, beat_every_s: float = 0.2) -> None:
+    def __init__(self, port: int, *, lease_s: float = 60.0, beat_every_s: float = 0.2) -> None:
+        self.port = port
         self.lease_s = lease_s
         self.beat_every_s = beat_every_s
         self.refusal: Refused | None = None
@@ -56,15 +58,13 @@ class PaperServer:
         self._lock = threading.Lock()
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
-        self.port = 0
         self.open()
 
     def open(self) -> None:
-        """Listen, on the port of before if there was one."""
+        """Listen."""
         self._server = serve(
             self._serve, "127.0.0.1", self.port, process_request=self._request, ping_interval=None
         )
-        self.port = self._server.socket.getsockname()[1]
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
 
@@ -315,9 +315,12 @@ def lives(pid: int) -> bool:
 
 @contextlib.contextmanager
 def served(**options: Any) -> Iterator[PaperServer]:
-    """A server for the time of a test."""
-    server = PaperServer(**options)
-    try:
-        yield server
-    finally:
-        server.close()
+    """A server for the time of a test, which keeps its port even while it does not listen."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        server = PaperServer(taken.getsockname()[1], **options)
+        try:
+            yield server
+        finally:
+            server.close()

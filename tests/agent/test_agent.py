@@ -17,7 +17,7 @@ from coddl.core.pool.spec import JobSpec, Launch
 from tests.agent.pool import ROOT, TOKEN, Agent, PaperServer, lead, orders, served, wait_until
 from tests.runtime.elastic import SCRIPTS, alone
 
-NET = ("--strict", "--epochs", "3", "--pace-s", "0.004")
+NET = ("--strict", "--epochs", "3", "--pace-s", "0.02")
 
 
 class Pool(NamedTuple):

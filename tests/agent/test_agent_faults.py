@@ -64,8 +64,11 @@ def test_a_broken_line_is_dialled_again_by_the_same_boot(
 
 def test_what_a_server_did_not_hear_is_told_again(tmp_path: Path, server: PaperServer) -> None:
     with Agent(tmp_path, server.url, warm=False):
-        started(server, command("print('ready', flush=True); import time; time.sleep(0.5)"))
+        go = tmp_path / "go"
+        waits = f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
+        started(server, command(f"import pathlib, time; print('ready', flush=True)\n{waits}"))
         server.is_deaf = True  # it neither acknowledges nor renews
+        go.touch()
         wait_until(lambda: any(isinstance(f, RunEnded) for f in server.facts()), "the end")
         said = len(server.said)
         server.hang_up()
@@ -107,7 +110,7 @@ def test_a_silent_server_is_dialled_again(tmp_path: Path) -> None:
 
 
 def test_jobs_leave_before_the_lease_ends_and_all_ends_with_it(tmp_path: Path) -> None:
-    with served(lease_s=4.0) as server, Agent(tmp_path, server.url, warm=False) as agent:
+    with served(lease_s=10.0) as server, Agent(tmp_path, server.url, warm=False) as agent:
         boot = server.hello().boot
         specs = {1: command(POLITE), 2: command(DEAF)}
         server.order(orders(1, [lead(1, [0]), lead(2, [1])], specs))

@@ -207,6 +207,27 @@ def test_an_opaque_command_that_had_to_leave_is_run_again(start: Start) -> None:
     assert started.end().outcome == "lost"
 
 
+LATE: dict[str, Callable[[CommandLead], None]] = {
+    "to leave": lambda lead: lead.retire("it is time"),
+    "to end": lambda lead: lead.cancel(),
+    "to fail": lambda lead: lead.fail(Trouble("it used too much memory", "b", "t")),
+}
+
+
+@pytest.mark.parametrize("ask", LATE.values(), ids=LATE.keys())
+def test_who_has_ended_well_is_asked_in_vain(
+    ask: Callable[[CommandLead], None], start: Start
+) -> None:
+    started = start(python("pass"))
+    until_s = time.monotonic() + PATIENCE_S
+    while started.lead._code is None:  # its guard still looks for what it may have left
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    ask(started.lead)
+    started.lead.force(at_all_costs=True)
+    assert started.end().outcome == "succeeded"
+
+
 def test_a_command_can_be_cancelled(start: Start) -> None:
     started = start(python(POLITE))
     assert started.hearer.next_line() == "stdout: ready"

@@ -57,6 +57,13 @@ def test_answers_to_beats_of_another_connection_count_for_nothing() -> None:
     assert lease.standing(131.0) == "over"
 
 
+def test_an_answer_that_comes_when_all_has_ended_brings_nothing_back() -> None:
+    lease = held()
+    lease.end()
+    lease.renewed(lease.beat(98.5))
+    assert lease.standing(98.6) == "none"
+
+
 def test_silence_counts_from_the_oldest_beat_without_an_answer() -> None:
     lease = held()
     assert lease.unanswered_s(60.0) == 0.0

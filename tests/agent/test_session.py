@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from websockets.asyncio.client import ClientConnection
 
-from coddl.agent.logs import LogBook
+from coddl.agent.logs import BATCH_MAX, LogBook
 from coddl.agent.session import Outbox, Session, pauses_s
 from coddl.api import wire
 from coddl.api.wire import (
@@ -99,6 +99,16 @@ def test_lines_come_before_the_end_of_their_job(outbox: Outbox, logbook: LogBook
     assert [type(message) for message in sent] == [Logs, Report]
 
 
+def test_all_lines_come_before_the_end_however_many_there_are(
+    outbox: Outbox, logbook: LogBook
+) -> None:
+    sent = opened(outbox)
+    for number in range(BATCH_MAX * 2 + 500):
+        logbook.add(1, line(f"{number}"))
+    outbox.report(ENDED)
+    assert [type(message) for message in sent] == [Logs, Logs, Logs, Report]
+
+
 def test_lines_that_were_not_carried_come_again(outbox: Outbox, logbook: LogBook) -> None:
     sent = opened(outbox)
     for text in "ab":
@@ -116,7 +126,7 @@ def test_of_progress_only_the_newest_counts(outbox: Outbox) -> None:
     for step in (1, 2):
         progressed = RunProgressed(1, 1, step, 2, 0.1, 10)
         outbox.progress(RunProgress(progressed=progressed))
-    outbox.flush(progress=False)
+    outbox.flush_lines()
     outbox.flush()
     outbox.flush()
     (told,) = sent

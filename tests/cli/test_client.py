@@ -183,6 +183,13 @@ def test_a_stream_that_breaks_off_goes_on_after_its_last_event(
     assert [each.headers.get("last-event-id") for each in asked] == [None, "2", "2"]
 
 
+def test_a_stream_that_had_nothing_to_say_yet_is_asked_for_again_too(
+    client: Client, pool: StubPool
+) -> None:
+    pool.will("GET", "/jobs/1/logs", stream(), HANG_UP, stream(1, end=True))
+    assert [each.data for each in client.watch("/jobs/1/logs", follow=True)] == [1, {}]
+
+
 def test_a_stream_that_is_refused_is_not_asked_for_again(client: Client, pool: StubPool) -> None:
     with pytest.raises(Answered):
         next(client.watch("/jobs/1/logs"))

@@ -1,11 +1,13 @@
 """The process that keeps a pool of this machine up, with a server and agents that do nothing."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +117,25 @@ def test_it_starts_a_server_and_then_its_agents(keep: Keep, tmp_path: Path) -> N
     assert agent[-3:-1] == ["--slots", "1"]
     assert (tmp_path / "pool" / "token").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "pool").stat().st_mode & 0o777 == 0o700
+
+
+def test_who_has_not_written_its_number_yet_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pool.lock"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    path.write_text(f"{dead.pid}")  # of a pool that was killed
+    with path.open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found: list[int | None] = []
+        asks = threading.Thread(target=lambda: found.append(supervisor_of(tmp_path)))
+        asks.start()
+        time.sleep(0.1)
+        lock.truncate(0)
+        time.sleep(0.1)
+        lock.write(f"{os.getpid()}".encode())
+        lock.flush()
+        asks.join(60)
+    assert found == [os.getpid()]
 
 
 def test_what_dies_is_started_again_where_it_was(keep: Keep) -> None:

@@ -112,7 +112,7 @@ def test_quiet_shows_the_script_alone(run: Run) -> None:
 
 
 def test_a_program_gets_one_object_per_event(run: Run) -> None:
-    job = run("--json", "--resize", "5:2", steps=40)
+    job = run("--json", "--resize", "5:2", steps=400)
     assert job.end() == 0
     events = [json.loads(line) for line in job.out.splitlines()]
     assert [e["to"] for e in events if e["is"] in ("started", "resized")] == [1, 2]

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,9 +42,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     (tmp_path / "train.py").write_text(file_of("docs/pool.md", "train.py"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    yield tmp_path
-    if (tmp_path / "state" / "coddl" / "pool").exists():
-        run([COMMAND, "down", "--cancel-jobs"], tmp_path)
+    with tempfile.TemporaryDirectory(prefix="cdl") as short:  # sockets have short paths
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        yield tmp_path
+        if (tmp_path / "state" / "coddl" / "pool").exists():
+            run([COMMAND, "down", "--cancel-jobs"], tmp_path)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from tests.e2e.training import Training
 
 pytestmark = pytest.mark.slow
 
-STEPS = 120
+STEPS = 240
 SLOW_S = 0.2  # per pass: a job does not end before it was struck twice
 
 Strike = Callable[[Pool, Training], None]
@@ -56,9 +56,9 @@ def kill_server_and_lead(pool: Pool, training: Training) -> None:
 
 # Who is killed; for how long agents go on without the server; whether the job is led anew.
 STRIKES = {
-    "a worker": (kill_worker, 6.0, False),
+    "a worker": (kill_worker, 60.0, False),
     "its lead": (kill_lead, 6.0, True),
-    "another agent": (kill_other, 6.0, False),
+    "another agent": (kill_other, 60.0, False),
     "the server": (kill_server, 60.0, False),
     "the server and its lead": (kill_server_and_lead, 60.0, True),
 }

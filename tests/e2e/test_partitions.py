@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 120
 SLOW_S = 0.25  # per pass
-LEASE_S = 10.0  # so that a line that breaks can be mended before jobs are suspended
+LEASE_S = 15.0  # so that a line that breaks can be mended before jobs are suspended
 
 CUT = {
     "its lead": lambda training: training.lead,
@@ -38,7 +38,7 @@ def test_a_job_outlives_a_cut_between_the_server_and(
         pool.wait("the agent to notice", lambda: "has been silent" in pool.log(node))
         strict.go_on()
         pool.cluster.mend(node)
-        pool.wait("the agent to be back", lambda: pool.log(node).count("welcome") == 2)
+        pool.wait("the agent to be back", lambda: pool.log(node).count("welcome") >= 2)
         begun = strict.view
         pool.wait_steps(strict.job)
         assert not [n for n in pool.records(since) if isinstance(n.record, r.NodeLost | r.Aimed)]

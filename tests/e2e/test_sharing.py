@@ -13,7 +13,7 @@ from tests.e2e.training import Training
 
 pytestmark = pytest.mark.slow
 
-STEPS = 300
+STEPS = 500
 SLOW_S = 0.05  # per pass
 
 
@@ -58,7 +58,7 @@ def test_shares_follow_the_policy_as_jobs_come_and_go(tmp_path: Path, alone: Alo
         assert min(shares.values()) > 1, "both scale"
         check_explained(pool, strict.job, scales.job)
 
-        wide = Training(pool, "wide", steps=20, pace_s=SLOW_S, gpus="4..6")
+        wide = Training(pool, "wide", steps=200, pace_s=SLOW_S, gpus="4..6")
         waits = pool.wait_job(wide.job, "a reason", lambda view: view["code"] is not None)
         assert waits["state"] == "PENDING"
         check_explained(pool, strict.job, scales.job, wide.job)

@@ -29,7 +29,7 @@ from coddl.live.store import Store
 from coddl.live.store_memory import MemoryStore
 
 TOKEN = "a-token-for-tests"
-DEADLINE_S = 60.0  # machines are busy, and kernels may have to be compiled
+DEADLINE_S = 150.0  # machines are busy, and kernels may have to be compiled
 
 T = TypeVar("T")
 

@@ -1,6 +1,7 @@
 """Server-sent events: nothing twice, nothing missed, and an end where there is one."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -68,6 +69,19 @@ def test_followers_see_lines_as_they_come_and_the_end(live: LivePool) -> None:
         _, kind, job = next(events)
         assert (kind, job["state"], job["exit_code"]) == ("end", "FAILED", 3)
         assert list(events) == []
+
+
+def test_followers_get_lines_that_come_after_the_end(live: LivePool) -> None:
+    agent = live.joined("n1", slots=1)
+    live.submit(name="a", gpus=1)
+    with stream(live, "/jobs/a/logs?follow=true") as events:
+        agent.report(RunEnded(1, 1, "failed", 1, 3))
+        for name in ("one", "two"):  # other nodes' last lines, and what else happens meanwhile
+            live.submit(name=name)
+            time.sleep(0.1)
+            tell_lines(agent, 1, name)
+            assert next(events)[2]["text"] == name
+        assert next(events)[1] == "end"
 
 
 def test_followers_go_on_where_they_were_or_at_the_last_lines(live: LivePool) -> None:

@@ -64,6 +64,7 @@ class Elastic:
             workers=workers,
             **fields,
         )
+        self._hurry = folder / "hurry"
         self.events: list[Message] = []
         self.code: int | None = None
         self._news = threading.Condition()
@@ -71,13 +72,14 @@ class Elastic:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
+        self._hurry.unlink(missing_ok=True)  # an earlier job's, in the same folder
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._thread.is_alive():
             self._supervisor.interrupt()
-            self._thread.join(20)
+            self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the supervisor does not end"
 
     def _run(self) -> None:
@@ -121,12 +123,28 @@ class Elastic:
         """Give the process of each worker."""
         return {each["worker"]: each["pid"] for each in self.status()["workers"]}
 
-    def kill(self, worker: int, with_: signal.Signals = signal.SIGKILL) -> None:
-        """Kill a worker's process."""
-        os.kill(self.pids()[worker], with_)
+    def kill(self, *workers: int, with_: signal.Signals = signal.SIGKILL) -> None:
+        """Kill workers' processes, one right after the other."""
+        pids = self.pids()
+        for worker in workers:
+            os.kill(pids[worker], with_)
+
+    def settle(self, size: int) -> Message:
+        """Wait until it runs at a size, with no process besides its members; give its status."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            status = self.status()
+            if status["state"] == "RUNNING" and len(status["workers"]) == status["size"] == size:
+                return status
+            assert time.monotonic() < deadline_s, self.story()
+            time.sleep(0.05)
 
     def finish(self) -> str:
-        """Wait for the job's end, which must be good; give what the workers printed."""
+        """Wait for the job's end, which must be good; give what the workers printed.
+
+        Nothing more is done to it, so it need not be slow any more.
+        """
+        self._hurry.touch()
         self.wait_kind("ended")
         self._thread.join(PATIENCE_S)
         assert self.code == 0, self.story()

@@ -9,7 +9,7 @@ from tests.runtime.elastic import Elastic, alone, line_of
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-ARGS = ("--strict", "--epochs", "5", "--pace-s", "0.004")
+ARGS = ("--strict", "--epochs", "5", "--pace-s", "0.03")
 
 
 @pytest.fixture(scope="module")

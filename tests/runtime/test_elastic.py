@@ -29,7 +29,7 @@ def test_strict_training_has_the_same_bits_at_every_size(
 def test_strict_training_has_the_same_bits_through_resizes_and_a_kill(
     tmp_path: Path, undisturbed: str
 ) -> None:
-    args = (*STRICT, "--pace-s", "0.012")
+    args = (*STRICT, "--pace-s", "0.06")
     with Elastic(tmp_path, "net.py", *args, workers=1) as job:
         job.wait_step(2)
         for size in (4, 2):
@@ -55,8 +55,8 @@ def test_every_sample_is_used_once_at_its_step_whatever_happens(
     tmp_path: Path, seed: int, account: str
 ) -> None:
     dice = random.Random(seed)
-    with Elastic(tmp_path, "ledger.py", "--pace-s", "0.01", workers=dice.randint(1, 4)) as job:
-        for step in sorted(dice.sample(range(2, 50), 5)):
+    with Elastic(tmp_path, "ledger.py", "--pace-s", "0.02", workers=dice.randint(1, 4)) as job:
+        for step in sorted(dice.sample(range(2, 40), 5)):
             job.wait_step(step)
             what = dice.choice(["resize", "resize", "suspend", "kill", "kill all"])
             if what == "resize":
@@ -67,6 +67,5 @@ def test_every_sample_is_used_once_at_its_step_whatever_happens(
             else:
                 pids = job.pids()
                 victims = list(pids) if what == "kill all" else [dice.choice(list(pids))]
-                for victim in victims:
-                    job.kill(victim)
+                job.kill(*victims)
         assert line_of(job.finish(), "ledger") == account, job.story()

@@ -50,7 +50,7 @@ def test_other_ways_to_train_are_resized_without_a_trace(
 ) -> None:
     args = ("--kind", kind)
     lone = alone("mixed.py", *args)
-    pace_s = "0.1" if kind == "compiled" else "0.03"  # joiners compile before they join
+    pace_s = "0.3" if kind == "compiled" else "0.1"  # joiners compile before they join
     with Elastic(tmp_path, "mixed.py", *args, "--pace-s", pace_s, workers=1) as job:
         job.wait_step(2)
         for size in (3, 2):
@@ -64,7 +64,7 @@ def test_other_ways_to_train_are_resized_without_a_trace(
 def test_fused_training_is_resized_too(tmp_path: Path) -> None:
     args = ("--kind", "fused")
     lone = alone("mixed.py", *args)
-    with Elastic(tmp_path, "mixed.py", *args, "--pace-s", "0.05", workers=1) as job:
+    with Elastic(tmp_path, "mixed.py", *args, "--pace-s", "0.3", workers=1) as job:
         job.wait_step(2)
         job.ask("resize", workers=3)
         assert weights(job.finish()) == pytest.approx(weights(lone), abs=1e-3)
@@ -74,7 +74,7 @@ def test_loader_processes_hand_out_the_same_samples_through_resizes(tmp_path: Pa
     (tmp_path / "lone").mkdir()
     with Elastic(tmp_path / "lone", "ledger.py", "--pace-s", "0") as job:
         lone = line_of(job.finish(), "ledger")
-    args = ("--loader-workers", "1", "--pace-s", "0.01")
+    args = ("--loader-workers", "1", "--pace-s", "0.05")
     with Elastic(tmp_path, "ledger.py", *args, workers=1) as job:
         job.wait_step(2)
         for size in (3, 2, 4, 1):

@@ -125,9 +125,10 @@ def pool(options: "PoolOptions") -> Iterator["Client"]:
 
 def _cancel(client: "Client") -> None:
     """Leave nothing that would have to be saved."""
+    from coddl.cli.jobs import cancel_all
+
     with contextlib.suppress(UserError):  # the pool may be what has failed
-        for job in client.get("/jobs", active=True)["items"]:
-            client.post(f"/jobs/{job['id']}:cancel")
+        cancel_all(client)
 
 
 def _rehearse(client: "Client") -> str:

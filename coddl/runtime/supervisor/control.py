@@ -139,8 +139,8 @@ def conversation(name: str, request: Message) -> Iterator[Message]:
                 f"running: {', '.join(jobs)}" if jobs else "no job runs here",
                 f"{jobs[0]}" if len(jobs) == 1 else "coddl ls --local",
             ) from None
-        peer.sendall(encoded(request))
         lines = Lines()
-        with contextlib.suppress(ConnectionResetError, TimeoutError):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+            peer.sendall(encoded(request))
             while data := peer.recv(1 << 16):
                 yield from lines.feed(data)

@@ -6,8 +6,8 @@ lost, used twice, at another step or in another virtual node shows in them, bit 
 """
 
 import argparse
-import time
 
+import pacing
 import saboteur
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ for index, dice in batches:
     (-gain).backward()
     optimizer.step()
     optimizer.zero_grad()
-    time.sleep(asked.pace_s)
+    pacing.rest(asked.pace_s)
 if coddl.is_main():
     used = account.used.detach()
     print("used", int(used.min()), int(used.max()))

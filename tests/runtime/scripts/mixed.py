@@ -2,9 +2,9 @@
 a compiled model, unused parameters, two backward passes, tensors outside the models."""
 
 import argparse
-import time
 from typing import Any, cast
 
+import pacing
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -99,7 +99,7 @@ for batch in batches:
         F.mse_loss(out * weight, target).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-    time.sleep(asked.pace_s)
+    pacing.rest(asked.pace_s)
 
 if coddl.is_main():
     if asked.kind == "compiled":

@@ -2,8 +2,8 @@
 
 import argparse
 import hashlib
-import time
 
+import pacing
 import saboteur
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ for x, y in batches:
     optimizer.zero_grad()
     schedule.step()
     average.update_parameters(net)
-    time.sleep(asked.pace_s + saboteur.slowness_s())
+    pacing.rest(asked.pace_s + saboteur.slowness_s())
     shown = coddl.mean(loss)
     if asked.trace and batches.completes and coddl.is_main():
         assert batches.grad_norm is not None
