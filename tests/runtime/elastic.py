@@ -72,6 +72,7 @@ class Elastic:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
+        self.job.cwd.mkdir(exist_ok=True)
         self._hurry.unlink(missing_ok=True)  # an earlier job's, in the same folder
         self._thread.start()
         return self

@@ -36,6 +36,7 @@ class Stub:
         self.lines = Lines()
         self.plans: dict[int, Message] = {}
         self.step = 0
+        self.agreed_step = 0  # when its generation began
         self.is_training = False
         self.is_main = False
         self.images = 0
@@ -65,8 +66,13 @@ class Stub:
     def train(self) -> None:
         self.step += 1
         times = {"window_s": 0.01, "pass_s": 0.001, "data_wait_s": 0.0, "exchange_s": 0.001}
-        self.tell("stepped", step=self.step, iterations=1, samples=8, **times)
+        self.tell("stepped", step=self.told_step, iterations=1, samples=8, **times)
         misbehave(OPTIONS["do_at_step"].get(f"{self.worker}:{self.step}", ""))
+
+    @property
+    def told_step(self) -> int:
+        """Its step. Real workers are in step; of stubs, only the main one tells where it is."""
+        return self.step if self.is_main else self.agreed_step
 
     def do(self, message: Message) -> None:
         match message["do"]:
@@ -74,7 +80,8 @@ class Stub:
                 self.plans[message["generation"]] = message
                 self.tell("ready", generation=message["generation"])
             case "commit":
-                self.step = max(self.step, message["step"])
+                self.agreed_step = message["step"]
+                self.step = max(self.step, self.agreed_step)
                 self.enter(self.plans[message["generation"]])
             case "regroup":
                 self.enter(message)
@@ -86,12 +93,12 @@ class Stub:
     def enter(self, plan: Message) -> None:
         number, members = plan["generation"], plan["members"]
         if not self.is_training and plan["image"] is not None:
-            self.step = step_of(Path(plan["image"]))
+            self.step = self.agreed_step = step_of(Path(plan["image"]))
         pause = {"boundary_s": 0.001, "state_s": 0.002, "swap_s": 0.003}
         left = self.worker not in members
         if left and not members and self.is_main:
             self.write_image()
-        self.tell("swapped", generation=number, step=self.step, left=left, pause=pause)
+        self.tell("swapped", generation=number, step=self.told_step, left=left, pause=pause)
         if left:
             misbehave(OPTIONS["on_leave"])
             sys.exit(0)

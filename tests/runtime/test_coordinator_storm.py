@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coddl.runtime.supervisor.coordinator import Coordinator
+from coddl.runtime.supervisor.coordinator import BUILD_WAIT_S, Coordinator
 from coddl.runtime.supervisor.generations import (
     Cancel,
     Command,
@@ -234,7 +234,8 @@ class Rules:
     def check(self, coordinator: Coordinator, now_s: float) -> None:
         assert set(coordinator.members) <= self.slots.keys()
         if coordinator.wake_at_s is not None:
-            assert now_s < coordinator.wake_at_s <= now_s + 0.5
+            wait_s = BUILD_WAIT_S if coordinator.phase == "building" else 0.5
+            assert now_s < coordinator.wake_at_s <= now_s + wait_s
         if coordinator.phase in ("steady", "starting") and self.plan:
             assert self.done(), "forgot a generation that was neither cancelled nor swapped to"
             self.plan = None

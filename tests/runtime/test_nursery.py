@@ -70,6 +70,23 @@ class Garden:
         self._stack.close()
 
 
+class Restarting(WarmPool):
+    """Starts anew whenever it is lost, as a station does."""
+
+    def __init__(self, garden: Garden, folder: Path) -> None:
+        self.lost: list[int] = []
+        self.times_warm = 0
+        interpreter = Interpreter(sys.executable, folder, garden.env)
+        super().__init__(garden.loop, interpreter, self._hear, garden.nursery)
+        self.start()
+
+    def _hear(self, message: Message) -> None:
+        self.times_warm += message["is"] == "warm"
+        if message["is"] == "lost":
+            self.lost.append(message["code"])
+            self.start()
+
+
 class Heard(list[Message]):
     """What a pool has said."""
 
@@ -148,6 +165,20 @@ def test_jobs_of_one_kind_share_a_warm_process(garden: Garden, folder: Path) -> 
     assert len(garden.warm_processes()) == 1
     garden.pool(folder, OMP_NUM_THREADS="1")[1].wait("warm")
     assert len(garden.warm_processes()) == 2
+
+
+def test_jobs_that_lose_the_warm_process_they_share_share_the_next(
+    garden: Garden, folder: Path
+) -> None:
+    pools = [Restarting(garden, folder) for _ in range(2)]
+    for times in (1, 2):
+        garden.turn_until(lambda: all(p.times_warm == times for p in pools), "both are warm")  # noqa: B023
+        (warm,) = garden.warm_processes()
+        if times == 1:
+            os.kill(warm, signal.SIGKILL)
+    assert [pool.lost for pool in pools] == [[-signal.SIGKILL]] * 2
+    for pool in pools:
+        pool.close()
 
 
 KINDS = {

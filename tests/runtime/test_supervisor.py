@@ -52,7 +52,7 @@ def test_a_change_tells_how_long_each_part_took(start: Start) -> None:
 def test_status_shows_job_and_workers(start: Start) -> None:
     job = start({"steps": 10**6}, workers=2)
     job.wait_for("progress")
-    wait_until(lambda: all(w["step"] for w in job.ask("status")["workers"]), "a step of each")
+    wait_until(lambda: all(w["pass_s"] for w in job.ask("status")["workers"]), "a step of each")
     status = job.ask("status")
     assert (status["state"], status["size"], status["steps"]) == ("RUNNING", 2, 10**6)
     assert status["samples_per_s"] == pytest.approx(1600)
@@ -207,6 +207,31 @@ def test_a_checkpoint_that_fails_is_told_and_training_goes_on(start: Start) -> N
     folder.unlink()
     away.rename(folder)
     assert job.wait_for("checkpoint")["step"] > step
+
+
+def test_who_is_put_back_to_sleep_while_waking_up_sleeps_when_nobody_is_left(start: Start) -> None:
+    job = start(workers=2)
+    job.wait_for_step(5)
+    job.ask("suspend")
+    job.ask("resume", wait=False)
+    job.ask("suspend")
+    status = job.ask("status")
+    assert (status["state"], status["workers"]) == ("SUSPENDED", [])
+    first, again = job.told("suspended")
+    assert again["durable"]
+    assert again["step"] >= first["step"] >= 5
+    assert job.ask("resume")["change"]["is"] == "resumed"
+
+
+def test_a_change_is_told_however_many_there_were(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coddl.runtime.supervisor.changes.MADE_MAX", 3)
+    job = start()
+    job.wait_for("started")
+    for workers in (2, 1, 2, 1, 2):
+        assert job.ask("resize", workers=workers)["change"]["to"] == workers
+    assert len(job.ask("status")["changes"]) == 3
 
 
 def test_a_suspended_job_has_no_workers_and_a_checkpoint(start: Start) -> None:

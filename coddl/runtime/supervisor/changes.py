@@ -58,10 +58,11 @@ class Change:
 
 
 class Changes:
-    """The change under way, and all that were made."""
+    """The change under way, and those that were made."""
 
     def __init__(self) -> None:
-        self.made: list[Message] = []
+        self.made: list[Message] = []  # the newest
+        self.count = 0  # of all
         self.members: tuple[int, ...] = ()  # of the last group that stood
         self.generation = 0  # its number
         self.trace: TraceEvents | None = None
@@ -110,6 +111,7 @@ class Changes:
         taken = [slots[member] for member in self.members if member in slots]
         self.made.append({**change.as_data(now_s), "slots": taken})
         del self.made[:-MADE_MAX]
+        self.count += 1
         if self.trace is not None:
             times_s = (change.command_s, change.prepare_s, change.commit_s, now_s)
             for name, start_s, end_s in zip(
@@ -123,7 +125,7 @@ class Changes:
         if not plan.members:
             return "suspended"
         if plan.fresh:
-            return "started" if not self.made else "resumed" if slept else "restarted"
+            return "started" if not self.count else "resumed" if slept else "restarted"
         if regroup:
             return "regrouped"
         if plan.members == self.members:

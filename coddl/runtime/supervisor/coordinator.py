@@ -179,6 +179,8 @@ class Coordinator:
         if set(self._wanted()) != self._slots_of(plan.members):
             return [*self._cancel(), *self._begin(now_s)]
         self._move("swapping")
+        if plan.fresh:
+            self._begin_afresh()
         step = 0 if plan.fresh else self.step + 1
         return [Commit(plan.generation, step, to=tuple(sorted(self._concerned())))]
 
@@ -324,7 +326,6 @@ class Coordinator:
         return commands
 
     def _prepare(self, now_s: float) -> Prepare:
-        self.wake_at_s = now_s + BUILD_WAIT_S
         wanted = self._wanted()
         joiners = self._joiners()
         stay = [worker for worker in self.members if self._workers[worker].slot in wanted]
@@ -333,7 +334,9 @@ class Coordinator:
         members = tuple(sorted([*stay, *joiners]))
         # A suspension builds nothing, but all must know that it is one: the main worker saves.
         to = tuple(sorted({*members, *bridge})) or self.members
-        return Prepare(self._make_plan("building", members, bridge, to))
+        plan = self._make_plan("building", members, bridge, to)
+        self.wake_at_s = now_s + BUILD_WAIT_S
+        return Prepare(plan)
 
     def _give_up_silent(self, now_s: float) -> list[Command]:
         """Build without joiners that never answered; members are asked again."""
@@ -423,13 +426,16 @@ class Coordinator:
         """Put the newest generation under way, and forget the answers to the one before."""
         self._move(phase)
         fresh = bool(members) and not any(self._workers[w].has_state for w in (*members, *bridge))
-        if fresh:
-            self.step = 0  # it begins from an image, which may be older than what was reported
+        if fresh and phase == "regrouping":
+            self._begin_afresh()
         self._ready.clear()
         self._unready.clear()
         self._swapped.clear()
         self._plan = Plan(self.generation, members, self._counts(members), bridge, fresh, to)
         return self._plan
+
+    def _begin_afresh(self) -> None:
+        self.step = 0  # it begins from an image, which may be older than what was reported
 
     def _cancel(self) -> list[Command]:
         plan, self._plan = self._plan, None

@@ -37,7 +37,7 @@ class Listener(Protocol):
     def on_store_lost(self) -> None: ...
     def on_word(self, notes: WorkerNotes, message: Message) -> None: ...
     def on_gone(self, notes: WorkerNotes, code: int, because: str | None) -> None: ...
-    def on_saved(self, word: Message) -> None: ...
+    def on_saved(self, word: Message, *, was_asked: bool) -> None: ...
 
 
 class Greeter(Protocol):
@@ -282,8 +282,9 @@ class Crew:
             case "exited":
                 self._part(word["worker"], word["code"], word.get("because"))
             case "saved" | "unsaved":
-                self._saves[node] -= 1
-                self._listener.on_saved(word)
+                was_asked = self._saves[node] > 0  # else by a lead before us, or by nobody
+                self._saves[node] -= was_asked
+                self._listener.on_saved(word, was_asked=was_asked)
             case "rendezvous":
                 self._on_rendezvous(word)
             case "storeless":
@@ -330,7 +331,8 @@ class Crew:
     def _lose_node(self, node: str, because: str) -> None:
         """Count everybody on a node as lost: nothing is heard of them any more."""
         for _ in range(self._saves.pop(node, 0)):
-            self._listener.on_saved({"is": "unsaved", **troubles.unsaved(because).parts()})
+            word = {"is": "unsaved", **troubles.unsaved(because).parts()}
+            self._listener.on_saved(word, was_asked=True)
         if node == self._home:
             self._on_storeless(because)
         for number in [n.number for n in self.notes if n.seat.node == node]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from coddl.runtime.supervisor import troubles
 from coddl.runtime.supervisor.loop import Loop
-from coddl.runtime.supervisor.warmpool import Interpreter, WarmPool
+from coddl.runtime.supervisor.warmpool import Birth, Interpreter, WarmPool
 from coddl.runtime.wire import Message
 
 NO_PROGRAM: Final = 127  # as a shell says it
@@ -50,6 +50,27 @@ class _Kind:
     users: int = 0  # zygotes of jobs
 
 
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    """Remembers the very process it was forked from: another of its kind may have come since."""
+
+    kind: _Kind
+    on_lost: Callable[[_Kind, int], None]
+
+    def release(self) -> None:
+        self.kind.users -= 1
+
+    def last_words(self) -> tuple[int, list[str]]:
+        """Tell how the warm process has ended; if it was warm, the fork alone may be gone."""
+        kind = self.kind
+        if kind.about is not None:
+            return -signal.SIGKILL, []
+        if kind.code is None:  # it is about to: nobody has told us yet
+            self.on_lost(kind, kind.pool.close())
+        assert kind.code is not None
+        return kind.code, kind.pool.last_words
+
+
 class Nursery:
     """Keeps interpreters warm; for one thread, which must live as long as what is forked.
 
@@ -69,27 +90,13 @@ class Nursery:
         if kind.about is not None:
             self._on_warm(python, kind.about)
 
-    def fork_zygote(self, interpreter: Interpreter, requests: socket.socket, stderr: int) -> None:
+    def fork_zygote(self, interpreter: Interpreter, requests: socket.socket, stderr: int) -> Birth:
         """Fork a job's zygote, as soon as its kind is warm."""
         kind = self._living(interpreter)
         kind.users += 1
         # If the warm process dies first, the descriptor dies with it, and `requests` ends.
         kind.pool.fork_zygote(interpreter, requests.fileno(), stderr)
-
-    def release(self, interpreter: Interpreter) -> None:
-        """Take note that a job's zygote has ended."""
-        if (kind := self._kinds.get(key_of(interpreter))) is not None:
-            kind.users -= 1
-
-    def last_words(self, interpreter: Interpreter) -> tuple[int, list[str]]:
-        """Tell how a kind has ended; if it has not, the fork alone was killed."""
-        kind = self._kinds.get(key_of(interpreter))
-        if kind is None or kind.about is not None:
-            return -signal.SIGKILL, []
-        if kind.code is None:  # it is about to: nobody has told us yet
-            self._on_lost(kind, kind.pool.close())
-        assert kind.code is not None
-        return kind.code, kind.pool.last_words
+        return _Birth(kind, self._on_lost)
 
     def close(self) -> None:
         """End every warm process, and with it all that was forked."""

@@ -39,7 +39,7 @@ class Requests:
             if request.get("do") == "status":
                 answer({"ok": True, **status})
                 return
-            made = len(status["changes"])
+            made = self._leader.standing.changes.count
             self._do(request)
         except TrainingError as error:
             answer({"error": error.parts()})
@@ -63,8 +63,9 @@ class Requests:
             except TrainingError as error:
                 answer({"error": error.parts()})
             else:
-                changes = self._leader.status()["changes"][made:]
-                answer({"ok": True, "target": target, "change": changes[-1] if changes else None})
+                changes = self._leader.standing.changes
+                change = changes.made[-1] if changes.count > made else None
+                answer({"ok": True, "target": target, "change": change})
 
     def _do(self, request: Message) -> None:
         workers = request.get("workers")

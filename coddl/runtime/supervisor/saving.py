@@ -85,9 +85,9 @@ class Saving:
         """Take note that a station makes an image durable."""
         self._under_way += 1
 
-    def on_word(self, word: Message) -> None:
-        """Take in what became of it: `saved` or `unsaved`; and tell."""
-        self._under_way -= 1
+    def on_word(self, word: Message, *, was_asked: bool) -> None:
+        """Take in what became of an image: `saved` or `unsaved`; and tell."""
+        self._under_way -= was_asked
         self._tell_outcome(word)
 
     def close(self, *, lose: bool) -> None:

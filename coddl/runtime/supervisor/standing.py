@@ -30,6 +30,7 @@ class Standing:
     about: Message = field(default_factory=dict)  # what the first worker to arrive said
     metrics: Message = field(default_factory=dict)
     is_asleep: bool = False
+    has_slept: bool = False  # and is waking up
     is_retiring: bool = False
     is_finishing: bool = False  # a script without prepare has ended well in one worker
     has_finished: bool = False  # somebody ran the script to its end

@@ -222,6 +222,9 @@ class Supervisor:
         self.crew.seat(seats)
         standing.target = len(seats)
         standing.awake_target = len(seats) or standing.awake_target
+        if seats:
+            standing.has_slept = standing.has_slept or standing.is_asleep
+            standing.is_asleep = False
         if before != set(self._seats) or self._given_up:  # a host may well repeat itself
             standing.command_s = time.monotonic()
         self.feed(group.TargetSet(tuple(self._seats)))
@@ -393,7 +396,7 @@ class Supervisor:
             except TrainingError as error:
                 self.fail(error, 1)
                 return
-        slept = self.standing.is_asleep
+        slept = self.standing.has_slept
         self._changes.begin(plan, self.standing.command_s, regroup=regroup, slept=slept)
         # Leavers build nothing, but must know what it is they will be told to commit to.
         to = {*plan.to, *self._coordinator.members}
@@ -421,7 +424,7 @@ class Supervisor:
         slots = {notes.number: notes.slot for notes in self.crew.notes}
         event = self._changes.complete(slots)
         if event is not None and event["to"]:  # a suspension is told once it is durable
-            self.standing.is_asleep = False
+            self.standing.has_slept = False
             self.standing.pace.restart()
             self.tell(event)
 
@@ -466,8 +469,8 @@ class Supervisor:
             self._saving.begin()
             self.crew.save(notes.seat.node, message["path"])
 
-    def on_saved(self, word: Message) -> None:
-        self._saving.on_word(word)
+    def on_saved(self, word: Message, *, was_asked: bool) -> None:
+        self._saving.on_word(word, was_asked=was_asked)
         if self._is_interrupted and self.standing.stopping is None:
             self.stop(128 + signal.SIGINT)
         self._fall_asleep()

@@ -16,6 +16,8 @@ from typing import Final, Protocol
 from coddl.runtime.supervisor.loop import PIECE_BYTES, Channel, LogPipe, Loop
 from coddl.runtime.wire import Message, encoded
 
+END_S: Final = 12.0  # longer than a zygote takes to end what it has forked, however busy it is
+COLD_END_S: Final = 2.0  # for one that imports: it has forked nobody, and does not look up
 LAST_WORDS: Final = 40  # lines of the zygote's stderr that are kept
 FORK_FAILED: Final = -signal.SIGKILL  # not the script's fault: told as if the system had killed it
 
@@ -29,19 +31,23 @@ class Interpreter:
     env: Mapping[str, str]
 
 
+class Birth(Protocol):
+    """A job's zygote, as the one warm process remembers it that it was forked from."""
+
+    def release(self) -> None:
+        """Take note that the zygote has ended."""
+        ...
+
+    def last_words(self) -> tuple[int, list[str]]:
+        """Tell how the warm process ended, if it has, and what it said."""
+        ...
+
+
 class Mother(Protocol):
     """Has a warm process that becomes a job's zygote when it is forked."""
 
-    def fork_zygote(self, interpreter: Interpreter, requests: socket.socket, stderr: int) -> None:
+    def fork_zygote(self, interpreter: Interpreter, requests: socket.socket, stderr: int) -> Birth:
         """Fork it; whoever reads the other end of `requests` hears warm, or its end."""
-        ...
-
-    def release(self, interpreter: Interpreter) -> None:
-        """Take note that a job's zygote has ended."""
-        ...
-
-    def last_words(self, interpreter: Interpreter) -> tuple[int, list[str]]:
-        """Tell how the warm process ended, if it has, and what it said."""
         ...
 
 
@@ -81,6 +87,8 @@ class WarmPool:
         self._interpreter = interpreter
         self._on_message = on_message
         self._mother = mother
+        self._birth: Birth | None = None
+        self._is_warm = False
         self._requests: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: LogPipe | None = None
@@ -92,12 +100,13 @@ class WarmPool:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stderr, their_stderr = os.pipe()
         self.last_words.clear()
+        self._is_warm = False
         self._stderr = LogPipe(self._loop, stderr, self._keep)
         self._requests = ours
         self._loop.watch(ours, self._read)
         try:
             if self._mother is not None:
-                self._mother.fork_zygote(self._interpreter, theirs, their_stderr)
+                self._birth = self._mother.fork_zygote(self._interpreter, theirs, their_stderr)
             else:
                 self._process = self._spawned(theirs.fileno(), their_stderr)
         finally:
@@ -163,11 +172,11 @@ class WarmPool:
             self._loop.forget(self._requests)
             self._requests.close()  # the zygote kills its children's groups at this, and leaves
             self._requests = None
-            if self._mother is not None:
-                self._mother.release(self._interpreter)
+            if self._birth is not None:
+                self._birth.release()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=2)
+                self._process.wait(END_S if self._is_warm else COLD_END_S)
             self._process.kill()
             self._process.wait()
         if self._stderr is not None:
@@ -194,23 +203,30 @@ class WarmPool:
     def _make_way(self, requests: socket.socket) -> None:
         """Wait until the zygote reads; what it says may be what keeps it from that."""
         readable, *_ = select.select([requests], [requests], [])
-        if readable and (packet := requests.recv(PIECE_BYTES)):
-            self._loop.post(lambda: self._on_message(json.loads(packet)))
+        with contextlib.suppress(ConnectionResetError):
+            if readable and (packet := requests.recv(PIECE_BYTES)):
+                self._loop.post(lambda: self._hear(json.loads(packet)))
 
     def _read(self) -> None:
         assert self._requests is not None
         try:
-            packet = self._requests.recv(PIECE_BYTES)
+            packet = self._requests.recv(PIECE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return  # it was read to make way
         except ConnectionResetError:
             packet = b""
         if packet:
-            self._on_message(json.loads(packet))
+            self._hear(json.loads(packet))
             return
         code = self.close()
-        if self._mother is not None:  # it may have gone with her
-            code, words = self._mother.last_words(self._interpreter)
+        if self._birth is not None:  # it may have gone with its mother
+            code, words = self._birth.last_words()
             self.last_words = self.last_words or words
         self._on_message({"is": "lost", "code": code})
+
+    def _hear(self, message: Message) -> None:
+        self._is_warm = self._is_warm or message["is"] == "warm"
+        self._on_message(message)
 
     def _keep(self, line: str) -> None:
         self.last_words = [*self.last_words, line][-LAST_WORDS:]

@@ -43,7 +43,7 @@ from coddl.runtime.wire import Message, encoded
 PACKET_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-END_WITHIN_S = 1.5  # that all we have forked may take to be gone when we end
+END_WITHIN_S = 10.0  # that all we have forked may take to be gone when we end
 FORK_FAILED = -signal.SIGKILL  # not the script's fault: told as if the system had killed it
 
 # Whatever a training script will need at its start or first step, and nothing that touches CUDA.
@@ -70,7 +70,7 @@ def main() -> None:
 
 def _serve(requests: socket.socket, about: Message) -> NoReturn:
     """Say that we are warm, and fork until the one who asks is gone."""
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         requests.send(encoded({"is": "warm", **about}))
     Zygote(requests, about).serve()
     os._exit(0)  # nothing is left to tidy up, and torch would take its time over it
@@ -134,9 +134,12 @@ class Zygote:
 
     def _answer(self) -> bool:
         """Do one request; tell whether there may be more."""
-        packet, descriptors, _flags, _address = socket.recv_fds(
-            self._requests, PACKET_BYTES, 3, socket.MSG_CMSG_CLOEXEC
-        )
+        try:
+            packet, descriptors, _flags, _address = socket.recv_fds(
+                self._requests, PACKET_BYTES, 3, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:  # it hung up on words of ours
+            return False
         if not packet:
             return False
         request: Message = json.loads(packet)
@@ -238,7 +241,8 @@ class Zygote:
             self._tell({"is": "exited", "worker": worker, "code": code})
 
     def _tell(self, message: Message) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the end of the supervisor is seen by serve()
+        # The end of the supervisor is seen by serve().
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._requests.send(encoded(message))
 
 

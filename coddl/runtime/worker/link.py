@@ -200,6 +200,9 @@ class Link:
         except Broken as failure:
             self.tell("unready", generation=generation.number, because=str(failure))
             return
+        except Exception as failure:  # a defect of ours, or of torch's: the others must not wait
+            self.tell("unready", generation=generation.number, because=repr(failure))
+            raise
         with self.changed:
             if self._building is not generation:  # cancelled meanwhile
                 if groups is not self.groups:
