@@ -16,6 +16,11 @@ pytestmark = pytest.mark.slow
 ARGS = ("--strict", "--epochs", "12", "--pace-s", "0.03")
 
 
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    return line_of(alone("net.py", *ARGS[:-2]), "hash")
+
+
 def held(pid: int) -> tuple[int, int]:
     """Count a process's descriptors and threads.
 
@@ -37,8 +42,9 @@ def children(pid: int) -> set[int]:
     return found | {below for each in list(found) for below in children(each)}
 
 
-def test_a_storm_of_targets_ends_at_the_last_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    undisturbed = line_of(alone("net.py", *ARGS[:-2]), "hash")
+def test_a_storm_of_targets_ends_at_the_last_and_leaves_nothing_behind(
+    tmp_path: Path, undisturbed: str
+) -> None:
     dice = random.Random(7)
     with Elastic(tmp_path, "net.py", *ARGS, workers=2) as job:
         job.wait_step(5)
@@ -79,10 +85,10 @@ STAGES = {
 
 
 @pytest.mark.parametrize("hold", STAGES.values(), ids=STAGES.keys())
-def test_a_cancelled_resize_costs_nothing_at_any_stage(tmp_path: Path, hold: str) -> None:
-    args = ("--strict", "--epochs", "8", "--pace-s", "0.03")
-    undisturbed = line_of(alone("net.py", *args[:-2]), "hash")
-    with Elastic(tmp_path, "net.py", *args, workers=2, env={"HOLD": hold}) as job:
+def test_a_cancelled_resize_costs_nothing_at_any_stage(
+    tmp_path: Path, hold: str, undisturbed: str
+) -> None:
+    with Elastic(tmp_path, "net.py", *ARGS, workers=2, env={"HOLD": hold}) as job:
         job.wait_step(5)
         pids = job.pids()
         job.ask("resize", workers=4, wait=False)
