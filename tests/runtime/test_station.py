@@ -18,7 +18,14 @@ from coddl.runtime.supervisor.processes import Process
 from coddl.runtime.supervisor.station import ZYGOTES_MAX, Site, Station
 from coddl.runtime.supervisor.warmpool import Interpreter
 from coddl.runtime.wire import Message
-from tests.runtime.harness import ROOT, children, fake_torch, lives, wait_until
+from tests.runtime.harness import (
+    ROOT,
+    children,
+    fake_torch,
+    lives,
+    wait_until,
+    write_fake_torch,
+)
 from tests.runtime.stub_worker import write_image
 
 __all__ = ["fake_torch"]  # fixtures
@@ -120,6 +127,28 @@ def test_a_start_that_a_dying_zygote_never_saw_is_told_as_lost(post: Post) -> No
     post.start(0)
     os.kill(zygote, signal.SIGKILL)
     assert post.wait("exited", worker=0)["code"] == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_who_waits_for_a_cold_interpreter_can_be_ended_at_once(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    warm = tmp_path / "warm"
+    torch = write_fake_torch(tmp_path / "cold") / "torch" / "__init__.py"
+    wait = f"import os, time\nwhile not os.path.exists({str(warm)!r}): time.sleep(0.01)\n"
+    torch.write_text(wait + torch.read_text())
+    (tmp_path / "script.py").write_text("import os\nprint(os.environ['CODDL_STASH'])\n")
+    with contextlib.closing(Post(tmp_path, {"PYTHONPATH": f"{tmp_path / 'cold'}:{ROOT}"})) as post:
+        try:
+            for worker in range(2):
+                post.start(worker)
+            post.station.kill(0, number)
+            assert post.wait("exited", worker=0)["code"] == -number
+            assert [memory.worker for memory in post.station.memories] == [1]
+        finally:
+            warm.touch()
+        assert post.wait("exited", worker=1)["code"] == 0
+        assert 0 not in post.pids
 
 
 def test_a_store_that_dies_with_its_zygote_is_told_once_another_can_be_had(post: Post) -> None:

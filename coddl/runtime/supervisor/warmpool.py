@@ -93,6 +93,7 @@ class WarmPool:
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: LogPipe | None = None
         self._store: Channel | None = None
+        self._unborn: dict[int, tuple[Message, Pipes]] = {}  # forks to ask for once it is warm
         self.last_words: list[str] = []
 
     def start(self) -> None:
@@ -136,13 +137,22 @@ class WarmPool:
         """Fork a worker that runs the script, on these cores if there are any named."""
         pipes = Pipes()
         request = {"do": "fork", "worker": worker, "argv": argv, "env": env, "cpus": cpus}
-        asked = self._ask({**request, "cwd": str(self._interpreter.cwd)}, pipes.theirs())
+        request["cwd"] = str(self._interpreter.cwd)
+        if self._is_warm:
+            self._fork(request, pipes)
+        else:  # what a zygote that imports is sent can't be taken back
+            self._unborn[worker] = request, pipes
+        return pipes
+
+    def _fork(self, request: Message, pipes: Pipes) -> None:
+        asked = self._ask(request, pipes.theirs())
         pipes.close_theirs()
         if not asked:
-            because = "its arguments are too long"
-            ended = {"is": "exited", "worker": worker, "code": FORK_FAILED, "because": because}
-            self._loop.post(lambda: self._on_message(ended))
-        return pipes
+            self._say_exited(request["worker"], FORK_FAILED, "its arguments are too long")
+
+    def _say_exited(self, worker: int, code: int, because: str) -> None:
+        ended = {"is": "exited", "worker": worker, "code": code, "because": because}
+        self._loop.post(lambda: self._on_message(ended))
 
     def fork_zygote(self, interpreter: Interpreter, requests: int, stderr: int) -> None:
         """Fork the zygote of a job, which takes its requests over that descriptor."""
@@ -161,13 +171,20 @@ class WarmPool:
         theirs.close()
 
     def kill(self, worker: int, signal_: int = signal.SIGKILL) -> None:
-        """Send a worker a signal, if it still lives."""
-        self._ask({"do": "kill", "worker": worker, "signal": int(signal_)})
+        """Send a worker a signal, if it still lives; one that is not forked yet never will be."""
+        if (unborn := self._unborn.pop(worker, None)) is not None:
+            unborn[1].close_theirs()
+            self._say_exited(worker, -signal_, "it was ended before it was started")
+        else:
+            self._ask({"do": "kill", "worker": worker, "signal": int(signal_)})
 
     def close(self) -> int:
         """End the zygote, and with it whatever it has forked; give its exit code, if known."""
         if self._store is not None:
             self._store.close()
+        for _, pipes in self._unborn.values():
+            pipes.close_theirs()
+        self._unborn.clear()
         if self._requests is not None:
             self._loop.forget(self._requests)
             self._requests.close()  # the zygote kills its children's groups at this, and leaves
@@ -225,7 +242,11 @@ class WarmPool:
         self._on_message({"is": "lost", "code": code})
 
     def _hear(self, message: Message) -> None:
-        self._is_warm = self._is_warm or message["is"] == "warm"
+        if message["is"] == "warm":
+            self._is_warm = True
+            unborn, self._unborn = self._unborn, {}
+            for request, pipes in unborn.values():
+                self._fork(request, pipes)
         self._on_message(message)
 
     def _keep(self, line: str) -> None:
