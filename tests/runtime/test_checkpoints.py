@@ -361,3 +361,22 @@ def test_an_attempt_that_was_replaced_leaves_the_newer_ones_copy_alone(
     monkeypatch.setattr(checkpoints, "_copy", overtaking)
     assert newer.save(image) is not None
     assert names(folder) == ["job.json", "step-000000123.ckpt"]
+
+
+def test_a_save_leaves_alone_what_another_process_of_its_attempt_is_saving(
+    image: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Checkpoints(folder, attempt=1), Checkpoints(folder, attempt=1)
+    abandoned = folder / "step-000000001.0.tmp"
+    abandoned.touch()
+    os.utime(abandoned, (0, 0))
+    copy = checkpoints._copy
+
+    def interrupted(fd: int, header: Header, to: Path) -> None:
+        copy(fd, header, to)
+        monkeypatch.setattr(checkpoints, "_copy", copy)
+        assert second.save(image_at(image.with_name("slot-1.img"), 124)) is not None
+
+    monkeypatch.setattr(checkpoints, "_copy", interrupted)
+    assert first.save(image) is not None
+    assert names(folder) == ["step-000000123.ckpt", "step-000000124.ckpt"]

@@ -3,6 +3,7 @@
 A checkpoint is the image's bytes and a footer with their CRC-32.
 """
 
+import math
 import os
 import re
 import secrets
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
@@ -20,6 +22,7 @@ from coddl.runtime.imagefile import HEADER_BYTES, Header, Unreadable
 from coddl.runtime.supervisor.jobdir import check_attempt
 
 CHUNK_BYTES = 4 << 20
+ABANDONED_S: Final = 3600.0  # a save that wrote nothing for so long was killed
 _FOOTER = struct.Struct("<4sI")
 _FOOTER_MAGIC = b"CRC:"
 _TEMPORARY = ".tmp"
@@ -146,9 +149,12 @@ class Checkpoints:
 
     def _sweep(self) -> None:
         """Remove what a save that was killed has left."""
+        # Of several processes, another may be in the middle of a save.
+        before_s = math.inf if self._attempt is None else time.time() - ABANDONED_S
         for path in self._folder.glob(f"step-*{_TEMPORARY}"):
             with suppress(OSError):
-                path.unlink()
+                if path.stat().st_mtime < before_s:
+                    path.unlink()
 
     def _prune(self, saved: Path) -> None:
         """Remove all but the newest. A broken one must not push a whole one out."""
