@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor.checkpoints import Checkpoints, Saved
 from coddl.runtime.supervisor.control import asked, conversation, running
 from coddl.runtime.supervisor.jobdir import socket_folder
 from tests.runtime.harness import (
@@ -452,3 +454,29 @@ def test_interrupted_training_is_saved_first(start: Start) -> None:
     job.interrupt()
     assert job.end() == 130
     assert start().wait_for("origin")["step"] >= 30
+
+
+def test_an_earlier_save_that_ends_does_not_end_an_interrupted_job(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coddl.runtime.supervisor.supervisor.SAVE_WITHIN_S", 60.0)
+    has_begun, may_end, save = threading.Event(), threading.Event(), Checkpoints.save
+
+    def slow_save(self: Checkpoints, image: Path) -> Saved | None:
+        has_begun.set()
+        assert may_end.wait(60.0)
+        return save(self, image)
+
+    monkeypatch.setattr(Checkpoints, "save", slow_save)
+    job = start(checkpoint_every_s=0.1)
+    assert has_begun.wait(60.0)
+    job.wait_for_step(job.ask("status")["step"] + 2)
+    (pid,) = job.pids()
+    os.kill(pid, signal.SIGSTOP)  # so the last image comes after the end of the earlier save
+    job.interrupt()
+    wait_until(lambda: job._supervisor._captures.is_awaited, "a last image")
+    may_end.set()
+    earlier = job.wait_for("checkpoint")["step"]
+    os.kill(pid, signal.SIGCONT)
+    assert job.end() == 130
+    assert job.told("ended")[0]["saved_step"] > earlier

@@ -471,7 +471,8 @@ class Supervisor:
 
     def on_saved(self, word: Message, *, was_asked: bool) -> None:
         self._saving.on_word(word, was_asked=was_asked)
-        if self._is_interrupted and self.standing.stopping is None:
+        has_last = not (self._captures.is_awaited or self._saving.is_busy)
+        if self._is_interrupted and has_last and self.standing.stopping is None:
             self.stop(128 + signal.SIGINT)
         self._fall_asleep()
         self._requests.settle()
