@@ -68,9 +68,10 @@ def accepted(lead: Lead, node: socket.socket) -> socket.socket:
 
 
 START = {"do": "start", "worker": 3, "slot": 0, "gpu": None, "argv": [], "env": {}}
+RENDEZVOUS = {"do": "rendezvous", "port": 0, "store": "1.1"}
 ANSWERS: dict[str, tuple[Message, Message]] = {
     "a start": (START, {"is": "exited", "worker": 3, "code": -9}),
-    "a store": ({"do": "rendezvous", "port": 0}, {"is": "storeless"}),
+    "a store": (RENDEZVOUS, {"is": "storeless", "store": "1.1"}),
     "a save": (
         {"do": "save", "path": "x.img"},
         {"is": "unsaved", "what": "x.img could not be saved"},
@@ -123,7 +124,7 @@ def test_requests_wait_for_the_greeting_and_keep_their_order(
     lead: Lead, node: socket.socket
 ) -> None:
     lead.station.do(START)
-    lead.station.do({"do": "rendezvous", "port": 0})
+    lead.station.do(RENDEZVOUS)
     with accepted(lead, node) as peer:
         peer.sendall(encoded(LIVING))
         lead.wait("living")

@@ -152,13 +152,13 @@ def test_who_waits_for_a_cold_interpreter_can_be_ended_at_once(
 
 
 def test_a_store_that_dies_with_its_zygote_is_told_once_another_can_be_had(post: Post) -> None:
-    post.station.do({"do": "rendezvous", "port": 0})
-    assert post.wait("rendezvous")["host"] == "127.0.0.1"
+    post.station.do({"do": "rendezvous", "port": 0, "store": "1.1"})
+    assert post.wait("rendezvous", store="1.1")["host"] == "127.0.0.1"
     post.words.clear()
     os.kill(post.zygote(), signal.SIGKILL)
-    post.wait("storeless")
-    post.station.do({"do": "rendezvous", "port": 0})
-    post.wait("rendezvous")
+    post.wait("storeless", store="1.1")
+    post.station.do({"do": "rendezvous", "port": 0, "store": "1.2"})
+    post.wait("rendezvous", store="1.2")
 
 
 def test_a_zygote_that_is_always_killed_is_given_up(tmp_path: Path) -> None:

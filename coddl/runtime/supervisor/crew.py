@@ -79,6 +79,7 @@ class Crew:
         self._seats: Sequence[Seat] = ()  # of the target
         self._waiting: list[WorkerNotes] = []  # to be started once there is a store
         self._saves: Counter[str] = Counter()  # under way, by node
+        self._stores_asked = 0
         self._stores_lost = 0  # in a row
         self._is_closing = False
         self.restarts = 0  # of all workers together
@@ -288,7 +289,8 @@ class Crew:
             case "rendezvous":
                 self._on_rendezvous(word)
             case "storeless":
-                self._on_storeless(word["because"])
+                if word["store"] == self._store_name:
+                    self._on_storeless(word["because"])
             case "gone":
                 self._lose_node(node, word["because"])
             case _:
@@ -340,10 +342,19 @@ class Crew:
 
     # The store.
 
+    @property
+    def _store_name(self) -> str:
+        """Name the store asked for last; a station that hosts it has dropped every other."""
+        return f"{self._job.attempt}.{self._stores_asked}"
+
     def _ask_store(self) -> None:
-        self.station(self._home).do({"do": "rendezvous", "port": self._job.port})
+        self._stores_asked += 1
+        request = {"do": "rendezvous", "port": self._job.port, "store": self._store_name}
+        self.station(self._home).do(request)
 
     def _on_rendezvous(self, word: Message) -> None:
+        if word["store"] != self._store_name:
+            return
         if "error" in word:
             code = 2 if self._job.port else 1  # a free one is nobody's choice
             self._listener.fail(troubles.no_port(self._job.port, word["error"]), code)

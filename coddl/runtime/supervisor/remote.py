@@ -159,7 +159,8 @@ class RemoteStation:
                     ended = {"is": "exited", "worker": request["worker"], "code": LOST}
                     self._say({**ended, "because": because})
                 case "rendezvous":
-                    self._say({"is": "storeless", "because": because})
+                    store = request["store"]
+                    self._say({"is": "storeless", "store": store, "because": because})
                 case "save":
                     what = f"{request['path']} could not be saved"
                     try_ = "nothing: the next one may be"

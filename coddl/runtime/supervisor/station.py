@@ -96,7 +96,7 @@ class Station:
         self._is_warm = False
         self._is_dead = False  # its interpreter can't run workers
         self._killed_zygotes = 0  # in a row, before they were warm
-        self._hosts_store = False
+        self._store: str | None = None  # the one it hosts, as its lead calls it
         self.generation = 0  # the highest that workers here were told
         self.is_closed = False
         self.newest_worker = -1  # the highest number heard of
@@ -121,7 +121,7 @@ class Station:
             case "kill":
                 self.kill(request["worker"], request["signal"])
             case "rendezvous":
-                self._hosts_store = True
+                self._store = request["store"]
                 self._pool.rendezvous(self._site.host, request["port"])
             case "save":
                 self._keeper.save(Path(request["path"]), self._say)
@@ -190,10 +190,9 @@ class Station:
                 self._is_warm, self._killed_zygotes = True, 0
                 self._say(message)
             case "rendezvous":
-                self._say({**message, "host": self._site.host})
+                self._say({**message, "store": self._store, "host": self._site.host})
             case "storeless":
-                self._hosts_store = False
-                self._say({**message, "because": (self._pool.last_words or [""])[-1]})
+                self._say_storeless((self._pool.last_words or [""])[-1])
             case "forked":
                 if (worker := self._workers.get(message["worker"])) is not None:
                     worker.memory.pid = message["pid"]
@@ -225,14 +224,17 @@ class Station:
                 self._is_dead = True
                 self._say({"is": "lost", "code": code, **error.parts()})
         self._is_warm = False
-        hosted_store, self._hosts_store = self._hosts_store, False
         if not self._is_dead:
             self.open()
-            if hosted_store:
-                self._say({"is": "storeless", "because": "its process was killed"})
+            if self._store is not None:
+                self._say_storeless("its process was killed")
         until_s = time.monotonic() + UNKNOWN_WAIT_S
         for number in list(self._workers):
             self._await_end(number, until_s)
+
+    def _say_storeless(self, because: str) -> None:
+        store, self._store = self._store, None
+        self._say({"is": "storeless", "store": store, "because": because})
 
     def _await_end(self, number: int, until_s: float) -> None:
         """Say that a worker has exited once its process is gone; kill it and its own until then."""
