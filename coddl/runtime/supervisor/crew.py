@@ -273,15 +273,11 @@ class Crew:
         if self._is_closing:
             return
         match word["is"]:
-            case "said":
-                if (notes := self._workers.get(word["worker"])) is not None:
-                    self._hear(notes, word["word"])
-            case "forked":
-                if (notes := self._workers.get(word["worker"])) is not None:
-                    notes.pid = word["pid"]
-                    self._listener.tell(word)
-            case "exited":
-                self._part(word["worker"], word["code"], word.get("because"))
+            case "said" | "forked" | "exited":
+                # A node that was not asked when we took over may have one with the same number.
+                notes = self._workers.get(word["worker"])
+                if notes is not None and notes.seat.node == node:
+                    self._on_worker(notes, word)
             case "saved" | "unsaved":
                 was_asked = self._saves[node] > 0  # else by a lead before us, or by nobody
                 self._saves[node] -= was_asked
@@ -295,6 +291,17 @@ class Crew:
                 self._lose_node(node, word["because"])
             case _:
                 self._on_station(node, word)
+
+    def _on_worker(self, notes: WorkerNotes, word: Message) -> None:
+        """Take in what becomes of a worker, or what it says."""
+        match word["is"]:
+            case "said":
+                self._hear(notes, word["word"])
+            case "forked":
+                notes.pid = word["pid"]
+                self._listener.tell(word)
+            case "exited":
+                self._part(notes.number, word["code"], word.get("because"))
 
     def _on_station(self, node: str, word: Message) -> None:
         """Take in how a station itself fares."""

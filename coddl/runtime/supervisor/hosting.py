@@ -116,9 +116,9 @@ class Hosting:
             self._adoption.living(node, word, time.monotonic())
             self._end_adoption()
             return
-        known = {notes.number for notes in self._supervisor.crew.notes}
+        known = {(notes.seat.node, notes.number) for notes in self._supervisor.crew.notes}
         for each in word["workers"]:
-            if each["worker"] not in known:
+            if (node, each["worker"]) not in known:
                 self._stations[node].do({"do": "kill", "worker": each["worker"], "signal": 9})
 
     def on_unreachable(self, node: str) -> None:

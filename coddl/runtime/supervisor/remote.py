@@ -147,6 +147,7 @@ class RemoteStation:
     def _fail(self, trouble: str) -> None:
         """Answer, for a node that can't be reached, what was asked of it."""
         self.leave()
+        self._adopt_nobody()
         because = f"node {self._post.node} at {self._post.host} can't be reached: {trouble}"
         waiting, self._waiting = self._waiting, []
         self._say({"is": "unreachable", "because": because})
@@ -166,22 +167,26 @@ class RemoteStation:
                     try_ = "nothing: the next one may be"
                     self._say({"is": "unsaved", "what": what, "because": because, "try": try_})
 
+    def _adopt_nobody(self) -> None:
+        """From now on, have the node kill whoever is left there: they were told of, or given up."""
+        self._hello = {**self._hello, "adopt": False}
+
     # Connected.
 
     def _on_message(self, word: Message) -> None:
         if self._is_greeted:
             self._say(word)
-        elif word["is"] == "living":
+            return
+        self._adopt_nobody()
+        waiting, self._waiting = self._waiting, []
+        if word["is"] == "living":
             self._is_greeted = True
             self._loop.silence((self, "late"))
-            self._hello = {**self._hello, "adopt": False}
-            waiting, self._waiting = self._waiting, []
             self._say(word)
             for request in waiting:
                 self.do(request)
         else:
             self.leave()
-            waiting, self._waiting = self._waiting, []
             self._say({**word, "node": self._post.node})
             self._answer(waiting, f"{word.get('because')}")
 

@@ -1,0 +1,111 @@
+"""A lead that looks for workers at two nodes, of which a test plays the second."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coddl.runtime.supervisor import hosting, remote
+from coddl.runtime.supervisor.memory import Memory
+from coddl.runtime.supervisor.seats import Post, Seat
+from coddl.runtime.wire import Lines, Message, encoded
+from tests.runtime.harness import ROOT, STUB, fake_torch
+from tests.runtime.nodes import Lead, Pool, home_in
+
+__all__ = ["fake_torch"]  # fixtures
+
+SLOT = 4
+
+
+class Played:
+    """A node that says what a test has it say."""
+
+    def __init__(self) -> None:
+        self._listener = socket.socket()
+        self._listener.bind(("127.0.0.1", 0))  # until it listens, who connects is refused
+        self._listener.settimeout(60)
+        self._peer: socket.socket | None = None
+        self._lines, self._asked = Lines(), list[Message]()
+
+    @property
+    def post(self) -> Post:
+        host, port = self._listener.getsockname()
+        return Post("node-1", host, port, "secret")
+
+    def greeted(self, *workers: Memory) -> Message:
+        """Take a connection, and name those who live here; give the lead's first word."""
+        self._listener.listen()
+        self.hang_up()
+        self._peer, _ = self._listener.accept()
+        self._peer.settimeout(60)
+        hello = self.asked("lead")
+        living = [memory.as_data() for memory in workers]
+        self.say("living", workers=living, gone=[], generation=5, newest=3)
+        return hello
+
+    def say(self, kind: str, **fields: Any) -> None:
+        assert self._peer is not None
+        self._peer.sendall(encoded({"is": kind, **fields}))
+
+    def asked(self, do: str) -> Message:
+        """Give the next request of a kind; those before it are forgotten."""
+        assert self._peer is not None
+        while True:
+            while self._asked:
+                if (request := self._asked.pop(0))["do"] == do:
+                    return request
+            self._asked += self._lines.feed(self._peer.recv(1 << 16))
+
+    def hang_up(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+        self._lines = Lines()
+
+    def close(self) -> None:
+        self.hang_up()
+        self._listener.close()
+
+
+@pytest.fixture
+def played() -> Iterator[Played]:
+    node = Played()
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def pool(tmp_path: Path, fake_torch: Path) -> Iterator[Pool]:
+    home = home_in(tmp_path, f"{fake_torch}:{ROOT}")
+    nodes = Pool(home, (str(STUB), json.dumps({})), nodes=1)
+    yield nodes
+    nodes.close()
+
+
+def adopting(pool: Pool, played: Played) -> Lead:
+    lead = pool.lead(adopt=True)
+    seats = [*pool.seats(1), Seat(SLOT, "node-1")]
+    lead.supervisor.aim(seats, {**pool.posts(), "node-1": played.post})
+    return lead
+
+
+def test_a_number_given_twice_is_told_apart_by_its_node(
+    pool: Pool, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "CONNECT_WITHIN_S", 0.5)
+    monkeypatch.setattr(hosting, "SEATS_AGAIN_S", 0.5)
+    lead = adopting(pool, played)
+    lead.wait("starting", lambda event: event["slot"] == SLOT)  # the node was not reached
+    hello = played.greeted(Memory(0, SLOT))
+    assert hello["adopt"] is False, "it may end them itself"
+    assert played.asked("kill")["worker"] == 0
+    start = played.asked("start")
+    played.say("forked", worker=0, pid=1)
+    played.say("said", worker=0, word={"is": "ended", "step": 7})
+    played.say("exited", worker=0, code=-9)
+    played.say("exited", worker=start["worker"], code=-9)
+    lead.wait("exited", lambda event: event["worker"] == start["worker"])
+    assert not [each for each in lead.told("exited") if each["worker"] == 0]
+    assert not [each for each in lead.told("forked") if each["pid"] == 1]
