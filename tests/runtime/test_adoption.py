@@ -2,7 +2,8 @@
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from coddl.runtime.supervisor import hosting, remote
 from coddl.runtime.supervisor.memory import Memory
 from coddl.runtime.supervisor.seats import Post, Seat
 from coddl.runtime.wire import Lines, Message, encoded
-from tests.runtime.harness import ROOT, STUB, fake_torch
-from tests.runtime.nodes import Lead, Pool, home_in
+from tests.runtime.harness import ROOT, STUB, fake_torch, wait_until
+from tests.runtime.nodes import JOB, Lead, Pool, home_in
 
 __all__ = ["fake_torch"]  # fixtures
 
@@ -89,6 +90,53 @@ def adopting(pool: Pool, played: Played) -> Lead:
     seats = [*pool.seats(1), Seat(SLOT, "node-1")]
     lead.supervisor.aim(seats, {**pool.posts(), "node-1": played.post})
     return lead
+
+
+def hosting_of(lead: Lead) -> hosting.Hosting:
+    assert lead.supervisor._hosting is not None
+    return lead.supervisor._hosting
+
+
+def hang_up(_lead: Lead, played: Played) -> None:
+    played.hang_up()
+
+
+def tell_its_end(lead: Lead, played: Played) -> None:
+    played.say("exited", worker=3, code=-9, because=None, has_ended=False)
+    played.say("warm", torch="fake", gpus=0)
+    lead.wait("warm")
+
+
+def begin_anew(lead: Lead, played: Played) -> None:
+    """Have the lead told that the node has a new agent."""
+    post = replace(played.post, token="of another day")
+    lead.supervisor.aim([Seat(SLOT, "node-1")], {**hosting_of(lead)._posts, "node-1": post})
+
+
+LOSSES: dict[str, Callable[[Lead, Played], None]] = {
+    "its node hangs up": hang_up,
+    "its node has a new agent": begin_anew,
+    "it exits": tell_its_end,
+}
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES.keys())
+def test_who_was_found_and_is_lost_before_all_have_answered_is_not_adopted(
+    pool: Pool, played: Played, lose: Callable[[Lead, Played], None]
+) -> None:
+    house = pool.nodes[0].house
+    home = house.homes.pop(JOB)  # so that node does not answer yet
+    lead = adopting(pool, played)
+    arrived = {"is": "arrived", "virtual_nodes": 8, "global_batch": 64, "steps": 100}
+    played.greeted(Memory(3, SLOT, arrived=arrived, has_state=True))
+    adoption = hosting_of(lead)._adoption
+    assert adoption is not None
+    wait_until(lambda: bool(adoption.notes), "somebody found")
+    lose(lead, played)
+    wait_until(lambda: not adoption.notes, "nobody left")
+    house.homes[JOB] = home
+    pool.nodes[0].outposts.look_again()
+    assert lead.wait("starting")["worker"] == 4
 
 
 def test_a_number_given_twice_is_told_apart_by_its_node(

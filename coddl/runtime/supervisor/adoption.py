@@ -31,7 +31,7 @@ class Adoption:
         self.asked.discard(node)
         self.generation = max(self.generation, word["generation"])
         self.newest_worker = max(self.newest_worker, word["newest"])
-        self.has_finished |= any(each["has_ended"] and not each["code"] for each in word["gone"])
+        self.has_finished |= any(map(_has_finished, word["gone"]))
         for each in word["workers"]:
             seat = Seat(each["slot"], node, each["gpu"])
             notes = WorkerNotes(each["worker"], seat, started_s=now_s, heard_s=now_s)
@@ -49,6 +49,21 @@ class Adoption:
         """Take in that a station can't be asked."""
         self.asked.discard(node)
 
+    def gone(self, node: str, exited: Message) -> None:
+        """Take in that somebody has exited while others had not answered yet."""
+        self.has_finished |= _has_finished(exited)
+        self._drop([n for n in self.notes if (n.seat.node, n.number) == (node, exited["worker"])])
+
+    def lose(self, node: str) -> None:
+        """Take in that a station is lost, though it may have answered."""
+        self._drop([n for n in self.notes if n.seat.node == node])
+
+    def _drop(self, dead: list[WorkerNotes]) -> None:
+        for notes in dead:
+            self.notes.remove(notes)
+            self._maybe.pop(notes.number, None)
+        self.about = self.about if self._maybe else None
+
     @property
     def is_done(self) -> bool:
         return not self.asked
@@ -62,3 +77,7 @@ class Adoption:
     def useless(self) -> list[int]:
         """Name those who live but never got the state, and do not leave by themselves."""
         return [n.number for n in self.notes if n.number not in self._maybe and not n.has_left]
+
+
+def _has_finished(exited: Message) -> bool:
+    return bool(exited.get("has_ended")) and not exited["code"]

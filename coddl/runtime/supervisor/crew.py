@@ -45,6 +45,8 @@ class Greeter(Protocol):
 
     def on_living(self, node: str, word: Message) -> None: ...
     def on_unreachable(self, node: str) -> None: ...
+    def on_lost(self, node: str) -> None: ...
+    def on_unknown_gone(self, node: str, word: Message) -> None: ...
     def on_superseded(self) -> None: ...
 
 
@@ -278,6 +280,8 @@ class Crew:
                 notes = self._workers.get(word["worker"])
                 if notes is not None and notes.seat.node == node:
                     self._on_worker(notes, word)
+                elif word["is"] == "exited" and self._greeter is not None:
+                    self._greeter.on_unknown_gone(node, word)
             case "saved" | "unsaved":
                 was_asked = self._saves[node] > 0  # else by a lead before us, or by nobody
                 self._saves[node] -= was_asked
@@ -339,6 +343,8 @@ class Crew:
 
     def _lose_node(self, node: str, because: str) -> None:
         """Count everybody on a node as lost: nothing is heard of them any more."""
+        if self._greeter is not None:
+            self._greeter.on_lost(node)
         for _ in range(self._saves.pop(node, 0)):
             word = {"is": "unsaved", **troubles.unsaved(because).parts()}
             self._listener.on_saved(word, was_asked=True)

@@ -127,6 +127,16 @@ class Hosting:
             self._adoption.skip(node)
             self._end_adoption()
 
+    def on_lost(self, node: str) -> None:
+        """Take in that those who were found at a station are lost with it."""
+        if self._adoption is not None:
+            self._adoption.lose(node)
+
+    def on_unknown_gone(self, node: str, word: Message) -> None:
+        """Take in that somebody who is not ours yet, or not any more, has exited."""
+        if self._adoption is not None:
+            self._adoption.gone(node, word)
+
     def on_superseded(self) -> None:
         """Leave everything as it is: a newer attempt has it."""
         self._supervisor.crew.abandon()
