@@ -145,8 +145,8 @@ class Homes:
     def _make_room(self, kept: Path) -> None:
         """Remove the archives that were used longest ago, if there are many."""
         found = []
-        for path in self._archives.glob("[!.]*"):  # others may be fetching, or tidying up
-            with contextlib.suppress(FileNotFoundError):
+        for path in self._archives.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # others fetch, and tidy up, too
                 if path != kept:
                     found.append((path.stat(), path))
         found.sort(key=lambda each: each[0].st_mtime, reverse=True)

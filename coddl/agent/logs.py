@@ -74,14 +74,34 @@ class LogBook:
             while self._waiting and count < BATCH_MAX and chars < BATCH_CHARS_MAX:
                 job, line = self._waiting.popleft()
                 count, chars = count + 1, chars + len(line.text)
-                if missing := self._dropped.pop(job, 0):
-                    gap = f"{missing:,} lines are missing here: the node's own log has them"
-                    lines[job] = [LogLine(line.at_s, line.attempt, -1, None, OURS, gap)]
-                lines.setdefault(job, []).append(line)
+                lines.setdefault(job, []).extend([*self._gap(job, line), line])
             for each in self._files.values():
                 with contextlib.suppress(OSError):
                     each.file.flush()
         return [Logs(job=job, lines=tuple(said)) for job, said in lines.items()]
+
+    def take_all(self, job: int) -> list[Logs]:
+        """Give all that a job has printed, in batches; told once, and forgotten."""
+        with self._lock:
+            mine = [line for other, line in self._waiting if other == job]
+            self._waiting = deque(each for each in self._waiting if each[0] != job)
+            gap = self._gap(job, mine[0]) if mine else []
+        batches: list[list[LogLine]] = [gap]
+        chars = 0
+        for line in mine:
+            if len(batches[-1]) >= BATCH_MAX or chars >= BATCH_CHARS_MAX:
+                batches.append([])
+                chars = 0
+            batches[-1].append(line)
+            chars += len(line.text)
+        return [Logs(job=job, lines=tuple(lines)) for lines in batches if lines]
+
+    def _gap(self, job: int, line: LogLine) -> list[LogLine]:
+        """Say, before a line, what is missing there."""
+        if not (missing := self._dropped.pop(job, 0)):
+            return []
+        text = f"{missing:,} lines are missing here: the node's own log has them"
+        return [LogLine(line.at_s, line.attempt, -1, None, OURS, text)]
 
     def put_back(self, batch: Logs) -> None:
         """Keep a batch that could not be sent for the next time."""

@@ -91,7 +91,7 @@ class Outbox:
             send(wire.Leaving())
         self.flush()
         for report in self._unsafe:
-            send(report)
+            self._say_report(report)
 
     def close(self) -> None:
         """Have no line."""
@@ -99,12 +99,18 @@ class Outbox:
 
     def report(self, fact: Fact) -> None:
         """Tell a fact, now and after every silence, until it is acknowledged."""
-        if isinstance(fact, RunEnded):
-            self.flush()  # all: whoever reads the job's lines stops at its end
         self._number += 1
         report = report_of(self._number, fact, time.time())
         self._unsafe.append(report)
-        self._say(report)
+        self._say_report(report)
+
+    def _say_report(self, report: Report) -> None:
+        if self._send is None:
+            return
+        if isinstance(report.fact, RunEnded):  # whoever reads the job's lines stops at its end
+            for batch in self._logbook.take_all(report.fact.job):
+                self._send(batch)
+        self._send(report)
 
     def hold(self, version: int, slots: Mapping[int, Claim]) -> None:
         """Tell which slots have processes; every `orders` leads to that, after a silence too."""
@@ -127,22 +133,13 @@ class Outbox:
         while self._unsafe and self._unsafe[0].number <= number:
             self._on_safe(self._unsafe.popleft().fact)
 
-    def flush(self) -> None:
-        """Tell all that jobs have printed, and how they are doing."""
-        while self.flush_lines():
-            pass
-        self.flush_progress()
-
-    def flush_lines(self) -> bool:
-        """Tell a batch of what jobs have printed; tell whether there was any."""
-        batches = [] if self._send is None else self._logbook.take()
-        for batch in batches:
-            self._say(batch)
-        return bool(batches)
-
-    def flush_progress(self) -> None:
-        """Tell how jobs are doing."""
-        if self._send is not None and self._progress:
+    def flush(self, *, progress: bool = True) -> None:
+        """Tell what jobs have printed, and how they are doing."""
+        if self._send is None:
+            return
+        for batch in self._logbook.take():
+            self._send(batch)
+        if progress and self._progress:
             runs, self._progress = tuple(self._progress.values()), {}
             self._send(Progress(runs=runs))
 
@@ -206,12 +203,11 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[ClientConnection]:
-        is_held = self.lease.standing(now_s()) != "none"  # then a dial must not take all of it
         try:
             line = await connect(
                 self._url,
                 additional_headers={"Authorization": f"Bearer {self._token}"},
-                open_timeout=min(OPEN_WITHIN_S, self.lease.silence_s) if is_held else OPEN_WITHIN_S,
+                open_timeout=self._answer_within_s,
                 ping_interval=None,  # beats do that
                 close_timeout=1.0,
                 max_size=MESSAGE_BYTES_MAX,
@@ -233,10 +229,16 @@ class Session:
             self._outbox.close()
             await line.close()
 
+    @property
+    def _answer_within_s(self) -> float:
+        """How long dialling, and a greeting, may take: of a lease that is held, not all."""
+        is_held = self.lease.standing(now_s()) != "none"
+        return min(OPEN_WITHIN_S, self.lease.silence_s) if is_held else OPEN_WITHIN_S
+
     async def _greet(self, line: ClientConnection) -> None:
         sent_s = now_s()
         await line.send(wire.encoded(self._hello))
-        async with asyncio.timeout(OPEN_WITHIN_S):
+        async with asyncio.timeout(self._answer_within_s):
             answer = wire.from_server(await line.recv())
         match answer:
             case wire.Welcome():
@@ -301,9 +303,7 @@ class Session:
     async def _flush(self, words: "asyncio.Queue[wire.FromAgent]") -> None:
         for count in itertools.count():
             if words.qsize() < UNSENT_MAX:
-                self._outbox.flush_lines()
-                if count % PROGRESS_EVERY == 0:
-                    self._outbox.flush_progress()
+                self._outbox.flush(progress=count % PROGRESS_EVERY == 0)
             await asyncio.sleep(FLUSH_EVERY_S)
 
 

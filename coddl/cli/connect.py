@@ -12,7 +12,7 @@ from coddl.core.errors import UserError
 if TYPE_CHECKING:
     from coddl.api.client import Answer, Client
 
-SECONDS_TO_COMPLETE: Final = 2.0
+SECONDS_TO_COMPLETE: Final = 0.5
 LISTED: Final = 200
 
 Server = Annotated[

@@ -16,7 +16,7 @@ from coddl.live.server import Server
 
 PAGE: Final = 500
 PING_S: Final = 15
-LINGER_S: Final = 1.0  # for lines of a job that is over which are still on their way
+LINGER_S: Final = 0.5  # for lines of a job that is over which are still on their way
 
 
 def event_stream(events: AsyncIterator[ServerSentEvent]) -> EventSourceResponse:

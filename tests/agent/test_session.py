@@ -105,8 +105,11 @@ def test_all_lines_come_before_the_end_however_many_there_are(
     sent = opened(outbox)
     for number in range(BATCH_MAX * 2 + 500):
         logbook.add(1, line(f"{number}"))
+        logbook.add(2, line("of another"))  # which may wait
     outbox.report(ENDED)
     assert [type(message) for message in sent] == [Logs, Logs, Logs, Report]
+    said = [each.text for batch in sent if isinstance(batch, Logs) for each in batch.lines]
+    assert said == [f"{number}" for number in range(BATCH_MAX * 2 + 500)]
 
 
 def test_lines_that_were_not_carried_come_again(outbox: Outbox, logbook: LogBook) -> None:
@@ -126,7 +129,7 @@ def test_of_progress_only_the_newest_counts(outbox: Outbox) -> None:
     for step in (1, 2):
         progressed = RunProgressed(1, 1, step, 2, 0.1, 10)
         outbox.progress(RunProgress(progressed=progressed))
-    outbox.flush_lines()
+    outbox.flush(progress=False)
     outbox.flush()
     outbox.flush()
     (told,) = sent

@@ -42,6 +42,7 @@ class QuietServer(ThreadingHTTPServer):
 
 
 HANG_UP = Reply(0)  # say nothing at all
+BREAK = Reply(-1)  # begin a stream, and break it off before it has said anything
 
 
 @dataclass
@@ -108,6 +109,12 @@ class StubPool:
         reply = left.pop(0) if len(left) > 1 else left[0]
         if reply == HANG_UP:
             request.close_connection = True
+            return
+        if reply == BREAK:
+            request.close_connection = True
+            request.send_response(200)
+            request.send_header("Content-Length", "1000")
+            request.end_headers()
             return
         is_stream = isinstance(reply.body, str)
         data = reply.body.encode() if is_stream else json.dumps(reply.body).encode()

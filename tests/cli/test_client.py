@@ -14,7 +14,7 @@ import pytest
 from coddl.api import client as api
 from coddl.api.client import Address, Answered, Client, Unreachable, events_of, find
 from coddl.core.errors import UserError
-from tests.cli.stub_pool import HANG_UP, TOKEN, Reply, StubPool, problem
+from tests.cli.stub_pool import BREAK, HANG_UP, TOKEN, Reply, StubPool, problem
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_a_stream_that_breaks_off_goes_on_after_its_last_event(
 def test_a_stream_that_had_nothing_to_say_yet_is_asked_for_again_too(
     client: Client, pool: StubPool
 ) -> None:
-    pool.will("GET", "/jobs/1/logs", stream(), HANG_UP, stream(1, end=True))
+    pool.will("GET", "/jobs/1/logs", BREAK, HANG_UP, stream(1, end=True))
     assert [each.data for each in client.watch("/jobs/1/logs", follow=True)] == [1, {}]
 
 

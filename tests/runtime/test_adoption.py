@@ -133,10 +133,24 @@ def test_who_was_found_and_is_lost_before_all_have_answered_is_not_adopted(
     assert adoption is not None
     wait_until(lambda: bool(adoption.notes), "somebody found")
     lose(lead, played)
+    if lose is not tell_its_end:
+        played.greeted()  # it is asked again
     wait_until(lambda: not adoption.notes, "nobody left")
     house.homes[JOB] = home
     pool.nodes[0].outposts.look_again()
     assert lead.wait("starting")["worker"] == 4
+
+
+def test_who_lives_on_though_the_line_broke_is_adopted(pool: Pool, played: Played) -> None:
+    house = pool.nodes[0].house
+    home = house.homes.pop(JOB)
+    adopting(pool, played)
+    arrived = {"is": "arrived", "virtual_nodes": 8, "global_batch": 64, "steps": 100}
+    for _ in range(2):
+        played.greeted(Memory(3, SLOT, arrived=arrived, has_state=True))
+    house.homes[JOB] = home
+    pool.nodes[0].outposts.look_again()
+    assert played.asked("tell")["to"] == [3]
 
 
 def test_a_number_given_twice_is_told_apart_by_its_node(

@@ -366,8 +366,9 @@ def test_an_attempt_that_was_replaced_leaves_the_newer_ones_copy_alone(
 def test_a_save_leaves_alone_what_another_process_of_its_attempt_is_saving(
     image: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = Checkpoints(folder, attempt=1), Checkpoints(folder, attempt=1)
-    abandoned = folder / "step-000000001.0.tmp"
+    first, second = Checkpoints(folder, attempt=2), Checkpoints(folder, attempt=2)
+    (folder / "step-000000001.1.ab.tmp").touch()  # of an attempt that is over
+    abandoned = folder / "step-000000002.2.ab.tmp"
     abandoned.touch()
     os.utime(abandoned, (0, 0))
     copy = checkpoints._copy

@@ -190,7 +190,7 @@ STORIES = {
         1,
         [
             BUILDING_2,
-            (ready(2, 0) + after(29.9), ""),
+            (ready(2, 0) + after(299.9), ""),
             (after(0.1), "stop 1; cancel 2 to 0"),
             (after(0.5), "start 2@1"),
             (arrived(2) + ready(3, 0, 2), "prepare 3 [0:2 2:2] to 0 2; commit 3 after 11 to 0 2"),
@@ -202,7 +202,7 @@ STORIES = {
         1,
         [
             BUILDING_2,
-            (ready(2, 1) + after(30), "cancel 2 to 0 1; prepare 3 [0:2 1:2] to 0 1"),
+            (ready(2, 1) + after(300), "cancel 2 to 0 1; prepare 3 [0:2 1:2] to 0 1"),
             (ready(3, 0, 1) + swapped(3, 0, 1), "commit 3 after 11 to 0 1"),
         ],
         ends=(0, 1),

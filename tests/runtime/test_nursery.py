@@ -78,6 +78,7 @@ class Restarting(WarmPool):
         self.times_warm = 0
         interpreter = Interpreter(sys.executable, folder, garden.env)
         super().__init__(garden.loop, interpreter, self._hear, garden.nursery)
+        garden._stack.callback(self.close)
         self.start()
 
     def _hear(self, message: Message) -> None:
@@ -177,8 +178,6 @@ def test_jobs_that_lose_the_warm_process_they_share_share_the_next(
         if times == 1:
             os.kill(warm, signal.SIGKILL)
     assert [pool.lost for pool in pools] == [[-signal.SIGKILL]] * 2
-    for pool in pools:
-        pool.close()
 
 
 KINDS = {

@@ -55,7 +55,8 @@ class Adoption:
         self._drop([n for n in self.notes if (n.seat.node, n.number) == (node, exited["worker"])])
 
     def lose(self, node: str) -> None:
-        """Take in that a station is lost, though it may have answered."""
+        """Take in that a station is lost, though it may have answered: it is to be asked again."""
+        self.asked.add(node)
         self._drop([n for n in self.notes if n.seat.node == node])
 
     def _drop(self, dead: list[WorkerNotes]) -> None:

@@ -3,7 +3,6 @@
 A checkpoint is the image's bytes and a footer with their CRC-32.
 """
 
-import math
 import os
 import re
 import secrets
@@ -122,7 +121,7 @@ class Checkpoints:
     def _keep_copy(self, fd: int, header: Header, path: Path) -> None:
         """Put a copy of a held image at the path, all of it or nothing."""
         # An attempt that was replaced may be copying the same step: not into the same file.
-        temporary = path.with_suffix(f".{secrets.token_hex(4)}{_TEMPORARY}")
+        temporary = path.with_suffix(f".{self._attempt}.{secrets.token_hex(4)}{_TEMPORARY}")
         try:
             _copy(fd, header, temporary)
             self._check_attempt()  # copying may have taken long
@@ -149,11 +148,12 @@ class Checkpoints:
 
     def _sweep(self) -> None:
         """Remove what a save that was killed has left."""
-        # Of several processes, another may be in the middle of a save.
-        before_s = math.inf if self._attempt is None else time.time() - ABANDONED_S
+        ours, young_s = f".{self._attempt}.", time.time() - ABANDONED_S
         for path in self._folder.glob(f"step-*{_TEMPORARY}"):
             with suppress(OSError):
-                if path.stat().st_mtime < before_s:
+                # Another node of this attempt may be in the middle of a save.
+                is_shared = self._attempt is not None and ours in path.name
+                if not (is_shared and path.stat().st_mtime > young_s):
                     path.unlink()
 
     def _prune(self, saved: Path) -> None:

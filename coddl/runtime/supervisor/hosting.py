@@ -128,9 +128,10 @@ class Hosting:
             self._end_adoption()
 
     def on_lost(self, node: str) -> None:
-        """Take in that those who were found at a station are lost with it."""
+        """Ask a station anew that hung up: those who were found there may be gone, or not."""
         if self._adoption is not None:
             self._adoption.lose(node)
+            self._ask(self._supervisor.crew, node)
 
     def on_unknown_gone(self, node: str, word: Message) -> None:
         """Take in that somebody who is not ours yet, or not any more, has exited."""

@@ -107,6 +107,8 @@ class Nursery:
     def _living(self, interpreter: Interpreter) -> _Kind:
         key = key_of(interpreter)
         kind = self._kinds.pop(key, None)
+        if kind is not None and kind.code is None and kind.pool.has_ended:
+            self._on_lost(kind, kind.pool.close())  # its forks may be heard of before it
         if kind is None or kind.code is not None:
             self._make_room()
             env = {"PATH": os.environ.get("PATH", os.defpath), **dict(key[1])}

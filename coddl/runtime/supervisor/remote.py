@@ -168,7 +168,7 @@ class RemoteStation:
                     self._say({"is": "unsaved", "what": what, "because": because, "try": try_})
 
     def _adopt_nobody(self) -> None:
-        """From now on, have the node kill whoever is left there: they were told of, or given up."""
+        """Have nobody kept there from now on: whoever was found was told of, or is given up."""
         self._hello = {**self._hello, "adopt": False}
 
     # Connected.

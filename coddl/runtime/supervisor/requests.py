@@ -35,9 +35,8 @@ class Requests:
     def take(self, request: Message, answer: Answer) -> None:
         """Do what is asked, or refuse; never raises."""
         try:
-            status = self._leader.status()
             if request.get("do") == "status":
-                answer({"ok": True, **status})
+                answer({"ok": True, **self._leader.status()})
                 return
             made = self._leader.standing.changes.count
             self._do(request)

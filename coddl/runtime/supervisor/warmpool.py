@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from coddl.runtime.supervisor.loop import PIECE_BYTES, Channel, LogPipe, Loop
 from coddl.runtime.wire import Message, encoded
 
-END_S: Final = 12.0  # longer than a zygote takes to end what it has forked, however busy it is
+END_S: Final = 6.0  # longer than a zygote takes to end what it has forked, however busy it is
 COLD_END_S: Final = 2.0  # for one that imports: it has forked nobody, and does not look up
 LAST_WORDS: Final = 40  # lines of the zygote's stderr that are kept
 FORK_FAILED: Final = -signal.SIGKILL  # not the script's fault: told as if the system had killed it
@@ -177,6 +177,11 @@ class WarmPool:
             self._say_exited(worker, -signal_, "it was ended before it was started")
         else:
             self._ask({"do": "kill", "worker": worker, "signal": int(signal_)})
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether its own process is gone, though nobody may have been told yet."""
+        return self._process is not None and self._process.poll() is not None
 
     def close(self) -> int:
         """End the zygote, and with it whatever it has forked; give its exit code, if known."""

@@ -43,7 +43,7 @@ from coddl.runtime.wire import Message, encoded
 PACKET_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-END_WITHIN_S = 10.0  # that all we have forked may take to be gone when we end
+END_WITHIN_S = 5.0  # that all we have forked may take to be gone when we end
 FORK_FAILED = -signal.SIGKILL  # not the script's fault: told as if the system had killed it
 
 # Whatever a training script will need at its start or first step, and nothing that touches CUDA.

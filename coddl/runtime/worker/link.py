@@ -222,7 +222,7 @@ class Link:
             groups.talk = self._joined(generation, generation.members, "talk", "gloo")
             groups.train = self._joined(generation, generation.members, "train", generation.backend)
             groups.bridge = self._joined(generation, generation.bridge, "bridge", "gloo")
-        except Broken:
+        except Exception:
             groups.close()
             raise
         return groups
