@@ -74,7 +74,8 @@ class Stage:
     def on_gone(self, notes: WorkerNotes, code: int, because: str | None) -> None:
         self.heard.append(f"{notes.number} gone {code} {because}")
 
-    def on_saved(self, word: Message, *, was_asked: bool) -> None: ...
+    def on_saved(self, word: Message) -> None:
+        self.heard.append(f"{word['is']}")
 
 
 @pytest.fixture
@@ -99,3 +100,15 @@ def test_only_the_store_asked_for_last_counts(stage: Stage) -> None:
     assert home.asked[-1]["env"]["MASTER_PORT"] == "2"
     home.say({"is": "storeless", "store": last, "because": "so"})
     assert stage.heard == ["store", "store lost"]
+
+
+def test_a_save_that_another_lead_asked_for_is_told_and_not_counted(stage: Stage) -> None:
+    stage.crew.station("a")
+    saved = {"is": "saved", "step": 5}
+    stage.stations["a"].say(saved)
+    stage.crew.save("a", "/nowhere/slot-0.img")
+    busy = [stage.crew.is_saving]
+    stage.stations["a"].say(saved)
+    busy.append(stage.crew.is_saving)
+    assert busy == [True, False]
+    assert stage.heard == ["saved"] * 2

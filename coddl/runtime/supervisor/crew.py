@@ -37,7 +37,7 @@ class Listener(Protocol):
     def on_store_lost(self) -> None: ...
     def on_word(self, notes: WorkerNotes, message: Message) -> None: ...
     def on_gone(self, notes: WorkerNotes, code: int, because: str | None) -> None: ...
-    def on_saved(self, word: Message, *, was_asked: bool) -> None: ...
+    def on_saved(self, word: Message) -> None: ...
 
 
 class Greeter(Protocol):
@@ -197,6 +197,11 @@ class Crew:
         self._saves[node] += 1
         self.station(node).do({"do": "save", "path": path})
 
+    @property
+    def is_saving(self) -> bool:
+        """Tell whether an image is being made durable. For any thread."""
+        return any(self._saves.values())
+
     # Ends.
 
     def stop(self, number: int) -> None:
@@ -283,9 +288,8 @@ class Crew:
                 elif word["is"] == "exited" and self._greeter is not None:
                     self._greeter.on_unknown_gone(node, word)
             case "saved" | "unsaved":
-                was_asked = self._saves[node] > 0  # else by a lead before us, or by nobody
-                self._saves[node] -= was_asked
-                self._listener.on_saved(word, was_asked=was_asked)
+                self._saves[node] -= self._saves[node] > 0  # or a lead before us has asked
+                self._listener.on_saved(word)
             case "rendezvous":
                 self._on_rendezvous(word)
             case "storeless":
@@ -346,8 +350,7 @@ class Crew:
         if self._greeter is not None:
             self._greeter.on_lost(node)
         for _ in range(self._saves.pop(node, 0)):
-            word = {"is": "unsaved", **troubles.unsaved(because).parts()}
-            self._listener.on_saved(word, was_asked=True)
+            self._listener.on_saved({"is": "unsaved", **troubles.unsaved(because).parts()})
         if node == self._home:
             self._on_storeless(because)
         for number in [n.number for n in self.notes if n.seat.node == node]:

@@ -66,8 +66,6 @@ class Hosting:
         is_first, self._seats = self._seats is None, tuple(seats)
         for node in [node for node, post in posts.items() if before.get(node, post) != post]:
             crew.forget_station(node)
-            if self._adoption is not None and node in self._adoption.asked:
-                self._ask(crew, node)
         if is_first:
             self._begin(crew, wanted)
         if self._adoption is None:

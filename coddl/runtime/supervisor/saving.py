@@ -44,13 +44,8 @@ class Saving:
         self._stash = stash
         self._keeper = keeper
         self._checkpoints = checkpoints
-        self._under_way = 0
         self._origin: Origin | None = None
         self.saved_step: int | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        return self._under_way > 0
 
     def look_ahead(self) -> None:
         """Find the newest state before it is needed; what is found counts once."""
@@ -81,15 +76,6 @@ class Saving:
         self.saved_step = found.step
         return Origin("checkpoint", found.path, found.step, tuple(found.skipped))
 
-    def begin(self) -> None:
-        """Take note that a station makes an image durable."""
-        self._under_way += 1
-
-    def on_word(self, word: Message, *, was_asked: bool) -> None:
-        """Take in what became of an image: `saved` or `unsaved`; and tell."""
-        self._under_way -= was_asked
-        self._tell_outcome(word)
-
     def close(self, *, lose: bool) -> None:
         """Free the memory; unless it may be lost, the newest image is made durable first."""
         if self._keeper is not None:
@@ -97,14 +83,15 @@ class Saving:
         newest = None if lose else self._newest_image()
         if newest is not None and newest[0] > (self.saved_step or 0):
             try:
-                self._tell_outcome(saved_word(self._checkpoints.save(newest[1])))
+                self.tell_outcome(saved_word(self._checkpoints.save(newest[1])))
             except TrainingError as error:
                 self._tell({"is": "problem", **error.parts()})
                 return  # what can't be saved is left where it is
         if self._stash is not None:
             shutil.rmtree(self._stash, ignore_errors=True)
 
-    def _tell_outcome(self, word: Message) -> None:
+    def tell_outcome(self, word: Message) -> None:
+        """Tell what became of an image: `saved` or `unsaved`."""
         if word["is"] == "unsaved":
             self._tell({**word, "is": "problem"})
         elif word["step"] is not None:  # or a newer image was taking its place
@@ -122,9 +109,11 @@ class Saving:
 class Captures:
     """Asks for an image now and then while the job trains, and has it saved when it comes."""
 
-    def __init__(self, loop: Loop, saving: Saving, every_s: float, ask: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: Loop, every_s: float, ask: Callable[[], None], is_saving: Callable[[], bool]
+    ) -> None:
         self._loop = loop
-        self._saving = saving
+        self._is_saving = is_saving
         self._every_s = every_s
         self._ask = ask
         self._is_planned = False
@@ -143,5 +132,5 @@ class Captures:
 
     def _on_time(self) -> None:
         self._is_planned = False  # the next step plans the next one
-        if not self._saving.is_busy:
+        if not self._is_saving():
             self.take()

@@ -93,7 +93,6 @@ class Station:
         self._log = on_log
         self._pool = WarmPool(loop, site.interpreter, self._on_pool, site.mother)
         self._workers: dict[int, _Worker] = {}
-        self._is_warm = False
         self._is_dead = False  # its interpreter can't run workers
         self._killed_zygotes = 0  # in a row, before they were warm
         self._store: str | None = None  # the one it hosts, as its lead calls it
@@ -187,7 +186,7 @@ class Station:
     def _on_pool(self, message: Message) -> None:
         match message["is"]:
             case "warm":
-                self._is_warm, self._killed_zygotes = True, 0
+                self._killed_zygotes = 0
                 self._say(message)
             case "rendezvous":
                 self._say({**message, "store": self._store, "host": self._site.host})
@@ -216,14 +215,13 @@ class Station:
 
     def _on_zygote_lost(self, code: int) -> None:
         """Start anew; the kernel ends every worker along with the zygote."""
-        if not self._is_warm:
+        if not self._pool.is_warm:
             self._killed_zygotes += 1
             if code >= 0 or self._killed_zygotes >= ZYGOTES_MAX:
                 python = self._site.interpreter.python
                 error = troubles.no_workers(python, self._pool.last_words, code)
                 self._is_dead = True
                 self._say({"is": "lost", "code": code, **error.parts()})
-        self._is_warm = False
         if not self._is_dead:
             self.open()
             if self._store is not None:

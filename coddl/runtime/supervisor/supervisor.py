@@ -92,7 +92,9 @@ class Supervisor:
                 self._changes.trace = self._trace
             self._open(stack)
             ask = lambda: self.crew.send(self._coordinator.members[:1], {"do": "capture"})  # noqa: E731
-            self._captures = Captures(self._loop, self._saving, job.checkpoint_every_s, ask)
+            self._captures = Captures(
+                self._loop, job.checkpoint_every_s, ask, lambda: self.crew.is_saving
+            )
             if self._control is not None:
                 self.crew.open()
                 self._saving.look_ahead()  # while torch is being imported
@@ -204,7 +206,7 @@ class Supervisor:
     @property
     def is_saving(self) -> bool:
         """Tell whether state is on its way to the disk. For any thread."""
-        return self._is_open and self._saving.is_busy
+        return self._is_open and self.crew.is_saving
 
     def status(self) -> Message:
         """Give all there is to know about the job now."""
@@ -434,7 +436,7 @@ class Supervisor:
         is_quiet = coordinator.phase == "steady" and not coordinator.members
         if standing.target != 0 or standing.is_asleep or coordinator.ending or not is_quiet:
             return
-        if self.crew.notes or self._saving.is_busy:
+        if self.crew.notes or self.crew.is_saving:
             return
         standing.is_asleep = True
         seconds = time.monotonic() - self.standing.command_s
@@ -466,12 +468,11 @@ class Supervisor:
         self.tell(message)
         if self._captures.is_awaited or self.standing.target == 0:
             self._captures.is_awaited = False
-            self._saving.begin()
             self.crew.save(notes.seat.node, message["path"])
 
-    def on_saved(self, word: Message, *, was_asked: bool) -> None:
-        self._saving.on_word(word, was_asked=was_asked)
-        has_last = not (self._captures.is_awaited or self._saving.is_busy)
+    def on_saved(self, word: Message) -> None:
+        self._saving.tell_outcome(word)
+        has_last = not (self._captures.is_awaited or self.crew.is_saving)
         if self._is_interrupted and has_last and self.standing.stopping is None:
             self.stop(128 + signal.SIGINT)
         self._fall_asleep()

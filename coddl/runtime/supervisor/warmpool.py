@@ -88,7 +88,7 @@ class WarmPool:
         self._on_message = on_message
         self._mother = mother
         self._birth: Birth | None = None
-        self._is_warm = False
+        self.is_warm = False  # or was, until it ended
         self._requests: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: LogPipe | None = None
@@ -101,7 +101,7 @@ class WarmPool:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stderr, their_stderr = os.pipe()
         self.last_words.clear()
-        self._is_warm = False
+        self.is_warm = False
         self._stderr = LogPipe(self._loop, stderr, self._keep)
         self._requests = ours
         self._loop.watch(ours, self._read)
@@ -138,7 +138,7 @@ class WarmPool:
         pipes = Pipes()
         request = {"do": "fork", "worker": worker, "argv": argv, "env": env, "cpus": cpus}
         request["cwd"] = str(self._interpreter.cwd)
-        if self._is_warm:
+        if self.is_warm:
             self._fork(request, pipes)
         else:  # what a zygote that imports is sent can't be taken back
             self._unborn[worker] = request, pipes
@@ -198,7 +198,7 @@ class WarmPool:
                 self._birth.release()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S if self._is_warm else COLD_END_S)
+                self._process.wait(END_S if self.is_warm else COLD_END_S)
             self._process.kill()
             self._process.wait()
         if self._stderr is not None:
@@ -248,7 +248,7 @@ class WarmPool:
 
     def _hear(self, message: Message) -> None:
         if message["is"] == "warm":
-            self._is_warm = True
+            self.is_warm = True
             unborn, self._unborn = self._unborn, {}
             for request, pipes in unborn.values():
                 self._fork(request, pipes)
