@@ -27,17 +27,20 @@ SCRIPT = """
 import time
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 import coddl
 
-data = torch.utils.data.TensorDataset(torch.randn(256, 64), torch.randint(0, 10, (256,)))
+torch.manual_seed({number})
+data = TensorDataset(torch.randn(256, 64), torch.randint(0, 10, (256,)))
+loader = DataLoader(data, batch_size=32, shuffle=True)
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.AdamW(model.parameters())
-model, optimizer, batches = coddl.prepare(model, optimizer, data, global_batch=32, seed={number})
-for x, y in batches:
-    nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if batches.step >= 1:
+model, optimizer, loader = coddl.prepare(model, optimizer, loader)
+for epoch in coddl.epochs(1):
+    for x, y in loader:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
         with open({noted!r}, "a") as file:
             file.write(f"{{time.time()}}\\n")
         break

@@ -7,20 +7,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from coddl.runtime.worker.prepare import is_main, log, mean, prepare, track
+    from coddl.runtime.worker.prepare import (
+        backward,
+        enumerate,
+        epochs,
+        gather,
+        is_main,
+        log,
+        mean,
+        no_sync,
+        prepare,
+        slice,
+        state,
+        steps,
+        stop,
+        sum,
+        track,
+    )
     from coddl.sim.api import simulate
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "is_main", "log", "mean", "prepare", "simulate", "track"]
+__all__ = [
+    "__version__",
+    "backward",
+    "enumerate",
+    "epochs",
+    "gather",
+    "is_main",
+    "log",
+    "mean",
+    "no_sync",
+    "prepare",
+    "simulate",
+    "slice",
+    "state",
+    "steps",
+    "stop",
+    "sum",
+    "track",
+]
 
 # Where each name lives, and the extra that installs what it needs.
 _HOME: Final = {
     "simulate": ("coddl.sim.api", "sim"),
-    "prepare": ("coddl.runtime.worker.prepare", "runtime"),
-    "track": ("coddl.runtime.worker.prepare", "runtime"),
-    "is_main": ("coddl.runtime.worker.prepare", "runtime"),
-    "mean": ("coddl.runtime.worker.prepare", "runtime"),
-    "log": ("coddl.runtime.worker.prepare", "runtime"),
+    **{
+        name: ("coddl.runtime.worker.prepare", "runtime")
+        for name in __all__
+        if name not in ("__version__", "simulate")
+    },
 }
 
 

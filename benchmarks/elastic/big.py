@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import coddl
 
@@ -78,7 +79,7 @@ class Transformer(nn.Module):
         return out
 
 
-class Made:
+class Made(Dataset[tuple[Any, Any]]):
     """Samples made in place."""
 
     def __init__(self, kind: str) -> None:
@@ -97,19 +98,21 @@ class Made:
 
 
 kind, times_path = sys.argv[1:3]
-with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+device = "cuda" if torch.cuda.is_available() else "cpu"
+with torch.device(device):
     model = resnet50() if kind == "resnet50" else Transformer()
 optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-model, optimizer, batches = coddl.prepare(
-    model, optimizer, Made(kind), global_batch=64, micro_batch=16, epochs=10**6
-)
+loader = DataLoader(Made(kind), batch_size=64, shuffle=True)
+model, optimizer, loader = coddl.prepare(model, optimizer, loader)
 with Path(times_path).open("a", buffering=1) as times:
-    for x, y in batches:
-        with torch.autocast(x.device.type, torch.bfloat16):
-            loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if batches.completes and coddl.is_main():
-            torch.cuda.synchronize()
-            times.write(f"{batches.step} {time.monotonic()}\n")
+    for epoch in coddl.epochs(10**6):
+        for step, (x, y) in coddl.enumerate(loader, start=epoch * len(loader)):
+            with torch.autocast(device, torch.bfloat16):
+                loss = F.cross_entropy(model(x.to(device)).flatten(0, -2), y.to(device).flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if coddl.is_main():
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                times.write(f"{step} {time.monotonic()}\n")

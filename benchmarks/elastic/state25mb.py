@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-GLOBAL_BATCH, MICRO_BATCH = 16, 4
+GLOBAL_BATCH = 16
 FEATURES, WIDTH, CLASSES = 256, 1000, 16
 
 

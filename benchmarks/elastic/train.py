@@ -6,18 +6,19 @@ from pathlib import Path
 
 import torch.nn.functional as F
 from torch.autograd import backward
+from torch.utils.data import DataLoader
 
 import coddl
-from benchmarks.elastic.state25mb import GLOBAL_BATCH, MICRO_BATCH, training
+from benchmarks.elastic.state25mb import GLOBAL_BATCH, training
 
 model, optimizer, data = training()
-model, optimizer, batches = coddl.prepare(
-    model, optimizer, data, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH, epochs=10**6
-)
+loader = DataLoader(data, GLOBAL_BATCH, shuffle=True)
+model, optimizer, loader = coddl.prepare(model, optimizer, loader)
 with Path(sys.argv[1]).open("a", buffering=1) as times:
-    for inputs, labels in batches:
-        backward(F.cross_entropy(model(inputs), labels))
-        optimizer.step()
-        optimizer.zero_grad()
-        if batches.completes and coddl.is_main():
-            times.write(f"{batches.step} {time.monotonic()}\n")
+    for epoch in coddl.epochs(10**6):
+        for step, (inputs, labels) in coddl.enumerate(loader, start=epoch * len(loader)):
+            backward(F.cross_entropy(model(inputs), labels))
+            optimizer.step()
+            optimizer.zero_grad()
+            if coddl.is_main():
+                times.write(f"{step} {time.monotonic()}\n")

@@ -10,15 +10,17 @@ from coddl.core.pool.records import (
     RunChanged,
     RunEnded,
     RunPrepared,
+    RunFact,
     RunProgressed,
     RunStepped,
+    SliceDidNotFit,
     Trouble,
 )
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.standing import RETIRED, SUPERSEDED
 from coddl.runtime.wire import Message
 
-Fact = RunPrepared | RunStepped | RunChanged | RunEnded
+Fact = RunFact
 Asked = Literal["", "retire", "cancel"]
 
 CHANGES: Final = frozenset(get_args(ChangeKind))
@@ -62,6 +64,8 @@ class Account:
         match event["is"]:
             case "prepared":
                 return self._prepared(event), ""
+            case "memory":
+                return self._did_not_fit(event)
             case "progress":
                 return self._progressed(event), ""
             case "checkpoint":
@@ -130,13 +134,19 @@ class Account:
             RunPrepared(
                 job=self._job,
                 attempt=self._attempt,
-                virtual_nodes=event["virtual_nodes"],
+                virtual_nodes=event.get("virtual_nodes"),
                 steps=event.get("steps"),
                 global_batch=event.get("global_batch"),
                 gradient_bytes=event.get("gradient_bytes", 0),
                 largest_tensor_bytes=event.get("largest_tensor_bytes", 0),
+                workers_max=event.get("workers_max"),
             ),
         )
+
+    def _did_not_fit(self, event: Message) -> tuple[tuple[Fact, ...], str]:
+        gpus_min, because = event["workers_min"], event["because"]
+        fact = SliceDidNotFit(self._job, self._attempt, gpus_min, because)
+        return (fact,), f"needs at least {gpus_min} GPUs: {because}"
 
     def _progressed(self, event: Message) -> tuple[Fact, ...]:
         self._step = step = event["step"]

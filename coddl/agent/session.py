@@ -26,7 +26,14 @@ from coddl.api import wire
 from coddl.api.wire import Hello, Holding, Logs, Peer, Progress, Report, RunProgress
 from coddl.core.errors import UserError
 from coddl.core.pool.orders import Orders
-from coddl.core.pool.records import Claim, RunChanged, RunEnded, RunPrepared, RunStepped
+from coddl.core.pool.records import (
+    Claim,
+    RunChanged,
+    RunEnded,
+    RunPrepared,
+    RunStepped,
+    SliceDidNotFit,
+)
 
 PATH: Final = "/api/v1/agent"
 PAUSE_S: Final = 0.2  # before the second try
@@ -60,6 +67,8 @@ def report_of(number: int, fact: Fact, at_s: float) -> Report:
     match fact:
         case RunPrepared():
             return Report(number=number, at_s=at_s, prepared=fact)
+        case SliceDidNotFit():
+            return Report(number=number, at_s=at_s, did_not_fit=fact)
         case RunStepped():
             return Report(number=number, at_s=at_s, stepped=fact)
         case RunChanged():

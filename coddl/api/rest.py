@@ -69,7 +69,7 @@ class JobView(View):
     tier: str
     state: State
     gpus: int  # devices it has now
-    gpus_min: int
+    gpus_min: int  # as its user says, or as its memory requires
     gpus_max: int
     nodes: list[str]
     slots: list[int]
@@ -97,6 +97,7 @@ class JobView(View):
     command: list[str]
     failures: int
     lead: str | None  # the node whose agent leads it
+    memory_limit: str | None = None  # why its memory requires more than 1 GPU, if it does
 
 
 class JobsView(View):

@@ -31,7 +31,7 @@ NAME_RULE: Final = (
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HASH: Final = re.compile(r"[0-9a-f]{64}")
 GPUS_MAX: Final = 100_000
-USEFUL_MAX: Final = 16  # virtual nodes a script has unless it says otherwise; one device each
+GPUS_MAX_UNSEEN: Final = 64  # of an elastic job, if no node has joined the pool yet
 
 
 def refusal(because: str, try_: str) -> PydanticCustomError:
@@ -247,7 +247,7 @@ class JobRequest(BaseModel):
 
     def to_spec(self, pool_devices: int) -> JobSpec:
         """Give the job as a pool of so many devices keeps it."""
-        most = (pool_devices or USEFUL_MAX) if self.the_tier == "elastic" else 1
+        most = (pool_devices or GPUS_MAX_UNSEEN) if self.the_tier == "elastic" else 1
         bounds = self.gpus or Bounds(min=1, max=most)
         return JobSpec(
             name=self.the_name,

@@ -24,12 +24,14 @@ from coddl.core.pool.records import (
     Device,
     RunChanged,
     RunEnded,
+    RunFact,
     RunPrepared,
     RunProgressed,
     RunStepped,
+    SliceDidNotFit,
 )
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="is", tag=str.lower, kw_only=True):
@@ -66,14 +68,15 @@ class Report(Message, frozen=True):
     number: int
     at_s: float  # wall clock of the agent, for people
     prepared: RunPrepared | None = None  # one of these is given
+    did_not_fit: SliceDidNotFit | None = None
     stepped: RunStepped | None = None
     changed: RunChanged | None = None
     ended: RunEnded | None = None
 
     @property
-    def fact(self) -> RunPrepared | RunStepped | RunChanged | RunEnded:
+    def fact(self) -> RunFact:
         """Give what is told."""
-        fact = self.prepared or self.stepped or self.changed or self.ended
+        fact = self.prepared or self.did_not_fit or self.stepped or self.changed or self.ended
         assert fact is not None
         return fact
 

@@ -211,6 +211,7 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
     pairs = [
         ("why", reason_of(job)),
         ("GPUs", f"{holds}{where}"),
+        ("memory", job.get("memory_limit") or ""),
         ("step", f"{job['step']:,}{steps}{done}{saved}"),
         ("speed", speed),
         ("ends in", duration(job["eta_s"])),
@@ -243,6 +244,8 @@ def explain_lines(told: Answer, now_s: float) -> list[Text]:
     head = title(job).append(f"  {gpus_of(job)} GPUs")
     code = f"{told['code']}: " if told["code"] else ""
     lines = [head, Text(f"{code}{told['sentence']}")]
+    if job.get("memory_limit"):
+        lines.append(Text(f"it needs {job['memory_limit']}"))
     if told["position"] is not None:
         place = f"number {told['position']} of those that wait"
         lines.append(Text(f"{place}; jobs that hold devices: {told['ahead']}"))

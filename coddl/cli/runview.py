@@ -115,6 +115,13 @@ def sentence(event: Event) -> str:
             where = "" if event["durable"] else ", in memory only"
             after = f"{event['serving_s']:.2f} s after the command"
             return f"suspended at step {event['step']}{where}, {after}"
+        case "lost":
+            samples = counted(event["samples"], "sample")
+            return f"step {event['step']} was made without {samples} of a worker that was lost"
+        case "memory":
+            return f"needs at least {counted(event['workers_min'], 'worker')}: {event['because']}"
+        case "left-early":
+            return f"the script left its loop at step {event['step']:,} of {event['steps']:,}"
         case "unready":
             return f"worker {event['worker']} could not join: {event['because']}"
         case "ended":

@@ -45,7 +45,7 @@ def job_view(
         tier=job.spec.tier,
         state=state_of(job),
         gpus=len(job.granted),
-        gpus_min=job.gpus_min,
+        gpus_min=job.gpus_least,
         gpus_max=job.gpus_max,
         nodes=list(pool.nodes_of(job.granted)),
         slots=list(job.granted),
@@ -73,6 +73,7 @@ def job_view(
         command=list(job.spec.launch.argv),
         failures=job.failures,
         lead=job.lead,
+        memory_limit=job.fit_sentence or None,
     )
 
 

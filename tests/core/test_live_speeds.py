@@ -23,6 +23,10 @@ CASES = {
         curve(4, {1: 8.0}, {}, 4),
         [(8.0, "measured"), (4.0, "assumed"), (4.0, "assumed"), (2.0, "assumed")],
     ),
+    "a batch that is cut by sample has no staircase": (
+        curve(4, {1: 8.0}, {}, None),
+        [(8.0, "measured"), (4.0, "assumed"), (8 / 3, "assumed"), (2.0, "assumed")],
+    ),
     "two sizes tell how it scales": (
         curve(4, {1: 1.0, 2: 1.0}, {}, 8),
         [(1.0, "measured"), (1.0, "measured"), (1.0, "assumed"), (1.0, "assumed")],
@@ -56,7 +60,9 @@ def test_a_curve_says_how_it_is_known(got: dict[int, Speed], want: list[tuple[fl
     assert [step_s for step_s, _ in got.values()] == pytest.approx([step_s for step_s, _ in want])
 
 
-def learn(devices: int, true: dict[int, dict[int, float]]) -> tuple[dict[int, int], dict[int, int]]:
+def learn(
+    devices: int, true: dict[int, dict[int, float]], virtual_nodes: int | None
+) -> tuple[dict[int, int], dict[int, int]]:
     """Run never-seen jobs in a pool until nothing changes; give their shares and resizes."""
     pool = Pool()
     control = Control(pool, Rules(cool_down_s=0.0, reserve_s=0.0))
@@ -70,7 +76,7 @@ def learn(devices: int, true: dict[int, dict[int, float]]) -> tuple[dict[int, in
         now_s = 2.0 + tick
         for each in pool.live_jobs():
             slots = each.granted
-            control.handle(r.RunPrepared(each.id, 1, 16, None), now_s)
+            control.handle(r.RunPrepared(each.id, 1, virtual_nodes, None, workers_max=16), now_s)
             control.handle(r.RunStepped(each.id, 1, 1), now_s)
             change = r.RunChanged(each.id, 1, tick, "resized", 1, slots, tick, 0.0, 0.0)
             control.handle(change, now_s)
@@ -99,27 +105,29 @@ def by_afs_p(devices: int, true: dict[int, dict[int, float]]) -> dict[int, int]:
     return dict(zip(true, shares.tolist(), strict=True))
 
 
-def perfect(n: int) -> float:
-    return math.ceil(16 / n) / 16
-
-
-def amdahl(n: int) -> float:
-    return 0.5 + 0.5 * perfect(n)
-
-
-PAIRS = {
-    "linear and not at all": (perfect, lambda _: 1.0),
-    "linear and half": (perfect, amdahl),
-    "half and slower with more": (amdahl, lambda n: 1.0 + 0.1 * n),
+PARTS = {
+    "cut by sample": (None, lambda n: 1 / n),
+    "virtual nodes": (16, lambda n: math.ceil(16 / n) / 16),
+}
+PAIRS: dict[str, tuple[Callable[[float, int], float], Callable[[float, int], float]]] = {
+    "linear and not at all": (lambda part, _: part, lambda _part, _n: 1.0),
+    "linear and half": (lambda part, _: part, lambda part, _: 0.5 + 0.5 * part),
+    "half and slower with more": (lambda part, _: 0.5 + 0.5 * part, lambda _, n: 1.0 + 0.1 * n),
 }
 RESIZES_MAX = 4  # of each job, from never seen to settled
 
 
+@pytest.mark.parametrize(("virtual_nodes", "part_of"), PARTS.values(), ids=PARTS.keys())
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS.keys())
 def test_a_pool_learns_who_scales_within_four_resizes_each(
-    pair: tuple[Callable[[int], float], Callable[[int], float]],
+    pair: tuple[Callable[[float, int], float], Callable[[float, int], float]],
+    virtual_nodes: int | None,
+    part_of: Callable[[int], float],
 ) -> None:
-    true = {number: {n: step_s(n) for n in range(1, 9)} for number, step_s in enumerate(pair, 1)}
-    shares, resizes = learn(8, true)
+    true = {
+        number: {n: step_s(part_of(n), n) for n in range(1, 9)}
+        for number, step_s in enumerate(pair, 1)
+    }
+    shares, resizes = learn(8, true, virtual_nodes)
     assert shares == by_afs_p(8, true)
     assert max(resizes.values()) <= RESIZES_MAX, resizes

@@ -34,7 +34,19 @@ def test_what_an_older_version_has_not_written_is_unknown() -> None:
     store = MemoryStore()
     body = '{"job":1,"attempt":1,"virtual_nodes":8,"steps":100,"global_batch":64}'
     store.append([Line(1, 0.0, "RunPrepared", body)], [], [])
-    assert Journal(store).read(0, 1)[0].record == r.RunPrepared(1, 1, 8, 100, 64, 0, 0)
+    assert Journal(store).read(0, 1)[0].record == r.RunPrepared(1, 1, 8, 100, 64, 0, 0, None)
+
+
+def test_a_job_of_an_older_version_has_as_many_workers_as_virtual_nodes() -> None:
+    control = Control(Pool(), CALM)
+    control.handle(r.NodeJoined("n1", "boot", "here", CPU), 0.0)
+    store = MemoryStore()
+    records = control.handle(r.JobSubmitted(1, spec(gpus_max=16)), 0.0).records
+    Journal(store).append(records, [], 0.0)
+    body = '{"job":1,"attempt":1,"virtual_nodes":8,"steps":100,"global_batch":64}'
+    store.append([Line(len(records) + 1, 1.0, "RunPrepared", body)], [], [])
+    job = Journal(store).fold().pool.jobs[1]
+    assert (job.gpus_useful, job.gpus_most, job.virtual_nodes) == (8, 8, 8)
 
 
 CONCERNED = {
@@ -133,7 +145,7 @@ def torn_body(store: Store) -> None:
 
 
 UNREADABLE = {
-    "a newer schema": (newer, "schema 2, not 1; coddl 9.8.7 wrote it"),
+    "a newer schema": (newer, f"schema {SCHEMA + 1}, not {SCHEMA}; coddl 9.8.7 wrote it"),
     "an unknown kind": (unknown_kind, 'record 1 is a "JobTeleported"'),
     "a torn body": (torn_body, "record 1 .JobHeld.: "),
 }

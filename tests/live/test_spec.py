@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coddl.api.spec import JobRequest, read_request, schema
+from coddl.api.spec import GPUS_MAX_UNSEEN, JobRequest, read_request, schema
 from coddl.core.errors import UserError
 
 ACCEPTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -135,4 +135,4 @@ def test_the_schema_knows_every_field_and_form() -> None:
 
 
 def test_an_empty_pool_says_nothing_about_how_many_devices_a_job_may_have() -> None:
-    assert read_request({"script": "t.py"}).to_spec(0).gpus_max == 16
+    assert read_request({"script": "t.py"}).to_spec(0).gpus_max == GPUS_MAX_UNSEEN

@@ -49,7 +49,8 @@ class Stub:
             self.tell("rejected", what="a bad batch", because="it is 7", **{"try": "8"})
             time.sleep(3600)
         misbehave(OPTIONS["before"])
-        cut = {"virtual_nodes": OPTIONS["virtual_nodes"], "global_batch": 64}
+        nodes = OPTIONS["virtual_nodes"]
+        cut = {"parts": nodes, "workers_max": nodes, "virtual_nodes": nodes, "global_batch": 64}
         self.tell("arrived", steps=OPTIONS["steps"], **cut)
         while self.step < OPTIONS["steps"]:
             wait_s = OPTIONS["step_s"] if self.is_training else None

@@ -127,7 +127,14 @@ def test_who_was_found_and_is_lost_before_all_have_answered_is_not_adopted(
     house = pool.nodes[0].house
     home = house.homes.pop(JOB)  # so that node does not answer yet
     lead = adopting(pool, played)
-    arrived = {"is": "arrived", "virtual_nodes": 8, "global_batch": 64, "steps": 100}
+    arrived = {
+        "is": "arrived",
+        "parts": 8,
+        "workers_max": 8,
+        "virtual_nodes": 8,
+        "global_batch": 64,
+        "steps": 100,
+    }
     played.greeted(Memory(3, SLOT, arrived=arrived, has_state=True))
     adoption = hosting_of(lead)._adoption
     assert adoption is not None
@@ -145,7 +152,14 @@ def test_who_lives_on_though_the_line_broke_is_adopted(pool: Pool, played: Playe
     house = pool.nodes[0].house
     home = house.homes.pop(JOB)
     adopting(pool, played)
-    arrived = {"is": "arrived", "virtual_nodes": 8, "global_batch": 64, "steps": 100}
+    arrived = {
+        "is": "arrived",
+        "parts": 8,
+        "workers_max": 8,
+        "virtual_nodes": 8,
+        "global_batch": 64,
+        "steps": 100,
+    }
     for _ in range(2):
         played.greeted(Memory(3, SLOT, arrived=arrived, has_state=True))
     house.homes[JOB] = home

@@ -44,7 +44,7 @@ def test_strict_training_has_the_same_bits_through_resizes_and_a_kill(
 
 @pytest.fixture(scope="module")
 def account(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with Elastic(tmp_path_factory.mktemp("account"), "ledger.py", "--pace-s", "0") as job:
+    with Elastic(tmp_path_factory.mktemp("account"), "ledger.py", *STRICT, "--pace-s", "0") as job:
         printed = job.finish()
     assert line_of(printed, "used") == "used 1 1"
     return line_of(printed, "ledger")
@@ -55,7 +55,9 @@ def test_every_sample_is_used_once_at_its_step_whatever_happens(
     tmp_path: Path, seed: int, account: str
 ) -> None:
     dice = random.Random(seed)
-    with Elastic(tmp_path, "ledger.py", "--pace-s", "0.02", workers=dice.randint(1, 4)) as job:
+    with Elastic(
+        tmp_path, "ledger.py", *STRICT, "--pace-s", "0.02", workers=dice.randint(1, 4)
+    ) as job:
         for step in sorted(dice.sample(range(2, 40), 5)):
             job.wait_step(step)
             what = dice.choice(["resize", "resize", "suspend", "kill", "kill all"])

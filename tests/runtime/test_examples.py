@@ -13,7 +13,7 @@ from tests.runtime.elastic import PATIENCE_S, ROOT, Elastic, environment
 pytest.importorskip("torch")
 
 EXAMPLES = ROOT / "examples"
-LINES_MAX = 59
+LINES_MAX = 80
 
 
 @dataclass(frozen=True, slots=True)

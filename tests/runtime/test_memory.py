@@ -9,7 +9,7 @@ from coddl.runtime.supervisor.pace import Pace
 from coddl.runtime.supervisor.patience import JOINERS_MAX, RESTARTS_MAX, Patience
 from coddl.runtime.wire import Message
 
-ARRIVED = {"is": "arrived", "virtual_nodes": 8, "steps": 100}
+ARRIVED = {"is": "arrived", "parts": 8, "workers_max": 8, "virtual_nodes": 8, "steps": 100}
 PREPARED = {"do": "prepare", "generation": 3, "members": [0, 2]}
 COMMITTED = {"do": "commit", "generation": 3, "step": 5}
 REGROUPED = {"do": "regroup", "generation": 4, "members": [2, 5]}
@@ -83,7 +83,7 @@ def test_a_new_lead_keeps_those_who_may_have_the_state() -> None:
     done.append(adoption.is_done)
     assert done == [False, True]
     survivors = (Survivor(0, 10, 7, True), Survivor(1, 11, 0, False))
-    assert adoption.found() == Found(survivors, 3, 6, 8)
+    assert adoption.found() == Found(survivors, 3, 6, 8, 8)
     assert adoption.useless() == [4]  # 2 leaves by itself
     assert {(notes.number, notes.seat.node, notes.pid) for notes in adoption.notes} == {
         (0, "a", 100), (1, "a", 101), (2, "b", 102), (4, "b", 104),

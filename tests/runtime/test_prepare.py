@@ -1,8 +1,7 @@
-"""One worker, alone, in this process: what the user's loop sees and what it computes."""
+"""One worker, alone, in this process: a prepared script does exactly what the plain one does."""
 
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,15 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
-from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
+from torch.utils.data import (  # noqa: E402
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import coddl  # noqa: E402
 from coddl.runtime.errors import TrainingError  # noqa: E402
@@ -21,382 +28,261 @@ from coddl.runtime.worker import prepare as module  # noqa: E402
 @pytest.fixture(autouse=True)
 def one_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process trains one job; a test is as good as a process."""
+    original = torch.autograd.backward
     monkeypatch.setattr(module, "_session", None)
-    threads = torch.get_num_threads()
     yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
+    torch.autograd.backward = original
 
 
-def numbers(count: int = 64) -> Any:
+def numbers(count: int = 70) -> "TensorDataset":
     dice = torch.Generator().manual_seed(3)
     return TensorDataset(
         torch.randn(count, 4, generator=dice), torch.randn(count, 1, generator=dice)
     )
 
 
-def linear() -> nn.Linear:
+def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Linear(4, 1)
-
-
-def test_only_what_is_trained_counts_as_exchanged() -> None:
-    frozen, trained = nn.Linear(100, 4), linear()
-    frozen.requires_grad_(False)
-    model = nn.Sequential(frozen, trained)
-    coddl.prepare(model, torch.optim.SGD(model.parameters(), 0.1), numbers(), global_batch=16)
-    assert module._session is not None
-    assert module._session._exchange.gradient_bytes() == [4 * 4, 4]  # weights and bias, in bytes
-
-
-def test_the_update_is_that_of_the_whole_batch_at_once() -> None:
-    model, twin = linear(), linear()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    model, optimizer, batches = coddl.prepare(
-        model, optimizer, numbers(), global_batch=16, micro_batch=2, epochs=2
-    )
-    plain = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
-    seen: list[tuple[Tensor, Tensor]] = []
-    for x, y in batches:
-        seen.append((x, y))
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if batches.completes:
-            plain.zero_grad()
-            whole = [torch.cat(part) for part in zip(*seen, strict=True)]
-            F.mse_loss(twin(whole[0]), whole[1]).backward()
-            plain.step()
-            seen.clear()
-            torch.testing.assert_close(model.weight, twin.weight)
-    assert batches.step == batches.steps == 8
-
-
-def test_a_pass_that_does_not_complete_the_batch_changes_nothing() -> None:
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    model, optimizer, batches = coddl.prepare(
-        model, optimizer, numbers(), global_batch=8, micro_batch=2
-    )
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    coddl.track(schedule=schedule)
-    rates, changed = [], []
-    for x, y in batches:
-        before = model.weight.clone()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-        schedule.step()
-        changed.append(not torch.equal(before, model.weight))
-        rates.append(schedule.get_last_lr()[0])
-    assert changed == [False, False, False, True] * 8
-    assert rates[3::4] == [0.1 * 0.5 ** (i + 1) for i in range(8)]
-
-
-def test_every_sample_comes_once_an_epoch_and_in_another_order_the_next() -> None:
-    model = linear()
-    seen: list[list[int]] = [[], []]
-    _, optimizer, batches = coddl.prepare(
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        list(range(32)),
-        global_batch=8,
-        epochs=2,
-    )
-    for x in batches:
-        seen[batches.epoch] += x.tolist()
-        optimizer.step()
-    assert sorted(seen[0]) == sorted(seen[1]) == list(range(32))
-    assert seen[0] != seen[1]
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
 
 
 class Augmented:
+    """Samples with dice of every kind."""
+
     def __len__(self) -> int:
-        return 16
+        return 40
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"index": index, "dice": (torch.rand(()), random.random())}
-
-
-def drawn_by(loader_workers: int) -> dict[int, tuple[float, float]]:
-    module._session = None
-    model = linear()
-    _, optimizer, batches = coddl.prepare(
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        Augmented(),
-        global_batch=8,
-        micro_batch=4,
-        loader_workers=loader_workers,
-    )
-    drawn = {}
-    for batch in batches:
-        for i, torchs, pythons in zip(batch["index"].tolist(), *batch["dice"], strict=True):
-            drawn[i] = (float(torchs), float(pythons))
-        optimizer.step()
-    return drawn
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(4) + index, torch.tensor([random.random()])
 
 
-def test_batches_keep_their_shape_and_their_dice_with_loader_processes() -> None:
-    drawn = drawn_by(loader_workers=0)
-    assert len(drawn) == len(set(drawn.values())) == 16
-    assert drawn_by(loader_workers=2) == drawn
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(40):
+            yield torch.full((4,), float(number)), torch.ones(1)
 
 
-def test_batchnorm_moves_once_per_iteration_by_the_mean_of_its_parts() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    model, optimizer, batches = coddl.prepare(
-        model, optimizer, numbers(), global_batch=16, micro_batch=4
-    )
-    means = []
-    expected = torch.zeros(4)
-    for x, y in batches:
-        means.append(x.mean(0))
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-        if batches.completes:
-            expected = 0.9 * expected + 0.1 * torch.stack(means).mean(0)
-            torch.testing.assert_close(model[0].running_mean, expected)
-            assert model[0].num_batches_tracked == batches.step + 1
-            means.clear()
-
-
-def test_several_optimizers_are_applied_together_when_the_iteration_ends() -> None:
-    first, second = linear(), linear()
-    optimizers = tuple(torch.optim.SGD(m.parameters(), 0.1) for m in (first, second))
-    (first, second), (a, b), batches = coddl.prepare(
-        (first, second), optimizers, numbers(), global_batch=8, micro_batch=4
-    )
-    for x, y in batches:
-        start = first.weight.clone()
-        a.zero_grad()
-        F.mse_loss(first(x), y).backward()
-        a.step()
-        assert torch.equal(first.weight, start), "the other loss must see the old weights"
-        b.zero_grad()
-        (first(x) * second(x)).mean().backward()  # also leaves gradients in the first
-        b.step()
-    assert not torch.equal(first.weight, linear().weight)
-    assert not torch.equal(second.weight, linear().weight)
-
-
-def test_a_gradient_that_a_later_loss_leaves_behind_is_not_counted() -> None:
-    def trained(pollute: bool) -> Tensor:
-        module._session = None
-        model, other = linear(), linear()
-        optimizers = tuple(torch.optim.SGD(m.parameters(), 0.1) for m in (model, other))
-        (model, other), (a, b), batches = coddl.prepare(
-            (model, other), optimizers, numbers(), global_batch=8, micro_batch=2
-        )
-        for x, y in batches:
-            a.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            a.step()
-            if pollute:
-                model(x).sum().backward()
-            b.zero_grad()
-            F.mse_loss(other(x), y).backward()
-            b.step()
-        return model.weight
-
-    assert torch.equal(trained(pollute=True), trained(pollute=False))
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_scaler_scales_skips_and_updates_once_per_iteration(fused: bool) -> None:
-    model, twin = linear(), linear()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=fused)
-    model, optimizer, batches = coddl.prepare(
-        model, optimizer, numbers(), global_batch=16, micro_batch=4, clip_norm=1.0
-    )
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-    coddl.track(scaler=scaler)
-    plain = torch.optim.SGD(twin.parameters(), 0.1)
-    whole: list[tuple[Tensor, Tensor]] = []
-    for x, y in batches:
-        poison = float("inf") if batches.step == 2 else 1.0
-        scaler.scale(F.mse_loss(model(x), y) * poison).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        whole.append((x, y))
-        if batches.completes and batches.step != 2:
-            plain.zero_grad()
-            joined = [torch.cat(part) for part in zip(*whole, strict=True)]
-            F.mse_loss(twin(joined[0]), joined[1]).backward()
-            nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
-            plain.step()
-        if batches.completes:
-            torch.testing.assert_close(model.weight, twin.weight)
-            whole.clear()
-    assert scaler.get_scale() == 1024.0  # grown at 2 good steps, halved by the bad one
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_model_is_compiled_once() -> None:
-    model = torch.compile(linear(), backend="aot_eager")
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    model, optimizer, batches = coddl.prepare(
-        model, optimizer, numbers(), global_batch=16, micro_batch=4
-    )
-    torch._dynamo.utils.counters.clear()
-    for x, y in batches:
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-
-
-def test_fused_passes_give_the_same_update_where_nothing_depends_on_the_batch() -> None:
-    def trained(*, fuse: bool) -> Tensor:
-        module._session = None
-        model = linear()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        model, optimizer, batches = coddl.prepare(
-            model, optimizer, numbers(), global_batch=16, micro_batch=4, fuse=fuse
-        )
-        for x, y in batches:
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-        return model.weight
-
-    torch.testing.assert_close(trained(fuse=True), trained(fuse=False))
-
-
-def test_the_mean_is_over_all_passes_of_the_iteration() -> None:
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    model, optimizer, batches = coddl.prepare(
-        model, optimizer, numbers(), global_batch=16, micro_batch=4
-    )
-    values = []
-    for x, y in batches:
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-        values.append(float(x.sum()))
-        mean = coddl.mean(x.sum())
-        if batches.completes:
-            assert mean == pytest.approx(sum(values) / 4)
-            values.clear()
-
-
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        yield 1
-
-
-def _prepared(**changes: Any) -> None:
-    model = linear()
-    given: dict[str, Any] = {
-        "model": model,
-        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
-        "dataset": numbers(),
-        "global_batch": 16,
-    } | changes
-    coddl.prepare(**given)
-
-
-def _empty() -> Any:
-    optimizer = torch.optim.SGD(linear().parameters(), 0.1)
-    optimizer.param_groups[0]["params"] = []
-    return optimizer
-
-
-def _started(**changes: Any) -> tuple[nn.Linear, Any, Any]:
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return coddl.prepare(model, optimizer, numbers(), global_batch=16, micro_batch=4, **changes)
-
-
-def _over_epochs() -> None:
-    model, optimizer, batches = _started()
-    for _ in range(2):
-        for x, y in batches:
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-
-
-def _mean_now_and_then() -> None:
-    model, optimizer, batches = _started()
-    for x, y in batches:
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-        if batches.completes:
-            coddl.mean(1.0)
-
-
-def _grown() -> None:
-    _, optimizer, _ = _started()
-    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-
-
-def _two_owners() -> None:
-    model = linear()
-    both = tuple(torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
-    coddl.prepare(model, both, numbers(), global_batch=16)
-
-
-class Running(nn.Module):
-    """Keeps something of what it has seen, in one way or another."""
-
-    def __init__(self, start: float, *, replace: bool) -> None:
-        super().__init__()
-        self.linear = linear()
-        self.replace = replace
-        self.seen: Tensor
-        self.register_buffer("seen", torch.tensor(start))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.replace:
-            self.seen = self.seen + 1
-        else:
-            self.seen.copy_(x.max())
-        out: Tensor = self.linear(x)
-        return out
-
-
-def _trained(model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    model, optimizer, batches = coddl.prepare(model, optimizer, numbers(), global_batch=16)
-    for x, y in batches:
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-
-
-class Odd:
-    """Its state is no tree of tensors and plain values."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": {1, 2}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise AssertionError(state)
-
-
-def _after(then: Callable[[], None]) -> None:
-    _prepared()
-    then()
-
-
-MISTAKES: dict[str, tuple[Callable[[], None], str]] = {
-    "too few samples": (lambda: _prepared(dataset=numbers(8)), "the dataset has 8 samples"),
-    "an odd micro-batch": (lambda: _prepared(micro_batch=5), "micro-batches of 5"),
-    "an iterable dataset": (lambda: _prepared(dataset=Endless()), "can only be iterated"),
-    "no parameters": (lambda: _prepared(optimizer=_empty()), "has no parameters"),
-    "arguments swapped": (lambda: _prepared(model=_empty()), "is no Module"),
-    "strict and fused": (lambda: _prepared(strict=True, fuse=True), "exclude each other"),
-    "no epochs": (lambda: _prepared(epochs=0), "epochs=0"),
-    "twice": (lambda: _after(_prepared), "called twice"),
-    "track before prepare": (lambda: coddl.track(a=linear()), "too early"),
-    "a loop over epochs": (_over_epochs, "the training is over"),
-    "a mean of some passes": (_mean_now_and_then, "not called in every pass"),
-    "parameters added later": (_grown, "can't be added"),
-    "a parameter with two owners": (_two_owners, "belongs to two optimizers"),
-    "a buffer replaced": (lambda: _trained(Running(0.0, replace=True)), "another tensor"),
-    "an endless buffer": (lambda: _trained(Running(float("-inf"), replace=False)), "not finite"),
-    "a state of sets": (lambda: _after(lambda: coddl.track(odd=Odd())), "odd.seen holds a set"),
-    "nothing to track": (lambda: _after(lambda: coddl.track(a=3)), "has no state_dict()"),
+LOADERS: dict[str, Callable[[], Any]] = {
+    "shuffled, with a short last batch": lambda: DataLoader(numbers(), 16, shuffle=True),
+    "in order, last batch dropped": lambda: DataLoader(numbers(), 16, drop_last=True),
+    "with a generator": lambda: DataLoader(
+        numbers(), 16, shuffle=True, generator=torch.Generator().manual_seed(5)
+    ),
+    "with a sampler": lambda: DataLoader(
+        numbers(), 16, sampler=WeightedRandomSampler([1.0] * 70, 48)
+    ),
+    "with a batch sampler": lambda: DataLoader(
+        numbers(), batch_sampler=BatchSampler(RandomSampler(range(70)), 16, drop_last=False)
+    ),
+    "with augmentation": lambda: DataLoader(Augmented(), 8, shuffle=True),  # type: ignore[arg-type]
+    "with loader processes": lambda: DataLoader(numbers(), 16, shuffle=True, num_workers=1),
+    "with a stream": lambda: DataLoader(Stream(), 8),
+    "with batches of the dataset's own": lambda: DataLoader(
+        [(torch.ones(5, 4), torch.ones(5, 1))] * 8,  # type: ignore[arg-type]
+        batch_size=None,
+    ),
 }
 
 
+def trained(loader: Any, epochs: Any, model: nn.Module, optimizer: Any) -> list[float]:
+    seen = []
+    for _ in epochs:
+        for x, y in loader:
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.item())
+    return [*seen, *(w for p in model.parameters() for w in p.flatten().tolist())]
+
+
+@pytest.mark.parametrize("made", LOADERS.values(), ids=LOADERS.keys())
+def test_a_prepared_script_has_the_bits_of_the_plain_one(made: Callable[[], Any]) -> None:
+    outcomes = []
+    for prepared in (False, True):
+        model, loader = network(), made()
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        epochs: Any = range(3)
+        if prepared:
+            model, optimizer, loader = coddl.prepare(model, optimizer, loader)
+            epochs = coddl.epochs(3)
+        random.seed(1)
+        torch.manual_seed(2)
+        outcomes.append(trained(loader, epochs, model, optimizer))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_the_loader_looks_like_the_users_own() -> None:
+    model, data = network(), numbers()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(data, 16, shuffle=True)
+    *_, elastic = coddl.prepare(model, optimizer, loader)
+    assert len(elastic) == len(loader) == 5
+    assert elastic.dataset is data
+    assert (elastic.batch_size, elastic.num_workers) == (16, 0)
+    for _ in coddl.epochs(2):
+        assert [number for number, _ in coddl.enumerate(elastic)] == list(range(5))
+
+
+def test_alone_nothing_is_touched() -> None:
+    backward = torch.autograd.backward
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, loader = coddl.prepare(model, optimizer, DataLoader(numbers(), 16))
+    for _ in coddl.epochs(1):
+        for x, y in loader:
+            assert torch.autograd.backward is backward
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_what_is_given_comes_back_in_the_same_order() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    held_out = DataLoader(numbers(), 8)
+    given = (schedule, model, optimizer, DataLoader(numbers(), 16), average)
+    *back, split = coddl.prepare(*given, eval=held_out)
+    assert [a is b for a, b in zip(given, back, strict=True)] == [True, True, True, False, True]
+    assert len(list(split)) == len(split) == len(held_out)
+
+
+@pytest.mark.parametrize("micro_batch", [3, 16, 100])
+def test_micro_batches_give_the_update_of_the_whole_slice(micro_batch: int) -> None:
+    outcomes = []
+    for chunk in (None, micro_batch):
+        module._session = None
+        torch.manual_seed(0)
+        model: Any = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=4)
+        loader = DataLoader(numbers(), 16, shuffle=True)
+        torch.manual_seed(1)
+        model, optimizer, loader, scaler = coddl.prepare(
+            model, optimizer, loader, scaler, micro_batch=chunk
+        )
+        for _ in coddl.epochs(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                scaler.scale(F.mse_loss(model(x), y)).backward()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                scaler.step(optimizer)
+                scaler.update()
+                schedule.step()
+                assert all(p.grad is not None for p in model.parameters())
+        outcomes.append((model.weight.clone(), schedule.last_epoch, scaler.get_scale()))
+    torch.testing.assert_close(outcomes[0], outcomes[1])
+
+
+def test_steps_and_slice_serve_scripts_without_a_dataset() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = coddl.prepare(model, optimizer)
+    seen = []
+    for step in coddl.steps(5):
+        x, y = coddl.slice(torch.randn(8, 4), torch.randn(8, 1))
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append((step, len(x)))
+    assert seen == [(step, 8) for step in range(5)]
+
+
+def test_stop_ends_all_loops_after_the_pass() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, loader = coddl.prepare(model, optimizer, DataLoader(numbers(), 16))
+    passes = 0
+    for _ in coddl.epochs(10):
+        for x, y in loader:
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            passes += 1
+            if passes == 7:
+                coddl.stop()
+    assert passes == 7
+
+
+def test_state_holds_plain_values_and_refuses_others() -> None:
+    model = network()
+    coddl.prepare(model, torch.optim.SGD(model.parameters(), 0.1), DataLoader(numbers(), 16))
+    state = coddl.state(best=1e9, history=[])
+    state.best = 0.5
+    state.history = [1, 2]
+    assert (state.best, state.history) == (0.5, [1, 2])
+    assert repr(state) == "state(best=0.5, history=[1, 2])"
+    with pytest.raises(AttributeError, match="has no 'worst'"):
+        _ = state.worst
+    with pytest.raises(TrainingError, match="best holds a set"):
+        state.best = {1}
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 2, sparse=True)
+
+
+def _prepared(*objects: Any, **settings: Any) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    given = objects or (model, optimizer, DataLoader(numbers(), 16))
+    coddl.prepare(*given, **settings)
+
+
+def _with(model: nn.Module, **changes: Any) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+    _prepared(model, optimizer, changes.get("loader", DataLoader(numbers(), 16)))
+
+
+def _updated_in_backward() -> None:
+    model = network()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: None)
+    _prepared(model, torch.optim.SGD(model.parameters(), 0.1), DataLoader(numbers(), 16))
+
+
+def _two_owners() -> None:
+    model = network()
+    _prepared(model, *(torch.optim.SGD(model.parameters(), 0.1) for _ in range(2)))
+
+
+def _distributed() -> None:
+    sampler = DistributedSampler(numbers(), num_replicas=2, rank=0)  # type: ignore[var-annotated]
+    _with(network(), loader=DataLoader(numbers(), 16, sampler=sampler))
+
+
+MISTAKES: dict[str, tuple[Callable[[], None], str]] = {
+    "no model": (lambda: _prepared(DataLoader(numbers(), 16)), "was given no model"),
+    "no optimizer": (lambda: _prepared(network()), "was given no optimizer"),
+    "a dataset without a batch size": (
+        lambda: _prepared(network(), numbers()),
+        "needs a batch size",
+    ),
+    "something else": (lambda: _prepared(network(), 3), "can't take a int"),
+    "fuse": (lambda: _prepared(fuse=True), "leave it out"),
+    "epochs": (lambda: _prepared(epochs=3), "coddl.epochs"),
+    "clip_norm": (lambda: _prepared(clip_norm=1.0), "clip_grad_norm_"),
+    "an unknown argument": (lambda: _prepared(bach=3), "no argument 'bach'"),
+    "an odd reduction": (lambda: _prepared(reduction="max"), "reduction='max'"),
+    "an empty slice": (lambda: _prepared(min_slice=0), "min_slice=0"),
+    "an empty micro-batch": (lambda: _prepared(micro_batch=0), "micro_batch=0"),
+    "a wrapped model": (lambda: _with(nn.DataParallel(network())), "wrapped in DataParallel"),
+    "synchronised batch norm": (lambda: _with(nn.SyncBatchNorm(4)), "SyncBatchNorm"),
+    "sparse gradients": (lambda: _with(Sparse()), "sparse gradients"),
+    "an update in backward": (_updated_in_backward, "inside backward()"),
+    "a parameter with two owners": (_two_owners, "belongs to two optimizers"),
+    "a distributed sampler": (_distributed, "DistributedSampler"),
+    "twice": (lambda: (_prepared(), _prepared())[0], "called twice"),
+    "epochs before prepare": (lambda: (coddl.epochs(3), None)[1], "too early"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("mistake", "says"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_a_mistake_is_told_with_its_reason_and_a_way_out(
     mistake: Callable[[], None], says: str
@@ -409,61 +295,15 @@ def test_a_mistake_is_told_with_its_reason_and_a_way_out(
     assert "\n  try     " in told
 
 
-def test_a_tracked_object_is_still_what_it_was_to_torch_save(tmp_path: Path) -> None:
-    model, *_ = _started()
-    average = torch.optim.swa_utils.AveragedModel(model)
-    coddl.track(average=average)
-    torch.save(average, tmp_path / "average.pt")
-    again = torch.load(tmp_path / "average.pt", weights_only=False)
-    assert type(again) is torch.optim.swa_utils.AveragedModel
-    assert torch.equal(again.module.weight, average.module.weight)
+def test_schedulers_are_found_whatever_they_are_made_of() -> None:
+    from coddl.runtime.worker.schedulers import schedulers_of
 
-
-def test_a_counter_counts_as_it_would_alone_and_not_as_a_mean() -> None:
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = linear()
-            self.last: Tensor
-            self.register_buffer("last", torch.zeros((), dtype=torch.int64))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.last.fill_(int(x.sum() * 1000))
-            out: Tensor = self.linear(x)
-            return out
-
-    model = Counting()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    model, optimizer, batches = coddl.prepare(
-        model, optimizer, numbers(), global_batch=16, micro_batch=4
-    )
-    for x, y in batches:
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-        if batches.completes:
-            assert int(model.last) == int(x.sum() * 1000)
-
-
-def test_step_must_be_called_in_every_pass() -> None:
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    model, optimizer, batches = coddl.prepare(
-        model, optimizer, numbers(), global_batch=16, micro_batch=4
-    )
-
-    def train() -> None:
-        for x, y in batches:
-            F.mse_loss(model(x), y).backward()
-            if batches.completes:
-                optimizer.step()
-
-    with pytest.raises(TrainingError, match=r"1 of 4 passes"):
-        train()
-
-
-def test_a_closure_is_refused() -> None:
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    model, optimizer, _ = coddl.prepare(model, optimizer, numbers(), global_batch=16)
-    with pytest.raises(TrainingError, match="closure"):
-        optimizer.step(lambda: torch.tensor(0.0))
+    kinds = torch.optim.lr_scheduler
+    model = network()
+    optimizer, other = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+    parts = [kinds.LinearLR(optimizer), kinds.CosineAnnealingLR(optimizer, 10)]
+    composite = kinds.SequentialLR(optimizer, parts, [5])
+    plateau = kinds.ReduceLROnPlateau(optimizer)
+    kept = kinds.StepLR(other, 1)
+    assert set(map(id, schedulers_of(optimizer))) == {id(composite), id(plateau)}
+    assert schedulers_of(other) == [kept]

@@ -60,7 +60,7 @@ def test_status_shows_job_and_workers(start: Start) -> None:
     assert status["samples_per_s"] == pytest.approx(1600)
     for number, worker in enumerate(status["workers"]):
         assert (worker["worker"], worker["slot"]) == (number, number)
-        assert (worker["state"], worker["virtual_nodes"]) == ("RUNNING", 4)
+        assert (worker["state"], worker["share"]) == ("RUNNING", 4)
         assert worker["pass_s"] == pytest.approx(0.001)
         assert lives(worker["pid"])
 

@@ -6,19 +6,19 @@ from typing import Final
 
 SCRIPTS: Final = Path(__file__).with_name("scripts")
 SCRIPT: Final = "train.py"
-PARTS: Final = 8  # micro-batches of a step
+PARTS: Final = 8  # of a batch, of 8 samples each
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What the steps of a job are like."""
 
-    shared_s: float  # per micro-batch: more devices share them
+    shared_s: float  # per part: more devices share them
     serial_s: float  # per step: more devices don't shorten it
 
     def step_s(self, gpus: int) -> float:
-        """Seconds that a step takes at least."""
-        return -(-PARTS // gpus) * self.shared_s + self.serial_s
+        """Seconds that a step takes at least; batches are cut by sample, so evenly."""
+        return PARTS / gpus * self.shared_s + self.serial_s
 
 
 LINEAR: Final = Kind(0.020, 0.0)

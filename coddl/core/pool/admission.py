@@ -130,11 +130,11 @@ def _may_bound(pool: Pool, bounded: r.JobBounded) -> bool:
             f"it is {job.spec.tier}: its size is fixed while it runs",
             "coddl.prepare in its script, and submit it as elastic",
         )
-    if job.virtual_nodes is not None and bounded.gpus_min > job.virtual_nodes:
+    if job.gpus_useful is not None and bounded.gpus_min > job.gpus_useful:
+        raise Infeasible(what, job.sharing_sentence, f"coddl resize {job.id} {job.gpus_useful}")
+    if bounded.gpus_max < job.gpus_fit:
         raise Infeasible(
-            what,
-            f"its global batch is cut into {job.virtual_nodes} virtual nodes, one per device",
-            f"coddl resize {job.id} {job.virtual_nodes}",
+            what, f"it needs {job.fit_sentence}", f"coddl resize {job.id} {job.gpus_fit}"
         )
     _check_fits(pool, what, f"coddl resize {job.id}", bounded.gpus_min, spans=True)
     return (bounded.gpus_min, bounded.gpus_max) != (job.gpus_min, job.gpus_max)

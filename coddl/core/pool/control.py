@@ -62,9 +62,11 @@ class Preview(NamedTuple):
 
 def _is_known(fact: r.RunPrepared, job: JobState) -> bool:
     """Tell whether a script says what the job's last run has said."""
-    said = (fact.virtual_nodes, fact.steps, fact.gradient_bytes, fact.largest_tensor_bytes)
-    known = (job.virtual_nodes, job.steps, job.gradient_bytes, job.largest_tensor_bytes)
-    return job.prepared and said == known
+    said = (fact.workers_max, fact.virtual_nodes, fact.global_batch, fact.steps)
+    known = (job.workers_max, job.virtual_nodes, job.global_batch, job.steps)
+    model = (fact.gradient_bytes, fact.largest_tensor_bytes)
+    known_model = (job.gradient_bytes, job.largest_tensor_bytes)
+    return job.prepared and said == known and model == known_model
 
 
 class Control:
@@ -142,7 +144,13 @@ class Control:
             case r.NodeLost(node, boot):
                 if self._is_current(node, boot):
                     self._lose(event, now_s)
-            case r.RunPrepared() | r.RunStepped() | r.RunChanged() | r.RunEnded():
+            case (
+                r.RunPrepared()
+                | r.SliceDidNotFit()
+                | r.RunStepped()
+                | r.RunChanged()
+                | r.RunEnded()
+            ):
                 self._on_run(event, now_s)
             case r.RunProgressed():
                 self._on_progress(event)
@@ -255,15 +263,15 @@ class Control:
 
     # Runs.
 
-    def _on_run(
-        self, fact: r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded, now_s: float
-    ) -> None:
+    def _on_run(self, fact: r.RunFact, now_s: float) -> None:
         job = self.pool.jobs.get(fact.job)
         if job is None or fact.attempt != job.attempt or not self._may_say(job, fact):
             return  # a ghost: word of a run that we have since stopped
         match fact:
             case r.RunPrepared() if _is_known(fact, job):
                 return  # a repeat, or another attempt's
+            case r.SliceDidNotFit() if fact.gpus_min <= job.gpus_fit:
+                return
             case r.RunStepped(_, _, step) if job.phase != "starting" and (
                 job.proven_s is not None or step == 0
             ):
@@ -276,6 +284,8 @@ class Control:
             case r.RunStepped(_, _, step):
                 did = "has made its first step" if step else "runs"
                 self._call(f"{self._name(job.id)} {did}")
+            case r.SliceDidNotFit():
+                self._call(f"{self._name(job.id)} needs at least {fact.gpus_min} GPUs")
             case r.RunEnded():
                 self._call(f"{self._name(job.id)} has ended its run: {fact.outcome}")
             case r.RunPrepared() | r.RunChanged():

@@ -8,7 +8,7 @@ from coddl.core.cluster import Cluster
 from coddl.core.placement.registry import placement_from
 from coddl.core.plan import Plan
 from coddl.core.policies.registry import policy_from
-from coddl.core.pool.job import PRERUN_S
+from coddl.core.pool.job import PRERUN_S, JobState
 from coddl.core.pool.records import Decided, Row, Target
 from coddl.core.pool.sight import Sight, look
 from coddl.core.pool.state import Pool
@@ -86,14 +86,16 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
             reason = f"it keeps {len(slots)} and moves" if moves else plan.reason(row)
             targets[job.id] = Target(slots, f"{reason}, since {found.why}")
         if not slots:
-            waits = plan.waiting(row) or UNPLACED
-            waiting[job.id] = NO_NODES if not sight.islands else waits
+            waits = NO_NODES if not sight.islands else plan.waiting(row) or UNPLACED
+            waiting[job.id] = _with_memory(waits, job)
     for number, why in found.aside.items():
         if pool.jobs[number].target:
             targets[number] = Target((), f"{why.code}: {why.sentence}, since {found.why}")
         waiting[number] = why
     for job in pool.live_jobs():
-        if (job.held or job.cancelled) and job.target:
+        if job.target and not job.fits:
+            targets[job.id] = Target((), job.misfit.because)
+        elif job.target and (job.held or job.cancelled):
             targets[job.id] = Target((), "a user wants it to stop")
     return Decided(
         policy=pool.policy,
@@ -106,6 +108,13 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
         memory=_memories(sight, plan),
         wake_at_s=_wake_at_s(pool, sight, plan),
     )
+
+
+def _with_memory(waits: Waiting, job: JobState) -> Waiting:
+    """Add to why a job waits that its memory requires more GPUs than its user does."""
+    if job.gpus_fit <= job.gpus_min:
+        return waits
+    return Waiting(waits.code, f"{waits.sentence}; it needs {job.fit_sentence}")
 
 
 def _wake_at_s(pool: Pool, sight: Sight, plan: Plan) -> float | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
-from coddl.core.pool.job import JobState
+from coddl.core.pool.job import JobState, counted
 from coddl.core.pool.sight import size_cap, speeds_by_size, usable
 from coddl.core.pool.state import Pool
 from coddl.core.speed.live import Source
@@ -105,8 +105,10 @@ def _why_not_more(pool: Pool, job: JobState, now_s: float) -> str:
         return ""
     if job.spec.is_elastic and not job.prepared:
         return "; it keeps this size until it calls coddl.prepare"
-    if gpus >= most:
-        return "; it may grow once it was measured at this size" if most == job.gpus_min else ""
+    if gpus >= job.gpus_most:
+        return f"; {job.sharing_sentence}"
+    if not job.may_grow(now_s):
+        return "; it may grow once it was measured at this size"
     speeds = speeds_by_size(job, size_cap(pool))
     larger = [speeds[n] for n in range(gpus + 1, min(most, gpus + free) + 1) if n in speeds]
     if gpus not in speeds or any(each.step_s < speeds[gpus].step_s for each in larger):
@@ -134,7 +136,7 @@ def _reserved(pool: Pool, job: JobState) -> str:
 
 
 def _counted(devices: int) -> str:
-    return f"{devices} device{'' if devices == 1 else 's'}"
+    return counted(devices, "device")
 
 
 def _speeds(job: JobState, cap: int) -> tuple[SpeedRow, ...]:
@@ -203,6 +205,17 @@ def _decision(record: r.Decided, job: int | None) -> str:
     return f"{record.policy} decided, as {record.why}: {shares or 'all stays as it is'}"
 
 
+def _prepared(record: r.RunPrepared) -> str:
+    nodes = record.virtual_nodes
+    most = record.workers_max if record.workers_max is not None else nodes
+    sizes = [f"up to {counted(most, 'GPU')}"] if most is not None else []
+    strict = [counted(nodes, "virtual node")] if nodes is not None else []
+    length = "an unknown number of steps" if record.steps is None else f"{record.steps} steps"
+    size_mb = f"{record.gradient_bytes / 1e6:,.2f}"
+    model = [f"{size_mb} MB of gradients"] if record.gradient_bytes else []
+    return f"job {record.job} can be resized: {', '.join([*sizes, *strict, length, *model])}"
+
+
 def _aim(record: r.Aimed) -> str:
     who = f"job {record.job} (attempt {record.attempt}, generation {record.generation})"
     if not record.slots:
@@ -213,13 +226,12 @@ def _aim(record: r.Aimed) -> str:
     return f"{who} is told to {what} on slots {slots}, led by {record.lead}{how}: {record.reason}"
 
 
-def _run(record: r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded) -> str:
+def _run(record: r.RunFact) -> str:
     match record:
-        case r.RunPrepared(number, _, virtual_nodes, steps):
-            length = f"{steps} steps" if steps is not None else "no known end"
-            size_mb = f"{record.gradient_bytes / 1e6:,.2f}"
-            model = f", {size_mb} MB of gradients" if record.gradient_bytes else ""
-            return f"job {number} can be resized: {virtual_nodes} virtual nodes, {length}{model}"
+        case r.RunPrepared():
+            return _prepared(record)
+        case r.SliceDidNotFit(number, _, gpus_min, because):
+            return f"job {number} needs at least {counted(gpus_min, 'GPU')}: {because}"
         case r.RunStepped(number, attempt, 0):
             return f"job {number} runs, attempt {attempt}"
         case r.RunStepped(number, attempt, step):

@@ -20,6 +20,11 @@ def is_news(now: float, told: float) -> bool:
     return abs(now - told) > NEWS * told
 
 
+def counted(count: int, what: str) -> str:
+    """Write a number of things: "1 GPU", "2 GPUs"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 @dataclass(slots=True)
 class Measured:
     """How long an iteration takes at one size."""
@@ -60,7 +65,12 @@ class JobState:
     prechecked: bool = False
     prepared: bool = False
     proven_s: float | None = None  # when it made its first step ever
-    virtual_nodes: int | None = None
+    workers_max: int | None = None  # that can share its batch; None: unknown, or as below
+    virtual_nodes: int | None = None  # of a strict job
+    global_batch: int | None = None  # samples; None: unknown
+    gpus_fit: int = 1  # the fewest on which its slices fit in memory, as far as is known
+    fit_because: str = ""  # why that is more than 1
+    fit_attempt: int = 0  # that has told so
     gradient_bytes: int = 0  # of a step; 0: unknown
     largest_tensor_bytes: int = 0  # of them
     steps: int | None = None
@@ -131,6 +141,53 @@ class JobState:
         told = self.row.remaining if self.row is not None else None
         return left if told is None or is_news(left, told) else told
 
+    @property
+    def gpus_least(self) -> int:
+        """The fewest GPUs that it can run on: as its user says, or as its memory requires."""
+        return max(self.gpus_min, self.gpus_fit)
+
+    @property
+    def gpus_useful(self) -> int | None:
+        """The most GPUs that can share its batch; None: unknown."""
+        return self.virtual_nodes if self.workers_max is None else self.workers_max
+
+    @property
+    def gpus_most(self) -> int:
+        """The most GPUs that it may have and can use."""
+        useful = self.gpus_useful
+        return self.gpus_max if useful is None else min(self.gpus_max, useful)
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether its slices fit in memory on as many GPUs as it may have."""
+        return self.gpus_fit <= self.gpus_most
+
+    @property
+    def fit_sentence(self) -> str:
+        """Say which minimum its memory requires; empty if it is not known to require any."""
+        return f"at least {self.gpus_fit} GPUs: {self.fit_because}" if self.gpus_fit > 1 else ""
+
+    @property
+    def misfit(self) -> Trouble:
+        """Say that it needs more GPUs than it may have, if it does not fit."""
+        return Trouble(
+            "it does not fit in memory",
+            f"it needs {self.fit_sentence}; it may have at most {self.gpus_most}",
+            f"--gpus {self.gpus_fit}, or micro_batch in coddl.prepare",
+        )
+
+    @property
+    def sharing_sentence(self) -> str:
+        """Say how many GPUs can share its batch; empty if that is not known."""
+        if (useful := self.gpus_useful) is None:
+            return ""
+        samples = self.global_batch
+        batch = f"its batch of {counted(samples, 'sample')}" if samples else "its batch"
+        if self.virtual_nodes is not None:
+            return f"{batch} is cut into {counted(self.virtual_nodes, 'virtual node')}, one per GPU"
+        each = f" (at least {counted(samples // useful, 'sample')} each)" if samples else ""
+        return f"{batch} can be shared by at most {counted(useful, 'GPU')}{each}"
+
     def bounds(self, now_s: float) -> tuple[int, int]:
         """Give the fewest and the most GPUs that it may have now."""
         if self.spec.launch.precheck and not self.prechecked:
@@ -140,17 +197,13 @@ class JobState:
         if self.has_run and not self.prepared and not self.stop:
             # Another size would cost it all it has done; it may have one when it can be resized.
             return len(self.granted), len(self.granted)
-        most = self.gpus_max
-        if self.virtual_nodes is not None:
-            most = min(most, self.virtual_nodes)
-        if not self.may_grow(now_s):
-            most = self.gpus_min
-        return min(self.gpus_min, most), most
+        least = min(self.gpus_least, self.gpus_most)
+        return least, self.gpus_most if self.may_grow(now_s) else least
 
     def may_grow(self, now_s: float) -> bool:
         """Tell whether it has shown that it runs, and how fast.
 
-        A job that fails at once shall not have taken many devices. And with its speed at the
+        A job that fails at once must not have taken many devices. And with its speed at the
         smallest size known, the first larger one tells how it scales. Slow steps are not waited
         for.
         """

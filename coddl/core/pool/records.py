@@ -163,11 +163,22 @@ class RunPrepared:
 
     job: int
     attempt: int
-    virtual_nodes: int
-    steps: int | None
+    virtual_nodes: int | None  # of a strict job; None: its batch is cut by sample
+    steps: int | None  # None: unknown
     global_batch: int | None = None
     gradient_bytes: int = 0  # of a step; 0: unknown
     largest_tensor_bytes: int = 0  # of them
+    workers_max: int | None = None  # that can share its batch; None: one per virtual node
+
+
+@dataclass(frozen=True, slots=True)
+class SliceDidNotFit:
+    """A worker ran out of memory: the job needs at least `gpus_min` GPUs from here on."""
+
+    job: int
+    attempt: int
+    gpus_min: int
+    because: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +238,9 @@ class RunEnded:
     step: int = 0
     exit_code: int | None = None
     trouble: Trouble | None = None
+
+
+RunFact = RunPrepared | SliceDidNotFit | RunStepped | RunChanged | RunEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +328,7 @@ Event = (
     | NodeSilent
     | NodeLost
     | RunPrepared
+    | SliceDidNotFit
     | RunStepped
     | RunChanged
     | RunProgressed
@@ -334,6 +349,7 @@ Record = (
     | NodeJoined
     | NodeLost
     | RunPrepared
+    | SliceDidNotFit
     | RunStepped
     | RunChanged
     | RunEnded

@@ -41,7 +41,7 @@ def look(
     jobs = tuple(
         job
         for job in pool.live_jobs()
-        if not job.held and not job.cancelled and job.id not in without
+        if not job.held and not job.cancelled and job.fits and job.id not in without
     )
     nodes, cap = usable(pool), size_cap(pool)
     cluster, islands = _cluster(pool, nodes, site)
@@ -133,9 +133,9 @@ def size_cap(pool: Pool) -> int:
 
 def speeds_by_size(job: JobState, cap: int) -> dict[int, Speed]:
     """Tell how fast a job is at every size it may ever have, up to a cap, and how we know."""
-    most = min(cap, max(job.gpus_max, job.gpus_min, *job.step_s, *job.spec.step_s))
-    if job.virtual_nodes is not None:
-        most = max(min(cap, job.gpus_min), min(most, job.virtual_nodes))
+    most = min(cap, max(job.gpus_max, job.gpus_least, *job.step_s, *job.spec.step_s))
+    if job.gpus_useful is not None:
+        most = max(min(cap, job.gpus_least), min(most, job.gpus_useful))
     submitted = tuple(job.spec.step_s.items())
     return _curve(most, tuple(job.speeds.items()), submitted, job.virtual_nodes)
 

@@ -162,7 +162,13 @@ class Pool:
                 self._decide(record, now_s)
             case r.Aimed():
                 self._aim(record, now_s)
-            case r.RunPrepared() | r.RunStepped() | r.RunChanged() | r.RunEnded():
+            case (
+                r.RunPrepared()
+                | r.SliceDidNotFit()
+                | r.RunStepped()
+                | r.RunChanged()
+                | r.RunEnded()
+            ):
                 self._hear(record, now_s)
             case _:
                 assert_never(record)
@@ -235,6 +241,9 @@ class Pool:
         self._give_up_run(job, now_s)
         if job.cancelled:
             self._end(job, "cancelled", now_s, because)
+        elif not job.fits:
+            job.trouble = job.misfit
+            self._end(job, "failed", now_s, job.misfit.because)
         elif job.held:
             job.move("stopping", now_s, because)
             job.move("suspended", now_s, because)
@@ -307,15 +316,17 @@ class Pool:
 
     # Runs.
 
-    def _hear(
-        self, fact: r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded, now_s: float
-    ) -> None:
+    def _hear(self, fact: r.RunFact, now_s: float) -> None:
         job = self.jobs[fact.job]
         match fact:
             case r.RunPrepared():
-                job.prepared, job.virtual_nodes, job.steps = True, fact.virtual_nodes, fact.steps
+                job.prepared, job.steps = True, fact.steps
+                job.workers_max, job.virtual_nodes = fact.workers_max, fact.virtual_nodes
+                job.global_batch = fact.global_batch
                 job.gradient_bytes = fact.gradient_bytes
                 job.largest_tensor_bytes = fact.largest_tensor_bytes
+            case r.SliceDidNotFit():
+                self._raise_least(job, fact, now_s)
             case r.RunStepped(_, _, step):
                 job.losses, job.step = 0, max(job.step, step)
                 if step > 0 and job.proven_s is None:
@@ -332,9 +343,20 @@ class Pool:
             case _:
                 assert_never(fact)
 
+    def _raise_least(self, job: JobState, fact: r.SliceDidNotFit, now_s: float) -> None:
+        """Remember on how many GPUs a job fits in memory; stop it if it may not have them."""
+        kinds = sorted({self.slots[slot].device.kind for slot in job.granted})
+        job.gpus_fit, job.fit_attempt = fact.gpus_min, fact.attempt
+        job.fit_because = f"{fact.because} on {', '.join(kinds)}" if kinds else fact.because
+        if not job.fits and not job.stop:
+            job.stop, job.reason = "retire", job.misfit.because
+            job.move("stopping", now_s, job.reason)
+            self._touch([job.lead])
+
     def _end_run(self, job: JobState, ended: r.RunEnded, now_s: float) -> None:
         """Draw a run's conclusion; its slots keep their owner until they are seen to be empty."""
-        if ended.outcome in ("failed", "lost", "requeue"):
+        lacks_memory = ended.outcome == "requeue" and ended.attempt == job.fit_attempt
+        if ended.outcome in ("failed", "lost", "requeue") and not lacks_memory:
             job.rest(ended.step, now_s)
         job.step = max(job.step, ended.step)
         job.exit_code, job.trouble = ended.exit_code, ended.trouble
@@ -360,7 +382,9 @@ class Pool:
                 job.move("pending", now_s, "its precheck has passed")
             case _:
                 job.prechecked |= ended.outcome == "prechecked"
-                words = "it asked to be run again" if ended.outcome == "requeue" else words
+                if ended.outcome == "requeue":
+                    more = f"it needs {job.fit_sentence}"
+                    words = more if lacks_memory else "it asked to be run again"
                 self._release(job, job.reason if job.stop else words, now_s)
 
     def _end(self, job: JobState, phase: Phase, now_s: float, because: str) -> None:

@@ -71,9 +71,10 @@ class Adoption:
 
     def found(self) -> Found:
         """Give what the coordinator must know: those who have the state, and the numbers in use."""
-        virtual_nodes = self.about["virtual_nodes"] if self.about else None
+        parts = self.about["parts"] if self.about else None
+        workers_max = self.about["workers_max"] if self.about else None
         survivors = tuple(self._maybe[number] for number in sorted(self._maybe))
-        return Found(survivors, self.generation, self.newest_worker, virtual_nodes)
+        return Found(survivors, self.generation, self.newest_worker, parts, workers_max)
 
     def useless(self) -> list[int]:
         """Name those who live but never got the state, and do not leave by themselves."""

@@ -85,7 +85,8 @@ class Coordinator:
         self.members: tuple[int, ...] = ()  # whose loop is not over; the oldest first
         self.generation = 0  # the newest number given out
         self.step = 0  # the highest that was reported
-        self.virtual_nodes: int | None = None  # until the first worker arrives
+        self.parts: int | None = None  # of the global batch; until the first worker arrives
+        self.workers_max: int | None = None  # likewise
         self.failed_slots: set[int] = set()  # those of the target that we gave up on
         self.hopeless = False  # members can't form a group; they train on if the phase is steady
         self.ending = False
@@ -115,8 +116,8 @@ class Coordinator:
         match event:
             case TargetSet(slots):
                 return self._on_target(slots, now_s)
-            case WorkerArrived(worker, virtual_nodes):
-                return self._on_arrived(worker, virtual_nodes, now_s)
+            case WorkerArrived():
+                return self._on_arrived(event, now_s)
             case WorkerReady(worker, generation):
                 return self._on_answer(worker, generation, self._ready, now_s)
             case WorkerUnready(worker, generation):
@@ -153,13 +154,15 @@ class Coordinator:
         # In any other phase it is remembered: that phase's end begins anew.
         return self._begin(now_s) if self.phase in ("steady", "starting") else []
 
-    def _on_arrived(self, worker: int, virtual_nodes: int, now_s: float) -> list[Command]:
+    def _on_arrived(self, arrived: WorkerArrived, now_s: float) -> list[Command]:
+        worker = arrived.worker
         if worker not in self._joiners():
             return []
         self._workers[worker].arrived = True
         self._losses.pop(self._workers[worker].slot, None)
-        if self.virtual_nodes is None:
-            self.virtual_nodes = virtual_nodes
+        if self.parts is None:
+            self.parts = arrived.parts
+            self.workers_max = arrived.workers_max or arrived.parts
         return self._gather(now_s) if self.phase == "starting" else []
 
     def _on_answer(
@@ -270,7 +273,7 @@ class Coordinator:
         assert not self._workers, "found too late"
         self.generation = max(self.generation, found.generation)
         self._next_worker = max(self._next_worker, found.newest_worker + 1)
-        self.virtual_nodes = found.virtual_nodes
+        self.parts, self.workers_max = found.parts, found.workers_max or found.parts
         for each in found.survivors:
             self._workers[each.worker] = _Worker(each.slot, True, each.has_state)
             self.step = max(self.step, each.step)
@@ -367,7 +370,7 @@ class Coordinator:
         return self._begin(now_s)
 
     def _rebalance(self, now_s: float) -> list[Command]:
-        """Deal the virtual nodes anew if the measured speeds make that worth a generation."""
+        """Deal the global batch anew if the measured speeds make that worth a generation."""
         if self.ending or self.hopeless or now_s - self._changed_at_s <= REBALANCE_EVERY_S:
             return []
         self._changed_at_s = now_s  # a look costs something too, and speeds change slowly
@@ -409,8 +412,8 @@ class Coordinator:
         by_worth = sorted(
             self.members, key=lambda w: (not self._workers[w].has_state, w not in stay, w)
         )
-        # Leavers and joiners together may be more than there are virtual nodes.
-        commands += self._dismiss(by_worth[self.virtual_nodes :], now_s)
+        # Leavers and joiners together may be more than there is work for.
+        commands += self._dismiss(by_worth[self.workers_max :], now_s)
         self.generation += 1
         return [*commands, Regroup(self._make_plan("regrouping", self.members, (), self.members))]
 
@@ -477,7 +480,7 @@ class Coordinator:
         slots = tuple(slot for slot in self._target if slot not in self.failed_slots)
         if self._target and not slots:
             return tuple(self._workers[worker].slot for worker in self.members)
-        return slots[: self.virtual_nodes]
+        return slots[: self.workers_max]
 
     def _slots_of(self, workers: Iterable[int]) -> set[int]:
         return {self._workers[worker].slot for worker in workers}
@@ -487,11 +490,11 @@ class Coordinator:
         return median(samples_s) if len(samples_s) == SPEED_SAMPLES else None
 
     def _counts(self, members: tuple[int, ...]) -> tuple[int, ...]:
-        """Deal the virtual nodes by measured speed; who is unknown counts as average."""
+        """Deal the global batch by measured speed; who is unknown counts as average."""
         if not members:
             return ()
-        assert self.virtual_nodes is not None
+        assert self.parts is not None
         pass_s = [self._speed(worker) for worker in members]
         known_s = [s for s in pass_s if s is not None]
         average_s = fmean(known_s) if known_s else 1.0
-        return shares(self.virtual_nodes, [average_s if s is None else s for s in pass_s])
+        return shares(self.parts, [average_s if s is None else s for s in pass_s])

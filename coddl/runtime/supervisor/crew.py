@@ -23,7 +23,7 @@ STORES_MAX: Final = 5  # that may end in a row before they served
 
 # What only a worker's main thread says; its other threads speak even while that one hangs.
 MAIN_THREAD: Final = frozenset(
-    {"arrived", "swapped", "stepped", "broken", "image", "alive", "metrics", "ended"}
+    {"arrived", "swapped", "stepped", "broken", "image", "alive", "metrics", "resting", "ended"}
 )
 
 
@@ -152,6 +152,7 @@ class Crew:
             "CODDL_WORKER": str(notes.number),
             "CODDL_SLOT": str(seat.slot),
             "CODDL_REHEARSE": "1" if notes.joins else "",
+            "CODDL_SIZE": str(max(1, len(self._seats))),  # of the group it is started for
             "CODDL_MAIN": "1" if notes.is_first else "",
         }
         if seat.gpu is not None:
@@ -259,8 +260,8 @@ class Crew:
         if notes is None or notes.has_ended or notes.has_left:
             return
         limit_s, silent_s = self._job.watchdog_s, time.monotonic() - notes.heard_s
-        if silent_s < limit_s:
-            at_s = notes.heard_s + limit_s
+        if silent_s < limit_s or notes.is_resting:
+            at_s = (time.monotonic() if notes.is_resting else notes.heard_s) + limit_s
             self._loop.alarm(("watchdog", number), at_s, lambda: self._watch(number))
             return
         self._listener.tell({"is": "problem", **troubles.silent(number, silent_s).parts()})
@@ -343,6 +344,7 @@ class Crew:
     def _hear(self, notes: WorkerNotes, message: Message) -> None:
         if message["is"] in MAIN_THREAD:
             notes.heard_s = time.monotonic()
+            notes.is_resting = message["is"] == "resting"
         self._listener.on_word(notes, message)
 
     def _lose_node(self, node: str, because: str) -> None:

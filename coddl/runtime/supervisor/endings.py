@@ -62,7 +62,9 @@ class Endings:
             needs_loop = standing.needs_loop
             if self._withheld and code == -signal.SIGABRT:
                 return  # how NCCL ends a process whose peer has failed
-            if name is not None:
+            if notes.ran_out_of_memory:
+                supervisor.patience.last_trouble = f"worker {notes.number} ran out of memory"
+            elif name is not None:
                 why = because or f"killed by {name}"
                 self._on_killed(notes, code, f"worker {notes.number} was lost: {why}")
             elif error := troubles.verdict(notes, code, standing.job, needs_loop=needs_loop):

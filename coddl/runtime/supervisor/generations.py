@@ -29,7 +29,8 @@ class WorkerArrived:
     """A joiner ran the script up to the loop."""
 
     worker: int
-    virtual_nodes: int
+    parts: int  # that the global batch can be cut into: samples, or virtual nodes
+    workers_max: int | None = None  # None: as many as parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class WorkerSwapped:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStepped:
-    """A worker has applied that step; `pass_s` is its time for one virtual node."""
+    """A worker has applied that step; `pass_s` is its time for one part of the batch."""
 
     worker: int
     step: int
@@ -105,7 +106,8 @@ class Found:
     survivors: tuple[Survivor, ...]
     generation: int
     newest_worker: int
-    virtual_nodes: int | None  # None: nobody has said
+    parts: int | None  # None: nobody has said
+    workers_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A generation: who trains in it, and how many virtual nodes each owns."""
+    """A generation: who trains in it, and how many parts of the global batch each has."""
 
     generation: int
     members: tuple[int, ...]  # the oldest first: rank 0; none: suspend

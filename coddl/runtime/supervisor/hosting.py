@@ -86,7 +86,7 @@ class Hosting:
         standing.is_retiring = True
         if standing.is_over or self._adoption is not None:
             return  # it ends by itself; or whoever is found is told afterwards
-        if standing.coordinator.members and standing.coordinator.step:
+        if standing.coordinator.members and standing.coordinator.step and not standing.rigid:
             self._supervisor.set_target(())
         else:
             self._supervisor.stop(RETIRED)

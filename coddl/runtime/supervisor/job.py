@@ -48,13 +48,13 @@ class Job:
             return max(self.workers_min, min(self.workers_max, gpus or os.cpu_count() or 1))
         return gpus or 1
 
-    def check_size(self, workers: int, virtual_nodes: int | None) -> None:
+    def check_size(self, workers: int, most_useful: int | None) -> None:
         """Raise if the job can't have that many workers."""
-        most = min(n for n in (self.workers_max, virtual_nodes, sys.maxsize) if n is not None)
+        most = min(n for n in (self.workers_max, most_useful, sys.maxsize) if n is not None)
         if self.workers_min <= workers <= most:
             return
-        if virtual_nodes is not None and workers > virtual_nodes:
-            because = f"its global batch is cut into {virtual_nodes} virtual nodes, one per worker"
+        if most_useful is not None and workers > most_useful:
+            because = f"its global batch can be shared by at most {most_useful} workers"
         elif self.workers_max is not None:
             because = f"it was started with --workers {self.workers_min}..{self.workers_max}"
         else:
@@ -65,11 +65,11 @@ class Job:
             f"{max(self.workers_min, min(workers, most))} workers",
         )
 
-    def check_sizes(self, virtual_nodes: int) -> None:
+    def check_sizes(self, most_useful: int) -> None:
         """Raise if it was told, when it started, to have more workers than it can."""
         least = self.workers_min if self.workers is None else self.workers
         for workers in (least, *(workers for _, workers in self.resizes)):
-            self.check_size(workers, virtual_nodes)
+            self.check_size(workers, most_useful)
 
     def gpu_of(self, slot: int, gpus: int) -> str | None:
         """Name the GPU of a slot as CUDA_VISIBLE_DEVICES wants it; several slots may share one."""

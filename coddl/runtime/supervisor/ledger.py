@@ -59,8 +59,10 @@ class WorkerNotes:
     has_ended: bool = False  # its loop is over
     has_left: bool = False  # it swapped out of the group
     is_unwanted: bool = False  # we are ending it ourselves
+    is_resting: bool = False  # between two epochs: what it does there may take its time
+    ran_out_of_memory: bool = False
     step: int = 0
-    owns: int = 0  # virtual nodes
+    owns: int = 0  # parts of the global batch: samples, or virtual nodes
     figures: Figures = field(default_factory=Figures)
 
     @property
@@ -86,7 +88,7 @@ class WorkerNotes:
             "pid": self.pid,
             "state": self.state,
             "step": self.step,
-            "virtual_nodes": self.owns,
+            "share": self.owns,
             **self.figures.means(),
         }
 

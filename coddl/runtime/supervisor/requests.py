@@ -92,13 +92,16 @@ class Requests:
 
     def _set_workers(self, workers: int) -> None:
         standing = self._leader.standing
-        standing.job.check_size(workers, standing.coordinator.virtual_nodes)
+        standing.job.check_size(workers, standing.coordinator.workers_max)
+        least = standing.fitting.workers_min(standing.coordinator.parts or 1) or 1
+        if workers < least:
+            raise troubles.too_few(standing.job, workers, standing.fitting.because, least)
         self._leader.set_workers(workers)
 
     def _check_awake(self, asked: str) -> None:
         standing = self._leader.standing
         error = troubles.not_now(standing.job, asked, standing.target, ending=standing.is_over)
-        if error is not None:
+        if error := error or standing.rigid:
             raise error
 
     def _has_reached(self, target: int) -> bool:

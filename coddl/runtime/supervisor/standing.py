@@ -4,9 +4,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
+from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.changes import Changes
 from coddl.runtime.supervisor.coordinator import Coordinator
 from coddl.runtime.supervisor.crew import Crew
+from coddl.runtime.supervisor.fitting import Fitting
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import samples_per_s
 from coddl.runtime.supervisor.pace import Pace
@@ -29,6 +31,9 @@ class Standing:
     awake_target: int = 1  # the last one that was not none
     about: Message = field(default_factory=dict)  # what the first worker to arrive said
     metrics: Message = field(default_factory=dict)
+    fitting: Fitting = field(default_factory=Fitting)
+    has_left_early: bool = False  # its loop ended before the training's last step
+    rigid: TrainingError | None = None  # why it can't be resized any more
     is_asleep: bool = False
     has_slept: bool = False  # and is waking up
     is_retiring: bool = False
@@ -95,7 +100,8 @@ class Standing:
             **self.brief(crew),
             "script": str(self.job.script),
             "global_batch": self.about.get("global_batch"),
-            "virtual_nodes": self.coordinator.virtual_nodes,
+            "virtual_nodes": self.about.get("virtual_nodes"),
+            "workers_max": self.coordinator.workers_max,
             "saved_step": saved_step,
             "changes": self.changes.made,
             "workers": [notes.as_data() for notes in crew.notes],

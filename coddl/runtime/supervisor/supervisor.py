@@ -24,6 +24,7 @@ from coddl.runtime.supervisor.endings import Endings
 from coddl.runtime.supervisor.hosting import Hosting
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import Figures, WorkerNotes
+from coddl.runtime.supervisor.limits import Limits
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.patience import Patience
 from coddl.runtime.supervisor.requests import Requests
@@ -71,6 +72,7 @@ class Supervisor:
         self._progress_s = 0.0
         self.patience = Patience()
         self._endings = Endings(self, self._loop)
+        self._limits = Limits(self)
         self._given_up: set[int] = set()  # slots
         self._is_interrupted = False  # and waits for a last image
         self._is_open = False
@@ -204,6 +206,11 @@ class Supervisor:
         return self.patience.last_trouble if self._given_up or self._coordinator.hopeless else None
 
     @property
+    def is_hosted(self) -> bool:
+        """Tell whether an agent decides where the workers are."""
+        return self._hosting is not None
+
+    @property
     def is_saving(self) -> bool:
         """Tell whether state is on its way to the disk. For any thread."""
         return self._is_open and self.crew.is_saving
@@ -218,7 +225,9 @@ class Supervisor:
         self.set_target([Seat(slot, HERE, self._job.gpu_of(slot, gpus)) for slot in range(workers)])
 
     def set_target(self, seats: Sequence[Seat]) -> None:
-        """Set where workers shall sit; nowhere: they save and leave."""
+        """Set where workers sit; nowhere: they save and leave. A rigid job stays where it is."""
+        if self.standing.rigid is not None and self._seats:
+            return
         standing, before = self.standing, set(self._seats)
         self._seats = {seat.slot: seat for seat in seats}
         self.crew.seat(seats)
@@ -294,8 +303,15 @@ class Supervisor:
                 self.standing.metrics |= message["values"]
             case "ended":
                 notes.has_ended = True
+                self._limits.on_ended(message["step"])
                 self.feed(group.WorkerStepped(worker, message["step"], None))
                 self.feed(group.LoopEnded(worker))
+            case "lost":
+                self.tell({**message, "worker": worker})
+            case "rigid":
+                self._limits.on_rigid(message)
+            case "out-of-memory":
+                self._limits.on_out_of_memory(notes, message["samples"])
             case "problem":
                 self._captures.is_awaited = False
                 self.tell({**message, "worker": worker})
@@ -312,7 +328,7 @@ class Supervisor:
         self._end_if_alone()
 
     def _on_arrived(self, notes: WorkerNotes, message: Message) -> None:
-        virtual_nodes, standing = message["virtual_nodes"], self.standing
+        workers_max, standing = message["workers_max"], self.standing
         error = troubles.mismatch(standing.about, message, self._job.argv[0])
         if error := troubles.half_prepared(self._job) if standing.is_finishing else error:
             self._endings.blame(notes, error, 1)
@@ -321,14 +337,14 @@ class Supervisor:
         if not standing.about:
             self._tell_about(message)
             try:
-                self._job.check_sizes(virtual_nodes)
+                self._job.check_sizes(workers_max)
             except TrainingError as error:
                 self.fail(error, 2)
-            if self._hosting is None and standing.target and standing.target > virtual_nodes:
-                self.set_workers(virtual_nodes)
+            if self._hosting is None and standing.target and standing.target > workers_max:
+                self.set_workers(workers_max)
         if self._trace is not None:
             self._trace.begin_worker(notes.number, notes.slot, notes.started_s)
-        self.feed(group.WorkerArrived(notes.number, virtual_nodes))
+        self.feed(group.WorkerArrived(notes.number, message["parts"], workers_max))
 
     def _tell_about(self, arrived: Message) -> None:
         self.standing.about = arrived
@@ -339,6 +355,8 @@ class Supervisor:
         notes.figures.add(message)
         self.standing.pace.stepped(notes.step, now_s)
         self.patience.stepped(notes.step)
+        if self._coordinator.phase == "steady":
+            self.standing.fitting.trained(len(self._coordinator.members))
         self._captures.plan()
         self.feed(group.WorkerStepped(notes.number, notes.step, message.get("pass_s")))
         if self._resizes and self._resizes[0][0] <= notes.step and self.standing.is_at_target:
@@ -466,7 +484,7 @@ class Supervisor:
     def _on_image(self, notes: WorkerNotes, message: Message) -> None:
         """Save an image that was asked for; others only hand state from worker to worker."""
         self.tell(message)
-        if self._captures.is_awaited or self.standing.target == 0:
+        if self._captures.is_awaited or self.standing.target == 0 or message.get("keep"):
             self._captures.is_awaited = False
             self.crew.save(notes.seat.node, message["path"])
 

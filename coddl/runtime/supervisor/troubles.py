@@ -54,7 +54,7 @@ def no_workers(python: str, last_words: Sequence[str], code: int) -> TrainingErr
 
 def mismatch(first: Message, message: Message, script: str) -> TrainingError | None:
     """Tell what is wrong with a worker that prepared another job than the first one did."""
-    for key in ("virtual_nodes", "global_batch", "steps", "seed", "signature"):
+    for key in ("virtual_nodes", "global_batch", "steps", "seed", "signature", "data"):
         if first and first.get(key) != message.get(key):
             return TrainingError(
                 "a new worker trains something else",
@@ -75,6 +75,20 @@ def not_now(job: Job, asked: str, target: int | None, *, ending: bool) -> Traini
     else:
         return None
     return TrainingError(f"{job.name} can't be {asked} now", because, try_)
+
+
+def too_few(job: Job, workers: int, because: str, least: int) -> TrainingError:
+    """Tell that slices would not fit into memory."""
+    return TrainingError(f"{job.name} can't run on {workers} workers", because, f"{least} workers")
+
+
+def never_fits(job: Job, because: str, most: int) -> TrainingError:
+    """Tell that the batch fits on no number of workers that the job may have."""
+    return TrainingError(
+        f"{job.name} does not fit in memory",
+        f"{because}, and the job can have at most {most} workers",
+        "coddl.prepare(..., micro_batch=N), which runs a slice in parts of N samples",
+    )
 
 
 def not_suspended(job: Job, state: str) -> TrainingError:

@@ -361,13 +361,22 @@ def _run_script(argv: list[str]) -> int:
     module.__loader__ = SourceFileLoader("__main__", path)
     sys.modules["__main__"] = module
     try:
-        exec(_compiled(path), module.__dict__)
+        try:
+            exec(_compiled(path), module.__dict__)
+        except SystemExit as ended:
+            if code := _code_of(ended):
+                return code
+        if (ours := sys.modules.get(OURS)) is not None:
+            ours.finish()
     except SystemExit as ended:
         return _code_of(ended)
     except KeyboardInterrupt as error:
         _show(error, error.__traceback__)
         return 128 + signal.SIGINT
     except BaseException as error:
+        ours = sys.modules.get(OURS)
+        if ours is not None and type(error).__name__ == "OutOfMemoryError":
+            ours.out_of_memory()
         _show(error, error.__traceback__)
         return 1
     return 0

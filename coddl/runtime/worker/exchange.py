@@ -1,245 +1,220 @@
-"""Means of an iteration's gradients over all virtual nodes, wherever they ran.
+"""The exchange of gradients: after `backward()`, `.grad` is that of the global batch.
 
-Every pass of the loop leaves its gradient here; the one that completes the iteration ends in
-`finish`. What forward did to buffers travels along as differences, and so do a few *notes*: numbers
-whose sum tells every worker the same thing about all of them.
-
-How the sum is made is a `Reduction`: `Alone` here, `Buckets` for speed, `Canonical` for equal bits.
+It is a mean over samples, weighted by what each worker's part weighs: its samples, or what the
+script says. When a worker dies, the others send again and the mean is over what is left.
 """
 
-import zlib
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal
 
-import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from coddl.runtime.errors import TrainingError
-from coddl.runtime.worker.buckets import Buckets
-from coddl.runtime.worker.buffers import Buffers
-from coddl.runtime.worker.canonical import Canonical
+from coddl.runtime.worker.chunks import Chunks
+from coddl.runtime.worker.gradients import Gradients, signature_of
 from coddl.runtime.worker.group import Group
-from coddl.runtime.worker.leaves import Leaves, added
+from coddl.runtime.worker.guard import rates_of
+from coddl.runtime.worker.link import Groups
+from coddl.runtime.worker.loader import Slice
+from coddl.runtime.worker.peers import Peers
+from coddl.runtime.worker.rows import BROKE, STALE, Row
 
-
-class Reduction(Protocol):
-    """Adds up what passes leave, over all workers."""
-
-    def restart(self) -> None:
-        """Forget this iteration."""
-
-    def arm(self) -> None:
-        """Expect the pass that completes the iteration: it begins now."""
-
-    def take(self, node: int, leaves: Leaves) -> None:
-        """Keep the leaves of a pass; they may be changed."""
-
-    def means(
-        self, node: int, leaves: Leaves, notes: Sequence[float]
-    ) -> tuple[Leaves, list[float]]:
-        """Take the last pass; give means over virtual nodes and sums of the notes.
-
-        Raises `Broken` when the group failed.
-        """
-
-    def close(self) -> None:
-        """Let go of parameters and group."""
-
-
-class Alone:
-    """The reduction of a lone worker."""
-
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
-        self._sums: Leaves = []
-
-    def restart(self) -> None:
-        self._sums = []
-
-    def arm(self) -> None:
-        pass
-
-    def take(self, node: int, leaves: Leaves) -> None:  # noqa: ARG002
-        self._sums = added(self._sums, leaves)
-
-    def means(
-        self, node: int, leaves: Leaves, notes: Sequence[float]
-    ) -> tuple[Leaves, list[float]]:
-        self.take(node, leaves)
-        there = [leaf for leaf in self._sums if leaf is not None]
-        if self._scale != 1.0 and there:
-            torch._foreach_mul_(there, self._scale)
-        return self._sums, list(notes)
-
-    def close(self) -> None:
-        pass
+Reduction = Literal["mean", "sum"]
 
 
 class Exchange:
-    """One job's exchange: the same calls at any number of workers."""
+    """Exchanges what backward computes in one pass after the other."""
 
     def __init__(
         self,
-        parameters: Sequence[Sequence[Tensor]],
-        buffers: Buffers,
-        *,
-        virtual_nodes: int,
-        strict: bool,
+        peers: Peers,
+        optimizers: Sequence[Optimizer],
+        parameters: Callable[[], list[Tensor]],
+        reduction: Reduction,
+        lost: Callable[[int], None],
     ) -> None:
-        self.overlap = len(parameters) == 1  # several optimizers are exchanged together, at the end
-        self._optimizers = [list(of_one) for of_one in parameters]
-        self.parameters = list({id(p): p for of_one in parameters for p in of_one}.values())
-        self._place = {id(p): i for i, p in enumerate(self.parameters)}
-        self._buffers = buffers
-        self._virtual_nodes = virtual_nodes
-        self._strict = strict
+        self.slice = Slice(1, 1)  # of the pass under way
+        self.weight: float | None = None  # of the next backward, if not its samples
+        self.in_pass = False
+        self.number = 0  # how many this pass has had
+        self.synchronises = True
+        self.is_idle = False  # this worker took part in an update that it does not make
+        self.has_idle = False  # some worker did
+        self._usual = 1  # how many a pass has
+        self._peers = peers
+        self._optimizers = optimizers
+        self._parameters = parameters
+        self._reduction = reduction
+        self._lost = lost
+        self._has_told_loss = False
+        self.chunks: Chunks | None = None  # with micro_batch
         self._group: Group | None = None
-        self._counts: Sequence[int] = (virtual_nodes,)
-        self._weight = 1
-        self._reduction: Reduction | None = None
-        self._node = 0
-        self._leaves: Leaves = []
-        self._stepped = [0] * len(parameters)
-        self._present = [False] * len(self.parameters)
+        self._gradients: Gradients | None = None
+        self._bases: list[tuple[Tensor, Tensor]] = []  # sums of earlier backwards, for "sum"
 
-    def signature(self) -> int:
-        """Tell layouts apart: workers whose signatures differ can't exchange."""
-        shapes = [(tuple(p.shape), str(p.dtype)) for p in self.parameters]
-        return zlib.crc32(repr(shapes).encode())
+    # -- the group
 
-    def gradient_bytes(self) -> list[int]:
-        """Give the size of each tensor that is exchanged."""
-        return [p.numel() * p.element_size() for p in self.parameters if p.requires_grad]
+    def join(self, group: Group | None) -> None:
+        """Exchange with these workers from now on."""
+        self._group = group
+        if self._gradients is not None:
+            self._gradients.close()
+            self._gradients = None
+        if group is not None:
+            self._lay_out()
 
-    def join(self, group: Group | None, counts: Sequence[int], weight: int) -> None:
-        """Exchange with these workers from now on; `weight` virtual nodes run in one pass."""
-        self._group, self._counts, self._weight = group, counts, weight
-        self.restart()
-        self._drop_layout()
+    def _lay_out(self) -> None:
+        assert self._group is not None
+        if self._gradients is not None:
+            self._gradients.close()
+        self._gradients = Gradients(self._group, self._parameters(), {})
 
-    def restart(self) -> None:
-        """Begin an iteration, or begin it again."""
-        self._buffers.retreat()
-        self._buffers.begin_pass()  # what a pass begun meanwhile did must not be taken for state
-        self._stepped = [0] * len(self._optimizers)
-        self._present = [False] * len(self.parameters)
-        if self._reduction is not None:
-            self._reduction.restart()
+    # -- a pass
 
-    def begin_pass(self, node: int, *, last: bool) -> None:
-        """Start a pass without gradients, from the published buffers."""
-        self._node = node
-        self._leaves = [None] * len(self.parameters)
-        for parameter in self.parameters:
-            parameter.grad = None
-        self._buffers.begin_pass()
-        if last and self.overlap and self._reduction is not None:
-            self._reduction.arm()
-
-    def collect(self, optimizer: int) -> None:
-        """Take the gradients one optimizer would step with now."""
-        if self._collected(optimizer):
-            raise TrainingError(
-                "optimizer.step() was called twice in one pass of the loop",
-                "one pass is one micro-batch, and gives each optimizer one gradient",
-                "add the losses and call backward() and step() once",
-            )
-        self._stepped[optimizer] += self._weight
-        for parameter in self._optimizers[optimizer]:
-            place = self._place[id(parameter)]
-            self._leaves[place] = _dense(parameter)
-            self._present[place] |= parameter.grad is not None
-            parameter.grad = None  # a later backward in this pass must not add to what we hold
+    def begin_pass(self, of: Slice, weight: float | None) -> None:
+        """Begin with a slice of a batch."""
+        self.slice, self.weight = of, weight
+        self.in_pass, self.number = True, 0
+        self._has_told_loss = False
 
     def end_pass(self) -> None:
-        """Keep what the pass left; more passes follow in this iteration."""
-        leaves = [*self._leaves, *self._deltas()]
-        self._reduced().take(self._node, leaves)
+        """End a pass; one that had no backward takes part in the others' with weight zero."""
+        while not self.number and self._gradients is not None:
+            for _ in range(self._usual):
+                self._skip()
+        self._usual = max(1, self.number)
+        self.in_pass = False
 
-    def finish(self, vote: bool) -> int:
-        """End the iteration's last pass: means are in `.grad`, merged buffers are published.
+    @property
+    def own_weight(self) -> float:
+        """What this worker's part of the batch weighs."""
+        return float(self.slice.own) if self.weight is None else self.weight
 
-        Gives the number of votes. Raises `Broken`.
-        """
-        leaves = [*self._leaves, *self._deltas()]
-        notes = [float(vote), *map(float, self._stepped), *map(float, self._present)]
-        means, heard = self._reduced().means(self._node, leaves, notes)
-        self._check_stepped([round(count) for count in heard[1 : 1 + len(self._stepped)]])
-        present = heard[1 + len(self._stepped) :]
-        for parameter, mean, there in zip(self.parameters, means, present, strict=False):
-            # A gradient nobody had stays None, as it would alone: optimizers skip those.
-            parameter.grad = mean if there > 0 else None
-        self._buffers.publish([m for m in means[len(self.parameters) :] if m is not None])
-        if isinstance(self._reduction, Buckets):
-            self.overlap = self._reduction.overlap
-        return round(heard[0])
+    # -- backward
 
-    def _deltas(self) -> list[Tensor]:
-        if self._buffers.agreed() is None:
-            self._agree_on_buffers()
-        self._buffers.check_others()
-        # Counters follow the last virtual node, as they would alone; a mean must not divide them.
-        is_final = self._node + self._weight == self._virtual_nodes
-        return self._buffers.deltas(self._virtual_nodes / self._weight if is_final else 0.0)
+    @property
+    def is_due(self) -> bool:
+        exchanges = self._gradients is not None and self.synchronises
+        return self.in_pass and (exchanges or self.chunks is not None)
 
-    def _agree_on_buffers(self) -> None:
-        """Find, with all workers, the buffers that first passes have changed on any of them."""
-        changed = self._buffers.changed()
-        if self._group is not None and changed:
-            flags = torch.tensor(changed, device=self.parameters[0].device).float()
-            self._group.finish(self._group.all_reduce(flags))
-            changed = [flag > 0 for flag in flags.tolist()]
-        self._buffers.settle([i for i, has in enumerate(changed) if has])
-        self._drop_layout()
+    def begin_backward(self) -> None:
+        if self.chunks is not None:
+            self.chunks.begin_backward()
+        if self._gradients is None or self._is_partial:
+            return
+        if signature_of(self._parameters()) != self._gradients.signature:
+            self._lay_out()
+        if self._reduction == "sum":
+            self._put_aside()
+        self._gradients.begin(self.number, self._scale(), overlap=self.chunks is None)
 
-    def _collected(self, optimizer: int) -> bool:
-        return any(
-            self._leaves[self._place[id(p)]] is not None for p in self._optimizers[optimizer]
+    @property
+    def _is_partial(self) -> bool:
+        return self.chunks is not None and self.chunks.is_partial
+
+    def _scale(self) -> float:
+        if self._reduction == "sum":
+            return float(self.own_weight > 0)
+        return self.own_weight / self.slice.samples
+
+    def _put_aside(self) -> None:
+        """Keep earlier sums out of this one; a mean of equal parts need not."""
+        self._bases = [(p, p.grad) for p in self._parameters() if p.grad is not None]
+        for parameter, _ in self._bases:
+            parameter.grad = None
+
+    def end_backward(self) -> None:
+        if self.chunks is not None:
+            self.chunks.end_backward()
+        if self._gradients is None or self._is_partial or not self.synchronises:
+            return
+        if self.chunks is not None:
+            self._gradients.got |= self.chunks.got
+        self._gradients.end()
+        mine = self._gradients
+
+        def exchange(groups: Groups) -> None:
+            gradients = self._gradients
+            assert gradients is not None
+            if gradients is not mine:  # the group that part of it was sent in is gone
+                gradients.begin(self.number, self._scale())
+                gradients.end()
+                gradients.got = mine.got
+            flags = STALE if gradients.is_stale else 0
+            row = self._row("gradients", gradients.used, flags)
+            self._finish(gradients, self._peers.compare(groups, row))
+
+        self._peers.together(exchange, alone=self._alone, missed=lambda: None)
+        for parameter, base in self._bases:
+            parameter.grad = base if parameter.grad is None else parameter.grad.add_(base)
+        self._bases = []
+        self.number += 1
+        self.weight = None
+
+    def _alone(self) -> None:
+        """Have nobody left to exchange with: this worker's part is all there is."""
+        self._tell_loss(self.slice.own)
+
+    def _skip(self) -> None:
+        def skip(groups: Groups) -> None:
+            found = self._peers.compare(groups, self._row("skip", set()))
+            if any(row.kind == "gradients" for row in found):
+                self.take_part(found)
+
+        self._peers.together(skip, alone=lambda: None, missed=lambda: None)
+        self.number += 1
+
+    def take_part(self, found: Sequence[Row]) -> None:
+        """Take part in the others' exchange with nothing to give."""
+        assert self._gradients is not None
+        kept = [(p, p.grad) for p in self._parameters()]
+        self.is_idle = True
+        for parameter, _ in kept:
+            parameter.grad = None
+        self._gradients.begin(self.number if self.in_pass else 0, 0.0)
+        self._gradients.end()
+        self._finish(self._gradients, found)
+        for parameter, grad in kept:
+            parameter.grad = grad
+
+    def _row(self, kind: Literal["gradients", "skip"], used: set[int], flags: int = 0) -> Row:
+        assert self._gradients is not None
+        about = self._peers.row(kind)
+        return Row(
+            kind,
+            about.exchange,
+            about.step,
+            about.epoch,
+            layout=self._gradients.signature,
+            rates=rates_of(self._optimizers),
+            order=self.slice.order,
+            applied=self._peers.updates,
+            weight=self.own_weight if kind == "gradients" else 0.0,
+            value=float(self.slice.own),
+            flags=flags,
+            buckets=frozenset(used),
         )
 
-    def _check_stepped(self, counts: list[int]) -> None:
-        """Raise unless each optimizer was stepped in all passes or none, and one at least was."""
-        odd = [count for count in counts if count not in (0, self._virtual_nodes)]
-        if odd or not any(counts):
-            raise TrainingError(
-                f"optimizer.step() was called in {max(odd, default=0)} of {self._virtual_nodes} "
-                "passes of an iteration",
-                "every pass of the loop gives one micro-batch of the global batch",
-                "call step() in each pass; only the last one of an iteration has an effect",
-            )
+    def _finish(self, gradients: Gradients, found: Sequence[Row]) -> None:
+        trained = [row for row in found if row.kind == "gradients"]
+        used = frozenset[int]().union(*(row.buckets for row in trained))
+        total = sum(row.weight for row in trained)
+        samples = self.slice.samples if self.in_pass else _samples(trained)
+        factor = samples / total if self._reduction == "mean" and total else 1.0
+        is_stale = any(row.flags & STALE for row in found)
+        number = self.number if self.in_pass else 0
+        gradients.finish(number, used, 1.0 if abs(factor - 1.0) < 1e-9 else factor, again=is_stale)
+        self.has_idle |= bool(trained) and len(trained) < len(found)
+        if self.in_pass and not any(row.flags & BROKE for row in found):
+            self._tell_loss(sum(row.value for row in found))
 
-    def _drop_layout(self) -> None:
-        if self._reduction is not None:
-            self._reduction.close()
-        self._reduction = None
-
-    def _reduced(self) -> Reduction:
-        if self._reduction is None:
-            self._reduction = self._new_reduction()
-        return self._reduction
-
-    def _new_reduction(self) -> Reduction:
-        like = [*self.parameters, *(b.float() for b in self._buffers.exchanged())]
-        if self._strict:
-            return Canonical(self._group, like, self._counts)
-        scale = self._weight / self._virtual_nodes
-        if self._group is None:
-            return Alone(scale)
-        return Buckets(
-            self._group,
-            self.parameters,
-            like[len(self.parameters) :],
-            notes=1 + len(self._optimizers) + len(self.parameters),
-            scale=scale,
-            overlap=self.overlap,
-        )
+    def _tell_loss(self, present: float) -> None:
+        lost = self.slice.samples - round(present)
+        if lost > 0 and self.in_pass and not self._has_told_loss:
+            self._has_told_loss = True
+            self._lost(lost)
 
 
-def _dense(parameter: Tensor) -> Tensor | None:
-    if parameter.grad is not None and parameter.grad.is_sparse:
-        raise TrainingError(
-            "a gradient is sparse",
-            f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient",
-            "nn.Embedding(..., sparse=False)",
-        )
-    return parameter.grad
+def _samples(trained: Sequence[Row]) -> float:
+    """Give what the others divide by, for one that has left: it does not use the result."""
+    return sum(row.weight for row in trained) or 1.0

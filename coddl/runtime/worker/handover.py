@@ -4,17 +4,21 @@ import contextlib
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
+from torch import Tensor
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Meta, Unreadable
 from coddl.runtime.worker.group import Broken, Group
-from coddl.runtime.worker.image import Ahead, Stash, nbytes, opened
-from coddl.runtime.worker.state import State
+from coddl.runtime.worker.image import Ahead, Stash, Tree, nbytes, opened
+from coddl.runtime.worker.state import Home, State, mapped
+
+if TYPE_CHECKING:
+    from coddl.runtime.worker.membership import Work
 
 PATH_BYTES: Final = 1024
 CHUNK_BYTES: Final = 16 << 20
@@ -74,58 +78,104 @@ class Handover:
             self._opening = None
             threading.Thread(target=self._ahead.close, args=(self._device,), daemon=True).start()
 
-    def load(self, path: Path) -> int:
-        """Become what the image holds; gives its step."""
+    def load(self, path: Path) -> None:
+        """Become what the image holds."""
+        with self._opened(path) as (tree, home):
+            self._state.restore(tree, home)
+
+    def read(self, path: Path) -> tuple[Tree, Home]:
+        """Give what the image holds, in memory of its own, and where its tensors belong."""
+        homes: dict[int, torch.device] = {}
+
+        def copied(tensor: Tensor) -> Tensor:
+            copy = tensor.clone()
+            homes[id(copy)] = home(tensor)
+            return copy
+
+        with self._opened(path) as (tree, home):
+            return mapped(tree, copied), lambda tensor: homes.get(id(tensor), tensor.device)
+
+    @contextlib.contextmanager
+    def _opened(self, path: Path) -> Iterator[tuple[Tree, Home]]:
         mine = self._describe()
         with opened(path, self._ahead) as (meta, tree, from_gpu):
-            for key in ("virtual_nodes", "global_batch", "seed", "steps_per_epoch"):
-                if meta[key] != mine[key]:
+            for key in mine.keys() - {"step", "epoch"}:
+                if meta.get(key) != mine[key]:
                     raise TrainingError(
-                        f"the saved state has {key}={meta[key]}",
+                        f"the saved state has {key}={meta.get(key)}",
                         f"the script asks for {key}={mine[key]}, which would change the training",
-                        f"{key}={meta[key]}, or `coddl run --fresh` to start over",
+                        f"{key}={meta.get(key)}, or `coddl run --fresh` to start over",
                     )
-            self._state.restore(tree, lambda t: self._device if id(t) in from_gpu else t.device)
+            yield tree, lambda t: self._device if id(t) in from_gpu else t.device
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()  # copies read the mapping until then
-        return int(meta["step"])
 
     def synchronise(
-        self, group: Group | None, applied: int, signature: int, image: Path | None
-    ) -> int:
-        """Bring everybody in the group to the most advanced member's state; gives its step.
+        self, group: Group | None, work: "Work", *, has_state: bool, image: Path | None
+    ) -> Sequence[int]:
+        """Bring everybody in the group to the most advanced member's state.
 
         If nobody has state, it comes from the image; if there is none, rank 0's initial weights
-        are everybody's.
+        are everybody's. Gives how many batches of each loader somebody has been handed.
         """
         self.boundary_s = 0.0
-        if group is None and applied != NOTHING:
-            return applied
         if group is None:
-            return self._first_state(image)
-        rows = self._gathered(group, [applied, signature, self._host])
+            if not has_state:
+                self._first_state(image)
+            return work.handed
+        position = work.position if has_state else NOTHING
+        rows = self._gathered(group, [position, work.signature(), self._host, *work.handed])
         if any(row[1] != rows[0][1] for row in rows):
             raise TrainingError(
                 "workers hold different parameters",
                 "the script gave its optimizers other shapes on one worker than on another",
                 "build the model alike on every worker; change it only as a function of the step",
             )
-        steps = [row[0] for row in rows]
-        if max(steps) == NOTHING:
+        positions = [row[0] for row in rows]
+        if max(positions) == NOTHING:
             if image is not None and all(row[2] == rows[0][2] for row in rows):
-                return self._load_kept(image)  # within reach of all
-            steps[0] = self._first_state(image) if group.rank == 0 else 0
-            steps[0] = int(_tell(group, 0, str(steps[0])))
-        source = steps.index(max(steps))
-        behind = [rank for rank, step in enumerate(steps) if step < steps[source]]
+                self._load_kept(image)  # within reach of all
+                return work.handed
+            if group.rank == 0:
+                self._first_state(image)
+            positions[0] = 0
+        source = positions.index(max(positions))
+        behind = [rank for rank, each in enumerate(positions) if each < positions[source]]
         if behind:
             local = all(rows[rank][2] == rows[source][2] for rank in behind)
-            self._hand_over(group, source, is_behind=group.rank in behind, local=local)
-        return int(steps[source])
+            path = self._handed_over(group, source, is_behind=group.rank in behind, local=local)
+            if group.rank in behind:
+                self._take(path, work, later=has_state, remove=not local)
+        return [max(column) for column in zip(*(row[3:] for row in rows), work.handed, strict=True)]
 
-    def _load_kept(self, image: Path) -> int:
+    def bring(self, group: Group, source: int, *, is_behind: bool) -> None:
+        """Bring one member's state to those behind, which stay where they are in the training."""
+        path = self._handed_over(group, source, is_behind=is_behind, local=False)
+        if is_behind:
+            try:
+                with self._opened(path) as (tree, home):
+                    self._state.restore(tree, home, progress=False)
+            except Unreadable as error:
+                raise Broken(f"{path} {error}") from error
+            finally:
+                path.unlink(missing_ok=True)
+
+    def _take(self, path: Path, work: "Work", *, later: bool, remove: bool) -> None:
+        """Take a state that was handed over; a worker that has one of its own may have to wait."""
         try:
-            return self.load(image)
+            if later:
+                work.miss(*self.read(path))
+            else:
+                self.load(path)
+        except Unreadable as error:
+            raise Broken(f"{path} {error}") from error
+        finally:
+            if remove:
+                path.unlink(missing_ok=True)
+
+    def _load_kept(self, image: Path) -> None:
+        try:
+            self.load(image)
         except Unreadable as error:
             raise TrainingError(
                 "the job can't go on from where it was",
@@ -133,12 +183,12 @@ class Handover:
                 "the same command again, which looks for the newest state that is whole",
             ) from error
 
-    def _first_state(self, image: Path | None) -> int:
+    def _first_state(self, image: Path | None) -> None:
         """Take the state from an image, or be the one whose initial weights count."""
         if image is not None:
-            return self._load_kept(image)
-        self._state.forget_rehearsal()
-        return 0
+            self._load_kept(image)
+        else:
+            self._state.forget_rehearsal()
 
     def _gathered(self, group: Group, mine: list[int]) -> list[list[int]]:
         """Collect everybody's numbers; the time it takes is that of waiting for the last one."""
@@ -149,22 +199,14 @@ class Handover:
         rows: list[list[int]] = everybody.view(group.world, len(mine)).tolist()
         return rows
 
-    def _hand_over(self, group: Group, source: int, *, is_behind: bool, local: bool) -> None:
-        """Bring one member's state to those behind; all take part."""
+    def _handed_over(self, group: Group, source: int, *, is_behind: bool, local: bool) -> Path:
+        """Bring one member's state to those behind; all take part. Gives where it lies."""
         mine = self.write() if group.rank == source else None
         if local:
-            path = Path(_tell(group, source, None if mine is None else str(mine)))
-        else:
-            path = self._folder / f"received-{group.rank}.img"
-            self._send_bytes(group, source, mine, path if is_behind else None)
-        try:
-            if is_behind:
-                self.load(path)
-        except Unreadable as error:
-            raise Broken(f"{path} {error}") from error
-        finally:
-            if not local:
-                path.unlink(missing_ok=True)
+            return Path(_tell(group, source, None if mine is None else str(mine)))
+        path = self._folder / f"received-{group.rank}.img"
+        self._send_bytes(group, source, mine, path if is_behind else None)
+        return path
 
     def _send_bytes(self, group: Group, source: int, mine: Path | None, to: Path | None) -> None:
         """Send an image's bytes to everybody; those that need it write it down."""

@@ -1,161 +1,377 @@
-"""Micro-batches by name: (epoch, step, virtual node) tells the samples and their random numbers.
+"""The user's DataLoader, cut: each worker loads its slice of every batch.
 
-So the position in the data is a step number, a resize moves no samples, and a micro-batch can be
-handed out again after a failure.
+A *round* is one iteration over the loader, an epoch as a rule. The order of its batches is the
+loader's own: the main worker's random streams are captured at its start, and every other worker
+draws the same order from them. A worker that joins in the middle takes the round up where it is.
 """
 
-import random
-import sys
-from collections.abc import Callable, Iterator
+import itertools
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.vnodes import Batch, seed_of
+from coddl.runtime.slices import slices
+from coddl.runtime.worker import batches
+from coddl.runtime.worker.randomness import Streams, borrowed, capture
 
-# Purposes, so that the same (epoch, step, node) gives unrelated streams for each.
-ORDER, SAMPLES, FORWARD = 1, 2, 3
+if TYPE_CHECKING:
+    from coddl.runtime.worker.session import Session
 
-Item = Any  # a sample or a batch: whatever the user's dataset holds
-Collate = Callable[[list[Item]], Item]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Key:
-    """Names one pass: an iteration and the virtual nodes that run in it."""
-
-    step: int
-    nodes: tuple[int, ...]
+Item = Any  # a batch: whatever the user's loader gives
+PULLED_AT_ONCE: Final = 64  # batches of an order that is drawn from captured streams
+UNKNOWN_BATCH: Final = 256  # parts to cut batches into whose size nobody says
 
 
-class Samples(Dataset[Item]):
-    """The user's dataset, indexed by `Key`; also inside loader processes."""
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What this worker has of a batch."""
 
-    def __init__(self, dataset: Any, cut: Batch, seed: int, collate: Collate | None) -> None:
-        self.steps_per_epoch = _steps_per_epoch(dataset, cut)
-        self._dataset = dataset
-        self._cut = cut
-        self._seed = seed
-        self._collate = collate or default_collate
-        self._order: tuple[int, list[int]] = (-1, [])
+    samples: int  # of the whole batch
+    own: int  # here; 0 where a duplicate stands in
+    order: int = 0  # tells the batch from others
 
-    def _indices_of(self, step: int, node: int) -> list[int]:
-        epoch, within = divmod(step, self.steps_per_epoch)
-        if self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(seed_of(self._seed, epoch, ORDER))
-            length = len(self._dataset)
-            self._order = (epoch, torch.randperm(length, generator=generator).tolist())
-        start = within * self._cut.global_batch + node * self._cut.micro_batch
-        return self._order[1][start : start + self._cut.micro_batch]
-
-    def __getitem__(self, key: Key) -> Item:
-        found = []
-        for node in key.nodes:
-            seed_everything(seed_of(self._seed, key.step, node, SAMPLES))
-            found += [self._dataset[i] for i in self._indices_of(key.step, node)]
-        return self._collate(found)
+    @property
+    def weight(self) -> float:
+        return float(self.own)
 
 
-def _steps_per_epoch(dataset: Any, cut: Batch) -> int:
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise TrainingError(
-            f"a {type(dataset).__name__} can't be trained on elastically",
-            "it can only be iterated, and samples must be found by their number at any size",
-            "a dataset with __len__ and __getitem__; list(dataset) if it fits into memory",
-        )
-    if len(dataset) < cut.global_batch:
-        raise TrainingError(
-            f"the dataset has {len(dataset)} samples",
-            f"one global batch takes {cut.global_batch}",
-            f"global_batch={max(1, len(dataset))} or less, or more data",
-        )
-    return len(dataset) // cut.global_batch
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How batches are cut from some number on."""
+
+    first: int  # counted over all rounds
+    rank: int
+    counts: tuple[int, ...]
+
+    def range_of(self, samples: int) -> range:
+        """Give this worker's part of a batch; empty if it has none."""
+        return slices(samples, self.counts)[self.rank]
 
 
-def seed_everything(seed: int) -> None:
-    """Seed what datasets draw from: torch on the CPU, Python, NumPy if it is there."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % 2**32)
+class ElasticLoader:
+    """A DataLoader whose batches are this worker's slices; everything else is the user's own."""
 
-
-class _Keys(Sampler[Key]):
-    """The keys a worker will ask for, as far as one can tell now; loader processes run ahead."""
-
-    def __init__(self, ahead: Callable[[], Iterator[Key]]) -> None:
-        self._ahead = ahead
-
-    def __iter__(self) -> Iterator[Key]:
-        return self._ahead()
-
-
-class Loader:
-    """Fetches passes; with loader processes, ahead of time."""
-
-    def __init__(
-        self,
-        samples: Samples,
-        workers: int,
-        device: torch.device,
-        ahead: Callable[[], Iterator[Key]],
-    ) -> None:
-        self._samples = samples
+    def __init__(self, loader: "DataLoader[Any]", session: "Session", device: Any = None) -> None:
+        self.rounds = -1  # the number of the round under way
+        self.at = 0  # batches of this round that were handed out
+        self.total = 0  # of all rounds
+        self.slice = Slice(0, 0)
+        self.streams: Streams | None = None  # at the start of this round
+        self._loader = loader
+        self._session = session
         self._device = device
-        self._workers = workers
-        self._ahead = ahead
-        self._asked: list[Key] = []
+        self._resumes = False  # the next round is one that others have begun
+        self._cuts: list[Cut] = [Cut(0, 0, (1,))]
+        self._order: _Order | None = None
         self._stream: Iterator[Item] | None = None
+        self._cuts_samples = not is_cut_late(loader)
+        self._sampler = _SliceSampler(self)
+        self._inner: DataLoader[Any] | None = None
 
-    def fetch(self, key: Key, *, inline: bool = False) -> Item:
-        """Give the batch of a pass, on the model's device; `inline` without loader processes."""
-        batch = self._fetched(key) if self._workers and not inline else self._samples[key]
-        if self._device.type == "cpu":
+    # -- what the user sees
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # dataset, batch_size, sampler, collate_fn, ...
+
+    @property
+    def step(self) -> int:
+        """The number, in this epoch, of the batch that was handed out last."""
+        return max(0, self.at - 1)
+
+    def __iter__(self) -> Iterator[Item]:
+        self._session.rounds.begin(self)
+        return self._batches()
+
+    def _batches(self) -> Iterator[Item]:
+        session, complete = self._session, False
+        try:
+            while True:
+                try:
+                    batch = session.rounds.next_batch(self)
+                except StopIteration:
+                    complete = True
+                    return
+                yield batch
+        finally:
+            if not complete:
+                session.rounds.leave(self)
+
+    # -- what the session calls
+
+    @property
+    def samples_per_batch(self) -> int:
+        """How many samples a full batch has, as far as anybody says."""
+        known = self._loader.batch_size or getattr(self._loader.batch_sampler, "batch_size", None)
+        return int(known) if known else UNKNOWN_BATCH
+
+    @property
+    def is_last(self) -> bool:
+        """Tell whether the round has no further batch, as far as its length is known."""
+        try:
+            return self.at >= len(self._loader)
+        except TypeError:
+            return False
+
+    def begin(self, *, is_main: bool, keep_streams: bool) -> Streams | None:
+        """Begin the next round; gives the streams that its order is drawn from."""
+        self.rounds += 1
+        self.at = 0
+        self.streams = capture(self._loader.generator) if is_main and keep_streams else None
+        return self.streams
+
+    def open(self, streams: Streams | None) -> None:
+        """Open the round under way, from where it stands; `streams`: draw its order from them."""
+        self.streams = streams if streams is not None else self.streams
+        if self._cuts_samples:
+            assert self._loader.batch_sampler is not None
+            drawn = None if streams is None else _copied(streams)
+            self._order = _Order(self._loader, drawn, self.at)
+            self.reopen()
+        else:
+            self._stream = itertools.islice(iter(self._loader), self.at, None)
+
+    def reopen(self) -> None:
+        """Load from here on by the newest cut; what was loaded ahead is thrown away."""
+        assert self._order is not None
+        self._stream = None
+        self._order.rewind()
+        if self._inner is None:
+            self._inner = rebuilt(self._loader, self._sampler)
+        generator = self._loader.generator
+        if generator is None or self._order.is_natural:
+            self._stream = iter(self._inner)
+            return
+        kept = generator.get_state()  # an iterator draws a seed from it
+        self._stream = iter(self._inner)
+        generator.set_state(kept)
+
+    def fetch(self) -> Item:
+        """Give this worker's slice of the next batch; raises StopIteration at the round's end."""
+        assert self._stream is not None
+        batch = next(self._stream)
+        if self._cuts_samples:
+            assert self._order is not None
+            self.slice = self._order.handed_out()
+        else:
+            batch = self._cut_late(batch)
+        self.at += 1
+        self.total += 1
+        return batch if self._device is None else batches.moved(batch, self._device)
+
+    def _cut_late(self, batch: Item) -> Item:
+        """Cut a batch that the dataset makes as a whole."""
+        count = batches.samples_in(batch)
+        cut = self.cut_of(self.total)
+        if len(cut.counts) == 1 or count is None:
+            self.slice = Slice(count or 1, count or 1)
             return batch
-        return moved(batch, self._device)
+        part = cut.range_of(count)
+        self.slice = Slice(count, len(part))
+        return batches.cut(batch, part if part else range(1), count)
 
-    def _fetched(self, key: Key) -> Item:
-        if self._stream is None:
-            self._stream = self._started()
-        while self._asked and self._asked[0] <= key:
-            asked, batch = self._asked.pop(0), next(self._stream)
-            if asked == key:
-                return batch  # others were of virtual nodes that have moved away meanwhile
-        return self._samples[key]  # just moved here, or handed out again: nobody fetched it ahead
+    def cut_of(self, number: int) -> Cut:
+        """Give the cut of a batch, by its number over all rounds."""
+        return next(cut for cut in reversed(self._cuts) if cut.first <= number)
 
-    def _started(self) -> Iterator[Item]:
-        def noted() -> Iterator[Key]:
-            for key in self._ahead():
-                self._asked.append(key)
-                yield key
+    def own(self, cut: Cut) -> None:
+        """Cut batches so from some number on."""
+        if cut == self._cuts[-1]:
+            return
+        cuts = [*(earlier for earlier in self._cuts if earlier.first < cut.first), cut]
+        current = max(i for i, each in enumerate(cuts) if each.first <= self.total)
+        self._cuts = cuts[current:]
+        if self._stream is not None and self._cuts_samples:
+            self.reopen()
 
-        return iter(
-            DataLoader(
-                self._samples,
-                batch_size=None,
-                sampler=_Keys(noted),
-                num_workers=self._workers,
-                pin_memory=self._device.type == "cuda",
-            )
-        )
+    def end(self) -> None:
+        """End the round: nothing of it is left to be handed out."""
+        self._stream = self._order = None
+        self._resumes = False
+
+    def forget(self) -> None:
+        """Be as new: what was handed out was a rehearsal."""
+        self.end()
+        self.rounds, self.at, self.total, self.streams = -1, 0, 0, None
+        self._inner = None
 
     def close(self) -> None:
-        """End the loader processes."""
-        self._stream = None
+        """End the loader's processes."""
+        self._stream = self._inner = self._order = None
+
+    # -- state
+
+    def progress(self) -> dict[str, Any]:
+        """Give where the loader stands."""
+        about = {"rounds": self.rounds, "at": self.at, "total": self.total}
+        return {**about, "streams": self.streams}
+
+    def resume(self, held: dict[str, Any]) -> None:
+        """Stand where another worker's loader stands; the next iteration takes it up there."""
+        self.rounds, self.at, self.total = held["rounds"], held["at"], held["total"]
+        self.streams = held["streams"]
+        self._resumes = self.rounds >= 0 and self.streams is not None
+        self._cuts = [Cut(0, c.rank, c.counts) for c in self._cuts[-1:]]
+        self._stream, self._order = None, None
+
+    def takes_up(self) -> bool:
+        """Tell, once, whether the round to begin is one that others have begun."""
+        resumes, self._resumes = self._resumes, False
+        return resumes
 
 
-def moved(batch: Item, device: torch.device) -> Item:
-    """Move a batch's tensors to a device; tuples, lists and dicts keep their shape."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return type(batch)((key, moved(part, device)) for key, part in batch.items())
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(part, device) for part in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(moved(part, device) for part in batch)
-    return batch
+class _Order:
+    """The batches of a round as lists of indices, and which of them were handed out."""
+
+    def __init__(self, loader: "DataLoader[Any]", streams: Streams | None, start: int) -> None:
+        assert loader.batch_sampler is not None
+        self.is_natural = streams is None  # drawn as the user's own loader would draw it
+        self._generator = loader.generator
+        self._streams = streams
+        self._pending: deque[tuple[list[int], Slice]] = deque()  # given to the loader, not out yet
+        self._ahead: deque[list[int]] = deque()  # drawn, not given to the loader
+        if streams is None:
+            self._source: Iterator[list[int]] = iter(loader.batch_sampler)
+            return
+        with borrowed(streams, self._generator):
+            # What a DataLoader's iterator draws, in its order.
+            self._source = iter(loader.batch_sampler)
+            torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+            for _ in itertools.islice(self._source, start):
+                pass
+
+    def rewind(self) -> None:
+        """Give once more what was loaded and not handed out."""
+        self._ahead.extendleft(batch for batch, _ in reversed(self._pending))
+        self._pending.clear()
+
+    def take(self) -> list[int]:
+        """Draw the next batch; raises StopIteration at the end."""
+        if not self._ahead:
+            if self._streams is None:
+                return next(self._source)
+            with borrowed(self._streams, self._generator):
+                self._ahead.extend(itertools.islice(self._source, PULLED_AT_ONCE))
+        if not self._ahead:
+            raise StopIteration
+        return self._ahead.popleft()
+
+    def give(self, batch: list[int], cut: Slice) -> None:
+        """Take note that a batch is being loaded."""
+        self._pending.append((batch, cut))
+
+    @property
+    def loading(self) -> int:
+        """How many batches are being loaded."""
+        return len(self._pending)
+
+    def handed_out(self) -> Slice:
+        """Take note that the oldest batch that was loaded is handed out."""
+        return self._pending.popleft()[1]
+
+
+class _SliceSampler(Sampler[list[int]]):
+    """Gives this worker's part of each batch's indices; for the DataLoader that loads them."""
+
+    def __init__(self, loader: ElasticLoader) -> None:
+        self._elastic = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        elastic = self._elastic
+        order = elastic._order
+        while order is not None:
+            try:
+                batch = order.take()
+            except StopIteration:
+                return
+            cut = elastic.cut_of(elastic.total + order.loading)
+            if len(cut.counts) == 1:
+                order.give(batch, Slice(len(batch), len(batch), 0))
+                yield batch
+                continue
+            part = cut.range_of(len(batch))
+            order.give(batch, Slice(len(batch), len(part), _fingerprint(batch)))
+            yield batch[part.start : part.stop] if part else batch[:1]
+
+    def __len__(self) -> int:
+        return len(self._elastic)
+
+
+class EvalLoader:
+    """A loader for evaluation: each worker gets every n-th batch, and results are put together."""
+
+    def __init__(self, loader: "DataLoader[Any]", session: "Session") -> None:
+        self._loader = loader
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        rank, size = self._session.place
+        return len(range(rank, len(self._loader), size))
+
+    def __iter__(self) -> Iterator[Item]:
+        rank, size = self._session.place
+        if size == 1:
+            return iter(self._loader)
+        if is_cut_late(self._loader):
+            return itertools.islice(iter(self._loader), rank, None, size)
+        assert self._loader.batch_sampler is not None
+        mine = list(itertools.islice(self._loader.batch_sampler, rank, None, size))
+        return iter(rebuilt(self._loader, mine))
+
+
+def is_cut_late(loader: "DataLoader[Any]") -> bool:
+    """Tell whether the dataset makes batches, or samples in a stream: no index finds a sample."""
+    return isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
+
+
+def rebuilt(loader: "DataLoader[Any]", batch_sampler: Iterable[Sequence[int]]) -> "DataLoader[Any]":
+    """Make a DataLoader that is like another one but for the batches it is asked for."""
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=batch_sampler,  # type: ignore[arg-type] # lists of indices
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        persistent_workers=loader.persistent_workers,
+        pin_memory_device=loader.pin_memory_device,
+        prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
+    )
+
+
+def _fingerprint(batch: list[int]) -> int:
+    try:
+        return zlib.crc32(array("q", batch).tobytes())
+    except TypeError:  # indices may be anything
+        return zlib.crc32(repr(batch).encode())
+
+
+def _copied(streams: Streams) -> Streams:
+    return dict(streams)
+
+
+def check_loader(loader: "DataLoader[Any]") -> None:
+    """Raise if a loader can't be cut."""
+    sampler = type(loader.sampler).__name__
+    if "Distributed" in sampler:
+        raise TrainingError(
+            f"the loader has a {sampler}",
+            "it gives each process of a fixed group its own samples, and coddl cuts every batch "
+            "itself",
+            "DataLoader(dataset, batch_size=..., shuffle=True), with the global batch size",
+        )

@@ -15,10 +15,12 @@ from typing import Protocol
 import torch
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.worker.group import Broken, Group
-from coddl.runtime.worker.handover import NOTHING, Handover
+from coddl.runtime.worker.group import Broken
+from coddl.runtime.worker.handover import Handover
+from coddl.runtime.worker.image import Tree
 from coddl.runtime.worker.link import Generation, Groups, Link
 from coddl.runtime.worker.pulse import Pulse
+from coddl.runtime.worker.state import Home
 
 
 class Leaving(SystemExit):
@@ -28,13 +30,26 @@ class Leaving(SystemExit):
 class Work(Protocol):
     """The training that changes hands."""
 
-    step: int
+    @property
+    def step(self) -> int:
+        """How many iterations this worker has made."""
 
-    def restart(self) -> None:
-        """Stand before the first pass of an iteration."""
+    @property
+    def position(self) -> int:
+        """How far it has come: survivors of a failure compare this."""
 
-    def own(self, rank: int, counts: Sequence[int], group: Group | None) -> None:
-        """Take over a rank's virtual nodes; exchange with this group."""
+    @property
+    def handed(self) -> Sequence[int]:
+        """How many batches each of its loaders has handed out."""
+
+    def abandon(self) -> None:
+        """Give up what is under way, if the next group can't go on with it."""
+
+    def miss(self, tree: Tree, home: Home) -> None:
+        """Be given the state of a worker that has completed what failed here."""
+
+    def own(self, rank: int, counts: Sequence[int], groups: Groups, handed: Sequence[int]) -> None:
+        """Take over a rank's part of the batches that nobody has been handed; exchange there."""
 
     def signature(self) -> int:
         """Tell layouts of parameters apart."""
@@ -56,6 +71,9 @@ class Membership:
         self._started = link is None
         self._has_state = link is None
         self._has_room = False
+        self._handed: Sequence[int] = ()
+        self.has_left = False
+        self._largest = 0  # slice that was ever had
 
     @property
     def is_main(self) -> bool:
@@ -63,11 +81,16 @@ class Membership:
         return self._rank == 0 if self._started else os.environ.get("CODDL_MAIN") == "1"
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """Name the workers of the group, by rank."""
+        return self._generation.members
+
+    @property
     def is_due(self) -> bool:
         """Tell whether this worker is ready to change after the iteration under way."""
         return self._link is not None and self._link.due(self._work.step)
 
-    def start(self, **about: int) -> None:
+    def start(self, **about: int | None) -> None:
         """Say that the script has come to its loop; wait to be taken into a group."""
         if (link := self._link) is None:
             return
@@ -109,6 +132,7 @@ class Membership:
         """Do what the supervisor asks between passes; come back when there is a group again."""
         while (link := self._link) is not None:
             if link.stop:
+                self.has_left = True
                 raise Leaving(0)
             if link.regroup is not None:
                 self._regroup(link, link.regroup)
@@ -137,7 +161,7 @@ class Membership:
             else:
                 return  # something newer came: look again
         self.failed = False
-        self._work.restart()
+        self._work.abandon()
         self._enter(link, *pending)
 
     def _enter_committed(self, link: Link) -> None:
@@ -156,6 +180,7 @@ class Membership:
             self._adopt(link, generation, groups)
             self.broke(failure)
             return
+        self._keep_if_slices_grow(link, generation, is_main=was_main)
         state_s = time.monotonic() - start_s - self._handover.boundary_s
         if link.worker not in generation.members:
             if generation.members or self._is_saved(link, by_me=was_main):
@@ -167,13 +192,20 @@ class Membership:
         self._tell_swapped(link, generation, left=False, pause=pause)
         self._handover.close_ahead()
 
+    def _keep_if_slices_grow(self, link: Link, generation: Generation, *, is_main: bool) -> None:
+        """Have the state at hand if larger slices than ever turn out not to fit into memory."""
+        largest = max(generation.counts, default=0)
+        if is_main and self._largest and largest > self._largest:
+            self._try(link, lambda: self._write_image(link, keep=True))
+        self._largest = max(self._largest, largest)
+
     def _take_state(self, generation: Generation, groups: Groups) -> None:
         with self._pulse.timed("state"):
-            applied = self._work.step if self._has_state else NOTHING
             via = groups.bridge if generation.bridge else groups.talk
             image = None if generation.image is None else Path(generation.image)
-            signature = self._work.signature()
-            self._work.step = self._handover.synchronise(via, applied, signature, image)
+            self._handed = self._handover.synchronise(
+                via, self._work, has_state=self._has_state, image=image
+            )
             self._has_state = True
 
     def _adopt(self, link: Link, generation: Generation, groups: Groups) -> None:
@@ -186,7 +218,7 @@ class Membership:
             if link.worker in generation.members:
                 self._rank = generation.members.index(link.worker)
                 self.size = len(generation.members)
-                self._work.own(self._rank, generation.counts, groups.train)
+                self._work.own(self._rank, generation.counts, groups, self._handed)
 
     def _is_saved(self, link: Link, *, by_me: bool) -> bool:
         """Before all leave, wait for the main worker's image; if it dies, others still have all."""
@@ -203,6 +235,7 @@ class Membership:
     def _leave(self, link: Link, generation: Generation) -> None:
         self._tell_swapped(link, generation, left=True, pause={})
         self._pulse.flush()
+        self.has_left = True
         raise Leaving(0)
 
     def _tell_swapped(
@@ -217,12 +250,13 @@ class Membership:
         self._pulse.alive()
         return self._link.regroup is None and not self._link.stop
 
-    def _write_image(self, link: Link) -> None:
+    def _write_image(self, link: Link, *, keep: bool = False) -> None:
         start_s = time.monotonic()
         path = self._handover.write()
         seconds = time.monotonic() - start_s
         bytes_ = path.stat().st_size
-        link.tell("image", path=str(path), step=self._work.step, bytes=bytes_, seconds=seconds)
+        about = {"step": self._work.step, "bytes": bytes_, "seconds": seconds, "keep": keep}
+        link.tell("image", path=str(path), **about)
 
 
 def share_cores(workers: int) -> None:

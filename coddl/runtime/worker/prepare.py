@@ -1,159 +1,332 @@
-"""What a training script calls: prepare, track, is_main, mean, log."""
+"""What a training script calls: prepare, epochs, track, state, is_main, mean and the like."""
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.vnodes import batch_of
-from coddl.runtime.worker.leaves import number_of
+from coddl.runtime.worker import batches, checks, loops
 from coddl.runtime.worker.link import Link, reject
-from coddl.runtime.worker.loader import Item, Samples
-from coddl.runtime.worker.session import Session, Wishes
-from coddl.runtime.worker.state import parameters_of
-from coddl.runtime.worker.stepping import take_over_steps, take_over_tracked
-
-Models = TypeVar("Models", bound="nn.Module | tuple[nn.Module, ...]")
-Optimizers = TypeVar("Optimizers", bound="Optimizer | tuple[Optimizer, ...]")
+from coddl.runtime.worker.loader import ElasticLoader, EvalLoader, check_loader
+from coddl.runtime.worker.numbers import number_of
+from coddl.runtime.worker.session import Session, Settings
+from coddl.runtime.worker.state import to_gpu
+from coddl.runtime.worker.strict.prepare import prepare_strict
+from coddl.runtime.worker.strict.session import StrictSession
+from coddl.runtime.worker.values import Values
 
 LOG_EVERY_S: Final = 0.5
 
-
-class Batches:
-    """The training loop's iterator: micro-batches of all epochs, one pass of the loop each."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __iter__(self) -> Iterator[Item]:
-        if self._session.has_ended:
-            raise TrainingError(
-                "the training is over",
-                f"batches hold all epochs, and all {self.steps} steps are made",
-                "coddl.prepare(..., epochs=N) in the place of a loop over epochs",
-            )
-        return self
-
-    def __next__(self) -> Item:
-        try:
-            return self._session.advance()
-        except TrainingError as error:
-            self._session.reject(error)
-
-    @property
-    def step(self) -> int:
-        """The iteration under way: how many updates the weights have seen before it."""
-        return self._session.step
-
-    @property
-    def epoch(self) -> int:
-        """The epoch under way, from 0."""
-        return self._session.epoch
-
-    @property
-    def steps(self) -> int:
-        """How many iterations the whole training has."""
-        return self._session.steps
-
-    @property
-    def completes(self) -> bool:
-        """Whether this pass completes the iteration: after its `step()`, the weights are new."""
-        return self._session.is_last_pass
-
-    @property
-    def grad_norm(self) -> Tensor | None:
-        """The last gradient's norm before clipping, with `clip_norm`."""
-        return self._session.grad_norm
-
-
-_session: Session | None = None
-_optimizers: Sequence[Optimizer] = ()
+_session: Session | StrictSession | None = None
 
 
 def prepare(
-    model: Models,
-    optimizer: Optimizers,
-    dataset: Any,
-    *,
-    global_batch: int,
+    *objects: Any,
+    eval: Any = None,
+    global_batch: int | None = None,
     micro_batch: int | None = None,
-    epochs: int = 1,
-    seed: int = 0,
-    collate: Callable[[list[Item]], Item] | None = None,
-    loader_workers: int = 0,
-    clip_norm: float | None = None,
+    min_slice: int | None = None,
+    reduction: str = "mean",
+    weight: Callable[[Any], float | Tensor] | None = None,
     strict: bool = False,
-    fuse: bool = False,
-) -> tuple[Models, Optimizers, Batches]:
-    """Make an ordinary training loop elastic; gives (model, optimizer, batches).
+    **strictly: Any,
+) -> Any:
+    """Make an ordinary training loop elastic; gives what it was given, in the same order.
 
-    Model and optimizer are the ones given (moved to the GPU if there is one); tuples of them for
-    several. One pass over `batches` is one micro-batch; `optimizer.step()` applies an update when
-    the global batch is complete, whatever the number of workers.
+    Models, optimizers, DataLoaders, and whatever else has a `state_dict`: schedulers, a GradScaler,
+    an EMA. The DataLoader comes back as one that gives this worker's slice of every batch; all
+    else is the object itself. A dataset with `global_batch` stands for
+    `DataLoader(dataset, batch_size=global_batch, shuffle=True)`, with model and batches moved to
+    the GPU if there is one.
 
-    global_batch: samples per update. micro_batch: samples per pass; by default the global batch is
-    cut into the largest power of two of parts up to 16. epochs, seed: of the whole training.
-    collate, loader_workers: as for a DataLoader. clip_norm: clip the update's gradient.
-    strict: the same bits at every number of workers. fuse: run a worker's micro-batches as one
-    batch, which is faster, and lets masks and batch statistics depend on the number of workers.
+    eval: a loader whose batches workers share out for evaluation; comes back last.
+    micro_batch: samples per pass at most, if a slice does not fit into memory.
+    min_slice: samples a worker must have at least; 16 for models with BatchNorm, else 1.
+    reduction: "mean", or "sum" for losses that add up over the batch.
+    weight: what a batch weighs in the mean, from the batch: its tokens, say.
+    strict: the same bits at every number of workers; see docs/elastic.md for its other arguments.
     """
-    global _session, _optimizers
+    global _session
     link = Link.from_environment() if _session is None else None
     try:
-        models: tuple[nn.Module, ...] = model if isinstance(model, tuple) else (model,)
-        _optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
-        cut = batch_of(global_batch, micro_batch)
-        _check(models, _optimizers, strict=strict, fuse=fuse, epochs=epochs, clip_norm=clip_norm)
-        samples = Samples(dataset, cut, seed, collate)
-        wishes = Wishes(cut, epochs, seed, loader_workers, clip_norm, strict, fuse)
+        if _session is not None:
+            raise TrainingError(
+                "coddl.prepare was called twice",
+                "a process trains one job",
+                "prepare(model_a, model_b, optimizer_a, optimizer_b, loader) for several models",
+            )
         if strict:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
-        _to_gpu(models, _optimizers)
-        _session = Session(models, _optimizers, samples, wishes, link)
+            given = {"global_batch": global_batch, "micro_batch": micro_batch, **strictly}
+            _session, prepared = prepare_strict(objects, given, link)
+        else:
+            _refuse_unknown(strictly)
+            sorted_ = _Sorted(objects, eval, global_batch)
+            settings = sorted_.settings(min_slice, reduction, weight)
+            _session, prepared = _prepared_session(sorted_, settings, micro_batch, link)
     except TrainingError as error:
         if link is not None:
             reject(link, error)
         raise
     if link is not None:
         link.tell("prepared")
-    take_over_steps(_session, _optimizers)
-    return model, optimizer, Batches(_session)
+    return prepared[0] if len(prepared) == 1 else prepared
+
+
+def _prepared_session(
+    given: "_Sorted", settings: Settings, micro_batch: int | None, link: Link | None
+) -> tuple[Session, tuple[Any, ...]]:
+    if given.is_short:
+        to_gpu(given.models, given.optimizers)
+    session = Session(given.models, given.optimizers, settings, link)
+    if micro_batch is not None:
+        session.chunk(micro_batch)
+    device = next(given.models[0].parameters()).device if given.is_short else None
+    elastic = {
+        id(loader): ElasticLoader(
+            loader, session, device if device is not None and device.type == "cuda" else None
+        )
+        for loader in given.loaders
+    }
+    session.loaders += elastic.values()
+    for number, thing in enumerate(given.tracked):
+        session.state.track(f"prepared {number}", thing)
+    checks.warn_of([] if given.is_short else given.models, given.loaders)
+    out = tuple(elastic.get(id(each), each) for each in given.returned)
+    return session, (*out, EvalLoader(given.eval, session)) if given.eval is not None else out
+
+
+class _Sorted:
+    """The things that prepare was given, by what they are."""
+
+    def __init__(self, objects: Sequence[Any], eval_: Any, global_batch: int | None) -> None:
+        self.models: list[nn.Module] = []
+        self.optimizers: list[Optimizer] = []
+        self.loaders: list[DataLoader[Any]] = []
+        self.tracked: list[Any] = []
+        self.returned: list[Any] = []
+        self.eval = eval_
+        self.is_short = False
+        for thing in objects:
+            self.returned.append(self._sort(thing, global_batch))
+        if not self.models or not self.optimizers:
+            missing = "model" if not self.models else "optimizer"
+            raise TrainingError(
+                f"coddl.prepare was given no {missing}",
+                f"it got {', '.join(type(each).__name__ for each in objects) or 'nothing'}",
+                "model, optimizer, loader = coddl.prepare(model, optimizer, loader)",
+            )
+        checks.check_models(self.models)
+        checks.check_optimizers(self.optimizers)
+        for loader in self.loaders:
+            check_loader(loader)
+
+    def _sort(self, thing: Any, global_batch: int | None) -> Any:
+        if isinstance(thing, tuple) and thing and all(map(_is_trained, thing)):
+            return tuple(self._sort(each, global_batch) for each in thing)
+        if isinstance(thing, nn.Module) and not _is_average(thing):
+            self.models.append(thing)
+        elif isinstance(thing, Optimizer):
+            self.optimizers.append(thing)
+        elif isinstance(thing, DataLoader):
+            self.loaders.append(thing)
+        elif hasattr(thing, "state_dict") and not hasattr(thing, "__getitem__"):
+            self.tracked.append(thing)
+        elif hasattr(thing, "__getitem__") or hasattr(thing, "__iter__"):
+            return self._short(thing, global_batch)
+        else:
+            raise TrainingError(
+                f"coddl.prepare can't take a {type(thing).__name__}",
+                "it takes models, optimizers, DataLoaders, and objects with a state_dict()",
+                "coddl.prepare(model, optimizer, loader)",
+            )
+        return thing
+
+    def _short(self, dataset: Any, global_batch: int | None) -> Any:
+        if global_batch is None or global_batch % 1 or global_batch < 1:
+            raise TrainingError(
+                f"a {type(dataset).__name__} needs a batch size",
+                f"it was given as a dataset, with global_batch={global_batch}",
+                "coddl.prepare(model, optimizer, DataLoader(dataset, batch_size=64, "
+                "shuffle=True)), or coddl.prepare(model, optimizer, dataset, global_batch=64)",
+            )
+        self.is_short = True
+        shuffles = hasattr(dataset, "__getitem__")
+        loader = DataLoader(dataset, batch_size=int(global_batch), shuffle=shuffles or None)
+        self.loaders.append(loader)
+        return loader
+
+    def settings(self, min_slice: int | None, reduction: str, weight: Any) -> Settings:
+        """Say what the session is to keep to."""
+        if reduction not in ("mean", "sum"):
+            raise TrainingError(
+                f"reduction={reduction!r} is unknown",
+                "gradients are averaged over the global batch, or added up",
+                'reduction="mean" or reduction="sum"',
+            )
+        least = checks.min_slice_of(self.models, min_slice)
+        batch = self._batch()
+        return Settings(batch, max(1, batch // least), cast(Any, reduction), weight)
+
+    def _batch(self) -> int:
+        if not self.loaders:
+            return STEPS_BATCH
+        loader = self.loaders[0]
+        known = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        return int(known) if known else STEPS_BATCH
+
+
+STEPS_BATCH: Final = 256  # parts to cut batches into whose size the script keeps to itself
+
+
+def _is_trained(thing: Any) -> bool:
+    return isinstance(thing, nn.Module | Optimizer)
+
+
+def _is_average(thing: nn.Module) -> bool:
+    """Tell a model that is trained from one that follows it."""
+    return isinstance(thing, torch.optim.swa_utils.AveragedModel)
+
+
+def _refuse_unknown(arguments: dict[str, Any]) -> None:
+    for name in arguments:
+        raise TrainingError(
+            f"coddl.prepare has no argument {name!r}",
+            NOT_ANY_MORE.get(name, "it is not known"),
+            INSTEAD.get(name, "help(coddl.prepare)"),
+        )
+
+
+NOT_ANY_MORE: Final = {
+    "fuse": "a worker's slice is always one batch now, as with fuse=True",
+    "epochs": "the script's own epoch loop counts",
+    "clip_norm": "after backward() the gradient is that of the global batch",
+    "collate": "the DataLoader's own is used",
+    "loader_workers": "the DataLoader's own are used",
+    "seed": "the script's own random streams are used",
+}
+INSTEAD: Final = {
+    "fuse": "leave it out",
+    "epochs": "for epoch in coddl.epochs(N): for batch in loader: ...",
+    "clip_norm": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) before optimizer.step()",
+    "collate": "DataLoader(..., collate_fn=...) given to coddl.prepare",
+    "loader_workers": "DataLoader(..., num_workers=...) given to coddl.prepare",
+    "seed": "torch.manual_seed(0) at the top of the script",
+}
+
+
+# --- the loops -----------------------------------------------------------------------------------
+
+
+def epochs(*bounds: int) -> Iterator[int]:
+    """Iterate over epochs, like `range`: `for epoch in coddl.epochs(90)`.
+
+    A worker that joins begins with the job's current epoch; a job that goes on, with its own.
+    """
+    return loops.epochs(_elastic("coddl.epochs"), range(*bounds))
+
+
+def steps(count: int) -> Iterator[int]:
+    """Iterate over steps, in scripts that make their batches themselves; see `coddl.slice`."""
+    return loops.steps(_elastic("coddl.steps"), count)
+
+
+def enumerate(loader: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
+    """Number a loader's batches by their place in the epoch, also in a worker that joins."""
+    return loops.enumerated(loader, start)
+
+
+def slice(*parts: Any) -> Any:
+    """Cut this worker's slice out of a batch that every worker has; tensors, or dicts of them."""
+    session = _elastic("coddl.slice")
+    whole = parts[0] if len(parts) == 1 else parts
+    count = batches.samples_in(whole)
+    if count is None:
+        raise TrainingError(
+            f"coddl.slice can't cut a {type(whole).__name__}",
+            "it holds no tensor whose first dimension counts samples",
+            "x, y = coddl.slice(x, y)",
+        )
+    return batches.cut(whole, session.slice_of(count), count)
+
+
+def stop() -> None:
+    """End the training on all workers: their loops end as if all epochs were done."""
+    _elastic("coddl.stop").stop()
+
+
+# --- gradients and state -------------------------------------------------------------------------
+
+
+def no_sync() -> AbstractContextManager[None]:
+    """Leave gradients unexchanged meanwhile: the next `backward()` outside takes them along."""
+    return _elastic("coddl.no_sync").unsynchronised()
+
+
+def backward(loss: Tensor, weight: float | Tensor | None = None) -> None:
+    """Run `loss.backward()`, where this worker's part of the mean weighs `weight`: its tokens."""
+    if weight is not None and isinstance(_session, Session):
+        _session.exchange.weight = number_of(weight)
+    torch.autograd.backward(loss)
 
 
 def track(**things: Any) -> None:
-    """Keep further objects with the job's state: schedulers, an EMA, a GradScaler, ...
+    """Keep further objects with the job's state: a scheduler, an EMA, a GradScaler, ...
 
-    Each has state_dict() and load_state_dict(). Its step(), update() or update_parameters() then
-    act once per iteration, in the pass that completes it.
+    Each has state_dict() and load_state_dict().
     """
-    session = _prepared("coddl.track")
-    for name, thing in things.items():
-        session.state.track(name, thing)
-        take_over_tracked(session, thing, _optimizers)
+    _prepared("coddl.track").track(**things)
+
+
+def state(**values: Any) -> Values:
+    """Keep plain values with the job: `best = coddl.state(loss=1e9)`, then `best.loss = ...`.
+
+    They are saved, and handed to workers that join; at each epoch's start all workers have the
+    main worker's.
+    """
+    session = _elastic("coddl.state")
+    session.values.name(values)
+    return session.values
+
+
+# --- numbers -------------------------------------------------------------------------------------
 
 
 def is_main() -> bool:
     """Tell whether this is the worker that should print and save: the oldest one."""
-    return _session is None or _session.is_main
+    if _session is None:
+        return True
+    return _session.is_main and not getattr(_session, "rehearses", False)
 
 
 def mean(value: float | Tensor) -> float:
-    """Average a number over the iteration's micro-batches, on all workers.
+    """Average a number over all workers; in the loop by the samples each has of the batch.
 
-    Exact in the pass that completes the iteration (`batches.completes`); before it, the mean over
-    what this worker has seen. Every worker must make the same calls.
+    Every worker must make the same calls.
     """
     session = _prepared("coddl.mean")
     try:
         return session.mean(value)
     except TrainingError as error:
         session.reject(error)
+
+
+def sum(value: float | Tensor) -> float:
+    """Add a number up over all workers, which must all make the call."""
+    session = _elastic("coddl.sum")
+    number = number_of(value)
+    return number if session.is_alone else session.peers.sum(number)
+
+
+def gather(value: Tensor) -> Tensor:
+    """Put all workers' tensors together along their first dimension; all must make the call."""
+    session = _elastic("coddl.gather")
+    return value if session.is_alone else session.peers.gather(value)
 
 
 _logged: dict[str, float | Tensor] = {}
@@ -164,7 +337,7 @@ def log(**metrics: float | Tensor) -> None:
     """Show numbers in the job's status; the main worker's count. Cheap: sent twice a second."""
     global _logged_s
     session = _prepared("coddl.log")
-    if not session.is_main or session.rehearsing:
+    if not session.is_main or session.rehearses:
         return
     _logged.update(
         (name, value.detach() if isinstance(value, Tensor) else value)
@@ -176,7 +349,19 @@ def log(**metrics: float | Tensor) -> None:
         session.report({name: number_of(value) for name, value in _logged.items()})
 
 
-def _prepared(what: str) -> Session:
+def finish() -> None:
+    """End the training of a script that has come to its end; called where that is seen."""
+    if isinstance(_session, Session):
+        _session.finish()
+
+
+def out_of_memory() -> None:
+    """Say that the script ended because its slice did not fit; called where its end is seen."""
+    if isinstance(_session, Session):
+        _session.tell_out_of_memory()
+
+
+def _prepared(what: str) -> Session | StrictSession:
     if _session is None:
         raise TrainingError(
             f"{what} was called too early",
@@ -186,71 +371,12 @@ def _prepared(what: str) -> Session:
     return _session
 
 
-def _check(
-    models: Sequence[nn.Module],
-    optimizers: Sequence[Optimizer],
-    *,
-    strict: bool,
-    fuse: bool,
-    epochs: int,
-    clip_norm: float | None,
-) -> None:
-    if _session is not None:
+def _elastic(what: str) -> Session:
+    session = _prepared(what)
+    if isinstance(session, StrictSession):
         raise TrainingError(
-            "coddl.prepare was called twice",
-            "a process trains one job",
-            "prepare((model_a, model_b), (optimizer_a, optimizer_b), ...) for several models",
+            f"{what} can't be used with strict=True",
+            "there one loop over batches runs through all epochs, a virtual node at a time",
+            "coddl.prepare(..., strict=True, epochs=N), and batches.epoch and batches.step",
         )
-    for thing, kind in [*((m, nn.Module) for m in models), *((o, Optimizer) for o in optimizers)]:
-        if not isinstance(thing, kind):
-            raise TrainingError(
-                f"a {type(thing).__name__} is no {kind.__name__}",
-                "prepare takes model, optimizer, dataset, in this order",
-                "coddl.prepare(model, optimizer, dataset, global_batch=256)",
-            )
-    owned: set[int] = set()
-    for optimizer in optimizers:
-        if shared := owned & {id(p) for p in parameters_of(optimizer)}:
-            raise TrainingError(
-                "a parameter belongs to two optimizers",
-                f"{len(shared)} parameters would be updated twice in an iteration",
-                "each parameter in one optimizer",
-            )
-        owned |= {id(p) for p in parameters_of(optimizer)}
-        if not any(True for _ in parameters_of(optimizer)):
-            raise TrainingError(
-                f"the {type(optimizer).__name__} has no parameters",
-                "there is nothing to train",
-                f"{type(optimizer).__name__}(model.parameters(), lr=...)",
-            )
-    if strict and fuse:
-        raise TrainingError(
-            "strict and fuse exclude each other",
-            "fused batches have other random numbers and sums at each number of workers",
-            "one of them",
-        )
-    if clip_norm is not None and not clip_norm > 0:
-        raise TrainingError(
-            f"clip_norm={clip_norm} would stop the training", "it must be above 0", "clip_norm=1.0"
-        )
-    if epochs < 1:
-        raise TrainingError(f"epochs={epochs} trains nothing", "it must be at least 1", "epochs=1")
-
-
-def _to_gpu(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-    """Move what is trained to the GPU if there is one; parameters stay the tensors they are."""
-    trained = [p for optimizer in optimizers for p in parameters_of(optimizer)]
-    if torch.cuda.is_available():
-        for model in models:
-            model.to("cuda")
-        for parameter in trained:  # some belong to no model
-            parameter.data = parameter.data.to("cuda")
-        for optimizer in optimizers:
-            if optimizer.state:
-                optimizer.load_state_dict(optimizer.state_dict())  # follows its parameters
-    if len({parameter.device for parameter in trained}) > 1:
-        raise TrainingError(
-            "parameters live on several devices",
-            "gradients are exchanged as one",
-            "all of the model on one device",
-        )
+    return session

@@ -88,21 +88,24 @@ class Pulse:
 
 
 class GpuClock:
-    """Times a GPU's work between two marks; does nothing on a CPU."""
+    """Times a GPU's work between two marks, a pass late, so that nothing waits for the GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._marks: list[torch.cuda.Event] = []
-        if device.type == "cuda":
-            self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        self._is_used = device.type == "cuda"
+        self._now: list[torch.cuda.Event] = []
+        self._before: list[torch.cuda.Event] = []
 
     def mark(self, which: int) -> None:
         """Mark the beginning (0) or the end (1), in the order of the GPU's work."""
-        if self._marks:
-            self._marks[which].record()
+        if self._is_used:
+            if which == 0:
+                self._before, self._now = self._now, []
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._now.append(event)
 
-    def seconds(self) -> float | None:
-        """Give the time between the marks; waits for the GPU to come to the second."""
-        if not self._marks:
+    def seconds_before(self) -> float | None:
+        """Give the time between the marks of the pass before, if the GPU has come to their end."""
+        if len(self._before) != 2 or not self._before[1].query():
             return None
-        self._marks[1].synchronize()
-        return float(self._marks[0].elapsed_time(self._marks[1])) * 1e-3
+        return float(self._before[0].elapsed_time(self._before[1])) * 1e-3

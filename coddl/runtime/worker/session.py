@@ -1,11 +1,11 @@
-"""One worker's training: passes, iterations, and what may happen between two of them.
+"""One worker's training: passes of the user's loop, and what may happen between two of them.
 
-    pass, pass, ... last pass   an iteration: forward and backward of the virtual nodes owned here
-          optimizer.step()      takes a pass's gradient; in the last pass, exchanges and applies
-    between two iterations      a change of generation, an image, leaving
-    between two passes          giving up a broken group, and beginning the iteration again
+    loader hands out a batch   a pass begins: this worker's slice of the global batch
+    backward()                 gradients are exchanged: `.grad` is that of the global batch
+    optimizer.step()           the user's own: every worker makes the same update
+    next batch                 the pass ends; here the group may change, or an image is written
 
-The user's loop drives it: `advance` between passes; `stepped` and `when_applied` within them.
+The user's loop drives it. With one worker there is nothing to exchange and nothing is touched.
 """
 
 import math
@@ -13,73 +13,80 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Meta
-from coddl.runtime.vnodes import Batch, owned_by, seed_of
-from coddl.runtime.worker.buffers import Buffers
-from coddl.runtime.worker.exchange import Exchange
-from coddl.runtime.worker.group import Broken, Group
+from coddl.runtime.worker import randomness
+from coddl.runtime.worker.backward import Backward
+from coddl.runtime.worker.chunks import Chunks
+from coddl.runtime.worker.exchange import Exchange, Reduction
+from coddl.runtime.worker.guard import Guard
 from coddl.runtime.worker.handover import Handover
-from coddl.runtime.worker.leaves import number_of
-from coddl.runtime.worker.link import Link, reject
-from coddl.runtime.worker.loader import FORWARD, Item, Key, Loader, Samples, seed_everything
+from coddl.runtime.worker.image import Tree
+from coddl.runtime.worker.link import Groups, Link, reject
+from coddl.runtime.worker.loader import Cut, ElasticLoader, Item, Slice
 from coddl.runtime.worker.membership import Membership, share_cores
+from coddl.runtime.worker.numbers import number_of
+from coddl.runtime.worker.peers import Peers, Progress
 from coddl.runtime.worker.pulse import GpuClock, Pulse
-from coddl.runtime.worker.state import State, parameters_of, rehearse_update
+from coddl.runtime.worker.rehearsal import Rehearsal
+from coddl.runtime.worker.rounds import Rounds
+from coddl.runtime.worker.state import Home, State, parameters_of
+from coddl.runtime.worker.values import Values
+
+LOADERS_MAX: Final = 4  # whose positions are compared when a group is formed
+CHECK_EVERY: Final = 100  # passes
+NO_EPOCHS: Final = TrainingError(
+    "the job can't be resized or suspended any more",
+    "its script iterates over the loader a second time, in a loop over epochs that coddl does not "
+    "know, so a worker that joins could not tell which epoch it is in",
+    "for epoch in coddl.epochs(N): in the place of for epoch in range(N):",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class Settings:
     """What the script asked `prepare` for."""
 
-    cut: Batch
-    epochs: int
-    seed: int
-    loader_workers: int
-    clip_norm: float | None
-    strict: bool
-    fuse: bool
+    global_batch: int
+    workers_max: int
+    reduction: Reduction = "mean"
+    weight: Callable[[Item], float | Tensor] | None = None
 
 
 class Session:
-    """A worker. Without a supervisor it is alone, owns every virtual node, and never changes."""
+    """A worker. Without a supervisor it is alone and never changes."""
 
     def __init__(
         self,
         models: Sequence[nn.Module],
         optimizers: Sequence[Optimizer],
-        samples: Samples,
-        wishes: Wishes,
+        settings: Settings,
         link: Link | None,
     ) -> None:
-        self.wishes = wishes
-        self.step = 0  # iterations applied; also the number of the one under way
-        self.steps = wishes.epochs * samples.steps_per_epoch
-        self.grad_norm: Tensor | None = None
-        self._samples = samples
+        self.settings = settings
+        self.progress = Progress()
+        self.steps: int | None = None  # of the whole training, if that is known
+        self.loaders: list[ElasticLoader] = []
+        self.values = Values()
+        self.has_ended = False
+        self.has_resumed = False  # another worker's progress, or that of a saved job, is ours
+        self._has_started = False
         self._link = link
-        self._device = next(iter(models[0].parameters()), torch.empty(0)).device
+        self._models = list(models)
         self._optimizers = list(optimizers)
-        self._originals = [optimizer.step for optimizer in optimizers]
-        self._buffers = Buffers(models)
-        self.state = State(models, optimizers, self._buffers)
-        self._exchange = Exchange(
-            [list(parameters_of(optimizer)) for optimizer in optimizers],
-            self._buffers,
-            virtual_nodes=wishes.cut.virtual_nodes,
-            strict=wishes.strict,
-        )
+        self._device = next(iter(models[0].parameters()), torch.empty(0)).device
+        self.state = State(models, optimizers, self)
         self.pulse = Pulse(link, traced=os.environ.get("CODDL_TRACE") == "1")
-        handover = Handover(
+        self._guard = Guard(self._optimizers, self.parameters)
+        self._handover = handover = Handover(
             self.state,
             self._device,
             Path(os.environ.get("CODDL_STASH", "/dev/shm")),
@@ -87,173 +94,230 @@ class Session:
             describe=self._described,
         )
         self._membership = Membership(link, self, handover, self.pulse)
-        self._loader = Loader(samples, wishes.loader_workers, self._device, self._keys_ahead)
-        self._passes: list[tuple[int, ...]] = []
-        self._index = -1  # which pass of the iteration; -1 before the first
-        self._has_started = False
-        self.has_ended = False
-        self.rehearsing = False
-        self._exchanged = False  # this iteration's sums are in place
-        self._applying = False
-        self._agreed = False  # the group will change after this iteration
-        self._deferred: list[Callable[[], object]] = []
-        self._means: dict[int, dict[int, float]] = {}
-        self._mean_calls = 0
-        self._unscaled: set[int] = set()
-        self._compute_since_ns = 0
+        self.peers = Peers(self._membership, self.progress, self._catch_up, self.reject)
+        self.exchange = Exchange(
+            self.peers, optimizers, self.parameters, settings.reduction, self._tell_lost
+        )
+        self._backward = Backward(self.exchange)
+        self.rehearsal = Rehearsal(self.state.buffers)
         self._clock = GpuClock(self._device)
-        self.own(0, (wishes.cut.virtual_nodes,), None)
+        self._cut = Cut(0, 0, (1,))
+        self.rounds = Rounds(self)
+        self._updates = 0  # of this pass
+        self._is_rigid = False  # no other worker could follow where this one is
+        self._compute_since_ns = 0
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._before_update)
+            optimizer.register_step_post_hook(self._after_update)
         if link is not None:
             handover.open_ahead()
 
-    # -- what the user's loop calls
-
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch under way."""
-        return self.step // self._samples.steps_per_epoch
-
-    @property
-    def is_last_pass(self) -> bool:
-        """Tell whether this pass completes the iteration, on this worker."""
-        return not self.rehearsing and self._index == len(self._passes) - 1
+    # -- facts
 
     @property
     def is_main(self) -> bool:
         """Tell whether this is the oldest worker; alone, always."""
         return self._membership.is_main
 
-    def advance(self) -> Item:
-        """End the pass before, do what may be done between passes, give the next batch."""
-        if self._index >= 0:
-            self.pulse.add("compute", self._compute_since_ns)
-            self.pulse.passed(1 if self.rehearsing else len(self._passes[self._index]))
-            self._end_pass()
-        if not self._has_started:
-            if os.environ.pop("CODDL_REHEARSE", "") == "1":
-                return self._rehearse()
-            self._start()
+    @property
+    def place(self) -> tuple[int, int]:
+        """Give the rank and the number of workers."""
+        return self._cut.rank, self._membership.size
+
+    @property
+    def step(self) -> int:
+        """How many passes have ended."""
+        return self.progress.step
+
+    def parameters(self) -> list[Tensor]:
+        """Give what is trained now: it may be frozen and unfrozen as the training goes."""
+        trained = {id(p): p for optimizer in self._optimizers for p in parameters_of(optimizer)}
+        trained |= {id(p): p for model in self._models for p in model.parameters()}
+        return [p for p in trained.values() if p.requires_grad]
+
+    @property
+    def is_led(self) -> bool:
+        """Tell whether a supervisor may change the number of workers."""
+        return self._link is not None
+
+    def buffers(self) -> list[Tensor]:
+        """Give the models' buffers."""
+        return self.state.buffers()
+
+    @property
+    def is_alone(self) -> bool:
+        """Tell whether there are no other workers."""
+        return self._membership.size == 1
+
+    @property
+    def rehearses(self) -> bool:
+        """Tell whether what the script computes is thrown away."""
+        return self.rehearsal.is_running
+
+    def track(self, **things: Any) -> None:
+        """Keep further objects with the job's state."""
+        for name, thing in things.items():
+            self.state.track(name, thing)
+
+    # -- the training as a whole
+
+    def start(self) -> None:
+        """Come to the loop: wait to be taken into a group, and take the job's state."""
+        if self._has_started:
+            return
+        self._has_started = True
+        self.rehearsal.end()
+        self.state.find_schedulers()
+        if self._link is None:
+            return
+        sizes = [p.numel() * p.element_size() for p in self.parameters()]
+        self._membership.start(
+            parts=self.settings.global_batch,
+            workers_max=self.settings.workers_max,
+            global_batch=self.settings.global_batch,
+            steps=self.steps,
+            signature=self.signature(),
+            data=self._guard.fingerprint([loader.dataset for loader in self.loaders]),
+            gradient_bytes=sum(sizes),
+            largest_tensor_bytes=max(sizes, default=0),
+        )
+
+    def finish(self) -> None:
+        """End the training in this worker."""
+        if self.has_ended or not self._has_started or self._membership.has_left:
+            return
+        if self.exchange.in_pass or self.rounds.left_early is not None:
+            self.stop()  # the script has left its loops early: that ends the training for all
+        self.rounds.settle()
+        self.end_pass(may_change=False)
+        self.has_ended = True
+        self._backward.install(False)
+        for loader in self.loaders:
+            loader.close()
+        if self._link is not None:
+            self._link.tell("ended", step=self.step)
+
+    def stop(self) -> None:
+        """End the training on all workers; the others hear of it in the next exchange."""
+        self.peers.stop_asked = True
+        self.peers.stopping |= self._membership.size == 1
+
+    # -- passes
+
+    def boundary(self, *, may_change: bool = True) -> None:
+        """End the pass under way, and do what may be done between two passes."""
+        self.end_pass(may_change=may_change)
         self._membership.attend()
-        if self.step >= self.steps:
-            self.has_ended = True
-            self._index = -1
-            self._loader.close()
-            if self._link is not None:
-                self._link.tell("ended", step=self.step)
-            raise StopIteration
-        return self._begin_pass(self._passes[self._index + 1])
 
-    def stepped(self, optimizer: int, apply: Callable[[], Any] | None = None) -> Any:
-        """Take the place of `optimizer.step()`; `apply` is the update if not its own."""
-        update = apply or (lambda: self._apply(optimizer))
-        if self._applying or self._index < 0:
-            return update()
-        if self.rehearsing:
-            return rehearse_update(self._optimizers[optimizer], self._originals[optimizer])
-        if optimizer in self._unscaled:
-            self._unscaled.remove(optimizer)  # its gradient was taken then
-        else:
-            self._exchange.collect(optimizer)
-        if not self.is_last_pass:
-            return None
-        if len(self._optimizers) > 1:
-            # Other losses of this pass must see the weights that other workers see.
-            self._deferred.append(update)
-            return None
-        if self.exchanged():
-            with self._application():
-                return update()
-        return None
+    def begin_step(self) -> None:
+        """Begin a pass of `coddl.steps`."""
+        self.rounds.counts_steps = True
+        self.begin_pass(Slice(*2 * [self.settings.global_batch]), None)
 
-    def unscaled(self, optimizer: int, unscale: Callable[[], Any]) -> Any:
-        """Take the place of `GradScaler.unscale_`: it works on sums, so they are made first."""
-        if self._applying or self._index < 0:
-            return unscale()
-        if not self.is_last_pass:
-            return None
-        self._exchange.collect(optimizer)
-        self._unscaled.add(optimizer)
-        if len(self._optimizers) > 1:
-            self._deferred.append(unscale)
-            return None
-        return unscale() if self.exchanged() else None
+    def slice_of(self, samples: int) -> range:
+        """Give this worker's part of a batch that every worker has as a whole."""
+        if self._membership.size == 1:
+            return range(samples)
+        part = self._cut.range_of(samples)
+        self.exchange.slice = Slice(samples, len(part))
+        return part if part else range(1)
 
-    def is_unscaled(self, optimizer: int) -> bool:
-        """Tell whether `unscale_` was called for it in this pass."""
-        return optimizer in self._unscaled
+    def begin_pass(self, of: Slice, weight: float | None) -> None:
+        """Begin a pass with this worker's slice of a batch."""
+        self.exchange.begin_pass(of, weight)
+        self._updates = 0
+        self.peers.agreed = False
+        self._compute_since_ns = time.monotonic_ns()
+        if self._membership.size > 1:
+            self._clock.mark(0)
 
-    def when_applied(self, call: Callable[[], object]) -> Any:
-        """Run a call once per iteration, after its update; never in other passes."""
-        if self._applying or self._index < 0:
-            return call()
-        if not self.is_last_pass or self._membership.failed:
-            return None
-        if not self._exchanged or len(self._optimizers) > 1:
-            self._deferred.append(call)
-            return None
-        return call()
+    def end_pass(self, *, may_change: bool) -> None:
+        """End the pass under way, if there is one."""
+        if not self.exchange.in_pass:
+            return
+        own, size = self.exchange.slice.own, self._membership.size
+        self.exchange.end_pass()
+        self.pulse.add("compute", self._compute_since_ns)
+        self.pulse.passed(own)
+        if size > 1:
+            self._clock.mark(1)
+            if (gpu_s := self._clock.seconds_before()) is not None:
+                self.pulse.count_gpu(gpu_s)
+        self.progress.step += 1
+        if self.exchange.has_idle:
+            self.peers.together(self.share_state, alone=lambda: None, missed=lambda: None)
+        self._catch_up()
+        self.pulse.iterated(self.step, own)
+        if self.step % CHECK_EVERY == 0:
+            self._check()
+        may_change &= not (self.peers.stopping or self.peers.leaving or self._is_rigid)
+        if self._updates and may_change:
+            agreed = self.peers.agreed if self._membership.size > 1 else self._membership.is_due
+            self._membership.change(agreed=agreed)
 
-    def exchanged(self) -> bool:
-        """Make this iteration's sums, once; tells whether that worked."""
-        if self._exchanged or self._membership.failed:
-            return self._exchanged
-        vote = self._membership.is_due
-        self._clock.mark(1)
+    def _check(self) -> None:
+        """Compare a part of the weights with the others'."""
+
+        def compare(groups: Groups) -> None:
+            norm = self._guard.norm(self.step // CHECK_EVERY)
+            found = self.peers.compare(groups, self.peers.row("check", value=norm))
+            try:
+                self._guard.compare([row.value for row in found], self._membership.members)
+            except TrainingError as error:
+                self.reject(error)
+
+        if self._membership.size > 1:
+            self.peers.together(compare, alone=lambda: None, missed=lambda: None)
+
+    def _before_update(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self.rehearsal.before_update(optimizer)
         try:
-            with self.pulse.timed("exchange"), self._waiting():
-                votes = self._exchange.finish(vote)
-        except Broken as failure:
-            self._membership.broke(failure)
-        else:
-            self._exchanged = True
-            if self._membership.size > 1 and (gpu_s := self._clock.seconds()) is not None:
-                self.pulse.count_gpu(gpu_s)  # the exchange has waited for it anyway
-            self._agreed = vote and votes == self._membership.size
-        return self._exchanged
+            self._guard.check_resumed()
+        except TrainingError as error:
+            self.reject(error)
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if closure is None or self._membership.size == 1:
+            return None
+
+        def agreed() -> Any:
+            """Give every worker the same loss, so that line searches go the same way."""
+            loss = closure()
+            mean = self.mean(loss)
+            return loss.detach().new_tensor(mean) if isinstance(loss, Tensor) else mean
+
+        return (args[0], agreed), {}
+
+    def _after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self.rehearsal.after_update(optimizer)
+        if not self.rehearsal.is_running:
+            self._updates += 1
+            self.progress.updates += 1
 
     def mean(self, value: float | Tensor) -> float:
-        """Average over the virtual nodes of the iteration, of all workers in its last pass."""
+        """Average a number over all workers; within a pass by the samples of each."""
         number = number_of(value)
-        if self._index < 0 or self.rehearsing:
+        if self._membership.size == 1:
             return number
-        call, self._mean_calls = self._mean_calls, self._mean_calls + 1
-        seen = self._means.setdefault(call, {})
-        seen |= dict.fromkeys(self._passes[self._index], number)
-        if self.is_last_pass and not self._membership.failed:
-            seen = self._shared(seen)
-        return sum(seen[node] for node in sorted(seen)) / len(seen)
+        weight = self.exchange.own_weight if self.exchange.in_pass else 1.0
+        with self._waiting():
+            return self.peers.mean(number, weight)
 
-    def _shared(self, seen: dict[int, float]) -> dict[int, float]:
-        """Put everybody's numbers together: those of others are zero here, so sums are exact."""
-        rows = torch.zeros(2, self.wishes.cut.virtual_nodes, dtype=torch.float64)
-        for node, one in seen.items():
-            rows[0, node], rows[1, node] = one, 1.0
-        if (talk := self._membership.groups.talk) is not None:
-            try:
-                with self._waiting():
-                    talk.finish(talk.all_reduce(rows))
-            except Broken as failure:
-                self._membership.broke(failure)
-                return seen
-        if not rows[1].all():
-            raise TrainingError(
-                "coddl.mean was not called in every pass of the iteration",
-                f"{int(rows[1].sum())} of {rows.shape[1]} virtual nodes gave a number",
-                "call it in each pass, and use what it gives where batches.completes",
-            )
-        return dict(enumerate(rows[0].tolist()))
+    def chunk(self, micro_batch: int) -> None:
+        """Run slices in passes of at most that many samples."""
+        chunks = Chunks(micro_batch, self.parameters, self._optimizers)
+        self.exchange.chunks, self.state.on_track = chunks, chunks.watch
+        self._backward.install(True)
 
-    def reject(self, error: TrainingError) -> NoReturn:
-        """End because the script can't be trained; under a supervisor, that is who shows why."""
-        if self._link is None:
-            raise error
-        reject(self._link, error)
-
-    def report(self, metrics: dict[str, float]) -> None:
-        """Send numbers to whoever watches the job; JSON knows no infinity."""
-        if self._link is not None:
-            known = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
-            self._link.tell("metrics", values=known)
+    @contextmanager
+    def unsynchronised(self) -> Iterator[None]:
+        """Leave backward's gradients alone meanwhile; the next exchange takes them along."""
+        before, self.exchange.synchronises = self.exchange.synchronises, False
+        try:
+            yield
+        finally:
+            self.exchange.synchronises = before
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -264,130 +328,128 @@ class Session:
         finally:
             self._compute_since_ns += time.monotonic_ns() - start_ns
 
-    # -- passes
+    # -- what membership and handover call
 
-    def _begin_pass(self, nodes: tuple[int, ...]) -> Item:
-        self._index = 0 if self.rehearsing else self._index + 1
-        self._exchanged = False
-        self._mean_calls = 0
-        self._unscaled.clear()
-        with self.pulse.timed("data"):
-            batch = self._loader.fetch(Key(self.step, nodes), inline=self.rehearsing)
-        seed = seed_of(self.wishes.seed, self.step, nodes[0], FORWARD)
-        seed_everything(seed)
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        self._exchange.begin_pass(nodes[0], last=self.is_last_pass)
-        self._compute_since_ns = time.monotonic_ns()
-        if self._index == 0:
-            self._clock.mark(0)
-        return batch
+    @property
+    def position(self) -> int:
+        return self.progress.collective
 
-    def _end_pass(self) -> None:
-        if self.rehearsing:
-            self.rehearsing = False
-            self._index = -1
-            self._exchange.restart()
-            return
-        if not self.is_last_pass:
-            if not self._membership.failed:
-                self._keep_pass()
-            return
-        if self.exchanged():
-            with self._application():
-                pass
-            self._end_iteration()
+    @property
+    def handed(self) -> list[int]:
+        counts = [loader.total for loader in self.loaders[:LOADERS_MAX]]
+        return counts + [0] * (LOADERS_MAX - len(counts))
 
-    def _keep_pass(self) -> None:
-        try:
-            self._exchange.end_pass()
-        except Broken as failure:
-            self._membership.broke(failure)
+    def abandon(self) -> None:
+        """Go on in another group: the pass under way is kept, its gradients are sent again."""
 
-    @contextmanager
-    def _application(self) -> Iterator[None]:
-        """Apply an update: what runs inside, then what waited for it."""
-        self._applying = True
-        try:
-            yield
-            deferred, self._deferred = self._deferred, []
-            for call in deferred:
-                call()
-        finally:
-            self._applying = False
+    def miss(self, tree: Tree, home: Home) -> None:
+        self.peers.miss(tree, home)
 
-    def _apply(self, optimizer: int) -> Any:
-        if self.wishes.clip_norm is not None and self._applying:
-            parameters = list(parameters_of(self._optimizers[optimizer]))
-            self.grad_norm = clip_grad_norm_(parameters, self.wishes.clip_norm)
-        return self._originals[optimizer]()
+    def share_state(self, groups: Groups) -> None:
+        """Bring workers that took part in an update with nothing, and did not make it, up to it."""
+        assert groups.talk is not None
+        row = self.peers.row("share", value=float(self.exchange.is_idle))
+        found = self.peers.compare(groups, row)
+        is_behind = [each.value > 0 for each in found]
+        self.exchange.has_idle = self.exchange.is_idle = False
+        if not all(is_behind):
+            source = is_behind.index(False)
+            self._handover.bring(groups.talk, source, is_behind=is_behind[groups.talk.rank])
 
-    def _end_iteration(self) -> None:
-        self.step += 1
-        agreed = self._agreed
-        self.restart()
-        nodes = sum(map(len, self._passes))
-        self.pulse.iterated(self.step, nodes * self.wishes.cut.micro_batch)
-        self._membership.change(agreed=agreed)
+    def _catch_up(self) -> None:
+        """Take the state of a peer that was ahead, once the pass under way has ended."""
+        if self.peers.missed is not None and not self.exchange.in_pass:
+            (tree, home), self.peers.missed = self.peers.missed, None
+            self.state.restore(tree, home, progress=False)
 
-    def _start(self) -> None:
-        cut, sizes = self.wishes.cut, self._exchange.gradient_bytes()
-        self._membership.start(
-            virtual_nodes=cut.virtual_nodes,
-            global_batch=cut.global_batch,
-            steps=self.steps,
-            seed=self.wishes.seed,
-            signature=self.signature(),
-            gradient_bytes=sum(sizes),
-            largest_tensor_bytes=max(sizes, default=0),
-        )
-        self._has_started = True
-
-    def _rehearse(self) -> Item:
-        """Run one pass before anyone waits for this worker; what it computes is thrown away.
-
-        Kernels are loaded, models are compiled, optimizers make room for their state.
-        """
-        self.rehearsing = True
-        return self._begin_pass((0,))
-
-    # -- what membership calls
-
-    def restart(self) -> None:
-        """Stand before the first pass of an iteration."""
-        self._index = -1
-        self._exchanged = self._agreed = False
-        self._deferred = []
-        self._means = {}
-        self._exchange.restart()
-
-    def own(self, rank: int, counts: Sequence[int], group: Group | None) -> None:
-        """Take over a rank's virtual nodes; exchange with this group."""
-        owned = owned_by(rank, counts)
-        self._passes = [tuple(owned)] if self.wishes.fuse else [(node,) for node in owned]
-        self._exchange.join(group, counts, len(owned) if self.wishes.fuse else 1)
-        if self.wishes.strict:
-            torch.set_num_threads(1)  # sums inside kernels depend on their number
-        elif self._link is not None:
+    def own(self, rank: int, counts: Sequence[int], groups: Groups, handed: Sequence[int]) -> None:
+        """Take over a rank's slices, from the batches on that nobody has been given yet."""
+        was_alone = self._membership_size == 1
+        self._membership_size = len(counts)
+        self._cut = Cut(0, rank, tuple(counts))
+        for loader, first in zip(self.loaders, handed, strict=False):
+            loader.own(replace(self._cut, first=first))
+        self.exchange.join(groups.train)
+        self._backward.install(groups.train is not None or self.exchange.chunks is not None)
+        if was_alone and rank and self._link is not None:
+            seed = torch.default_generator.initial_seed() % 2**62
+            randomness.reseed(seed, self._link.worker, self.step)
+        if self._link is not None:
             share_cores(len(counts))
 
-    def signature(self) -> int:
-        """Tell layouts of parameters apart."""
-        return self._exchange.signature()
+    _membership_size = 1
 
-    def _described(self) -> Meta:
-        cut = self.wishes.cut
+    def signature(self) -> int:
+        return self._guard.signature()
+
+    def progress_held(self) -> Tree:
+        """Give where the training stands, as part of its state."""
         return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "virtual_nodes": cut.virtual_nodes,
-            "global_batch": cut.global_batch,
-            "seed": self.wishes.seed,
-            "steps_per_epoch": self._samples.steps_per_epoch,
+            "step": self.progress.step,
+            "epoch": self.progress.epoch,
+            "collective": self.progress.collective,
+            "updates": self.progress.updates,
+            "loaders": [loader.progress() for loader in self.loaders],
+            "values": self.values.held(),
+            "streams": randomness.capture_all(),
+            "rates": self._guard.rates(),
         }
 
-    def _keys_ahead(self) -> Iterator[Key]:
-        """Tell loader processes what will be asked for next, as things stand."""
-        for step in range(self.step, self.steps):
-            for nodes in list(self._passes):
-                yield Key(step, nodes)
+    def resume(self, held: Tree) -> None:
+        """Stand where another worker, or this job once, stood."""
+        self.has_resumed = True
+        at = self.progress
+        at.step, at.epoch, at.updates = held["step"], held["epoch"], held["updates"]
+        at.collective = held["collective"]
+        for loader, kept in zip(self.loaders, held["loaders"], strict=True):
+            loader.resume(kept)
+        self.values.take(held["values"])
+        randomness.restore(held["streams"])
+        self._guard.expect(held["rates"])
+
+    def catch_up(self, held: Tree) -> None:
+        """Have made as many updates as another worker."""
+        self.progress.updates = held["updates"]
+
+    def _described(self) -> Meta:
+        return {
+            "step": self.step,
+            "epoch": self.progress.epoch,
+            "global_batch": self.settings.global_batch,
+        }
+
+    # -- telling
+
+    def _tell_lost(self, samples: int) -> None:
+        if self._link is not None and self.is_main:
+            self._link.tell("lost", step=self.step, samples=samples)
+
+    def tell_resting(self) -> None:
+        """Say that the script is between two epochs."""
+        if self._link is not None:
+            self._link.tell("resting")
+
+    def tell_rigid(self) -> None:
+        """Say that a job whose epochs we don't count can't be resized from now on."""
+        if self._link is None or self._is_rigid:
+            return
+        self._is_rigid = True
+        self._link.tell("rigid", **NO_EPOCHS.parts())
+
+    def tell_out_of_memory(self) -> None:
+        """Say that this worker's slice does not fit into its memory."""
+        if self._link is not None and self.exchange.in_pass:
+            self._link.tell("out-of-memory", samples=self.exchange.slice.own)
+
+    def reject(self, error: TrainingError) -> NoReturn:
+        """End because the script can't be trained; under a supervisor, that is who shows why."""
+        if self._link is None:
+            raise error
+        self.rehearsal.end()
+        reject(self._link, error)
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Send numbers to whoever watches the job; JSON knows no infinity."""
+        if self._link is not None:
+            known = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
+            self._link.tell("metrics", values=known)

@@ -4,15 +4,29 @@ Random numbers, epoch and data position are not here: they follow from the step.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.worker.buffers import Buffers
 from coddl.runtime.worker.image import Tree, flatten
+from coddl.runtime.worker.schedulers import schedulers_of
+
+
+class Trained(Protocol):
+    """The session whose state it is."""
+
+    def progress_held(self) -> Tree:
+        """Give where the training stands."""
+
+    def resume(self, held: Tree) -> None:
+        """Stand there."""
+
+    def catch_up(self, held: Tree) -> None:
+        """Have made as many updates; stay where it is otherwise."""
+
 
 Tracked = Any  # an object with state_dict() and load_state_dict()
 Home = Callable[[Tensor], torch.device]  # where a tensor of an image belongs
@@ -22,45 +36,72 @@ class State:
     """The models, optimizers and tracked objects of one worker."""
 
     def __init__(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], buffers: Buffers
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], trained: Trained
     ) -> None:
         self.tracked: dict[str, Tracked] = {}
+        self._models = list(models)
         self._optimizers = list(optimizers)
-        self._buffers = buffers
-        owned: dict[int, Tensor] = {id(p): p for model in models for p in model.parameters()}
-        # Parameters may live outside the models: a learned temperature, say.
-        owned |= {id(p): p for optimizer in optimizers for p in parameters_of(optimizer)}
-        self._parameters = list(owned.values())
+        self._trained = trained
+        self.on_track: Callable[[Tracked], None] = lambda _: None
         # State that came before `coddl.track` named its owner.
         self._unclaimed: dict[str, Tree] = {}
+
+    def _parameters(self) -> list[Tensor]:
+        owned: dict[int, Tensor] = {id(p): p for model in self._models for p in model.parameters()}
+        # Parameters may live outside the models: a learned temperature, say.
+        owned |= {id(p): p for optimizer in self._optimizers for p in parameters_of(optimizer)}
+        return list(owned.values())
+
+    def buffers(self) -> list[Tensor]:
+        """Give the models' buffers, each once."""
+        return list({id(b): b for model in self._models for b in model.buffers()}.values())
 
     def tree(self) -> Tree:
         """Give everything as tensors and plain values; nothing is copied."""
         return {
-            "parameters": [p.detach() for p in self._parameters],
-            "buffers": [b.detach() for b in self._buffers.all],
-            "live": self._buffers.agreed(),
+            "parameters": [p.detach() for p in self._parameters()],
+            "trains": [p.requires_grad for p in self._parameters()],
+            "buffers": [b.detach() for b in self.buffers()],
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "tracked": self._unclaimed
             | {name: thing.state_dict() for name, thing in self.tracked.items()},
+            "progress": self._trained.progress_held(),
         }
 
     @torch.no_grad()
-    def restore(self, tree: Tree, home: Home) -> None:
-        """Become the tree; tensors are copied out of it, each to its home."""
-        _copy_all("parameters", self._parameters, tree["parameters"])
-        _copy_all("buffers", self._buffers.all, tree["buffers"])
-        self._buffers.agree(tree["live"])
+    def restore(self, tree: Tree, home: Home, *, progress: bool = True) -> None:
+        """Become the tree; tensors are copied out of it, each to its home.
+
+        Without `progress` the worker stays where it is in the training.
+        """
+        _copy_all("parameters", self._parameters(), tree["parameters"])
+        for parameter, trains in zip(self._parameters(), tree["trains"], strict=True):
+            if parameter.requires_grad != trains:  # the script froze it, or unfroze it, meanwhile
+                parameter.requires_grad_(trains)
+        _copy_all("buffers", self.buffers(), tree["buffers"])
         for optimizer, held in zip(self._optimizers, tree["optimizers"], strict=True):
             _restore_optimizer(optimizer, held, home)
-        self._unclaimed = {name: _kept(held, home) for name, held in tree["tracked"].items()}
+        self._unclaimed = {name: kept(held, home) for name, held in tree["tracked"].items()}
         for name in list(self.tracked.keys() & self._unclaimed.keys()):
             self.tracked[name].load_state_dict(self._unclaimed.pop(name))
+        if not progress:
+            self._trained.catch_up(tree["progress"])
+        else:
+            # Last: what is tracked may contain the model, whose values it has just set once more.
+            self._trained.resume(kept(tree["progress"], lambda tensor: tensor.device))
 
     def forget_rehearsal(self) -> None:
         """Be as new: this worker's own initial weights turn out to be what counts."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
+
+    def find_schedulers(self) -> None:
+        """Track the learning-rate schedulers of the optimizers that the script did not name."""
+        known = {id(thing) for thing in self.tracked.values()}
+        for number, optimizer in enumerate(self._optimizers):
+            found = schedulers_of(optimizer)
+            for place, scheduler in enumerate(each for each in found if id(each) not in known):
+                self.track(f"scheduler {number}.{place}", scheduler)
 
     def track(self, name: str, thing: Tracked) -> None:
         """Keep a further object with the state, and give it the state that waits for it."""
@@ -77,23 +118,9 @@ class State:
                 )
         flatten({name: thing.state_dict()})  # what can't be kept is better refused now
         self.tracked[name] = thing
+        self.on_track(thing)
         if name in self._unclaimed:
             thing.load_state_dict(self._unclaimed.pop(name))
-
-
-def rehearse_update(optimizer: Optimizer, step: Callable[[], Any]) -> None:
-    """Have an optimizer make its state and load its kernels, without moving a weight."""
-    if not all("lr" in group for group in optimizer.param_groups):
-        return
-    for parameter in parameters_of(optimizer):
-        if parameter.grad is not None:
-            parameter.grad.zero_()
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
-    step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
 
 
 def parameters_of(optimizer: Optimizer) -> Iterable[Tensor]:
@@ -126,40 +153,58 @@ def _shown(tensors: Sequence[Tensor], number: int) -> str:
 def _restore_optimizer(optimizer: Optimizer, held: Mapping[str, Any], home: Home) -> None:
     """Load a state_dict without torch's deep copies when nothing special is asked for."""
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
-        optimizer.load_state_dict(_kept(dict(held), home))
+        optimizer.load_state_dict(kept(dict(held), home))
         return
     numbered = list(parameters_of(optimizer))
     for number, parameter in enumerate(numbered):
         if number not in held["state"]:
             optimizer.state.pop(parameter, None)
-    for key, kept in held["state"].items():
+    for key, saved in held["state"].items():
         if not isinstance(key, int) or key >= len(numbered):
-            optimizer.state[key] = _kept(kept, home)  # not a parameter's: some count their calls
+            optimizer.state[key] = kept(saved, home)  # not a parameter's: some count their calls
             continue
         mine = optimizer.state[numbered[key]]
-        for name, value in kept.items():
+        for name, value in saved.items():
             mine[name] = _settled(mine.get(name), value, home)
-    for group, saved in zip(optimizer.param_groups, held["param_groups"], strict=True):
+    for group, settings in zip(optimizer.param_groups, held["param_groups"], strict=True):
         group.update(
-            {name: _kept(value, home) for name, value in saved.items() if name != "params"}
+            {name: kept(value, home) for name, value in settings.items() if name != "params"}
         )
 
 
 def _settled(mine: Any, value: Any, home: Home) -> Any:
     """Give a value a place of its own, if it can the one it has already."""
     if not isinstance(value, Tensor) or not isinstance(mine, Tensor):
-        return _kept(value, home)
+        return kept(value, home)
     if (mine.shape, mine.dtype, mine.device) != (value.shape, value.dtype, home(value)):
-        return _kept(value, home)
+        return kept(value, home)
     return mine.copy_(value, non_blocking=True)
 
 
-def _kept(value: Tree, home: Home) -> Tree:
+def kept(value: Tree, home: Home) -> Tree:
     """Copy a tree out of the image it lies in."""
+    return mapped(value, lambda t: t.to(home(t), copy=True, non_blocking=True))
+
+
+def mapped(value: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
+    """Give a tree with other tensors."""
     if isinstance(value, Tensor):
-        return value.to(home(value), copy=True, non_blocking=True)
+        return change(value)
     if isinstance(value, dict):
-        return type(value)({key: _kept(item, home) for key, item in value.items()})
+        return type(value)({key: mapped(item, change) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
-        return type(value)(_kept(item, home) for item in value)
+        return type(value)(mapped(item, change) for item in value)
     return value
+
+
+def to_gpu(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+    """Move what is trained to the GPU if there is one; parameters stay the tensors they are."""
+    if not torch.cuda.is_available():
+        return
+    for model in models:
+        model.to("cuda")
+    for optimizer in optimizers:
+        for parameter in parameters_of(optimizer):  # some belong to no model
+            parameter.data = parameter.data.to("cuda")
+        if optimizer.state:
+            optimizer.load_state_dict(optimizer.state_dict())  # follows its parameters

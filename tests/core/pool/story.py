@@ -59,6 +59,15 @@ class Story:
         self.happen(r.JobSubmitted(number, spec))
         return number
 
+    def prepare(
+        self, number: int, *, virtual_nodes: int | None = None, workers_max: int = 8
+    ) -> int:
+        """Let a job's script tell how its batch of 64 samples can be shared."""
+        most = virtual_nodes or workers_max
+        told = (number, self.job(number).attempt, virtual_nodes, 100, 64, 0, 0, most)
+        self.happen(r.RunPrepared(*told))
+        return number
+
     def train(self, *numbers: int, gradients: tuple[int, int] = (0, 0)) -> None:
         """Let jobs come to their first step, and to the size they shall have.
 
@@ -67,7 +76,7 @@ class Story:
         for number in numbers:
             job = self.job(number)
             if job.spec.is_elastic:
-                self.happen(r.RunPrepared(number, job.attempt, 8, 100, None, *gradients))
+                self.happen(r.RunPrepared(number, job.attempt, None, 100, 64, *gradients, 8))
             self.happen(r.RunStepped(number, job.attempt, 1))
             gpus = len(job.granted)
             self.happen(r.RunProgressed(number, job.attempt, 4, gpus, 1.0 / gpus, 3))

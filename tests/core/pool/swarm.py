@@ -20,7 +20,6 @@ from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Rules
 
-RunFact = r.RunPrepared | r.RunStepped | r.RunChanged | r.RunEnded
 TICK_S = 0.5
 LEASE_S = 10.0
 
@@ -38,6 +37,7 @@ class Run:
     told_step: bool = False
     serves: tuple[int, ...] = ()
     change: int = 0
+    ran_out: bool = False  # of memory
 
 
 class Said(NamedTuple):
@@ -167,7 +167,7 @@ class Swarm:
         self.control.await_nodes([n.name for n in self.pool.nodes.values() if n.is_up])
         self.inbox.clear()
         for said in reversed(self.again):  # was not acknowledged
-            if said.by and isinstance(said.event, RunFact):
+            if said.by and isinstance(said.event, r.RunFact):
                 self.agents[said.by].reports.insert(0, said.event)
         self.again = []
         for agent in self.agents.values():
@@ -344,7 +344,7 @@ class Swarm:
             for slot, owner in each.workers.items()
             if owner == job
         }
-        if (outcome := self.outcome(job, order)) is not None:
+        if (outcome := self.outcome(job, run)) is not None:
             for slot, each in mine.items():
                 del each.workers[slot]
             agent.reports.append(r.RunEnded(job, order.attempt, outcome))
@@ -362,8 +362,11 @@ class Swarm:
         if serves:
             self.train(agent, job, run, serves)
 
-    def outcome(self, job: int, order: Lead) -> r.Outcome | None:
+    def outcome(self, job: int, run: Run) -> r.Outcome | None:
         """Tell how a run ends, if it ends now."""
+        order = run.order
+        if run.ran_out:
+            return "requeue"
         if self.done[job] >= self.length:
             return "succeeded"
         if order.precheck and self.random.random() < 0.3:
@@ -384,8 +387,15 @@ class Swarm:
             run.told_prepared = True
             if self.pool.jobs[job].spec.is_elastic:
                 sizes = (10**9, 10**8 * (job % 10))  # some models are skewed, some are not
-                prepared = r.RunPrepared(job, attempt, 8, int(self.length), None, *sizes)
+                nodes = 8 if job % 2 else None  # some are strict
+                steps = int(self.length) if job % 5 else None
+                prepared = r.RunPrepared(job, attempt, nodes, steps, 64, *sizes, 8)
                 agent.reports.append(prepared)
+        if run.told_prepared and len(serves) < 2 and self.needs_two(job):
+            run.ran_out = True
+            because = "a slice of 64 samples does not fit in memory"
+            agent.reports.append(r.SliceDidNotFit(job, attempt, 2, because))
+            return
         if serves != run.serves:
             kind: r.ChangeKind = "resized" if run.serves else "started"
             run.change += 1
@@ -396,6 +406,11 @@ class Swarm:
             run.told_step = True
             agent.reports.append(r.RunStepped(job, attempt, step))
         agent.reports.append(r.RunProgressed(job, attempt, step, len(serves), 1 / len(serves), 5))
+
+    def needs_two(self, job: int) -> bool:
+        """Tell whether the memory of one device does not suffice for a job."""
+        devices = sum(agent.devices for agent in self.agents.values())
+        return self.users and devices > 1 and job % 3 == 0 and self.pool.jobs[job].spec.is_elastic
 
     # Claims.
 

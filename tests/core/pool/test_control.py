@@ -17,13 +17,13 @@ def test_a_job_starts_small_and_grows_once_it_was_measured() -> None:
     story = Story(4)
     job = story.submit(1, 4)
     assert (story.job(job).phase, story.shares()) == ("starting", {job: 1})
-    story.happen(r.RunPrepared(job, 1, 2, 100))
+    story.happen(r.RunPrepared(job, 1, None, 100, workers_max=2))
     story.happen(r.RunStepped(job, 1, 1))
     assert (story.job(job).phase, story.shares()) == ("running", {job: 1})
     story.happen(r.RunProgressed(job, 1, 2, 1, 0.5, 1))  # one iteration says little
     assert story.shares() == {job: 1}
     story.happen(r.RunProgressed(job, 1, 4, 1, 0.5, 3))
-    assert story.shares() == {job: 2}, "two virtual nodes have work for two"
+    assert story.shares() == {job: 2}, "a batch that two can share has work for two"
     assert story.job(job).phase == "resizing"
 
 
@@ -342,10 +342,15 @@ REFUSED = {
         Conflict,
         "it is opaque: what it has done so far would be lost",
     ),
-    "a size above its virtual nodes": (
+    "more than can share its batch": (
         lambda s: s.happen(r.JobBounded(1, 9, 9, "")),
         Infeasible,
-        "its global batch is cut into 8 virtual nodes, one per device",
+        "its batch of 64 samples can be shared by at most 8 GPUs (at least 8 samples each)",
+    ),
+    "more than a strict job has virtual nodes": (
+        lambda s: s.happen(r.JobBounded(s.prepare(1, virtual_nodes=4), 5, 5, "")),
+        Infeasible,
+        "its batch of 64 samples is cut into 4 virtual nodes, one per GPU",
     ),
 }
 

@@ -107,11 +107,13 @@ def test_a_run_that_tells_more_than_the_last_is_heard() -> None:
     job = story.submit(1, 2)
     story.train(job)  # by an older version
     assert story.job(job).gradient_bytes == 0
-    prepared = r.RunPrepared(job, 1, 8, 100, None, *ONE_TENSOR)
+    prepared = r.RunPrepared(job, 1, None, 100, 64, *ONE_TENSOR, 8)
     assert prepared in story.happen(prepared).records
     assert story.job(job).gradient_bytes == 10**9
     assert story.happen(prepared).records == ()  # a repeat
-    assert sentence_of(prepared).endswith("8 virtual nodes, 100 steps, 1,000.00 MB of gradients")
+    assert sentence_of(prepared) == (
+        "job 1 can be resized: up to 8 GPUs, 100 steps, 1,000.00 MB of gradients"
+    )
 
 
 def test_any_size_a_script_tells_can_be_estimated() -> None:

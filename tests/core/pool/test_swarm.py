@@ -47,7 +47,9 @@ def test_every_accepted_job_ends_and_no_device_has_two_owners(seed: int) -> None
 def test_so_it_is_when_users_interfere_and_commits_fail(seed: int) -> None:
     swarm = Swarm(seed, users=True, full=0.03)
     live(swarm)
-    assert {job.phase for job in swarm.pool.jobs.values()} <= {"succeeded", "cancelled"}
+    failed = {job.id for job in swarm.pool.jobs.values() if job.phase == "failed"}
+    assert {job.phase for job in swarm.pool.jobs.values()} <= {"succeeded", "cancelled", "failed"}
+    assert failed <= {e.job for _, e in swarm.journal if isinstance(e, r.SliceDidNotFit)}
     wanted = {e.job for _, e in swarm.journal if isinstance(e, r.JobCancelled)}
     assert {j.id for j in swarm.pool.jobs.values() if j.phase == "cancelled"} <= wanted
 

@@ -1,16 +1,19 @@
 """A training whose weights are its own account: which sample, at which step, with which dice.
 
 Each sample has its own weights, and SGD adds exactly what a pass says about it. So the final
-weights are the set of (sample, step, dice of the virtual node) that updates were made of: a sample
-lost, used twice, at another step or in another virtual node shows in them, bit for bit.
+weights are the set of (sample, step) that updates were made of, and with --strict of the dice of
+its virtual node: a sample lost, used twice or at another step shows in them.
 """
 
 import argparse
+from collections.abc import Iterator
+from typing import Any
 
 import pacing
 import saboteur
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import coddl
 
@@ -19,6 +22,7 @@ options.add_argument("--samples", type=int, default=1024)
 options.add_argument("--epochs", type=int, default=2)
 options.add_argument("--pace-s", type=float, default=0.003)
 options.add_argument("--loader-workers", type=int, default=0)
+options.add_argument("--strict", action="store_true")
 asked = options.parse_args()
 
 
@@ -44,31 +48,53 @@ class Account(nn.Module):
 
 saboteur.arm()
 account = Account()
-V = 8
-optimizer = torch.optim.SGD(account.parameters(), lr=float(V))  # undoes the mean over V
-account, optimizer, batches = coddl.prepare(
-    account,
-    optimizer,
-    Numbers(),
-    global_batch=32,
-    micro_batch=4,
-    epochs=asked.epochs,
-    loader_workers=asked.loader_workers,
-)
-for index, dice in batches:
-    row = batches.epoch
-    gain = (
-        account.used[row, index].sum()
-        + (account.step[row, index] * (batches.step + 1)).sum()
-        + (account.mask[row, index] * torch.rand(4)).sum()
-        + (account.augmented[row, index] * dice).sum()
+V, BATCH = 8, 32
+if asked.strict:
+    optimizer = torch.optim.SGD(account.parameters(), lr=float(V))  # undoes the mean over V
+    *_, batches = coddl.prepare(
+        account,
+        optimizer,
+        Numbers(),
+        global_batch=BATCH,
+        micro_batch=BATCH // V,
+        epochs=asked.epochs,
+        loader_workers=asked.loader_workers,
+        strict=True,
     )
+else:
+    optimizer = torch.optim.SGD(account.parameters(), lr=float(BATCH))  # undoes the mean
+    data: Any = DataLoader(Numbers(), BATCH, shuffle=True, num_workers=asked.loader_workers)
+    loader = coddl.prepare(account, optimizer, data)[-1]
+
+
+def passes() -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """Give (epoch, step, samples, their dice)."""
+    if asked.strict:
+        for index, dice in batches:
+            yield batches.epoch, batches.step, index, dice
+    else:
+        for epoch in coddl.epochs(asked.epochs):
+            for number, (index, dice) in coddl.enumerate(loader):
+                yield epoch, epoch * len(loader) + number, index, dice
+
+
+for row, step, index, dice in passes():
+    gain = account.used[row, index].sum() + (account.step[row, index] * (step + 1)).sum()
+    if asked.strict:
+        gain = gain + (account.mask[row, index] * torch.rand(len(index))).sum()
+        gain = gain + (account.augmented[row, index] * dice).sum()
+    else:
+        gain = gain / len(index)
     (-gain).backward()
     optimizer.step()
     optimizer.zero_grad()
     pacing.rest(asked.pace_s)
 if coddl.is_main():
     used = account.used.detach()
-    print("used", int(used.min()), int(used.max()))
+    missing = int((used.round() == 0).sum())
+    print("used", round(float(used[used > 0.5].min())), round(float(used.max())), flush=True)
+    print("missing", missing)
+    steps = account.step.detach().round()
+    print("steps", int(steps.sum()), [int(s) for s in (steps > 0).sum(1)])
     torch.save(account.state_dict(), "ledger.pt")
     print("ledger", [hash(tuple(p.flatten().tolist())) for p in account.parameters()])

@@ -2,13 +2,15 @@
 
 import argparse
 import hashlib
+from collections.abc import Iterator
+from typing import Any
 
 import pacing
 import saboteur
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import coddl
 
@@ -17,48 +19,64 @@ options.add_argument("--epochs", type=int, default=4)
 options.add_argument("--strict", action="store_true")
 options.add_argument("--pace-s", type=float, default=0.0)
 options.add_argument("--micro-batch", type=int, default=8)
+options.add_argument("--loader-workers", type=int, default=0)
+options.add_argument("--exact", action="store_true", help="nothing depends on the slice")
 options.add_argument("--trace", action="store_true")
 asked = options.parse_args()
 
 saboteur.arm()
 torch.manual_seed(1)
 data = TensorDataset(torch.randn(1024, 3, 8, 8), torch.randint(0, 10, (1024,)))
-net = nn.Sequential(
+net: nn.Module = nn.Sequential(
     nn.Conv2d(3, 8, 3, padding=1),
-    nn.BatchNorm2d(8),
+    nn.Identity() if asked.exact else nn.BatchNorm2d(8),
     nn.ReLU(),
     nn.Flatten(),
-    nn.Dropout(0.2),
+    nn.Dropout(0.0 if asked.exact else 0.2),
     nn.Linear(512, 10),
 )
 optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-net, optimizer, batches = coddl.prepare(
-    net,
-    optimizer,
-    data,
-    global_batch=64,
-    micro_batch=asked.micro_batch,
-    epochs=asked.epochs,
-    strict=asked.strict,
-    clip_norm=1.0,
-)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, batches.steps)
+STEPS = 16 * asked.epochs
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 average = torch.optim.swa_utils.AveragedModel(net, avg_fn=lambda a, p, _n: 0.9 * a + 0.1 * p)
-coddl.track(schedule=schedule, average=average)
+norm: Any = None
 
-for x, y in batches:
+
+def strict() -> Iterator[tuple[int, bool, Tensor, Tensor]]:
+    """Give (step, whether the update is made now, batch) of a strict training."""
+    global norm
+    settings = {"micro_batch": asked.micro_batch, "epochs": asked.epochs, "clip_norm": 1.0}
+    *_, batches = coddl.prepare(net, optimizer, data, global_batch=64, strict=True, **settings)
+    coddl.track(schedule=schedule, average=average)
+    for x, y in batches:
+        yield batches.step, batches.completes, x, y
+        norm = batches.grad_norm
+
+
+def plain() -> Iterator[tuple[int, bool, Tensor, Tensor]]:
+    """Give the same of an ordinary one."""
+    loader: Any = DataLoader(data, 64, shuffle=True, num_workers=asked.loader_workers)
+    loader = coddl.prepare(net, optimizer, loader, min_slice=1)[-1]
+    coddl.track(average=average)
+    for epoch in coddl.epochs(asked.epochs):
+        for x, y in loader:
+            yield epoch * len(loader) + loader.step, True, x, y
+
+
+for step, completes, x, y in strict() if asked.strict else plain():
     loss = F.cross_entropy(net(x), y)
     loss.backward()
+    if not asked.strict:
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
     schedule.step()
     average.update_parameters(net)
     pacing.rest(asked.pace_s + saboteur.slowness_s())
     shown = coddl.mean(loss)
-    if asked.trace and batches.completes and coddl.is_main():
-        assert batches.grad_norm is not None
-        norm = float(batches.grad_norm)
-        print(f"trace {batches.step} {shown!r} {schedule.get_last_lr()[0]!r} {norm!r}", flush=True)
+    if asked.trace and completes and coddl.is_main():
+        rate = schedule.get_last_lr()[0]
+        print(f"trace {step} {shown!r} {rate!r} {float(norm)!r}", flush=True)
 
 digest = hashlib.sha256()
 for state in (net.state_dict(), average.state_dict()):
@@ -69,4 +87,5 @@ for one in optimizer.state_dict()["state"].values():
         digest.update(value.cpu().numpy().tobytes())
 if coddl.is_main():
     print(f"hash {digest.hexdigest()}")
+    print(f"counts {schedule.last_epoch} {int(average.n_averaged)} {schedule.get_last_lr()[0]!r}")
     print("weights", *(f"{w:.9e}" for w in list(net.parameters())[-2].flatten()[:64].tolist()))

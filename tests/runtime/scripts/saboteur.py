@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from coddl.runtime.worker import exchange, group, handover, link, membership, session, state
+from coddl.runtime.worker.strict import exchange as strict_exchange
+from coddl.runtime.worker.strict import session as strict_session
 
 STEP = 25  # from which on points of the training loop take effect
 
@@ -49,10 +51,10 @@ def around(owner: type, method: str, when: str, applies: Callable[..., bool]) ->
 
 def break_exchange_once() -> None:
     """Fail where a peer has succeeded: the sums are there, but this worker is told otherwise."""
-    original = exchange.Exchange.finish
+    original = strict_exchange.StrictExchange.finish
     done: list[bool] = []
 
-    def finish(self: exchange.Exchange, vote: bool) -> Any:
+    def finish(self: strict_exchange.StrictExchange, vote: bool) -> Any:
         kept = {id(p): p.grad for p in self.parameters}
         buffers = [b.clone() for b in self._buffers.all]
         result = original(self, vote)
@@ -65,10 +67,22 @@ def break_exchange_once() -> None:
             raise group.Broken("said the saboteur")
         return result
 
-    exchange.Exchange.finish = finish  # type: ignore[method-assign]
+    strict_exchange.StrictExchange.finish = finish  # type: ignore[method-assign]
+    ordinary = exchange.Exchange._finish
+
+    def finish_ordinary(self: exchange.Exchange, gradients: Any, found: Any) -> None:
+        kept = [(p, None if p.grad is None else p.grad.clone()) for p in self._parameters()]
+        ordinary(self, gradients, found)
+        if not done and current().step >= STEP:
+            done.append(True)
+            for parameter, grad in kept:
+                parameter.grad = grad
+            raise group.Broken("said the saboteur")
+
+    exchange.Exchange._finish = finish_ordinary  # type: ignore[method-assign]
 
 
-def current() -> session.Session:
+def current() -> session.Session | strict_session.StrictSession:
     from coddl.runtime.worker import prepare
 
     assert prepare._session is not None
@@ -110,9 +124,11 @@ def arm() -> None:
         case "restore":
             around(state.State, "restore", when, lambda *_: True)
         case "exchange":
-            around(exchange.Exchange, "finish", when, late)
+            around(strict_exchange.StrictExchange, "finish", when, late)
+            around(exchange.Exchange, "_finish", when, late)
         case "apply":
-            around(session.Session, "_apply", when, late)
+            around(strict_session.StrictSession, "_apply", when, late)
+            around(session.Session, f"_{when}_update", "before", late)
         case "adopt":
             around(
                 membership.Membership, "_adopt", when, lambda _s, _link, to, _groups: to.number > 1

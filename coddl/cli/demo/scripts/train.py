@@ -2,9 +2,10 @@
 
     python train.py STEPS SHARED_S SERIAL_S
 
-A pause per micro-batch stands for a GPU's work: more workers share the micro-batches, so they
-shorten it. A pause per step stands for what they don't shorten: reading data, slow links. So a demo
-on a few cores shows what a pool of GPUs would do; all else is as in any other training.
+SHARED_S is a pause per 8 samples and stands for a GPU's work: each worker has its slice of the
+batch, so more workers shorten it. SERIAL_S is a pause per step and stands for what they don't
+shorten: reading data, slow links. So a demo on a few cores shows what a pool of GPUs would do; all
+else is as in any other training.
 """
 
 import sys
@@ -12,6 +13,7 @@ import time
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import coddl
 
@@ -20,21 +22,19 @@ STEPS_PER_EPOCH, BATCH = 16, 64
 
 torch.manual_seed(0)
 x = torch.randn(STEPS_PER_EPOCH * BATCH, 32)
-dataset = torch.utils.data.TensorDataset(x, (x.square().sum(1) > 32).long())
+dataset = TensorDataset(x, (x.square().sum(1) > 32).long())
+loader = DataLoader(dataset, batch_size=BATCH, shuffle=True)
 model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-model, optimizer, batches = coddl.prepare(
-    model, optimizer, dataset, global_batch=BATCH, micro_batch=8, epochs=steps // STEPS_PER_EPOCH
-)
+model, optimizer, loader = coddl.prepare(model, optimizer, loader)
 
-for samples, labels in batches:
-    time.sleep(shared_s)
-    loss = nn.functional.cross_entropy(model(samples), labels)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    coddl.log(loss=loss)
-    if batches.completes:
-        time.sleep(serial_s)
-        if coddl.is_main() and batches.step % STEPS_PER_EPOCH == 0:
-            print(f"epoch {batches.epoch}: loss {loss:.3f}")
+for epoch in coddl.epochs(steps // STEPS_PER_EPOCH):
+    for samples, labels in loader:
+        time.sleep(shared_s * len(samples) / 8 + serial_s)
+        loss = nn.functional.cross_entropy(model(samples), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        coddl.log(loss=loss)
+    if coddl.is_main():
+        print(f"epoch {epoch}: loss {loss:.3f}")

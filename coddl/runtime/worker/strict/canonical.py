@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coddl.runtime.vnodes import owned_by
 from coddl.runtime.worker.group import Group
-from coddl.runtime.worker.leaves import Leaves
+from coddl.runtime.worker.strict.leaves import Leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,11 @@ class Canonical:
         self.restart()
 
     def restart(self) -> None:
+        """Forget this iteration."""
         self._parts = {kind: [] for kind in self._kinds}
 
-    def arm(self) -> None:
-        pass
-
     def take(self, node: int, leaves: Leaves) -> None:
+        """Keep the leaves of a pass; they may be changed."""
         for kind, parts in self._parts.items():
             parts.append((Node(node, 1), self._flat(kind, leaves)))
             while len(parts) > 1 and _siblings(parts[-2][0], parts[-1][0]):
@@ -53,6 +52,10 @@ class Canonical:
     def means(
         self, node: int, leaves: Leaves, notes: Sequence[float]
     ) -> tuple[Leaves, list[float]]:
+        """Take the last pass; give means over virtual nodes and sums of the notes.
+
+        Raises `Broken` when the group failed.
+        """
         self.take(node, leaves)
         means: Leaves = [None] * len(self._like)
         for kind, parts in self._parts.items():
@@ -67,9 +70,6 @@ class Canonical:
         heard = torch.tensor(notes, device=self._like[0].device)
         self._group.finish(self._group.all_reduce(heard))
         return means, heard.tolist()
-
-    def close(self) -> None:
-        pass
 
     def _flat(self, kind: torch.dtype, leaves: Leaves) -> Tensor:
         return torch.cat(

@@ -1,0 +1,21 @@
+"""Slices: which samples of a batch each worker gets. Pure, and the same on every worker."""
+
+from collections.abc import Sequence
+
+
+def slices(samples: int, counts: Sequence[int]) -> list[range]:
+    """Cut a batch into contiguous slices in proportion to `counts`, in order of rank.
+
+    A full batch, of sum(counts) samples, is cut exactly so. In a shorter one some may get none.
+    """
+    total = sum(counts)
+    sizes = [samples * count // total for count in counts]
+    # What is left over goes where most was cut off; among equals to the lower rank.
+    by_rest = sorted(range(len(counts)), key=lambda rank: (-(samples * counts[rank] % total), rank))
+    for rank in by_rest[: samples - sum(sizes)]:
+        sizes[rank] += 1
+    cut, start = [], 0
+    for size in sizes:
+        cut.append(range(start, start + size))
+        start += size
+    return cut

@@ -1,0 +1,61 @@
+"""Sizes that a job turns out not to be able to have: slices do not fit, epochs are unknown."""
+
+from typing import Protocol
+
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor import troubles
+from coddl.runtime.supervisor.ledger import WorkerNotes
+from coddl.runtime.supervisor.standing import RETIRED, Standing
+from coddl.runtime.wire import Message
+
+
+class Limited(Protocol):
+    """The supervisor, as limits concern it."""
+
+    @property
+    def standing(self) -> Standing: ...
+    @property
+    def is_hosted(self) -> bool: ...
+    def tell(self, event: Message) -> None: ...
+    def fail(self, error: TrainingError, code: int) -> None: ...
+    def stop(self, code: int) -> None: ...
+    def set_workers(self, workers: int) -> None: ...
+
+
+class Limits:
+    """Learns limits from workers, tells them, and brings the job to a size that it can have."""
+
+    def __init__(self, supervisor: Limited) -> None:
+        self._supervisor = supervisor
+
+    def on_rigid(self, message: Message) -> None:
+        """Take note that the job can't be resized any more."""
+        standing = self._supervisor.standing
+        if standing.rigid is None:
+            standing.rigid = TrainingError(message["what"], message["because"], message["try"])
+            self._supervisor.tell({"is": "problem", **standing.rigid.parts()})
+
+    def on_out_of_memory(self, notes: WorkerNotes, samples: int) -> None:
+        """Go back to a size whose slices fit, with the state from before the last change."""
+        supervisor, standing = self._supervisor, self._supervisor.standing
+        job, fitting, coordinator = standing.job, standing.fitting, standing.coordinator
+        notes.ran_out_of_memory = True
+        fitting.ran_out(samples)
+        least = fitting.workers_min(coordinator.parts or 1)
+        most = min(n for n in (job.workers_max, coordinator.workers_max, 1 << 30) if n is not None)
+        if least is None or least > most:
+            supervisor.fail(troubles.never_fits(job, fitting.because, most), 1)
+            return
+        supervisor.tell({"is": "memory", "workers_min": least, "because": fitting.because})
+        if supervisor.is_hosted:
+            supervisor.stop(RETIRED)  # whoever hosts it gives it more
+        elif standing.target is not None and standing.target < least:
+            supervisor.set_workers(max(least, fitting.size))
+
+    def on_ended(self, step: int) -> None:
+        """Say so when a script leaves its loop before the training's last step."""
+        standing = self._supervisor.standing
+        steps = standing.about.get("steps")
+        if steps and step < steps and not standing.has_left_early:
+            standing.has_left_early = True
+            self._supervisor.tell({"is": "left-early", "step": step, "steps": steps})

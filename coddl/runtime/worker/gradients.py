@@ -1,0 +1,228 @@
+"""Gradients of the global batch: summed over the workers while backward still runs.
+
+Parameters are laid out in buckets, in the same order on every worker. A bucket is sent as soon as
+backward has produced all of its gradients, if the same backward of an earlier pass used it; the
+rest is sent when backward has ended and the workers have told each other which buckets they need.
+The worker's own gradients stay in `.grad` until the sum is complete, so that it can be sent again
+when a peer dies. Then `.grad` is a view of the bucket.
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+from torch.utils.hooks import RemovableHandle
+
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.worker.group import Broken, Group
+
+BUCKET_BYTES: Final = 25 << 20
+FIRST_BUCKET_BYTES: Final = 1 << 20  # small, so that sending starts early
+BUCKETS_MAX: Final = 16 * 62  # as many as a row has bits for
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Neighbouring parameters' gradients in one flat vector; behind them, which of them exist."""
+
+    parameters: list[Tensor]
+    flat: Tensor
+    views: list[Tensor]
+    present: Tensor
+    missing: int = 0  # gradients that this backward has not produced yet
+    work: Work | None = None
+    versions: list[int] = field(default_factory=list)  # of the gradients that were sent
+
+    def fill(self, scale: float, got: set[int]) -> None:
+        """Write the worker's own gradients, scaled, into the flat vector."""
+        there = [(v, p.grad) for v, p in zip(self.views, self.parameters, strict=True)]
+        sources = [(view, grad) for view, grad in there if grad is not None]
+        if len(sources) < len(there):
+            self.flat.zero_()
+        if sources:
+            torch._foreach_copy_([view for view, _ in sources], [grad for _, grad in sources])
+        flags = [float(id(p) in got) for p in self.parameters]
+        if all(flags):
+            self.present.fill_(1.0)
+        else:
+            self.present.copy_(torch.tensor(flags))
+        if scale != 1.0:
+            self.flat[: self.flat.numel() - len(self.views)].mul_(scale)
+        self.versions = [-1 if p.grad is None else p.grad._version for p in self.parameters]
+
+    def has_changed(self) -> bool:
+        """Tell whether a gradient was changed after it was sent."""
+        return any(
+            version != (-1 if p.grad is None else p.grad._version)
+            for version, p in zip(self.versions, self.parameters, strict=True)
+        )
+
+    def put_back(self, factor: float, got: set[int]) -> None:
+        """Make the sum, times the factor, the parameters' `.grad`; what nobody has stays."""
+        if factor != 1.0:
+            self.flat.mul_(factor)
+        mine = [id(p) in got for p in self.parameters]
+        anyone = mine if all(mine) else [flag > 0 for flag in self.present.tolist()]
+        for parameter, view, there in zip(self.parameters, self.views, anyone, strict=True):
+            if there or parameter.grad is not None:
+                parameter.grad = view
+
+
+class Gradients:
+    """The exchange of one generation: parameters as they are now, among the members of a group."""
+
+    def __init__(self, group: Group, parameters: Sequence[Tensor], plans: dict[int, set[int]]):
+        self.signature = signature_of(parameters)
+        self.got: set[int] = set()  # parameters that this backward has given a gradient
+        self._group = group
+        self._plans = plans  # by the number of the backward in its pass: buckets used last time
+        self._buckets = _laid_out(list(parameters))
+        self._bucket_of = {id(p): b for b in self._buckets for p in b.parameters}
+        self._early: list[Bucket] = []  # to be sent while backward runs, in this order
+        self._next = 0
+        self._scale = 1.0
+        self._armed = False
+        self._overlaps = True
+        self._problem: Exception | None = None
+        self._hooks: list[RemovableHandle] = [
+            p.register_post_accumulate_grad_hook(self._on_gradient) for p in parameters
+        ]
+
+    def close(self) -> None:
+        """Let go of the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def begin(self, number: int, scale: float, *, overlap: bool = True) -> None:
+        """Expect a backward: the how-manieth of its pass, and this worker's part of the sum."""
+        self._early = [self._buckets[i] for i in sorted(self._plans.get(number, ()))]
+        self._next, self._scale, self._problem = 0, scale, None
+        self.got = set()
+        self._armed = self._overlaps and overlap
+        for bucket in self._buckets:
+            bucket.missing, bucket.work = len(bucket.parameters), None
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
+                    parameter.grad = view.clone()  # backward adds to it, and the bucket is reused
+
+    def _on_gradient(self, parameter: Tensor) -> None:
+        """Take note of a gradient that is complete; send the buckets that are full now."""
+        bucket = self._bucket_of[id(parameter)]
+        if id(parameter) in self.got or not self._armed:
+            self.got.add(id(parameter))
+            return
+        self.got.add(id(parameter))
+        bucket.missing -= 1
+        while self._next < len(self._early) and not self._early[self._next].missing:
+            self._send(self._early[self._next])
+            self._next += 1
+
+    def _send(self, bucket: Bucket) -> None:
+        if self._problem is not None:
+            return
+        try:
+            bucket.fill(self._scale, self.got)
+            bucket.work = self._group.all_reduce(bucket.flat)
+        except (Broken, RuntimeError) as problem:  # for the end: backward is the user's code
+            self._problem = problem
+
+    def end(self) -> None:
+        """Stop sending early; raises what is wrong with the gradients themselves."""
+        self._armed = False
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    raise TrainingError(
+                        "a gradient is sparse",
+                        f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient",
+                        "nn.Embedding(..., sparse=False)",
+                    )
+
+    @property
+    def used(self) -> set[int]:
+        """Number the buckets that got a gradient in this backward."""
+        return {
+            number
+            for number, bucket in enumerate(self._buckets)
+            if any(id(p) in self.got for p in bucket.parameters)
+        }
+
+    @property
+    def is_stale(self) -> bool:
+        """Tell whether something that was sent has changed since: backward came by again."""
+        return any(b.work is not None and b.has_changed() for b in self._early[: self._next])
+
+    def finish(self, number: int, used: Iterable[int], factor: float, *, again: bool) -> None:
+        """Complete the sum of the buckets that anybody used; raises `Broken`.
+
+        `again`: what was sent early is stale on some worker, so all is sent once more.
+        """
+        early = {id(bucket) for bucket in self._early}
+        rest = [self._buckets[i] for i in sorted(used) if id(self._buckets[i]) not in early]
+        for bucket in [*self._early[self._next :], *rest]:
+            self._send(bucket)
+        self._raise_problem()
+        self._wait([*self._early, *rest])
+        everything = [*self._early, *rest]
+        if again:
+            self._overlaps = False
+            for bucket in everything:
+                self._send(bucket)
+            self._raise_problem()
+            self._wait(everything)
+        for bucket in everything:
+            bucket.put_back(factor, self.got)
+        self._plans[number] = set(used) if self._overlaps else set()
+
+    def _raise_problem(self) -> None:
+        if isinstance(self._problem, Broken):
+            raise self._problem
+        if self._problem is not None:
+            raise Broken(str(self._problem).splitlines()[0]) from self._problem
+
+    def _wait(self, buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
+            assert bucket.work is not None
+            self._group.finish(bucket.work)
+
+
+def signature_of(parameters: Sequence[Tensor]) -> int:
+    """Tell layouts apart: workers whose signatures differ can't exchange."""
+    shapes = [(tuple(p.shape), str(p.dtype)) for p in parameters]
+    return zlib.crc32(repr(shapes).encode())
+
+
+def _laid_out(parameters: list[Tensor]) -> list[Bucket]:
+    """Cut the parameters into buckets, last ones first: backward makes them in that order."""
+    total_bytes = sum(p.nbytes for p in parameters)
+    limit_bytes = max(BUCKET_BYTES, 2 * total_bytes // BUCKETS_MAX)
+    groups: list[list[Tensor]] = []
+    size = 0
+    for parameter in reversed(parameters):
+        limit = FIRST_BUCKET_BYTES if len(groups) == 1 else limit_bytes
+        if not groups or size >= limit or parameter.dtype != groups[-1][-1].dtype:
+            groups.append([])
+            size = 0
+        groups[-1].append(parameter)
+        size += parameter.nbytes
+    return [_bucket(group) for group in groups]
+
+
+def _bucket(parameters: list[Tensor]) -> Bucket:
+    elements = sum(p.numel() for p in parameters)
+    flat = torch.zeros(
+        elements + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device
+    )
+    views = []
+    offset = 0
+    for parameter in parameters:
+        piece = flat[offset : offset + parameter.numel()]
+        # Gradients have their parameter's memory layout; their place here has it too, for speed.
+        strides = torch.empty_like(parameter, device="meta").stride()
+        views.append(piece.as_strided(parameter.size(), strides, piece.storage_offset()))
+        offset += parameter.numel()
+    return Bucket(parameters, flat, views, flat[elements:])

@@ -1,0 +1,132 @@
+"""Finds out when workers train different things: data, learning rates, weights."""
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import IterableDataset
+
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.worker import randomness
+from coddl.runtime.worker.gradients import signature_of
+
+TOLERANCE: Final = 1e-5
+SAMPLES_READ: Final = 3
+PARTS: Final = 8  # a check looks at one part of the parameters, in turn
+JUMP: Final = 1.5  # a learning rate that changes by more, from a save to the next update, jumps
+
+
+def rates_of(optimizers: Sequence[Optimizer]) -> int:
+    """Tell learning rates apart; those on a device are left out, as reading them would wait."""
+    rates = [
+        group.get("lr")
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        if not isinstance(group.get("lr"), Tensor)
+    ]
+    return zlib.crc32(repr(rates).encode())
+
+
+class Guard:
+    """Compares this worker with the others, and with the job as it was saved."""
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], parameters: Callable[[], list[Tensor]]
+    ) -> None:
+        self._optimizers = optimizers
+        self._parameters = parameters
+        self._expected: list[float] | None = None  # learning rates, of a job that goes on
+
+    def signature(self) -> int:
+        """Tell layouts of all parameters apart, frozen ones as well."""
+        return signature_of(
+            [p for o in self._optimizers for g in o.param_groups for p in g["params"]]
+        )
+
+    def fingerprint(self, datasets: Sequence[Any]) -> int:
+        """Tell datasets apart: by their lengths, and a few samples read under a fixed seed."""
+        told = [self._read(dataset) for dataset in datasets]
+        return zlib.crc32(repr(told).encode())
+
+    def _read(self, dataset: Any) -> Any:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            return type(dataset).__name__
+        length = len(dataset)
+        numbers = sorted({0, length // 2, length - 1})[:SAMPLES_READ] if length else []
+        try:
+            first = [_sample(dataset, number) for number in numbers]
+            same = first == [_sample(dataset, number) for number in numbers]
+        except (TypeError, KeyError, IndexError):  # indexed by something else than numbers
+            return length
+        return (length, first if same else "changes by itself")
+
+    def norm(self, turn: int) -> float:
+        """Give the norm of one part of the parameters, another one each time."""
+        parameters = self._parameters()
+        part = [p.detach() for p in parameters[turn % PARTS :: PARTS]] or [torch.zeros(1)]
+        norms = torch._foreach_norm(part)
+        return float(torch.stack([norm.double() for norm in norms]).norm())
+
+    def compare(self, norms: Sequence[float], members: Sequence[int]) -> None:
+        """Raise if the workers' weights have grown apart."""
+        low, high = min(norms), max(norms)
+        if high - low <= TOLERANCE * max(abs(high), 1e-12) or high != high:
+            return
+        told = "; ".join(f"worker {w} has {n:.8g}" for w, n in zip(members, norms, strict=True))
+        raise TrainingError(
+            "the workers' weights have grown apart",
+            f"norms of the same parameters differ: {told}",
+            "the same updates in every worker: an EMA, a target network or hand-written updates "
+            "must not depend on coddl.is_main(), and what they use belongs into coddl.track(...)",
+        )
+
+    def rates(self) -> list[float]:
+        """Give the learning rates, to be saved."""
+        return [float(g.get("lr", 0.0)) for o in self._optimizers for g in o.param_groups]
+
+    def expect(self, rates: Sequence[float]) -> None:
+        """Take note of the learning rates that the next update should have."""
+        self._expected = list(rates)
+
+    def check_resumed(self) -> None:
+        """Before the first update of a job that goes on: raise if a learning rate has jumped."""
+        if self._expected is None:
+            return
+        expected, self._expected = self._expected, None
+        for before, now in zip(expected, self.rates(), strict=False):
+            if before > 0 and now > 0 and not 1 / JUMP <= now / before <= JUMP:
+                raise TrainingError(
+                    f"the learning rate jumped from {before:g} to {now:g}",
+                    "the job goes on from a saved state, and the script sets another rate than "
+                    "the one that was saved",
+                    "coddl.track(scheduler=...), or a step counter in coddl.state(...) or from "
+                    "loader.step, so that the script knows where the job is",
+                )
+
+
+def _sample(dataset: Any, number: int) -> str:
+    mine = randomness.capture()
+    try:
+        random.seed(0)
+        randomness.reseed(0)
+        return _told(dataset[number])
+    finally:
+        randomness.restore(mine)
+
+
+def _told(sample: Any) -> str:
+    """Describe a sample so that equal ones are told alike."""
+    if isinstance(sample, Tensor):
+        total = float(sample.double().sum()) if sample.numel() else 0.0
+        return f"{tuple(sample.shape)}{sample.dtype}{total!r}"
+    if isinstance(sample, dict):
+        return repr([(key, _told(part)) for key, part in sample.items()])
+    if isinstance(sample, list | tuple):
+        return repr([_told(part) for part in sample])
+    if isinstance(sample, str | int | float | bool | None):
+        return repr(sample)
+    return type(sample).__name__

@@ -1,0 +1,55 @@
+"""The outer loops of a training: `coddl.epochs`, `coddl.steps`, `coddl.enumerate`."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from coddl.runtime.worker.loader import ElasticLoader
+from coddl.runtime.worker.session import Session
+
+
+def epochs(session: Session, numbers: range) -> Iterator[int]:
+    """Give the epochs that are left for this worker; a joiner's first one is the job's current."""
+    session.rounds.has_outer_loop = True
+    if session.steps is None and session.loaders:
+        session.steps = _length(session.loaders[0], len(numbers))
+    if session.rehearsal.is_asked and numbers:
+        session.rounds.begin_rehearsal()
+        yield numbers[0]  # one batch, and what the script does at an epoch's end
+    session.start()
+    first = session.progress.epoch if session.has_resumed else numbers.start
+    for epoch in numbers[numbers.index(first) if first in numbers else 0 :]:
+        session.rounds.settle()
+        session.progress.epoch = epoch
+        if session.peers.stopping:
+            break
+        yield epoch
+    session.finish()
+
+
+def steps(session: Session, count: int) -> Iterator[int]:
+    """Give the steps that are left, for scripts that make their batches themselves."""
+    session.rounds.has_outer_loop = True
+    session.steps = count
+    if session.rehearsal.is_asked and count:
+        session.rounds.begin_rehearsal()
+        yield 0
+    session.start()
+    while session.step < count and not session.peers.stopping:
+        session.begin_step()
+        yield session.step
+        session.boundary()
+    session.finish()
+
+
+def enumerated(loader: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
+    """Number a loader's batches; a joiner's first one has the number it has in the job's epoch."""
+    for number, batch in enumerate(loader):
+        at = loader.step if isinstance(loader, ElasticLoader) else number
+        yield start + at, batch
+
+
+def _length(loader: ElasticLoader, rounds: int) -> int | None:
+    try:
+        return len(loader) * rounds
+    except TypeError:
+        return None

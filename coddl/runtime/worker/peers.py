@@ -1,0 +1,165 @@
+"""What this worker does together with the others, and does again when one of them dies.
+
+Every collective begins with everybody's row (`rows`), so all know what each is doing. Complete
+collectives are counted: a survivor whose count is one behind has missed what a peer has seen, and
+takes the peer's state when its pass has ended.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.worker import packing, rows
+from coddl.runtime.worker.group import Broken
+from coddl.runtime.worker.image import Tree
+from coddl.runtime.worker.link import Groups
+from coddl.runtime.worker.membership import Membership
+from coddl.runtime.worker.rows import BROKE, STOP, VOTE, Kind, Row
+from coddl.runtime.worker.state import Home
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a worker is in the training."""
+
+    step: int = 0  # passes that have ended
+    epoch: int = 0
+    collective: int = 0  # that are complete; survivors compare it
+    updates: int = 0  # that optimizers have made
+
+
+class Peers:
+    """The other workers of the group; alone, there are none and nothing is sent."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        progress: Progress,
+        catch_up: Callable[[], None],
+        reject: Callable[[TrainingError], NoReturn],
+    ) -> None:
+        self.agreed = False  # all are ready to change the group after this pass
+        self.stopping = False  # the training ends, on all workers
+        self.leaving = False  # a worker has left its loop early: so do all
+        self.stop_asked = False  # by this worker
+        self.missed: tuple[Tree, Home] | None = None  # the state of a peer that was ahead
+        self._is_behind = False
+        self._membership = membership
+        self._progress = progress
+        self._catch_up = catch_up
+        self._reject = reject
+
+    @property
+    def size(self) -> int:
+        """How many workers there are, this one included."""
+        return self._membership.size
+
+    @property
+    def updates(self) -> int:
+        """How many updates the optimizers have made."""
+        return self._progress.updates
+
+    def miss(self, tree: Tree, home: Home) -> None:
+        """Be given the state of a peer that has completed what failed here."""
+        self._is_behind, self.missed = True, (tree, home)
+
+    def together(
+        self, run: Callable[[Groups], T], *, alone: Callable[[], T], missed: Callable[[], T]
+    ) -> T:
+        """Run a collective; when a peer dies meanwhile, run it again with those that are left.
+
+        `missed` gives the result where a peer has completed it and this worker has not.
+        """
+        self._catch_up()
+        while True:
+            self._membership.attend()
+            if self._is_behind:
+                self._is_behind = False
+                result = missed()
+            elif (groups := self._membership.groups).talk is None:
+                result = alone()
+            else:
+                try:
+                    result = run(groups)
+                except Broken as failure:
+                    self._membership.broke(failure)
+                    continue
+            self._progress.collective += 1
+            return result
+
+    def row(self, kind: Kind, **fields: float) -> Row:
+        """Begin this worker's row."""
+        at = self._progress
+        return Row(kind, at.collective, at.step, at.epoch, **fields)  # type: ignore[arg-type]
+
+    def compare(self, groups: Groups, row: Row) -> list[Row]:
+        """Gather everybody's row, and learn from them; ends the job if they don't fit."""
+        assert groups.talk is not None
+        flags = row.flags | (STOP if self.stop_asked else 0)
+        if row.kind == "gradients" and self._membership.is_due:
+            flags |= VOTE
+        found = rows.gather(groups.talk, replace(row, flags=flags))
+        try:
+            rows.check(found, self._membership.members)
+        except TrainingError as error:
+            self._reject(error)
+        if row.kind in ("gradients", "skip", "end"):
+            self.agreed = all(each.flags & VOTE for each in found)
+        self.stopping |= any(each.flags & STOP for each in found)
+        self.leaving |= any(each.kind == "end" and each.flags & BROKE for each in found)
+        return found
+
+    def mean(self, number: float, weight: float) -> float:
+        """Average a number over the workers."""
+
+        def reduce(groups: Groups) -> float:
+            found = self.compare(groups, self.row("mean", value=number, weight=weight))
+            total = math.fsum(row.weight for row in found)
+            if not total:
+                return math.fsum(row.value for row in found) / len(found)
+            return math.fsum(row.value * row.weight for row in found if row.weight) / total
+
+        return self.together(reduce, alone=lambda: number, missed=lambda: number)
+
+    def sum(self, number: float) -> float:
+        """Add a number up over the workers."""
+
+        def reduce(groups: Groups) -> float:
+            found = self.compare(groups, self.row("sum", value=number))
+            return math.fsum(row.value for row in found)
+
+        return self.together(reduce, alone=lambda: number, missed=lambda: number)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Put the workers' tensors together along their first dimension, in order of rank."""
+
+        def collect(groups: Groups) -> Tensor:
+            self.compare(groups, self.row("gather"))
+            assert groups.talk is not None
+            talk, mine = groups.talk, tensor.detach()
+            parts = [
+                packing.shared(talk, mine if rank == talk.rank else None, rank)
+                for rank in range(talk.world)
+            ]
+            return torch.cat([part.to(tensor.device) for part in parts])
+
+        return self.together(collect, alone=lambda: tensor, missed=lambda: tensor)
+
+    def from_main(self, groups: Groups, tree: Tree) -> Tree:
+        """Give everybody the main worker's tree; part of a collective."""
+        assert groups.talk is not None
+        return packing.shared(groups.talk, tree if groups.talk.rank == 0 else None)
+
+
+@torch.no_grad()
+def copy_into(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy values into tensors, one by one."""
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)

@@ -1,0 +1,160 @@
+"""Rounds: iterations over the script's loaders, begun and ended by all workers together.
+
+One loader begins the passes: the first that hands out a batch. A round that the job is in is taken
+up by workers that join; one that a worker leaves early (`break`) ends for all.
+"""
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from coddl.runtime.worker.image import Tree
+from coddl.runtime.worker.link import Groups
+from coddl.runtime.worker.loader import Cut, ElasticLoader, Item
+from coddl.runtime.worker.numbers import number_of
+from coddl.runtime.worker.peers import copy_into
+from coddl.runtime.worker.rehearsal import mark_dynamic
+from coddl.runtime.worker.rows import BROKE
+
+if TYPE_CHECKING:
+    from coddl.runtime.worker.session import Session
+
+
+class Rounds:
+    """Where the loaders of a session are."""
+
+    def __init__(self, session: "Session") -> None:
+        self.has_outer_loop = False  # coddl.epochs or coddl.steps
+        self.counts_steps = False  # coddl.steps: loaders don't begin passes
+        self.left_early: ElasticLoader | None = None
+        self._session = session
+        self._primary: ElasticLoader | None = None  # whose batches begin passes
+
+    def begin(self, loader: ElasticLoader) -> None:
+        """Begin to iterate over a loader, or take up the round that the job is in."""
+        session = self._session
+        if session.rehearsal.is_asked and not self.has_outer_loop:
+            self.begin_rehearsal()
+        if session.rehearses:
+            loader.begin(is_main=True, keep_streams=False)
+            loader.open(None)
+            return
+        session.start()
+        self.settle()
+        if loader.takes_up():
+            loader.open(loader.streams)
+            return
+        if loader.rounds >= 0 and not self.has_outer_loop:
+            session.tell_rigid()
+        streams = loader.begin(is_main=session.is_main, keep_streams=session.is_led)
+        told = self._begun_together(loader, streams)
+        if told is None or session.is_main:
+            loader.open(None)
+        else:
+            session.values.take(told["values"])
+            loader.open(told["streams"])
+
+    def begin_rehearsal(self) -> None:
+        """Run the script's loop once before anyone waits for this worker."""
+        session = self._session
+        if session.rehearsal.is_asked:
+            session.rehearsal.begin()
+            size = int(os.environ.get("CODDL_SIZE", "1"))
+            share = max(1, session.settings.global_batch // size)
+            for loader in session.loaders:
+                loader.own(Cut(0, 0, (share,) * size))
+
+    def _begun_together(self, loader: ElasticLoader, streams: Tree) -> Tree | None:
+        """Give every worker the main worker's random streams and values."""
+        session = self._session
+        peers, number = session.peers, session.loaders.index(loader)
+        mine = {"streams": streams, "values": session.values.held()}
+
+        def share(groups: Groups) -> Tree:
+            peers.compare(groups, peers.row("begin", loader=number))
+            return peers.from_main(groups, mine)
+
+        def missed() -> Tree:
+            assert peers.missed is not None
+            held = peers.missed[0]["progress"]
+            return {"streams": held["loaders"][number]["streams"], "values": held["values"]}
+
+        return peers.together(share, alone=lambda: None, missed=missed)
+
+    def next_batch(self, loader: ElasticLoader) -> Item:
+        """Give a loader's next batch; if it is the one that begins passes, end the one before."""
+        session = self._session
+        if session.rehearses:
+            return self._rehearsed(loader)
+        if self._primary is None and not self.counts_steps:
+            self._primary = loader
+        if loader is not self._primary:
+            return loader.fetch()
+        if (chunks := session.exchange.chunks) is not None and chunks.is_partial:
+            return chunks.take()
+        session.boundary(may_change=not loader.is_last)
+        if session.peers.leaving or session.peers.stopping:
+            self._end(loader)
+            raise StopIteration
+        with session.pulse.timed("data"):
+            try:
+                batch = loader.fetch()
+            except StopIteration:
+                self._end(loader)
+                raise
+        weigh = session.settings.weight
+        session.begin_pass(loader.slice, None if weigh is None else number_of(weigh(batch)))
+        if not session.is_alone:
+            mark_dynamic(batch)
+        return batch if chunks is None else chunks.split(batch)
+
+    def _rehearsed(self, loader: ElasticLoader) -> Item:
+        if loader.at == 0:
+            batch = loader.fetch()
+            mark_dynamic(batch)
+            return batch
+        loader.forget()
+        if self.has_outer_loop:
+            raise StopIteration
+        self._session.start()
+        self.begin(loader)
+        return self.next_batch(loader)
+
+    def _end(self, loader: ElasticLoader, flags: int = 0) -> None:
+        """End an epoch together: every worker has the main worker's buffers then."""
+        session = self._session
+        peers, number, buffers = session.peers, session.loaders.index(loader), session.buffers()
+        session.tell_resting()  # evaluation may take its time
+
+        def end(groups: Groups) -> None:
+            while True:
+                row = replace(peers.row("end", loader=number), flags=flags)
+                found = peers.compare(groups, row)
+                if all(each.kind == "end" for each in found):
+                    break
+                # Others are in the next pass, and hear of it now. They make their update, whose
+                # outcome is handed to the ones that have left.
+                session.exchange.take_part(found)
+                session.progress.step += 1
+                session.progress.collective += 1
+                session.share_state(groups)
+                session.progress.collective += 1
+            if buffers:
+                copy_into(buffers, peers.from_main(groups, buffers))
+
+        peers.together(end, alone=lambda: None, missed=lambda: None)
+        peers.leaving = False
+        loader.end()
+
+    def leave(self, loader: ElasticLoader) -> None:
+        """Take note that the script has left its loop early; the others hear of it later."""
+        session = self._session
+        if loader is self._primary and not session.rehearses and not session.has_ended:
+            self.left_early = loader
+
+    def settle(self) -> None:
+        """Do what was put off when the script left its loop: a `break` ends the epoch for all."""
+        loader, self.left_early = self.left_early, None
+        if loader is not None:
+            self._session.end_pass(may_change=False)
+            self._end(loader, 0 if loader.is_last else BROKE)

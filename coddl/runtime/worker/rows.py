@@ -1,0 +1,155 @@
+"""What workers tell each other at every exchange: a row of numbers each, compared by all.
+
+Everything that workers do together begins with these rows. So a worker that does something else
+than its peers is found out before a wrong update is made, and all know what each was doing.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import torch
+
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.worker.group import Group
+
+Kind = Literal["gradients", "skip", "end", "begin", "mean", "sum", "gather", "check", "share"]
+KINDS: Final[tuple[Kind, ...]] = (
+    "gradients",
+    "skip",
+    "end",
+    "begin",
+    "mean",
+    "sum",
+    "gather",
+    "check",
+    "share",
+)
+DOING: Final[dict[Kind, str]] = {
+    "gradients": "was in backward()",
+    "skip": "ended its pass without backward()",
+    "end": "had left the loop over its loader",
+    "begin": "began to iterate over its loader",
+    "mean": "called coddl.mean",
+    "sum": "called coddl.sum",
+    "gather": "called coddl.gather",
+    "check": "compared its weights",
+    "share": "handed its state over",
+}
+VOTE, BROKE, STOP, STALE = 1, 2, 4, 8  # flags
+WORDS: Final = 28
+_BITS: Final = 62  # of a word, for buckets
+_FIRST_WORD: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One worker's word on an exchange."""
+
+    kind: Kind
+    exchange: int  # how many it has completed
+    step: int
+    epoch: int
+    layout: int = 0  # of the parameters
+    rates: int = 0  # tells learning rates apart
+    order: int = 0  # tells batches apart
+    applied: int = 0  # updates that were made
+    weight: float = 0.0
+    value: float = 0.0
+    flags: int = 0
+    loader: int = 0
+    buckets: frozenset[int] = field(default_factory=frozenset)
+
+    def words(self) -> list[int]:
+        """Give it as whole numbers."""
+        used = [0] * (WORDS - _FIRST_WORD)
+        for bucket in self.buckets:
+            used[bucket // _BITS] |= 1 << bucket % _BITS
+        about = [KINDS.index(self.kind), self.exchange, self.step, self.epoch, self.layout]
+        about += [self.rates, self.order, self.applied, _bits(self.weight), _bits(self.value)]
+        return [*about, self.flags, self.loader, *used]
+
+    @classmethod
+    def read(cls, words: Sequence[int]) -> "Row":
+        kind, exchange, step, epoch, layout, rates, order, applied = words[:8]
+        weight, value, flags, loader = words[8:_FIRST_WORD]
+        used = frozenset(
+            number * _BITS + bit
+            for number, word in enumerate(words[_FIRST_WORD:])
+            if word
+            for bit in range(_BITS)
+            if word >> bit & 1
+        )
+        about = (exchange, step, epoch, layout, rates, order, applied)
+        return cls(KINDS[kind], *about, _float(weight), _float(value), flags, loader, used)
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _float(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
+def gather(group: Group, row: Row) -> list[Row]:
+    """Give everybody's row, by rank; raises `Broken`."""
+    mine = torch.tensor(row.words(), dtype=torch.int64)
+    everybody = torch.empty(group.world * WORDS, dtype=torch.int64)
+    group.finish(group.all_gather(everybody, mine))
+    return [Row.read(words) for words in everybody.view(group.world, WORDS).tolist()]
+
+
+def check(rows: Sequence[Row], members: Sequence[int]) -> None:
+    """Raise if workers don't do the same thing, at the same place, with the same settings."""
+    what = "workers no longer do the same thing"
+    # One that has left its loop early says so, and one that skips a batch: the others go on.
+    doing = [row for row in rows if not (row.kind == "end" and row.flags & BROKE)]
+    kinds = {row.kind for row in doing}
+    places = {(row.exchange, row.step, row.epoch, row.loader) for row in doing}
+    if len(places) > 1 or (len(kinds) > 1 and kinds != {"gradients", "skip"}):
+        raise TrainingError(what, _told(rows, members), WITHOUT_RANK)
+    training = [row for row in rows if row.kind == "gradients"]
+    for name, differs, try_ in DIFFERENCES:
+        if len({getattr(row, name) for row in training}) > 1:
+            raise TrainingError(f"workers {differs}", _told(rows, members), try_)
+
+
+WITHOUT_RANK: Final = (
+    "the same calls of backward(), coddl.mean and the loader in every worker, whatever "
+    "coddl.is_main() says"
+)
+DIFFERENCES: Final = (
+    (
+        "layout",
+        "train different parameters",
+        "freeze and unfreeze by epoch or loader.step, and build the model alike in every worker",
+    ),
+    (
+        "order",
+        "have different batches",
+        "seed what the dataset or its split is made from: random_split(..., "
+        "generator=torch.Generator().manual_seed(0)), and draw a sampler's order when it begins",
+    ),
+    (
+        "rates",
+        "have different learning rates",
+        "track what sets the rate: coddl.track(scheduler=...); a step counter of your own belongs "
+        "into coddl.state(...), or use loader.step and coddl.enumerate(loader)",
+    ),
+    (
+        "applied",
+        "have made different numbers of updates",
+        "coddl.enumerate(loader) in the place of enumerate(loader): a worker that joins counts "
+        "from the job's position, not from 0",
+    ),
+)
+
+
+def _told(rows: Iterable[Row], members: Sequence[int]) -> str:
+    return "; ".join(
+        f"worker {worker} {DOING[row.kind]} in epoch {row.epoch}, step {row.step}"
+        + (f", exchange {row.exchange}" if row.kind == "gradients" else "")
+        for worker, row in zip(members, rows, strict=True)
+    )

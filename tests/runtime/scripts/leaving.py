@@ -1,0 +1,74 @@
+"""A small training that leaves its loop, skips, differs or fails in the way it is told to."""
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pacing
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, random_split
+
+import coddl
+
+how = sys.argv[1]
+EPOCHS = int(sys.argv[2]) if sys.argv[2:] else 5
+FIRST = os.environ.get("CODDL_WORKER", "0") == "0"
+torch.manual_seed(0)
+x = torch.randn(700, 8)
+if how == "unseeded":
+    torch.seed()
+data, _ = random_split(TensorDataset(x, x.sum(1, keepdim=True)), [640, 60])
+torch.manual_seed(1)
+loader: Any = DataLoader(data, batch_size=64, shuffle=True)
+model: Any = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 1))
+optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
+model, optimizer, loader = coddl.prepare(model, optimizer, loader)
+passes = 0
+
+
+def misbehave_before(number: int) -> None:
+    if how == "own-rate":
+        optimizer.param_groups[0]["lr"] = 1e-3 * 0.99**passes
+    if how == "memory" and number > 40:
+        raise torch.OutOfMemoryError("a slice that is too large")
+
+
+def train(epochs: Iterable[int]) -> None:
+    global passes
+    for epoch in epochs:
+        for number, (inputs, targets) in enumerate(loader):
+            misbehave_before(len(inputs))
+            passes += 1
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            if how == "skip-one" and number == 3 and not FIRST:
+                continue
+            loss.backward()
+            if how != "own-counter" or passes % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            pacing.rest(0.02)
+            if how == "touched" and not FIRST:
+                with torch.no_grad():
+                    model[0].weight.add_(0.1)
+            if number == 5 and (how == "break" or (how == "break-one" and not FIRST)):
+                break
+            if passes == 25:
+                if how == "stop" or (how == "stop-main" and coddl.is_main()):
+                    coddl.stop()
+                if how == "exit":
+                    sys.exit(0)
+                if how == "return":
+                    return
+            if how == "mean-main" and coddl.is_main():
+                coddl.mean(loss)
+        if how == "long-evaluation" and epoch == 1:
+            time.sleep(5)
+        if how == "rehearsed":
+            print(f"epoch {epoch} on worker {os.environ.get('CODDL_WORKER')}", flush=True)
+
+
+train(range(EPOCHS) if how == "range" else coddl.epochs(EPOCHS))
+print("end", repr(model[0].weight.double().sum().item()))

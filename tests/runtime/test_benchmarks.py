@@ -1,0 +1,63 @@
+"""Benchmarks run and report what they promise; what they measure is not tested."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.plain import interval, summary
+
+ROOT = Path(__file__).parents[2]
+FIELDS = {"ratio", "ci95", "added_us", "plain_step_ms", "noise", "noise_ci95", "pairs"}
+
+
+def plain(*arguments: str) -> dict[str, Any]:
+    """Run the smallest comparison on the CPU."""
+    script = [sys.executable, str(ROOT / "benchmarks" / "plain.py"), "--json", "--device", "cpu"]
+    command = [*script, "--only", "mlp, 0", "--pairs", "2", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("--workers", "1"), "mlp, 0 loaders, 1 worker against plain"),
+        (("--workers", "1", "--under", "run"), "mlp, 0 loaders, 1 worker against plain"),
+        (("--workers", "2"), "mlp, 0 loaders, 2 workers against DDP"),
+    ],
+    ids=["by python", "under a supervisor", "two workers"],
+)
+def test_plain_compares_a_prepared_script_with_a_plain_one(
+    arguments: tuple[str, ...], name: str
+) -> None:
+    found = plain(*arguments)
+    assert [*found["cases"]] == [name]
+    result = found["cases"][name]
+    assert set(result) >= FIELDS
+    assert result["pairs"] == 2
+    assert result["ratio"] > 0
+    assert result["ci95"][0] <= result["ratio"] <= result["ci95"][1]
+    assert found["machine"]["device"] == "cpu"
+
+
+def test_a_ratio_is_of_blocks_in_the_same_round() -> None:
+    rounds = [
+        {"prepared": [2.2, 2.0], "plain": [2.0, 2.0], "control": [2.0, 2.0]},
+        {"prepared": [4.4, 1.0], "plain": [4.0, 1.0], "control": [4.0, 1.0]},
+    ]
+    found = summary(rounds, steps=10)
+    assert found["ratio"] == pytest.approx(1.1)
+    assert found["added_us"] == pytest.approx(30_000)
+    assert found["plain_step_ms"] == pytest.approx(300)
+    assert found["noise"] == found["cpu_ratio"] == 1.0
+
+
+def test_the_interval_of_a_median_leaves_out_a_lone_outlier() -> None:
+    low, high = interval([1.0] * 20 + [50.0])
+    assert (low, high) == (1.0, 1.0)

@@ -1,0 +1,131 @@
+"""Resizes and suspensions in the default mode: no sample is lost, and scripts may leave early."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.elastic import PATIENCE_S, Elastic, line_of
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+@pytest.mark.parametrize("seed", range(2))
+def test_every_sample_is_used_once_at_its_step(
+    tmp_path: Path, seed: int, loader_workers: int
+) -> None:
+    dice = random.Random(seed)
+    args = ("--pace-s", "0.02", "--loader-workers", f"{loader_workers}")
+    with Elastic(tmp_path, "ledger.py", *args, workers=dice.randint(1, 3)) as job:
+        for step in sorted(dice.sample(range(2, 50), 5)):
+            job.wait_step(step)
+            if dice.random() < 0.7:
+                job.ask("resize", workers=dice.randint(1, 4))
+            else:
+                job.ask("suspend")
+                job.ask("resume", workers=dice.randint(1, 3))
+        printed = job.finish()
+    assert line_of(printed, "used") == "used 1 1", job.story()
+    assert line_of(printed, "missing") == "missing 0"
+    steps = 32 * sum(range(1, 65))  # 32 samples in each of 64 steps, counted from 1
+    assert line_of(printed, "steps") == f"steps {steps} [1024, 1024]"
+    assert not any(event["is"] == "lost" for event in job.events)
+
+
+# How a script leaves its loop, and what it must print in the end: passes, then equal weights.
+LEAVING = {
+    "all break out of each epoch": ("break", 30),
+    "one worker breaks out of each epoch": ("break-one", 35),
+    "coddl.stop on all": ("stop", 26),
+    "coddl.stop on the main worker": ("stop-main", 26),
+    "a return out of all loops": ("return", 25),
+    "sys.exit(0)": ("exit", 25),
+}
+
+
+@pytest.mark.parametrize(("how", "steps"), LEAVING.values(), ids=LEAVING.keys())
+def test_a_script_that_leaves_its_loop_ends_it_for_all(
+    tmp_path: Path, how: str, steps: int
+) -> None:
+    with Elastic(tmp_path, "leaving.py", how, workers=2) as job:
+        printed = job.finish()
+    assert {"is": "left-early", "step": steps, "steps": 50}.items() <= job.wait_kind(
+        "left-early"
+    ).items()
+    ends = [line.split()[1] for line in printed.splitlines() if line.startswith("end ")]
+    assert len(ends) == (0 if how == "exit" else 2)
+    assert len(set(ends)) <= 1, "the workers' weights have grown apart"
+
+
+def test_a_worker_that_skips_a_batch_makes_the_others_update(tmp_path: Path) -> None:
+    with Elastic(tmp_path, "leaving.py", "skip-one", workers=2) as job:
+        printed = job.finish()
+    ends = [line.split()[1] for line in printed.splitlines() if line.startswith("end ")]
+    assert len(ends) == 2
+    assert len(set(ends)) == 1
+
+
+DIFFERENT = {
+    "coddl.mean on one worker only": ("mean-main", "called coddl.mean"),
+    "a learning rate from a counter of its own": ("own-rate", "different learning rates"),
+    "a split that is not seeded": ("unseeded", "trains something else"),
+    "accumulation by a counter of its own": ("own-counter", "different numbers of updates"),
+    "weights that are touched on one worker": ("touched", "weights have grown apart"),
+}
+
+
+@pytest.mark.parametrize(("how", "says"), DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_workers_that_train_different_things_are_told_apart(
+    tmp_path: Path, how: str, says: str
+) -> None:
+    with Elastic(tmp_path, "leaving.py", how, "60", workers=1) as job:
+        job.wait_step(7)
+        job.ask("resize", workers=2, wait=False)
+        told = job.wait(
+            lambda e: e["is"] in ("error", "problem") and says in f"{e['what']} {e['because']}"
+        )
+        assert told["try"]
+        if told["is"] == "error":
+            assert job.end() == 2
+
+
+def test_a_loop_over_range_says_that_it_cannot_be_resized(tmp_path: Path) -> None:
+    with Elastic(tmp_path, "leaving.py", "range", workers=1) as job:
+        told = job.wait_kind("problem")
+        assert "coddl.epochs" in told["try"]
+        answer = job.ask("resize", workers=2)
+        assert "can't be resized" in answer["error"]["what"]
+        job.finish()
+
+
+def test_slices_that_do_not_fit_send_the_job_back_to_its_former_size(tmp_path: Path) -> None:
+    with Elastic(tmp_path, "leaving.py", "memory", workers=3) as job:
+        job.wait_step(12)
+        job.ask("resize", workers=1, wait=False)
+        limit = job.wait_kind("memory")
+        assert limit["workers_min"] == 2
+        assert limit["because"] == "a slice of 64 samples does not fit in memory"
+        shrunk = job.wait(lambda e: e["is"] == "resized" and e["to"] == 1)
+        back = job.wait_kind("restarted")
+        assert (back["to"], back["step"]) == (3, shrunk["step"]), "a step was lost"
+        refused = job.ask("resize", workers=1)
+        assert "does not fit" in refused["error"]["because"]
+        job.finish()
+
+
+def test_a_rehearsal_is_silent_and_runs_the_end_of_an_epoch(tmp_path: Path) -> None:
+    with Elastic(tmp_path, "leaving.py", "rehearsed", workers=1) as job:
+        job.wait_step(3)
+        job.ask("resize", workers=2)
+        printed = job.finish()
+    epochs = [line for line in printed.splitlines() if line.startswith("epoch ")]
+    assert len(epochs) == len(set(epochs)), "a joiner's rehearsal was heard"
+
+
+def test_evaluation_may_take_longer_than_the_watchdog(tmp_path: Path) -> None:
+    assert PATIENCE_S > 10
+    with Elastic(tmp_path, "leaving.py", "long-evaluation", workers=2, watchdog_s=2.0) as job:
+        job.finish()
+    assert not any(event["is"] == "problem" for event in job.events), job.story()
