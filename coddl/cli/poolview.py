@@ -244,8 +244,9 @@ def explain_lines(told: Answer, now_s: float) -> list[Text]:
     head = title(job).append(f"  {gpus_of(job)} GPUs")
     code = f"{told['code']}: " if told["code"] else ""
     lines = [head, Text(f"{code}{told['sentence']}")]
-    if job.get("memory_limit"):
-        lines.append(Text(f"it needs {job['memory_limit']}"))
+    limit = job.get("memory_limit")
+    if limit and limit not in told["sentence"]:
+        lines.append(Text(f"it needs {limit}"))
     if told["position"] is not None:
         place = f"number {told['position']} of those that wait"
         lines.append(Text(f"{place}; jobs that hold devices: {told['ahead']}"))

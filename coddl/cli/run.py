@@ -93,6 +93,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train on this machine with workers that come and go; checkpoints are kept along the way."""
+    from coddl.runtime.supervisor.environment import without_launcher
     from coddl.runtime.supervisor.job import Job
     from coddl.runtime.supervisor.jobdir import check_name, default_folder
 
@@ -104,7 +105,7 @@ def run(
             script=path,
             argv=(script, *(args or ())),
             cwd=Path.cwd(),
-            env=dict(os.environ),
+            env=without_launcher(os.environ),
             folder=Path(checkpoint_dir).absolute() if checkpoint_dir else default_folder(name),
             python=_interpreter(python),
             resizes=_resizes(resize),

@@ -222,8 +222,8 @@ STORIES = {
     ),
     "broken in the old group after the commit": Story(
         1,
-        [SWAPPING_2, (broken(1, 0), ""), (after(0.5), "regroup 3 [0:2 1:2] to 0 1")],
-        ends=(0, 1),
+        [SWAPPING_2, (broken(1, 0), ""), (after(0.5), "stop 1; regroup 3 [0:4] to 0")],
+        ends=(0,),
         phase="regrouping",
     ),
     "broken before the last word of the swap was heard": Story(

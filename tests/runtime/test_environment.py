@@ -1,11 +1,17 @@
-"""The variables a worker finds: a table of seats and what they tell."""
+"""The variables a worker finds: tables of seats, of scripts, and of what they tell."""
 
 from pathlib import Path
 
 import pytest
 
-from coddl.runtime.supervisor.environment import Team, variables
+from coddl.runtime.supervisor.environment import (
+    Team,
+    launcher_variables,
+    pool_variables,
+    without_launcher,
+)
 from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.scripts import calls_prepare
 from coddl.runtime.supervisor.seats import Seat
 
 STORE = ("10.0.0.1", 29500)
@@ -16,6 +22,10 @@ def job(**fields: object) -> Job:
     about = {"name": "bert", "script": Path("train.py"), "argv": ("train.py",), "cwd": Path("/")}
     about |= {"env": {}, "folder": Path("/jobs/17"), "id": "17"}
     return Job(**{**about, **fields})  # type: ignore[arg-type] # fields of a Job
+
+
+def variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
+    return launcher_variables(job, seat, team) | pool_variables(job, seat, team)
 
 
 CASES: dict[str, tuple[list[Seat], Seat, dict[str, str]]] = {
@@ -79,3 +89,68 @@ def test_the_job_tells_what_it_may_become(
 ) -> None:
     found = variables(job(**fields), SPREAD[0], Team.of(SPREAD, STORE, restarts))
     assert want.items() <= found.items()
+
+
+def test_what_a_launcher_has_told_us_is_not_passed_on() -> None:
+    told = launcher_variables(job(), SPREAD[0], Team.of(SPREAD, STORE))
+    assert without_launcher({"HOME": "/root", "RANKING": "1", **told}) == {
+        "HOME": "/root",
+        "RANKING": "1",
+    }
+
+
+SCRIPTS: dict[str, tuple[dict[str, str], bool]] = {
+    "it calls coddl.prepare": ({"train.py": "import coddl\ncoddl.prepare(1)"}, True),
+    "by another name": ({"train.py": "import coddl as c\nmodel = c.prepare(1)"}, True),
+    "in a function": ({"train.py": "def main():\n  import coddl\n  coddl.prepare(1)"}, True),
+    "imported from coddl": ({"train.py": "from coddl import epochs, prepare as go"}, True),
+    "with a star": ({"train.py": "from coddl import *\nprepare(1)"}, True),
+    "the prepare of another": ({"train.py": "import accelerate as a\na.prepare(1)"}, False),
+    "coddl without prepare": ({"train.py": "import coddl\nprint(coddl.__version__)"}, False),
+    "only in words": ({"train.py": "# coddl.prepare\nx = 'coddl.prepare(1)'"}, False),
+    "in a module beside it": (
+        {"train.py": "import loop, os", "loop.py": "import coddl\ncoddl.prepare"},
+        True,
+    ),
+    "in a module that one imports": (
+        {"train.py": "from a import x", "a.py": "import b", "b.py": "from coddl import prepare"},
+        True,
+    ),
+    "in a package beside it": (
+        {"train.py": "from lib.loop import fit", "lib/loop.py": "from coddl import prepare"},
+        True,
+    ),
+    "by a package's own way": (
+        {
+            "train.py": "import lib",
+            "lib/__init__.py": "from .loop import fit",
+            "lib/loop.py": "from coddl import prepare",
+        },
+        True,
+    ),
+    "in a module that nobody imports": (
+        {"train.py": "import os", "loop.py": "from coddl import prepare"},
+        False,
+    ),
+    "modules that import one another": (
+        {"train.py": "import a", "a.py": "import train, a, b", "b.py": "import a"},
+        False,
+    ),
+    "no Python": ({"train.py": "import coddl\ncoddl.prepare(\n  if"}, False),
+    "not even text": ({"train.py": "\0coddl.prepare()"}, False),
+    "a module beside it is no Python": (
+        {"train.py": "import a, b", "a.py": "if", "b.py": "from coddl import prepare"},
+        True,
+    ),
+    "no script at all": ({}, False),
+}
+
+
+@pytest.mark.parametrize(("files", "want"), SCRIPTS.values(), ids=SCRIPTS.keys())
+def test_source_tells_who_will_call_prepare(
+    tmp_path: Path, files: dict[str, str], want: bool
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert calls_prepare(tmp_path / "train.py") == want

@@ -188,6 +188,21 @@ def test_a_script_trains_as_well_when_it_is_resized_and_a_worker_is_killed(
         assert_among(got["near"][what], [each["near"][what] for each in seeds], what)
 
 
+@pytest.mark.parametrize("name", ["accumulation", "clipping", "short_last_batch", "token_mean"])
+def test_resizes_alone_change_neither_the_order_of_samples_nor_the_weights(
+    tmp_path: Path, name: str, python: Python
+) -> None:
+    want = python.result(tmp_path / "plain", name, plain(ported(name)))
+    env = {"PACE_S": str(CASES[name].pace_s)}
+    with Elastic(tmp_path / "job", str(IDIOMS / f"{name}.py"), workers=2, env=env) as job:
+        for step, workers in ((3, 3), (12, 1)):
+            job.wait_step(step)
+            job.ask("resize", workers=workers)
+        got = result_of(job.finish())
+    assert got["counters"] == pytest.approx(want["counters"])
+    assert got["weights"] == pytest.approx(want["weights"], rel=1e-5, abs=1e-5)
+
+
 def disturbed(job: Elastic, kills: int) -> str:
     """Resize a job from 2 to 3 workers, kill one, and shrink it to 1; give what it printed."""
     job.wait_step(3)

@@ -9,10 +9,10 @@ import pytest
 
 from coddl.runtime.supervisor.seats import Seat
 from coddl.runtime.supervisor.standing import RETIRED
-from tests.runtime.harness import ROOT, STUB, fake_torch, wait_until
+from tests.runtime.harness import ROOT, STUB, Start, fake_torch, sockets, start, wait_until
 from tests.runtime.nodes import Lead, Pool, home_in
 
-__all__ = ["fake_torch"]  # fixtures
+__all__ = ["fake_torch", "sockets", "start"]  # fixtures
 
 Open = Callable[..., Pool]
 
@@ -52,6 +52,39 @@ def test_a_script_that_ends_well_in_every_worker_has_succeeded(pool: Open) -> No
     assert led(nodes, 2, 1).end() == 0
     assert sorted(nodes.printed().splitlines()) == [f"rank {rank} of 3" for rank in range(3)]
     nodes.wait_empty()
+
+
+TELLS = """
+import os
+if False:
+    {call}
+names = [name for name in ("RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID") if name in os.environ]
+print("told", *names, flush=True)
+"""
+CALLS = {
+    "import coddl; coddl.prepare()": "told",
+    "import torch": "told RANK MASTER_ADDR TORCHELASTIC_RUN_ID",
+}
+
+
+@pytest.mark.parametrize(("call", "want"), CALLS.items(), ids=("elastic", "plain"))
+def test_a_script_that_calls_prepare_is_told_no_rank(
+    pool: Open, tmp_path: Path, call: str, want: str
+) -> None:
+    nodes = pool()
+    script = tmp_path / "script.py"
+    script.write_text(TELLS.format(call=call))
+    assert led(nodes, 1, 1, script=script).end() == 0
+    assert nodes.printed().splitlines() == [want, want]
+
+
+@pytest.mark.parametrize(("call", "want"), CALLS.items(), ids=("elastic", "plain"))
+def test_so_it_is_with_coddl_run(start: Start, tmp_path: Path, call: str, want: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TELLS.format(call=call))
+    running = start(script=script, argv=(str(script),), workers=2, must_prepare=False)
+    assert running.end() == 0
+    assert [event["text"] for event in running.told("log")] == [want, want]
 
 
 def test_all_workers_are_waited_for(pool: Open, tmp_path: Path) -> None:

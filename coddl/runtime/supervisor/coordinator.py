@@ -18,9 +18,9 @@ attempt at a new group is a *generation*, numbered, and the newest target always
   is never cancelled by a target; the next generation begins once the last worker has swapped.
 - A lone change starts at once. Only after joiners were stopped unused do new starts wait, ever
   longer while the storm lasts; the newest target at that time counts. Shrinking never waits.
-- After a loss, everybody who has or may have the state regroups. They compare their steps among
-  themselves, so a word that was under way when a peer died costs nothing. `Regroup` revokes
-  whatever was prepared or committed before it.
+- After a loss, everybody who has the state regroups; if nobody surely has it, those who may. They
+  compare their steps among themselves, so a word that was under way when a peer died costs nothing.
+  `Regroup` revokes whatever was prepared or committed before it.
 - Stale and repeated words die by worker and generation number. (C6)
 """
 
@@ -408,6 +408,9 @@ class Coordinator:
                 self.hopeless = True
                 return commands
             self._regroups += 1
+        if sure := {w for w in self.members if self._workers[w].has_state}:
+            # A worker can join between two passes only, and these may be in one.
+            commands += self._dismiss(set(self.members) - sure, now_s)
         stay = self._plan.members if self._plan else self.members
         by_worth = sorted(
             self.members, key=lambda w: (not self._workers[w].has_state, w not in stay, w)

@@ -9,11 +9,12 @@ from typing import Final, Protocol
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import troubles
-from coddl.runtime.supervisor.environment import Team, variables
+from coddl.runtime.supervisor.environment import Team, launcher_variables, pool_variables
 from coddl.runtime.supervisor.generations import Plan
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import WorkerNotes
 from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.scripts import calls_prepare
 from coddl.runtime.supervisor.seats import Seat
 from coddl.runtime.supervisor.station import LOST, Place
 from coddl.runtime.wire import Message
@@ -72,6 +73,7 @@ class Crew:
     ) -> None:
         self._loop = loop
         self._job = job
+        self._is_plain = not calls_prepare(job.script)  # it finds its peers by itself
         self._home = home
         self._reach = reach
         self._listener = listener
@@ -135,7 +137,7 @@ class Crew:
         notes = WorkerNotes(number, seat, started_s=now_s, heard_s=now_s, joins=joins)
         notes.is_first = not self._workers
         self._workers[number] = notes
-        if self._job.id and self.store is None:
+        if (self._job.id or self._is_plain) and self.store is None:
             self._waiting.append(notes)  # it is told where to meet its peers when it starts
         else:
             self._start(notes)
@@ -157,10 +159,12 @@ class Crew:
         }
         if seat.gpu is not None:
             env["CUDA_VISIBLE_DEVICES"] = seat.gpu
-        if self._job.id:
+        if self._job.id or self._is_plain:
             assert self.store is not None
             seats = self._seats if seat in self._seats else (*self._seats, seat)
-            env |= variables(self._job, seat, Team.of(seats, self.store, self.restarts))
+            team = Team.of(seats, self.store, self.restarts)
+            env |= launcher_variables(self._job, seat, team) if self._is_plain else {}
+            env |= pool_variables(self._job, seat, team) if self._job.id else {}
         about = {"worker": notes.number, "slot": seat.slot, "gpu": seat.gpu}
         self.station(seat.node).do({"do": "start", **about, "argv": self._job.argv, "env": env})
 

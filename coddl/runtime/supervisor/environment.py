@@ -1,8 +1,10 @@
-"""The variables a worker of a pool finds, told from the seats its job was given. Pure.
+"""The variables a worker finds, told from the seats its job was given. Pure.
 
-They are what torchrun and other launchers give, so a script that trains by itself, with
-`init_process_group`, finds its peers. They hold for the moment a worker starts: a script that calls
-`coddl.prepare` may be resized later, and asks `coddl.is_main` instead of RANK.
+A script that does not call `coddl.prepare` gets what torchrun and other launchers give, so that it
+finds its peers with `init_process_group`. They hold for the moment a worker starts. A script that
+calls `coddl.prepare` gets none of them: it may be resized later, asks `coddl.is_main` instead of
+RANK, and must not take a branch that it has for torchrun. It is the same in a pool and with
+`coddl run`.
 
 A worker sees its own GPU and no other, which may be another job's tomorrow. So each worker is told
 that it is a node of one process, as by `torchrun --nnodes=WORLD_SIZE --nproc-per-node=1`: then
@@ -11,11 +13,29 @@ CODDL_NODES and CODDL_GPUS_PER_NODE.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.seats import Seat
+
+LAUNCHER: Final = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"),
+        *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "GROUP_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+
+
+def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
+    """Give an environment without what torchrun has told a process in it."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in LAUNCHER and not name.startswith("TORCHELASTIC_")
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +53,8 @@ class Team:
         return cls(tuple(ordered), store, restarts)
 
 
-def variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
-    """Tell a worker who it is, who its peers are, and what its job may become."""
-    sizes = list(Counter(each.node for each in team.seats).values())  # in order of rank
+def launcher_variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
+    """Tell a worker who it is and who its peers are, as torchrun does."""
     rank = team.seats.index(seat)
     host, port = team.store
     restarts = job.attempt - 1 + team.restarts
@@ -50,7 +69,14 @@ def variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
         "MASTER_PORT": f"{port}",
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # it stands already: no worker has to host it
         "TORCHELASTIC_RESTART_COUNT": f"{restarts}",
-        "TORCHELASTIC_RUN_ID": job.id,
+        "TORCHELASTIC_RUN_ID": job.id or job.name,
+    }
+
+
+def pool_variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
+    """Tell a worker of a pool what its job is, and what it may become."""
+    sizes = list(Counter(each.node for each in team.seats).values())  # in order of rank
+    return {
         "CODDL_JOB_ID": job.id,
         "CODDL_ATTEMPT": f"{job.attempt}",
         "CODDL_RESTART_REASON": job.restart_reason,

@@ -16,7 +16,8 @@ from coddl.runtime.worker.gradients import signature_of
 
 TOLERANCE: Final = 1e-5
 SAMPLES_READ: Final = 3
-PARTS: Final = 8  # a check looks at one part of the parameters, in turn
+WHOLE: Final = 10_000_000  # parameters up to which a check looks at all; else at a part, in turn
+PARTS: Final = 8
 JUMP: Final = 1.5  # a learning rate that changes by more, from a save to the next update, jumps
 
 
@@ -67,7 +68,8 @@ class Guard:
     def norm(self, turn: int) -> float:
         """Give the norm of one part of the parameters, another one each time."""
         parameters = self._parameters()
-        part = [p.detach() for p in parameters[turn % PARTS :: PARTS]] or [torch.zeros(1)]
+        parts = 1 if sum(p.numel() for p in parameters) <= WHOLE else PARTS
+        part = [p.detach() for p in parameters[turn % parts :: parts]] or [torch.zeros(1)]
         norms = torch._foreach_norm(part)
         return float(torch.stack([norm.double() for norm in norms]).norm())
 

@@ -1,6 +1,8 @@
 """Moves state between workers, and between workers and images."""
 
 import contextlib
+import os
+import signal
 import threading
 import time
 import zlib
@@ -124,7 +126,8 @@ class Handover:
                 self._first_state(image)
             return work.handed
         position = work.position if has_state else NOTHING
-        rows = self._gathered(group, [position, work.signature(), self._host, *work.handed])
+        about = [position, work.signature(), self._host, int(work.is_mid_pass)]
+        rows = self._gathered(group, [*about, *work.handed])
         if any(row[1] != rows[0][1] for row in rows):
             raise TrainingError(
                 "workers hold different parameters",
@@ -141,12 +144,14 @@ class Handover:
             positions[0] = 0
         source = positions.index(max(positions))
         behind = [rank for rank, each in enumerate(positions) if each < positions[source]]
+        if rows[source][3] and not has_state:
+            os.kill(os.getpid(), signal.SIGKILL)  # too late to join: another one is started
         if behind:
             local = all(rows[rank][2] == rows[source][2] for rank in behind)
             path = self._handed_over(group, source, is_behind=group.rank in behind, local=local)
             if group.rank in behind:
                 self._take(path, work, later=has_state, remove=not local)
-        return [max(column) for column in zip(*(row[3:] for row in rows), work.handed, strict=True)]
+        return [max(column) for column in zip(*(row[4:] for row in rows), work.handed, strict=True)]
 
     def bring(self, group: Group, source: int, *, is_behind: bool) -> None:
         """Bring one member's state to those behind, which stay where they are in the training."""

@@ -136,7 +136,7 @@ class ElasticLoader:
             assert self._loader.batch_sampler is not None
             drawn = None if streams is None else _copied(streams)
             self._order = _Order(self._loader, drawn, self.at)
-            self.reopen()
+            self._open_stream()
         else:
             self._stream = itertools.islice(iter(self._loader), self.at, None)
 
@@ -145,13 +145,20 @@ class ElasticLoader:
         assert self._order is not None
         self._stream = None
         self._order.rewind()
+        # An iterator draws a seed: the streams go on as if there had been one only.
+        kept = torch.get_rng_state()
+        self._open_stream(again=True)
+        torch.set_rng_state(kept)
+
+    def _open_stream(self, *, again: bool = False) -> None:
+        assert self._order is not None
         if self._inner is None:
             self._inner = rebuilt(self._loader, self._sampler)
         generator = self._loader.generator
-        if generator is None or self._order.is_natural:
+        if generator is None or (self._order.is_natural and not again):
             self._stream = iter(self._inner)
             return
-        kept = generator.get_state()  # an iterator draws a seed from it
+        kept = generator.get_state()
         self._stream = iter(self._inner)
         generator.set_state(kept)
 

@@ -42,6 +42,10 @@ class Work(Protocol):
     def handed(self) -> Sequence[int]:
         """How many batches each of its loaders has handed out."""
 
+    @property
+    def is_mid_pass(self) -> bool:
+        """Tell whether another worker could not take this one's state and go on from there."""
+
     def abandon(self) -> None:
         """Give up what is under way, if the next group can't go on with it."""
 

@@ -339,6 +339,10 @@ class Session:
         counts = [loader.total for loader in self.loaders[:LOADERS_MAX]]
         return counts + [0] * (LOADERS_MAX - len(counts))
 
+    @property
+    def is_mid_pass(self) -> bool:
+        return self.exchange.in_pass
+
     def abandon(self) -> None:
         """Go on in another group: the pass under way is kept, its gradients are sent again."""
 

@@ -52,7 +52,7 @@ def train(epochs: Iterable[int]) -> None:
             pacing.rest(0.02)
             if how == "touched" and not FIRST:
                 with torch.no_grad():
-                    model[0].weight.add_(0.1)
+                    model[0].weight.add_(1e-4)
             if number == 5 and (how == "break" or (how == "break-one" and not FIRST)):
                 break
             if passes == 25:

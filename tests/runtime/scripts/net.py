@@ -39,18 +39,17 @@ optimizer = torch.optim.Adam(net.parameters(), 3e-3)
 STEPS = 16 * asked.epochs
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 average = torch.optim.swa_utils.AveragedModel(net, avg_fn=lambda a, p, _n: 0.9 * a + 0.1 * p)
-norm: Any = None
+batches: Any = None  # of a strict training
 
 
 def strict() -> Iterator[tuple[int, bool, Tensor, Tensor]]:
     """Give (step, whether the update is made now, batch) of a strict training."""
-    global norm
+    global batches
     settings = {"micro_batch": asked.micro_batch, "epochs": asked.epochs, "clip_norm": 1.0}
     *_, batches = coddl.prepare(net, optimizer, data, global_batch=64, strict=True, **settings)
     coddl.track(schedule=schedule, average=average)
     for x, y in batches:
         yield batches.step, batches.completes, x, y
-        norm = batches.grad_norm
 
 
 def plain() -> Iterator[tuple[int, bool, Tensor, Tensor]]:
@@ -66,8 +65,7 @@ def plain() -> Iterator[tuple[int, bool, Tensor, Tensor]]:
 for step, completes, x, y in strict() if asked.strict else plain():
     loss = F.cross_entropy(net(x), y)
     loss.backward()
-    if not asked.strict:
-        norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    norm = None if asked.strict else nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
     schedule.step()
@@ -76,7 +74,8 @@ for step, completes, x, y in strict() if asked.strict else plain():
     shown = coddl.mean(loss)
     if asked.trace and completes and coddl.is_main():
         rate = schedule.get_last_lr()[0]
-        print(f"trace {step} {shown!r} {rate!r} {float(norm)!r}", flush=True)
+        norm = float(batches.grad_norm if asked.strict else norm)
+        print(f"trace {step} {shown!r} {rate!r} {norm!r}", flush=True)
 
 digest = hashlib.sha256()
 for state in (net.state_dict(), average.state_dict()):

@@ -125,7 +125,7 @@ def arm() -> None:
             around(state.State, "restore", when, lambda *_: True)
         case "exchange":
             around(strict_exchange.StrictExchange, "finish", when, late)
-            around(exchange.Exchange, "_finish", when, late)
+            around(exchange.Exchange, "end_backward", when, late)
         case "apply":
             around(strict_session.StrictSession, "_apply", when, late)
             around(session.Session, f"_{when}_update", "before", late)

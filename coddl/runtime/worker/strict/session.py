@@ -388,6 +388,10 @@ class StrictSession:
     def handed(self) -> Sequence[int]:
         return ()  # the step tells
 
+    @property
+    def is_mid_pass(self) -> bool:
+        return False  # what is under way is begun again
+
     def abandon(self) -> None:
         self.restart()
 
