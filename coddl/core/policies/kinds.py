@@ -6,7 +6,7 @@ slowest, and for further GPUs with what one more gains, in the same duels. No GP
 claims of others need.
 
 On n GPUs, of which n_k are of kind k, with factor_k on the step time, a job is as fast as the
-table says of n, times the mean of 1/factor: virtual nodes are dealt in proportion to speed (see
+table says of n, times the mean of 1/factor: its batch is shared in proportion to speed (see
 `places.mix`). It lies on as few nodes as can be: two kinds are two nodes at least, which has its
 own factor.
 """

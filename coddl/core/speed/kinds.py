@@ -1,8 +1,9 @@
-"""Virtual nodes on unlike GPUs: who takes how many, so that a step ends soonest.
+"""A batch on unlike GPUs: how many parts of it each device takes, so that a step ends soonest.
 
-The batch of a job is V virtual nodes, whole ones. Dealt in proportion to speed, all devices end a
-step together: that is the smooth form, which `places.mix` has and the simulator runs on. Where V is
-known the staircase of whole virtual nodes is exact.
+A batch is cut by sample; that of a strict job consists of V virtual nodes, which are not cut.
+Shared in proportion to speed, it keeps all devices busy to the end of a step: that is the smooth
+form, which `places.mix` has and the simulator uses. With few parts, as in a strict job, whole parts
+make a difference, and the staircase is exact.
 """
 
 import heapq

@@ -1,15 +1,16 @@
 """Training speed of a job that runs: measured where it has been, else the best that is known.
 
-From the strongest to the weakest word about a size: measured there; interpolated in step time
+From the strongest to the weakest evidence for a size: measured there; interpolated in step time
 between two measured sizes; as submitted with the job; assumed. The assumption is
 
-    t(n) = a + b w(n),   w(n) = ceil(V / n) / V,   a, b >= 0
+    t(n) = a + b w(n),   a, b >= 0
 
-where V is the number of virtual nodes and w(n) the busiest worker's part of the batch: `b` is
-divided among the workers, `a` is not. Both are fitted to what was measured; between two measured
-sizes step time is linear in w. With one size measured nothing tells a and b apart, and `a` is taken
-to be 0: the job counts as one that scales perfectly until it has been tried. So a policy will try
-it, and two sizes are enough to tell how it scales: that is the probing.
+where w(n) is the busiest worker's part of the batch: `b` is divided among the workers, `a` is not.
+A batch is cut by sample, so w(n) = 1 / n; a strict job has V whole virtual nodes, and its
+w(n) = ceil(V / n) / V is a staircase. Both a and b are fitted to what was measured; between two
+measured sizes step time is linear in w. With one size measured nothing tells a and b apart, and `a`
+is assumed to be 0: the job counts as one that scales perfectly until it has been tried. So a policy
+will try it, and two sizes are enough to tell how it scales: that is the probing.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ def curve(
     submitted: Mapping[int, float],
     virtual_nodes: int | None,
 ) -> dict[int, Speed]:
-    """Give the speed at every size from 1 to `gpus_max`."""
+    """Give the speed at every size from 1 to `gpus_max`; only strict jobs have virtual nodes."""
     sizes = range(1, gpus_max + 1)
     if not measured and submitted:
         return {n: Speed(_between(n, submitted), "submitted") for n in sizes}

@@ -54,8 +54,8 @@ def beside_servers(places: Places) -> Places:
 def mix(places: Places, curve: int, gpus_of_kind: IntColumn) -> float:
     """The factor of unlike GPUs that share a batch in proportion to their speed.
 
-    Virtual nodes are dealt out so that all devices end a step together: n GPUs of speeds v_d do
-    what n do that are each as fast as the mean of v_d.
+    Slices are cut so that all devices end a step together: n GPUs of speeds v_d do what n do that
+    are each as fast as the mean of v_d.
     """
     total, speed = 0, 0.0
     for kind in range(gpus_of_kind.shape[0]):

@@ -59,6 +59,7 @@ def _modules(tree: ast.Module, path: Path, root: Path) -> Iterator[Path]:
 
 def _files(folder: Path, name: str) -> Iterator[Path]:
     """Give the files of a module and of the packages that it is in, if they are in a folder."""
+    # A copy of this package beside the script is not the script's.
     for part in name.split(".") if name.partition(".")[0] != "coddl" else ():
         folder = folder / part
         for file in (folder.with_suffix(".py"), folder / "__init__.py"):

@@ -54,7 +54,9 @@ def no_workers(python: str, last_words: Sequence[str], code: int) -> TrainingErr
 
 def mismatch(first: Message, message: Message, script: str) -> TrainingError | None:
     """Tell what is wrong with a worker that prepared another job than the first one did."""
-    for key in ("virtual_nodes", "global_batch", "steps", "seed", "signature", "data"):
+    # How many steps are left may differ: a script may go on from a checkpoint of its own.
+    length = "until" if "until" in message else "steps"
+    for key in ("virtual_nodes", "global_batch", length, "seed", "signature", "data"):
         if first and first.get(key) != message.get(key):
             return TrainingError(
                 "a new worker trains something else",

@@ -12,13 +12,12 @@ from torch.utils.data import IterableDataset
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker import randomness
-from coddl.runtime.worker.gradients import signature_of
 
 TOLERANCE: Final = 1e-5
 SAMPLES_READ: Final = 3
 WHOLE: Final = 10_000_000  # parameters up to which a check looks at all; else at a part, in turn
 PARTS: Final = 8
-JUMP: Final = 1.5  # a learning rate that changes by more, from a save to the next update, jumps
+JUMP: Final = 10.0  # a learning rate that changes by more, from a save to the next update, jumps
 
 
 def rates_of(optimizers: Sequence[Optimizer]) -> int:
@@ -40,13 +39,8 @@ class Guard:
     ) -> None:
         self._optimizers = optimizers
         self._parameters = parameters
-        self._expected: list[float] | None = None  # learning rates, of a job that goes on
-
-    def signature(self) -> int:
-        """Tell layouts of all parameters apart, frozen ones as well."""
-        return signature_of(
-            [p for o in self._optimizers for g in o.param_groups for p in g["params"]]
-        )
+        self._first: list[float] | None = None  # learning rates of the job's first update
+        self._expected: list[float] | None = None  # and as they were saved, in a job that goes on
 
     def fingerprint(self, datasets: Sequence[Any]) -> int:
         """Tell datasets apart: by their lengths, and a few samples read under a fixed seed."""
@@ -86,21 +80,29 @@ class Guard:
             "must not depend on coddl.is_main(), and what they use belongs into coddl.track(...)",
         )
 
-    def rates(self) -> list[float]:
-        """Give the learning rates, to be saved."""
+    def rates(self) -> list[list[float] | None]:
+        """Give the learning rates of the first update, and those of now, to be saved."""
+        return [self._first, self._now()]
+
+    def _now(self) -> list[float]:
         return [float(g.get("lr", 0.0)) for o in self._optimizers for g in o.param_groups]
 
-    def expect(self, rates: Sequence[float]) -> None:
-        """Take note of the learning rates that the next update should have."""
-        self._expected = list(rates)
+    def take(self, rates: Sequence[list[float] | None], *, is_saved: bool) -> None:
+        """Know the rates of another worker; those of a saved job are what the next update has."""
+        self._first = rates[0]
+        self._expected = rates[1] if is_saved else None
 
-    def check_resumed(self) -> None:
-        """Before the first update of a job that goes on: raise if a learning rate has jumped."""
+    def check_update(self) -> None:
+        """Before an update: in a job that goes on, raise if a schedule has begun anew."""
+        if self._first is None:
+            self._first = self._now()
         if self._expected is None:
             return
         expected, self._expected = self._expected, None
-        for before, now in zip(expected, self.rates(), strict=False):
-            if before > 0 and now > 0 and not 1 / JUMP <= now / before <= JUMP:
+        for first, before, now in zip(self._first, expected, self._now(), strict=False):
+            begins_anew = now == first and abs(now - before) > 0.01 * max(now, before)
+            jumps = before > 0 and now > 0 and not 1 / JUMP <= now / before <= JUMP
+            if begins_anew or jumps:
                 raise TrainingError(
                     f"the learning rate jumped from {before:g} to {now:g}",
                     "the job goes on from a saved state, and the script sets another rate than "

@@ -80,10 +80,10 @@ class Handover:
             self._opening = None
             threading.Thread(target=self._ahead.close, args=(self._device,), daemon=True).start()
 
-    def load(self, path: Path) -> None:
-        """Become what the image holds."""
+    def load(self, path: Path, *, is_saved: bool = False) -> None:
+        """Become what the image holds; `is_saved`: a job goes on that had ended."""
         with self._opened(path) as (tree, home):
-            self._state.restore(tree, home)
+            self._state.restore(tree, home, is_saved=is_saved)
 
     def read(self, path: Path) -> tuple[Tree, Home]:
         """Give what the image holds, in memory of its own, and where its tensors belong."""
@@ -128,7 +128,10 @@ class Handover:
         position = work.position if has_state else NOTHING
         about = [position, work.signature(), self._host, int(work.is_mid_pass)]
         rows = self._gathered(group, [*about, *work.handed])
-        if any(row[1] != rows[0][1] for row in rows):
+        different = [row for row in rows if row[1] != rows[0][1]]
+        if different and has_state and any(row[0] == NOTHING for row in rows):
+            raise Broken("a worker that joins has other parameters")
+        if different:
             raise TrainingError(
                 "workers hold different parameters",
                 "the script gave its optimizers other shapes on one worker than on another",
@@ -180,7 +183,7 @@ class Handover:
 
     def _load_kept(self, image: Path) -> None:
         try:
-            self.load(image)
+            self.load(image, is_saved=True)
         except Unreadable as error:
             raise TrainingError(
                 "the job can't go on from where it was",

@@ -9,8 +9,9 @@ import itertools
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import isgeneratorfunction
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -63,7 +64,8 @@ class ElasticLoader:
         self.at = 0  # batches of this round that were handed out
         self.total = 0  # of all rounds
         self.slice = Slice(0, 0)
-        self.streams: Streams | None = None  # at the start of this round
+        self.streams: Streams | None = None  # that this round's order is drawn from
+        self.is_fresh = False  # the round's order has not been given to the others yet
         self._loader = loader
         self._session = session
         self._device = device
@@ -122,23 +124,39 @@ class ElasticLoader:
         except TypeError:
             return False
 
-    def begin(self, *, is_main: bool, keep_streams: bool) -> Streams | None:
-        """Begin the next round; gives the streams that its order is drawn from."""
+    def begin(self) -> None:
+        """Begin the next round."""
         self.rounds += 1
         self.at = 0
-        self.streams = capture(self._loader.generator) if is_main and keep_streams else None
-        return self.streams
+        self.is_fresh = True
+        self.streams = None
+        self._stream = self._order = None
 
-    def open(self, streams: Streams | None) -> None:
-        """Open the round under way, from where it stands; `streams`: draw its order from them."""
-        self.streams = streams if streams is not None else self.streams
+    @property
+    def is_open(self) -> bool:
+        """Tell whether batches can be fetched."""
+        return self._stream is not None
+
+    def open(self, streams: Streams | None, *, keep: bool) -> None:
+        """Open the round under way, from where it stands.
+
+        With `streams` its order is drawn from them; without, as the user's own loader would draw
+        it, and the streams it is drawn from are kept if others may need them.
+        """
         if self._cuts_samples:
-            assert self._loader.batch_sampler is not None
-            drawn = None if streams is None else _copied(streams)
-            self._order = _Order(self._loader, drawn, self.at)
+            self._order = _Order(self._loader, streams, self.at, on_draw=self._keep(keep))
             self._open_stream()
         else:
+            self.streams = capture(self._loader.generator) if keep else None
             self._stream = itertools.islice(iter(self._loader), self.at, None)
+        self.streams = streams if streams is not None else self.streams
+
+    def _keep(self, keep: bool) -> Callable[[], None]:
+        def on_draw() -> None:
+            if keep:
+                self.streams = capture(self._loader.generator)
+
+        return on_draw
 
     def reopen(self) -> None:
         """Load from here on by the newest cut; what was loaded ahead is thrown away."""
@@ -202,7 +220,7 @@ class ElasticLoader:
 
     def end(self) -> None:
         """End the round: nothing of it is left to be handed out."""
-        self._stream = self._order = None
+        self._stream = self._order = self.streams = None
         self._resumes = False
 
     def forget(self) -> None:
@@ -229,6 +247,7 @@ class ElasticLoader:
         self._resumes = self.rounds >= 0 and self.streams is not None
         self._cuts = [Cut(0, c.rank, c.counts) for c in self._cuts[-1:]]
         self._stream, self._order = None, None
+        self.is_fresh = False
 
     def takes_up(self) -> bool:
         """Tell, once, whether the round to begin is one that others have begun."""
@@ -239,20 +258,30 @@ class ElasticLoader:
 class _Order:
     """The batches of a round as lists of indices, and which of them were handed out."""
 
-    def __init__(self, loader: "DataLoader[Any]", streams: Streams | None, start: int) -> None:
+    def __init__(
+        self,
+        loader: "DataLoader[Any]",
+        streams: Streams | None,
+        start: int,
+        on_draw: Callable[[], None],
+    ) -> None:
         assert loader.batch_sampler is not None
         self.is_natural = streams is None  # drawn as the user's own loader would draw it
         self._generator = loader.generator
-        self._streams = streams
+        self._streams = None if streams is None else dict(streams)
+        self._on_draw: Callable[[], None] | None = None
         self._pending: deque[tuple[list[int], Slice]] = deque()  # given to the loader, not out yet
         self._ahead: deque[list[int]] = deque()  # drawn, not given to the loader
-        if streams is None:
+        if self._streams is None:
+            # Samplers draw when the first batch is asked for, but for a few that do it at once.
+            if isgeneratorfunction(type(loader.batch_sampler).__iter__):
+                self._on_draw = on_draw
+            else:
+                on_draw()
             self._source: Iterator[list[int]] = iter(loader.batch_sampler)
             return
-        with borrowed(streams, self._generator):
-            # What a DataLoader's iterator draws, in its order.
+        with borrowed(self._streams, self._generator):
             self._source = iter(loader.batch_sampler)
-            torch.empty((), dtype=torch.int64).random_(generator=self._generator)
             for _ in itertools.islice(self._source, start):
                 pass
 
@@ -265,6 +294,9 @@ class _Order:
         """Draw the next batch; raises StopIteration at the end."""
         if not self._ahead:
             if self._streams is None:
+                if self._on_draw is not None:
+                    self._on_draw()
+                    self._on_draw = None
                 return next(self._source)
             with borrowed(self._streams, self._generator):
                 self._ahead.extend(itertools.islice(self._source, PULLED_AT_ONCE))
@@ -366,10 +398,6 @@ def _fingerprint(batch: list[int]) -> int:
         return zlib.crc32(array("q", batch).tobytes())
     except TypeError:  # indices may be anything
         return zlib.crc32(repr(batch).encode())
-
-
-def _copied(streams: Streams) -> Streams:
-    return dict(streams)
 
 
 def check_loader(loader: "DataLoader[Any]") -> None:

@@ -10,14 +10,17 @@ from coddl.runtime.worker.session import Session
 def epochs(session: Session, numbers: range) -> Iterator[int]:
     """Give the epochs that are left for this worker; a joiner's first one is the job's current."""
     session.rounds.has_outer_loop = True
+    session.until = numbers.stop
     if session.steps is None and session.loaders:
         session.steps = _length(session.loaders[0], len(numbers))
     if session.rehearsal.is_asked and numbers:
         session.rounds.begin_rehearsal()
         yield numbers[0]  # one batch, and what the script does at an epoch's end
+    session.progress.epoch = numbers.start
     session.start()
-    first = session.progress.epoch if session.has_resumed else numbers.start
-    for epoch in numbers[numbers.index(first) if first in numbers else 0 :]:
+    if session.has_resumed:  # the job's own epoch counts, wherever this script would begin
+        numbers = range(session.progress.epoch, numbers.stop, numbers.step)
+    for epoch in numbers:
         session.rounds.settle()
         session.progress.epoch = epoch
         if session.peers.stopping:
@@ -29,7 +32,7 @@ def epochs(session: Session, numbers: range) -> Iterator[int]:
 def steps(session: Session, count: int) -> Iterator[int]:
     """Give the steps that are left, for scripts that make their batches themselves."""
     session.rounds.has_outer_loop = True
-    session.steps = count
+    session.steps = session.until = count
     if session.rehearsal.is_asked and count:
         session.rounds.begin_rehearsal()
         yield 0

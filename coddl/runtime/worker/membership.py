@@ -18,7 +18,7 @@ from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker.group import Broken
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
-from coddl.runtime.worker.link import Generation, Groups, Link
+from coddl.runtime.worker.link import Generation, Groups, Link, reject
 from coddl.runtime.worker.pulse import Pulse
 from coddl.runtime.worker.state import Home
 
@@ -184,6 +184,8 @@ class Membership:
             self._adopt(link, generation, groups)
             self.broke(failure)
             return
+        except TrainingError as error:
+            reject(link, error)
         self._keep_if_slices_grow(link, generation, is_main=was_main)
         state_s = time.monotonic() - start_s - self._handover.boundary_s
         if link.worker not in generation.members:

@@ -316,9 +316,11 @@ def mean(value: float | Tensor) -> float:
         session.reject(error)
 
 
-def sum(value: float | Tensor) -> float:
-    """Add a number up over all workers, which must all make the call."""
+def sum(value: Any) -> Any:
+    """Add a number, or a tensor, up over all workers, which must all make the call."""
     session = _elastic("coddl.sum")
+    if isinstance(value, Tensor) and value.numel() > 1:
+        return value if session.is_alone else session.peers.gather(value[None]).sum(0)
     number = number_of(value)
     return number if session.is_alone else session.peers.sum(number)
 

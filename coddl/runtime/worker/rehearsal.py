@@ -24,9 +24,12 @@ from coddl.runtime.worker.state import parameters_of
 class Rehearsal:
     """Asked for by the environment; runs at most once."""
 
-    def __init__(self, buffers: Callable[[], list[Tensor]]) -> None:
+    def __init__(
+        self, parameters: Callable[[], list[Tensor]], buffers: Callable[[], list[Tensor]]
+    ) -> None:
         self.is_asked = os.environ.pop("CODDL_REHEARSE", "") == "1"
         self.is_running = False
+        self._parameters = parameters
         self._buffers = buffers
         self._before: list[Tensor] = []
         self._rates: dict[int, list[Any]] = {}
@@ -53,6 +56,8 @@ class Rehearsal:
             return
         self.is_running = False
         DataLoader.__iter__ = self._iterate  # type: ignore[assignment,method-assign]
+        for parameter in self._parameters():
+            parameter.grad = None  # the script may not clear it before the first real pass
         with torch.no_grad():
             for buffer, before in zip(self._buffers(), self._before, strict=False):
                 buffer.copy_(before)

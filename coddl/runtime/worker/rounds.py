@@ -36,39 +36,55 @@ class Rounds:
         if session.rehearsal.is_asked and not self.has_outer_loop:
             self.begin_rehearsal()
         if session.rehearses:
-            loader.begin(is_main=True, keep_streams=False)
-            loader.open(None)
+            loader.begin()
+            loader.open(None, keep=False)
             return
         session.start()
         self.settle()
         if loader.takes_up():
-            loader.open(loader.streams)
+            loader.open(loader.streams, keep=True)
             return
         if loader.rounds >= 0 and not self.has_outer_loop:
             session.tell_rigid()
-        streams = loader.begin(is_main=session.is_main, keep_streams=session.is_led)
-        told = self._begun_together(loader, streams)
-        if told is None or session.is_main:
-            loader.open(None)
-        else:
-            session.values.take(told["values"])
-            loader.open(told["streams"])
+        loader.begin()
+        if session.is_main:
+            loader.open(None, keep=session.is_led)  # here, as a DataLoader draws a seed here
+
+    def _first_batch(self, loader: ElasticLoader) -> Item:
+        """Give a round's first batch: its order is the main worker's, by whose streams it is."""
+        session = self._session
+        loader.is_fresh = False
+        if not session.is_main:
+            told = self._begun_together(loader)
+            if told is not None:
+                session.values.take(told["values"])
+            loader.open(None if told is None else told["streams"], keep=True)
+            return loader.fetch()
+        if not loader.is_open:  # another worker was the main one when the round began
+            loader.open(None, keep=session.is_led)
+        try:
+            return loader.fetch()
+        finally:
+            self._begun_together(loader)
 
     def begin_rehearsal(self) -> None:
         """Run the script's loop once before anyone waits for this worker."""
         session = self._session
         if session.rehearsal.is_asked:
             session.rehearsal.begin()
+            session.state.has_rehearsed = True
             size = int(os.environ.get("CODDL_SIZE", "1"))
             share = max(1, session.settings.global_batch // size)
             for loader in session.loaders:
                 loader.own(Cut(0, 0, (share,) * size))
 
-    def _begun_together(self, loader: ElasticLoader, streams: Tree) -> Tree | None:
+    def _begun_together(self, loader: ElasticLoader) -> Tree | None:
         """Give every worker the main worker's random streams and values."""
         session = self._session
+        if session.is_alone:
+            return None
         peers, number = session.peers, session.loaders.index(loader)
-        mine = {"streams": streams, "values": session.values.held()}
+        mine = {"streams": loader.streams, "values": session.values.held()}
 
         def share(groups: Groups) -> Tree:
             peers.compare(groups, peers.row("begin", loader=number))
@@ -88,8 +104,10 @@ class Rounds:
             return self._rehearsed(loader)
         if self._primary is None and not self.counts_steps:
             self._primary = loader
+        if not loader.is_open and loader.takes_up():
+            loader.open(loader.streams, keep=True)  # its iterator was made in the rehearsal
         if loader is not self._primary:
-            return loader.fetch()
+            return self._first_batch(loader) if loader.is_fresh else loader.fetch()
         if (chunks := session.exchange.chunks) is not None and chunks.is_partial:
             return chunks.take()
         session.boundary(may_change=not loader.is_last)
@@ -98,7 +116,7 @@ class Rounds:
             raise StopIteration
         with session.pulse.timed("data"):
             try:
-                batch = loader.fetch()
+                batch = self._first_batch(loader) if loader.is_fresh else loader.fetch()
             except StopIteration:
                 self._end(loader)
                 raise

@@ -27,6 +27,7 @@ from coddl.runtime.worker import randomness
 from coddl.runtime.worker.backward import Backward
 from coddl.runtime.worker.chunks import Chunks
 from coddl.runtime.worker.exchange import Exchange, Reduction
+from coddl.runtime.worker.gradients import signature_of
 from coddl.runtime.worker.guard import Guard
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
@@ -74,6 +75,7 @@ class Session:
         self.settings = settings
         self.progress = Progress()
         self.steps: int | None = None  # of the whole training, if that is known
+        self.until: int | None = None  # the number of the epoch or step that ends it
         self.loaders: list[ElasticLoader] = []
         self.values = Values()
         self.has_ended = False
@@ -99,7 +101,7 @@ class Session:
             self.peers, optimizers, self.parameters, settings.reduction, self._tell_lost
         )
         self._backward = Backward(self.exchange)
-        self.rehearsal = Rehearsal(self.state.buffers)
+        self.rehearsal = Rehearsal(self.parameters, self.state.buffers)
         self._clock = GpuClock(self._device)
         self._cut = Cut(0, 0, (1,))
         self.rounds = Rounds(self)
@@ -176,6 +178,7 @@ class Session:
             workers_max=self.settings.workers_max,
             global_batch=self.settings.global_batch,
             steps=self.steps,
+            until=self.until,
             signature=self.signature(),
             data=self._guard.fingerprint([loader.dataset for loader in self.loaders]),
             gradient_bytes=sum(sizes),
@@ -274,7 +277,8 @@ class Session:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self.rehearsal.before_update(optimizer)
         try:
-            self._guard.check_resumed()
+            if not self.rehearsal.is_running:
+                self._guard.check_update()
         except TrainingError as error:
             self.reject(error)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
@@ -384,7 +388,7 @@ class Session:
     _membership_size = 1
 
     def signature(self) -> int:
-        return self._guard.signature()
+        return signature_of(self.state.parameters())
 
     def progress_held(self) -> Tree:
         """Give where the training stands, as part of its state."""
@@ -399,7 +403,7 @@ class Session:
             "rates": self._guard.rates(),
         }
 
-    def resume(self, held: Tree) -> None:
+    def resume(self, held: Tree, *, is_saved: bool) -> None:
         """Stand where another worker, or this job once, stood."""
         self.has_resumed = True
         at = self.progress
@@ -409,7 +413,7 @@ class Session:
             loader.resume(kept)
         self.values.take(held["values"])
         randomness.restore(held["streams"])
-        self._guard.expect(held["rates"])
+        self._guard.take(held["rates"], is_saved=is_saved)
 
     def catch_up(self, held: Tree) -> None:
         """Have made as many updates as another worker."""

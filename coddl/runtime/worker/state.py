@@ -21,8 +21,8 @@ class Trained(Protocol):
     def progress_held(self) -> Tree:
         """Give where the training stands."""
 
-    def resume(self, held: Tree) -> None:
-        """Stand there."""
+    def resume(self, held: Tree, *, is_saved: bool) -> None:
+        """Stand there; `is_saved`: a job goes on that had ended."""
 
     def catch_up(self, held: Tree) -> None:
         """Have made as many updates; stay where it is otherwise."""
@@ -42,11 +42,13 @@ class State:
         self._models = list(models)
         self._optimizers = list(optimizers)
         self._trained = trained
+        self.has_rehearsed = False
         self.on_track: Callable[[Tracked], None] = lambda _: None
         # State that came before `coddl.track` named its owner.
         self._unclaimed: dict[str, Tree] = {}
 
-    def _parameters(self) -> list[Tensor]:
+    def parameters(self) -> list[Tensor]:
+        """Give all parameters of the models and optimizers, in order, frozen ones as well."""
         owned: dict[int, Tensor] = {id(p): p for model in self._models for p in model.parameters()}
         # Parameters may live outside the models: a learned temperature, say.
         owned |= {id(p): p for optimizer in self._optimizers for p in parameters_of(optimizer)}
@@ -59,9 +61,10 @@ class State:
     def tree(self) -> Tree:
         """Give everything as tensors and plain values; nothing is copied."""
         return {
-            "parameters": [p.detach() for p in self._parameters()],
-            "trains": [p.requires_grad for p in self._parameters()],
+            "parameters": [p.detach() for p in self.parameters()],
+            "trains": [p.requires_grad for p in self.parameters()],
             "buffers": [b.detach() for b in self.buffers()],
+            "groups": self._groups(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "tracked": self._unclaimed
             | {name: thing.state_dict() for name, thing in self.tracked.items()},
@@ -69,16 +72,19 @@ class State:
         }
 
     @torch.no_grad()
-    def restore(self, tree: Tree, home: Home, *, progress: bool = True) -> None:
+    def restore(
+        self, tree: Tree, home: Home, *, progress: bool = True, is_saved: bool = False
+    ) -> None:
         """Become the tree; tensors are copied out of it, each to its home.
 
         Without `progress` the worker stays where it is in the training.
         """
-        _copy_all("parameters", self._parameters(), tree["parameters"])
-        for parameter, trains in zip(self._parameters(), tree["trains"], strict=True):
+        _copy_all("parameters", self.parameters(), tree["parameters"])
+        for parameter, trains in zip(self.parameters(), tree["trains"], strict=True):
             if parameter.requires_grad != trains:  # the script froze it, or unfroze it, meanwhile
                 parameter.requires_grad_(trains)
         _copy_all("buffers", self.buffers(), tree["buffers"])
+        self._add_groups(tree["groups"])
         for optimizer, held in zip(self._optimizers, tree["optimizers"], strict=True):
             _restore_optimizer(optimizer, held, home)
         self._unclaimed = {name: kept(held, home) for name, held in tree["tracked"].items()}
@@ -88,12 +94,28 @@ class State:
             self._trained.catch_up(tree["progress"])
         else:
             # Last: what is tracked may contain the model, whose values it has just set once more.
-            self._trained.resume(kept(tree["progress"], lambda tensor: tensor.device))
+            held = kept(tree["progress"], lambda tensor: tensor.device)
+            self._trained.resume(held, is_saved=is_saved)
 
     def forget_rehearsal(self) -> None:
         """Be as new: this worker's own initial weights turn out to be what counts."""
-        for optimizer in self._optimizers:
+        for optimizer in self._optimizers if self.has_rehearsed else ():
             optimizer.state.clear()
+
+    def _groups(self) -> list[list[list[int]]]:
+        """Give the groups of each optimizer, as numbers of parameters."""
+        numbers = {id(p): number for number, p in enumerate(self.parameters())}
+        return [
+            [[numbers[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+            for optimizer in self._optimizers
+        ]
+
+    def _add_groups(self, groups: list[list[list[int]]]) -> None:
+        """Have the groups that the script has added to its optimizers meanwhile."""
+        parameters = self.parameters()
+        for optimizer, theirs in zip(self._optimizers, groups, strict=True):
+            for numbers in theirs[len(optimizer.param_groups) :]:
+                optimizer.add_param_group({"params": [parameters[number] for number in numbers]})
 
     def find_schedulers(self) -> None:
         """Track the learning-rate schedulers of the optimizers that the script did not name."""

@@ -33,7 +33,7 @@ MIXES: Final[Mapping[str, Mapping[str, int]]] = {
     "1 V100 + 4 K80": {"v100": 1, "k80": 4},
     "2 V100 + 2 P100 + 2 K80": {"v100": 2, "p100": 2, "k80": 2},
 }
-FEW, MANY = 16, 256  # virtual nodes
+FEW, MANY = 16, 256  # virtual nodes, of strict jobs; others cut their batch by sample
 # Models whose step times lie near a line over the batch on every kind, and their largest batch.
 BATCHES: Final = {"ResNet-50": 128, "LM": 80}
 SIZED: Final = re.compile(r"(.+) \(batch size (\d+)\)")
@@ -220,8 +220,9 @@ def balance(setting: Setting) -> Finding:
             "The table is of two models with what a step takes whatever its samples, fitted to the "
             "batches they were measured with. Samples by speed let slow devices end last; by fixed "
             "cost too, all end together, and who would not be worth its start gets none. Virtual "
-            "nodes run one after the other, and there each pays the fixed cost: that is the most "
-            "they can lose, as a part of it, such as the update, comes once a step.",
+            "nodes, which only strict jobs have, run one after the other, and there each pays the "
+            "fixed cost: that is the most they can lose, as a part of it, such as the update, "
+            "comes once a step.",
         ),
         fixed_costs(table),
     )

@@ -367,7 +367,7 @@ class StrictSession:
 
         Kernels are loaded, models are compiled, optimizers make room for their state.
         """
-        self.rehearsing = True
+        self.rehearsing = self.state.has_rehearsed = True
         return self._begin_pass(0)
 
     # -- what membership calls
@@ -401,12 +401,12 @@ class StrictSession:
     def progress_held(self) -> Tree:
         return {"step": self.step, "live": self._buffers.agreed()}
 
-    def resume(self, held: Tree) -> None:
+    def resume(self, held: Tree, *, is_saved: bool) -> None:  # noqa: ARG002
         self.step = held["step"]
         self._buffers.agree(held["live"])
 
     def catch_up(self, held: Tree) -> None:
-        self.resume(held)
+        self.resume(held, is_saved=False)
 
     def own(self, rank: int, counts: Sequence[int], groups: Groups, _handed: Sequence[int]) -> None:
         """Take over a rank's virtual nodes; exchange with this group."""
