@@ -58,7 +58,7 @@ bench: install ## measure the simulator, decisions, resizes, what elasticity cos
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/decide.py
 	$(BIN)/python benchmarks/resize.py
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/plain.py
 	$(BIN)/python -m benchmarks.submit
 
 clean: ## remove caches and build outputs, keep .venv

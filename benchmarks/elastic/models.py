@@ -20,12 +20,13 @@ class Samples(Dataset[Sample]):
 
     def __init__(self, inputs: Tensor, labels: Tensor, length: int) -> None:
         self.inputs, self.labels, self.length = inputs, labels, length
+        self.different = len(inputs)
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Sample:
-        index %= len(self.inputs)
+        index %= self.different
         return self.inputs[index], self.labels[index]
 
 

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import torch.nn.functional as F
-from torch.autograd import backward
 from torch.utils.data import DataLoader
 
 import coddl
@@ -17,7 +16,7 @@ model, optimizer, loader = coddl.prepare(model, optimizer, loader)
 with Path(sys.argv[1]).open("a", buffering=1) as times:
     for epoch in coddl.epochs(10**6):
         for step, (inputs, labels) in coddl.enumerate(loader, start=epoch * len(loader)):
-            backward(F.cross_entropy(model(inputs), labels))
+            F.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
             if coddl.is_main():

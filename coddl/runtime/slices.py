@@ -1,6 +1,7 @@
 """Slices: which samples of a batch each worker gets. Pure, and the same on every worker."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 def slices(samples: int, counts: Sequence[int]) -> list[range]:
@@ -8,14 +9,20 @@ def slices(samples: int, counts: Sequence[int]) -> list[range]:
 
     A full batch, of sum(counts) samples, is cut exactly so. In a shorter one some may get none.
     """
+    return list(_slices(samples, tuple(counts)))
+
+
+@lru_cache(maxsize=64)
+def _slices(samples: int, counts: tuple[int, ...]) -> tuple[range, ...]:
     total = sum(counts)
     sizes = [samples * count // total for count in counts]
     # What is left over goes where most was cut off; among equals to the lower rank.
     by_rest = sorted(range(len(counts)), key=lambda rank: (-(samples * counts[rank] % total), rank))
     for rank in by_rest[: samples - sum(sizes)]:
         sizes[rank] += 1
-    cut, start = [], 0
+    cut: list[range] = []
+    start = 0
     for size in sizes:
         cut.append(range(start, start + size))
         start += size
-    return cut
+    return tuple(cut)

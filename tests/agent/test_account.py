@@ -11,6 +11,7 @@ from coddl.core.pool.records import (
     RunPrepared,
     RunProgressed,
     RunStepped,
+    SliceDidNotFit,
     Trouble,
 )
 from coddl.runtime.errors import TrainingError
@@ -32,10 +33,30 @@ def facts(*events: Message) -> list[object]:
 
 
 def test_a_job_is_prepared_once() -> None:
-    event = {"is": "prepared", "virtual_nodes": 8, "global_batch": 64, "steps": 100}
-    assert facts(event, event) == [RunPrepared(4, 2, 8, 100, 64)]  # of an older worker
-    newer = event | {"gradient_bytes": 40, "largest_tensor_bytes": 30}
-    assert facts(newer, newer) == [RunPrepared(4, 2, 8, 100, 64, 40, 30)]
+    event = {"is": "prepared", "workers_max": 16, "global_batch": 64, "steps": 100}
+    event |= {"gradient_bytes": 40, "largest_tensor_bytes": 30}
+    assert facts(event, event) == [RunPrepared(4, 2, None, 100, 64, 40, 30, 16)]
+
+
+PREPARED = {
+    "a strict job": ({"virtual_nodes": 8, "workers_max": 8}, (8, 100, 64, 0, 0, 8)),
+    "an older worker": ({"virtual_nodes": 8}, (8, 100, 64, 0, 0, None)),
+    "an unknown length": ({"workers_max": 64, "steps": None}, (None, None, 64, 0, 0, 64)),
+}
+
+
+@pytest.mark.parametrize(("told", "want"), PREPARED.values(), ids=PREPARED.keys())
+def test_what_a_job_can_be_resized_to(told: Message, want: tuple[Any, ...]) -> None:
+    event = {"is": "prepared", "global_batch": 64, "steps": 100, **told}
+    assert facts(event) == [RunPrepared(4, 2, *want)]
+
+
+def test_a_slice_that_did_not_fit_is_a_fact_and_a_line() -> None:
+    event = {"is": "memory", "workers_min": 2, "because": "64 samples do not fit"}
+    assert Account(4, 2).hear(event) == (
+        (SliceDidNotFit(4, 2, 2, "64 samples do not fit"),),
+        "needs at least 2 GPUs: 64 samples do not fit",
+    )
 
 
 def test_the_first_step_is_a_fact_and_the_others_are_progress() -> None:

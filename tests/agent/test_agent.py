@@ -86,7 +86,7 @@ def test_a_job_is_led_and_resized_and_trains_the_same(pool: Pool) -> None:
     spec = script("net.py", *NET)
     pool.order(lead(job, [0]), spec=spec)
     prepared = server.fact(RunPrepared, job)
-    assert prepared.virtual_nodes == 8
+    assert (prepared.virtual_nodes, prepared.workers_max) == (8, 8)
     weights = (8 * 3 * 3 * 3 + 8) + (8 + 8) + (512 * 10 + 10)  # convolution, norm, linear
     assert (prepared.gradient_bytes, prepared.largest_tensor_bytes) == (4 * weights, 4 * 512 * 10)
     assert server.fact(RunStepped, job).attempt == 1
@@ -124,6 +124,9 @@ def test_a_job_can_be_cancelled(pool: Pool) -> None:
     server, job = pool.server, next(pool.jobs)
     spec = script("net.py", "--epochs", "1000")
     pool.order(lead(job, [0, 1]), spec=spec)
+    prepared = server.fact(RunPrepared, job)
+    told = (prepared.virtual_nodes, prepared.workers_max, prepared.global_batch, prepared.steps)
+    assert told == (None, 64, 64, 16_000)
     server.fact(RunStepped, job)
     version = pool.order(lead(job, [0, 1], stop="cancel"), spec=spec)
     assert server.fact(RunEnded, job).outcome == "cancelled"
@@ -159,11 +162,12 @@ import os, torch, coddl
 model = torch.nn.Linear(2, 1)
 data = [(torch.zeros(2), torch.zeros(1))] * 8
 model, optimizer, batches = coddl.prepare(
-    model, torch.optim.SGD(model.parameters(), 0.1), data, global_batch=8, epochs=1)
-for x, y in batches:
-    (model(x) - y).pow(2).mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    model, torch.optim.SGD(model.parameters(), 0.1), data, global_batch=8)
+for epoch in coddl.epochs(1):
+    for x, y in batches:
+        (model(x) - y).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 """
 KILLED = "os.kill(os.getpid(), 9)\n"
 

@@ -150,11 +150,12 @@ if coddl.is_main():
 model = torch.nn.Linear(2, 1)
 data = [(torch.zeros(2), torch.zeros(1))] * 64
 model, optimizer, batches = coddl.prepare(
-    model, torch.optim.SGD(model.parameters(), 0.1), data, global_batch=8, epochs=100000)
-for x, y in batches:
-    (model(x) - y).pow(2).mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    model, torch.optim.SGD(model.parameters(), 0.1), data, global_batch=8)
+for epoch in coddl.epochs(100000):
+    for x, y in batches:
+        (model(x) - y).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 """
 
 

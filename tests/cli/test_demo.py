@@ -132,8 +132,10 @@ def test_what_was_not_measured_is_worked_out_from_what_was() -> None:
     lone = job("a", 0, 9, {1: 0.41}, kind=LINEAR)
     alike = job("b", 0, 9, {1: 0.5, 2: 0.22}, kind=LINEAR)
     other = job("c", 0, 9, {1: 0.5, 4: 0.9}, kind=FLAT)
-    assert curve_of(lone, [lone, other]) == pytest.approx({1: 0.41, 2: 0.21, 3: 0.16, 4: 0.11})
-    known = {1: 0.41, 2: 0.22, 3: 0.165, 4: 0.115}  # 15 ms more than its pauses
+    third_s = 0.4 / 3
+    alone = {1: 0.41, 2: 0.21, 3: third_s + 0.01, 4: 0.11}
+    assert curve_of(lone, [lone, other]) == pytest.approx(alone)
+    known = {1: 0.41, 2: 0.22, 3: third_s + 0.015, 4: 0.115}  # 15 ms more than its pauses
     assert curve_of(lone, [lone, alike, other]) == pytest.approx(known)
 
 

@@ -118,6 +118,19 @@ def test_a_job_is_described() -> None:
     assert "happened last" not in failed
 
 
+LIMIT = "at least 2 GPUs: a slice of 64 samples does not fit in memory on h200"
+
+
+def test_a_limit_of_memory_is_shown_once() -> None:
+    job = JOB | {"gpus_min": 2, "memory_limit": LIMIT}
+    told = plain(view.describe_lines(job, [], NOW_S))
+    assert f"  GPUs       3 of 2-8 on n1, n2\n  memory     {LIMIT}\n" in told
+    explained = plain(view.explain_lines(EXPLAINED | {"job": job}, NOW_S))
+    assert f"it gains most from a third GPU\nit needs {LIMIT}\n" in explained
+    waits = EXPLAINED | {"job": job, "sentence": f"no GPU is free; it needs {LIMIT}"}
+    assert plain(view.explain_lines(waits, NOW_S)).count(LIMIT) == 1
+
+
 EXPLAINED_TEXT = """\
 bert (job 12)  RUNNING  3/1-8 GPUs
 it gains most from a third GPU

@@ -1,4 +1,4 @@
-"""What the page on elastic training says is run."""
+"""What the pages on elastic training say is run."""
 
 import inspect
 import re
@@ -13,26 +13,33 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coddl.runtime.worker.prepare import Batches, prepare
+import coddl
+from coddl.runtime.worker.prepare import prepare
+from coddl.runtime.worker.strict.prepare import DEFAULTS, Batches
 from tests.runtime.harness import wait_until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "elastic.md").read_text(encoding="utf-8")
+PORTING = (ROOT / "docs" / "port-a-script.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(python|console|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PATIENCE_S = 90.0
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a place to work in, with the scripts of the page and sockets of its own."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for kind, text in BLOCK.findall(PAGE):
+def write_scripts(page: str, folder: Path) -> None:
+    """Write the scripts of a page; a diff is two: plain.py and train.py."""
+    for kind, text in BLOCK.findall(page):
         if kind == "python":
-            (tmp_path / text.splitlines()[0].removeprefix("# file: ")).write_text(text)
+            (folder / text.splitlines()[0].removeprefix("# file: ")).write_text(text)
         elif kind == "diff":
             for name, other in (("plain.py", "+"), ("train.py", "-")):
                 lines = [line[1:] for line in text.splitlines() if not line.startswith(other)]
-                (tmp_path / name).write_text("\n".join(lines))
+                (folder / name).write_text("\n".join(lines))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a place to work in, with the examples and sockets of its own."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     with tempfile.TemporaryDirectory(prefix="coddl-") as short:  # sockets allow no long paths
         monkeypatch.setenv("XDG_RUNTIME_DIR", short)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -43,6 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(folder: Path) -> None:
+    write_scripts(PAGE, folder)
     ran = 0
     for kind, text in BLOCK.findall(PAGE):
         if kind != "console":
@@ -61,8 +69,30 @@ def test_every_command_of_the_page_runs(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_every_command_of_the_page_on_porting_runs(folder: Path) -> None:
+    write_scripts(PORTING, folder)
+    consoles = [text for kind, text in BLOCK.findall(PORTING) if kind == "console"]
+    for line in "".join(consoles).splitlines():
+        run(line.removeprefix("$ "), folder)
+    assert (folder / "model.pt").exists()
+
+
+@pytest.mark.slow
 def test_the_script_before_the_change_runs_too(folder: Path) -> None:
+    write_scripts(PAGE, folder)
     run("python -W error plain.py", folder)
+
+
+@pytest.mark.slow
+def test_the_script_for_torchrun_runs_too(folder: Path) -> None:
+    write_scripts(PORTING, folder)
+    run("python -m torch.distributed.run --standalone --nproc-per-node=2 plain.py", folder)
+    assert (folder / "model.pt").exists()
+
+
+def test_three_lines_make_a_script_elastic() -> None:
+    text = next(text for kind, text in BLOCK.findall(PAGE) if kind == "diff")
+    assert len([line for line in text.splitlines() if line.startswith("+")]) == 3
 
 
 def run(line: str, folder: Path) -> str:
@@ -108,7 +138,7 @@ def test_every_name_a_script_uses_is_documented() -> None:
     arguments = [
         p.name for p in inspect.signature(prepare).parameters.values() if p.kind == p.KEYWORD_ONLY
     ]
-    assert [name for name in arguments if f"`{name}`" not in PAGE] == []
+    assert [name for name in (*arguments, *DEFAULTS) if f"`{name}`" not in PAGE] == []
     looks = [f"batches.{name}" for name in vars(Batches) if not name.startswith("_")]
-    calls = ["coddl.track", "coddl.is_main", "coddl.mean", "coddl.log"]
+    calls = [f"coddl.{name}(" for name in coddl.__all__ if name not in ("__version__", "simulate")]
     assert [name for name in (*looks, *calls) if f"| `{name}" not in PAGE] == []

@@ -19,7 +19,14 @@ from coddl import __version__
 from coddl.api import wire
 from coddl.core.cluster import Cluster
 from coddl.core.pool.deciding import CALM
-from coddl.core.pool.records import Claim, Device, RunEnded, RunPrepared, RunStepped
+from coddl.core.pool.records import (
+    Claim,
+    Device,
+    RunEnded,
+    RunPrepared,
+    RunStepped,
+    SliceDidNotFit,
+)
 from coddl.core.scheduler import Rules
 from coddl.live.http import LOOPBACK, create_app
 from coddl.live.journal import Journal
@@ -237,7 +244,7 @@ class StubAgent:
         self.say(wire.Beat(number=number))
         assert self.expect(wire.Renewed).number == number
 
-    def report(self, *facts: RunPrepared | RunStepped | RunEnded) -> int:
+    def report(self, *facts: RunPrepared | SliceDidNotFit | RunStepped | RunEnded) -> int:
         """Tell facts of runs; gives the last one's number."""
         number = 0
         for fact in facts:
@@ -245,6 +252,8 @@ class StubAgent:
             match fact:
                 case RunPrepared():
                     self.say(wire.Report(number=number, at_s=0.0, prepared=fact))
+                case SliceDidNotFit():
+                    self.say(wire.Report(number=number, at_s=0.0, did_not_fit=fact))
                 case RunStepped():
                     self.say(wire.Report(number=number, at_s=0.0, stepped=fact))
                 case RunEnded():

@@ -9,6 +9,7 @@ import pytest
 
 from coddl import __version__
 from coddl.api.rest import JobView, Problem
+from coddl.api.spec import GPUS_MAX_UNSEEN
 from coddl.live.archives import Archives
 from coddl.live.store_memory import MemoryStore
 from tests.live.harness import TOKEN, LivePool, eventually
@@ -263,7 +264,7 @@ def test_an_elastic_script_may_have_all_devices_unless_it_says_otherwise(live: L
     early = live.submit(name="early")
     live.joined(slots=3)
     assert live.submit(name="late")["gpus_max"] == 3
-    assert early["gpus_max"] == 16
+    assert early["gpus_max"] == GPUS_MAX_UNSEEN
     assert live.api("POST", "/jobs", {"command": "sleep 5"}).json()["gpus_max"] == 1
 
 

@@ -38,15 +38,12 @@ def test_what_an_older_version_has_not_written_is_unknown() -> None:
 
 
 def test_a_job_of_an_older_version_has_as_many_workers_as_virtual_nodes() -> None:
-    control = Control(Pool(), CALM)
-    control.handle(r.NodeJoined("n1", "boot", "here", CPU), 0.0)
     store = MemoryStore()
-    records = control.handle(r.JobSubmitted(1, spec(gpus_max=16)), 0.0).records
-    Journal(store).append(records, [], 0.0)
+    busy_pool(Journal(store), jobs=1)
     body = '{"job":1,"attempt":1,"virtual_nodes":8,"steps":100,"global_batch":64}'
-    store.append([Line(len(records) + 1, 1.0, "RunPrepared", body)], [], [])
+    store.append([Line(store.last_seq() + 1, 9.0, "RunPrepared", body)], [], [])
     job = Journal(store).fold().pool.jobs[1]
-    assert (job.gpus_useful, job.gpus_most, job.virtual_nodes) == (8, 8, 8)
+    assert (job.gpus_useful, job.virtual_nodes, job.workers_max) == (8, 8, None)
 
 
 CONCERNED = {

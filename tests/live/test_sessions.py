@@ -10,7 +10,14 @@ from websockets.exceptions import InvalidStatus
 
 from coddl.api import wire
 from coddl.core.errors import UserError
-from coddl.core.pool.records import Device, RunEnded, RunPrepared, RunProgressed, RunStepped
+from coddl.core.pool.records import (
+    Device,
+    RunEnded,
+    RunPrepared,
+    RunProgressed,
+    RunStepped,
+    SliceDidNotFit,
+)
 from coddl.live.journal import Journal
 from coddl.live.server import Server
 from coddl.live.sessions import LEASE_OVER, REFUSED, REPLACED, TOO_SLOW, Session
@@ -150,7 +157,8 @@ def test_a_job_runs_from_submit_to_its_end(live: LivePool) -> None:
     assert orders.peers == (wire.Peer("n1", "127.0.0.1", 7000, "peer-of-n1"),)
     assert live.job("a")["state"] == "STARTING"
     live.clock.turn(2.0)
-    number = agent.report(RunPrepared(1, 1, 8, 100), RunStepped(1, 1, 1))
+    prepared = RunPrepared(1, 1, None, 100, workers_max=8)
+    number = agent.report(prepared, RunStepped(1, 1, 1))
     while agent.expect(wire.Ack).number != number:
         pass
     assert live.job("a")["state"] == "RUNNING"
@@ -176,6 +184,25 @@ def test_a_job_runs_from_submit_to_its_end(live: LivePool) -> None:
     assert (done["state"], done["gpus"], done["jct_s"]) == ("SUCCEEDED", 0, 5.0)
     assert (done["runtime_s"], done["waited_s"], done["exit_code"]) == (5.0, 0.0, 0)
     assert done["samples_per_s"] == 0.0
+
+
+def test_a_job_that_ran_out_of_memory_needs_more_from_then_on(live: LivePool) -> None:
+    agent = live.joined("n1", slots=2)
+    live.submit(name="a", gpus="1..2")
+    agent.expect_orders(lambda new: new.orders.leads)
+    agent.report(
+        RunPrepared(1, 1, None, None, 64, workers_max=64),
+        SliceDidNotFit(1, 1, 2, "a slice of 64 samples does not fit in memory"),
+        RunEnded(1, 1, "requeue", 0, 75),
+    )
+    agent.expect_orders(lambda new: not new.orders.leads)
+    agent.hold()
+    orders = agent.expect_orders(lambda new: new.orders.leads)
+    assert [len(lead.seats) for lead in orders.orders.leads] == [2]
+    job = live.job("a")
+    limit = "at least 2 GPUs: a slice of 64 samples does not fit in memory on cpu"
+    assert (job["gpus_min"], job["memory_limit"]) == (2, limit)
+    assert (job["steps"], job["progress"], job["eta_s"]) == (None, None, None)
 
 
 def test_the_pool_is_woken_when_it_asked_to_be(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ ENDS = {
     "a script that never calls prepare": End({"before": "exit:0"}, 1, ("coddl.prepare",)),
     "a crash before the loop": End({"before": "raise:boom"}, 1, ("failed in worker 0", "code 1")),
     "the script's own exit code": End({"do_at_step": {"0:3": "exit:7"}}, 7, ("code 7",)),
-    "more workers than virtual nodes": End({}, 2, ("9 workers", "8 virtual"), {"workers": 9}),
+    "more workers than virtual nodes": End(
+        {}, 2, ("9 workers", "at most 8 workers"), {"workers": 9}
+    ),
     "a schedule beyond them": End({}, 2, ("9 workers",), {"resizes": ((5, 9),)}),
     "bad input found by prepare": End({"before": "reject"}, 2, ("a bad batch", "it is 7", "8")),
     "killed before it arrives, always": End({"before": "kill"}, 1, ("no worker", "SIGKILL")),
@@ -261,7 +263,7 @@ def test_resume_goes_back_to_the_size_before(start: Start) -> None:
 
 
 REFUSED: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "too many workers": ({"do": "resize", "workers": 9}, ("9 workers", "8 virtual nodes")),
+    "too many workers": ({"do": "resize", "workers": 9}, ("9 workers", "at most 8 workers")),
     "no workers": ({"do": "resize", "workers": 0}, ("0 workers", "at least one")),
     "half a worker": ({"do": "resize", "workers": 1.5}, ("1.5",)),
     "waking the awake": ({"do": "resume"}, ("can't be resumed", "RUNNING")),

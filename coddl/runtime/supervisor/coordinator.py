@@ -18,9 +18,9 @@ attempt at a new group is a *generation*, numbered, and the newest target always
   is never cancelled by a target; the next generation begins once the last worker has swapped.
 - A lone change starts at once. Only after joiners were stopped unused do new starts wait, ever
   longer while the storm lasts; the newest target at that time counts. Shrinking never waits.
-- After a loss, everybody who has the state regroups; if nobody surely has it, those who may. They
-  compare their steps among themselves, so a word that was under way when a peer died costs nothing.
-  `Regroup` revokes whatever was prepared or committed before it.
+- After a loss, those who have the state regroup; if nobody surely has it, those who may. They
+  compare how far they are, so a word under way when a peer died costs nothing. `Regroup` revokes
+  whatever was prepared or committed before it.
 - Stale and repeated words die by worker and generation number. (C6)
 """
 
@@ -85,8 +85,8 @@ class Coordinator:
         self.members: tuple[int, ...] = ()  # whose loop is not over; the oldest first
         self.generation = 0  # the newest number given out
         self.step = 0  # the highest that was reported
-        self.parts: int | None = None  # of the global batch; until the first worker arrives
-        self.workers_max: int | None = None  # likewise
+        self.parts: int | None = None  # of the global batch, once a worker has arrived
+        self.workers_max: int | None = None
         self.failed_slots: set[int] = set()  # those of the target that we gave up on
         self.hopeless = False  # members can't form a group; they train on if the phase is steady
         self.ending = False
@@ -155,8 +155,7 @@ class Coordinator:
         return self._begin(now_s) if self.phase in ("steady", "starting") else []
 
     def _on_arrived(self, arrived: WorkerArrived, now_s: float) -> list[Command]:
-        worker = arrived.worker
-        if worker not in self._joiners():
+        if (worker := arrived.worker) not in self._joiners():
             return []
         self._workers[worker].arrived = True
         self._losses.pop(self._workers[worker].slot, None)
@@ -408,9 +407,8 @@ class Coordinator:
                 self.hopeless = True
                 return commands
             self._regroups += 1
-        if sure := {w for w in self.members if self._workers[w].has_state}:
-            # A worker can join between two passes only, and these may be in one.
-            commands += self._dismiss(set(self.members) - sure, now_s)
+        if sure := {w for w in self.members if self._workers[w].has_state}:  # may be in a pass
+            commands += self._dismiss(set(self.members) - sure, now_s)  # others join after it
         stay = self._plan.members if self._plan else self.members
         by_worth = sorted(
             self.members, key=lambda w: (not self._workers[w].has_state, w not in stay, w)

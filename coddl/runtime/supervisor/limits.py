@@ -1,5 +1,6 @@
 """Sizes that a job turns out not to be able to have: slices do not fit, epochs are unknown."""
 
+import sys
 from typing import Protocol
 
 from coddl.runtime.errors import TrainingError
@@ -42,9 +43,11 @@ class Limits:
         notes.ran_out_of_memory = True
         fitting.ran_out(samples)
         least = fitting.workers_min(coordinator.parts or 1)
-        most = min(n for n in (job.workers_max, coordinator.workers_max, 1 << 30) if n is not None)
+        # What a host allows may change: it says itself what it can't give.
+        allowed = None if supervisor.is_hosted else job.workers_max
+        most = min(n for n in (allowed, coordinator.workers_max, sys.maxsize) if n is not None)
         if least is None or least > most:
-            supervisor.fail(troubles.never_fits(job, fitting.because, most), 1)
+            supervisor.fail(troubles.never_fits(job, fitting.because, most), 2)
             return
         supervisor.tell({"is": "memory", "workers_min": least, "because": fitting.because})
         if supervisor.is_hosted:

@@ -11,15 +11,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from coddl.runtime.worker.chunks import Chunks
-from coddl.runtime.worker.gradients import Gradients, signature_of
+from coddl.runtime.worker.gradients import Gradients
 from coddl.runtime.worker.group import Group
 from coddl.runtime.worker.guard import rates_of
 from coddl.runtime.worker.link import Groups
 from coddl.runtime.worker.loader import Slice
-from coddl.runtime.worker.peers import Peers
+from coddl.runtime.worker.peers import Peers, Told
 from coddl.runtime.worker.rows import BROKE, STALE, Row
 
 Reduction = Literal["mean", "sum"]
+IDLE = 1 << 30  # beside the flags of rows: this worker has nothing to give
 
 
 class Exchange:
@@ -50,6 +51,7 @@ class Exchange:
         self.chunks: Chunks | None = None  # with micro_batch
         self._group: Group | None = None
         self._gradients: Gradients | None = None
+        self._told: Told | None = None  # this worker's row, on its way to the others
         self._bases: list[tuple[Tensor, Tensor]] = []  # sums of earlier backwards, for "sum"
 
     # -- the group
@@ -67,7 +69,7 @@ class Exchange:
         assert self._group is not None
         if self._gradients is not None:
             self._gradients.close()
-        self._gradients = Gradients(self._group, self._parameters(), {})
+        self._gradients = Gradients(self._group, self._parameters())
 
     # -- a pass
 
@@ -102,11 +104,13 @@ class Exchange:
             self.chunks.begin_backward()
         if self._gradients is None or self._is_partial:
             return
-        if signature_of(self._parameters()) != self._gradients.signature:
+        if [id(p) for p in self._parameters()] != self._gradients.ids:
             self._lay_out()
         if self._reduction == "sum":
             self._put_aside()
         self._gradients.begin(self.number, self._scale(), overlap=self.chunks is None)
+        # On its way while backward runs; what differs from the plan is told at its end.
+        self._told = self._peers.begin_compare(self._row("gradients", self._gradients.plan))
 
     @property
     def _is_partial(self) -> bool:
@@ -140,9 +144,8 @@ class Exchange:
                 gradients.begin(self.number, self._scale())
                 gradients.end()
                 gradients.got = mine.got
-            flags = STALE if gradients.is_stale else 0
-            row = self._row("gradients", gradients.used, flags)
-            self._finish(gradients, self._peers.compare(groups, row))
+                self._told = self._peers.begin_compare(self._row("gradients", gradients.plan))
+            self._finish(gradients, groups, self._peers.end_compare(groups, self._told))
 
         self._peers.together(exchange, alone=self._alone, missed=lambda: None)
         for parameter, base in self._bases:
@@ -157,14 +160,14 @@ class Exchange:
 
     def _skip(self) -> None:
         def skip(groups: Groups) -> None:
-            found = self._peers.compare(groups, self._row("skip", set()))
+            found = self._peers.compare(groups, self._row("skip", frozenset()))
             if any(row.kind == "gradients" for row in found):
-                self.take_part(found)
+                self.take_part(groups, found)
 
         self._peers.together(skip, alone=lambda: None, missed=lambda: None)
         self.number += 1
 
-    def take_part(self, found: Sequence[Row]) -> None:
+    def take_part(self, groups: Groups, found: Sequence[Row], flags: int = 0) -> None:
         """Take part in the others' exchange with nothing to give."""
         assert self._gradients is not None
         kept = [(p, p.grad) for p in self._parameters()]
@@ -173,11 +176,11 @@ class Exchange:
             parameter.grad = None
         self._gradients.begin(self.number if self.in_pass else 0, 0.0)
         self._gradients.end()
-        self._finish(self._gradients, found)
+        self._finish(self._gradients, groups, found, idle=flags | IDLE)
         for parameter, grad in kept:
             parameter.grad = grad
 
-    def _row(self, kind: Literal["gradients", "skip"], used: set[int], flags: int = 0) -> Row:
+    def _row(self, kind: Literal["gradients", "skip"], used: frozenset[int], flags: int = 0) -> Row:
         assert self._gradients is not None
         about = self._peers.row(kind)
         return Row(
@@ -192,18 +195,25 @@ class Exchange:
             weight=self.own_weight if kind == "gradients" else 0.0,
             value=float(self.slice.own),
             flags=flags,
-            buckets=frozenset(used),
+            buckets=used,
         )
 
-    def _finish(self, gradients: Gradients, found: Sequence[Row]) -> None:
+    def _finish(
+        self, gradients: Gradients, groups: Groups, found: Sequence[Row], idle: int = 0
+    ) -> None:
+        """Complete the exchange that `found` has begun."""
         trained = [row for row in found if row.kind == "gradients"]
-        used = frozenset[int]().union(*(row.buckets for row in trained))
+        if gradients.sum_planned():
+            stale = STALE if gradients.is_stale else 0
+            kind: Literal["gradients", "skip"] = "skip" if idle else "gradients"
+            row = self._row(kind, frozenset(gradients.used), (idle & ~IDLE) | stale)
+            amended = self._peers.compare(groups, row)
+            used = frozenset[int]().union(*(row.buckets for row in amended))
+            gradients.sum_used(used, again=any(row.flags & STALE for row in amended))
         total = sum(row.weight for row in trained)
-        samples = self.slice.samples if self.in_pass else _samples(trained)
+        samples = self.slice.samples if self.in_pass else total
         factor = samples / total if self._reduction == "mean" and total else 1.0
-        is_stale = any(row.flags & STALE for row in found)
-        number = self.number if self.in_pass else 0
-        gradients.finish(number, used, 1.0 if abs(factor - 1.0) < 1e-9 else factor, again=is_stale)
+        gradients.put_back(1.0 if abs(factor - 1.0) < 1e-9 else factor)
         self.has_idle |= bool(trained) and len(trained) < len(found)
         if self.in_pass and not any(row.flags & BROKE for row in found):
             self._tell_loss(sum(row.value for row in found))
@@ -213,8 +223,3 @@ class Exchange:
         if lost > 0 and self.in_pass and not self._has_told_loss:
             self._has_told_loss = True
             self._lost(lost)
-
-
-def _samples(trained: Sequence[Row]) -> float:
-    """Give what the others divide by, for one that has left: it does not use the result."""
-    return sum(row.weight for row in trained) or 1.0

@@ -1,14 +1,15 @@
 """Gradients of the global batch: summed over the workers while backward still runs.
 
-Parameters are laid out in buckets, in the same order on every worker. A bucket is sent as soon as
-backward has produced all of its gradients, if the same backward of an earlier pass used it; the
-rest is sent when backward has ended and the workers have told each other which buckets they need.
+Parameters are laid out in buckets, in the same order on every worker. Those that the same backward
+of an earlier pass used are *planned*: each is sent as soon as backward has produced its gradients,
+the last one when backward has ended. It carries whether a worker deviates from the plan; then the
+workers tell each other which buckets they need, and the rest is sent.
 The worker's own gradients stay in `.grad` until the sum is complete, so that it can be sent again
 when a peer dies. Then `.grad` is a view of the bucket.
 """
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,12 +33,12 @@ class Bucket:
     parameters: list[Tensor]
     flat: Tensor
     views: list[Tensor]
-    present: Tensor
+    present: Tensor  # flags, and one more: whether the sender deviates from the plan
     missing: int = 0  # gradients that this backward has not produced yet
     work: Work | None = None
     versions: list[int] = field(default_factory=list)  # of the gradients that were sent
 
-    def fill(self, scale: float, got: set[int]) -> None:
+    def fill(self, scale: float, got: set[int], *, deviates: bool) -> None:
         """Write the worker's own gradients, scaled, into the flat vector."""
         there = [(v, p.grad) for v, p in zip(self.views, self.parameters, strict=True)]
         sources = [(view, grad) for view, grad in there if grad is not None]
@@ -49,9 +50,10 @@ class Bucket:
         if all(flags):
             self.present.fill_(1.0)
         else:
-            self.present.copy_(torch.tensor(flags))
+            self.present[:-1].copy_(torch.tensor(flags))
+        self.present[-1] = float(deviates)
         if scale != 1.0:
-            self.flat[: self.flat.numel() - len(self.views)].mul_(scale)
+            self.flat[: self.flat.numel() - len(self.present)].mul_(scale)
         self.versions = [-1 if p.grad is None else p.grad._version for p in self.parameters]
 
     def has_changed(self) -> bool:
@@ -66,7 +68,7 @@ class Bucket:
         if factor != 1.0:
             self.flat.mul_(factor)
         mine = [id(p) in got for p in self.parameters]
-        anyone = mine if all(mine) else [flag > 0 for flag in self.present.tolist()]
+        anyone = mine if all(mine) else [flag > 0 for flag in self.present[:-1].tolist()]
         for parameter, view, there in zip(self.parameters, self.views, anyone, strict=True):
             if there or parameter.grad is not None:
                 parameter.grad = view
@@ -75,15 +77,17 @@ class Bucket:
 class Gradients:
     """The exchange of one generation: parameters as they are now, among the members of a group."""
 
-    def __init__(self, group: Group, parameters: Sequence[Tensor], plans: dict[int, set[int]]):
+    def __init__(self, group: Group, parameters: Sequence[Tensor]) -> None:
         self.signature = signature_of(parameters)
+        self.ids = [id(p) for p in parameters]
         self.got: set[int] = set()  # parameters that this backward has given a gradient
         self._group = group
-        self._plans = plans  # by the number of the backward in its pass: buckets used last time
+        self._plans: dict[int, frozenset[int]] = {}  # by the number of the backward in its pass
         self._buckets = _laid_out(list(parameters))
         self._bucket_of = {id(p): b for b in self._buckets for p in b.parameters}
-        self._early: list[Bucket] = []  # to be sent while backward runs, in this order
-        self._next = 0
+        self._planned: list[Bucket] = []  # in the order in which they are sent
+        self._next = 0  # of them
+        self._number = 0
         self._scale = 1.0
         self._armed = False
         self._overlaps = True
@@ -98,8 +102,9 @@ class Gradients:
             hook.remove()
 
     def begin(self, number: int, scale: float, *, overlap: bool = True) -> None:
-        """Expect a backward: the how-manieth of its pass, and this worker's part of the sum."""
-        self._early = [self._buckets[i] for i in sorted(self._plans.get(number, ()))]
+        """Expect a backward: its number in the pass, and this worker's part of the sum."""
+        self._number = number
+        self._planned = [self._buckets[i] for i in sorted(self.plan)]
         self._next, self._scale, self._problem = 0, scale, None
         self.got = set()
         self._armed = self._overlaps and overlap
@@ -109,6 +114,11 @@ class Gradients:
                 if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
                     parameter.grad = view.clone()  # backward adds to it, and the bucket is reused
 
+    @property
+    def plan(self) -> frozenset[int]:
+        """Number the buckets that this backward used last time; the same on every worker."""
+        return self._plans.get(self._number, frozenset())
+
     def _on_gradient(self, parameter: Tensor) -> None:
         """Take note of a gradient that is complete; send the buckets that are full now."""
         bucket = self._bucket_of[id(parameter)]
@@ -117,15 +127,15 @@ class Gradients:
             return
         self.got.add(id(parameter))
         bucket.missing -= 1
-        while self._next < len(self._early) and not self._early[self._next].missing:
-            self._send(self._early[self._next])
+        while self._next < len(self._planned) - 1 and not self._planned[self._next].missing:
+            self._send(self._planned[self._next])
             self._next += 1
 
-    def _send(self, bucket: Bucket) -> None:
+    def _send(self, bucket: Bucket, *, deviates: bool = False) -> None:
         if self._problem is not None:
             return
         try:
-            bucket.fill(self._scale, self.got)
+            bucket.fill(self._scale, self.got, deviates=deviates)
             bucket.work = self._group.all_reduce(bucket.flat)
         except (Broken, RuntimeError) as problem:  # for the end: backward is the user's code
             self._problem = problem
@@ -154,29 +164,34 @@ class Gradients:
     @property
     def is_stale(self) -> bool:
         """Tell whether something that was sent has changed since: backward came by again."""
-        return any(b.work is not None and b.has_changed() for b in self._early[: self._next])
+        return any(b.work is not None and b.has_changed() for b in self._planned[: self._next])
 
-    def finish(self, number: int, used: Iterable[int], factor: float, *, again: bool) -> None:
-        """Complete the sum of the buckets that anybody used; raises `Broken`.
+    def sum_planned(self) -> bool:
+        """Complete the sums that were planned; tells whether more is needed. Raises `Broken`."""
+        if not self._planned:
+            return True
+        deviates = self.is_stale or not self.used <= self.plan
+        for bucket in self._planned[self._next :]:
+            self._send(bucket, deviates=deviates and bucket is self._planned[-1])
+        self._wait(self._planned)
+        return bool(self._planned[-1].present[-1] > 0)
 
-        `again`: what was sent early is stale on some worker, so all is sent once more.
-        """
-        early = {id(bucket) for bucket in self._early}
-        rest = [self._buckets[i] for i in sorted(used) if id(self._buckets[i]) not in early]
-        for bucket in [*self._early[self._next :], *rest]:
-            self._send(bucket)
-        self._raise_problem()
-        self._wait([*self._early, *rest])
-        everything = [*self._early, *rest]
+    def sum_used(self, used: frozenset[int], *, again: bool) -> None:
+        """Complete the sums of what any worker used; `again`: of what was planned, too."""
         if again:
             self._overlaps = False
-            for bucket in everything:
-                self._send(bucket)
-            self._raise_problem()
-            self._wait(everything)
-        for bucket in everything:
+        wanted = used if again else used - self.plan
+        rest = [self._buckets[i] for i in sorted(wanted | (self.plan if again else frozenset()))]
+        for bucket in rest:
+            self._send(bucket)
+        self._wait(rest)
+        self._plans[self._number] = self.plan | used if self._overlaps else frozenset()
+        self._planned = [self._buckets[i] for i in sorted(used | self.plan)]
+
+    def put_back(self, factor: float) -> None:
+        """Make the sums, times a factor, the gradients."""
+        for bucket in self._planned:
             bucket.put_back(factor, self.got)
-        self._plans[number] = set(used) if self._overlaps else set()
 
     def _raise_problem(self) -> None:
         if isinstance(self._problem, Broken):
@@ -185,6 +200,7 @@ class Gradients:
             raise Broken(str(self._problem).splitlines()[0]) from self._problem
 
     def _wait(self, buckets: Sequence[Bucket]) -> None:
+        self._raise_problem()
         for bucket in buckets:
             assert bucket.work is not None
             self._group.finish(bucket.work)
@@ -215,7 +231,7 @@ def _laid_out(parameters: list[Tensor]) -> list[Bucket]:
 def _bucket(parameters: list[Tensor]) -> Bucket:
     elements = sum(p.numel() for p in parameters)
     flat = torch.zeros(
-        elements + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device
+        elements + len(parameters) + 1, dtype=parameters[0].dtype, device=parameters[0].device
     )
     views = []
     offset = 0

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Item = Any  # a batch: whatever the user's loader gives
 PULLED_AT_ONCE: Final = 64  # batches of an order that is drawn from captured streams
-UNKNOWN_BATCH: Final = 256  # parts to cut batches into whose size nobody says
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,7 @@ class ElasticLoader:
         self._cuts_samples = not is_cut_late(loader)
         self._sampler = _SliceSampler(self)
         self._inner: DataLoader[Any] | None = None
+        self._length: int | None = None  # batches of a round, if that is known
 
     # -- what the user sees
 
@@ -111,24 +111,16 @@ class ElasticLoader:
     # -- what the session calls
 
     @property
-    def samples_per_batch(self) -> int:
-        """How many samples a full batch has, as far as anybody says."""
-        known = self._loader.batch_size or getattr(self._loader.batch_sampler, "batch_size", None)
-        return int(known) if known else UNKNOWN_BATCH
-
-    @property
     def is_last(self) -> bool:
         """Tell whether the round has no further batch, as far as its length is known."""
-        try:
-            return self.at >= len(self._loader)
-        except TypeError:
-            return False
+        return self._length is not None and self.at >= self._length
 
     def begin(self) -> None:
         """Begin the next round."""
         self.rounds += 1
         self.at = 0
         self.is_fresh = True
+        self._length = _length(self._loader)
         self.streams = None
         self._stream = self._order = None
 
@@ -248,6 +240,7 @@ class ElasticLoader:
         self._cuts = [Cut(0, c.rank, c.counts) for c in self._cuts[-1:]]
         self._stream, self._order = None, None
         self.is_fresh = False
+        self._length = _length(self._loader)
 
     def takes_up(self) -> bool:
         """Tell, once, whether the round to begin is one that others have begun."""
@@ -391,6 +384,13 @@ def rebuilt(loader: "DataLoader[Any]", batch_sampler: Iterable[Sequence[int]]) -
         pin_memory_device=loader.pin_memory_device,
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
     )
+
+
+def _length(loader: "DataLoader[Any]") -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def _fingerprint(batch: list[int]) -> int:

@@ -12,6 +12,7 @@ from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Work
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker import packing, rows
@@ -23,6 +24,15 @@ from coddl.runtime.worker.rows import BROKE, STOP, VOTE, Kind, Row
 from coddl.runtime.worker.state import Home
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A row on its way to the others."""
+
+    row: Row
+    everybody: Tensor  # where theirs arrive
+    work: Work
 
 
 @dataclass(slots=True)
@@ -99,13 +109,29 @@ class Peers:
         at = self._progress
         return Row(kind, at.collective, at.step, at.epoch, **fields)  # type: ignore[arg-type]
 
+    def begin_compare(self, row: Row) -> Told | None:
+        """Begin to tell the others a row; None where the group does not let it."""
+        if self.stop_asked:
+            row = replace(row, flags=row.flags | STOP)
+        if row.kind == "gradients" and self._membership.is_due:
+            row = replace(row, flags=row.flags | VOTE)
+        talk = self._membership.groups.talk
+        if talk is None or self._membership.failed:
+            return None
+        try:
+            return Told(row, *rows.begin_gather(talk, row))
+        except Broken:
+            return None  # whoever waits for it finds out
+
     def compare(self, groups: Groups, row: Row) -> list[Row]:
         """Gather everybody's row, and learn from them; ends the job if they don't fit."""
-        assert groups.talk is not None
-        flags = row.flags | (STOP if self.stop_asked else 0)
-        if row.kind == "gradients" and self._membership.is_due:
-            flags |= VOTE
-        found = rows.gather(groups.talk, replace(row, flags=flags))
+        return self.end_compare(groups, self.begin_compare(row))
+
+    def end_compare(self, groups: Groups, told: Told | None) -> list[Row]:
+        """Gather everybody's row after this worker's was sent."""
+        if told is None or groups.talk is None:
+            raise Broken("the row could not be sent")
+        row, found = told.row, rows.end_gather(groups.talk, told.row, told.everybody, told.work)
         try:
             rows.check(found, self._membership.members)
         except TrainingError as error:

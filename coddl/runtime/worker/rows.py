@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker.group import Group
 
-Kind = Literal["gradients", "skip", "end", "begin", "mean", "sum", "gather", "check", "share"]
+Kind = Literal[
+    "gradients", "skip", "end", "begin", "mean", "sum", "gather", "check", "share", "change"
+]
 KINDS: Final[tuple[Kind, ...]] = (
     "gradients",
     "skip",
@@ -25,6 +29,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     "gather",
     "check",
     "share",
+    "change",
 )
 DOING: Final[dict[Kind, str]] = {
     "gradients": "was in backward()",
@@ -36,6 +41,7 @@ DOING: Final[dict[Kind, str]] = {
     "gather": "called coddl.gather",
     "check": "compared its weights",
     "share": "handed its state over",
+    "change": "was about to change the group",
 }
 VOTE, BROKE, STOP, STALE = 1, 2, 4, 8  # flags
 WORDS: Final = 28
@@ -71,18 +77,23 @@ class Row:
         return [*about, self.flags, self.loader, *used]
 
     @classmethod
-    def read(cls, words: Sequence[int]) -> "Row":
+    def read(cls, words: Sequence[int], like: "Row", mine: Sequence[int]) -> "Row":
+        """Read a row; what it has in common with this worker's own need not be looked at."""
         kind, exchange, step, epoch, layout, rates, order, applied = words[:8]
         weight, value, flags, loader = words[8:_FIRST_WORD]
-        used = frozenset(
-            number * _BITS + bit
-            for number, word in enumerate(words[_FIRST_WORD:])
-            if word
-            for bit in range(_BITS)
-            if word >> bit & 1
-        )
+        used = like.buckets if words[_FIRST_WORD:] == mine[_FIRST_WORD:] else _buckets(words)
         about = (exchange, step, epoch, layout, rates, order, applied)
         return cls(KINDS[kind], *about, _float(weight), _float(value), flags, loader, used)
+
+
+def _buckets(words: Sequence[int]) -> frozenset[int]:
+    return frozenset(
+        number * _BITS + bit
+        for number, word in enumerate(words[_FIRST_WORD:])
+        if word
+        for bit in range(_BITS)
+        if word >> bit & 1
+    )
 
 
 def _bits(value: float) -> int:
@@ -93,12 +104,17 @@ def _float(bits: int) -> float:
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
-def gather(group: Group, row: Row) -> list[Row]:
-    """Give everybody's row, by rank; raises `Broken`."""
-    mine = torch.tensor(row.words(), dtype=torch.int64)
+def begin_gather(group: Group, row: Row) -> tuple[Tensor, Work]:
+    """Begin to collect everybody's row; raises `Broken`."""
     everybody = torch.empty(group.world * WORDS, dtype=torch.int64)
-    group.finish(group.all_gather(everybody, mine))
-    return [Row.read(words) for words in everybody.view(group.world, WORDS).tolist()]
+    return everybody, group.all_gather(everybody, torch.tensor(row.words(), dtype=torch.int64))
+
+
+def end_gather(group: Group, row: Row, everybody: Tensor, work: Work) -> list[Row]:
+    """Give everybody's row, by rank; raises `Broken`."""
+    group.finish(work)
+    found = everybody.view(group.world, WORDS).tolist()
+    return [Row.read(words, row, found[group.rank]) for words in found]
 
 
 def check(rows: Sequence[Row], members: Sequence[int]) -> None:

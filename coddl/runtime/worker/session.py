@@ -39,7 +39,7 @@ from coddl.runtime.worker.peers import Peers, Progress
 from coddl.runtime.worker.pulse import GpuClock, Pulse
 from coddl.runtime.worker.rehearsal import Rehearsal
 from coddl.runtime.worker.rounds import Rounds
-from coddl.runtime.worker.state import Home, State, parameters_of
+from coddl.runtime.worker.state import Home, State
 from coddl.runtime.worker.values import Values
 
 LOADERS_MAX: Final = 4  # whose positions are compared when a group is formed
@@ -106,6 +106,8 @@ class Session:
         self._cut = Cut(0, 0, (1,))
         self.rounds = Rounds(self)
         self._updates = 0  # of this pass
+        self._optimized = 0  # parameters that the optimizers have
+        self._all: list[Tensor] = []
         self._is_rigid = False  # no other worker could follow where this one is
         self._compute_since_ns = 0
         for optimizer in optimizers:
@@ -133,9 +135,10 @@ class Session:
 
     def parameters(self) -> list[Tensor]:
         """Give what is trained now: it may be frozen and unfrozen as the training goes."""
-        trained = {id(p): p for optimizer in self._optimizers for p in parameters_of(optimizer)}
-        trained |= {id(p): p for model in self._models for p in model.parameters()}
-        return [p for p in trained.values() if p.requires_grad]
+        count = sum(len(g["params"]) for o in self._optimizers for g in o.param_groups)
+        if count != self._optimized:  # the script may have added some
+            self._optimized, self._all = count, self.state.parameters()
+        return [p for p in self._all if p.requires_grad]
 
     @property
     def is_led(self) -> bool:
@@ -255,8 +258,20 @@ class Session:
             self._check()
         may_change &= not (self.peers.stopping or self.peers.leaving or self._is_rigid)
         if self._updates and may_change:
-            agreed = self.peers.agreed if self._membership.size > 1 else self._membership.is_due
-            self._membership.change(agreed=agreed)
+            self._membership.change(agreed=self._agrees_to_change())
+
+    def _agrees_to_change(self) -> bool:
+        """Tell whether all workers change the group now: all voted for it, and all came here."""
+        if self._membership.size == 1:
+            return self._membership.is_due
+
+        def confirm(groups: Groups) -> bool:
+            found = self.peers.compare(groups, self.peers.row("change"))
+            return all(row.kind == "change" for row in found)  # one may have left its loop
+
+        if not self.peers.agreed:
+            return False
+        return self.peers.together(confirm, alone=lambda: False, missed=lambda: False)
 
     def _check(self) -> None:
         """Compare a part of the weights with the others'."""

@@ -1,0 +1,170 @@
+"""Slices that do not fit in memory: a job needs more GPUs from then on, or it fails."""
+
+import pytest
+
+from coddl.core.pool import records as r
+from coddl.core.pool.errors import Infeasible
+from coddl.core.pool.explain import explain, sentence_of
+from tests.core.pool.story import Story
+
+BECAUSE = "a slice of 64 samples does not fit in memory"
+LIMIT = f"at least 2 GPUs: {BECAUSE} on cpu"
+
+
+def ran_out(story: Story, job: int, gpus_min: int = 2) -> None:
+    """Let a job's only worker run out of memory, and its run end for that."""
+    attempt = story.job(job).attempt
+    story.happen(r.SliceDidNotFit(job, attempt, gpus_min, BECAUSE))
+    story.happen(r.RunEnded(job, attempt, "requeue", story.job(job).step, 75))
+    story.report()
+
+
+def test_a_job_that_ran_out_of_memory_starts_again_at_once_on_more() -> None:
+    story = Story(4)
+    job = story.prepare(story.submit(1, 4))
+    ran_out(story, job)
+    state = story.job(job)
+    assert (state.phase, state.attempt, len(state.granted)) == ("starting", 2, 2)
+    assert state.rest_until_s == 0.0
+    assert f"it needs {LIMIT}" in [move.because for move in state.story]
+
+
+def test_its_minimum_holds_however_many_others_come() -> None:
+    story = Story(4)
+    story.happen(r.PolicyChosen("max-min", "ops"))
+    job = story.prepare(story.submit(1, 4))
+    ran_out(story, job)
+    story.train(job)
+    assert story.shares() == {job: 4}
+    others = [story.submit(1, 4) for _ in range(3)]
+    story.catch_up()
+    story.train(*(each for each in others if story.job(each).granted))
+    assert [story.shares()[each] for each in (job, *others)] == [2, 1, 1, 0]
+
+
+def test_a_limit_is_told_and_explained() -> None:
+    story = Story(4)
+    job = story.prepare(story.submit(1, 4))
+    ran_out(story, job)
+    assert story.job(job).fit_sentence == LIMIT
+    told = [line.text for line in explain(story.pool, job, story.journal, story.now_s).story]
+    assert f"job 1 needs at least 2 GPUs: {BECAUSE}" in told
+    assert any(line.endswith('since job 1 "job-1" needs at least 2 GPUs') for line in told)
+
+
+def test_what_is_known_already_is_no_news() -> None:
+    story = Story(4)
+    job = story.prepare(story.submit(1, 4))
+    assert story.happen(r.SliceDidNotFit(job, 7, 2, BECAUSE)).records == ()  # a ghost
+    story.happen(r.SliceDidNotFit(job, 1, 3, BECAUSE))
+    assert story.happen(r.SliceDidNotFit(job, 1, 3, BECAUSE)).records == ()  # a repeat
+    assert story.happen(r.SliceDidNotFit(job, 1, 2, "less")).records == ()
+    assert (story.job(job).gpus_least, story.job(job).fit_because) == (3, f"{BECAUSE} on cpu")
+
+
+def test_a_job_for_which_the_pool_is_too_small_waits_and_says_why() -> None:
+    story = Story(1)
+    job = story.prepare(story.submit(1, 4))
+    ran_out(story, job)
+    state = story.job(job)
+    assert state.phase == "preempted"
+    assert state.waiting is not None
+    assert state.waiting.code == "Infeasible"
+    assert state.waiting.sentence == f"it needs more than all 1 GPUs; it needs {LIMIT}"
+    story.join("b", 1)
+    assert story.shares() == {job: 2}
+
+
+@pytest.mark.parametrize(
+    ("most", "workers_max", "may_have"), [(1, 8, 1), (4, 1, 1), (3, 2, 2)]
+)  # its user's bound, or that of its batch
+def test_a_job_that_needs_more_than_it_may_have_fails(
+    most: int, workers_max: int, may_have: int
+) -> None:
+    story = Story(4)
+    job = story.prepare(story.submit(1, most), workers_max=workers_max)
+    ran_out(story, job, may_have + 1)
+    state = story.job(job)
+    assert state.phase == "failed"
+    assert state.trouble == r.Trouble(
+        "it does not fit in memory",
+        f"it needs at least {may_have + 1} GPUs: {BECAUSE} on cpu; it may have at most {may_have}",
+        f"--gpus {may_have + 1}, or micro_batch in coddl.prepare",
+    )
+    assert all(slot.owner is None for slot in story.pool.slots.values())
+
+
+ENDS: dict[str, tuple[r.Event, str]] = {
+    "retired": (r.RunEnded(1, 1, "retired"), "failed"),
+    "lost": (r.RunEnded(1, 1, "lost"), "failed"),
+    "with its node": (r.NodeLost("a", "1", "its lease has run out"), "failed"),
+    "well after all": (r.RunEnded(1, 1, "succeeded"), "succeeded"),
+}
+
+
+@pytest.mark.parametrize(("event", "phase"), ENDS.values(), ids=ENDS.keys())
+def test_so_it_is_however_its_run_ends(event: r.Event, phase: str) -> None:
+    story = Story(2)
+    job = story.prepare(story.submit(1, 1))
+    story.happen(r.SliceDidNotFit(job, 1, 2, BECAUSE))
+    assert (story.job(job).phase, story.job(job).target) == ("stopping", ())
+    story.happen(event)
+    assert story.job(job).phase == phase
+
+
+def test_a_job_that_is_cancelled_then_is_cancelled() -> None:
+    story = Story(2)
+    job = story.prepare(story.submit(1, 1))
+    story.happen(r.SliceDidNotFit(job, 1, 2, BECAUSE))
+    story.happen(r.JobCancelled(job, "ada"))
+    story.catch_up()
+    assert story.job(job).phase == "cancelled"
+
+
+def test_users_cannot_go_below_the_limit() -> None:
+    story = Story(4)
+    job = story.prepare(story.submit(1, 4))
+    ran_out(story, job)
+    with pytest.raises(Infeasible) as raised:
+        story.happen(r.JobBounded(job, 1, 1, "ada"))
+    assert (raised.value.because, raised.value.try_) == (f"it needs {LIMIT}", "coddl resize 1 2")
+    story.happen(r.JobBounded(job, 1, 3, "ada"))
+    assert story.job(job).bounds(story.now_s) == (2, 2)  # until it has shown that it runs
+    story.train(job)
+    assert story.job(job).bounds(story.now_s) == (2, 3)
+
+
+PREPARED = {
+    "cut by sample": (
+        r.RunPrepared(3, 1, None, 1000, 64, workers_max=64),
+        "job 3 can be resized: up to 64 GPUs, 1000 steps",
+    ),
+    "strict": (
+        r.RunPrepared(3, 1, 8, 1000, 64, workers_max=8),
+        "job 3 can be resized: up to 8 GPUs, 8 virtual nodes, 1000 steps",
+    ),
+    "of an older version": (
+        r.RunPrepared(3, 1, 8, 1000),
+        "job 3 can be resized: up to 8 GPUs, 8 virtual nodes, 1000 steps",
+    ),
+    "of unknown length": (
+        r.RunPrepared(3, 1, None, None, 64, workers_max=1),
+        "job 3 can be resized: up to 1 GPU, an unknown number of steps",
+    ),
+}
+
+
+@pytest.mark.parametrize(("record", "sentence"), PREPARED.values(), ids=PREPARED.keys())
+def test_a_line_says_which_sizes_a_job_can_have(record: r.RunPrepared, sentence: str) -> None:
+    assert sentence_of(record) == sentence
+
+
+def test_a_job_at_the_limit_of_its_batch_says_so() -> None:
+    story = Story(4)
+    job = story.prepare(story.submit(1, 4), workers_max=2)
+    story.happen(r.RunStepped(job, 1, 1))
+    story.happen(r.RunProgressed(job, 1, 4, 1, 1.0, 3))
+    story.catch_up()
+    assert explain(story.pool, job, (), story.now_s).sentence.endswith(
+        "; its batch of 64 samples can be shared by at most 2 GPUs (at least 32 samples each)"
+    )
