@@ -53,6 +53,39 @@ def test_suspending_frees_the_gpu_and_resuming_goes_on(tmp_path: Path) -> None:
         assert job.finish()
 
 
+def test_default_training_is_resized_and_survives_a_kill_on_one_gpu(tmp_path: Path) -> None:
+    args = ("--exact", "--epochs", "30", "--pace-s", "0.01")
+    with Elastic(tmp_path / "lone", "net.py", *args[:3], workers=1) as job:
+        lone = line_of(job.finish(), "counts")
+    with Elastic(tmp_path / "resized", "net.py", *args, workers=1) as job:
+        job.wait_step(5)
+        job.ask("resize", workers=3)
+        job.kill(0)
+        job.wait_kind("regrouped")
+        job.ask("resize", workers=2)
+        assert line_of(job.finish(), "counts") == lone
+
+
+def errors(printed: str) -> list[float]:
+    return [float(line.split()[-1]) for line in printed.splitlines() if line.startswith("epoch ")]
+
+
+def test_a_batch_that_does_not_fit_raises_the_minimum_and_loses_no_step(tmp_path: Path) -> None:
+    with Elastic(tmp_path / "slices", "large.py", workers=2) as job:
+        job.wait_step(12)
+        job.ask("resize", workers=1, wait=False)
+        limit = job.wait_kind("memory")
+        assert limit["workers_min"] == 2
+        assert limit["because"] == "a slice of 64 samples does not fit in memory"
+        shrunk = job.wait(lambda e: e["is"] == "resized" and e["to"] == 1)
+        back = job.wait_kind("restarted")
+        assert (back["to"], back["step"]) == (2, shrunk["step"]), job.story()
+        slices = errors(job.finish())
+    with Elastic(tmp_path / "chunks", "large.py", "--micro-batch", "16", workers=1) as job:
+        chunks = errors(job.finish())
+    assert slices == pytest.approx(chunks, rel=2e-2)
+
+
 def _store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 

@@ -52,12 +52,16 @@ def told(printed: str) -> dict[str, list[float]]:
 
 
 def check(job: Elastic, printed: str, undisturbed: dict[str, list[float]]) -> list[int]:
-    """Compare a run with one that nobody disturbed; give how many samples it has lost."""
+    """Compare a run with one that nobody disturbed; give how many samples it has lost.
+
+    The main worker's random streams die with it: then later epochs have another order.
+    """
     outcome = told(printed)
     assert outcome["counts"] == undisturbed["counts"], "passes, rate or EMA differ"
     lost = [event["samples"] for event in job.events if event["is"] == "lost"]
     far = [abs(a - b) for a, b in zip(outcome["weights"], undisturbed["weights"], strict=True)]
-    assert max(far) < (0.2 if lost else 2e-2), job.story()
+    has_main = not any(e["is"] == "exited" and not e["expected"] for e in job.events)
+    assert max(far) < (2e-2 if has_main else 0.3), job.story()
     return lost
 
 

@@ -57,8 +57,7 @@ from coddl.runtime.supervisor.generations import (
 from coddl.runtime.vnodes import shares
 
 BROKEN_WAIT_S = 0.5  # how long a broken group waits to hear who died
-BUILD_WAIT_S = 300.0  # how long members and joiners may take to answer: groups are built in turn,
-# each may take some 40 s to fail, and NCCL's first one far longer
+BUILD_WAIT_S = 300.0  # how long workers may take to build a group: NCCL's first one takes long
 ATTEMPTS_MAX = 5  # builds or regroups in a row that may fail before we say so
 STARTS_MAX = 3  # workers in a row that may die on a slot before they arrive
 CHURN_CALM_S = 1.0

@@ -137,7 +137,10 @@ class ElasticLoader:
         """
         if self._cuts_samples:
             self._order = _Order(self._loader, streams, self.at, on_draw=self._keep(keep))
-            self._open_stream()
+            if self.at:
+                self.reopen()
+            else:
+                self._open_stream()
         else:
             self.streams = capture(self._loader.generator) if keep else None
             self._stream = itertools.islice(iter(self._loader), self.at, None)

@@ -55,11 +55,12 @@ def strict() -> Iterator[tuple[int, bool, Tensor, Tensor]]:
 def plain() -> Iterator[tuple[int, bool, Tensor, Tensor]]:
     """Give the same of an ordinary one."""
     loader: Any = DataLoader(data, 64, shuffle=True, num_workers=asked.loader_workers)
-    loader = coddl.prepare(net, optimizer, loader, min_slice=1)[-1]
-    coddl.track(average=average)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loader = coddl.prepare(net.to(device), optimizer, loader, min_slice=1)[-1]
+    coddl.track(average=average.to(device))
     for epoch in coddl.epochs(asked.epochs):
         for x, y in loader:
-            yield epoch * len(loader) + loader.step, True, x, y
+            yield epoch * len(loader) + loader.step, True, x.to(device), y.to(device)
 
 
 for step, completes, x, y in strict() if asked.strict else plain():

@@ -70,9 +70,9 @@ def break_exchange_once() -> None:
     strict_exchange.StrictExchange.finish = finish  # type: ignore[method-assign]
     ordinary = exchange.Exchange._finish
 
-    def finish_ordinary(self: exchange.Exchange, gradients: Any, found: Any) -> None:
+    def finish_ordinary(self: exchange.Exchange, *args: Any, **named: Any) -> None:
         kept = [(p, None if p.grad is None else p.grad.clone()) for p in self._parameters()]
-        ordinary(self, gradients, found)
+        ordinary(self, *args, **named)
         if not done and current().step >= STEP:
             done.append(True)
             for parameter, grad in kept:
@@ -118,11 +118,11 @@ def arm() -> None:
         case "commit" | "prepare" | "regroup":
             around(link.Link, "_on", when, lambda _self, message: message["do"] == what)
         case "write":
-            around(handover.Handover, "write", when, lambda *_: True)
+            around(handover.Handover, "write", when, lambda *_, **__: True)
         case "load":
-            around(handover.Handover, "load", when, lambda *_: True)
+            around(handover.Handover, "load", when, lambda *_, **__: True)
         case "restore":
-            around(state.State, "restore", when, lambda *_: True)
+            around(state.State, "restore", when, lambda *_, **__: True)
         case "exchange":
             around(strict_exchange.StrictExchange, "finish", when, late)
             around(exchange.Exchange, "end_backward", when, late)
