@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from coddl.runtime.worker.chunks import Chunks
+from coddl.runtime.worker.following import Following
 from coddl.runtime.worker.gradients import Gradients
 from coddl.runtime.worker.group import Group
 from coddl.runtime.worker.guard import rates_of
@@ -32,6 +33,7 @@ class Exchange:
         optimizers: Sequence[Optimizer],
         parameters: Callable[[], list[Tensor]],
         reduction: Reduction,
+        following: Following,
         lost: Callable[[int], None],
     ) -> None:
         self.slice = Slice(1, 1)  # of the pass under way
@@ -46,6 +48,7 @@ class Exchange:
         self._optimizers = optimizers
         self._parameters = parameters
         self._reduction = reduction
+        self._following = following
         self._lost = lost
         self._has_told_loss = False
         self.chunks: Chunks | None = None  # with micro_batch
@@ -195,6 +198,7 @@ class Exchange:
             weight=self.own_weight if kind == "gradients" else 0.0,
             value=float(self.slice.own),
             flags=flags,
+            buffers=self._following.changed(),
             buckets=used,
         )
 
@@ -213,6 +217,8 @@ class Exchange:
         total = sum(row.weight for row in trained)
         samples = self.slice.samples if self.in_pass else total
         factor = samples / total if self._reduction == "mean" and total else 1.0
+        if found[0].buffers and groups.train is not None:
+            self._following.follow(groups.train, found[0].buffers)
         gradients.put_back(1.0 if abs(factor - 1.0) < 1e-9 else factor)
         self.has_idle |= bool(trained) and len(trained) < len(found)
         if self.in_pass and not any(row.flags & BROKE for row in found):

@@ -166,7 +166,9 @@ class ElasticLoader:
     def _open_stream(self, *, again: bool = False) -> None:
         assert self._order is not None
         if self._inner is None:
-            self._inner = rebuilt(self._loader, self._sampler)
+            # Workers must have the same batches at the same time; alone, the order is free.
+            in_order = self._loader.in_order or len(self._cuts[-1].counts) > 1
+            self._inner = rebuilt(self._loader, self._sampler, in_order=in_order)
         generator = self._loader.generator
         if generator is None or (self._order.is_natural and not again):
             self._stream = iter(self._inner)
@@ -210,6 +212,8 @@ class ElasticLoader:
         cuts = [*(earlier for earlier in self._cuts if earlier.first < cut.first), cut]
         current = max(i for i, each in enumerate(cuts) if each.first <= self.total)
         self._cuts = cuts[current:]
+        if not self._loader.in_order:
+            self._inner = None
         if self._stream is not None and self._cuts_samples:
             self.reopen()
 
@@ -371,7 +375,9 @@ def is_cut_late(loader: "DataLoader[Any]") -> bool:
     return isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
 
 
-def rebuilt(loader: "DataLoader[Any]", batch_sampler: Iterable[Sequence[int]]) -> "DataLoader[Any]":
+def rebuilt(
+    loader: "DataLoader[Any]", batch_sampler: Iterable[Sequence[int]], *, in_order: bool = True
+) -> "DataLoader[Any]":
     """Make a DataLoader that is like another one but for the batches it is asked for."""
     return DataLoader(
         loader.dataset,
@@ -386,6 +392,7 @@ def rebuilt(loader: "DataLoader[Any]", batch_sampler: Iterable[Sequence[int]]) -
         persistent_workers=loader.persistent_workers,
         pin_memory_device=loader.pin_memory_device,
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
+        in_order=in_order,
     )
 
 

@@ -44,9 +44,9 @@ DOING: Final[dict[Kind, str]] = {
     "change": "was about to change the group",
 }
 VOTE, BROKE, STOP, STALE = 1, 2, 4, 8  # flags
-WORDS: Final = 28
+WORDS: Final = 29
 _BITS: Final = 62  # of a word, for buckets
-_FIRST_WORD: Final = 12
+_FIRST_WORD: Final = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class Row:
     value: float = 0.0
     flags: int = 0
     loader: int = 0
+    buffers: int = 0  # of the main worker, that forward has changed: a bit each
     buckets: frozenset[int] = field(default_factory=frozenset)
 
     def words(self) -> list[int]:
@@ -74,16 +75,17 @@ class Row:
             used[bucket // _BITS] |= 1 << bucket % _BITS
         about = [KINDS.index(self.kind), self.exchange, self.step, self.epoch, self.layout]
         about += [self.rates, self.order, self.applied, _bits(self.weight), _bits(self.value)]
-        return [*about, self.flags, self.loader, *used]
+        return [*about, self.flags, self.loader, self.buffers, *used]
 
     @classmethod
     def read(cls, words: Sequence[int], like: "Row", mine: Sequence[int]) -> "Row":
         """Read a row; what it has in common with this worker's own need not be looked at."""
         kind, exchange, step, epoch, layout, rates, order, applied = words[:8]
-        weight, value, flags, loader = words[8:_FIRST_WORD]
+        weight, value, flags, loader, buffers = words[8:_FIRST_WORD]
         used = like.buckets if words[_FIRST_WORD:] == mine[_FIRST_WORD:] else _buckets(words)
         about = (exchange, step, epoch, layout, rates, order, applied)
-        return cls(KINDS[kind], *about, _float(weight), _float(value), flags, loader, used)
+        more = (_float(weight), _float(value), flags, loader, buffers, used)
+        return cls(KINDS[kind], *about, *more)
 
 
 def _buckets(words: Sequence[int]) -> frozenset[int]:

@@ -27,6 +27,7 @@ from coddl.runtime.worker import randomness
 from coddl.runtime.worker.backward import Backward
 from coddl.runtime.worker.chunks import Chunks
 from coddl.runtime.worker.exchange import Exchange, Reduction
+from coddl.runtime.worker.following import Following
 from coddl.runtime.worker.gradients import signature_of
 from coddl.runtime.worker.guard import Guard
 from coddl.runtime.worker.handover import Handover
@@ -98,7 +99,12 @@ class Session:
         self._membership = Membership(link, self, handover, self.pulse)
         self.peers = Peers(self._membership, self.progress, self._catch_up, self.reject)
         self.exchange = Exchange(
-            self.peers, optimizers, self.parameters, settings.reduction, self._tell_lost
+            self.peers,
+            optimizers,
+            self.parameters,
+            settings.reduction,
+            Following(models),
+            self._tell_lost,
         )
         self._backward = Backward(self.exchange)
         self.rehearsal = Rehearsal(self.parameters, self.state.buffers)
