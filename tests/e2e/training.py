@@ -20,7 +20,7 @@ class Work:
         self.job = pool.submit(*words, name=name, **fields)
 
     def pace(self, pace_s: float) -> None:
-        """Have each pass take so long from now on."""
+        """Have each sample take that long from now on."""
         draft = self._pace.with_suffix(".draft")
         draft.write_text(str(pace_s))
         draft.replace(self._pace)

@@ -251,6 +251,11 @@ def _two_owners() -> None:
     _prepared(model, *(torch.optim.SGD(model.parameters(), 0.1) for _ in range(2)))
 
 
+def _twice() -> None:
+    for _ in range(2):
+        _prepared()
+
+
 def _distributed() -> None:
     sampler = DistributedSampler(numbers(), num_replicas=2, rank=0)  # type: ignore[var-annotated]
     _with(network(), loader=DataLoader(numbers(), 16, sampler=sampler))
@@ -277,7 +282,7 @@ MISTAKES: dict[str, tuple[Callable[[], None], str]] = {
     "an update in backward": (_updated_in_backward, "inside backward()"),
     "a parameter with two owners": (_two_owners, "belongs to two optimizers"),
     "a distributed sampler": (_distributed, "DistributedSampler"),
-    "twice": (lambda: (_prepared(), _prepared())[0], "called twice"),
+    "twice": (_twice, "called twice"),
     "epochs before prepare": (lambda: (coddl.epochs(3), None)[1], "too early"),
 }
 

@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
 import coddl  # noqa: E402
 from coddl.runtime.errors import TrainingError  # noqa: E402
 from coddl.runtime.worker import prepare as module  # noqa: E402
+from coddl.runtime.worker.strict.session import StrictSession  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def test_only_what_is_trained_counts_as_exchanged() -> None:
     coddl.prepare(
         model, torch.optim.SGD(model.parameters(), 0.1), numbers(), global_batch=16, strict=True
     )
-    assert module._session is not None
+    assert isinstance(module._session, StrictSession)
     assert module._session._exchange.gradient_bytes() == [4 * 4, 4]  # weights and bias, in bytes
 
 
@@ -201,7 +202,8 @@ def test_a_gradient_that_a_later_loss_leaves_behind_is_not_counted() -> None:
             b.zero_grad()
             F.mse_loss(other(x), y).backward()
             b.step()
-        return model.weight
+        weight: Tensor = model.weight
+        return weight
 
     assert torch.equal(trained(pollute=True), trained(pollute=False))
 
@@ -290,7 +292,7 @@ def _empty() -> Any:
     return optimizer
 
 
-def _started(**changes: Any) -> tuple[nn.Linear, Any, Any]:
+def _started(**changes: Any) -> Any:
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return coddl.prepare(

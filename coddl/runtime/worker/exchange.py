@@ -5,11 +5,13 @@ script says. When a worker dies, the others send again and the mean is over what
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker.chunks import Chunks
 from coddl.runtime.worker.following import Following
 from coddl.runtime.worker.gradients import Gradients
@@ -32,8 +34,10 @@ class Exchange:
         peers: Peers,
         optimizers: Sequence[Optimizer],
         parameters: Callable[[], list[Tensor]],
+        *,
         reduction: Reduction,
         following: Following,
+        waiting: Callable[[], AbstractContextManager[None]],
         lost: Callable[[int], None],
     ) -> None:
         self.slice = Slice(1, 1)  # of the pass under way
@@ -49,6 +53,7 @@ class Exchange:
         self._parameters = parameters
         self._reduction = reduction
         self._following = following
+        self._waiting = waiting  # around what is waiting for others
         self._lost = lost
         self._has_told_loss = False
         self.chunks: Chunks | None = None  # with micro_batch
@@ -150,12 +155,23 @@ class Exchange:
                 self._told = self._peers.begin_compare(self._row("gradients", gradients.plan))
             self._finish(gradients, groups, self._peers.end_compare(groups, self._told))
 
-        self._peers.together(exchange, alone=self._alone, missed=lambda: None)
+        with self._waiting():
+            self._peers.together(exchange, alone=self._alone, missed=lambda: None)
         for parameter, base in self._bases:
             parameter.grad = base if parameter.grad is None else parameter.grad.add_(base)
         self._bases = []
         self.number += 1
         self.weight = None
+
+    def check_update(self) -> None:
+        """Raise if an optimizer is about to use gradients that were not exchanged."""
+        if self.in_pass and self._gradients is not None and self._gradients.is_stray:
+            raise TrainingError(
+                "an update would be made with the gradients of one worker",
+                "backward() ran without an exchange: inside coddl.no_sync(), or through a name "
+                "for torch.autograd.backward that was imported before coddl.prepare",
+                "loss.backward(), outside coddl.no_sync() the last time before optimizer.step()",
+            )
 
     def _alone(self) -> None:
         """Have nobody left to exchange with: this worker's part is all there is."""

@@ -89,6 +89,8 @@ class Gradients:
         self._next = 0  # of them
         self._number = 0
         self._scale = 1.0
+        self.is_stray = False  # gradients came without an exchange around them
+        self._is_expecting = False
         self._armed = False
         self._overlaps = True
         self._problem: Exception | None = None
@@ -107,6 +109,7 @@ class Gradients:
         self._planned = [self._buckets[i] for i in sorted(self.plan)]
         self._next, self._scale, self._problem = 0, scale, None
         self.got = set()
+        self._is_expecting, self.is_stray = True, False
         self._armed = self._overlaps and overlap
         for bucket in self._buckets:
             bucket.missing, bucket.work = len(bucket.parameters), None
@@ -122,6 +125,7 @@ class Gradients:
     def _on_gradient(self, parameter: Tensor) -> None:
         """Take note of a gradient that is complete; send the buckets that are full now."""
         bucket = self._bucket_of[id(parameter)]
+        self.is_stray |= not self._is_expecting
         if id(parameter) in self.got or not self._armed:
             self.got.add(id(parameter))
             return
@@ -142,7 +146,7 @@ class Gradients:
 
     def end(self) -> None:
         """Stop sending early; raises what is wrong with the gradients themselves."""
-        self._armed = False
+        self._armed = self._is_expecting = False
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 if parameter.grad is not None and parameter.grad.is_sparse:

@@ -107,7 +107,10 @@ class Rounds:
         if not loader.is_open and loader.takes_up():
             loader.open(loader.streams, keep=True)  # its iterator was made in the rehearsal
         if loader is not self._primary:
-            return self._first_batch(loader) if loader.is_fresh else loader.fetch()
+            batch = self._first_batch(loader) if loader.is_fresh else loader.fetch()
+            if self.counts_steps:
+                session.exchange.slice = loader.slice  # what the next backward is about
+            return batch
         if (chunks := session.exchange.chunks) is not None and chunks.is_partial:
             return chunks.take()
         session.boundary(may_change=not loader.is_last)

@@ -40,7 +40,7 @@ from coddl.runtime.worker.peers import Peers, Progress
 from coddl.runtime.worker.pulse import GpuClock, Pulse
 from coddl.runtime.worker.rehearsal import Rehearsal
 from coddl.runtime.worker.rounds import Rounds
-from coddl.runtime.worker.state import Home, State
+from coddl.runtime.worker.state import Home, State, parameters_of
 from coddl.runtime.worker.values import Values
 
 LOADERS_MAX: Final = 4  # whose positions are compared when a group is formed
@@ -102,16 +102,17 @@ class Session:
             self.peers,
             optimizers,
             self.parameters,
-            settings.reduction,
-            Following(models),
-            self._tell_lost,
+            reduction=settings.reduction,
+            following=Following(models),
+            waiting=self._exchanging,
+            lost=self._tell_lost,
         )
         self._backward = Backward(self.exchange)
         self.rehearsal = Rehearsal(self.parameters, self.state.buffers)
         self._clock = GpuClock(self._device)
         self._cut = Cut(0, 0, (1,))
         self.rounds = Rounds(self)
-        self._updates = 0  # of this pass
+        self._updates: set[int] = set()  # optimizers that have made one in this pass
         self._optimized = 0  # parameters that the optimizers have
         self._all: list[Tensor] = []
         self._is_rigid = False  # no other worker could follow where this one is
@@ -237,7 +238,7 @@ class Session:
     def begin_pass(self, of: Slice, weight: float | None) -> None:
         """Begin a pass with this worker's slice of a batch."""
         self.exchange.begin_pass(of, weight)
-        self._updates = 0
+        self._updates = set()
         self.peers.agreed = False
         self._compute_since_ns = time.monotonic_ns()
         if self._membership.size > 1:
@@ -300,6 +301,7 @@ class Session:
         try:
             if not self.rehearsal.is_running:
                 self._guard.check_update()
+                self.exchange.check_update()
         except TrainingError as error:
             self.reject(error)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
@@ -317,7 +319,7 @@ class Session:
     def _after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self.rehearsal.after_update(optimizer)
         if not self.rehearsal.is_running:
-            self._updates += 1
+            self._updates.add(id(optimizer))
             self.progress.updates += 1
 
     def mean(self, value: float | Tensor) -> float:
@@ -343,6 +345,11 @@ class Session:
             yield
         finally:
             self.exchange.synchronises = before
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        with self.pulse.timed("exchange"), self._waiting():
+            yield
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -435,6 +442,11 @@ class Session:
         self.values.take(held["values"])
         randomness.restore(held["streams"])
         self._guard.take(held["rates"], is_saved=is_saved)
+
+    def pending(self) -> list[Tensor]:
+        """Give the parameters whose gradients wait for a later update of their optimizer."""
+        waiting = [o for o in self._optimizers if id(o) not in self._updates]
+        return [p for o in waiting for p in parameters_of(o) if p.grad is not None]
 
     def catch_up(self, held: Tree) -> None:
         """Have made as many updates as another worker."""

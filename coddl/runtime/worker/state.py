@@ -24,6 +24,9 @@ class Trained(Protocol):
     def resume(self, held: Tree, *, is_saved: bool) -> None:
         """Stand there; `is_saved`: a job goes on that had ended."""
 
+    def pending(self) -> list[Tensor]:
+        """Give the parameters whose gradients wait for a later update."""
+
     def catch_up(self, held: Tree) -> None:
         """Have made as many updates; stay where it is otherwise."""
 
@@ -64,6 +67,7 @@ class State:
             "parameters": [p.detach() for p in self.parameters()],
             "trains": [p.requires_grad for p in self.parameters()],
             "buffers": [b.detach() for b in self.buffers()],
+            "gradients": self._gradients(),
             "groups": self._groups(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "tracked": self._unclaimed
@@ -94,6 +98,8 @@ class State:
             self._trained.catch_up(tree["progress"])
         else:
             # Last: what is tracked may contain the model, whose values it has just set once more.
+            for number, gradient in tree["gradients"]:
+                self.parameters()[number].grad = kept(gradient, home)
             held = kept(tree["progress"], lambda tensor: tensor.device)
             self._trained.resume(held, is_saved=is_saved)
 
@@ -101,6 +107,14 @@ class State:
         """Be as new: this worker's own initial weights turn out to be what counts."""
         for optimizer in self._optimizers if self.has_rehearsed else ():
             optimizer.state.clear()
+
+    def _gradients(self) -> list[list[Any]]:
+        """Give the gradients that wait for a later update, with the numbers of parameters."""
+        pending = {id(p) for p in self._trained.pending()}
+        numbered = enumerate(self.parameters()) if pending else ()
+        return [
+            [n, p.grad.detach()] for n, p in numbered if id(p) in pending and p.grad is not None
+        ]
 
     def _groups(self) -> list[list[list[int]]]:
         """Give the groups of each optimizer, as numbers of parameters."""

@@ -7,7 +7,7 @@ its virtual node: a sample lost, used twice or at another step shows in them.
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pacing
 import saboteur
@@ -63,7 +63,9 @@ if asked.strict:
     )
 else:
     optimizer = torch.optim.SGD(account.parameters(), lr=float(BATCH))  # undoes the mean
-    data: Any = DataLoader(Numbers(), BATCH, shuffle=True, num_workers=asked.loader_workers)
+    data: Any = DataLoader(
+        cast(Any, Numbers()), BATCH, shuffle=True, num_workers=asked.loader_workers
+    )
     loader = coddl.prepare(account, optimizer, data)[-1]
 
 

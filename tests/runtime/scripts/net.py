@@ -75,8 +75,8 @@ for step, completes, x, y in strict() if asked.strict else plain():
     shown = coddl.mean(loss)
     if asked.trace and completes and coddl.is_main():
         rate = schedule.get_last_lr()[0]
-        norm = float(batches.grad_norm if asked.strict else norm)
-        print(f"trace {step} {shown!r} {rate!r} {norm!r}", flush=True)
+        number = float(batches.grad_norm if norm is None else norm)
+        print(f"trace {step} {shown!r} {rate!r} {number!r}", flush=True)
 
 digest = hashlib.sha256()
 for state in (net.state_dict(), average.state_dict()):

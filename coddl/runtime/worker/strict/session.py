@@ -405,6 +405,9 @@ class StrictSession:
         self.step = held["step"]
         self._buffers.agree(held["live"])
 
+    def pending(self) -> list[Tensor]:
+        return []  # all updates are made together
+
     def catch_up(self, held: Tree) -> None:
         self.resume(held, is_saved=False)
 
