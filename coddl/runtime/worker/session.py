@@ -117,10 +117,10 @@ class Session:
         self._all: list[Tensor] = []
         self._is_rigid = False  # no other worker could follow where this one is
         self._compute_since_ns = 0
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(self._before_update)
-            optimizer.register_step_post_hook(self._after_update)
         if link is not None:
+            for optimizer in optimizers:
+                optimizer.register_step_pre_hook(self._before_update)
+                optimizer.register_step_post_hook(self._after_update)
             handover.open_ahead()
 
     # -- facts
@@ -146,6 +146,11 @@ class Session:
         if count != self._optimized:  # the script may have added some
             self._optimized, self._all = count, self.state.parameters()
         return [p for p in self._all if p.requires_grad]
+
+    @property
+    def is_untouched(self) -> bool:
+        """Tell whether nothing can ever happen to this training: it runs as the plain script."""
+        return self._link is None and self.exchange.chunks is None
 
     @property
     def is_led(self) -> bool:
@@ -453,11 +458,8 @@ class Session:
         self.progress.updates = held["updates"]
 
     def _described(self) -> Meta:
-        return {
-            "step": self.step,
-            "epoch": self.progress.epoch,
-            "global_batch": self.settings.global_batch,
-        }
+        batch = self.settings.global_batch
+        return {"step": self.step, "epoch": self.progress.epoch, "global_batch": batch}
 
     # -- telling
 
