@@ -79,15 +79,20 @@ ANSWERS: dict[str, tuple[Message, Message]] = {
 }
 
 
+def bound(taken: socket.socket) -> tuple[str, int]:
+    """Give an address that nobody listens on, and nobody else can take meanwhile."""
+    taken.bind(("127.0.0.1", 0))
+    host, port = taken.getsockname()
+    return host, port
+
+
 @pytest.mark.parametrize(("request_", "answer"), ANSWERS.values(), ids=ANSWERS.keys())
 def test_what_a_dead_node_was_asked_is_answered(
     request_: Message, answer: Message, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "CONNECT_WITHIN_S", 0.3)
     monkeypatch.setattr(remote, "AGAIN_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
-    with contextlib.closing(Lead(address)) as lead:
+    with socket.socket() as taken, contextlib.closing(Lead(bound(taken))) as lead:
         lead.station.do(request_)
         word = lead.wait(**{"kind": answer["is"], **{k: answer[k] for k in answer if k != "is"}})
         assert "node-b at 127.0.0.1 can't be reached: ECONNREFUSED" in word["because"]

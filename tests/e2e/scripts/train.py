@@ -26,7 +26,8 @@ options.add_argument("--diary", type=Path, help="a file for every step that was 
 options.add_argument("--result", type=Path)
 asked = options.parse_args()
 
-print(f"rank {os.environ.get('RANK', '0')} of job {os.environ.get('CODDL_JOB_ID', 'none')}")
+number, job = os.environ.get("CODDL_WORKER", "0"), os.environ.get("CODDL_JOB_ID", "none")
+print(f"worker {number} of job {job}, rank {os.environ.get('RANK')}")
 torch.set_num_threads(1)
 torch.manual_seed(1)
 samples = asked.global_batch * EPOCH_STEPS
