@@ -153,6 +153,7 @@ class Exchange:
                 gradients.end()
                 gradients.got = mine.got
                 self._told = self._peers.begin_compare(self._row("gradients", gradients.plan))
+            gradients.send_planned()  # before rows are waited for: both travel at once
             self._finish(gradients, groups, self._peers.end_compare(groups, self._told))
 
         with self._waiting():
@@ -195,6 +196,7 @@ class Exchange:
             parameter.grad = None
         self._gradients.begin(self.number if self.in_pass else 0, 0.0)
         self._gradients.end()
+        self._gradients.send_planned()
         self._finish(self._gradients, groups, found, idle=flags | IDLE)
         for parameter, grad in kept:
             parameter.grad = grad

@@ -170,13 +170,17 @@ class Gradients:
         """Tell whether something that was sent has changed since: backward came by again."""
         return any(b.work is not None and b.has_changed() for b in self._planned[: self._next])
 
+    def send_planned(self) -> None:
+        """Send what was planned and is still here; the last bucket says whether that suffices."""
+        deviates = self.is_stale or not self.used <= self.plan
+        for bucket in self._planned[self._next :]:
+            self._send(bucket, deviates=deviates and bucket is self._planned[-1])
+        self._next = len(self._planned)
+
     def sum_planned(self) -> bool:
         """Complete the sums that were planned; tells whether more is needed. Raises `Broken`."""
         if not self._planned:
             return True
-        deviates = self.is_stale or not self.used <= self.plan
-        for bucket in self._planned[self._next :]:
-            self._send(bucket, deviates=deviates and bucket is self._planned[-1])
         self._wait(self._planned)
         return bool(self._planned[-1].present[-1] > 0)
 
