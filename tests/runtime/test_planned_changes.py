@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coddl.runtime.errors import TrainingError
-from tests.runtime.elastic import PATIENCE_S, Elastic, line_of
+from tests.runtime.elastic import PATIENCE_S, Elastic, alone, line_of
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -74,6 +74,7 @@ DIFFERENT = {
     "a split that is not seeded": ("unseeded", "trains something else"),
     "accumulation by a counter of its own": ("own-counter", "different numbers of updates"),
     "weights that are touched on one worker": ("touched", "weights have grown apart"),
+    "a backward that is not exchanged": ("stray", "gradients of one worker"),
 }
 
 
@@ -90,6 +91,19 @@ def test_workers_that_train_different_things_are_told_apart(
         assert told["try"]
         if told["is"] == "error":
             assert job.end() == 2
+
+
+@pytest.mark.parametrize("how", ["steps", "optimizers that take turns"])
+def test_what_is_no_plain_pass_is_resized_too(tmp_path: Path, how: str) -> None:
+    def weights(printed: str) -> list[float]:
+        return [float(word) for word in line_of(printed, "weights").split()[1:]]
+
+    lone = weights(alone("pending.py", how))
+    with Elastic(tmp_path, "pending.py", how, workers=1) as job:
+        for step, size in ((3, 3), (12, 2), (20, 3)):
+            job.wait_step(step)
+            job.ask("resize", workers=size)
+        assert weights(job.finish()) == pytest.approx(lone, abs=1e-5)
 
 
 def test_a_loop_over_range_says_that_it_cannot_be_resized(tmp_path: Path) -> None:

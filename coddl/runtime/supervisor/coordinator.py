@@ -18,7 +18,7 @@ attempt at a new group is a *generation*, numbered, and the newest target always
   is never cancelled by a target; the next generation begins once the last worker has swapped.
 - A lone change starts at once. Only after joiners were stopped unused do new starts wait, ever
   longer while the storm lasts; the newest target at that time counts. Shrinking never waits.
-- After a loss, those who have the state regroup; if nobody surely has it, those who may. They
+- After a loss, workers that have the state regroup; if none surely has it, those that may. They
   compare how far they are, so a word under way when a peer died costs nothing. `Regroup` revokes
   whatever was prepared or committed before it.
 - Stale and repeated words die by worker and generation number. (C6)

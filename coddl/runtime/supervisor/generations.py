@@ -106,7 +106,7 @@ class Found:
     survivors: tuple[Survivor, ...]
     generation: int
     newest_worker: int
-    parts: int | None  # None: nobody has said
+    parts: int | None  # None: not known
     workers_max: int | None = None
 
 

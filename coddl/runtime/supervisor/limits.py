@@ -51,7 +51,7 @@ class Limits:
             return
         supervisor.tell({"is": "memory", "workers_min": least, "because": fitting.because})
         if supervisor.is_hosted:
-            supervisor.stop(RETIRED)  # whoever hosts it gives it more
+            supervisor.stop(RETIRED)  # the host gives it more
         elif standing.target is not None and standing.target < least:
             supervisor.set_workers(max(least, fitting.size))
 

@@ -20,7 +20,7 @@ from coddl.runtime.worker.guard import rates_of
 from coddl.runtime.worker.link import Groups
 from coddl.runtime.worker.loader import Slice
 from coddl.runtime.worker.peers import Peers, Told
-from coddl.runtime.worker.rows import BROKE, STALE, Row
+from coddl.runtime.worker.rows import BROKE, STALE, PeerRow
 
 Reduction = Literal["mean", "sum"]
 IDLE = 1 << 30  # beside the flags of rows: this worker has nothing to give
@@ -175,7 +175,7 @@ class Exchange:
             )
 
     def _alone(self) -> None:
-        """Have nobody left to exchange with: this worker's part is all there is."""
+        """Complete an exchange as the only worker left: its own part is all there is."""
         self._tell_loss(self.slice.own)
 
     def _skip(self) -> None:
@@ -187,7 +187,7 @@ class Exchange:
         self._peers.together(skip, alone=lambda: None, missed=lambda: None)
         self.number += 1
 
-    def take_part(self, groups: Groups, found: Sequence[Row], flags: int = 0) -> None:
+    def take_part(self, groups: Groups, found: Sequence[PeerRow], flags: int = 0) -> None:
         """Take part in the others' exchange with nothing to give."""
         assert self._gradients is not None
         kept = [(p, p.grad) for p in self._parameters()]
@@ -201,10 +201,12 @@ class Exchange:
         for parameter, grad in kept:
             parameter.grad = grad
 
-    def _row(self, kind: Literal["gradients", "skip"], used: frozenset[int], flags: int = 0) -> Row:
+    def _row(
+        self, kind: Literal["gradients", "skip"], used: frozenset[int], flags: int = 0
+    ) -> PeerRow:
         assert self._gradients is not None
         about = self._peers.row(kind)
-        return Row(
+        return PeerRow(
             kind,
             about.exchange,
             about.step,
@@ -221,7 +223,7 @@ class Exchange:
         )
 
     def _finish(
-        self, gradients: Gradients, groups: Groups, found: Sequence[Row], idle: int = 0
+        self, gradients: Gradients, groups: Groups, found: Sequence[PeerRow], idle: int = 0
     ) -> None:
         """Complete the exchange that `found` has begun."""
         trained = [row for row in found if row.kind == "gradients"]

@@ -64,7 +64,7 @@ class Bucket:
         )
 
     def put_back(self, factor: float, got: set[int]) -> None:
-        """Make the sum, times the factor, the parameters' `.grad`; what nobody has stays."""
+        """Set `.grad` to the sum times the factor, where any worker has a gradient."""
         if factor != 1.0:
             self.flat.mul_(factor)
         mine = [id(p) in got for p in self.parameters]

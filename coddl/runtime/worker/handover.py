@@ -118,7 +118,7 @@ class Handover:
         """Bring everybody in the group to the most advanced member's state.
 
         If nobody has state, it comes from the image; if there is none, rank 0's initial weights
-        are everybody's. Gives how many batches of each loader somebody has been handed.
+        are everybody's. Gives how many batches each loader has handed out on any worker.
         """
         self.boundary_s = 0.0
         if group is None:

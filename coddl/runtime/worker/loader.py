@@ -98,7 +98,7 @@ class ElasticLoader:
         return self._batches()
 
     def _untouched(self, stream: Iterator[Item]) -> Iterator[Item]:
-        """Give the batches of a script that nobody supervises: as they are."""
+        """Give the batches of a script without a supervisor, as they are."""
         peers = self._session.peers
         for batch in stream:
             self.at += 1

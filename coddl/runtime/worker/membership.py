@@ -53,7 +53,7 @@ class Work(Protocol):
         """Be given the state of a worker that has completed what failed here."""
 
     def own(self, rank: int, counts: Sequence[int], groups: Groups, handed: Sequence[int]) -> None:
-        """Take over a rank's part of the batches that nobody has been handed; exchange there."""
+        """Take over a rank's part of the batches that no worker has been handed; exchange there."""
 
     def signature(self) -> int:
         """Tell layouts of parameters apart."""

@@ -1,6 +1,6 @@
 """Makes objects of the script act only when they are allowed to: schedulers, EMAs, scalers.
 
-They stay the objects they are: whoever knows them finds them as they were.
+They stay the same objects, so references to them in the script stay valid.
 """
 
 import copyreg

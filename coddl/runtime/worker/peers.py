@@ -20,7 +20,7 @@ from coddl.runtime.worker.group import Broken
 from coddl.runtime.worker.image import Tree
 from coddl.runtime.worker.link import Groups
 from coddl.runtime.worker.membership import Membership
-from coddl.runtime.worker.rows import BROKE, STOP, VOTE, Kind, Row
+from coddl.runtime.worker.rows import BROKE, STOP, VOTE, Kind, PeerRow
 from coddl.runtime.worker.state import Home
 
 T = TypeVar("T")
@@ -30,13 +30,13 @@ T = TypeVar("T")
 class Told:
     """A row on its way to the others."""
 
-    row: Row
+    row: PeerRow
     everybody: Tensor  # where theirs arrive
     work: Work
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingProgress:
     """Where a worker is in the training."""
 
     step: int = 0  # passes that have ended
@@ -51,7 +51,7 @@ class Peers:
     def __init__(
         self,
         membership: Membership,
-        progress: Progress,
+        progress: TrainingProgress,
         catch_up: Callable[[], None],
         reject: Callable[[TrainingError], NoReturn],
     ) -> None:
@@ -104,12 +104,12 @@ class Peers:
             self._progress.collective += 1
             return result
 
-    def row(self, kind: Kind, **fields: float) -> Row:
+    def row(self, kind: Kind, **fields: float) -> PeerRow:
         """Begin this worker's row."""
         at = self._progress
-        return Row(kind, at.collective, at.step, at.epoch, **fields)  # type: ignore[arg-type]
+        return PeerRow(kind, at.collective, at.step, at.epoch, **fields)  # type: ignore[arg-type]
 
-    def begin_compare(self, row: Row) -> Told | None:
+    def begin_compare(self, row: PeerRow) -> Told | None:
         """Begin to tell the others a row; None where the group does not let it."""
         if self.stop_asked:
             row = replace(row, flags=row.flags | STOP)
@@ -121,13 +121,13 @@ class Peers:
         try:
             return Told(row, *rows.begin_gather(talk, row))
         except Broken:
-            return None  # whoever waits for it finds out
+            return None  # found out where it is waited for
 
-    def compare(self, groups: Groups, row: Row) -> list[Row]:
+    def compare(self, groups: Groups, row: PeerRow) -> list[PeerRow]:
         """Gather everybody's row, and learn from them; ends the job if they don't fit."""
         return self.end_compare(groups, self.begin_compare(row))
 
-    def end_compare(self, groups: Groups, told: Told | None) -> list[Row]:
+    def end_compare(self, groups: Groups, told: Told | None) -> list[PeerRow]:
         """Gather everybody's row after this worker's was sent."""
         if told is None or groups.talk is None:
             raise Broken("the row could not be sent")

@@ -50,7 +50,7 @@ _FIRST_WORD: Final = 13
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PeerRow:
     """One worker's word on an exchange."""
 
     kind: Kind
@@ -78,7 +78,7 @@ class Row:
         return [*about, self.flags, self.loader, self.buffers, *used]
 
     @classmethod
-    def read(cls, words: Sequence[int], like: "Row", mine: Sequence[int]) -> "Row":
+    def read(cls, words: Sequence[int], like: "PeerRow", mine: Sequence[int]) -> "PeerRow":
         """Read a row; what it has in common with this worker's own need not be looked at."""
         kind, exchange, step, epoch, layout, rates, order, applied = words[:8]
         weight, value, flags, loader, buffers = words[8:_FIRST_WORD]
@@ -106,20 +106,20 @@ def _float(bits: int) -> float:
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
-def begin_gather(group: Group, row: Row) -> tuple[Tensor, Work]:
+def begin_gather(group: Group, row: PeerRow) -> tuple[Tensor, Work]:
     """Begin to collect everybody's row; raises `Broken`."""
     everybody = torch.empty(group.world * WORDS, dtype=torch.int64)
     return everybody, group.all_gather(everybody, torch.tensor(row.words(), dtype=torch.int64))
 
 
-def end_gather(group: Group, row: Row, everybody: Tensor, work: Work) -> list[Row]:
+def end_gather(group: Group, row: PeerRow, everybody: Tensor, work: Work) -> list[PeerRow]:
     """Give everybody's row, by rank; raises `Broken`."""
     group.finish(work)
     found = everybody.view(group.world, WORDS).tolist()
-    return [Row.read(words, row, found[group.rank]) for words in found]
+    return [PeerRow.read(words, row, found[group.rank]) for words in found]
 
 
-def check(rows: Sequence[Row], members: Sequence[int]) -> None:
+def check(rows: Sequence[PeerRow], members: Sequence[int]) -> None:
     """Raise if workers don't do the same thing, at the same place, with the same settings."""
     what = "workers no longer do the same thing"
     # One that has left its loop early says so, and one that skips a batch: the others go on.
@@ -165,7 +165,7 @@ DIFFERENCES: Final = (
 )
 
 
-def _told(rows: Iterable[Row], members: Sequence[int]) -> str:
+def _told(rows: Iterable[PeerRow], members: Sequence[int]) -> str:
     return "; ".join(
         f"worker {worker} {DOING[row.kind]} in epoch {row.epoch}, step {row.step}"
         + (f", exchange {row.exchange}" if row.kind == "gradients" else "")

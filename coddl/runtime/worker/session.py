@@ -36,7 +36,7 @@ from coddl.runtime.worker.link import Groups, Link, reject
 from coddl.runtime.worker.loader import Cut, ElasticLoader, Item, Slice
 from coddl.runtime.worker.membership import Membership, share_cores
 from coddl.runtime.worker.numbers import number_of
-from coddl.runtime.worker.peers import Peers, Progress
+from coddl.runtime.worker.peers import Peers, TrainingProgress
 from coddl.runtime.worker.pulse import GpuClock, Pulse
 from coddl.runtime.worker.rehearsal import Rehearsal
 from coddl.runtime.worker.rounds import Rounds
@@ -74,7 +74,7 @@ class Session:
         link: Link | None,
     ) -> None:
         self.settings = settings
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self.steps: int | None = None  # of the whole training, if that is known
         self.until: int | None = None  # the number of the epoch or step that ends it
         self.loaders: list[ElasticLoader] = []
@@ -404,7 +404,7 @@ class Session:
             self.state.restore(tree, home, progress=False)
 
     def own(self, rank: int, counts: Sequence[int], groups: Groups, handed: Sequence[int]) -> None:
-        """Take over a rank's slices, from the batches on that nobody has been given yet."""
+        """Take over a rank's slices, from the batches on that no worker has been given yet."""
         was_alone = self._membership_size == 1
         self._membership_size = len(counts)
         self._cut = Cut(0, rank, tuple(counts))
@@ -492,7 +492,7 @@ class Session:
         reject(self._link, error)
 
     def report(self, metrics: dict[str, float]) -> None:
-        """Send numbers to whoever watches the job; JSON knows no infinity."""
+        """Send numbers to the job's status; JSON knows no infinity."""
         if self._link is not None:
             known = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
             self._link.tell("metrics", values=known)

@@ -1,0 +1,55 @@
+"""Trainings in which a pass is not simply one batch and one update. Prints the weights."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pacing
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import coddl
+
+how = sys.argv[1]
+torch.manual_seed(0)
+x = torch.randn(320, 8)
+loader: Any = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=32, shuffle=True)
+first: Any = nn.Linear(8, 1)
+second: Any = nn.Linear(8, 1)
+optimizers: Any = [torch.optim.SGD(m.parameters(), lr=0.02) for m in (first, second)]
+first, second, *optimizers, loader = coddl.prepare(first, second, *optimizers, loader)
+
+
+def cycle() -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def loss_of(batch: Any) -> torch.Tensor:
+    inputs, targets = batch
+    mse = nn.functional.mse_loss
+    return mse(first(inputs), targets) + mse(second(inputs), targets)
+
+
+if how == "steps":
+    batches = cycle()
+    for _ in coddl.steps(60):
+        loss_of(next(batches)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        pacing.rest(0.02)
+else:  # one optimizer steps in every pass, the other in every second one
+    for _ in coddl.epochs(6):
+        for number, batch in coddl.enumerate(loader):
+            loss_of(batch).backward()
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+            if number % 2:
+                optimizers[1].step()
+                optimizers[1].zero_grad()
+            pacing.rest(0.02)
+if coddl.is_main():
+    both = [*first.parameters(), *second.parameters()]
+    print("weights", *(f"{w:.9e}" for p in both for w in p.flatten().tolist()))
