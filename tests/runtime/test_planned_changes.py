@@ -139,6 +139,13 @@ def test_a_rehearsal_is_silent_and_runs_the_end_of_an_epoch(tmp_path: Path) -> N
     assert len(epochs) == len(set(epochs)), "a joiner's rehearsal was heard"
 
 
+def test_numbers_are_put_together_after_the_loop_while_others_are_there(tmp_path: Path) -> None:
+    with Elastic(tmp_path, "leaving.py", "late-sum", workers=2) as job:
+        printed = job.finish()
+    assert printed.count("sum 2.0") == 2
+    assert line_of(printed, "late") == "late 1.0"
+
+
 def test_evaluation_may_take_longer_than_the_watchdog(tmp_path: Path) -> None:
     assert PATIENCE_S > 10
     with Elastic(tmp_path, "leaving.py", "long-evaluation", workers=2, watchdog_s=2.0) as job:

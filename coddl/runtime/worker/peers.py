@@ -59,6 +59,7 @@ class Peers:
         self.stopping = False  # the training ends, on all workers
         self.leaving = False  # a worker has left its loop early: so do all
         self.stop_asked = False  # by this worker
+        self.is_over = False  # the loops have ended; workers may still compare results
         self.missed: tuple[Tree, Home] | None = None  # the state of a peer that was ahead
         self._is_behind = False
         self._membership = membership
@@ -89,7 +90,8 @@ class Peers:
         """
         self._catch_up()
         while True:
-            self._membership.attend()
+            if not self.is_over:
+                self._membership.attend()
             if self._is_behind:
                 self._is_behind = False
                 result = missed()
@@ -99,6 +101,8 @@ class Peers:
                 try:
                     result = run(groups)
                 except Broken as failure:
+                    if self.is_over:  # the others have ended: no group is built any more
+                        return alone()
                     self._membership.broke(failure)
                     continue
             self._progress.collective += 1

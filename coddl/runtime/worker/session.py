@@ -208,7 +208,7 @@ class Session:
             self.stop()  # the script has left its loops early: that ends the training for all
         self.rounds.settle()
         self.end_pass(may_change=False)
-        self.has_ended = True
+        self.has_ended = self.peers.is_over = True
         self._backward.install(False)
         for loader in self.loaders:
             loader.close()

@@ -75,4 +75,9 @@ def train(epochs: Iterable[int]) -> None:
 
 
 train(range(EPOCHS) if how == "range" else coddl.epochs(EPOCHS))
+if how == "late-sum":
+    print("sum", coddl.sum(1.0), flush=True)
+    if coddl.is_main():
+        time.sleep(2)  # the others have ended meanwhile
+        print("late", coddl.sum(1.0), flush=True)
 print("end", repr(model[0].weight.double().sum().item()))
