@@ -53,6 +53,18 @@ def test_strict_traces_are_equal_to_the_last_digit(tmp_path: Path) -> None:
             assert trace(job.finish()) == lone
 
 
+@pytest.mark.parametrize("mode", ["--exact", "--strict"])  # the latter with BatchNorm's buffers
+def test_a_tracked_object_may_contain_the_model(tmp_path: Path, mode: str) -> None:
+    args = (mode, "--track-model", "--epochs", "4")
+    lone = alone("net.py", *args)
+    with Elastic(tmp_path, "net.py", *args, "--pace-s", "0.02", workers=1) as job:
+        job.wait_step(3)
+        job.ask("resize", workers=2)
+        printed = job.finish()
+    assert not any(event["is"] == "problem" for event in job.events), job.story()
+    assert weights(printed) == pytest.approx(weights(lone), abs=5e-3)
+
+
 def test_loader_processes_hand_out_the_same_samples_through_resizes(tmp_path: Path) -> None:
     (tmp_path / "lone").mkdir()
     with Elastic(tmp_path / "lone", "ledger.py", "--strict", "--pace-s", "0") as job:

@@ -22,6 +22,7 @@ options.add_argument("--micro-batch", type=int, default=8)
 options.add_argument("--loader-workers", type=int, default=0)
 options.add_argument("--exact", action="store_true", help="nothing depends on the slice")
 options.add_argument("--trace", action="store_true")
+options.add_argument("--track-model", action="store_true", help="in an object that contains it")
 asked = options.parse_args()
 
 saboteur.arm()
@@ -40,6 +41,17 @@ STEPS = 16 * asked.epochs
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 average = torch.optim.swa_utils.AveragedModel(net, avg_fn=lambda a, p, _n: 0.9 * a + 0.1 * p)
 batches: Any = None  # of a strict training
+
+
+class Trainer:
+    """Contains the model, as trainers of one's own do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        net.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
 
 
 def strict() -> Iterator[tuple[int, bool, Tensor, Tensor]]:
@@ -64,6 +76,9 @@ def plain() -> Iterator[tuple[int, bool, Tensor, Tensor]]:
 
 
 for step, completes, x, y in strict() if asked.strict else plain():
+    if asked.track_model:
+        asked.track_model = False
+        coddl.track(trainer=Trainer())
     loss = F.cross_entropy(net(x), y)
     loss.backward()
     norm = None if asked.strict else nn.utils.clip_grad_norm_(net.parameters(), 1.0)
