@@ -29,17 +29,17 @@ def epochs(session: Session, numbers: range) -> Iterator[int]:
     session.finish()
 
 
-def steps(session: Session, count: int) -> Iterator[int]:
+def steps(session: Session, numbers: range) -> Iterator[int]:
     """Give the steps that are left, for scripts that make their batches themselves."""
     session.rounds.has_outer_loop = True
-    session.steps = session.until = count
-    if session.rehearsal.is_asked and count:
+    session.steps, session.until = len(numbers), numbers.stop
+    if session.rehearsal.is_asked and numbers:
         session.rounds.begin_rehearsal()
-        yield 0
+        yield numbers[0]
     session.start()
-    while session.step < count and not session.peers.stopping:
+    while session.step < len(numbers) and not session.peers.stopping:
         session.begin_step()
-        yield session.step
+        yield numbers[session.step]
         session.boundary()
     session.finish()
 

@@ -231,9 +231,9 @@ def epochs(*bounds: int) -> Iterator[int]:
     return loops.epochs(_elastic("coddl.epochs"), range(*bounds))
 
 
-def steps(count: int) -> Iterator[int]:
-    """Iterate over steps, in scripts that make their batches themselves; see `coddl.slice`."""
-    return loops.steps(_elastic("coddl.steps"), count)
+def steps(*bounds: int) -> Iterator[int]:
+    """Iterate over steps, like `range`, in scripts that make their batches themselves."""
+    return loops.steps(_elastic("coddl.steps"), range(*bounds))
 
 
 def enumerate(loader: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
