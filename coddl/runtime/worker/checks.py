@@ -14,6 +14,12 @@ from coddl.runtime.worker.state import parameters_of
 
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
 MIN_SLICE_BATCHNORM = 16
+NO_EPOCHS = TrainingError(
+    "the job can't be resized or suspended any more",
+    "its script iterates over the loader a second time, in a loop over epochs that coddl does not "
+    "know, so a worker that joins could not tell which epoch it is in",
+    "for epoch in coddl.epochs(N): in the place of for epoch in range(N):",
+)
 
 
 def check_models(models: Sequence[nn.Module]) -> None:

@@ -126,7 +126,7 @@ class Handover:
                 self._first_state(image)
             return work.handed
         position = work.position if has_state else NOTHING
-        about = [position, work.signature(), self._host, int(work.is_mid_pass)]
+        about = [position, work.signature(), self._host, int(work.is_mid_pass), work.step]
         rows = self._gathered(group, [*about, *work.handed])
         different = [row for row in rows if row[1] != rows[0][1]]
         if different and has_state and any(row[0] == NOTHING for row in rows):
@@ -149,12 +149,15 @@ class Handover:
         behind = [rank for rank, each in enumerate(positions) if each < positions[source]]
         if rows[source][3] and not has_state:
             os.kill(os.getpid(), signal.SIGKILL)  # too late to join: another one is started
+        late = [row for row in rows if NOTHING < row[0] < positions[source]]
+        if any(row[4] == rows[source][4] for row in late):
+            work.outrun()
         if behind:
             local = all(rows[rank][2] == rows[source][2] for rank in behind)
             path = self._handed_over(group, source, is_behind=group.rank in behind, local=local)
             if group.rank in behind:
                 self._take(path, work, later=has_state, remove=not local)
-        return [max(column) for column in zip(*(row[4:] for row in rows), work.handed, strict=True)]
+        return [max(column) for column in zip(*(row[5:] for row in rows), work.handed, strict=True)]
 
     def bring(self, group: Group, source: int, *, is_behind: bool) -> None:
         """Bring one member's state to those behind, which stay where they are in the training."""

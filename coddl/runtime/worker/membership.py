@@ -52,6 +52,9 @@ class Work(Protocol):
     def miss(self, tree: Tree, home: Home) -> None:
         """Be given the state of a worker that has completed what failed here."""
 
+    def outrun(self) -> None:
+        """Take note that another worker has missed something of this very pass."""
+
     def own(self, rank: int, counts: Sequence[int], groups: Groups, handed: Sequence[int]) -> None:
         """Take over a rank's part of the batches that no worker has been handed; exchange there."""
 

@@ -2,7 +2,7 @@
 
 Every collective begins with everybody's row (`rows`), so all know what each is doing. Complete
 collectives are counted: a survivor whose count is one behind has missed what a peer has seen, and
-takes the peer's state when its pass has ended.
+takes the state that the peer has when the pass has ended.
 """
 
 import math
@@ -21,7 +21,6 @@ from coddl.runtime.worker.image import Tree
 from coddl.runtime.worker.link import Groups
 from coddl.runtime.worker.membership import Membership
 from coddl.runtime.worker.rows import BROKE, STOP, VOTE, Kind, PeerRow
-from coddl.runtime.worker.state import Home
 
 T = TypeVar("T")
 
@@ -52,7 +51,6 @@ class Peers:
         self,
         membership: Membership,
         progress: TrainingProgress,
-        catch_up: Callable[[], None],
         reject: Callable[[TrainingError], NoReturn],
     ) -> None:
         self.agreed = False  # all are ready to change the group after this pass
@@ -60,11 +58,10 @@ class Peers:
         self.leaving = False  # a worker has left its loop early: so do all
         self.stop_asked = False  # by this worker
         self.is_over = False  # the loops have ended; workers may still compare results
-        self.missed: tuple[Tree, Home] | None = None  # the state of a peer that was ahead
+        self.missed: Tree | None = None  # the state of a peer that was ahead
         self._is_behind = False
         self._membership = membership
         self._progress = progress
-        self._catch_up = catch_up
         self._reject = reject
 
     @property
@@ -77,9 +74,9 @@ class Peers:
         """How many updates the optimizers have made."""
         return self._progress.updates
 
-    def miss(self, tree: Tree, home: Home) -> None:
+    def miss(self, tree: Tree) -> None:
         """Be given the state of a peer that has completed what failed here."""
-        self._is_behind, self.missed = True, (tree, home)
+        self._is_behind, self.missed = True, tree
 
     def together(
         self, run: Callable[[Groups], T], *, alone: Callable[[], T], missed: Callable[[], T]
@@ -88,7 +85,6 @@ class Peers:
 
         `missed` gives the result where a peer has completed it and this worker has not.
         """
-        self._catch_up()
         while True:
             if not self.is_over:
                 self._membership.attend()

@@ -92,7 +92,7 @@ class Rounds:
 
         def missed() -> Tree:
             assert peers.missed is not None
-            held = peers.missed[0]["progress"]
+            held = peers.missed["progress"]
             return {"streams": held["loaders"][number]["streams"], "values": held["values"]}
 
         return peers.together(share, alone=lambda: None, missed=missed)

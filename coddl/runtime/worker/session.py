@@ -25,6 +25,7 @@ from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Meta
 from coddl.runtime.worker import randomness
 from coddl.runtime.worker.backward import Backward
+from coddl.runtime.worker.checks import NO_EPOCHS
 from coddl.runtime.worker.chunks import Chunks
 from coddl.runtime.worker.exchange import Exchange, Reduction
 from coddl.runtime.worker.following import Following
@@ -45,12 +46,6 @@ from coddl.runtime.worker.values import Values
 
 LOADERS_MAX: Final = 4  # whose positions are compared when a group is formed
 CHECK_EVERY: Final = 100  # passes
-NO_EPOCHS: Final = TrainingError(
-    "the job can't be resized or suspended any more",
-    "its script iterates over the loader a second time, in a loop over epochs that coddl does not "
-    "know, so a worker that joins could not tell which epoch it is in",
-    "for epoch in coddl.epochs(N): in the place of for epoch in range(N):",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,7 @@ class Session:
             describe=self._described,
         )
         self._membership = Membership(link, self, handover, self.pulse)
-        self.peers = Peers(self._membership, self.progress, self._catch_up, self.reject)
+        self.peers = Peers(self._membership, self.progress, self.reject)
         self.exchange = Exchange(
             self.peers,
             optimizers,
@@ -115,6 +110,7 @@ class Session:
         self._updates: set[int] = set()  # optimizers that have made one in this pass
         self._optimized = 0  # parameters that the optimizers have
         self._all: list[Tensor] = []
+        self._put_off: tuple[Tree, Home] | None = None  # state to be taken when the pass has ended
         self._is_rigid = False  # no other worker could follow where this one is
         self._compute_since_ns = 0
         if link is not None:
@@ -262,9 +258,9 @@ class Session:
             if (gpu_s := self._clock.seconds_before()) is not None:
                 self.pulse.count_gpu(gpu_s)
         self.progress.step += 1
+        self._catch_up()
         if self.exchange.has_idle:
             self.peers.together(self.share_state, alone=lambda: None, missed=lambda: None)
-        self._catch_up()
         self.pulse.iterated(self.step, own)
         if self.step % CHECK_EVERY == 0:
             self._check()
@@ -384,7 +380,21 @@ class Session:
         """Go on in another group: the pass under way is kept, its gradients are sent again."""
 
     def miss(self, tree: Tree, home: Home) -> None:
-        self.peers.miss(tree, home)
+        self.peers.miss(tree)
+        if tree["progress"]["step"] > self.step:
+            self._put_off = (tree, home)  # what it has is what this pass should lead to
+        else:
+            self.exchange.is_idle = True  # in the same pass: what it will have at its end is taken
+
+    def _catch_up(self) -> None:
+        """Take the state of a peer that was a pass ahead, now that this worker's has ended."""
+        if self._put_off is not None:
+            (tree, home), self._put_off = self._put_off, None
+            self.state.restore(tree, home, progress=False)
+
+    def outrun(self) -> None:
+        """Take note that another worker has missed something of this very pass."""
+        self.exchange.has_idle = True
 
     def share_state(self, groups: Groups) -> None:
         """Bring workers that took part in an update with nothing, and did not make it, up to it."""
@@ -396,12 +406,6 @@ class Session:
         if not all(is_behind):
             source = is_behind.index(False)
             self._handover.bring(groups.talk, source, is_behind=is_behind[groups.talk.rank])
-
-    def _catch_up(self) -> None:
-        """Take the state of a peer that was ahead, once the pass under way has ended."""
-        if self.peers.missed is not None and not self.exchange.in_pass:
-            (tree, home), self.peers.missed = self.peers.missed, None
-            self.state.restore(tree, home, progress=False)
 
     def own(self, rank: int, counts: Sequence[int], groups: Groups, handed: Sequence[int]) -> None:
         """Take over a rank's slices, from the batches on that no worker has been given yet."""

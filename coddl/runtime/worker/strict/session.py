@@ -398,6 +398,9 @@ class StrictSession:
     def miss(self, tree: Tree, home: Home) -> None:
         self.state.restore(tree, home)
 
+    def outrun(self) -> None:
+        """Nothing: the one behind takes the state at once."""
+
     def progress_held(self) -> Tree:
         return {"step": self.step, "live": self._buffers.agreed()}
 
