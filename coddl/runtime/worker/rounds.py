@@ -144,7 +144,11 @@ class Rounds:
     def _end(self, loader: ElasticLoader, flags: int = 0) -> None:
         """End an epoch together: every worker has the main worker's buffers then."""
         session = self._session
-        peers, number, buffers = session.peers, session.loaders.index(loader), session.buffers()
+        peers, number, buffers = (
+            session.peers,
+            session.loaders.index(loader),
+            session.state.buffers(),
+        )
         session.tell_resting()  # evaluation may take its time
 
         def end(groups: Groups) -> None:

@@ -153,10 +153,6 @@ class Session:
         """Tell whether a supervisor may change the number of workers."""
         return self._link is not None
 
-    def buffers(self) -> list[Tensor]:
-        """Give the models' buffers."""
-        return self.state.buffers()
-
     @property
     def is_alone(self) -> bool:
         """Tell whether there are no other workers."""
