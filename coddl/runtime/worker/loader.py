@@ -37,10 +37,6 @@ class Slice:
     own: int  # here; 0 where a duplicate stands in
     order: int = 0  # tells the batch from others
 
-    @property
-    def weight(self) -> float:
-        return float(self.own)
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:

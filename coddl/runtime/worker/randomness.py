@@ -55,7 +55,7 @@ def _own(state: Tensor) -> Tensor:
 def borrowed(streams: Streams, generator: torch.Generator | None) -> Iterator[None]:
     """Draw from captured streams meanwhile; they are brought up to date at the end.
 
-    A loader's own generator is left where the drawing has brought it: nobody else uses it.
+    A loader's own generator is left where the drawing has brought it: only the loader uses it.
     """
     mine = capture()
     restore(streams, generator)

@@ -1,4 +1,4 @@
-"""Finds the learning-rate schedulers of an optimizer, which nobody has told us of."""
+"""Finds the learning-rate schedulers of an optimizer that the script did not name."""
 
 import gc
 from typing import Any
