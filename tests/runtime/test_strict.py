@@ -95,6 +95,28 @@ def test_a_pass_that_does_not_complete_the_batch_changes_nothing() -> None:
     assert rates[3::4] == [0.1 * 0.5 ** (i + 1) for i in range(8)]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("when", ["before prepare", "after prepare", "passed to prepare"])
+def test_torch_takes_our_step_for_the_one_that_a_scheduler_counts(when: str) -> None:
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    made = lambda: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
+    schedule = None if when == "after prepare" else made()
+    passed = (schedule,) if when == "passed to prepare" else ()
+    batches = coddl.prepare(
+        model, optimizer, numbers(), *passed, global_batch=16, micro_batch=8, strict=True
+    )[2]
+    schedule = schedule or made()
+    if not passed:
+        coddl.track(schedule=schedule)
+    for x, y in batches:
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    assert schedule.last_epoch == 4
+
+
 def test_every_sample_comes_once_an_epoch_and_in_another_order_the_next() -> None:
     model = linear()
     seen: list[list[int]] = [[], []]

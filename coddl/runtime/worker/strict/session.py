@@ -268,7 +268,7 @@ class StrictSession:
         reject(self._link, error)
 
     def report(self, metrics: dict[str, float]) -> None:
-        """Send numbers to whoever watches the job; JSON knows no infinity."""
+        """Send numbers to the job's status; JSON knows no infinity."""
         if self._link is not None:
             known = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
             self._link.tell("metrics", values=known)

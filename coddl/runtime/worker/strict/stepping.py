@@ -3,6 +3,7 @@
 They stay the objects they are: schedulers made before or after find the optimizer they know.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
@@ -23,6 +24,8 @@ def take_over_steps(session: StrictSession, optimizers: Sequence[Optimizer]) -> 
 
 def _take_over_step(session: StrictSession, optimizer: Optimizer, number: int) -> None:
 
+    # A scheduler marks the step that it counts, and warns if that one was replaced. Ours calls it.
+    @functools.wraps(optimizer.step)
     def step(_self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None:
             raise TrainingError(
