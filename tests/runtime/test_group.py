@@ -51,7 +51,7 @@ def test_a_peer_that_comes_as_a_wait_runs_out_breaks_nothing(
     pair: list[Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slice_s = 0.001
-    monkeypatch.setattr(group, "SLICE", timedelta(seconds=slice_s))
+    monkeypatch.setattr(group, "LOOK_AFTER", timedelta(seconds=slice_s))
     draw = Random(1)
 
     def sum_often(rank: int) -> None:
@@ -66,7 +66,7 @@ def test_a_peer_that_comes_as_a_wait_runs_out_breaks_nothing(
 
 
 def test_who_loses_patience_gives_up(pair: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "SLICE", timedelta(milliseconds=5))
+    monkeypatch.setattr(group, "LOOK_AFTER", timedelta(milliseconds=5))
     looks = iter([True, True, False])
     pair[0].patience = lambda: next(looks)
     alone = pair[0].all_reduce(torch.ones(1))

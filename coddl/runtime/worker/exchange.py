@@ -20,7 +20,7 @@ from coddl.runtime.worker.guard import rates_of
 from coddl.runtime.worker.link import Groups
 from coddl.runtime.worker.loader import Slice
 from coddl.runtime.worker.peers import Peers, Told
-from coddl.runtime.worker.rows import BROKE, STALE, PeerRow
+from coddl.runtime.worker.rows import BROKE, DEVIATES, STALE, PeerRow
 
 Reduction = Literal["mean", "sum"]
 IDLE = 1 << 30  # beside the flags of rows: this worker has nothing to give
@@ -60,6 +60,7 @@ class Exchange:
         self._group: Group | None = None
         self._gradients: Gradients | None = None
         self._told: Told | None = None  # this worker's row, on its way to the others
+        self._rides = False  # it goes with the gradients
         self._bases: list[tuple[Tensor, Tensor]] = []  # sums of earlier backwards, for "sum"
 
     # -- the group
@@ -117,8 +118,17 @@ class Exchange:
         if self._reduction == "sum":
             self._put_aside()
         self._gradients.begin(self.number, self._scale(), overlap=self.chunks is None)
-        # On its way while backward runs; what differs from the plan is told at its end.
-        self._told = self._peers.begin_compare(self._row("gradients", self._gradients.plan))
+        self._begin_telling(self._gradients)
+
+    def _begin_telling(self, gradients: Gradients) -> None:
+        """Have the row travel while backward runs, unless it goes with the gradients.
+
+        It does in passes with a single backward. Where there are more, workers may be in different
+        ones, whose buckets differ: that is found out first.
+        """
+        self._rides = bool(gradients.plan) and self._usual == 1 and not self.number
+        if not self._rides:
+            self._told = self._peers.begin_compare(self._row("gradients", gradients.plan))
 
     @property
     def _is_partial(self) -> bool:
@@ -152,9 +162,11 @@ class Exchange:
                 gradients.begin(self.number, self._scale())
                 gradients.end()
                 gradients.got = mine.got
-                self._told = self._peers.begin_compare(self._row("gradients", gradients.plan))
-            gradients.send_planned()  # before rows are waited for: both travel at once
-            self._finish(gradients, groups, self._peers.end_compare(groups, self._told))
+                self._begin_telling(gradients)
+            flags = DEVIATES if gradients.deviates else 0
+            row = self._peers.flagged(self._row("gradients", gradients.plan, flags))
+            gradients.send_planned(row)
+            self._finish(gradients, groups, self._gathered(gradients, groups, row))
 
         with self._waiting():
             self._peers.together(exchange, alone=self._alone, missed=lambda: None)
@@ -163,6 +175,15 @@ class Exchange:
         self._bases = []
         self.number += 1
         self.weight = None
+
+    def _gathered(self, gradients: Gradients, groups: Groups, row: PeerRow) -> list[PeerRow]:
+        """Give everybody's row: those that came with gradients, if all sent them."""
+        if not self._rides:
+            return self._peers.end_compare(groups, self._told)
+        found = gradients.sum_planned(unless=lambda: self._peers.is_called(groups))
+        if found is None:  # a worker does something else: it will take part when it knows
+            return self._peers.compare(groups, row)
+        return self._peers.learn(row, found)
 
     def check_update(self) -> None:
         """Raise if an optimizer is about to use gradients that were not exchanged."""
@@ -196,7 +217,7 @@ class Exchange:
             parameter.grad = None
         self._gradients.begin(self.number if self.in_pass else 0, 0.0)
         self._gradients.end()
-        self._gradients.send_planned()
+        self._gradients.send_planned(self._row("skip", frozenset()))
         self._finish(self._gradients, groups, found, idle=flags | IDLE)
         for parameter, grad in kept:
             parameter.grad = grad
@@ -227,11 +248,12 @@ class Exchange:
     ) -> None:
         """Complete the exchange that `found` has begun."""
         trained = [row for row in found if row.kind == "gradients"]
-        if gradients.sum_planned():
+        planned = gradients.sum_planned()
+        if not planned or any(row.flags & DEVIATES for row in planned):
             stale = STALE if gradients.is_stale else 0
             kind: Literal["gradients", "skip"] = "skip" if idle else "gradients"
             row = self._row(kind, frozenset(gradients.used), (idle & ~IDLE) | stale)
-            amended = self._peers.compare(groups, row)
+            amended = self._peers.compare(groups, row, calls=False)
             used = frozenset[int]().union(*(row.buckets for row in amended))
             gradients.sum_used(used, again=any(row.flags & STALE for row in amended))
         total = sum(row.weight for row in trained)

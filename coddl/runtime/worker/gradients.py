@@ -2,14 +2,15 @@
 
 Parameters are laid out in buckets, in the same order on every worker. Those that the same backward
 of an earlier pass used are *planned*: each is sent as soon as backward has produced its gradients,
-the last one when backward has ended. It carries whether a worker deviates from the plan; then the
+the last one when backward has ended. It carries the workers' rows: each has a place of its own in
+it, so that their sum is all of them. If a row says that its worker deviates from the plan, the
 workers tell each other which buckets they need, and the rest is sent.
 The worker's own gradients stay in `.grad` until the sum is complete, so that it can be sent again
 when a peer dies. Then `.grad` is a view of the bucket.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker.group import Broken, Group
+from coddl.runtime.worker.rows import PACKED_BYTES, PeerRow
 
 BUCKET_BYTES: Final = 25 << 20
 FIRST_BUCKET_BYTES: Final = 1 << 20  # small, so that sending starts early
@@ -28,17 +30,18 @@ BUCKETS_MAX: Final = 16 * 62  # as many as a row has bits for
 
 @dataclass(slots=True)
 class Bucket:
-    """Neighbouring parameters' gradients in one flat vector; behind them, which of them exist."""
+    """Neighbouring parameters' gradients in one flat vector; behind them, which exist, and rows."""
 
     parameters: list[Tensor]
     flat: Tensor
     views: list[Tensor]
-    present: Tensor  # flags, and one more: whether the sender deviates from the plan
+    present: Tensor  # flags
+    rows: Tensor  # a number for each byte, which every type of number can hold
     missing: int = 0  # gradients that this backward has not produced yet
     work: Work | None = None
     versions: list[int] = field(default_factory=list)  # of the gradients that were sent
 
-    def fill(self, scale: float, got: set[int], *, deviates: bool) -> None:
+    def fill(self, scale: float, got: set[int]) -> None:
         """Write the worker's own gradients, scaled, into the flat vector."""
         there = [(v, p.grad) for v, p in zip(self.views, self.parameters, strict=True)]
         sources = [(view, grad) for view, grad in there if grad is not None]
@@ -50,11 +53,20 @@ class Bucket:
         if all(flags):
             self.present.fill_(1.0)
         else:
-            self.present[:-1].copy_(torch.tensor(flags))
-        self.present[-1] = float(deviates)
+            self.present.copy_(torch.tensor(flags))
         if scale != 1.0:
-            self.flat[: self.flat.numel() - len(self.present)].mul_(scale)
+            self.flat[: self.flat.numel() - len(self.present) - len(self.rows)].mul_(scale)
         self.versions = [-1 if p.grad is None else p.grad._version for p in self.parameters]
+
+    def carry(self, row: PeerRow, rank: int) -> None:
+        """Take a worker's row along, in its place among the others'."""
+        packed = torch.frombuffer(row.packed(), dtype=torch.uint8)
+        self.rows.zero_()
+        self.rows[rank * PACKED_BYTES : (rank + 1) * PACKED_BYTES].copy_(packed)
+
+    def carried(self) -> bytes:
+        """Give everybody's row, by rank, when the sum is complete."""
+        return self.rows.cpu().to(torch.uint8).numpy().tobytes()
 
     def has_changed(self) -> bool:
         """Tell whether a gradient was changed after it was sent."""
@@ -68,7 +80,7 @@ class Bucket:
         if factor != 1.0:
             self.flat.mul_(factor)
         mine = [id(p) in got for p in self.parameters]
-        anyone = mine if all(mine) else [flag > 0 for flag in self.present[:-1].tolist()]
+        anyone = mine if all(mine) else [flag > 0 for flag in self.present.tolist()]
         for parameter, view, there in zip(self.parameters, self.views, anyone, strict=True):
             if there or parameter.grad is not None:
                 parameter.grad = view
@@ -83,10 +95,11 @@ class Gradients:
         self.got: set[int] = set()  # parameters that this backward has given a gradient
         self._group = group
         self._plans: dict[int, frozenset[int]] = {}  # by the number of the backward in its pass
-        self._buckets = _laid_out(list(parameters))
+        self._buckets = _laid_out(list(parameters), group.world)
         self._bucket_of = {id(p): b for b in self._buckets for p in b.parameters}
         self._planned: list[Bucket] = []  # in the order in which they are sent
         self._next = 0  # of them
+        self._rows: list[PeerRow] | None = None  # that came with them
         self._number = 0
         self._scale = 1.0
         self.is_stray = False  # gradients came without an exchange around them
@@ -108,6 +121,7 @@ class Gradients:
         self._number = number
         self._planned = [self._buckets[i] for i in sorted(self.plan)]
         self._next, self._scale, self._problem = 0, scale, None
+        self._rows = None
         self.got = set()
         self._is_expecting, self.is_stray = True, False
         self._armed = self._overlaps and overlap
@@ -135,11 +149,13 @@ class Gradients:
             self._send(self._planned[self._next])
             self._next += 1
 
-    def _send(self, bucket: Bucket, *, deviates: bool = False) -> None:
+    def _send(self, bucket: Bucket, row: PeerRow | None = None) -> None:
         if self._problem is not None:
             return
         try:
-            bucket.fill(self._scale, self.got, deviates=deviates)
+            bucket.fill(self._scale, self.got)
+            if row is not None:
+                bucket.carry(row, self._group.rank)
             bucket.work = self._group.all_reduce(bucket.flat)
         except (Broken, RuntimeError) as problem:  # for the end: backward is the user's code
             self._problem = problem
@@ -170,19 +186,26 @@ class Gradients:
         """Tell whether something that was sent has changed since: backward came by again."""
         return any(b.work is not None and b.has_changed() for b in self._planned[: self._next])
 
-    def send_planned(self) -> None:
-        """Send what was planned and is still here; the last bucket says whether that suffices."""
-        deviates = self.is_stale or not self.used <= self.plan
+    @property
+    def deviates(self) -> bool:
+        """Tell whether the plan does not suffice for this backward."""
+        return self.is_stale or not self.used <= self.plan
+
+    def send_planned(self, row: PeerRow) -> None:
+        """Send what was planned and is still here; a row goes with the last bucket."""
         for bucket in self._planned[self._next :]:
-            self._send(bucket, deviates=deviates and bucket is self._planned[-1])
+            self._send(bucket, row if bucket is self._planned[-1] else None)
         self._next = len(self._planned)
 
-    def sum_planned(self) -> bool:
-        """Complete the sums that were planned; tells whether more is needed. Raises `Broken`."""
-        if not self._planned:
-            return True
-        self._wait(self._planned)
-        return bool(self._planned[-1].present[-1] > 0)
+    def sum_planned(self, unless: Callable[[], bool] = lambda: False) -> list[PeerRow] | None:
+        """Complete the sums that were planned, and give everybody's row; raises `Broken`.
+
+        Gives None when `unless` was true first, and no rows where nothing was planned.
+        """
+        if self._rows is None and self._wait(self._planned, unless):
+            last = self._planned[-1:]
+            self._rows = PeerRow.unpacked(last[0].carried(), self.plan) if last else []
+        return self._rows
 
     def sum_used(self, used: frozenset[int], *, again: bool) -> None:
         """Complete the sums of what any worker used; `again`: of what was planned, too."""
@@ -207,11 +230,13 @@ class Gradients:
         if self._problem is not None:
             raise Broken(str(self._problem).splitlines()[0]) from self._problem
 
-    def _wait(self, buckets: Sequence[Bucket]) -> None:
+    def _wait(self, buckets: Sequence[Bucket], unless: Callable[[], bool] = lambda: False) -> bool:
         self._raise_problem()
         for bucket in buckets:
             assert bucket.work is not None
-            self._group.finish(bucket.work)
+            if not self._group.finish(bucket.work, unless):
+                return False
+        return True
 
 
 def signature_of(parameters: Sequence[Tensor]) -> int:
@@ -220,7 +245,7 @@ def signature_of(parameters: Sequence[Tensor]) -> int:
     return zlib.crc32(repr(shapes).encode())
 
 
-def _laid_out(parameters: list[Tensor]) -> list[Bucket]:
+def _laid_out(parameters: list[Tensor], world: int) -> list[Bucket]:
     """Cut the parameters into buckets, last ones first: backward makes them in that order."""
     total_bytes = sum(p.nbytes for p in parameters)
     limit_bytes = max(BUCKET_BYTES, 2 * total_bytes // BUCKETS_MAX)
@@ -233,14 +258,14 @@ def _laid_out(parameters: list[Tensor]) -> list[Bucket]:
             size = 0
         groups[-1].append(parameter)
         size += parameter.nbytes
-    return [_bucket(group) for group in groups]
+    return [_bucket(group, world) for group in groups]
 
 
-def _bucket(parameters: list[Tensor]) -> Bucket:
-    elements = sum(p.numel() for p in parameters)
-    flat = torch.zeros(
-        elements + len(parameters) + 1, dtype=parameters[0].dtype, device=parameters[0].device
-    )
+def _bucket(parameters: list[Tensor], world: int) -> Bucket:
+    flags_at = sum(p.numel() for p in parameters)
+    rows_at = flags_at + len(parameters)
+    like = parameters[0]
+    flat = torch.zeros(rows_at + world * PACKED_BYTES, dtype=like.dtype, device=like.device)
     views = []
     offset = 0
     for parameter in parameters:
@@ -249,4 +274,4 @@ def _bucket(parameters: list[Tensor]) -> Bucket:
         strides = torch.empty_like(parameter, device="meta").stride()
         views.append(piece.as_strided(parameter.size(), strides, piece.storage_offset()))
         offset += parameter.numel()
-    return Bucket(parameters, flat, views, flat[elements:])
+    return Bucket(parameters, flat, views, flat[flags_at:rows_at], flat[rows_at:])

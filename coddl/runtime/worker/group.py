@@ -26,7 +26,9 @@ from torch._C._distributed_c10d import (
 
 CONNECT_TIMEOUT: Final = timedelta(seconds=20)
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)  # the watchdog acts long before
-SLICE: Final = timedelta(milliseconds=100)  # how long a wait goes on before it looks around
+# How long a wait goes on before it looks around: twice as long each time.
+LOOK_AFTER: Final = timedelta(milliseconds=5)
+LOOK_EVERY: Final = timedelta(milliseconds=100)
 POLL_S: Final = 50e-6
 
 
@@ -40,11 +42,12 @@ Backend = Any  # a torch process group; torch's own stubs leave out its collecti
 class Group:
     """Collectives among the members of one generation; rank 0 is the oldest."""
 
-    def __init__(self, backend: Backend, rank: int, world: int) -> None:
+    def __init__(self, backend: Backend, rank: int, world: int, store: Store) -> None:
         self.rank = rank
         self.world = world
         self.patience: Callable[[], bool] = lambda: True  # asked now and then: shall I wait on?
         self._backend = backend
+        self._store: Any = store
         # NCCL's own wait only orders streams; to learn of a failure the host must look.
         self._polls = backend.name() == "nccl"
 
@@ -75,21 +78,25 @@ class Group:
         options.rootTensor = 0
         return self._started(lambda: self._backend.broadcast([tensor], options))
 
-    def finish(self, work: Work) -> None:
-        """Wait for what was started; raises `Broken` when it can't end well."""
+    def finish(self, work: Work, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for what was started; raises `Broken` when it can't end well.
+
+        Gives False when `unless`, asked now and then, was true first.
+        """
         is_over = False
+        look = LOOK_AFTER
         while True:
             try:
                 if self._polls:
-                    deadline = time.monotonic() + SLICE.total_seconds()
+                    deadline = time.monotonic() + look.total_seconds()
                     while not work.is_completed() and time.monotonic() < deadline:
                         time.sleep(POLL_S)
                     if work.is_completed():
                         work.wait()
-                        return
+                        return True
                 else:
-                    work.wait(SLICE)
-                    return
+                    work.wait(look)
+                    return True
             except RuntimeError as error:
                 if is_over or "timed out" not in str(error).lower():
                     raise Broken(str(error).splitlines()[0]) from error
@@ -97,16 +104,35 @@ class Group:
                 is_over = work.is_completed()
             if not self.patience():
                 raise Broken("told to abandon it")
+            if not is_over and unless():
+                return False
+            look = min(2 * look, LOOK_EVERY)
+
+    def post(self, note: str) -> None:
+        """Leave a note for the other members, who may be waiting elsewhere."""
+        self._tried(lambda: self._store.set(note, ""))
+
+    def has(self, note: str) -> bool:
+        """Tell whether a member has left that note."""
+        return bool(self._tried(lambda: self._store.check([note])))
+
+    def remove(self, note: str) -> None:
+        """Take a note back."""
+        self._tried(lambda: self._store.delete_key(note))
 
     def drop(self) -> None:
         """End the group; waits for a collective that hangs, so not for the main thread."""
-        backend, self._backend = self._backend, None
+        backend, self._backend, self._store = self._backend, None, None
         if self._polls:
             backend.abort()
 
-    def _started(self, start: Callable[[], Work]) -> Work:
+    def _started(self, start: Callable[[], Any]) -> Work:
+        work: Work = self._tried(start)
+        return work
+
+    def _tried(self, action: Callable[[], Any]) -> Any:
         try:
-            return start()
+            return action()
         except RuntimeError as error:
             raise Broken(str(error).splitlines()[0]) from error
 
@@ -125,7 +151,7 @@ def connect(
             if backend == "nccl"
             else _gloo(prefixed, rank, world, host)
         )
-        group = Group(made, rank, world)
+        group = Group(made, rank, world, prefixed)
         device = "cuda" if backend == "nccl" else "cpu"
         group.finish(group.all_reduce(torch.ones(1, device=device)))
         # All have connected, so nobody reads this group's keys any more.

@@ -111,10 +111,7 @@ class Peers:
 
     def begin_compare(self, row: PeerRow) -> Told | None:
         """Begin to tell the others a row; None where the group does not let it."""
-        if self.stop_asked:
-            row = replace(row, flags=row.flags | STOP)
-        if row.kind == "gradients" and self._membership.is_due:
-            row = replace(row, flags=row.flags | VOTE)
+        row = self.flagged(row)
         talk = self._membership.groups.talk
         if talk is None or self._membership.failed:
             return None
@@ -123,15 +120,35 @@ class Peers:
         except Broken:
             return None  # found out where it is waited for
 
-    def compare(self, groups: Groups, row: PeerRow) -> list[PeerRow]:
-        """Gather everybody's row, and learn from them; ends the job if they don't fit."""
-        return self.end_compare(groups, self.begin_compare(row))
+    def flagged(self, row: PeerRow) -> PeerRow:
+        """Add to a row what this worker wants."""
+        flags = row.flags | (STOP if self.stop_asked else 0)
+        if row.kind == "gradients" and self._membership.is_due:
+            flags |= VOTE
+        return row if flags == row.flags else replace(row, flags=flags)
 
-    def end_compare(self, groups: Groups, told: Told | None) -> list[PeerRow]:
+    def compare(self, groups: Groups, row: PeerRow, *, calls: bool = True) -> list[PeerRow]:
+        """Gather everybody's row, and learn from them; ends the job if they don't fit.
+
+        `calls`: others may not be here yet because they have sent their row with gradients.
+        """
+        return self.end_compare(groups, self.begin_compare(row), calls=calls)
+
+    def is_called(self, groups: Groups) -> bool:
+        """Tell whether another worker does something else, and waits for everybody's row."""
+        return groups.talk is not None and rows.is_called(groups.talk, self._progress.collective)
+
+    def end_compare(
+        self, groups: Groups, told: Told | None, *, calls: bool = True
+    ) -> list[PeerRow]:
         """Gather everybody's row after this worker's was sent."""
         if told is None or groups.talk is None:
             raise Broken("the row could not be sent")
-        row, found = told.row, rows.end_gather(groups.talk, told.row, told.everybody, told.work)
+        found = rows.end_gather(groups.talk, told.row, told.everybody, told.work, calls=calls)
+        return self.learn(told.row, found)
+
+    def learn(self, row: PeerRow, found: list[PeerRow]) -> list[PeerRow]:
+        """Learn from everybody's row what all will do; ends the job if they don't fit."""
         try:
             rows.check(found, self._membership.members)
         except TrainingError as error:

@@ -157,12 +157,14 @@ class Rounds:
                 found = peers.compare(groups, row)
                 if all(each.kind == "end" for each in found):
                     break
+                is_update = any(each.kind == "gradients" for each in found)
+                if is_update:
+                    # Others are in the next pass, and hear of it now. They make their update,
+                    # whose outcome is handed to the ones that have left.
+                    session.exchange.take_part(groups, found, flags)
                 session.progress.collective += 1
-                if not any(each.kind == "gradients" for each in found):
+                if not is_update:
                     continue  # others were about to change the group, and know better now
-                # Others are in the next pass, and hear of it now. They make their update, whose
-                # outcome is handed to the ones that have left.
-                session.exchange.take_part(groups, found, flags)
                 session.progress.step += 1
                 session.share_state(groups)
                 session.progress.collective += 1

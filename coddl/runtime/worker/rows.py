@@ -5,7 +5,8 @@ than its peers is found out before a wrong update is made, and all know what eac
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -43,10 +44,12 @@ DOING: Final[dict[Kind, str]] = {
     "share": "handed its state over",
     "change": "was about to change the group",
 }
-VOTE, BROKE, STOP, STALE = 1, 2, 4, 8  # flags
+VOTE, BROKE, STOP, STALE, DEVIATES = 1, 2, 4, 8, 16  # flags
 WORDS: Final = 29
 _BITS: Final = 62  # of a word, for buckets
 _FIRST_WORD: Final = 13
+_PACKED: Final = struct.Struct(f"<{_FIRST_WORD}q")
+PACKED_BYTES: Final = _PACKED.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +76,32 @@ class PeerRow:
         used = [0] * (WORDS - _FIRST_WORD)
         for bucket in self.buckets:
             used[bucket // _BITS] |= 1 << bucket % _BITS
+        return [*self._about(), *used]
+
+    def packed(self) -> bytearray:
+        """Give it as bytes, without its buckets."""
+        return bytearray(_PACKED.pack(*self._about()))
+
+    def _about(self) -> list[int]:
         about = [KINDS.index(self.kind), self.exchange, self.step, self.epoch, self.layout]
         about += [self.rates, self.order, self.applied, _bits(self.weight), _bits(self.value)]
-        return [*about, self.flags, self.loader, self.buffers, *used]
+        return [*about, self.flags, self.loader, self.buffers]
 
     @classmethod
     def read(cls, words: Sequence[int], like: "PeerRow", mine: Sequence[int]) -> "PeerRow":
         """Read a row; what it has in common with this worker's own need not be looked at."""
-        kind, exchange, step, epoch, layout, rates, order, applied = words[:8]
-        weight, value, flags, loader, buffers = words[8:_FIRST_WORD]
         used = like.buckets if words[_FIRST_WORD:] == mine[_FIRST_WORD:] else _buckets(words)
+        return cls._made(words[:_FIRST_WORD], used)
+
+    @classmethod
+    def unpacked(cls, packed: bytes, buckets: frozenset[int]) -> "list[PeerRow]":
+        """Read everybody's row, by rank, of workers that use the same buckets."""
+        return [cls._made(words, buckets) for words in _PACKED.iter_unpack(packed)]
+
+    @classmethod
+    def _made(cls, words: Sequence[int], used: frozenset[int]) -> "PeerRow":
+        kind, exchange, step, epoch, layout, rates, order, applied = words[:8]
+        weight, value, flags, loader, buffers = words[8:]
         about = (exchange, step, epoch, layout, rates, order, applied)
         more = (_float(weight), _float(value), flags, loader, buffers, used)
         return cls(KINDS[kind], *about, *more)
@@ -112,11 +131,39 @@ def begin_gather(group: Group, row: PeerRow) -> tuple[Tensor, Work]:
     return everybody, group.all_gather(everybody, torch.tensor(row.words(), dtype=torch.int64))
 
 
-def end_gather(group: Group, row: PeerRow, everybody: Tensor, work: Work) -> list[PeerRow]:
+def end_gather(
+    group: Group, row: PeerRow, everybody: Tensor, work: Work, *, calls: bool
+) -> list[PeerRow]:
     """Give everybody's row, by rank; raises `Broken`."""
-    group.finish(work)
+    with _calling(group, row.exchange) as call:
+        group.finish(work, unless=call if calls else lambda: False)
     found = everybody.view(group.world, WORDS).tolist()
     return [PeerRow.read(words, row, found[group.rank]) for words in found]
+
+
+def is_called(group: Group, exchange: int) -> bool:
+    """Tell whether a worker waits for everybody's row of an exchange; raises `Broken`."""
+    return group.has(_note(exchange))
+
+
+@contextmanager
+def _calling(group: Group, exchange: int) -> Iterator[Callable[[], bool]]:
+    """Call the others if they let us wait: they may be sending rows along with gradients."""
+    calls: list[str] = []
+
+    def call() -> bool:
+        if not calls:
+            calls.append(_note(exchange))
+            group.post(calls[0])
+        return False
+
+    yield call
+    for note in calls:
+        group.remove(note)
+
+
+def _note(exchange: int) -> str:
+    return f"rows of {exchange}"
 
 
 def check(rows: Sequence[PeerRow], members: Sequence[int]) -> None:
