@@ -66,7 +66,7 @@ class Bucket:
 
     def carried(self) -> bytes:
         """Give everybody's row, by rank, when the sum is complete."""
-        return self.rows.cpu().to(torch.uint8).numpy().tobytes()
+        return self.rows.to("cpu", torch.float32).numpy().astype("u1").tobytes()
 
     def has_changed(self) -> bool:
         """Tell whether a gradient was changed after it was sent."""
