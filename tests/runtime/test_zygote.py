@@ -180,6 +180,16 @@ def test_a_worker_finds_its_environment_and_its_socket(pool: Pool, folder: Path)
     assert len(numbers.split()) == 5, numbers
 
 
+def test_a_process_shows_which_worker_it_is(
+    pool: Pool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "script.py").write_text("print(open('/proc/self/comm').read(), end='')\n")
+    number, _, end = pool.start("script.py")
+    assert end().out == [f"coddl worker {number}"]
+    monkeypatch.setattr(pool, "_numbers", iter([12345]))  # the number is never cut off
+    assert pool.start("script.py")[2]().out == ["coddl work12345"]
+
+
 def test_what_a_worker_has_started_goes_with_it(pool: Pool, folder: Path) -> None:
     (folder / "script.py").write_text(
         "import os, time\npid = os.fork()\nif pid:\n    print(pid, flush=True)\ntime.sleep(600)\n"

@@ -42,6 +42,8 @@ from coddl.runtime.wire import Message, encoded
 
 PACKET_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+NAME_BYTES = 15  # that the kernel keeps
 PR_SET_CHILD_SUBREAPER = 36
 END_WITHIN_S = 5.0  # that all we have forked may take to be gone when we end
 FORK_FAILED = -signal.SIGKILL  # not the script's fault: told as if the system had killed it
@@ -265,6 +267,12 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
+def _show_number(worker: int) -> None:
+    """Have `ps` and `top` show which worker this process is."""
+    name = "coddl worker "[: NAME_BYTES - len(f"{worker}")] + f"{worker}"
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -342,6 +350,7 @@ def _be_worker(request: Message, stdout: int, stderr: int, control: int) -> NoRe
     os.set_inheritable(control, True)
     os.environ |= request["env"] | {"CODDL_SOCKET": str(control)}
     os.chdir(request["cwd"])
+    _show_number(request["worker"])
     if request.get("cpus"):
         with contextlib.suppress(OSError):  # not ours to use: the system shares what there is
             os.sched_setaffinity(0, request["cpus"])
