@@ -113,13 +113,17 @@ def sentence(event: Event) -> str:
             return f"worker {event['worker']} {how}"
         case "suspended":
             where = "" if event["durable"] else ", in memory only"
-            after = f"{event['serving_s']:.2f} s after the command"
+            after = f"{event['serving_s']:.2f} s {AFTER[event['since']]}"
             return f"suspended at step {event['step']}{where}, {after}"
         case "lost":
             samples = counted(event["samples"], "sample")
             return f"step {event['step']} was made without {samples} of a worker that was lost"
         case "memory":
             return f"needs at least {counted(event['workers_min'], 'worker')}: {event['because']}"
+        case "not-resized":
+            workers, at_step = counted(event["workers"], "worker"), event["at_step"]
+            ended = f"the training ended at step {event['step']:,}"
+            return f"asked for {workers} at step {at_step:,}, but {ended}"
         case "left-early":
             return f"the script left its loop at step {event['step']:,} of {event['steps']:,}"
         case "unready":
@@ -135,21 +139,30 @@ def sentence(event: Event) -> str:
 def change_sentence(change: Event) -> str:
     """Tell a change of the group in words."""
     after = f"after step {change['step']}"
-    serving = f"serving {change['serving_s']:.2f} s after the command"
+    serving = f"serving {change['serving_s']:.2f} s {AFTER[change['since']]}"
+    pids = ", ".join(f"{pid} (worker {worker})" for worker, pid in change["pids"].items())
     match change["is"]:
         case "suspended":
             return f"suspended {after}"
         case "started" | "restarted" | "resumed":
-            return f"{change['is']} with {counted(change['to'], 'worker')} {after}, {serving}"
+            workers = counted(change["to"], "worker")
+            return f"{change['is']} with {workers} {after}, {serving}; pids {pids}"
         case kind:
             parts = ", ".join(f"{part} {change[f'{part}_s']:.2f}" for part in PARTS)
             return (
                 f"{kind} {change['from']} -> {counted(change['to'], 'worker')} {after}: "
-                f"pause {change['pause_s']:.2f} s ({parts}), {serving}"
+                f"pause {change['pause_s']:.2f} s ({parts}), {serving}; pids {pids}"
             )
 
 
 PARTS = ("boundary", "state", "swap")
+AFTER = {
+    "start": "after the start",
+    "command": "after the command",
+    "schedule": "after --resize was due",
+    "failure": "after the failure",
+    "decision": "after the decision",
+}
 
 
 def end_sentence(end: Event) -> str:
@@ -160,7 +173,8 @@ def end_sentence(end: Event) -> str:
         longest = f", longest pause {max(pauses_s):.2f} s" if pauses_s else ""
         return f"{took}, {counted(len(pauses_s), 'change')}{longest}"
     if end["saved_step"] is not None:
-        return f"{took}; the same command continues from step {end['saved_step']}"
+        command = "the same command without --fresh" if end["fresh"] else "the same command"
+        return f"{took}; {command} continues from step {end['saved_step']}"
     return took
 
 
@@ -168,14 +182,14 @@ def jobs_table(jobs: list[Event]) -> str:
     """Lay out the jobs of this machine, one per line."""
     if not jobs:
         return "no job runs on this machine"
-    rows = [("NAME", "STATE", "STEP", "WORKERS", "SAMPLES/S", "LAST PAUSE")]
+    rows = [("NAME", "STATE", "STEP", "WORKERS", "SAMPLES/S", "LAST PAUSE", "PIDS")]
     for job in jobs:
         steps = f"/{job['steps']:,}" if job["steps"] else ""
         pause = f"{job['last_pause_s']:.2f} s" if job["last_pause_s"] else ""
         speed = f"{job['samples_per_s']:,.0f}"
-        rows.append(
-            (job["name"], job["state"], f"{job['step']:,}{steps}", str(job["size"]), speed, pause)
-        )
+        pids = " ".join(f"{worker['pid']}" for worker in job["workers"] if worker["pid"])
+        state, step = job["state"], f"{job['step']:,}{steps}"
+        rows.append((job["name"], state, step, str(job["size"]), speed, pause, pids))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -148,6 +148,21 @@ def test_ctrl_c_ends_everybody_and_the_same_command_goes_on(run: Run) -> None:
     assert not checkpoints.exists()
 
 
+def test_what_continues_a_fresh_run_is_the_command_without_fresh(run: Run) -> None:
+    job = run("--fresh", "--checkpoint-every", 0.1, "--checkpoint-dir", "saved")
+    wait_until(lambda: bool(list((job.folder / "saved").glob("*.ckpt"))), "a checkpoint")
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 130
+    assert "; the same command without --fresh continues from step" in job.err
+
+
+def test_a_resize_that_never_came_is_told_at_the_end(run: Run) -> None:
+    job = run("--resize", "500:2", steps=20)
+    assert job.end() == 0
+    told = "coddl: asked for 2 workers at step 500, but the training ended at step 20"
+    assert told in job.err.splitlines()
+
+
 def test_kill_9_leaves_nobody(run: Run) -> None:
     job = run("--workers", 2)
     job.wait_for("coddl: started")
@@ -173,7 +188,12 @@ def test_a_running_job_is_listed_resized_suspended_and_resumed(run: Run, coddl: 
     job = run("--name", "mine", "--workers", "1..4")
     job.wait_for("coddl: started")
     listed = coddl("ls", "--local")
-    assert listed.out.splitlines()[1].split()[:2] == ["mine", "RUNNING"]
+    cells = listed.out.splitlines()[1].split()
+    assert cells[:2] == ["mine", "RUNNING"]
+    (status,) = json.loads(coddl("ls", "--local", "--json").out)
+    pids = [f"{worker['pid']}" for worker in status["workers"]]
+    assert cells[-len(pids) :] == pids
+    assert f"pids {pids[0]} (worker 0)" in job.err
     assert coddl("resize", "mine", 3).out.startswith("mine: resized ")
     (status,) = json.loads(coddl("ls", "--local", "--json").out)
     assert (status["name"], status["size"], len(status["workers"])) == ("mine", 3, 3)
@@ -243,7 +263,7 @@ def test_bad_input_is_refused_before_anything_starts(
 CHANGE = {
     "is": "resized", "generation": 2, "from": 1, "to": 4, "members": [0, 1, 2, 3], "step": 120,
     "pause_s": 0.04, "prepare_s": 0.8, "boundary_s": 0.01, "state_s": 0.02, "swap_s": 0.01,
-    "serving_s": 0.9,
+    "serving_s": 0.9, "since": "command", "pids": {0: 70, 1: 81, 2: 82, 3: 83},
 }  # fmt: skip
 STATUS = {
     "name": "bert", "state": "RUNNING", "step": 1200, "steps": 5000, "samples_per_s": 1234.5,
@@ -253,11 +273,25 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     "a resize": (
         CHANGE,
         "resized 1 -> 4 workers after step 120: pause 0.04 s (boundary 0.01, state 0.02, "
-        "swap 0.01), serving 0.90 s after the command",
+        "swap 0.01), serving 0.90 s after the command; "
+        "pids 70 (worker 0), 81 (worker 1), 82 (worker 2), 83 (worker 3)",
     ),
     "a start": (
-        {**CHANGE, "is": "started", "to": 1, "step": 0},
-        "started with 1 worker after step 0, serving 0.90 s after the command",
+        {**CHANGE, "is": "started", "to": 1, "step": 0, "since": "start", "pids": {0: 70}},
+        "started with 1 worker after step 0, serving 0.90 s after the start; pids 70 (worker 0)",
+    ),
+    "a new start": (
+        {**CHANGE, "is": "restarted", "to": 1, "since": "failure", "pids": {4: 90}},
+        "restarted with 1 worker after step 120, serving 0.90 s after the failure; "
+        "pids 90 (worker 4)",
+    ),
+    "a suspension": (
+        {"is": "suspended", "step": 9, "durable": True, "serving_s": 0.9, "since": "command"},
+        "suspended at step 9, 0.90 s after the command",
+    ),
+    "a resize that came too late": (
+        {"is": "not-resized", "at_step": 500, "workers": 3, "step": 320},
+        "asked for 3 workers at step 500, but the training ended at step 320",
     ),
     "state from memory": (
         {"is": "origin", "where": "memory", "step": 120, "path": "x", "skipped": []},

@@ -22,6 +22,7 @@ OPTIONS: dict[str, Any] = {
     "step_s": 0.005,
     "do_at_step": {},  # "worker:step" -> exit:N, kill, hang, end
     "before": "",  # what to do instead of arriving
+    "joiner": "",  # and what those do that come later
     "on_enter": "",  # and instead of training
     "on_leave": "",
     "after": "",  # its loop
@@ -49,6 +50,7 @@ class Stub:
             self.tell("rejected", what="a bad batch", because="it is 7", **{"try": "8"})
             time.sleep(3600)
         misbehave(OPTIONS["before"])
+        misbehave(OPTIONS["joiner"] if os.environ.get("CODDL_REHEARSE") else "")
         nodes = OPTIONS["virtual_nodes"]
         cut = {"parts": nodes, "workers_max": nodes, "virtual_nodes": nodes, "global_batch": 64}
         self.tell("arrived", steps=OPTIONS["steps"], **cut)
@@ -136,6 +138,9 @@ def misbehave(how: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "hang":
             time.sleep(3600)
+        case "wait":  # for a file
+            while not Path(argument).exists():
+                time.sleep(0.01)
         case "raise":
             raise RuntimeError(argument)
         case _:

@@ -100,7 +100,10 @@ def test_a_pass_that_does_not_complete_the_batch_changes_nothing() -> None:
 def test_torch_takes_our_step_for_the_one_that_a_scheduler_counts(when: str) -> None:
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    made = lambda: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
+
+    def made() -> Any:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
     schedule = None if when == "after prepare" else made()
     passed = (schedule,) if when == "passed to prepare" else ()
     batches = coddl.prepare(

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from coddl.runtime.supervisor.generations import Plan
+from coddl.runtime.supervisor.ledger import WorkerNotes
 from coddl.runtime.supervisor.traceevents import TraceEvents
 from coddl.runtime.wire import Message
 
@@ -15,16 +16,29 @@ PAUSE_PARTS: Final = ("boundary_s", "state_s", "swap_s")
 Kind = Literal[
     "started", "restarted", "resumed", "resized", "moved", "rebalanced", "regrouped", "suspended"
 ]
+Since = Literal["start", "command", "schedule", "failure", "decision"]
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """From when on a change was due, and because of what."""
+
+    at_s: float
+    since: Since  # "decision": the supervisor's own
+
+    @classmethod
+    def now(cls, since: Since) -> Self:
+        return cls(time.monotonic(), since)
 
 
 @dataclass(slots=True)
 class Change:
-    """One generation on its way, from the command to the last worker's swap."""
+    """One generation on its way, from when it was due to the last worker's swap."""
 
     kind: Kind
     plan: Plan
     old: tuple[int, ...]  # the members before
-    command_s: float
+    due: Due
     prepare_s: float  # when the group began to be built
     commit_s: float | None = None
     step: int = 0
@@ -51,9 +65,10 @@ class Change:
             "members": list(self.plan.members),
             "step": self.step,
             "pause_s": sum(self.parts_s.values()),
-            "prepare_s": self.commit_s - self.command_s,
+            "prepare_s": self.commit_s - self.due.at_s,
             **self.parts_s,
-            "serving_s": now_s - self.command_s,
+            "serving_s": now_s - self.due.at_s,
+            "since": self.due.since,
         }
 
 
@@ -68,12 +83,11 @@ class Changes:
         self.trace: TraceEvents | None = None
         self._now: Change | None = None
 
-    def begin(self, plan: Plan, command_s: float, *, regroup: bool, slept: bool) -> None:
+    def begin(self, plan: Plan, due: Due, *, regroup: bool, slept: bool) -> None:
         """Note that a group is to be built. Whatever was under way before is forgotten."""
-        now_s = time.monotonic()
         kind = self._kind(plan, regroup=regroup, slept=slept)
-        command_s = now_s if kind == "rebalanced" else command_s
-        self._now = Change(kind, plan, self.members, command_s, now_s)
+        due = Due.now("decision") if kind == "rebalanced" else due
+        self._now = Change(kind, plan, self.members, due, time.monotonic())
         if regroup:  # nothing is left to commit: whoever has built it changes
             self.commit(plan.generation)
 
@@ -96,24 +110,22 @@ class Changes:
         change.swapped(worker, message)
         return dict(zip(change.plan.members, change.plan.counts, strict=True)).get(worker, 0)
 
-    def complete(self, slots: Mapping[int, int]) -> Message | None:
-        """Give the change under way, now that it is made; None if it came to nothing.
-
-        `slots` tells where everybody sits who is alive.
-        """
+    def complete(self, alive: Mapping[int, WorkerNotes]) -> Message | None:
+        """Give the change under way, now that it is made; None if it came to nothing."""
         change = self._now
         if change is None or change.commit_s is None:
             return None
         now_s, self._now = time.monotonic(), None
-        if change.plan.members and not slots.keys() & set(change.plan.members):
+        if change.plan.members and not alive.keys() & set(change.plan.members):
             return None
         self.members, self.generation = change.plan.members, change.plan.generation
-        taken = [slots[member] for member in self.members if member in slots]
-        self.made.append({**change.as_data(now_s), "slots": taken})
+        notes = [alive[member] for member in self.members if member in alive]
+        slots, pids = [each.slot for each in notes], {each.number: each.pid for each in notes}
+        self.made.append({**change.as_data(now_s), "slots": slots, "pids": pids})
         del self.made[:-MADE_MAX]
         self.count += 1
         if self.trace is not None:
-            times_s = (change.command_s, change.prepare_s, change.commit_s, now_s)
+            times_s = (change.due.at_s, change.prepare_s, change.commit_s, now_s)
             for name, start_s, end_s in zip(
                 ("start", "build", "swap"), times_s[:-1], times_s[1:], strict=True
             ):

@@ -115,6 +115,10 @@ class Crew:
         """Everybody who runs, the oldest first."""
         return list(self._workers.values())
 
+    def slots_of(self, numbers: Iterable[int]) -> list[int]:
+        """Name the slots of workers, in their order; those that are gone have none."""
+        return [self._workers[number].slot for number in numbers if number in self._workers]
+
     def seat(self, seats: Sequence[Seat]) -> None:
         """Take down where the job is to sit, for those who are started from now on."""
         self._seats = seats

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor import troubles
+from coddl.runtime.supervisor.changes import Due
 from coddl.runtime.supervisor.crew import Crew
 from coddl.runtime.supervisor.ledger import WorkerNotes, signal_name
 from coddl.runtime.supervisor.loop import Loop
@@ -79,7 +80,7 @@ class Endings:
                     return  # its seat is not filled again
                 supervisor.feed(group.LoopEnded(notes.number))  # news only if it broke out of it
         if notes.number in standing.coordinator.members:
-            standing.command_s = time.monotonic()
+            standing.due = Due.now("failure")
         supervisor.feed(group.WorkerLost(notes.number))
 
     def blame(self, notes: WorkerNotes, error: TrainingError, code: int) -> None:

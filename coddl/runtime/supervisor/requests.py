@@ -4,6 +4,7 @@ from typing import Protocol
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import troubles
+from coddl.runtime.supervisor.changes import Since
 from coddl.runtime.supervisor.control import Answer
 from coddl.runtime.supervisor.standing import Standing
 from coddl.runtime.wire import Message
@@ -20,7 +21,7 @@ class Leader(Protocol):
         """Tell why the job can't come to its target, if it can't."""
         ...
 
-    def set_workers(self, workers: int) -> None:
+    def set_workers(self, workers: int, since: Since) -> None:
         """Set how many workers there shall be."""
         ...
 
@@ -77,7 +78,7 @@ class Requests:
             case "suspend":
                 if self._leader.standing.target != 0:
                     self._check_awake("suspended")
-                    self._leader.set_workers(0)
+                    self._leader.set_workers(0, "command")
             case "resume":
                 self._resume(workers)
             case unknown:
@@ -96,7 +97,7 @@ class Requests:
         least = standing.fitting.workers_min(standing.coordinator.parts or 1) or 1
         if workers < least:
             raise troubles.too_few(standing.job, workers, standing.fitting.because, least)
-        self._leader.set_workers(workers)
+        self._leader.set_workers(workers, "command")
 
     def _check_awake(self, asked: str) -> None:
         standing = self._leader.standing

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor.changes import Changes
+from coddl.runtime.supervisor.changes import Changes, Due
 from coddl.runtime.supervisor.coordinator import Coordinator
 from coddl.runtime.supervisor.crew import Crew
 from coddl.runtime.supervisor.fitting import Fitting
@@ -42,7 +42,7 @@ class Standing:
     stopping: int | None = None  # the code we are going to end with
     exit_code: int | None = None
     started_s: float = field(default_factory=time.monotonic)
-    command_s: float = field(default_factory=time.monotonic)  # when the newest change was due
+    due: Due = field(default_factory=lambda: Due.now("start"))  # of the newest change
 
     @property
     def state(self) -> str:
@@ -94,6 +94,12 @@ class Standing:
             "metrics": self.metrics,
         }
 
+    def suspended(self, saved_step: int | None) -> Message:
+        """Tell that no worker is left, and where the training stands."""
+        step, after_s = self.coordinator.step, time.monotonic() - self.due.at_s
+        about = {"step": step, "durable": saved_step == step}
+        return {"is": "suspended", **about, "serving_s": after_s, "since": self.due.since}
+
     def full(self, crew: Crew, saved_step: int | None) -> Message:
         """Give all there is to know about the job now."""
         return {
@@ -103,6 +109,7 @@ class Standing:
             "virtual_nodes": self.about.get("virtual_nodes"),
             "workers_max": self.coordinator.workers_max,
             "saved_step": saved_step,
+            "fresh": self.job.fresh,
             "changes": self.changes.made,
             "workers": [notes.as_data() for notes in crew.notes],
         }

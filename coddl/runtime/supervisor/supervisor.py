@@ -17,6 +17,7 @@ from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor import jobdir, troubles, workshop
 from coddl.runtime.supervisor.adoption import Adoption
+from coddl.runtime.supervisor.changes import Due, Since
 from coddl.runtime.supervisor.checkpoints import Checkpoints
 from coddl.runtime.supervisor.control import Control
 from coddl.runtime.supervisor.crew import Crew
@@ -29,6 +30,7 @@ from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.patience import Patience
 from coddl.runtime.supervisor.requests import Requests
 from coddl.runtime.supervisor.saving import Captures, Saving
+from coddl.runtime.supervisor.schedule import Schedule
 from coddl.runtime.supervisor.seats import Post, Seat
 from coddl.runtime.supervisor.standing import RETIRED, Standing
 from coddl.runtime.supervisor.traceevents import TraceEvents
@@ -36,7 +38,6 @@ from coddl.runtime.wire import Message
 
 PROGRESS_EVERY_S: Final = 0.2
 SAVE_WITHIN_S: Final = 3.0  # after the first Ctrl-C
-HERE: Final = ""  # the node of a job that nobody hosts
 
 
 class Supervisor:
@@ -66,7 +67,7 @@ class Supervisor:
         self.standing = Standing(job)
         self._coordinator, self._changes = self.standing.coordinator, self.standing.changes
         self._seats: dict[int, Seat] = {}  # of the target, by slot
-        self._resizes = list(job.resizes)  # not done yet
+        self._schedule = Schedule(self)
         self._requests = Requests(self)
         self._held: list[group.Command] = []  # until there is a store to meet in
         self._progress_s = 0.0
@@ -110,7 +111,7 @@ class Supervisor:
         job, loop, hosting = self._job, self._loop, self._hosting
         if hosting is None:
             self._saving, reach = workshop.opened(job, loop, self.tell, stack)
-            self.crew = Crew(loop, job, self, home=HERE, reach=reach)
+            self.crew = Crew(loop, job, self, home=workshop.HERE, reach=reach)
         else:
             self._saving = Saving(Checkpoints(job.folder), None, self.tell)
             jobdir.lead(job.folder, job.script, job.attempt)
@@ -189,6 +190,7 @@ class Supervisor:
         self._requests.settle()
 
     def _tell_end(self) -> None:
+        self._schedule.tell_missed()
         if self.standing.exit_code is not None:
             self.tell({"is": "ended", "code": self.standing.exit_code, **self.status()})
 
@@ -219,12 +221,12 @@ class Supervisor:
         """Give all there is to know about the job now."""
         return self.standing.full(self.crew, self._saving.saved_step)
 
-    def set_workers(self, workers: int) -> None:
+    def set_workers(self, workers: int, since: Since = "decision") -> None:
         """Set how many workers there shall be on this machine; none: they save and leave."""
-        gpus = self.crew.gpus or 0
-        self.set_target([Seat(slot, HERE, self._job.gpu_of(slot, gpus)) for slot in range(workers)])
+        gpus, taken = self.crew.gpus or 0, self.crew.slots_of(self._coordinator.members)
+        self.set_target(workshop.seats_here(self._job, workers, gpus, taken), since)
 
-    def set_target(self, seats: Sequence[Seat]) -> None:
+    def set_target(self, seats: Sequence[Seat], since: Since = "command") -> None:
         """Set where workers sit; nowhere: they save and leave. A rigid job stays where it is."""
         if self.standing.rigid is not None and self._seats:
             return
@@ -236,8 +238,9 @@ class Supervisor:
         if seats:
             standing.has_slept = standing.has_slept or standing.is_asleep
             standing.is_asleep = False
-        if before != set(self._seats) or self._given_up:  # a host may well repeat itself
-            standing.command_s = time.monotonic()
+        is_news = before != set(self._seats) or self._given_up  # a host may well repeat itself
+        if is_news and (since == "command" or self._changes.count):  # else it is the start
+            standing.due = Due.now(since)
         self.feed(group.TargetSet(tuple(self._seats)))
 
     def take_over(self, adoption: Adoption) -> None:
@@ -271,9 +274,8 @@ class Supervisor:
             self._execute(command)
 
     def on_store_lost(self) -> None:
-        running = self._changes.generation
         for member in self._coordinator.members:
-            self.feed(group.GroupBroken(member, running))
+            self._break(member, self._changes.generation)
 
     def on_word(self, notes: WorkerNotes, message: Message) -> None:
         if self.standing.stopping is not None:
@@ -294,7 +296,7 @@ class Supervisor:
                 self._on_stepped(notes, message)
             case "broken":
                 self.tell({**message, "worker": worker})
-                self.feed(group.GroupBroken(worker, message["generation"]))
+                self._break(worker, message["generation"])
             case "prepared":
                 notes.has_prepared = True
             case "image":
@@ -359,8 +361,7 @@ class Supervisor:
             self.standing.fitting.trained(len(self._coordinator.members))
         self._captures.plan()
         self.feed(group.WorkerStepped(notes.number, notes.step, message.get("pass_s")))
-        if self._resizes and self._resizes[0][0] <= notes.step and self.standing.is_at_target:
-            self.set_workers(self._resizes.pop(0)[1])
+        self._schedule.stepped(notes.step)
         if now_s >= self._progress_s:
             self._progress_s = now_s + PROGRESS_EVERY_S
             self.tell({"is": "progress", **self.standing.brief(self.crew)})
@@ -416,8 +417,8 @@ class Supervisor:
             except TrainingError as error:
                 self.fail(error, 1)
                 return
-        slept = self.standing.has_slept
-        self._changes.begin(plan, self.standing.command_s, regroup=regroup, slept=slept)
+        due, slept = self.standing.due, self.standing.has_slept
+        self._changes.begin(plan, due, regroup=regroup, slept=slept)
         # Leavers build nothing, but must know what it is they will be told to commit to.
         to = {*plan.to, *self._coordinator.members}
         self.crew.build(plan, to, image, regroup=regroup)
@@ -441,8 +442,7 @@ class Supervisor:
         """Tell of a change once everybody who still lives has made it."""
         if self._coordinator.phase in ("swapping", "broken", "regrouping"):
             return
-        slots = {notes.number: notes.slot for notes in self.crew.notes}
-        event = self._changes.complete(slots)
+        event = self._changes.complete({notes.number: notes for notes in self.crew.notes})
         if event is not None and event["to"]:  # a suspension is told once it is durable
             self.standing.has_slept = False
             self.standing.pace.restart()
@@ -451,15 +451,11 @@ class Supervisor:
     def _fall_asleep(self) -> None:
         """Tell that the job is suspended once its state is durable and nobody runs."""
         coordinator, standing = self._coordinator, self.standing
-        is_quiet = coordinator.phase == "steady" and not coordinator.members
-        if standing.target != 0 or standing.is_asleep or coordinator.ending or not is_quiet:
-            return
-        if self.crew.notes or self.crew.is_saving:
+        is_busy = bool(coordinator.members or self.crew.notes or self.crew.is_saving)
+        if standing.target != 0 or standing.is_asleep or is_busy or not coordinator.is_settled:
             return
         standing.is_asleep = True
-        seconds = time.monotonic() - self.standing.command_s
-        about = {"step": coordinator.step, "durable": self._saving.saved_step == coordinator.step}
-        self.tell({"is": "suspended", **about, "serving_s": seconds})
+        self.tell(standing.suspended(self._saving.saved_step))
         self.tell({"is": "progress", **standing.brief(self.crew)})
         if standing.is_retiring:
             self.stop(RETIRED)
@@ -478,6 +474,13 @@ class Supervisor:
         elif coordinator.hopeless and coordinator.phase in ("broken", "regrouping"):
             for member in coordinator.members:  # from the newest image they may do better
                 self.crew.kill(member)
+
+    def _break(self, worker: int, generation: int) -> None:
+        """Take in that a group can't go on; all of its workers may be alive."""
+        was_broken = self._coordinator.phase == "broken"
+        self.feed(group.GroupBroken(worker, generation))
+        if self._coordinator.phase == "broken" and not was_broken:
+            self.standing.due = Due.now("failure")
 
     # State.
 

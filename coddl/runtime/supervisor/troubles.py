@@ -120,10 +120,11 @@ def restarted_in_vain(job: Job, step: int, last: str) -> TrainingError:
 
 def died_after_loop(job: Job, last: str) -> TrainingError:
     """Tell that a worker was killed while it ran the script's last lines."""
+    command = "the same command without --fresh" if job.fresh else "the same command"
     return TrainingError(
         f"{job.name} did not come to its end",
         f"{last} after its last step, before the script's end",
-        "the same command: it goes on from the last checkpoint",
+        f"{command}: it goes on from the last checkpoint",
     )
 
 

@@ -1,7 +1,10 @@
 """What a job needs on this machine, when nobody hosts it: a lock, a stash, a station."""
 
 import contextlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import count, islice
+from typing import Final
 
 from coddl.runtime.supervisor import jobdir
 from coddl.runtime.supervisor.checkpoints import Checkpoints
@@ -11,9 +14,12 @@ from coddl.runtime.supervisor.keeper import Keeper
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.memory import Memory
 from coddl.runtime.supervisor.saving import Saving
+from coddl.runtime.supervisor.seats import Seat
 from coddl.runtime.supervisor.station import Site, Station
 from coddl.runtime.supervisor.warmpool import Interpreter
 from coddl.runtime.wire import Message
+
+HERE: Final = ""  # the node of a job that nobody hosts
 
 
 def opened(
@@ -35,3 +41,20 @@ def opened(
         return station
 
     return Saving(checkpoints, stash, tell, keeper), reach
+
+
+def seats_here(job: Job, workers: int, gpus: int, taken: Sequence[int]) -> list[Seat]:
+    """Choose seats for that many workers: those with the oldest workers, then free ones.
+
+    `taken` are the slots of the workers there are, the oldest first. Where GPUs are shared, no
+    GPU gets another worker before the others have as many.
+    """
+    left = [*taken, *islice((slot for slot in count() if slot not in taken), workers)]
+    on_gpu: Counter[str | None] = Counter()
+    seats: list[Seat] = []
+    for _ in range(workers):
+        slot = min(left, key=lambda each: on_gpu[job.gpu_of(each, gpus)])  # the first of equals
+        left.remove(slot)
+        seats.append(Seat(slot, HERE, job.gpu_of(slot, gpus)))
+        on_gpu[seats[-1].gpu] += 1
+    return seats

@@ -191,7 +191,7 @@ class Handover:
             raise TrainingError(
                 "the job can't go on from where it was",
                 f"{image} {error}",
-                "the same command again, which looks for the newest state that is whole",
+                "the same command without --fresh, which looks for the newest state that is whole",
             ) from error
 
     def _first_state(self, image: Path | None) -> None:

@@ -1,0 +1,45 @@
+"""The resizes of `coddl run --resize`: which are due, and which never happened."""
+
+from typing import Protocol
+
+from coddl.runtime.supervisor.changes import Since
+from coddl.runtime.supervisor.standing import Standing
+from coddl.runtime.wire import Message
+
+
+class Scheduled(Protocol):
+    """The supervisor, as the schedule concerns it."""
+
+    @property
+    def standing(self) -> Standing: ...
+    def tell(self, event: Message) -> None: ...
+    def set_workers(self, workers: int, since: Since) -> None: ...
+
+
+class Schedule:
+    """Makes the resizes that the job was started with: all of them, one after the other."""
+
+    def __init__(self, supervisor: Scheduled) -> None:
+        self._supervisor = supervisor
+        self._left = list(supervisor.standing.job.resizes)
+        self._begun: tuple[int, int] | None = None  # step, workers
+
+    def stepped(self, step: int) -> None:
+        """Begin the next one if its step has come and the one before is made."""
+        if not self._supervisor.standing.is_at_target:
+            return
+        self._begun = None
+        if self._left and self._left[0][0] <= step:
+            self._begun = self._left.pop(0)
+            self._supervisor.set_workers(self._begun[1], "schedule")
+
+    def tell_missed(self) -> None:
+        """Tell which resizes a training that has come to its end did not make."""
+        standing, begun = self._supervisor.standing, self._begun
+        if standing.exit_code != 0:
+            return  # the same command may make them yet
+        if begun is not None and len(standing.changes.members) != begun[1] == standing.target:
+            self._left.insert(0, begun)  # its workers were being started
+        about = {"is": "not-resized", "step": standing.coordinator.step}
+        for at_step, workers in self._left:
+            self._supervisor.tell({**about, "at_step": at_step, "workers": workers})
