@@ -132,9 +132,9 @@ def _may_bound(pool: Pool, bounded: r.JobBounded) -> bool:
         )
     if job.gpus_useful is not None and bounded.gpus_min > job.gpus_useful:
         raise Infeasible(what, job.sharing_sentence, f"coddl resize {job.id} {job.gpus_useful}")
-    if bounded.gpus_max < job.gpus_fit:
+    if bounded.gpus_max < job.gpus_memory:
         raise Infeasible(
-            what, f"it needs {job.fit_sentence}", f"coddl resize {job.id} {job.gpus_fit}"
+            what, f"it needs {job.fit_sentence}", f"coddl resize {job.id} {job.gpus_memory}"
         )
     _check_fits(pool, what, f"coddl resize {job.id}", bounded.gpus_min, spans=True)
     return (bounded.gpus_min, bounded.gpus_max) != (job.gpus_min, job.gpus_max)

@@ -64,9 +64,16 @@ def _is_known(fact: r.RunPrepared, job: JobState) -> bool:
     """Tell whether a script says what the job's last run has said."""
     said = (fact.workers_max, fact.virtual_nodes, fact.global_batch, fact.steps)
     known = (job.workers_max, job.virtual_nodes, job.global_batch, job.steps)
-    model = (fact.gradient_bytes, fact.largest_tensor_bytes)
-    known_model = (job.gradient_bytes, job.largest_tensor_bytes)
+    model = (fact.gradient_bytes, fact.largest_tensor_bytes, fact.model, fact.micro_batch)
+    known_model = (job.gradient_bytes, job.largest_tensor_bytes, job.model, job.micro_batch)
     return job.prepared and said == known and model == known_model
+
+
+def _is_known_limit(fact: r.SliceDidNotFit, job: JobState) -> bool:
+    """Tell whether a limit is no news; one that was not tried keeps no job from running at all."""
+    if fact.evidence == "tried":
+        return fact.gpus_min <= job.gpus_fit
+    return fact.gpus_min <= job.gpus_expected or fact.gpus_min > job.gpus_most
 
 
 class Control:
@@ -270,7 +277,7 @@ class Control:
         match fact:
             case r.RunPrepared() if _is_known(fact, job):
                 return  # a repeat, or another attempt's
-            case r.SliceDidNotFit() if fact.gpus_min <= job.gpus_fit:
+            case r.SliceDidNotFit() if _is_known_limit(fact, job):
                 return
             case r.RunStepped(_, _, step) if job.phase != "starting" and (
                 job.proven_s is not None or step == 0

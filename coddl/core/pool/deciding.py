@@ -112,7 +112,7 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
 
 def _with_memory(waits: Waiting, job: JobState) -> Waiting:
     """Add to why a job waits that its memory requires more GPUs than its user does."""
-    if job.gpus_fit <= job.gpus_min:
+    if job.gpus_memory <= job.gpus_min:
         return waits
     return Waiting(waits.code, f"{waits.sentence}; it needs {job.fit_sentence}")
 

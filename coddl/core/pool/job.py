@@ -68,9 +68,13 @@ class JobState:
     workers_max: int | None = None  # that can share its batch; None: unknown, or as below
     virtual_nodes: int | None = None  # of a strict job
     global_batch: int | None = None  # samples; None: unknown
-    gpus_fit: int = 1  # the fewest on which its slices fit in memory, as far as is known
+    model: int | None = None  # those that are alike need the same memory for a sample
+    micro_batch: int | None = None  # samples that a pass has at most
+    gpus_fit: int = 1  # the fewest on which its slices fit in memory, as far as was tried
     fit_because: str = ""  # why that is more than 1
-    fit_attempt: int = 0  # that has told so
+    gpus_expected: int = 1  # the same, as measured sizes and other jobs make expect
+    expected_because: str = ""
+    fit_attempt: int = 0  # that ended because of such a limit
     gradient_bytes: int = 0  # of a step; 0: unknown
     largest_tensor_bytes: int = 0  # of them
     steps: int | None = None
@@ -144,7 +148,22 @@ class JobState:
     @property
     def gpus_least(self) -> int:
         """The fewest GPUs that it can run on: as its user says, or as its memory requires."""
-        return max(self.gpus_min, self.gpus_fit)
+        return max(self.gpus_min, self.gpus_memory)
+
+    @property
+    def gpus_memory(self) -> int:
+        """The fewest GPUs that its memory requires; at a size it was measured at, it fits."""
+        expected = min([self.gpus_expected, *self.step_s])
+        return max(self.gpus_fit, expected)
+
+    @property
+    def pass_samples(self) -> int:
+        """How many samples a worker has in a pass now, at least; 0: unknown."""
+        gpus = len(self.serves or self.granted)
+        if not self.global_batch or not gpus or self.virtual_nodes is not None:
+            return 0
+        samples = self.global_batch // gpus
+        return samples if self.micro_batch is None else min(samples, self.micro_batch)
 
     @property
     def gpus_useful(self) -> int | None:
@@ -159,20 +178,24 @@ class JobState:
 
     @property
     def fits(self) -> bool:
-        """Tell whether its slices fit in memory on as many GPUs as it may have."""
+        """Tell whether its slices may fit in memory on as many GPUs as it may have."""
         return self.gpus_fit <= self.gpus_most
 
     @property
     def fit_sentence(self) -> str:
         """Say which minimum its memory requires; empty if it is not known to require any."""
-        return f"at least {self.gpus_fit} GPUs: {self.fit_because}" if self.gpus_fit > 1 else ""
+        if (least := self.gpus_memory) == 1:
+            return ""
+        because = self.fit_because if least == self.gpus_fit else self.expected_because
+        return f"at least {least} GPUs: {because}"
 
     @property
     def misfit(self) -> Trouble:
         """Say that it needs more GPUs than it may have, if it does not fit."""
         return Trouble(
             "it does not fit in memory",
-            f"it needs {self.fit_sentence}; it may have at most {self.gpus_most}",
+            f"it needs at least {self.gpus_fit} GPUs: {self.fit_because}; "
+            f"it may have at most {self.gpus_most}",
             f"--gpus {self.gpus_fit}, or micro_batch in coddl.prepare",
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from coddl.core.pool.limits import MemoryLimit
 from coddl.core.pool.records import Claim
 from coddl.core.pool.spec import JobSpec
 
@@ -40,6 +41,7 @@ class Lead:
     precheck: bool  # run the precheck, and nothing else
     stop: Stop
     reason: str  # of the newest change
+    limits: tuple[MemoryLimit, ...] = ()  # that other jobs have found; none once it is prepared
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,16 +169,27 @@ class RunPrepared:
     gradient_bytes: int = 0  # of a step; 0: unknown
     largest_tensor_bytes: int = 0  # of them
     workers_max: int | None = None  # that can share its batch; None: one per virtual node
+    model: int | None = None  # jobs that tell the same need the same memory for a sample
+    micro_batch: int | None = None  # samples that a pass has at most; None: its whole slice
+
+
+Evidence = Literal[
+    "tried",  # a worker ran out of memory
+    "predicted",  # from the memory that two sizes need
+    "remembered",  # another job with the same model ran out of memory
+]
 
 
 @dataclass(frozen=True, slots=True)
 class SliceDidNotFit:
-    """A worker ran out of memory: the job needs at least `gpus_min` GPUs from here on."""
+    """A slice does not fit in memory: the job needs at least `gpus_min` GPUs from here on."""
 
     job: int
     attempt: int
     gpus_min: int
     because: str
+    evidence: Evidence = "tried"
+    samples: int = 0  # of the pass that does not fit; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Final, assert_never
 from coddl.core.lifecycle import Phase
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState, Measured, is_news
+from coddl.core.pool.limits import MemoryLimit, limits_on, with_limit, without_limits
 from coddl.core.pool.orders import Lead, Orders, Seat
 from coddl.core.snapshot import REFUSED_S
 
@@ -60,6 +61,7 @@ class Pool:
     next_slot: int = 0
     active: dict[int, None] = field(default_factory=dict)  # jobs that are not over, by number
     past_gpu_s: list[float] = field(default_factory=list)  # of the newest jobs that are over
+    limits: list[MemoryLimit] = field(default_factory=list)  # that jobs have found, oldest first
     unsettled: dict[int, None] = field(default_factory=dict)  # jobs that lack their target
     touched: set[str] = field(default_factory=set)  # nodes whose orders changed; emptied by readers
 
@@ -96,7 +98,12 @@ class Pool:
             precheck=job.precheck,
             stop=job.stop,
             reason=job.reason,
+            limits=() if job.prepared else limits_on(self.limits, self._kinds(job)),
         )
+
+    def _kinds(self, job: JobState) -> list[str]:
+        """Name the kinds of device that a job has."""
+        return sorted({self.slots[slot].device.kind for slot in job.granted})
 
     def seat(self, slot: int) -> Seat:
         """Name a slot's place."""
@@ -325,12 +332,15 @@ class Pool:
                 job.global_batch = fact.global_batch
                 job.gradient_bytes = fact.gradient_bytes
                 job.largest_tensor_bytes = fact.largest_tensor_bytes
+                job.model, job.micro_batch = fact.model, fact.micro_batch
             case r.SliceDidNotFit():
                 self._raise_least(job, fact, now_s)
             case r.RunStepped(_, _, step):
                 job.losses, job.step = 0, max(job.step, step)
                 if step > 0 and job.proven_s is None:
                     job.proven_s = now_s
+                if step > 0 and (fit := self._found(job, job.pass_samples)) is not None:
+                    self.limits = without_limits(self.limits, fit)
                 if job.phase == "starting":
                     job.decided_s = 0.0  # a start is no resize: nothing has to cool down
                     job.move("running", now_s, "it made its first step" if step else "it runs")
@@ -345,13 +355,27 @@ class Pool:
 
     def _raise_least(self, job: JobState, fact: r.SliceDidNotFit, now_s: float) -> None:
         """Remember on how many GPUs a job fits in memory; stop it if it may not have them."""
-        kinds = sorted({self.slots[slot].device.kind for slot in job.granted})
-        job.gpus_fit, job.fit_attempt = fact.gpus_min, fact.attempt
-        job.fit_because = f"{fact.because} on {', '.join(kinds)}" if kinds else fact.because
+        kinds = self._kinds(job)
+        because = f"{fact.because} on {', '.join(kinds)}" if kinds else fact.because
+        if fact.evidence != "predicted":
+            job.fit_attempt = fact.attempt
+        if fact.evidence != "tried":
+            job.gpus_expected, job.expected_because = fact.gpus_min, because
+            return
+        job.gpus_fit, job.fit_because = fact.gpus_min, because
+        if (found := self._found(job, fact.samples)) is not None:
+            self.limits = with_limit(self.limits, found)
         if not job.fits and not job.stop:
             job.stop, job.reason = "retire", job.misfit.because
             job.move("stopping", now_s, job.reason)
             self._touch([job.lead])
+
+    def _found(self, job: JobState, samples: int) -> MemoryLimit | None:
+        """Put what a job has found out into words that other jobs understand, if there are any."""
+        kinds = self._kinds(job)
+        if job.model is None or not samples or len(kinds) != 1:
+            return None
+        return MemoryLimit(job.model, kinds[0], samples, job.id)
 
     def _end_run(self, job: JobState, ended: r.RunEnded, now_s: float) -> None:
         """Draw a run's conclusion; its slots keep their owner until they are seen to be empty."""

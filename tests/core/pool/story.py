@@ -60,11 +60,16 @@ class Story:
         return number
 
     def prepare(
-        self, number: int, *, virtual_nodes: int | None = None, workers_max: int = 8
+        self,
+        number: int,
+        *,
+        virtual_nodes: int | None = None,
+        workers_max: int = 8,
+        model: int | None = None,
     ) -> int:
         """Let a job's script tell how its batch of 64 samples can be shared."""
         most = virtual_nodes or workers_max
-        told = (number, self.job(number).attempt, virtual_nodes, 100, 64, 0, 0, most)
+        told = (number, self.job(number).attempt, virtual_nodes, 100, 64, 0, 0, most, model)
         self.happen(r.RunPrepared(*told))
         return number
 

@@ -389,12 +389,12 @@ class Swarm:
                 sizes = (10**9, 10**8 * (job % 10))  # some models are skewed, some are not
                 nodes = 8 if job % 2 else None  # some are strict
                 steps = int(self.length) if job % 5 else None
-                prepared = r.RunPrepared(job, attempt, nodes, steps, 64, *sizes, 8)
+                prepared = r.RunPrepared(job, attempt, nodes, steps, 64, *sizes, 8, job % 4)
                 agent.reports.append(prepared)
-        if run.told_prepared and len(serves) < 2 and self.needs_two(job):
+        if run.told_prepared and len(serves) < 2 and (why := self.does_not_fit(job, run)):
             run.ran_out = True
             because = "a slice of 64 samples does not fit in memory"
-            agent.reports.append(r.SliceDidNotFit(job, attempt, 2, because))
+            agent.reports.append(r.SliceDidNotFit(job, attempt, 2, because, why, 64))
             return
         if serves != run.serves:
             kind: r.ChangeKind = "resized" if run.serves else "started"
@@ -406,6 +406,13 @@ class Swarm:
             run.told_step = True
             agent.reports.append(r.RunStepped(job, attempt, step))
         agent.reports.append(r.RunProgressed(job, attempt, step, len(serves), 1 / len(serves), 5))
+
+    def does_not_fit(self, job: int, run: Run) -> r.Evidence | None:
+        """Say how a job on one device knows that it needs two, if it does."""
+        if self.needs_two(job):
+            return "tried"
+        known = any(limit.model == job % 4 for limit in run.order.limits)
+        return "remembered" if known and self.pool.jobs[job].spec.is_elastic else None
 
     def needs_two(self, job: int) -> bool:
         """Tell whether the memory of one device does not suffice for a job."""
