@@ -140,12 +140,15 @@ class Account:
                 gradient_bytes=event.get("gradient_bytes", 0),
                 largest_tensor_bytes=event.get("largest_tensor_bytes", 0),
                 workers_max=event.get("workers_max"),
+                model=event.get("model"),
+                micro_batch=event.get("micro_batch"),
             ),
         )
 
     def _did_not_fit(self, event: Message) -> tuple[tuple[Fact, ...], str]:
         gpus_min, because = event["workers_min"], event["because"]
-        fact = SliceDidNotFit(self._job, self._attempt, gpus_min, because)
+        known = (event["evidence"], event["samples"])
+        fact = SliceDidNotFit(self._job, self._attempt, gpus_min, because, *known)
         return (fact,), f"needs at least {gpus_min} GPUs: {because}"
 
     def _progressed(self, event: Message) -> tuple[Fact, ...]:

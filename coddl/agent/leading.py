@@ -15,11 +15,13 @@ from coddl.agent.account import Account, Asked, Fact
 from coddl.agent.duties import Posts
 from coddl.agent.home import note_attempt
 from coddl.api.wire import RunProgress
+from coddl.core.pool.limits import MemoryLimit
 from coddl.core.pool.orders import Seat
 from coddl.core.pool.records import RunEnded, RunStepped, Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import seats as places
+from coddl.runtime.supervisor.fitting import Remembered
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.seats import Home
 from coddl.runtime.supervisor.supervisor import Supervisor
@@ -43,6 +45,7 @@ class Run:
     reason: str = ""  # for the attempt
     adopt: bool = False
     precheck: bool = False
+    limits: tuple[MemoryLimit, ...] = ()  # that other jobs have found
 
 
 class Hearer(Protocol):
@@ -207,6 +210,7 @@ def job_of(run: Run) -> Job:
         restart_reason=run.reason if run.attempt > 1 else "",
         must_prepare=False,
         grace_s=STOP_S,
+        limits=tuple(Remembered(limit.model, limit.samples, limit.job) for limit in run.limits),
     )
 
 

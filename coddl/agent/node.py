@@ -243,6 +243,7 @@ class Node:
             reason=lead.reason,
             adopt=lead.adopt,
             precheck=lead.precheck,
+            limits=lead.limits,
         )
         is_elastic = spec.is_elastic and not lead.precheck
         if not is_elastic and any(seat.slot in self.holding for seat in lead.seats):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import ceil
 
 
 def slices(samples: int, counts: Sequence[int]) -> list[range]:
@@ -26,3 +27,8 @@ def _slices(samples: int, counts: tuple[int, ...]) -> tuple[range, ...]:
         cut.append(range(start, start + size))
         start += size
     return tuple(cut)
+
+
+def largest_pass(samples: int, micro_batch: int | None) -> int:
+    """Give the samples of the largest pass of a slice; `micro_batch` cuts it into even ones."""
+    return samples if micro_batch is None else ceil(samples / ceil(samples / micro_batch))

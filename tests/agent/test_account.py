@@ -34,8 +34,8 @@ def facts(*events: Message) -> list[object]:
 
 def test_a_job_is_prepared_once() -> None:
     event = {"is": "prepared", "workers_max": 16, "global_batch": 64, "steps": 100}
-    event |= {"gradient_bytes": 40, "largest_tensor_bytes": 30}
-    assert facts(event, event) == [RunPrepared(4, 2, None, 100, 64, 40, 30, 16)]
+    event |= {"gradient_bytes": 40, "largest_tensor_bytes": 30, "model": 99, "micro_batch": 8}
+    assert facts(event, event) == [RunPrepared(4, 2, None, 100, 64, 40, 30, 16, 99, 8)]
 
 
 PREPARED = {
@@ -53,8 +53,9 @@ def test_what_a_job_can_be_resized_to(told: Message, want: tuple[Any, ...]) -> N
 
 def test_a_slice_that_did_not_fit_is_a_fact_and_a_line() -> None:
     event = {"is": "memory", "workers_min": 2, "because": "64 samples do not fit"}
+    event |= {"evidence": "remembered", "samples": 64}
     assert Account(4, 2).hear(event) == (
-        (SliceDidNotFit(4, 2, 2, "64 samples do not fit"),),
+        (SliceDidNotFit(4, 2, 2, "64 samples do not fit", "remembered", 64),),
         "needs at least 2 GPUs: 64 samples do not fit",
     )
 

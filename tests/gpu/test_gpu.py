@@ -1,11 +1,13 @@
 """On an NVIDIA GPU: `make test-gpu`. One is enough; tests that need two say so."""
 
+import re
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from coddl.runtime.errors import TrainingError
 from tests.runtime.elastic import Elastic, line_of
 
 torch = pytest.importorskip("torch")
@@ -84,6 +86,26 @@ def test_a_batch_that_does_not_fit_raises_the_minimum_and_loses_no_step(tmp_path
     with Elastic(tmp_path / "chunks", "large.py", "--micro-batch", "16", workers=1) as job:
         chunks = errors(job.finish())
     assert slices == pytest.approx(chunks, rel=2e-2)
+
+
+def test_a_size_that_would_not_fit_is_refused_before_it_is_tried(tmp_path: Path) -> None:
+    with Elastic(tmp_path, "large.py", "--memory-gb", "6", workers=4) as job:
+        job.wait_step(12)
+        job.ask("resize", workers=2)
+        limit = job.wait_kind("memory")
+        assert (limit["workers_min"], limit["evidence"]) == (2, "predicted"), limit
+        assert re.fullmatch(
+            r"a slice of 64 samples would need about [67]\.\d+ GiB of the GPU's 5\.\d+ GiB "
+            r"\(measured at 16 and 32\)",
+            limit["because"],
+        ), limit
+        memory = job.status()["memory"]
+        assert memory["peak_bytes"]["16"] < memory["peak_bytes"]["32"] < memory["device_bytes"]
+        with pytest.raises(TrainingError, match="can't run on 1 workers"):
+            job.ask("resize", workers=1)
+        job.finish()
+        assert job.sizes() == [4, 2], "it was never tried"
+        assert "OutOfMemoryError" not in job.printed()
 
 
 def _store() -> TCPStore:

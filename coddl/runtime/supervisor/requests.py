@@ -94,9 +94,7 @@ class Requests:
     def _set_workers(self, workers: int) -> None:
         standing = self._leader.standing
         standing.job.check_size(workers, standing.coordinator.workers_max)
-        least = standing.fitting.workers_min(standing.coordinator.parts or 1) or 1
-        if workers < least:
-            raise troubles.too_few(standing.job, workers, standing.fitting.because, least)
+        standing.check_fits(workers)
         self._leader.set_workers(workers, "command")
 
     def _check_awake(self, asked: str) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.changes import Since
 from coddl.runtime.supervisor.standing import Standing
 from coddl.runtime.wire import Message
@@ -30,8 +31,16 @@ class Schedule:
             return
         self._begun = None
         if self._left and self._left[0][0] <= step:
-            self._begun = self._left.pop(0)
-            self._supervisor.set_workers(self._begun[1], "schedule")
+            self._begin(*self._left.pop(0))
+
+    def _begin(self, step: int, workers: int) -> None:
+        try:
+            self._supervisor.standing.check_fits(workers)
+        except TrainingError as error:
+            self._supervisor.tell({"is": "problem", **error.parts()})
+            return
+        self._begun = step, workers
+        self._supervisor.set_workers(workers, "schedule")
 
     def tell_missed(self) -> None:
         """Tell which resizes a training that has come to its end did not make."""

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor import troubles
 from coddl.runtime.supervisor.changes import Changes, Due
 from coddl.runtime.supervisor.coordinator import Coordinator
 from coddl.runtime.supervisor.crew import Crew
-from coddl.runtime.supervisor.fitting import Fitting
+from coddl.runtime.supervisor.fitting import Fitting, Limit, Sharing
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import samples_per_s
 from coddl.runtime.supervisor.pace import Pace
@@ -70,6 +71,25 @@ class Standing:
         return self.job.must_prepare or bool(self.about)
 
     @property
+    def sharing(self) -> Sharing:
+        """Give how its batch is shared, once a worker has told."""
+        if not self.about:
+            return Sharing()
+        parts, workers_max = self.about["parts"], self.about["workers_max"]
+        return Sharing(parts, workers_max, self.about.get("micro_batch"))
+
+    @property
+    def limit(self) -> Limit:
+        """Give the fewest workers that its memory allows, as far as is known."""
+        return self.fitting.limit(self.sharing)
+
+    def check_fits(self, workers: int) -> None:
+        """Raise if slices do not fit in memory in a group of so many."""
+        limit = self.limit
+        if workers < (least := limit.workers_min or 1):
+            raise troubles.too_few(self.job, workers, limit.because, least)
+
+    @property
     def is_over(self) -> bool:
         """Tell whether the job is about to end, by itself or because it was told to."""
         is_told = self.stopping is not None or self.exit_code is not None
@@ -108,6 +128,7 @@ class Standing:
             "global_batch": self.about.get("global_batch"),
             "virtual_nodes": self.about.get("virtual_nodes"),
             "workers_max": self.coordinator.workers_max,
+            "memory": {**self.limit.as_data(), **self.fitting.as_data()},
             "saved_step": saved_step,
             "fresh": self.job.fresh,
             "changes": self.changes.made,

@@ -338,6 +338,7 @@ class Supervisor:
         notes.has_arrived = True
         if not standing.about:
             self._tell_about(message)
+            self._limits.on_prepared()
             try:
                 self._job.check_sizes(workers_max)
             except TrainingError as error:
@@ -357,8 +358,7 @@ class Supervisor:
         notes.figures.add(message)
         self.standing.pace.stepped(notes.step, now_s)
         self.patience.stepped(notes.step)
-        if self._coordinator.phase == "steady":
-            self.standing.fitting.trained(len(self._coordinator.members))
+        self._limits.on_stepped(message)
         self._captures.plan()
         self.feed(group.WorkerStepped(notes.number, notes.step, message.get("pass_s")))
         self._schedule.stepped(notes.step)

@@ -112,25 +112,35 @@ class Guard:
                 )
 
 
-def _sample(dataset: Any, number: int) -> str:
+def shapes_of(dataset: Any) -> str:
+    """Tell datasets apart whose samples differ in size, as far as the first one tells."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        return ""
+    try:
+        return _sample(dataset, 0, contents=False)
+    except (TypeError, KeyError, IndexError):  # empty, or indexed by something else than numbers
+        return ""
+
+
+def _sample(dataset: Any, number: int, *, contents: bool = True) -> str:
     mine = randomness.capture()
     try:
         random.seed(0)
         randomness.reseed(0)
-        return _told(dataset[number])
+        return _told(dataset[number], contents=contents)
     finally:
         randomness.restore(mine)
 
 
-def _told(sample: Any) -> str:
-    """Describe a sample so that equal ones are told alike."""
+def _told(sample: Any, *, contents: bool) -> str:
+    """Describe a sample so that equal ones are told alike; without contents, those of a size."""
     if isinstance(sample, Tensor):
-        total = float(sample.double().sum()) if sample.numel() else 0.0
+        total = float(sample.double().sum()) if sample.numel() and contents else 0.0
         return f"{tuple(sample.shape)}{sample.dtype}{total!r}"
     if isinstance(sample, dict):
-        return repr([(key, _told(part)) for key, part in sample.items()])
+        return repr([(key, _told(part, contents=contents)) for key, part in sample.items()])
     if isinstance(sample, list | tuple):
-        return repr([_told(part) for part in sample])
-    if isinstance(sample, str | int | float | bool | None):
+        return repr([_told(part, contents=contents) for part in sample])
+    if contents and isinstance(sample, str | int | float | bool | None):
         return repr(sample)
     return type(sample).__name__

@@ -67,8 +67,8 @@ def prepare(
         else:
             _refuse_unknown(strictly)
             sorted_ = _Sorted(objects, eval, global_batch)
-            settings = sorted_.settings(min_slice, reduction, weight)
-            _session, prepared = _prepared_session(sorted_, settings, micro_batch, link)
+            settings = sorted_.settings(min_slice, micro_batch, reduction, weight)
+            _session, prepared = _prepared_session(sorted_, settings, link)
     except TrainingError as error:
         if link is not None:
             reject(link, error)
@@ -79,13 +79,13 @@ def prepare(
 
 
 def _prepared_session(
-    given: "_Sorted", settings: Settings, micro_batch: int | None, link: Link | None
+    given: "_Sorted", settings: Settings, link: Link | None
 ) -> tuple[Session, tuple[Any, ...]]:
     if given.is_short:
         to_gpu(given.models, given.optimizers)
     session = Session(given.models, given.optimizers, settings, link)
-    if micro_batch is not None:
-        session.chunk(micro_batch)
+    if settings.micro_batch is not None:
+        session.chunk(settings.micro_batch)
     device = next(given.models[0].parameters()).device if given.is_short else None
     elastic = {
         id(loader): ElasticLoader(
@@ -161,7 +161,9 @@ class _Sorted:
         self.loaders.append(loader)
         return loader
 
-    def settings(self, min_slice: int | None, reduction: str, weight: Any) -> Settings:
+    def settings(
+        self, min_slice: int | None, micro_batch: int | None, reduction: str, weight: Any
+    ) -> Settings:
         """Say what the session is to keep to."""
         if reduction not in ("mean", "sum"):
             raise TrainingError(
@@ -171,7 +173,8 @@ class _Sorted:
             )
         least = checks.min_slice_of(self.models, min_slice)
         batch = self._batch()
-        return Settings(batch, max(1, batch // least), cast(Any, reduction), weight)
+        most = max(1, batch // least)
+        return Settings(batch, most, micro_batch, cast(Any, reduction), weight)
 
     def _batch(self) -> int:
         if not self.loaders:

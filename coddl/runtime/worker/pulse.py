@@ -1,4 +1,4 @@
-"""What a worker tells of its own speed: seconds per pass, waiting for data, exchanging, pausing."""
+"""What a worker tells of itself: seconds per pass, of data, of exchanges; memory of its passes."""
 
 import time
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from coddl.runtime.worker.footprint import Footprint
 from coddl.runtime.worker.link import Link
 
 REPORT_EVERY_S: Final = 0.05
@@ -16,8 +17,11 @@ SPANS_MAX: Final = 2000  # a trace that nobody fetches must not grow without end
 class Pulse:
     """Times the parts of passes; reports sums at most every 50 ms. Off without a supervisor."""
 
-    def __init__(self, link: Link | None, *, traced: bool) -> None:
+    def __init__(
+        self, link: Link | None, *, traced: bool, footprint: Footprint | None = None
+    ) -> None:
         self._link = link
+        self._footprint = footprint
         self._traced = traced
         self._spans: list[list[Any]] = []
         self._sums: dict[str, float] = {}
@@ -58,6 +62,7 @@ class Pulse:
         now_s = time.monotonic()
         if self._link is None or now_s - self._since_s < REPORT_EVERY_S:
             return
+        measured = self._footprint.take() if self._footprint is not None else None
         self._link.tell(
             "stepped",
             step=step,
@@ -67,6 +72,7 @@ class Pulse:
             data_wait_s=self._sums.get("data", 0.0),
             exchange_s=self._sums.get("exchange", 0.0),
             samples=self._samples,
+            **({} if measured is None else {"memory": measured}),
         )
         self.flush()
         self._sums.clear()

@@ -23,12 +23,15 @@ from torch.optim import Optimizer
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Meta
+from coddl.runtime.slices import largest_pass
 from coddl.runtime.worker import randomness
+from coddl.runtime.worker.arrival import about
 from coddl.runtime.worker.backward import Backward
 from coddl.runtime.worker.checks import NO_EPOCHS
 from coddl.runtime.worker.chunks import Chunks
 from coddl.runtime.worker.exchange import Exchange, Reduction
 from coddl.runtime.worker.following import Following
+from coddl.runtime.worker.footprint import Footprint, memory_of
 from coddl.runtime.worker.gradients import signature_of
 from coddl.runtime.worker.guard import Guard
 from coddl.runtime.worker.handover import Handover
@@ -54,6 +57,7 @@ class Settings:
 
     global_batch: int
     workers_max: int
+    micro_batch: int | None = None
     reduction: Reduction = "mean"
     weight: Callable[[Item], float | Tensor] | None = None
 
@@ -82,7 +86,9 @@ class Session:
         self._optimizers = list(optimizers)
         self._device = next(iter(models[0].parameters()), torch.empty(0)).device
         self.state = State(models, optimizers, self)
-        self.pulse = Pulse(link, traced=os.environ.get("CODDL_TRACE") == "1")
+        self.footprint = Footprint(memory_of(self._device), optimizers)
+        traced = os.environ.get("CODDL_TRACE") == "1"
+        self.pulse = Pulse(link, traced=traced, footprint=self.footprint)
         self._guard = Guard(self._optimizers, self.parameters)
         self._handover = handover = Handover(
             self.state,
@@ -179,18 +185,7 @@ class Session:
         self.state.find_schedulers()
         if self._link is None:
             return
-        sizes = [p.numel() * p.element_size() for p in self.parameters()]
-        self._membership.start(
-            parts=self.settings.global_batch,
-            workers_max=self.settings.workers_max,
-            global_batch=self.settings.global_batch,
-            steps=self.steps,
-            until=self.until,
-            signature=self.signature(),
-            data=self._guard.fingerprint([loader.dataset for loader in self.loaders]),
-            gradient_bytes=sum(sizes),
-            largest_tensor_bytes=max(sizes, default=0),
-        )
+        self._membership.start(**about(self, self._guard))
 
     def finish(self) -> None:
         """End the training in this worker."""
@@ -412,6 +407,7 @@ class Session:
             loader.own(replace(self._cut, first=first))
         self.exchange.join(groups.train)
         self._backward.install(groups.train is not None or self.exchange.chunks is not None)
+        self.footprint.begin(self._samples, is_alone=len(counts) == 1)
         if was_alone and rank and self._link is not None:
             seed = torch.default_generator.initial_seed() % 2**62
             randomness.reseed(seed, self._link.worker, self.step)
@@ -419,6 +415,11 @@ class Session:
             share_cores(len(counts))
 
     _membership_size = 1
+
+    @property
+    def _samples(self) -> int:
+        """How many samples a pass has here at most, in parts of the global batch."""
+        return largest_pass(self._cut.counts[self._cut.rank], self.settings.micro_batch)
 
     def signature(self) -> int:
         return signature_of(self.state.parameters())
@@ -469,6 +470,7 @@ class Session:
 
     def tell_resting(self) -> None:
         """Say that the script is between two epochs."""
+        self.footprint.rest()
         if self._link is not None:
             self._link.tell("resting")
 
@@ -482,7 +484,7 @@ class Session:
     def tell_out_of_memory(self) -> None:
         """Say that this worker's slice does not fit into its memory."""
         if self._link is not None and self.exchange.in_pass:
-            self._link.tell("out-of-memory", samples=self.exchange.slice.own)
+            self._link.tell("out-of-memory", samples=self._samples)
 
     def reject(self, error: TrainingError) -> NoReturn:
         """End because the script can't be trained; under a supervisor, that is who shows why."""

@@ -1,0 +1,125 @@
+"""How much of its GPU's memory a worker needs, measured once for every size of its slices.
+
+torch's count of the peak is begun anew at the first update with new slices, and read once: when
+every optimizer has made two more, so that their state was there for the whole of a pass. What runs
+between two epochs, such as an evaluation, is left out: it does not depend on the slice.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from coddl.runtime.wire import Message
+from coddl.runtime.worker.guard import shapes_of
+from coddl.runtime.worker.state import parameters_of
+
+UPDATES_MIN: Final = 2  # of every optimizer
+
+
+class DeviceMemory(Protocol):
+    """The memory of a worker's device."""
+
+    def restart(self) -> None:
+        """Count the peak from now on."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that tensors have had since."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """What this process may have of it, if no other has any."""
+
+
+class CudaMemory:
+    """A GPU's memory, as torch's allocator counts it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def restart(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    @property
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    @property
+    def usable_bytes(self) -> int:
+        # Other workers on this GPU are not counted: after a shrink they may be gone.
+        total_bytes = torch.cuda.get_device_properties(self._device).total_memory
+        return int(total_bytes * torch.cuda.get_per_process_memory_fraction(self._device))
+
+
+def memory_of(device: torch.device) -> DeviceMemory | None:
+    """Give the memory of a device if it can be measured: allocators of the script's own may not."""
+    counts = device.type == "cuda" and torch.cuda.get_allocator_backend() != "pluggable"
+    return CudaMemory(device) if counts else None
+
+
+class Footprint:
+    """Measures the peak of a slice; costs nothing once it is known."""
+
+    def __init__(self, memory: DeviceMemory | None, optimizers: Sequence[Optimizer]) -> None:
+        self._memory = memory
+        self._optimizers = optimizers
+        self._hooks: list[Any] = []  # while it measures
+        self._updates: Counter[int] | None = None  # since the count has begun
+        self._samples = 1
+        self._is_alone = True
+
+    def begin(self, samples: int, *, is_alone: bool) -> None:
+        """Measure passes of that many samples."""
+        self._samples, self._is_alone = samples, is_alone
+        self._end()
+        if self._memory is not None:
+            self._hooks = [o.register_step_post_hook(self._on_update) for o in self._optimizers]
+
+    def rest(self) -> None:
+        """Leave out what runs from now to the next update."""
+        self._updates = None
+
+    def take(self) -> Message | None:
+        """Give what was measured, once, when it is."""
+        updates = self._updates
+        if self._memory is None or not self._hooks or updates is None:
+            return None
+        if any(updates[id(o)] < UPDATES_MIN for o in self._optimizers):
+            return None
+        self._end()
+        trained = [p for o in self._optimizers for p in parameters_of(o) if p.requires_grad]
+        return {
+            "samples": self._samples,
+            "peak_bytes": self._memory.peak_bytes,
+            # What is sent to others is a copy of the gradients.
+            "exchange_bytes": 0 if self._is_alone else sum(p.nbytes for p in trained),
+            "device_bytes": self._memory.usable_bytes,
+        }
+
+    def _on_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._updates is not None:
+            self._updates[id(optimizer)] += 1
+        elif self._memory is not None:
+            self._updates = Counter()
+            self._memory.restart()
+
+    def _end(self) -> None:
+        self._updates = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def model_of(parameters: Sequence[Tensor], datasets: Sequence[Any], *, in_parts: bool) -> int:
+    """Tell models apart that need different memory for a sample: by parameters and samples.
+
+    `in_parts`: slices are run in several passes, which keeps a gradient more.
+    """
+    shapes = [(tuple(p.shape), str(p.dtype)) for p in parameters]
+    samples = [shapes_of(dataset) for dataset in datasets]
+    return zlib.crc32(repr((shapes, samples, in_parts)).encode())
