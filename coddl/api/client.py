@@ -8,6 +8,7 @@ UserError                    exit code
 """
 
 import contextlib
+import fcntl
 import getpass
 import itertools
 import json
@@ -15,7 +16,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -34,6 +35,9 @@ UPLOAD_S: Final = 300.0
 SETTLE_S: Final = 300.0  # a policy that nobody has used yet is compiled first
 SILENCE_S: Final = 45.0  # a stream says something every 15 seconds
 RETURN_S: Final = 120.0  # a stream that broke off is asked for again for so long
+# How long a server that nobody finds is waited for: it may be starting again.
+KEPT_S: Final = 60.0  # where `coddl up` keeps it running
+UNKNOWN_S: Final = 5.0
 PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0)  # between tries; the last one again and again
 SUBMIT_TRIES: Final = 3
 
@@ -45,6 +49,7 @@ class Unreachable(UserError):
     """Nobody answers where the server should be."""
 
     exit_code = 1
+    was_asked = True  # the request may have reached it
 
 
 class Answered(UserError):
@@ -131,6 +136,16 @@ def lives(pid: int) -> bool:
         return False
 
 
+def is_locked(path: Path) -> bool:
+    """Tell whether some process holds the lock of a file."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 class Client:
     """Requests to one server. Paths begin with /jobs, /nodes, …; answers are JSON."""
 
@@ -140,12 +155,16 @@ class Client:
         *,
         within_s: float = ANSWER_S,
         pauses_s: tuple[float, ...] = PAUSES_S,
+        on_away: Callable[[str], None] | None = None,
     ) -> None:
+        """`on_away`: told when nobody answers, before trying again; None: that is an error."""
         import httpx
 
         self.address = address
         self._within_s = within_s
         self._pauses_s = pauses_s
+        self._on_away = on_away
+        self._is_away = False
         is_here = urlsplit(address.url).hostname in ("127.0.0.1", "localhost", "::1")
         self._http = httpx.Client(
             base_url=address.url,
@@ -248,7 +267,31 @@ class Client:
                 raise self._refusal(response)
             yield events_of(response.iter_lines())
 
-    def _asked(
+    def _asked(self, method: str, path: str, body: Answer = None, **how: Any) -> Answer:
+        """Ask, again if the server is away meanwhile and has not done it."""
+        begin_s, tries = time.monotonic(), itertools.count()
+        while True:
+            try:
+                answer = self._asked_once(method, path, body, **how)
+            except Unreachable as error:
+                may_repeat = method in ("GET", "HEAD") or not error.was_asked
+                if self._on_away is None or not may_repeat or not self._may_return(begin_s):
+                    raise
+                if not self._is_away:
+                    self._on_away("the server is away; waiting for it")
+                self._is_away = True
+            else:
+                self._is_away = False
+                return answer
+            time.sleep(self._pauses_s[min(next(tries), len(self._pauses_s) - 1)])
+
+    def _may_return(self, since_s: float) -> bool:
+        """Tell whether a server that can't be reached may be starting again."""
+        found = self.address.found
+        is_kept = found is not None and is_locked(found.with_name("pool.lock"))
+        return time.monotonic() - since_s < (KEPT_S if is_kept else UNKNOWN_S)
+
+    def _asked_once(
         self,
         method: str,
         path: str,
@@ -286,20 +329,31 @@ class Client:
     def _unreachable(self, error: Exception) -> Unreachable:
         import httpx
 
-        url, pid, found = self.address.url, self.address.pid, self.address.found
-        if pid is not None and not lives(pid):
-            return Unreachable(
-                "the server is not running",
-                f"{found} tells of process {pid} at {url}, and that is gone",
-                "coddl up",
-            )
+        url = self.address.url
         if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
-            because = f"nobody answers at {url} ({str(error) or 'in time'})"
-            return Unreachable("the server can't be reached", because, "coddl up, or --server URL")
+            away = self._not_running() or Unreachable(
+                "the server can't be reached",
+                f"nobody answers at {url} ({str(error) or 'in time'})",
+                "coddl up, or --server URL",
+            )
+            away.was_asked = False
+            return away
         because = (
             f"{url} took the request and gave no answer ({str(error) or type(error).__name__})"
         )
         return Unreachable("the server gave no answer", because, "the same command again")
+
+    def _not_running(self) -> Unreachable | None:
+        """Say that the server of this machine has ended, if it has."""
+        pid, found = self.address.pid, self.address.found
+        if pid is None or found is None or lives(pid):
+            return None
+        is_kept = is_locked(found.with_name("pool.lock"))
+        return Unreachable(
+            "the server is not running",
+            f"{found} tells of process {pid} at {self.address.url}, and that is gone",
+            f"{found.parent}/output/server.log says why" if is_kept else "coddl up",
+        )
 
     def _refusal(self, response: "httpx.Response") -> Answered:
         with contextlib.suppress(ValueError, KeyError, TypeError):

@@ -38,7 +38,7 @@ def connect(server: str, state_dir: str) -> "Client":
     from coddl.api.client import Client, find
 
     with needs("client"):
-        return Client(find(server, state_dir))
+        return Client(find(server, state_dir), on_away=note)
 
 
 @contextlib.contextmanager
@@ -57,6 +57,17 @@ def needs(extra: str) -> Iterator[None]:
 def note(text: str) -> None:
     """Tell a person something that is no part of the output."""
     print(f"note: {text}", file=sys.stderr)
+
+
+def note_own_options(context: typer.Context, words: list[str]) -> None:
+    """Say which words after the script look like options of the command: they are the script's."""
+    own = {name for option in context.command.params for name in option.opts if name[0] == "-"}
+    taken = [word for word in words if word.partition("=")[0] in own - {"-h", "--help"}]
+    if taken:
+        note(
+            f"{' '.join(taken)} stands after the script and goes to it; options of "
+            f"coddl {context.info_name} stand before it"
+        )
 
 
 def complete_jobs(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:

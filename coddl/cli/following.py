@@ -91,16 +91,24 @@ def logs(
     since_s = time.time() - read_ago(since) if since else None
     path = f"/jobs/{in_path(job)}/logs"
     for_program = wants_json(output, as_json)
+    wants_all = tail is rank is since_s is None
+
+    def tell(line: "Answer", *, is_first: bool) -> None:
+        if wants_all and is_first and (earlier := line["number"] - 1):
+            note(f"{earlier:,} earlier lines are not shown: the pool keeps a job's last ones")
+        print(json.dumps(line) if for_program else log_line(line), flush=True)
+
     with connect(server, state_dir) as client:
         if not follow:
-            for line in client.get(path, tail=tail, rank=rank, since_s=since_s)["items"]:
-                print(json.dumps(line) if for_program else log_line(line))
+            found = client.get(path, tail=tail, rank=rank, since_s=since_s)["items"]
+            for place, line in enumerate(found):
+                tell(line, is_first=not place)
             return
         try:
             said = client.watch(path, tail=tail, rank=rank, since_s=since_s, follow=True)
-            for each in said:
+            for place, each in enumerate(said):
                 if each.kind != "end":
-                    print(json.dumps(each.data) if for_program else log_line(each.data), flush=True)
+                    tell(each.data, is_first=not place)
         except KeyboardInterrupt:
             detached(job)
         from coddl.cli.waiting import exit_code_of

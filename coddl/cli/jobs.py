@@ -45,7 +45,7 @@ Examples:
 
   coddl resize bert 4          a job of coddl run on this machine: four workers, now
 """
-PRIORITY_EXAMPLES = "Examples:  coddl priority bert 10   coddl priority 12 -- -5"
+PRIORITY_EXAMPLES = "Examples:  coddl priority bert 10   coddl priority 12 -5"
 PAGE: Final = 200
 LAST_EVENTS: Final = 10
 LOOK_EVERY_S: Final = 1.0

@@ -3,6 +3,7 @@ command runs.
 """
 
 import io
+import json
 import sys
 from typing import Annotated, Final
 
@@ -32,6 +33,7 @@ from coddl.cli import (
     trace,
 )
 from coddl.cli.demo import command as demo
+from coddl.cli.output import asks_json
 
 app = typer.Typer(
     name="coddl",
@@ -87,7 +89,10 @@ for panel, commands in COMMANDS.items():
             cls=SCRIPTED.get(name, TyperCommand),
             epilog=examples or None,
             rich_help_panel=panel,
-            context_settings={"allow_interspersed_args": name not in SCRIPTED},
+            context_settings={
+                "allow_interspersed_args": name not in SCRIPTED,
+                "ignore_unknown_options": name == "priority",  # -1 is a number there
+            },
         )(function)
 app.add_typer(trace.app, name="trace", rich_help_panel="Without a pool")
 
@@ -140,7 +145,11 @@ def _message(error: Exception) -> str:
 
 
 def _tell(error: CoddlError) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    if asks_json(sys.argv[1:]):
+        about = error.parts() if isinstance(error, UserError) else {"what": str(error)}
+        print(json.dumps({"error": about, "exit_code": error.exit_code}), file=sys.stderr)
+    else:
+        print(f"error: {error}", file=sys.stderr)
     return error.exit_code
 
 

@@ -1,5 +1,6 @@
 """How every command offers output for programs: `-o json`, alias `--json`."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -8,6 +9,18 @@ Output = Annotated[
     Literal["table", "json"], typer.Option("-o", "--output", help="What to print on stdout.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+
+
+def asks_json(words: Sequence[str]) -> bool:
+    """Tell whether a command that could not be read asked for it; not what follows a script."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--" or word.endswith(".py"):
+            return False
+        if word in ("--json", "-ojson", "--output=json"):
+            return True
+        if word in ("-o", "--output") and following == "json":
+            return True
+    return False
 
 
 def wants_json(output: str, as_json: bool) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from coddl.cli.connect import note_own_options
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
@@ -75,6 +76,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show what the script print
 
 def run(
     *,
+    context: typer.Context,
     script: Script,
     args: Arguments = None,
     workers: Workers = "",
@@ -98,6 +100,7 @@ def run(
     from coddl.runtime.supervisor.jobdir import check_name, default_folder
 
     path = _script(script)
+    note_own_options(context, args or [])
     with user_errors():
         name = check_name(name or re.sub(r"[^A-Za-z0-9._-]+|^[._-]+", "-", path.stem).strip("-"))
         job = Job(

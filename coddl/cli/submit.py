@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 from typer.core import TyperCommand
 
-from coddl.cli.connect import Server, StateDir, connect, needs, note
+from coddl.cli.connect import Server, StateDir, connect, needs, note, note_own_options
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
@@ -129,8 +129,11 @@ def submit(
 
         print(json.dumps(published(), indent=2))
         return
+    is_command = bool(context.meta.get(SEPARATED))
+    if words and not is_command:
+        note_own_options(context, words[1:])
     data = read_file(file) if file else {}
-    data |= _what(words or [], is_command=bool(context.meta.get(SEPARATED)))
+    data |= _what(words or [], is_command=is_command)
     given: dict[str, object] = {
         "gpus": gpus,
         "name": name,

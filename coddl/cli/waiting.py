@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from coddl.cli.connect import note
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,18 +53,15 @@ def wait_for(
     from coddl.api.client import Unreachable, in_path
 
     begin_s = seen_s = time.monotonic()
-    looks, last, is_away = 0, None, False
+    looks, last = 0, None
     while True:
         try:
             job: Answer = client.get(f"/jobs/{in_path(name)}")
         except Unreachable:
             if last is None or time.monotonic() - seen_s > AWAY_S:
                 raise
-            if not is_away:
-                note("the server is away; waiting for it")
-            is_away = True
         else:
-            seen_s, is_away = time.monotonic(), False
+            seen_s = time.monotonic()
             name = str(job["id"])  # a newer job may take the name
             if tell is not None and last != (job["state"], job["gpus"]):
                 tell(job)

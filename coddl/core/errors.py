@@ -25,5 +25,9 @@ class UserError(CoddlError):
         self.because = because
         self.try_ = try_
 
+    def parts(self) -> dict[str, str]:
+        """Give it for programs."""
+        return {"what": self.what, "because": self.because, "try": self.try_}
+
     def __str__(self) -> str:
         return f"{self.what}\n  because {self.because}\n  try     {self.try_}"

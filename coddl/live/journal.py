@@ -34,6 +34,21 @@ class Noted(NamedTuple):
     record: Record
 
 
+class Unreadable(msgspec.Struct, frozen=True):
+    """Stands for a record that can't be read."""
+
+    kind: str
+    because: str
+
+
+class Seen(NamedTuple):
+    """A record to look at, with its place in the journal."""
+
+    seq: int
+    at_s: float
+    record: Record | Unreadable
+
+
 class Folded(NamedTuple):
     """The pool after record `seq`."""
 
@@ -90,13 +105,13 @@ class Journal:
         """Drop the answers that are older."""
         self._store.forget_answers(before_s)
 
-    def read(self, after: int, limit: int, job: int | None = None) -> list[Noted]:
+    def read(self, after: int, limit: int, job: int | None = None) -> list[Seen]:
         """Give the oldest records after a number; of a job if one is named."""
-        return [self._noted(line) for line in self._store.lines(after, limit, job)]
+        return [self._seen(line) for line in self._store.lines(after, limit, job)]
 
-    def newest(self, limit: int, job: int | None = None) -> list[Noted]:
+    def newest(self, limit: int, job: int | None = None) -> list[Seen]:
         """Give the newest records, in order; of a job if one is named."""
-        return [self._noted(line) for line in self._store.newest(limit, job)]
+        return [self._seen(line) for line in self._store.newest(limit, job)]
 
     def fold(self) -> Folded:
         """Give the pool as the journal has it: the newest picture that can be read, and the tail.
@@ -125,8 +140,8 @@ class Journal:
         self._store.close()
 
     def _tail(self, after: int) -> Iterator[Noted]:
-        while page := self.read(after, PAGE):
-            yield from page
+        while page := self._store.lines(after, PAGE, None):
+            yield from map(self._noted, page)
             after = page[-1].seq
 
     def _pictured_pool(self) -> Folded:
@@ -144,12 +159,14 @@ class Journal:
         return Folded(Pool(), 0, 0.0)
 
     def _noted(self, line: Line) -> Noted:
-        if line.kind not in _decoders:
-            raise self._unreadable(f'record {line.seq} is a "{line.kind}", unknown to this version')
-        try:
-            return Noted(line.seq, line.at_s, _decoders[line.kind].decode(line.body))
-        except msgspec.DecodeError as error:
-            raise self._unreadable(f"record {line.seq} ({line.kind}): {error}") from error
+        """Read a record that the pool is folded from: none can be left out."""
+        record = _read(line)
+        if isinstance(record, Unreadable):
+            raise self._unreadable(record.because)
+        return Noted(line.seq, line.at_s, record)
+
+    def _seen(self, line: Line) -> Seen:
+        return Seen(line.seq, line.at_s, _read(line))
 
     def _check_version(self) -> None:
         notes, ours = self._store.notes(), {"schema": str(SCHEMA), "version": __version__}
@@ -165,6 +182,16 @@ class Journal:
             f"{because}; coddl {wrote} wrote it, and this is coddl {__version__}",
             f"coddl {wrote} or newer, or another --state-dir",
         )
+
+
+def _read(line: Line) -> Record | Unreadable:
+    if line.kind not in _decoders:
+        because = f'record {line.seq} is a "{line.kind}", unknown to this version'
+        return Unreadable(line.kind, because)
+    try:
+        return _decoders[line.kind].decode(line.body)
+    except msgspec.DecodeError as error:
+        return Unreadable(line.kind, f"record {line.seq} ({line.kind}): {error}")
 
 
 class _Body(msgspec.Struct, frozen=True):

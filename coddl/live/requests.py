@@ -5,7 +5,7 @@ from typing import Annotated, Final
 from fastapi import Header, Query
 
 from coddl.api.rest import BY_HEADER
-from coddl.live.journal import Journal, Noted
+from coddl.live.journal import Journal, Seen
 
 PAGE_MAX: Final = 1_000
 
@@ -19,7 +19,7 @@ By = Annotated[
 ]
 
 
-def at_page(journal: Journal, after: int | None, limit: int, job: int | None) -> list[Noted]:
+def at_page(journal: Journal, after: int | None, limit: int, job: int | None) -> list[Seen]:
     """Read the records after a number; or, without one, the newest."""
     if after is None:
         return journal.newest(limit, job)

@@ -25,6 +25,7 @@ from coddl.core.pool.records import (
 from coddl.core.pool.spec import JobSpec
 from coddl.core.pool.state import Pool
 from coddl.live import views
+from coddl.live.journal import Unreadable
 from coddl.live.logs import Wanted
 from coddl.live.loop import Once
 from coddl.live.requests import After, By, Limit, at_page
@@ -152,7 +153,8 @@ def _add_reading(router: APIRouter, server: Server) -> None:
     async def explain_job(job: str) -> rest.ExplainView:
         """Say why a job is where it is, and how it came there."""
         state = server.find(job)
-        story = await asyncio.to_thread(server.journal.newest, STORY_MAX, state.id)
+        seen = await asyncio.to_thread(server.journal.newest, STORY_MAX, state.id)
+        story = [(seq, at_s, it) for seq, at_s, it in seen if not isinstance(it, Unreadable)]
         state = server.pool.jobs[state.id]  # as it is now
         explanation = explain(server.pool, state.id, story, server.clock.wall_s(), server.awaited)
         return views.explain_view(explanation, server.job_view(state))

@@ -10,7 +10,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from coddl.core.pool.job import JobState
 from coddl.live import views
-from coddl.live.journal import Noted
+from coddl.live.journal import Seen
 from coddl.live.logs import KeptLine, Wanted
 from coddl.live.server import Server
 
@@ -25,7 +25,7 @@ def event_stream(events: AsyncIterator[ServerSentEvent]) -> EventSourceResponse:
 
 
 async def watch_events(
-    server: Server, after: int, job: int | None, first: list[Noted]
+    server: Server, after: int, job: int | None, first: list[Seen]
 ) -> AsyncIterator[ServerSentEvent]:
     """Give records, then those that come; `first` has what came up to `after`."""
     page = first

@@ -11,11 +11,11 @@ from coddl.api import rest
 from coddl.api.wire import RunProgress
 from coddl.core.pool import records as r
 from coddl.core.pool.control import Effect
-from coddl.core.pool.errors import NotFound
+from coddl.core.pool.errors import Conflict, NotFound
 from coddl.core.pool.explain import Explanation, code_of, sentence, sentence_of
 from coddl.core.pool.job import JobState
 from coddl.core.pool.state import NodeState, Pool
-from coddl.live.journal import Noted
+from coddl.live.journal import Seen, Unreadable
 from coddl.live.logs import KeptLine
 
 BULKY: Final = ("rows", "memory")  # of a decision: of use to programs that replay, not to people
@@ -109,9 +109,19 @@ def effect_view(effect: Effect) -> rest.EffectView:
     return rest.EffectView(**effect._asdict())
 
 
-def event_view(noted: Noted, job: int | None = None) -> rest.EventView:
+def event_view(noted: Seen, job: int | None = None) -> rest.EventView:
     """Show a record; in a job's own story, the part that concerns it."""
     record = noted.record
+    if isinstance(record, Unreadable):
+        return rest.EventView(
+            number=noted.seq,
+            at_s=noted.at_s,
+            kind="Unreadable",
+            job=job,
+            node=None,
+            text=f"cannot be shown: {record.because}",
+            detail={"kind": record.kind},
+        )
     number: int | None = getattr(record, "job", None)
     return rest.EventView(
         number=noted.seq,
@@ -235,16 +245,23 @@ class JobNames:
         self._by_name.setdefault(name, []).append(job)
 
     def find(self, pool: Pool, job: str) -> JobState:
-        """Give the job of that number; or of that name, the newest that is not over before others.
+        """Give the job of that number; or of that name, the one that is not over before others.
 
-        Raises NotFound.
+        Raises NotFound; and Conflict where several that are not over have the name.
         """
         if job.isdecimal() and len(job) < 19 and int(job) in pool.jobs:
             return pool.jobs[int(job)]
         numbers = self._by_name.get(job, [])
-        for number in reversed(numbers):
-            if number in pool.active:
-                return pool.jobs[number]
+        active = [number for number in numbers if number in pool.active]
+        if len(active) > 1:
+            *others, last = map(str, active)
+            raise Conflict(
+                f'"{job}" does not say which job is meant',
+                f"jobs {', '.join(others)} and {last} have that name",
+                f"its number, as in coddl describe {last}",
+            )
+        if active:
+            return pool.jobs[active[0]]
         if numbers:
             return pool.jobs[numbers[-1]]
         raise NotFound(

@@ -51,6 +51,7 @@ class StubPool:
 
     replies: dict[tuple[str, str], list[Reply]] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
+    port: int = 0  # any
 
     def __enter__(self) -> Self:
         stub = self
@@ -66,7 +67,7 @@ class StubPool:
             def log_message(self, *_words: object) -> None:
                 pass
 
-        self.http = QuietServer(("127.0.0.1", 0), Handler)
+        self.http = QuietServer(("127.0.0.1", self.port), Handler)
         self.http.daemon_threads = True
         self._thread = threading.Thread(target=self.http.serve_forever, args=(0.01,))
         self._thread.start()

@@ -1,5 +1,7 @@
 """The client that the command line talks to a server with."""
 
+import contextlib
+import fcntl
 import io
 import json
 import os
@@ -123,6 +125,49 @@ def test_a_file_of_a_server_that_was_killed_is_no_riddle(nowhere: Client) -> Non
         f"  because server.json tells of process {pid} at {url}, and that is gone\n"
         "  try     coddl up"
     )
+
+
+def test_a_server_that_starts_again_is_waited_for() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    said: list[str] = []
+    with contextlib.ExitStack() as until_end:
+
+        def come_back(text: str) -> None:
+            said.append(text)
+            again = until_end.enter_context(StubPool(port=port))
+            again.will("POST", "/jobs/1:cancel", {"id": 1})
+
+        address = Address(f"http://127.0.0.1:{port}", "")
+        with Client(address, pauses_s=(0.01,), on_away=come_back) as client:
+            assert client.post("/jobs/1:cancel") == {"id": 1}
+    assert said == ["the server is away; waiting for it"]
+
+
+def test_what_a_server_may_have_done_is_not_asked_for_twice(pool: StubPool) -> None:
+    pool.will("POST", "/jobs/1:cancel", HANG_UP)
+    pool.will("GET", "/jobs/1", HANG_UP, {"id": 1})
+    with Client(Address(pool.url, TOKEN), pauses_s=(0.0,), on_away=lambda _: None) as client:
+        with pytest.raises(Unreachable, match="gave no answer"):
+            client.post("/jobs/1:cancel")
+        assert len(pool.saw("POST", "/jobs/1:cancel")) == 1
+        assert client.get("/jobs/1") == {"id": 1}
+
+
+def test_who_keeps_a_pool_up_is_not_told_to_start_it(
+    nowhere: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "KEPT_S", 0.0)
+    address = Address(nowhere.address.url, "", gone(), tmp_path / "server.json")
+    with (tmp_path / "pool.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with (
+            Client(address, on_away=lambda _: None) as client,
+            pytest.raises(Unreachable) as refused,
+        ):
+            client.get("/jobs")
+    assert refused.value.try_ == f"{tmp_path}/output/server.log says why"
 
 
 def test_a_job_is_handed_in_once_though_it_had_to_be_said_twice(

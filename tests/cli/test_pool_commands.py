@@ -57,7 +57,11 @@ def takes(pool: StubPool) -> StubPool:
 
 def test_a_script_is_handed_in_with_its_folder_and_words(coddl: Coddl, takes: StubPool) -> None:
     done = coddl("submit", "--gpus", "1..8", "--name", "vit", "train.py", "--epochs", "3", "--json")
-    assert (done.code, done.out, done.err) == (0, "submitted vit as job 13\n", "")
+    assert (done.code, done.out) == (0, "submitted vit as job 13\n")
+    assert done.err == (
+        "note: --json stands after the script and goes to it; options of coddl submit stand "
+        "before it\n"
+    )
     job = handed_in(takes)
     (upload,) = [asked for asked in takes.asked if asked.method == "PUT"]
     assert upload.path == f"/api/v1/code/{job.pop('code')}"
@@ -246,6 +250,38 @@ def test_logs_are_filtered_by_the_server(coddl: Coddl, pool: StubPool) -> None:
     assert float(asked["since_s"]) > NOW_S
     first, _ = coddl("logs", "bert", "--json").out.splitlines()
     assert json.loads(first) == LINE
+
+
+def test_logs_that_begin_in_the_middle_say_so(coddl: Coddl, pool: StubPool) -> None:
+    later = LINE | {"number": 12_001}
+    pool.will("GET", "/jobs/bert/logs", {"items": [later, later | {"number": 12_002}]})
+    cut = "note: 12,000 earlier lines are not shown: the pool keeps a job's last ones\n"
+    assert coddl("logs", "bert").err == cut
+    assert coddl("logs", "--tail", 2, "bert").err == ""
+    text = f"id: 1\ndata: {json.dumps(later)}\n\nevent: end\ndata: {{}}\n\n"
+    pool.will("GET", "/jobs/bert/logs", Reply(200, text))
+    pool.will("GET", "/jobs/bert", JOB)
+    assert coddl("logs", "-f", "bert").err == cut
+
+
+def test_a_priority_may_be_below_zero(coddl: Coddl, pool: StubPool) -> None:
+    pool.will("GET", "/jobs/bert", JOB)
+    pool.will("PATCH", "/jobs/12", JOB | {"priority": -1})
+    assert coddl("priority", "bert", "-1").code == 0
+    assert pool.saw("PATCH", "/jobs/12")[0].json() == {"priority": -1}
+
+
+def test_errors_are_json_where_the_output_is(coddl: Coddl, pool: StubPool) -> None:
+    pool.will("GET", "/jobs/x", problem(404, "no x", "there is none", "coddl ls"))
+    for words in (("describe", "x", "-o", "json"), ("describe", "x", "--json")):
+        done = coddl(*words)
+        assert (done.code, done.out) == (102, "")
+        assert json.loads(done.err) == {
+            "error": {"what": "no x", "because": "there is none", "try": "coddl ls"},
+            "exit_code": 102,
+        }
+    done = coddl("describe", "--json", "--nonsense", "x")
+    assert json.loads(done.err)["error"]["try"].endswith("coddl describe --help")
 
 
 def test_logs_are_followed_to_the_end(coddl: Coddl, pool: StubPool) -> None:

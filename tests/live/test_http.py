@@ -11,6 +11,7 @@ from coddl import __version__
 from coddl.api.rest import JobView, Problem
 from coddl.api.spec import GPUS_MAX_UNSEEN
 from coddl.live.archives import Archives
+from coddl.live.store import Line, Link
 from coddl.live.store_memory import MemoryStore
 from tests.live.harness import TOKEN, LivePool, eventually
 
@@ -139,9 +140,11 @@ def test_a_job_is_accepted_and_seen_by_number_and_name(live: LivePool) -> None:
     assert live.job(1) == live.job("bert") == job
 
 
-def test_a_name_means_the_newest_job_that_is_not_over(live: LivePool) -> None:
+def test_a_name_means_the_job_that_is_not_over_if_there_is_one(live: LivePool) -> None:
     first, second = live.submit(name="a")["id"], live.submit(name="a")["id"]
-    assert live.job("a")["id"] == second
+    refused = live.api("POST", "/jobs/a:cancel")
+    assert refused.status_code == 409
+    assert refused.json()["because"] == f"jobs {first} and {second} have that name"
     assert live.api("POST", f"/jobs/{second}:cancel").json()["state"] == "CANCELLED"
     assert live.job("a")["id"] == first
     live.api("POST", "/jobs/a:cancel")
@@ -286,6 +289,19 @@ def test_events_tell_what_happened_from_a_number_on(live: LivePool) -> None:
     of_b = live.api("GET", "/jobs/b/events?after=0").json()
     assert [event["number"] for event in of_b["items"]] == [3, 4]
     assert live.api("GET", "/events?after=4").json() == {"items": [], "next": 4}
+
+
+def test_events_go_on_after_a_record_that_cannot_be_read(live: LivePool) -> None:
+    number = live.submit(name="a")["id"]
+    lines = live.api("GET", "/events").json()["items"]
+    live.store.append(
+        [Line(len(lines) + 1, 0.0, "JobHeld", '{"job":')], [Link(len(lines) + 1, number)], []
+    )
+    for path in ("/events", f"/jobs/{number}/events"):
+        shown = live.api("GET", path).json()["items"][-1]
+        assert (shown["kind"], shown["detail"]) == ("Unreadable", {"kind": "JobHeld"})
+        assert shown["text"].startswith(f"cannot be shown: record {len(lines) + 1} (JobHeld): ")
+    assert live.api("GET", f"/jobs/{number}/explain").json()["story"]
 
 
 def test_explain_says_why_a_job_waits_and_tells_its_story(live: LivePool) -> None:
