@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 
 from torch._C._distributed_c10d import TCPStore  # noqa: E402
 
+from coddl.runtime.supervisor.environment import ON_ONE_GPU  # noqa: E402
 from coddl.runtime.worker.group import connect  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -138,6 +139,29 @@ def test_nccl_groups_are_built_beside_training_swapped_and_aborted() -> None:
         assert float(value.sum()) == 3000.0
         group.drop()
     print(f"{len(steps_s)} steps meanwhile, the longest {max(steps_s) * 1e3:.0f} ms")  # noqa: T201
+
+
+HEARING = {"an error": {}, "the supervisor alone": {"DEAF": "1"}}
+
+
+@pytest.mark.parametrize("heard_from", HEARING)
+@pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+def test_workers_survive_a_peer_over_nccl(tmp_path: Path, heard_from: str, strict: bool) -> None:
+    args = ("--strict" if strict else "--exact", "--epochs", "60", "--pace-s", "0.01")
+    env = HEARING[heard_from] | {ON_ONE_GPU: "1"}
+    with Elastic(tmp_path, "net.py", *args, workers=3, env=env) as job:
+        job.wait_step(10)
+        assert job.ask("resize", workers=2)["change"]["to"] == 2
+        assert job.ask("resize", workers=3)["change"]["to"] == 3
+        since, step = len(job.events), job.status()["step"]
+        survivors = set(job.pids().items()) - {(1, job.pids()[1])}
+        killed_s = time.monotonic()
+        job.kill(1)
+        regrouped = job.wait_kind("regrouped", since)
+        job.wait(lambda e: e["is"] == "progress" and e["step"] > max(step, regrouped["step"]))
+        print(f"{time.monotonic() - killed_s:.2f} s from the kill to the next step")  # noqa: T201
+        assert survivors <= set(job.pids().items())
+        assert job.finish()
 
 
 @two_gpus

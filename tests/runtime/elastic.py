@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from coddl.runtime.supervisor import control
+from coddl.runtime.supervisor.environment import ON_ONE_GPU
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.supervisor import Supervisor
 from coddl.runtime.wire import Message
@@ -22,7 +23,7 @@ PATIENCE_S = 90.0  # how long a test waits for what must come; machines are shar
 
 def environment(**extra: str) -> dict[str, str]:
     """Give a worker's environment: one thread each, so that workers don't fight."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("CODDL_")}
+    kept = {k: v for k, v in os.environ.items() if k == ON_ONE_GPU or not k.startswith("CODDL_")}
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
 
 

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from random import Random
+from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import ErrorType, HashStore, TCPStore
 
 from coddl.runtime.worker import group
 from coddl.runtime.worker.group import Broken, Group, connect
@@ -74,3 +75,48 @@ def test_who_loses_patience_gives_up(pair: list[Group], monkeypatch: pytest.Monk
         pair[0].finish(alone)
     assert next(looks, None) is None
     pair[1].finish(pair[1].all_reduce(torch.ones(1)))  # lets the backend's thread end
+
+
+class StandIn:
+    """What a group asks of NCCL, where there is no GPU."""
+
+    def __init__(self, error: ErrorType = ErrorType.SUCCESS) -> None:
+        self.error = error
+        self.aborts = 0
+
+    def name(self) -> str:
+        return "nccl"
+
+    def get_error(self) -> ErrorType:
+        return self.error
+
+    def abort(self) -> None:
+        self.aborts += 1
+
+
+class Ended:
+    """A collective that NCCL calls complete, as it does with one that a dead peer broke."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+def test_what_nccl_calls_complete_after_a_peer_died_is_broken() -> None:
+    work: Any = Ended()
+    assert Group(StandIn(), 0, 2, HashStore()).finish(work)
+    with pytest.raises(Broken, match="NCCL says REMOTE_ERROR"):
+        Group(StandIn(ErrorType.REMOTE_ERROR), 0, 2, HashStore()).finish(work)
+
+
+def test_an_aborted_group_is_broken_though_nccl_knows_of_no_error() -> None:
+    work: Any = Ended()
+    backend = StandIn()
+    aborted = Group(backend, 0, 2, HashStore())
+    aborted.abort()
+    with pytest.raises(Broken, match="told to abandon it"):
+        aborted.finish(work)
+    aborted.drop()
+    assert backend.aborts == 1

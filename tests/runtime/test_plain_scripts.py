@@ -2,11 +2,14 @@
 
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coddl.runtime.supervisor.environment import ON_ONE_GPU, SURVIVING, nccl_variables
+from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.seats import Seat
 from coddl.runtime.supervisor.standing import RETIRED
 from tests.runtime.harness import ROOT, STUB, Start, fake_torch, sockets, start, wait_until
@@ -206,6 +209,15 @@ def test_nccl_is_for_gpus_of_their_own(
         assert metrics["gpu 0"] == "0"
     finally:
         nodes.close()
+
+
+def test_workers_outlive_nccls_watchdog_and_for_tests_share_a_gpu(tmp_path: Path) -> None:
+    job = Job(
+        name="a", script=tmp_path / "a.py", argv=("a.py",), cwd=tmp_path, env={}, folder=tmp_path
+    )
+    assert nccl_variables(job, 3) == SURVIVING
+    shared = nccl_variables(replace(job, env={ON_ONE_GPU: "1"}), 3)
+    assert shared == SURVIVING | {"NCCL_HOSTID": "a-3", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 PEERS = """

@@ -9,7 +9,13 @@ from typing import Final, Protocol
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import troubles
-from coddl.runtime.supervisor.environment import Team, launcher_variables, pool_variables
+from coddl.runtime.supervisor.environment import (
+    ON_ONE_GPU,
+    Team,
+    launcher_variables,
+    nccl_variables,
+    pool_variables,
+)
 from coddl.runtime.supervisor.generations import Plan
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import WorkerNotes
@@ -163,6 +169,7 @@ class Crew:
         }
         if seat.gpu is not None:
             env["CUDA_VISIBLE_DEVICES"] = seat.gpu
+            env |= {} if self._is_plain else nccl_variables(self._job, notes.number)
         if self._job.id or self._is_plain:
             assert self.store is not None
             seats = self._seats if seat in self._seats else (*self._seats, seat)
@@ -187,6 +194,7 @@ class Crew:
         seats = [n.seat for n in self.notes if n.number in plan.members + plan.bridge]
         # NCCL refuses two workers on one GPU.
         gpus = {(seat.node, seat.gpu) for seat in seats if seat.gpu is not None}
+        may_share = ON_ONE_GPU in self._job.env and all(seat.gpu is not None for seat in seats)
         message = {
             "do": "regroup" if regroup else "prepare",
             "generation": plan.generation,
@@ -195,7 +203,7 @@ class Crew:
             "bridge": plan.bridge,
             "image": None if image is None else str(image),
             "store": self.store,
-            "backend": "nccl" if gpus and len(gpus) == len(seats) else "gloo",
+            "backend": "nccl" if gpus and (may_share or len(gpus) == len(seats)) else "gloo",
         }
         self.send(to, message)
         if regroup:

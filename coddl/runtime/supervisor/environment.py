@@ -29,6 +29,26 @@ LAUNCHER: Final = frozenset(
 )
 
 
+# NCCL's watchdog would end every worker whose peer has died. Ours go on without it: they learn of a
+# death from the group's own error, or from the supervisor.
+SURVIVING: Final = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",
+}
+ON_ONE_GPU: Final = "CODDL_NCCL_ON_ONE_GPU"  # for tests: workers that share a GPU use NCCL, too
+
+
+def nccl_variables(job: Job, worker: int) -> dict[str, str]:
+    """Have a worker of an elastic job outlive its peers; and, for tests, share its GPU."""
+    if ON_ONE_GPU not in job.env:
+        return SURVIVING
+    # NCCL refuses two workers on one GPU of one host: each looks like a host of its own.
+    apart = {"NCCL_HOSTID": f"{job.name}-{worker}", "NCCL_SOCKET_IFNAME": "lo"}
+    return SURVIVING | apart
+
+
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     """Give an environment without what torchrun has told a process in it."""
     return {

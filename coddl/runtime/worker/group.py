@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import (
     AllreduceOptions,
     AllToAllOptions,
     BroadcastOptions,
+    ErrorType,
     PrefixStore,
     Store,
     TCPStore,
@@ -48,6 +49,7 @@ class Group:
         self.patience: Callable[[], bool] = lambda: True  # asked now and then: shall I wait on?
         self._backend = backend
         self._store: Any = store
+        self._is_aborted = False
         # NCCL's own wait only orders streams; to learn of a failure the host must look.
         self._polls = backend.name() == "nccl"
 
@@ -92,8 +94,10 @@ class Group:
                     while not work.is_completed() and time.monotonic() < deadline:
                         time.sleep(POLL_S)
                     if work.is_completed():
+                        self._check()
                         work.wait()
                         return True
+                    self._check()
                 else:
                     work.wait(look)
                     return True
@@ -120,11 +124,23 @@ class Group:
         """Take a note back."""
         self._tried(lambda: self._store.delete_key(note))
 
+    def _check(self) -> None:
+        """Raise `Broken` if a peer of NCCL's is gone: what ended then has not ended well."""
+        if self._is_aborted:
+            raise Broken("told to abandon it")
+        if (error := self._backend.get_error()) != ErrorType.SUCCESS:
+            raise Broken(f"NCCL says {error.name}")
+
+    def abort(self) -> None:
+        """End what hangs on the GPU; for a thread. What waits for it learns that it is broken."""
+        if self._polls and not self._is_aborted:
+            self._is_aborted = True
+            self._backend.abort()
+
     def drop(self) -> None:
         """End the group; waits for a collective that hangs, so not for the main thread."""
-        backend, self._backend, self._store = self._backend, None, None
-        if self._polls:
-            backend.abort()
+        self.abort()
+        self._backend = self._store = None
 
     def _started(self, start: Callable[[], Any]) -> Work:
         work: Work = self._tried(start)

@@ -196,6 +196,9 @@ class Link:
         """Build the groups of a generation beside those in use; for a thread."""
         started = time.monotonic()
         try:
+            if generation is self.regroup and self.groups.train is not None:
+                # A peer's death need not show on the GPU, where its kernels would wait for ever.
+                self.groups.train.abort()
             groups = self._built(generation)
         except Broken as failure:
             self.tell("unready", generation=generation.number, because=str(failure))
