@@ -2,12 +2,15 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coddl.agent.leading import ElasticLead, Run
+from coddl.agent.leading import ElasticLead, Run, job_of
+from coddl.core.pool.limits import MemoryLimit
 from coddl.core.pool.spec import JobSpec, Launch
+from coddl.runtime.supervisor.fitting import Remembered
 from coddl.runtime.supervisor.seats import Home
 from tests.agent.test_commands import Hearer
 
@@ -33,3 +36,8 @@ def test_a_script_counts_as_quiet_from_when_a_process_runs_it(lead: ElasticLead)
     assert lead._quiet is None  # the interpreter may still be getting warm
     lead._hear({"is": "forked", "worker": 0, "pid": 99})
     assert lead._quiet is not None
+
+
+def test_a_run_knows_what_other_jobs_have_found(lead: ElasticLead) -> None:
+    run = replace(lead.run, limits=(MemoryLimit(7, "h200", 64, 3),))
+    assert job_of(run).limits == (Remembered(7, 64, 3),)
