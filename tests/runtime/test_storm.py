@@ -101,6 +101,13 @@ STAGES = {
 }
 
 
+def wait_held(job: Elastic, folder: Path) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (folder / "held").exists():
+        assert time.monotonic() < deadline_s, job.story()
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("hold", STAGES.values(), ids=STAGES.keys())
 def test_a_cancelled_resize_costs_nothing_at_any_stage(
     tmp_path: Path, hold: str, undisturbed: str
@@ -109,10 +116,7 @@ def test_a_cancelled_resize_costs_nothing_at_any_stage(
         job.wait_step(5)
         pids = job.pids()
         job.ask("resize", workers=4, wait=False)
-        deadline_s = time.monotonic() + 60
-        while not (tmp_path / "held").exists():
-            assert time.monotonic() < deadline_s, job.story()
-            time.sleep(0.01)
+        wait_held(job, tmp_path)
         step = job.status()["step"]
         job.wait_step(step + 10)  # a held joiner holds nobody else
         job.ask("resize", workers=2, wait=False)
@@ -121,3 +125,18 @@ def test_a_cancelled_resize_costs_nothing_at_any_stage(
         assert job.pids() == pids
         assert not any(e["is"] in ("resized", "regrouped") for e in job.events)
         assert line_of(job.finish(), "hash") == undisturbed
+
+
+@pytest.mark.parametrize("hold", [*STAGES.values()][:2], ids=[*STAGES.keys()][:2])
+def test_a_shrink_does_not_wait_for_a_growth_whose_workers_are_being_started(
+    tmp_path: Path, hold: str, undisturbed: str
+) -> None:
+    with Elastic(tmp_path, "net.py", *ARGS, workers=2, env={"HOLD": hold}) as job:
+        job.wait_step(5)
+        job.ask("resize", workers=4, wait=False)
+        wait_held(job, tmp_path)
+        change = job.ask("resize", workers=1)["change"]  # the held joiner is never let go
+        assert (change["from"], change["to"], change["members"]) == (2, 1, [0])
+        job.settle(1)
+        assert line_of(job.finish(), "hash") == undisturbed
+        assert job.sizes() == [2, 1]
