@@ -1,5 +1,6 @@
 """Where a job runs: its folder with the code that was submitted, the same for all of its nodes.
 
+    JOBS/<job>/owner.json     whose folder this is: the pool, the job and the hash of its code
     JOBS/<job>/folder/        what was submitted, and whatever the job writes beside it
     JOBS/<job>/checkpoints/   its state
     JOBS/<job>/attempt-<n>    says that an attempt has begun
@@ -7,6 +8,9 @@
 
 The code of a job is unpacked once, by the agent that needs it first. When the job is over, what
 is still as it was unpacked is removed; what the job has written there stays.
+
+Numbers of jobs begin anew with each journal, so a folder's number does not tell whose it is. One
+that another job has left is neither used nor removed.
 """
 
 import contextlib
@@ -15,12 +19,16 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Final
 
+import msgspec
+
 from coddl.api.code import BYTES_MAX, digest_of
+from coddl.api.jobsfolder import write_safely
 from coddl.core.errors import UserError
-from coddl.core.pool.spec import Launch
+from coddl.core.pool.spec import JobSpec
 from coddl.runtime.supervisor.seats import Home
 
 ARCHIVES_MAX: Final = 16
@@ -28,6 +36,9 @@ ARCHIVES_BYTES_MAX: Final = 1 << 30
 FILES_MAX: Final = 200_000
 TIMEOUT_S: Final = 30.0
 CACHES: Final = "__pycache__"
+OWNER: Final = "owner.json"
+LOCK: Final = "unpacking"
+UNPACKED: Final = "unpacked"  # says which code lies in the folder
 
 Fetch = Callable[[str, IO[bytes]], None]  # writes the archive of a hash; raises OSError
 
@@ -36,12 +47,30 @@ class BadCode(UserError):
     """An archive can't be what it says it is."""
 
 
+class ForeignFolder(UserError):
+    """A job's folder holds what another job has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose folder it is."""
+
+    pool: str
+    job: str  # its unique id; empty: of a version that gave none
+    code: str
+
+    def __str__(self) -> str:
+        code = f"code {self.code[:12]}" if self.code else "no code"
+        return f"job {self.job or '(no id)'} of pool {self.pool} with {code}"
+
+
 class Homes:
     """Makes and removes the folders of jobs. For any thread, one job in one thread at a time."""
 
     def __init__(
         self, jobs: Path, archives: Path, fetch: Fetch, archives_max: int = ARCHIVES_MAX
     ) -> None:
+        self.pool = ""  # whose jobs these are; known once the server has said so
         self._archives_max = archives_max
         self._jobs = jobs
         self._archives = archives
@@ -49,63 +78,73 @@ class Homes:
 
     def checkpoints(self, job: int) -> Path:
         """Name the folder of a job's state."""
-        return self._jobs / str(job) / "checkpoints"
+        return self._base(job) / "checkpoints"
 
-    def prepare(self, job: int, launch: Launch) -> Path:
+    def prepare(self, job: int, spec: JobSpec) -> Path:
         """Have the job's code in place; give the folder it starts in.
 
-        Raises BadCode if the code can't be used, OSError if it can't be had now.
+        Raises BadCode if the code can't be used, ForeignFolder if the folder is another job's,
+        OSError if the code can't be had now.
         """
-        folder = self._folder(job)
-        folder.mkdir(parents=True, exist_ok=True)
-        if launch.code:
-            with self._alone(job):
-                unpacked = self._unpacked(job)
-                if not unpacked.exists():
-                    with self._archive(launch.code) as archive:
-                        unpack(archive, folder)
-                    unpacked.write_text(launch.code)
-        return folder / launch.folder
+        base, folder, code = self._base(job), self._folder(job), spec.launch.code
+        owner = self._owner(spec)
+        _check_owner(base, owner)  # before anything is written there
+        base.mkdir(parents=True, exist_ok=True)
+        with self._alone(job):
+            _check_owner(base, owner)
+            if not (base / OWNER).exists():
+                write_safely(base / OWNER, msgspec.json.encode(asdict(owner)).decode())
+            folder.mkdir(exist_ok=True)
+            if code and not (unpacked := base / UNPACKED).exists():
+                with self._archive(code) as archive:
+                    unpack(archive, folder)
+                unpacked.write_text(code)
+        return folder / spec.launch.folder
 
-    def tidy(self, job: int, launch: Launch, attempt: int, *, forget: bool) -> None:
+    def tidy(self, job: int, spec: JobSpec, attempt: int, *, forget: bool) -> None:
         """Remove what a job that is over needs no more; `forget`: its state too.
 
         Nothing, if another node has begun a newer attempt: then that one's end counts.
         """
-        base = self._jobs / str(job)
+        base = self._base(job)
         if not base.exists():
             return
-        with contextlib.suppress(OSError), self._alone(job):
-            if max(attempts := _attempts(base), default=0) > attempt:
-                return
-            if launch.code and (path := self._archives / launch.code).exists():
-                with path.open("rb") as archive:
-                    _remove_unchanged(archive, self._folder(job))
-            self._unpacked(job).unlink(missing_ok=True)
-            if forget:
-                shutil.rmtree(self.checkpoints(job), ignore_errors=True)
-            with contextlib.suppress(OSError):
-                self._folder(job).rmdir()
-            for each in attempts:
-                _mark(base, each).unlink(missing_ok=True)
-            self._lock(job).unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ForeignFolder):
+            _check_owner(base, self._owner(spec))
+            with self._alone(job):
+                if max(_attempts(base), default=0) <= attempt:
+                    self._remove(job, spec.launch.code, forget=forget)
+
+    def _remove(self, job: int, code: str, *, forget: bool) -> None:
+        base, folder = self._base(job), self._folder(job)
+        if code and (path := self._archives / code).exists():
+            with path.open("rb") as archive:
+                _remove_unchanged(archive, folder)
+        (base / UNPACKED).unlink(missing_ok=True)
+        if forget:
+            shutil.rmtree(self.checkpoints(job), ignore_errors=True)
         with contextlib.suppress(OSError):
-            base.rmdir()
+            folder.rmdir()
+        for each in _attempts(base):
+            _mark(base, each).unlink(missing_ok=True)
+        if not _kept(base):
+            (base / OWNER).unlink(missing_ok=True)
+        (base / LOCK).unlink(missing_ok=True)
+        base.rmdir()
+
+    def _base(self, job: int) -> Path:
+        return self._jobs / str(job)
 
     def _folder(self, job: int) -> Path:
-        return self._jobs / str(job) / "folder"
+        return self._base(job) / "folder"
 
-    def _unpacked(self, job: int) -> Path:
-        """Name the file that says which code lies in the folder."""
-        return self._jobs / str(job) / "unpacked"
-
-    def _lock(self, job: int) -> Path:
-        return self._jobs / str(job) / "unpacking"
+    def _owner(self, spec: JobSpec) -> Owner:
+        return Owner(self.pool, spec.uid, spec.launch.code)
 
     @contextlib.contextmanager
     def _alone(self, job: int) -> Iterator[None]:
         """Keep the other agents of the job from its folder."""
-        lock = os.open(self._lock(job), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = os.open(self._base(job) / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -155,6 +194,45 @@ class Homes:
             bytes_ += status.st_size
             if index >= self._archives_max or bytes_ > ARCHIVES_BYTES_MAX:
                 path.unlink(missing_ok=True)
+
+
+def _check_owner(base: Path, owner: Owner) -> None:
+    """Raise ForeignFolder if a job's folder is another's; one that is not there yet is its own."""
+    try:
+        text = (base / OWNER).read_bytes()
+    except FileNotFoundError:
+        if not (left := _kept(base)):
+            return
+        if not owner.job and _unpacked_code(base) in ("", owner.code):
+            return  # a version that left no mark has made it
+        raise _foreign(base, f"it holds {left[0]}, and nothing tells whose that is") from None
+    try:
+        found = msgspec.json.decode(text, type=Owner)
+    except msgspec.DecodeError as error:
+        raise _foreign(base, f"its {OWNER} can't be read: {error}") from None
+    if found != owner:
+        raise _foreign(base, f"it belongs to {found}, and this is {owner}")
+
+
+def _foreign(base: Path, because: str) -> ForeignFolder:
+    try_ = f"move {base} away, and submit the job anew"
+    return ForeignFolder(f"the job's folder {base} can't be used", because, try_)
+
+
+def _kept(base: Path) -> list[str]:
+    """Name what lies in a job's folder beside our own marks."""
+    try:
+        names = os.listdir(base)
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if name not in (OWNER, LOCK) and name[0] != ".")
+
+
+def _unpacked_code(base: Path) -> str:
+    try:
+        return (base / UNPACKED).read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def note_attempt(home: Home, attempt: int) -> None:

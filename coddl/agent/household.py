@@ -13,7 +13,7 @@ from coddl.agent.leftovers import MARK
 from coddl.agent.shares import THREADS
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Outcome, Trouble
-from coddl.core.pool.spec import JobSpec, Launch
+from coddl.core.pool.spec import JobSpec
 from coddl.runtime.supervisor.seats import Home
 
 PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0)  # between tries to get what the system or the line refused
@@ -39,9 +39,10 @@ def base_env(environ: Mapping[str, str], threads: int) -> dict[str, str]:
     return {**kept, THREADS: str(threads)}
 
 
-def one_run(folder: Path) -> dict[str, str]:
+def one_run(uid: str, folder: Path) -> dict[str, str]:
     """Have trackers see one run per job, however often the job is started."""
-    name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
+    of_folder = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
+    name = uid or of_folder  # a version that gave no ids went by the folder
     return {"WANDB_RUN_ID": name, "WANDB_RESUME": "allow"}
 
 
@@ -75,9 +76,9 @@ class Household:
             if job not in self.ready and job not in self._under_way and job not in self.failed:
                 self._under_way[job] = asyncio.create_task(self._prepare(job, spec))
 
-    def tidy(self, job: int, launch: Launch, attempt: int, *, forget: bool) -> None:
+    def tidy(self, job: int, spec: JobSpec, attempt: int, *, forget: bool) -> None:
         """Remove what a job that is over has no use for."""
-        self._threads.submit(self._homes.tidy, job, launch, attempt, forget=forget)
+        self._threads.submit(self._homes.tidy, job, spec, attempt, forget=forget)
 
     def close(self) -> None:
         """Wait for what is under way."""
@@ -102,9 +103,7 @@ class Household:
         loop = asyncio.get_running_loop()
         for pause_s in (*PAUSES_S, None):
             try:
-                cwd = await loop.run_in_executor(
-                    self._threads, self._homes.prepare, job, spec.launch
-                )
+                cwd = await loop.run_in_executor(self._threads, self._homes.prepare, job, spec)
                 break
             except OSError:
                 if pause_s is None:
@@ -116,7 +115,7 @@ class Household:
             env={
                 **self._env,
                 "PWD": str(cwd),
-                **one_run(self._homes.checkpoints(job)),
+                **one_run(spec.uid, self._homes.checkpoints(job)),
                 **spec.launch.env,
                 MARK: self._mark,
             },

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -33,6 +34,8 @@ from coddl.agent.memory import watch_memory
 from coddl.agent.node import Node, Place
 from coddl.agent.options import AgentOptions
 from coddl.agent.session import Outbox, Session, now_s
+from coddl.api import jobsfolder
+from coddl.api.jobsfolder import JobsFolder
 from coddl.api.wire import PROTOCOL, Hello
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device, Trouble
@@ -76,6 +79,7 @@ async def _serve(options: AgentOptions, token: str) -> int:
     on_wait = lambda count: log.warning("waits for old processes to end", count=count)  # noqa: E731
     if killed := await asyncio.to_thread(leftovers.end, on_wait):
         log.warning("ended what an earlier agent has left", processes=killed)
+    jobs = await asyncio.to_thread(jobsfolder.make, options.jobs_folder)
     gpus, cores = gpus_here(), shares.own_cores()
     devices = _devices(gpus, options.slots, len(cores))
     logbook = LogBook(options.folder / "logs")
@@ -92,7 +96,9 @@ async def _serve(options: AgentOptions, token: str) -> int:
     node = Node(
         place, household, rooms, outposts, speaker=outbox, logbook=logbook, leftovers=leftovers
     )
-    session = Session(options.server, token, _hello(place), outbox)
+    session = Session(
+        options.server, token, _hello(place, jobs), outbox, on_pool=partial(_join, homes, jobs)
+    )
     outposts.start()
     if options.warm:
         outposts.warm(sys.executable, env)
@@ -117,7 +123,21 @@ def _devices(gpus: Gpus | None, slots: int | None, cores: int) -> tuple[Device, 
     return found.devices
 
 
-def _hello(place: Place) -> Hello:
+def _join(homes: Homes, jobs: JobsFolder, pool: str) -> None:
+    """Have the jobs folder be that of the pool we are in; raises UserError if it is another's."""
+    path = Path(jobs.path)
+    try:
+        found = jobsfolder.look(path)
+        jobsfolder.check(found, pool, has_had_jobs=True)  # the server has judged what has no mark
+        if found.pool != pool:
+            jobsfolder.claim(path, pool)
+    except OSError as error:
+        because = f"{error.filename}: {error.strerror}"
+        raise UserError(f"{path} can't be written", because, "another --jobs-dir") from None
+    homes.pool = pool
+
+
+def _hello(place: Place, jobs: JobsFolder) -> Hello:
     return Hello(
         protocol=PROTOCOL,
         version=__version__,
@@ -127,6 +147,7 @@ def _hello(place: Place) -> Hello:
         port=place.post.port,
         peer_token=place.post.token,
         devices=place.devices,
+        jobs=jobs,
     )
 
 

@@ -366,7 +366,7 @@ class Node:
             return
         if (run := self._untidy.pop(Claim(fact.job, fact.attempt), None)) is not None:
             forget = fact.outcome != "failed"
-            self._household.tidy(run.job, run.spec.launch, run.attempt, forget=forget)
+            self._household.tidy(run.job, run.spec, run.attempt, forget=forget)
 
     def on_progress(self, run: Run, progress: RunProgress) -> None:  # noqa: ARG002 - it is in there
         """Hear how a run is doing."""

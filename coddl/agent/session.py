@@ -179,11 +179,22 @@ def pauses_s(chance: Callable[[], float] = random.random) -> Iterable[float]:
 class Session:
     """Keeps the line up, and the lease renewed."""
 
-    def __init__(self, server: str, token: str, hello: Hello, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        server: str,
+        token: str,
+        hello: Hello,
+        outbox: Outbox,
+        *,
+        on_pool: Callable[[str], None],
+    ) -> None:
+        """`on_pool` hears of the pool that has welcomed us before any orders come; it may raise."""
         self._url = _socket_url(server)
         self._token = token
         self._hello = hello
         self._outbox = outbox
+        self._on_pool = on_pool
+        self._pool = ""  # that has welcomed us
         self._changed = asyncio.Event()
         self.lease = Lease()
         self.is_up = False
@@ -251,6 +262,9 @@ class Session:
             answer = wire.from_server(await line.recv())
         match answer:
             case wire.Welcome():
+                if answer.pool != self._pool:
+                    await asyncio.to_thread(self._on_pool, answer.pool)
+                    self._pool = answer.pool
                 self.lease.welcome(answer.lease_s, sent_s)
                 self._beat_every_s = answer.beat_every_s
                 self._changed.set()

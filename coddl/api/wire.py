@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from coddl.api.jobsfolder import JobsFolder
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import (
     Claim,
@@ -31,7 +32,7 @@ from coddl.core.pool.records import (
     SliceDidNotFit,
 )
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="is", tag=str.lower, kw_only=True):
@@ -49,6 +50,7 @@ class Hello(Message, frozen=True):
     port: int  # of its stations
     peer_token: str  # what a lead must know to use them; never logged, never stored
     devices: tuple[Device, ...]
+    jobs: JobsFolder  # as it was found; the server says whose it is to be
 
 
 class Beat(Message, frozen=True):
@@ -117,6 +119,7 @@ class Logs(Message, frozen=True):
 
 class Welcome(Message, frozen=True):
     version: str
+    pool: str  # its id: folders of jobs are marked with it
     lease_s: float
     beat_every_s: float
 

@@ -4,6 +4,7 @@ Records are stored as JSON under the name of their class, and are read back as w
 *picture* of the folded pool now and then makes a restart quick; it is never needed.
 """
 
+import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, get_args
@@ -74,7 +75,7 @@ class Journal:
     def __init__(self, store: Store, *, picture_every: int = PICTURE_EVERY) -> None:
         self._store = store
         self._picture_every = picture_every
-        self._check_version()
+        self.pool_id = self._check_notes()  # tells this pool from all others
         self._seq = store.last_seq()
         self._pictured = self._seq
 
@@ -168,12 +169,16 @@ class Journal:
     def _seen(self, line: Line) -> Seen:
         return Seen(line.seq, line.at_s, _read(line))
 
-    def _check_version(self) -> None:
-        notes, ours = self._store.notes(), {"schema": str(SCHEMA), "version": __version__}
+    def _check_notes(self) -> str:
+        """Check who wrote the journal, note that we do now, and give the pool's id."""
+        notes = self._store.notes()
         if int(notes.get("schema", SCHEMA)) > SCHEMA:
             raise self._unreadable(f"its records follow schema {notes['schema']}, not {SCHEMA}")
+        pool_id = notes.get("pool") or secrets.token_hex(8)
+        ours = {"schema": str(SCHEMA), "version": __version__, "pool": pool_id}
         if notes != ours:
             self._store.note(ours)
+        return pool_id
 
     def _unreadable(self, because: str) -> JournalUnreadable:
         wrote = self._store.notes().get("version", "unknown")

@@ -16,6 +16,7 @@ from typing import Final, Literal
 import structlog
 
 from coddl import __version__
+from coddl.api import jobsfolder
 from coddl.core.pool.deciding import CALM
 from coddl.core.scheduler import Rules
 from coddl.live.clock import SystemClock
@@ -70,6 +71,8 @@ async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -
     site = cluster_from(options.cluster) if options.cluster else None
     rules, lease_s = _rules(options), options.lease_s
     server = Server(journal, folder, clock, rules=rules, site=site, lease_s=lease_s)
+    left = jobsfolder.look(folder / "jobs")  # where agents of this machine keep jobs
+    jobsfolder.check(left, journal.pool_id, has_had_jobs=bool(server.pool.jobs))
     if options.policy or options.placement:
         server.follow(options.policy, options.placement)
     token = options.token or token_of(folder)

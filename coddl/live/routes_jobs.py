@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import secrets
+from dataclasses import replace
 from typing import Annotated, Final
 
 import msgspec
@@ -81,7 +83,8 @@ def _add_submit(router: APIRouter, server: Server) -> None:
 
         def events(pool: Pool) -> tuple[Event, ...]:
             numbers.append(pool.next_job)
-            return (JobSubmitted(pool.next_job, request.to_spec(views.devices(pool))),)
+            spec = replace(request.to_spec(views.devices(pool)), uid=secrets.token_hex(8))
+            return (JobSubmitted(pool.next_job, spec),)
 
         def respond() -> str:
             return server.job_view(server.pool.jobs[numbers[-1]]).model_dump_json()

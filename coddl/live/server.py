@@ -75,6 +75,7 @@ class Server:
         lease_s: float = 120.0,
     ) -> None:
         self.journal = journal
+        self.pool_id = journal.pool_id
         self.clock = clock
         self.lease_s = lease_s
         self.beat_every_s = min(BEAT_EVERY_MAX_S, lease_s / BEATS_PER_LEASE)

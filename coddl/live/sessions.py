@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from coddl import __version__
-from coddl.api import wire
+from coddl.api import jobsfolder, wire
 from coddl.core.errors import UserError
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import NodeJoined, NodeReported, NodeSilent
@@ -60,6 +60,7 @@ class Host(Protocol):
 
     lease_s: float
     beat_every_s: float
+    pool_id: str
 
     @property
     def pool(self) -> Pool:
@@ -143,6 +144,8 @@ class Session:
         self.heard_s = self._host.steady_s()
         hello = _read_hello(data)
         self._sessions.check_free(hello, self._host)
+        has_had_jobs = bool(self._host.pool.jobs)
+        jobsfolder.check(hello.jobs, self._host.pool_id, has_had_jobs=has_had_jobs)
         return hello
 
     async def _refuse(self, error: UserError) -> None:
@@ -166,6 +169,7 @@ class Session:
         self._say(
             wire.Welcome(
                 version=__version__,
+                pool=self._host.pool_id,
                 lease_s=self._host.lease_s,
                 beat_every_s=self._host.beat_every_s,
             )

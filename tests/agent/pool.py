@@ -115,7 +115,12 @@ class PaperServer:
                     line.send(wire.encoded(self.refusal))
                     line.close()
                     return
-                welcome = Welcome(version="1", lease_s=self.lease_s, beat_every_s=self.beat_every_s)
+                welcome = Welcome(
+                    version="1",
+                    pool="paper",
+                    lease_s=self.lease_s,
+                    beat_every_s=self.beat_every_s,
+                )
                 line.send(wire.encoded(welcome))
                 with self._lock:
                     self._lines[node] = line

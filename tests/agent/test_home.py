@@ -11,9 +11,9 @@ from typing import IO
 
 import pytest
 
-from coddl.agent.home import BadCode, Homes, note_attempt
+from coddl.agent.home import BadCode, ForeignFolder, Homes, note_attempt
 from coddl.api.code import pack
-from coddl.core.pool.spec import Launch
+from coddl.core.pool.spec import JobSpec, Launch
 from coddl.runtime.supervisor.seats import Home
 
 
@@ -43,7 +43,13 @@ def server() -> Server:
 
 @pytest.fixture
 def homes(tmp_path: Path, server: Server) -> Homes:
-    return Homes(tmp_path / "jobs", tmp_path / "code", server.fetch)
+    return homes_of("pool-1", tmp_path, server)
+
+
+def homes_of(pool: str, tmp_path: Path, server: Server) -> Homes:
+    homes = Homes(tmp_path / "jobs", tmp_path / "code", server.fetch)
+    homes.pool = pool
+    return homes
 
 
 def packed(tmp_path: Path, **files: str) -> bytes:
@@ -55,17 +61,17 @@ def packed(tmp_path: Path, **files: str) -> bytes:
     return pack(folder, tmp_path / "a.tar.gz").path.read_bytes()
 
 
-def launch(code: str, folder: str = ".") -> Launch:
-    return Launch(argv=("train.py",), code=code, folder=folder)
+def spec(code: str, folder: str = ".", uid: str = "a1") -> JobSpec:
+    return JobSpec(name="job", launch=Launch(argv=("train.py",), code=code, folder=folder), uid=uid)
 
 
 def test_a_job_finds_its_code_and_starts_in_its_folder(
     tmp_path: Path, homes: Homes, server: Server
 ) -> None:
     code = server.add(packed(tmp_path, train_py="1", sub__more_py="2"))
-    assert (homes.prepare(1, launch(code)) / "train.py").read_text() == "1"
-    assert (homes.prepare(1, launch(code, "sub")) / "more.py").read_text() == "2"
-    homes.prepare(2, launch(code))
+    assert (homes.prepare(1, spec(code)) / "train.py").read_text() == "1"
+    assert (homes.prepare(1, spec(code, "sub")) / "more.py").read_text() == "2"
+    homes.prepare(2, spec(code))
     assert server.asked == [code]  # once for all
 
 
@@ -73,44 +79,44 @@ def test_jobs_of_one_code_have_folders_of_their_own(
     tmp_path: Path, homes: Homes, server: Server
 ) -> None:
     code = server.add(packed(tmp_path, train_py="1"))
-    first, second = homes.prepare(1, launch(code)), homes.prepare(2, launch(code))
+    first, second = homes.prepare(1, spec(code)), homes.prepare(2, spec(code))
     (first / "train.py").write_text("changed")
     assert (second / "train.py").read_text() == "1"
-    assert (homes.prepare(1, launch(code)) / "train.py").read_text() == "changed"  # and stay
+    assert (homes.prepare(1, spec(code)) / "train.py").read_text() == "changed"  # and stay
 
 
 def test_a_job_without_code_has_a_folder(homes: Homes, tmp_path: Path) -> None:
-    assert homes.prepare(1, launch("")).is_dir()
-    assert homes.prepare(1, launch("", str(tmp_path))) == tmp_path
+    assert homes.prepare(1, spec("")).is_dir()
+    assert homes.prepare(1, spec("", str(tmp_path))) == tmp_path
 
 
 def test_what_a_job_has_written_outlives_it_and_its_code_does_not(
     tmp_path: Path, homes: Homes, server: Server
 ) -> None:
     code = server.add(packed(tmp_path, train_py="1", sub__more_py="2"))
-    folder = homes.prepare(1, launch(code))
+    folder = homes.prepare(1, spec(code))
     (folder / "sub" / "model.pt").write_text("weights")
     (folder / "__pycache__").mkdir()
     homes.checkpoints(1).mkdir()
-    homes.tidy(1, launch(code), 1, forget=True)
+    homes.tidy(1, spec(code), 1, forget=True)
     left = [str(p.relative_to(tmp_path / "jobs")) for p in sorted((tmp_path / "jobs").rglob("*"))]
-    assert left == ["1", "1/folder", "1/folder/sub", "1/folder/sub/model.pt"]
-    homes.tidy(1, launch(code), 1, forget=True)  # a repeat
-    assert (homes.prepare(1, launch(code)) / "train.py").exists()  # it is tried again
+    assert left == ["1", "1/folder", "1/folder/sub", "1/folder/sub/model.pt", "1/owner.json"]
+    homes.tidy(1, spec(code), 1, forget=True)  # a repeat
+    assert (homes.prepare(1, spec(code)) / "train.py").exists()  # it is tried again
 
 
 def test_the_end_of_an_older_attempt_removes_nothing(
     tmp_path: Path, homes: Homes, server: Server
 ) -> None:
     code = server.add(packed(tmp_path, train_py="1"))
-    folder, state = homes.prepare(1, launch(code)), homes.checkpoints(1)
+    folder, state = homes.prepare(1, spec(code)), homes.checkpoints(1)
     state.mkdir()
     for attempt in (1, 2):
         note_attempt(Home(python="", cwd=folder, env={}, folder=state), attempt)
-    homes.tidy(1, launch(code), 1, forget=True)
+    homes.tidy(1, spec(code), 1, forget=True)
     assert (folder / "train.py").exists()
     assert state.exists()
-    homes.tidy(1, launch(code), 2, forget=True)
+    homes.tidy(1, spec(code), 2, forget=True)
     assert not list((tmp_path / "jobs").iterdir())
 
 
@@ -118,16 +124,92 @@ def test_a_job_that_has_written_nothing_leaves_nothing(
     tmp_path: Path, homes: Homes, server: Server
 ) -> None:
     code = server.add(packed(tmp_path, train_py="1", sub__more_py="2"))
-    homes.prepare(1, launch(code))
-    homes.tidy(1, launch(code), 1, forget=False)
+    homes.prepare(1, spec(code))
+    homes.tidy(1, spec(code), 1, forget=False)
     assert not list((tmp_path / "jobs").iterdir())
 
 
 def test_the_state_of_a_job_that_failed_is_kept(homes: Homes) -> None:
-    homes.prepare(1, launch(""))
+    homes.prepare(1, spec(""))
     homes.checkpoints(1).mkdir()
-    homes.tidy(1, launch(""), 1, forget=False)
+    homes.tidy(1, spec(""), 1, forget=False)
     assert homes.checkpoints(1).exists()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Give every file below a folder, with what it holds."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+STRANGERS = {
+    "another pool's job of the same number": ("pool-2", "b1"),
+    "a job of the same pool, whose journal was put back": ("pool-1", "b1"),
+    "another pool's job of a version that gave no ids": ("pool-2", ""),
+}
+
+
+@pytest.mark.parametrize(("pool", "uid"), STRANGERS.values(), ids=STRANGERS.keys())
+def test_what_another_job_of_that_number_has_left_is_neither_used_nor_removed(
+    pool: str, uid: str, tmp_path: Path, homes: Homes, server: Server
+) -> None:
+    code, other = (server.add(packed(tmp_path, train_py=text)) for text in "12")
+    homes.prepare(1, spec(code))
+    homes.checkpoints(1).mkdir()
+    (homes.checkpoints(1) / "step-000000001.ckpt").write_text("state")
+    before = content(tmp_path / "jobs")
+    stranger = homes_of(pool, tmp_path, server)
+    with pytest.raises(ForeignFolder, match="belongs to job a1 of pool pool-1"):
+        stranger.prepare(1, spec(other, uid=uid))
+    stranger.tidy(1, spec(other, uid=uid), 9, forget=True)
+    assert content(tmp_path / "jobs") == before
+
+
+def older_version(tmp_path: Path, code: str) -> Path:
+    """Lay out the folder of job 1 as the version did that left no marks."""
+    base = tmp_path / "jobs" / "1"
+    (base / "folder").mkdir(parents=True)
+    (base / "folder" / "train.py").write_text("changed by the job")
+    (base / "unpacked").write_text(code)
+    (base / "unpacking").touch()
+    (base / "attempt-1").touch()
+    (base / "checkpoints").mkdir()
+    (base / "checkpoints" / "step-000000007.ckpt").write_text("state")
+    return base
+
+
+def test_a_job_of_a_version_that_left_no_mark_finds_its_folder(
+    tmp_path: Path, homes: Homes, server: Server
+) -> None:
+    code = server.add(packed(tmp_path, train_py="1"))
+    base = older_version(tmp_path, code)
+    folder = homes.prepare(1, spec(code, uid=""))
+    assert (folder / "train.py").read_text() == "changed by the job"
+    assert (homes.checkpoints(1) / "step-000000007.ckpt").exists()
+    with pytest.raises(ForeignFolder):  # it has a mark from here on
+        homes_of("pool-2", tmp_path, server).prepare(1, spec(code, uid=""))
+    homes.tidy(1, spec(code, uid=""), 1, forget=True)
+    assert sorted(each.name for each in base.iterdir()) == ["folder", "owner.json"]
+
+
+@pytest.mark.parametrize(("uid", "is_same"), [("a1", True), ("", False)])
+def test_a_folder_without_a_mark_is_not_a_new_jobs_nor_one_with_other_code(
+    uid: str, *, is_same: bool, tmp_path: Path, homes: Homes, server: Server
+) -> None:
+    code = server.add(packed(tmp_path, train_py="1"))
+    older_version(tmp_path, code if is_same else "0" * 64)
+    before = content(tmp_path / "jobs")
+    with pytest.raises(ForeignFolder, match="nothing tells whose"):
+        homes.prepare(1, spec(code, uid=uid))
+    homes.tidy(1, spec(code, uid=uid), 1, forget=True)
+    assert content(tmp_path / "jobs") == before
+
+
+def test_a_mark_that_can_not_be_read_keeps_everybody_out(homes: Homes, tmp_path: Path) -> None:
+    homes.prepare(1, spec(""))
+    (tmp_path / "jobs" / "1" / "owner.json").write_text("{")
+    with pytest.raises(ForeignFolder, match="can't be read"):
+        homes.prepare(1, spec(""))
 
 
 def archive(*members: tarfile.TarInfo) -> bytes:
@@ -167,14 +249,14 @@ def test_an_archive_that_means_ill_is_refused(
     evil: Callable[[], bytes], tmp_path: Path, homes: Homes, server: Server
 ) -> None:
     with pytest.raises(BadCode):
-        homes.prepare(1, launch(server.add(evil())))
+        homes.prepare(1, spec(server.add(evil())))
     outside = [p for p in tmp_path.rglob("*") if p.name in ("evil", "passwd") or p.is_symlink()]
     assert not outside
 
 
 def test_an_absolute_name_stays_inside(tmp_path: Path, homes: Homes, server: Server) -> None:
     code = server.add(archive(member(f"{tmp_path}/evil", size=1)))
-    folder = homes.prepare(1, launch(code))
+    folder = homes.prepare(1, spec(code))
     assert not (tmp_path / "evil").exists()
     assert list(folder.rglob("evil"))
 
@@ -182,7 +264,7 @@ def test_an_absolute_name_stays_inside(tmp_path: Path, homes: Homes, server: Ser
 def test_rights_that_others_should_not_have_are_taken_away(homes: Homes, server: Server) -> None:
     info = member("run", size=1)
     info.mode = 0o6777
-    path = homes.prepare(1, launch(server.add(archive(info)))) / "run"
+    path = homes.prepare(1, spec(server.add(archive(info)))) / "run"
     assert path.stat().st_mode & 0o7777 == 0o755
     assert path.stat().st_uid == os.getuid()
 
@@ -191,7 +273,7 @@ def test_rights_that_others_should_not_have_are_taken_away(homes: Homes, server:
 def test_a_name_that_is_no_hash_is_not_fetched(code: str, homes: Homes, server: Server) -> None:
     if code:
         with pytest.raises(BadCode, match="can't be fetched"):
-            homes.prepare(1, launch(code))
+            homes.prepare(1, spec(code))
     assert not server.asked
 
 
@@ -199,18 +281,18 @@ def test_an_archive_that_is_another_is_refused(homes: Homes, server: Server) -> 
     code = server.add(archive(member("a", size=1)))
     server.archives[code] = archive(member("b", size=1))
     with pytest.raises(BadCode, match="was to have the hash"):
-        homes.prepare(1, launch(code))
+        homes.prepare(1, spec(code))
 
 
 def test_a_server_that_does_not_answer_is_no_fault_of_the_job(homes: Homes) -> None:
     with pytest.raises(OSError, match="not found"):
-        homes.prepare(1, launch("0" * 64))
+        homes.prepare(1, spec("0" * 64))
 
 
 def test_archives_that_nobody_uses_make_room(tmp_path: Path, server: Server) -> None:
     homes = Homes(tmp_path / "jobs", tmp_path / "code", server.fetch, archives_max=2)
     codes = [server.add(archive(member(name, size=1))) for name in "abc"]
     for job, code in enumerate(codes):
-        homes.prepare(job, launch(code))
+        homes.prepare(job, spec(code))
         os.utime(tmp_path / "code" / code, (job, job))
     assert {path.name for path in (tmp_path / "code").iterdir()} == set(codes[1:])

@@ -163,7 +163,7 @@ def test_orders_that_come_without_a_lease_are_not_taken(outbox: Outbox) -> None:
         yield encoded(NewOrders(orders=Orders(1, {}, (), {}), peers=()))
 
     async def listen() -> None:
-        session = Session("http://127.0.0.1:1", "t", cast(Hello, None), outbox)
+        session = Session("http://127.0.0.1:1", "t", cast(Hello, None), outbox, on_pool=print)
         await session._listen(cast(ClientConnection, words()), Nobody())
 
     with pytest.raises(ConnectionError, match="after the lease"):

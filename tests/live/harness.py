@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from coddl import __version__
 from coddl.api import wire
+from coddl.api.jobsfolder import JobsFolder
 from coddl.core.cluster import Cluster
 from coddl.core.pool.deciding import CALM
 from coddl.core.pool.records import (
@@ -209,6 +210,7 @@ class StubAgent:
             "port": 7000,
             "peer_token": f"peer-of-{self.name}",
             "devices": tuple(Device(index, "cpu") for index in range(self.slots)),
+            "jobs": JobsFolder("/jobs", "shared", "", 0),
         }
         self.say(wire.Hello(**{**fields, **changes}))
 

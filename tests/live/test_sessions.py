@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from websockets.exceptions import InvalidStatus
 
 from coddl.api import wire
+from coddl.api.jobsfolder import JobsFolder
 from coddl.core.errors import UserError
 from coddl.core.pool.records import (
     Device,
@@ -404,6 +405,7 @@ def test_who_reads_nothing_is_dropped_and_holds_nobody_up(tmp_path: Path) -> Non
         port=1,
         peer_token="t",
         devices=(Device(0, "cpu"),),
+        jobs=JobsFolder("/jobs", "shared", "", 0),
     )
 
     async def main() -> tuple[int, str] | None:

@@ -36,6 +36,7 @@ class JobSpec:
     weight: float = 1.0  # slices of time that its turn lasts, with policies that take turns
     step_s: Mapping[int, float] = field(default_factory=dict)  # seconds an iteration takes, by GPUs
     max_failures: int = 0  # of its own, after which it is tried again
+    uid: str = ""  # of all jobs of all pools; empty: submitted to a version that gave none
 
     @property
     def is_elastic(self) -> bool:
