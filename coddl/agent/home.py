@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -274,7 +275,8 @@ def _remove_unchanged(archive: IO[bytes], folder: Path) -> None:
     folders: list[Path] = []
     with tarfile.open(fileobj=archive, mode="r:gz") as tar:
         for member in tar:
-            path = folder / member.name
+            if (path := _unpacked_at(member, folder)) is None:
+                continue
             if member.isdir():
                 folders.append(path)
             elif _is_unchanged(path, member):
@@ -286,10 +288,23 @@ def _remove_unchanged(archive: IO[bytes], folder: Path) -> None:
             path.rmdir()
 
 
+def _unpacked_at(member: tarfile.TarInfo, folder: Path) -> Path | None:
+    """Tell where `unpack` has put a member; None if it is not within the folder (any more)."""
+    try:
+        path = folder / tarfile.data_filter(member, str(folder)).name
+    except tarfile.FilterError:
+        return None
+    # The job may have put a link in the place of a folder.
+    return path if path.parent.resolve().is_relative_to(folder.resolve()) else None
+
+
 def _is_unchanged(path: Path, member: tarfile.TarInfo) -> bool:
     with contextlib.suppress(OSError):
+        if member.issym():
+            return os.readlink(path) == member.linkname
         found = path.lstat()
-        return member.issym() or (found.st_mtime == member.mtime and found.st_size == member.size)
+        is_same = found.st_mtime == member.mtime and found.st_size == member.size
+        return stat.S_ISREG(found.st_mode) and is_same
     return False
 
 

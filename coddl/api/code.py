@@ -4,6 +4,7 @@ The archive is a function of what the folder holds: entries are sorted, times an
 out. So the same folder gives the same name, and is sent once.
 """
 
+import errno
 import fnmatch
 import gzip
 import hashlib
@@ -117,6 +118,12 @@ def _entries(
 
 
 def _stays_inside(link: Path, root: Path) -> bool:
+    """Tell whether a link leads to what is packed, or to nothing; raises OSError at a loop."""
+    try:
+        link.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # nodes could not unpack it
+            raise
     is_relative = not os.path.isabs(os.readlink(link))
     return is_relative and Path(os.path.realpath(link)).is_relative_to(root)
 

@@ -147,7 +147,8 @@ def submit(
     data |= {key: value for key, value in given.items() if value not in ("", None)}
     if env:
         data["env"] = {**_mapping(data.get("env")), **dict(map(read_variable, env))}
-    request, folder = checked(data, Path.cwd())
+    folder = Path.cwd()
+    request = checked(data, folder)
     how = "number" if parsable else "json" if wants_json(output, as_json) else "words"
     with connect(server, state_dir) as client:
         if dry_run:
@@ -223,11 +224,8 @@ def read_variable(text: str) -> tuple[str, str]:
     return key, value
 
 
-def checked(data: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
-    """Check a job as far as that can be done here; give it, and the folder that goes along.
-
-    That is `folder`, unless the script lies elsewhere: then it is the script's own.
-    """
+def checked(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Check a job as far as that can be done here."""
     from coddl.api.client import user
 
     with needs("client"):
@@ -242,13 +240,15 @@ def checked(data: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
             raise UserError(
                 f"{request.script} can't be submitted", because, "coddl submit train.py"
             )
-        try:
-            checked["script"] = str(path.resolve().relative_to((folder / request.folder).resolve()))
-        except ValueError:
-            checked["script"], folder = path.name, path.parent
-            checked["folder"] = "."
-            note(f"{folder}, where the script lies, goes along")
-    return {"user": user(), **checked}, folder
+        path, start = path.resolve(), (folder / request.folder).resolve()
+        if not path.is_relative_to(start):  # the folder where it lies may hold anything, as /tmp
+            raise UserError(
+                f"{request.script} can't be submitted",
+                f"it lies in {path.parent}, and {start} is what goes along",
+                f"cd {shlex.quote(str(path.parent))} && coddl submit {path.name}",
+            )
+        checked["script"] = str(path.relative_to(start))
+    return {"user": user(), **checked}
 
 
 def _handed_in(client: "Client", request: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -261,6 +261,33 @@ def test_an_absolute_name_stays_inside(tmp_path: Path, homes: Homes, server: Ser
     assert list(folder.rglob("evil"))
 
 
+def test_tidying_removes_nothing_outside_of_the_folder(
+    tmp_path: Path, homes: Homes, server: Server
+) -> None:
+    mine, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    mine.write_text("precious")
+    link = member(str(mine), tarfile.SYMTYPE, "train.py")
+    code = server.add(archive(link, member("sub", tarfile.DIRTYPE), member("sub/x", size=1)))
+    folder = homes.prepare(1, spec(code))
+    (folder / "sub" / "x").rename(elsewhere / "x")
+    (folder / "sub").rmdir()
+    (folder / "sub").symlink_to(elsewhere)  # by the job, in the place of what was unpacked
+    homes.tidy(1, spec(code), 1, forget=True)
+    assert mine.read_text() == "precious"
+    assert (elsewhere / "x").exists()
+    assert not (folder / str(mine).lstrip("/")).is_symlink()
+
+
+def test_a_file_in_the_place_of_a_link_is_the_jobs(homes: Homes, server: Server) -> None:
+    code = server.add(archive(member("train.py", size=1), member("a", tarfile.SYMTYPE, "train.py")))
+    path = homes.prepare(1, spec(code)) / "a"
+    path.unlink()
+    path.write_text("results")
+    homes.tidy(1, spec(code), 1, forget=True)
+    assert path.read_text() == "results"
+
+
 def test_rights_that_others_should_not_have_are_taken_away(homes: Homes, server: Server) -> None:
     info = member("run", size=1)
     info.mode = 0o6777

@@ -152,9 +152,13 @@ def test_a_folder_that_is_too_large_is_refused_with_what_is_large(project: Path)
     assert packed(project).names == {code.IGNORE_FILE, "lib/net.py", "train.py"}
 
 
-def test_a_link_in_a_circle_is_a_link(project: Path) -> None:
-    (project / "circle").symlink_to("circle")
-    assert members(packed(project))["circle"].issym()
+def test_a_link_in_a_circle_is_refused_unless_it_is_ignored(project: Path) -> None:
+    (project / "lib" / "circle").symlink_to("../round")
+    (project / "round").symlink_to("lib/circle")
+    with pytest.raises(UserError, match="circle: Too many levels of symbolic links"):
+        packed(project)
+    (project / code.IGNORE_FILE).write_text("circle\nround\n")
+    assert "lib/circle" not in members(packed(project))
 
 
 def test_a_folder_that_is_not_there_is_named(project: Path) -> None:

@@ -109,16 +109,18 @@ def test_a_file_holds_a_job_and_flags_win(coddl: Coddl, takes: StubPool) -> None
     assert handed_in(takes)["command"] == ["sleep", "1"]
 
 
-def test_a_script_elsewhere_brings_its_own_folder(
+def test_a_script_elsewhere_is_refused_as_its_folder_may_hold_anything(
     coddl: Coddl, takes: StubPool, tmp_path: Path
 ) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "other.py").write_text("")
-    done = coddl("submit", "../there/other.py")
-    assert done.err == f"note: {tmp_path}/there, where the script lies, goes along\n".replace(
-        f"{tmp_path}/there", str(Path("../there").absolute())
-    )
-    assert (handed_in(takes)["script"], handed_in(takes)["folder"]) == ("other.py", ".")
+    Path("link.py").symlink_to(tmp_path / "there" / "other.py")
+    for script in ("../there/other.py", f"{tmp_path}/there/other.py", "link.py"):
+        done = coddl("submit", script)
+        assert done.code == 2
+        assert f"error: {script} can't be submitted\n  because it lies in" in done.err
+        assert f"cd {(tmp_path / 'there').resolve()} && coddl submit other.py" in done.err
+    assert not takes.saw("POST", "/jobs")
 
 
 def test_a_script_in_a_folder_below_is_run_from_here(coddl: Coddl, takes: StubPool) -> None:
