@@ -303,6 +303,9 @@ def _alone(options: AgentOptions) -> Iterator[None]:
                 f"process {pid} holds {path}",
                 "--name with another one",
             ) from None
+        except OSError as error:  # as of a network file system without locks
+            because = f"{path} can't be locked: {error.strerror}"
+            raise UserError("the agent can't start", because, "another --state-dir") from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         yield

@@ -99,7 +99,7 @@ def supervisor_of(folder: Path) -> int | None:
 def _unfit(folder: Path, error: OSError) -> UserError:
     return UserError(
         f"{folder} can't hold a pool",
-        f"{error.filename}: {error.strerror}",
+        f"{error.filename or 'its lock'}: {error.strerror}",
         "another --state-dir",
     )
 
@@ -109,9 +109,13 @@ def _held(folder: Path) -> Iterator[None]:
     """Be the one who keeps a pool of this folder up; a lock file of a dead one is no obstacle."""
     with (folder / "pool.lock").open("a+b") as lock:
         while True:
-            with contextlib.suppress(BlockingIOError):
+            try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
+            except BlockingIOError:
+                pass
+            except OSError as error:  # as of a network file system without locks
+                raise _unfit(folder, error) from None
             if (pid := supervisor_of(folder)) is not None:
                 raise UserError(
                     f"a pool of {folder} can't be started",

@@ -8,15 +8,16 @@ A writer clears `complete` before it touches anything else and sets it last; it 
 lock meanwhile, a reader a shared one. So a torn image is never read, whoever dies when.
 """
 
+import errno
 import fcntl
 import json
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 MAGIC = b"CODDLIMG"
 VERSION = 1
@@ -27,6 +28,9 @@ _LAYOUT = struct.Struct("<8sIIQQQQ16x")  # magic, version, complete, stamp, then
 HEADER_BYTES = _LAYOUT.size
 COMPLETE_AT = slice(12, 16)
 COMPLETE, INCOMPLETE = b"\x01\0\0\0", bytes(4)
+
+# What network file systems without locks answer.
+NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 Meta = dict[str, Any]  # Any: what JSON can hold; step, epoch and whatever else the writer says
 
@@ -125,6 +129,10 @@ def held(path: Path) -> Iterator[tuple[int, Header]]:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Unreadable("is being written") from None
+        except OSError as error:
+            # Only images in memory are written in place; a checkpoint can be read without a lock.
+            if error.errno not in NO_LOCKS:
+                raise Unreadable(f"can't be locked: {error.strerror}") from None
         header = Header.parsed(os.pread(fd, HEADER_BYTES, 0))
         if not header.complete:
             raise Unreadable("is incomplete: whoever wrote it did not finish")
@@ -132,7 +140,8 @@ def held(path: Path) -> Iterator[tuple[int, Header]]:
             raise Unreadable(f"is cut short: {length} of {header.bytes_} bytes")
         yield fd, header
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a mapping keeps the lock alive
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a mapping keeps the lock alive
         os.close(fd)
 
 

@@ -1,5 +1,6 @@
 """A checkpoint is all there or not at all, and a broken one never stands in the way."""
 
+import errno
 import fcntl
 import json
 import os
@@ -314,17 +315,22 @@ def test_a_folder_that_went_away_is_named(image: Path, folder: Path) -> None:
 # --- attempts ----------------------------------------------------------------------------------
 
 
+def lead(folder: Path, attempt: int) -> None:
+    Checkpoints(folder)
+    jobdir.lead(folder, Path("train.py"), attempt)
+
+
 def test_an_older_attempt_saves_nothing_once_a_newer_one_leads(image: Path, folder: Path) -> None:
     older = Checkpoints(folder, attempt=2)
-    jobdir.lead(folder, Path("train.py"), 2)
+    lead(folder, 2)
     assert older.save(image) is not None
-    jobdir.lead(folder, Path("train.py"), 3)
+    lead(folder, 3)
     before = names(folder)
     with pytest.raises(TrainingError, match="attempt 3 does now"):
         older.save(image_at(image, 124))
     assert names(folder) == before
     with pytest.raises(TrainingError, match="attempt 2 keeps no"):
-        jobdir.lead(folder, Path("train.py"), 2)
+        lead(folder, 2)
     assert Checkpoints(folder, attempt=3).save(image) is not None
 
 
@@ -332,23 +338,24 @@ def test_an_attempt_replaced_while_it_saves_leaves_nothing(
     image: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = Checkpoints(folder, attempt=1)
+    lead(folder, 1)
     copy = checkpoints._copy
 
     def slow_copy(fd: int, header: Header, to: Path) -> None:
         copy(fd, header, to)
-        jobdir.lead(folder, Path("train.py"), 2)
+        lead(folder, 2)
 
     monkeypatch.setattr(checkpoints, "_copy", slow_copy)
     with pytest.raises(TrainingError, match="attempt 2 does now"):
         older.save(image)
-    assert names(folder) == ["job.json"]
+    assert names(folder) == ["fence", "job.json"]
 
 
 def test_an_attempt_that_was_replaced_leaves_the_newer_ones_copy_alone(
     image: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older, newer = Checkpoints(folder, attempt=1), Checkpoints(folder, attempt=2)
-    jobdir.lead(folder, Path("train.py"), 2)
+    lead(folder, 2)
     copy = checkpoints._copy
 
     def overtaking(fd: int, header: Header, to: Path) -> None:
@@ -360,13 +367,106 @@ def test_an_attempt_that_was_replaced_leaves_the_newer_ones_copy_alone(
 
     monkeypatch.setattr(checkpoints, "_copy", overtaking)
     assert newer.save(image) is not None
-    assert names(folder) == ["job.json", "step-000000123.ckpt"]
+    assert names(folder) == ["fence", "job.json", "step-000000123.ckpt"]
+
+
+def no_words(about: Path) -> None:
+    about.unlink()
+
+
+def half_a_word(about: Path) -> None:
+    about.write_text('{"script": "trai')
+
+
+def no_rights(about: Path) -> None:
+    about.unlink()
+    about.mkdir()  # as unreadable as a file can be, to root too
+
+
+@pytest.mark.parametrize("lose", [no_words, half_a_word, no_rights])
+def test_nothing_is_saved_where_nobody_knows_which_attempt_may(
+    lose: Callable[[Path], None], image: Path, folder: Path
+) -> None:
+    lead(folder, 2)
+    kept = Checkpoints(folder, attempt=2)
+    assert kept.save(image) is not None
+    lose(folder / "job.json")
+    before = names(folder)
+    with pytest.raises(TrainingError, match=r"job\.json"):
+        kept.save(image_at(image, 124))
+    assert names(folder) == before
+
+
+def test_a_save_of_a_job_that_is_over_leaves_no_folder(image: Path, folder: Path) -> None:
+    with pytest.raises(TrainingError, match="keeps no checkpoints"):
+        Checkpoints(folder, attempt=2).save(image)
+    assert not folder.exists()
+
+
+def test_no_attempt_takes_over_between_the_last_look_and_the_name(
+    image: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead(folder, 1)
+    found: list[str] = []
+
+    def take_over(folder: Path) -> None:
+        """Come when the checkpoint has its name, and is not safe yet."""
+        monkeypatch.undo()
+        monkeypatch.setattr(jobdir, "FENCE_S", 0.0)
+        with pytest.raises(TrainingError, match="can't be locked") as caught:
+            jobdir.lead(folder, Path("train.py"), 2)
+        found.append(caught.value.what)
+
+    monkeypatch.setattr(checkpoints, "sync", take_over)
+    assert Checkpoints(folder, attempt=1).save(image) is not None
+    assert found
+    jobdir.lead(folder, Path("train.py"), 2)
+
+
+def test_the_attempt_is_on_disk_before_it_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Checkpoints(folder)
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    lead(folder, 1)
+    file, names_ = synced
+    assert file.startswith(".job.json.")
+    assert names_ == folder.name
+
+
+def no_locks(_fd: int, _how: int) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def test_without_locks_an_attempt_is_refused_and_checkpoints_can_be_read(
+    image: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Checkpoints(folder).save(image) is not None
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    found = Checkpoints(folder).newest()
+    assert found is not None
+    assert found.step == 123
+    with pytest.raises(TrainingError, match="can't lock files: No locks available"):
+        jobdir.lead(folder, Path("train.py"), 1)
+    with (
+        pytest.raises(TrainingError, match="can't lock files"),
+        jobdir.claimed(folder, Path("train.py"), fresh=False),
+    ):
+        raise AssertionError
 
 
 def test_a_save_leaves_alone_what_another_process_of_its_attempt_is_saving(
     image: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = Checkpoints(folder, attempt=2), Checkpoints(folder, attempt=2)
+    lead(folder, 2)
     (folder / "step-000000001.1.ab.tmp").touch()  # of an attempt that is over
     abandoned = folder / "step-000000002.2.ab.tmp"
     abandoned.touch()
@@ -380,4 +480,4 @@ def test_a_save_leaves_alone_what_another_process_of_its_attempt_is_saving(
 
     monkeypatch.setattr(checkpoints, "_copy", interrupted)
     assert first.save(image) is not None
-    assert names(folder) == ["step-000000123.ckpt", "step-000000124.ckpt"]
+    assert names(folder)[2:] == ["step-000000123.ckpt", "step-000000124.ckpt"]

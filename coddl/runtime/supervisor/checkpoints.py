@@ -10,7 +10,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from typing import Final
 from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import HEADER_BYTES, Header, Unreadable
-from coddl.runtime.supervisor.jobdir import check_attempt
+from coddl.runtime.supervisor.jobdir import check_attempt, fenced, sync
 
 CHUNK_BYTES = 4 << 20
 ABANDONED_S: Final = 3600.0  # a save that wrote nothing for so long was killed
@@ -59,7 +59,8 @@ class Checkpoints:
         self._attempt = attempt
         self._keep = keep
         self._broken: set[Path] = set()
-        self.check()
+        if attempt is None:  # else its lead has made the folder, or another has removed it
+            self.check()
 
     def check(self) -> None:
         """Make the folder and write a file into it, or say why checkpoints can't be kept there."""
@@ -124,13 +125,9 @@ class Checkpoints:
         temporary = path.with_suffix(f".{self._attempt}.{secrets.token_hex(4)}{_TEMPORARY}")
         try:
             _copy(fd, header, temporary)
-            self._check_attempt()  # copying may have taken long
-            temporary.replace(path)
-            folder_fd = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(folder_fd)
-            finally:
-                os.close(folder_fd)
+            with self._fenced():  # copying may have taken long
+                temporary.replace(path)
+                sync(self._folder)
         except OSError as error:
             raise self._refused(error) from error
         finally:
@@ -140,6 +137,9 @@ class Checkpoints:
     def _check_attempt(self) -> None:
         if self._attempt is not None:
             check_attempt(self._folder, self._attempt)
+
+    def _fenced(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._attempt is None else fenced(self._folder, self._attempt)
 
     def _listed(self) -> list[tuple[int, Path]]:
         """List the checkpoints there are, whole or not, the newest first."""

@@ -9,15 +9,19 @@ import re
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from coddl.runtime.errors import TrainingError
+from coddl.runtime.imagefile import NO_LOCKS
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ABOUT: Final = "job.json"  # in a job's folder: whose checkpoints these are
 LOCK: Final = "lock"
+FENCE: Final = "fence"  # locked while an attempt takes the folder over, or names a checkpoint
+FENCE_S: Final = 30.0  # for which another attempt may hold it: it renames a file
 CHECKPOINTS: Final = "step-*.ckpt"
 MEMORY: Final = Path("/dev/shm")
 MEMORY_BYTES_MIN: Final = 256 << 20  # containers often have 64 MB there, too little for any model
@@ -119,12 +123,25 @@ def _lock(lock: int, folder: Path) -> None:
         raise TrainingError(
             f"{folder} is in use", "another run keeps its checkpoints there", "another --name"
         ) from None
+    except OSError as error:
+        raise _unlockable(folder, error) from None
+
+
+def _unlockable(folder: Path, error: OSError) -> TrainingError:
+    because = f"it can't be locked: {error.strerror}"
+    if error.errno in NO_LOCKS:
+        because = f"its file system can't lock files: {error.strerror}"
+    return TrainingError(
+        f"checkpoints can't be kept in {folder}",
+        because,
+        "another folder, or mount it with locks (NFS: with rpc.statd; Lustre: -o flock)",
+    )
 
 
 def _claim(folder: Path, script: Path, *, fresh: bool) -> None:
-    about = _about(folder)
     found = sorted(folder.glob(CHECKPOINTS))
     if found and not fresh:
+        about = _about(folder)
         if (owner := about.get("script", str(script))) != str(script):
             raise TrainingError(
                 f"{folder} can't be used for {script}",
@@ -146,17 +163,61 @@ def _claim(folder: Path, script: Path, *, fresh: bool) -> None:
 def lead(folder: Path, script: Path, attempt: int) -> None:
     """Make the folder this attempt's own; raise if a newer one has it.
 
-    Its lead may have been replaced without knowing: no lock tells it, on another machine. So the
-    number in the folder does, to whoever is about to write there.
+    Its lead may have been replaced without knowing. So the number in the folder tells, to whoever
+    is about to write there.
     """
-    check_attempt(folder, attempt)
-    _write_about(folder, {"script": str(script), "finished": False, "attempt": attempt})
+    with _alone(folder):
+        newest = _about(folder).get("attempt")
+        if isinstance(newest, int):
+            _check_newest(folder, newest, attempt)
+        _write_about(folder, {"script": str(script), "finished": False, "attempt": attempt})
 
 
 def check_attempt(folder: Path, attempt: int) -> None:
-    """Raise if a newer attempt keeps its checkpoints in the folder."""
+    """Raise unless this attempt, or an older one, keeps its checkpoints in the folder."""
     newest = _about(folder).get("attempt")
-    if isinstance(newest, int) and newest > attempt:
+    if not isinstance(newest, int):
+        raise TrainingError(
+            f"attempt {attempt} keeps no checkpoints in {folder}",
+            f"nothing there tells which attempt may: {ABOUT} is missing, or names none",
+            "nothing: the job is over, or its next attempt makes the folder anew",
+        )
+    _check_newest(folder, newest, attempt)
+
+
+@contextlib.contextmanager
+def fenced(folder: Path, attempt: int) -> Iterator[None]:
+    """Keep newer attempts from the folder meanwhile; raise if one has it."""
+    with _alone(folder):
+        check_attempt(folder, attempt)
+        yield
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep the other attempts of a job from its folder, on whatever nodes they are."""
+    until_s = time.monotonic() + FENCE_S
+    try:
+        lock = os.open(folder / FENCE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unlockable(folder, error) from None
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                is_held = isinstance(error, BlockingIOError)
+                if not is_held or time.monotonic() > until_s:
+                    raise _unlockable(folder, error) from None
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _check_newest(folder: Path, newest: int, attempt: int) -> None:
+    if newest > attempt:
         raise TrainingError(
             f"attempt {attempt} keeps no checkpoints in {folder}",
             f"attempt {newest} does now",
@@ -183,21 +244,50 @@ def _tidy(folder: Path) -> None:
 
 
 def _about(folder: Path) -> dict[str, object]:
+    """Read whose checkpoints these are; raises if that can't be known."""
+    path = folder / ABOUT
     try:
-        about = json.loads((folder / ABOUT).read_text())
-    except (OSError, ValueError):
+        about = json.loads(path.read_text())
+    except FileNotFoundError:
         return {}
-    return about if isinstance(about, dict) else {}
+    except OSError as error:
+        raise _unknown(path, f"{error.strerror}") from None
+    except ValueError as error:
+        raise _unknown(path, f"{error}") from None
+    if not isinstance(about, dict):
+        raise _unknown(path, "it holds no fields")
+    return about
+
+
+def _unknown(path: Path, because: str) -> TrainingError:
+    return TrainingError(
+        f"{path} can't be read, so nobody knows whose checkpoints these are",
+        because,
+        f"rm {path}, if nothing else runs there",
+    )
 
 
 def _write_about(folder: Path, about: dict[str, object]) -> None:
     temporary = folder / f".{ABOUT}.{secrets.token_hex(4)}.tmp"  # nobody shall read half of it
     try:
-        temporary.write_text(json.dumps(about) + "\n")
+        with temporary.open("w") as file:
+            file.write(json.dumps(about) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(folder / ABOUT)
+        sync(folder)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise TrainingError(
             f"{folder} can't be written", f"{error.strerror}", "another --checkpoint-dir"
         ) from None
+
+
+def sync(folder: Path) -> None:
+    """Bring the names in a folder to disk."""
+    folder_fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(folder_fd)
+    finally:
+        os.close(folder_fd)
