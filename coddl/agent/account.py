@@ -48,7 +48,7 @@ class Account:
         self._changes = 0
         self._has_prepared = False
         self._has_stepped = False
-        self._is_to_blame = False  # a worker failed by its own doing
+        self._is_to_blame = False  # a worker failed by its own doing, and the job has not recovered
         self._trouble: Trouble | None = None
         self._saved_step: int | None = None
         self._step = 0
@@ -120,10 +120,10 @@ class Account:
             return "succeeded"
         if asked == "cancel":
             return "cancelled"
+        if code == RETIRED:
+            return "retired" if asked == "retire" else "requeue"
         if asked == "retire":
             return "failed" if self._is_to_blame else "retired"
-        if code == RETIRED:
-            return "requeue"
         return "failed" if self._is_to_blame or code == 2 else "lost"
 
     def _prepared(self, event: Message) -> tuple[Fact, ...]:
@@ -152,6 +152,8 @@ class Account:
         return (fact,), f"needs at least {gpus_min} GPUs: {because}"
 
     def _progressed(self, event: Message) -> tuple[Fact, ...]:
+        if event["step"] > self._step:
+            self._is_to_blame = False  # the job trains on without the worker that failed
         self._step = step = event["step"]
         self.progress = RunProgress(
             progressed=RunProgressed(
@@ -174,6 +176,7 @@ class Account:
 
     def _changed(self, event: Message) -> RunChanged:
         self._changes += 1
+        self._is_to_blame = False
         self._step = max(self._step, event["step"])
         return RunChanged(
             job=self._job,

@@ -21,6 +21,8 @@ from coddl.runtime.wire import Message
 PROGRESS = {"is": "progress", "step": 7, "size": 2, "step_s": 0.5, "iterations_at_size": 12}
 ERROR = {"is": "error", "what": "w", "because": "b", "try": "t"}
 TROUBLE = Trouble("w", "b", "t")
+REGROUPED = {"is": "regrouped", "from": 2, "to": 1, "slots": [5], "step": 7}
+REGROUPED |= {"pause_s": 0.1, "serving_s": 0.7}
 
 
 def gone(code: int, **more: Any) -> Message:
@@ -112,6 +114,30 @@ ENDS: dict[str, tuple[list[Message], int, Asked, RunEnded | None]] = {
     "a good end in spite of all": ([], 0, "retire", RunEnded(4, 2, "succeeded", exit_code=0)),
     "it left": ([PROGRESS], 75, "retire", RunEnded(4, 2, "retired", step=7)),
     "it had to be ended": ([], 130, "retire", RunEnded(4, 2, "retired")),
+    "it left after a crash that it survived": (
+        [PROGRESS, gone(-11), REGROUPED],
+        75,
+        "retire",
+        RunEnded(4, 2, "retired", step=7),
+    ),
+    "it survived a crash and had to be ended": (
+        [gone(-11), PROGRESS],
+        130,
+        "retire",
+        RunEnded(4, 2, "retired", step=7),
+    ),
+    "its workers were killed after a crash that it survived": (
+        [gone(1), REGROUPED, gone(-9), ERROR],
+        1,
+        "",
+        RunEnded(4, 2, "lost", step=7, trouble=TROUBLE),
+    ),
+    "it failed while it was to leave": (
+        [gone(-11), REGROUPED, gone(3), ERROR],
+        3,
+        "retire",
+        RunEnded(4, 2, "failed", step=7, exit_code=3, trouble=TROUBLE),
+    ),
     "it was cancelled": ([], 130, "cancel", RunEnded(4, 2, "cancelled")),
     "it asked to be run again": ([], 75, "", RunEnded(4, 2, "requeue", exit_code=75)),
     "its script failed": (
