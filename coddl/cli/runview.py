@@ -49,7 +49,7 @@ class TextView:
             case "error":
                 told = f"error: {event['what']}\n  because {event['because']}"
                 self._line(self._err, f"{told}\n  try     {event['try']}")
-            case "problem":
+            case "problem" | "unsaved":
                 self._line(self._err, f"coddl: {event['what']}, because {event['because']}")
             case _ if not self._quiet and (text := sentence(event)):
                 self._line(self._err, f"coddl: {text}")
@@ -172,6 +172,10 @@ def end_sentence(end: Event) -> str:
         pauses_s = [change["pause_s"] for change in end["changes"][1:]]
         longest = f", longest pause {max(pauses_s):.2f} s" if pauses_s else ""
         return f"{took}, {counted(len(pauses_s), 'change')}{longest}"
+    if end["kept_step"] is not None:
+        because = f"not saved, because {end['unsaved']['because']}"
+        again = f"with room there the same command continues from step {end['kept_step']}"
+        return f"{took}; {because}; {again}, until this machine restarts"
     if end["saved_step"] is not None:
         command = "the same command without --fresh" if end["fresh"] else "the same command"
         return f"{took}; {command} continues from step {end['saved_step']}"

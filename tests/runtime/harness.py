@@ -65,6 +65,18 @@ def children(pid: int) -> list[int]:
     return []
 
 
+@contextlib.contextmanager
+def unwritable(folder: Path) -> Iterator[None]:
+    """Have nothing saved in a folder for a while."""
+    away = folder.rename(folder.with_name("away"))
+    folder.write_text("not a folder")
+    try:
+        yield
+    finally:
+        folder.unlink()
+        away.rename(folder)
+
+
 def write_fake_torch(folder: Path) -> Path:
     for name, text in FAKE_TORCH.items():
         path = folder / "torch" / name

@@ -41,6 +41,7 @@ class Stub:
         self.is_training = False
         self.is_main = False
         self.images = 0
+        self.leaving: Message | None = None  # what it leaves by, once its image is on disk
 
     def tell(self, kind: str, **fields: Any) -> None:
         self.wire.sendall(encoded({"is": kind, **fields}))
@@ -86,7 +87,10 @@ class Stub:
                 self.agreed_step = message["step"]
                 self.step = max(self.step, self.agreed_step)
                 self.enter(self.plans[message["generation"]])
+            case "leave" if self.leaving is not None:
+                self.swap(self.leaving)
             case "regroup":
+                self.leaving = None
                 self.enter(message)
             case "capture":
                 self.write_image()
@@ -97,10 +101,16 @@ class Stub:
         number, members = plan["generation"], plan["members"]
         if not self.is_training and plan["image"] is not None:
             self.step = self.agreed_step = step_of(Path(plan["image"]))
+        if not members and self.is_main:
+            self.leaving, self.is_training = plan, False
+            self.write_image(generation=number)
+        else:
+            self.swap(plan)
+
+    def swap(self, plan: Message) -> None:
+        number, members = plan["generation"], plan["members"]
         pause = {"boundary_s": 0.001, "state_s": 0.002, "swap_s": 0.003}
         left = self.worker not in members
-        if left and not members and self.is_main:
-            self.write_image()
         self.tell("swapped", generation=number, step=self.told_step, left=left, pause=pause)
         if left:
             misbehave(OPTIONS["on_leave"])
@@ -111,11 +121,11 @@ class Stub:
         self.tell("metrics", values={f"gpu {self.worker}": gpu, "backend": plan["backend"]})
         self.is_training = True
 
-    def write_image(self) -> None:
+    def write_image(self, **more: int) -> None:
         self.images += 1
         path = Path(os.environ["CODDL_STASH"]) / f"slot-{self.images % 2}.img"
         write_image(path, self.step)
-        self.tell("image", path=str(path), step=self.step, bytes=path.stat().st_size)
+        self.tell("image", path=str(path), step=self.step, bytes=path.stat().st_size, **more)
 
 
 def write_image(path: Path, step: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from coddl.runtime.errors import TrainingError
 from tests.runtime.elastic import PATIENCE_S, Elastic, alone, line_of
+from tests.runtime.harness import unwritable
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -33,6 +34,21 @@ def test_every_sample_is_used_once_at_its_step(
     steps = 32 * sum(range(1, 65))  # 32 samples in each of 64 steps, counted from 1
     assert line_of(printed, "steps") == f"steps {steps} [1024, 1024]"
     assert not any(event["is"] == "lost" for event in job.events)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_suspension_that_can_not_be_saved_costs_no_sample(tmp_path: Path, workers: int) -> None:
+    with Elastic(tmp_path, "ledger.py", "--pace-s", "0.1", workers=workers) as job:
+        job.wait_step(3)
+        with unwritable(job.job.folder), pytest.raises(TrainingError, match="trains on"):
+            job.ask("suspend")
+        job.wait_kind("regrouped")
+        job.ask("suspend")
+        assert job.wait_kind("suspended")["durable"]
+        job.ask("resume")
+        printed = job.finish()
+    assert line_of(printed, "used") == "used 1 1", job.story()
+    assert line_of(printed, "missing") == "missing 0"
 
 
 # How a script leaves its loop, and what it must print in the end: passes, then equal weights.

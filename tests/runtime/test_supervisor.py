@@ -198,21 +198,6 @@ def test_kept_checkpoints_of_a_finished_job_are_not_trained_on(start: Start) -> 
         start().end()
 
 
-def test_a_checkpoint_that_fails_is_told_and_training_goes_on(start: Start) -> None:
-    job = start(checkpoint_every_s=0.1)
-    job.wait_for("checkpoint")
-    folder = job.job.folder
-    away = folder.rename(folder.with_name("away"))
-    folder.write_text("not a folder")
-    problem = job.wait_for("problem")
-    assert str(folder) in problem["what"]
-    step = job.ask("status")["step"]
-    job.wait_for_step(step + 10)
-    folder.unlink()
-    away.rename(folder)
-    assert job.wait_for("checkpoint")["step"] > step
-
-
 def test_who_is_put_back_to_sleep_while_waking_up_sleeps_when_nobody_is_left(start: Start) -> None:
     job = start(workers=2)
     job.wait_for_step(5)

@@ -107,6 +107,8 @@ class Requests:
         """Tell whether the job runs at that size now; raise if it never will."""
         standing = self._leader.standing
         if target != standing.target:
+            if target == 0 and standing.unsaved is not None:
+                raise troubles.not_saved(standing.job, standing.unsaved)
             because = f"a newer command asked for {standing.target}"
             raise troubles.never_reached(standing.job, target, because)
         if standing.is_over:

@@ -46,6 +46,8 @@ class Saving:
         self._checkpoints = checkpoints
         self._origin: Origin | None = None
         self.saved_step: int | None = None
+        self.unsaved: TrainingError | None = None  # why the newest image is not on disk
+        self.kept_step: int | None = None  # of an image that was left in memory for the next run
 
     def look_ahead(self) -> None:
         """Find the newest state before it is needed; what is found counts once."""
@@ -85,7 +87,8 @@ class Saving:
             try:
                 self.tell_outcome(saved_word(self._checkpoints.save(newest[1])))
             except TrainingError as error:
-                self._tell({"is": "problem", **error.parts()})
+                self.tell_outcome({"is": "unsaved", **error.parts()})
+                self.kept_step = newest[0]
                 return  # what can't be saved is left where it is
         if self._stash is not None:
             shutil.rmtree(self._stash, ignore_errors=True)
@@ -93,9 +96,10 @@ class Saving:
     def tell_outcome(self, word: Message) -> None:
         """Tell what became of an image: `saved` or `unsaved`."""
         if word["is"] == "unsaved":
-            self._tell({**word, "is": "problem"})
+            self.unsaved = TrainingError(word["what"], word["because"], word["try"])
+            self._tell(word)
         elif word["step"] is not None:  # or a newer image was taking its place
-            self.saved_step = word["step"]
+            self.saved_step, self.unsaved = word["step"], None
             self._tell({**word, "is": "checkpoint"})
 
     def _newest_image(self) -> tuple[int, Path] | None:

@@ -16,6 +16,7 @@ from coddl.runtime.supervisor.pace import Pace
 from coddl.runtime.wire import Message
 
 RETIRED: Final = 75  # exit code: the state is durable, the job goes on elsewhere
+UNSAVED: Final = 1  # exit code: it was told to stop, and its state is in memory only
 SUPERSEDED: Final = 76  # exit code: a newer attempt leads the job
 ENDS: Final = {0: "SUCCEEDED", 130: "CANCELLED"}
 
@@ -35,6 +36,7 @@ class Standing:
     fitting: Fitting = field(default_factory=Fitting)
     has_left_early: bool = False  # its loop ended before the training's last step
     rigid: TrainingError | None = None  # why it can't be resized any more
+    unsaved: TrainingError | None = None  # why its newest state is not on disk
     is_asleep: bool = False
     has_slept: bool = False  # and is waking up
     is_retiring: bool = False
@@ -131,6 +133,7 @@ class Standing:
             "memory": {**self.limit.as_data(), **self.fitting.as_data()},
             "saved_step": saved_step,
             "fresh": self.job.fresh,
+            "unsaved": None if self.unsaved is None else self.unsaved.parts(),
             "changes": self.changes.made,
             "workers": [notes.as_data() for notes in crew.notes],
         }

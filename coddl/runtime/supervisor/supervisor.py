@@ -6,7 +6,6 @@ here. Nothing is printed: the host is told what happens, and shows it.
 """
 
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from coddl.runtime.supervisor.control import Control
 from coddl.runtime.supervisor.crew import Crew
 from coddl.runtime.supervisor.endings import Endings
 from coddl.runtime.supervisor.hosting import Hosting
+from coddl.runtime.supervisor.interrupt import INTERRUPTED, Interrupt
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.ledger import Figures, WorkerNotes
 from coddl.runtime.supervisor.limits import Limits
@@ -32,19 +32,19 @@ from coddl.runtime.supervisor.requests import Requests
 from coddl.runtime.supervisor.saving import Captures, Saving
 from coddl.runtime.supervisor.schedule import Schedule
 from coddl.runtime.supervisor.seats import Post, Seat
-from coddl.runtime.supervisor.standing import RETIRED, Standing
+from coddl.runtime.supervisor.standing import UNSAVED, Standing
+from coddl.runtime.supervisor.suspension import Suspension
 from coddl.runtime.supervisor.traceevents import TraceEvents
 from coddl.runtime.wire import Message
 
 PROGRESS_EVERY_S: Final = 0.2
-SAVE_WITHIN_S: Final = 3.0  # after the first Ctrl-C
 
 
 class Supervisor:
     """Leads one job from its start to its end; `tell` hears of everything, as it happens."""
 
     crew: Crew
-    _saving: Saving
+    saving: Saving
 
     def __init__(
         self,
@@ -74,8 +74,9 @@ class Supervisor:
         self.patience = Patience()
         self._endings = Endings(self, self._loop)
         self._limits = Limits(self)
+        self._interrupt = Interrupt(self, self._loop)
+        self._suspension = Suspension(self, self._loop)
         self._given_up: set[int] = set()  # slots
-        self._is_interrupted = False  # and waits for a last image
         self._is_open = False
 
     # Life.
@@ -95,12 +96,12 @@ class Supervisor:
                 self._changes.trace = self._trace
             self._open(stack)
             ask = lambda: self.crew.send(self._coordinator.members[:1], {"do": "capture"})  # noqa: E731
-            self._captures = Captures(
+            self.captures = Captures(
                 self._loop, job.checkpoint_every_s, ask, lambda: self.crew.is_saving
             )
             if self._control is not None:
                 self.crew.open()
-                self._saving.look_ahead()  # while torch is being imported
+                self.saving.look_ahead()  # while torch is being imported
                 self._control.serve(self._loop)
             while standing.exit_code is None:
                 self._loop.turn()
@@ -110,10 +111,10 @@ class Supervisor:
         """Open what the job is kept in, here or wherever stations are."""
         job, loop, hosting = self._job, self._loop, self._hosting
         if hosting is None:
-            self._saving, reach = workshop.opened(job, loop, self.tell, stack)
+            self.saving, reach = workshop.opened(job, loop, self.tell, stack)
             self.crew = Crew(loop, job, self, home=workshop.HERE, reach=reach)
         else:
-            self._saving = Saving(Checkpoints(job.folder), None, self.tell)
+            self.saving = Saving(Checkpoints(job.folder), None, self.tell)
             jobdir.lead(job.folder, job.script, job.attempt)
             node, reach = hosting.node, hosting.reach
             self.crew = Crew(loop, job, self, home=node, reach=reach, greeter=hosting)
@@ -123,7 +124,7 @@ class Supervisor:
 
     def interrupt(self) -> None:
         """Stop the job with exit code 130; asked again, at once. For any thread or handler."""
-        self._loop.post(self._on_interrupt)
+        self._loop.post(self._interrupt.take)
 
     def aim(self, seats: Sequence[Seat], posts: Mapping[str, Post]) -> None:
         """Have the job run on exactly these seats; nothing starts before. For any thread.
@@ -158,18 +159,6 @@ class Supervisor:
         if self._control is not None:
             self._control.broadcast(event)
 
-    def _on_interrupt(self) -> None:
-        """The first time, save and stop; then stop; then kill."""
-        if self.standing.stopping is not None:
-            self.crew.kill_all()
-        elif self.standing.is_at_target and self._coordinator.step and not self._is_interrupted:
-            self._is_interrupted = True
-            self._captures.take()
-            at_s = time.monotonic() + SAVE_WITHIN_S
-            self._loop.alarm("interrupt", at_s, lambda: self.stop(128 + signal.SIGINT))
-        else:
-            self.stop(128 + signal.SIGINT)
-
     def stop(self, code: int) -> None:
         """End every worker, then the job, with this code."""
         self.standing.stopping = code
@@ -192,11 +181,15 @@ class Supervisor:
     def _tell_end(self) -> None:
         self._schedule.tell_missed()
         if self.standing.exit_code is not None:
-            self.tell({"is": "ended", "code": self.standing.exit_code, **self.status()})
+            about = {"code": self.standing.exit_code, "kept_step": self.saving.kept_step}
+            self.tell({"is": "ended", **about, **self.status()})
 
     def _close_saving(self) -> None:
-        succeeded = self.standing.exit_code == 0
-        self._saving.close(lose=succeeded)
+        standing, succeeded = self.standing, self.standing.exit_code == 0
+        self.saving.close(lose=succeeded)
+        standing.unsaved = self.saving.unsaved
+        if standing.unsaved is not None and standing.exit_code == INTERRUPTED:
+            standing.exit_code = UNSAVED
         if succeeded and self._hosting is None:  # a host removes them once the end is safe
             jobdir.finish(self._job.folder, self._job.script, keep=self._job.keep_checkpoints)
 
@@ -217,9 +210,14 @@ class Supervisor:
         """Tell whether state is on its way to the disk. For any thread."""
         return self._is_open and self.crew.is_saving
 
+    @property
+    def is_unsaved(self) -> bool:
+        """Tell whether it was to leave and could not be saved, so it trains on. For any thread."""
+        return self._suspension.is_refused
+
     def status(self) -> Message:
         """Give all there is to know about the job now."""
-        return self.standing.full(self.crew, self._saving.saved_step)
+        return self.standing.full(self.crew, self.saving.saved_step)
 
     def set_workers(self, workers: int, since: Since = "decision") -> None:
         """Set how many workers there shall be on this machine; none: they save and leave."""
@@ -233,6 +231,7 @@ class Supervisor:
         standing, before = self.standing, set(self._seats)
         self._seats = {seat.slot: seat for seat in seats}
         self.crew.seat(seats)
+        self._suspension.sits(seats)
         standing.target = len(seats)
         standing.awake_target = len(seats) or standing.awake_target
         if seats:
@@ -308,15 +307,16 @@ class Supervisor:
                 self._limits.on_ended(message["step"])
                 self.feed(group.WorkerStepped(worker, message["step"], None))
                 self.feed(group.LoopEnded(worker))
-            case "lost":
+            case "lost" | "problem":
                 self.tell({**message, "worker": worker})
             case "rigid":
                 self._limits.on_rigid(message)
             case "out-of-memory":
                 self._limits.on_out_of_memory(notes, message["samples"])
-            case "problem":
-                self._captures.is_awaited = False
-                self.tell({**message, "worker": worker})
+            case "unsaved":
+                self.captures.is_awaited = False
+                self._suspension.expect(worker, message)
+                self.on_saved(message)
             case "rejected":
                 error = TrainingError(message["what"], message["because"], message["try"])
                 self._endings.blame(notes, error, 2)
@@ -359,7 +359,7 @@ class Supervisor:
         self.standing.pace.stepped(notes.step, now_s)
         self.patience.stepped(notes.step)
         self._limits.on_stepped(message)
-        self._captures.plan()
+        self.captures.plan()
         self.feed(group.WorkerStepped(notes.number, notes.step, message.get("pass_s")))
         self._schedule.stepped(notes.step)
         if now_s >= self._progress_s:
@@ -379,7 +379,7 @@ class Supervisor:
             self._execute(command)
         if (wake_at_s := self._coordinator.wake_at_s) is not None:
             self._loop.alarm("wake", wake_at_s, lambda: self.feed(group.Woke()))
-        self._fall_asleep()
+        self._suspension.fall_asleep()
         self._look_for_trouble()
         self._requests.settle()
 
@@ -413,7 +413,7 @@ class Supervisor:
         image: Path | None = None
         if plan.fresh:
             try:
-                image = self._saving.first_image()
+                image = self.saving.first_image()
             except TrainingError as error:
                 self.fail(error, 1)
                 return
@@ -448,18 +448,6 @@ class Supervisor:
             self.standing.pace.restart()
             self.tell(event)
 
-    def _fall_asleep(self) -> None:
-        """Tell that the job is suspended once its state is durable and nobody runs."""
-        coordinator, standing = self._coordinator, self.standing
-        is_busy = bool(coordinator.members or self.crew.notes or self.crew.is_saving)
-        if standing.target != 0 or standing.is_asleep or is_busy or not coordinator.is_settled:
-            return
-        standing.is_asleep = True
-        self.tell(standing.suspended(self._saving.saved_step))
-        self.tell({"is": "progress", **standing.brief(self.crew)})
-        if standing.is_retiring:
-            self.stop(RETIRED)
-
     def _look_for_trouble(self) -> None:
         """Act where the coordinator has given up."""
         coordinator = self._coordinator
@@ -487,14 +475,18 @@ class Supervisor:
     def _on_image(self, notes: WorkerNotes, message: Message) -> None:
         """Save an image that was asked for; others only hand state from worker to worker."""
         self.tell(message)
-        if self._captures.is_awaited or self.standing.target == 0 or message.get("keep"):
-            self._captures.is_awaited = False
+        if self.captures.is_awaited or self.standing.target == 0 or message.get("keep"):
+            self.captures.is_awaited = False
+            self._suspension.expect(notes.number, message)
             self.crew.save(notes.seat.node, message["path"])
 
     def on_saved(self, word: Message) -> None:
-        self._saving.tell_outcome(word)
-        has_last = not (self._captures.is_awaited or self.crew.is_saving)
-        if self._is_interrupted and has_last and self.standing.stopping is None:
-            self.stop(128 + signal.SIGINT)
-        self._fall_asleep()
+        self._suspension.on_saved(word)
+        self._interrupt.on_saved()
+        self._suspension.fall_asleep()
         self._requests.settle()
+
+    def capture(self) -> None:
+        """Have an image taken and saved, if the job trains where it shall."""
+        if self.standing.is_at_target and not self.crew.is_saving:
+            self.captures.take()

@@ -137,6 +137,12 @@ def silent(worker: int, silent_s: float) -> TrainingError:
     )
 
 
+def not_saved(job: Job, error: TrainingError) -> TrainingError:
+    """Tell that a job trains on because its state can't be saved."""
+    because = f"{error.what}: {error.because}"
+    return TrainingError(f"{job.name} can't be suspended, and trains on", because, error.try_)
+
+
 def unsaved(because: str) -> TrainingError:
     """Tell that an image was lost on its way to the disk."""
     return TrainingError("a checkpoint was not finished", because, "nothing: the next one may be")

@@ -92,6 +92,7 @@ class Link:
         self.regroup: Generation | None = None
         self.capture = False
         self.stop = False
+        self.leave: int | None = None  # the generation by which all leave: its state is on disk
         self.current: Generation | None = None  # kept by the training loop
         self.groups = Groups()
         self._wire = wire
@@ -172,6 +173,8 @@ class Link:
                 self._begin_building(self.regroup)
             case "capture":
                 self.capture = True
+            case "leave":
+                self.leave = message["generation"]
             case "stop":
                 self.stop = True
 

@@ -121,19 +121,21 @@ class Membership:
             self._enter_committed(link)
         elif link.capture:
             link.capture = False
-            self._try(link, lambda: self._write_image(link))
+            self._try(link, lambda: self._write_image(link), "unsaved")
         if self.is_main and not self._has_room:
             self._has_room = True
             bytes_ = self._handover.nbytes()  # known now: optimizers have their state
             make = lambda: self._try(link, lambda: self._handover.reserve(bytes_))  # noqa: E731
             threading.Thread(target=make, name="coddl-room", daemon=True).start()
 
-    def _try(self, link: Link, action: Callable[[], None]) -> None:
+    def _try(
+        self, link: Link, action: Callable[[], None], word: str = "problem", **about: int
+    ) -> None:
         """Do what training can do without; if it fails, say so."""
         try:
             action()
         except TrainingError as error:
-            link.tell("problem", **error.parts())
+            link.tell(word, **error.parts(), **about)
 
     def attend(self) -> None:
         """Do what the supervisor asks between passes; come back when there is a group again."""
@@ -192,7 +194,7 @@ class Membership:
         self._keep_if_slices_grow(link, generation, is_main=was_main)
         state_s = time.monotonic() - start_s - self._handover.boundary_s
         if link.worker not in generation.members:
-            if generation.members or self._is_saved(link, by_me=was_main):
+            if generation.members or self._is_saved(link, generation, by_me=was_main):
                 self._leave(link, generation)
             return
         self._adopt(link, generation, groups)
@@ -205,7 +207,7 @@ class Membership:
         """Have the state at hand if larger slices than ever turn out not to fit into memory."""
         largest = max(generation.counts, default=0)
         if is_main and self._largest and largest > self._largest:
-            self._try(link, lambda: self._write_image(link, keep=True))
+            self._try(link, lambda: self._write_image(link, keep=True), "unsaved")
         self._largest = max(self._largest, largest)
 
     def _take_state(self, generation: Generation, groups: Groups) -> None:
@@ -229,10 +231,13 @@ class Membership:
                 self.size = len(generation.members)
                 self._work.own(self._rank, generation.counts, groups, self._handed)
 
-    def _is_saved(self, link: Link, *, by_me: bool) -> bool:
-        """Before all leave, wait for the main worker's image; if it dies, others still have all."""
-        if by_me:
-            self._write_image(link)
+    def _is_saved(self, link: Link, generation: Generation, *, by_me: bool) -> bool:
+        """Before all leave, wait for the main worker's image to be on disk; if not, all stay.
+
+        If the main worker dies, others still have all.
+        """
+        if by_me and not self._is_kept(link, generation.number):
+            return False
         try:
             if self.groups.talk is not None:
                 self.groups.talk.finish(self.groups.talk.all_reduce(torch.zeros(1)))
@@ -240,6 +245,20 @@ class Membership:
             self.broke(failure)
             return False
         return True
+
+    def _is_kept(self, link: Link, generation: int) -> bool:
+        """Write the last image, and wait to hear what became of it."""
+        self._try(
+            link,
+            lambda: self._write_image(link, generation=generation),
+            "unsaved",
+            generation=generation,
+        )
+        with link.changed:
+            while not (link.leave == generation or link.stop or link.regroup is not None):
+                self._pulse.alive()
+                link.changed.wait(1.0)
+            return link.leave == generation
 
     def _leave(self, link: Link, generation: Generation) -> None:
         self._tell_swapped(link, generation, left=True, pause={})
@@ -259,12 +278,12 @@ class Membership:
         self._pulse.alive()
         return self._link.regroup is None and not self._link.stop
 
-    def _write_image(self, link: Link, *, keep: bool = False) -> None:
+    def _write_image(self, link: Link, **more: bool | int) -> None:
         start_s = time.monotonic()
         path = self._handover.write()
         seconds = time.monotonic() - start_s
         bytes_ = path.stat().st_size
-        about = {"step": self._work.step, "bytes": bytes_, "seconds": seconds, "keep": keep}
+        about = {"step": self._work.step, "bytes": bytes_, "seconds": seconds, **more}
         link.tell("image", path=str(path), **about)
 
 
