@@ -66,6 +66,9 @@ class CommandLead:
     def aim(self, seats: Sequence[Seat], posts: Posts) -> None:
         """Do nothing: its seats are those it began with."""
 
+    def lose(self, nodes: Sequence[str]) -> None:
+        """Do nothing: all of it is here."""
+
     def retire(self, reason: str) -> None:
         self._loop.post(lambda: self._leave("retire", reason, self.run.spec.launch.grace_s))
 

@@ -36,6 +36,14 @@ class Aim:
 
 
 @dataclass(frozen=True, slots=True)
+class Lose:
+    """Have a job that we lead count its workers on nodes as gone."""
+
+    job: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     """Have a job that we lead make its state durable and leave, or end at once."""
 
@@ -58,7 +66,7 @@ class Decline:
     lead: Lead
 
 
-Duty = Begin | Aim | Halt | Drop | Decline
+Duty = Begin | Aim | Lose | Halt | Drop | Decline
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,7 @@ def duties(
         if told is None or told.lead.attempt != lead.attempt:
             todo += _begun(lead, now.posts)
         else:
+            todo += [Lose(job, lead.lost)] if lead.lost else []
             todo += _changed(now, told)
     return tuple(todo)
 

@@ -33,14 +33,18 @@ class Rooms:
         logbook: LogBook,
         on_holding: Callable[[int, Held], None],
         on_warm: Callable[[str, Message], None],
+        *,
+        is_leased: Callable[[], bool] = lambda: True,
     ) -> None:
         """`on_holding` hears a version of the table, and what is true with it.
 
-        Both are called in the outposts' thread.
+        `is_leased` tells whether a process may be started now: an agent that was stopped for long
+        has a table that is out of date. All are called in the outposts' thread.
         """
         self._logbook = logbook
         self._hear_holding = on_holding
         self._hear_warm = on_warm
+        self.is_leased = is_leased
         self._attempts: dict[str, int] = {}  # of whoever has processes here
         self.table = Table(0, {})
         self.homes: Mapping[str, Home] = {}
@@ -53,7 +57,7 @@ class Rooms:
     def owner_of(self, slot: int) -> tuple[str, int] | None:
         """Tell to which job and attempt a slot is given now; nobody's while a command is there."""
         claim = self.table.seats.get(slot)
-        if claim is None or slot in self.commands:
+        if claim is None or slot in self.commands or not self.is_leased():
             return None
         return str(claim.job), claim.attempt
 

@@ -76,6 +76,10 @@ class Lead(Protocol):
         """Have it run on exactly these seats."""
         ...
 
+    def lose(self, nodes: Sequence[str]) -> None:
+        """Count its workers on nodes as gone; again does no harm."""
+        ...
+
     def retire(self, reason: str) -> None:
         """Have it make its state durable and leave."""
         ...
@@ -122,6 +126,9 @@ class ElasticLead:
     def aim(self, seats: Sequence[Seat], posts: Posts) -> None:
         aimed = [places.Seat(seat.slot, seat.node, seat.gpu) for seat in seats]
         self._supervisor.aim(aimed, posts)
+
+    def lose(self, nodes: Sequence[str]) -> None:
+        self._supervisor.lose(nodes)
 
     def retire(self, reason: str) -> None:
         self._hearer.on_line(self.run, "coddl", f"leaves: {reason}")

@@ -2,7 +2,8 @@
 
 The server answers beats. An answered beat renews the lease from when it was *sent*; the server
 counts from when it was received, which is later. So when the server takes a lease for over, the
-agent has ended its processes already, however slow the line.
+agent has ended its processes already, however slow the line. If the agent is stopped, or
+hangs, its fence has.
 """
 
 from typing import Final, Literal
@@ -75,6 +76,12 @@ class Lease:
     def ending_s(self) -> float:
         """How long before its end whatever runs must end, to be gone by then."""
         return min(ENDING_S_MAX, self._lease_s * ENDING_PART)
+
+    @property
+    def fence_at_s(self) -> float:
+        """When another process ends whatever runs: after we should have, and before the end."""
+        assert self._until_s is not None, "there is no lease"
+        return self._until_s - self.ending_s / 2
 
     @property
     def silence_s(self) -> float:

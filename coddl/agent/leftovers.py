@@ -25,6 +25,7 @@ class Process:
     """A process of this machine; the number alone may be another's tomorrow."""
 
     pid: int
+    parent: int
     session: int
     started: int  # in the kernel's ticks since it booted
     is_zombie: bool
@@ -34,6 +35,11 @@ class Process:
         """Tell it from any other, while the machine is up."""
         return self.pid, self.started
 
+    def kill(self) -> None:
+        """Kill it, if it is still there."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, signal.SIGKILL)
+
 
 def process(pid: int) -> Process | None:
     """Look a process up; None if there is none."""
@@ -41,7 +47,7 @@ def process(pid: int) -> Process | None:
         words = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return Process(pid, int(words[3]), int(words[19]), words[0] in b"ZX")
+    return Process(pid, int(words[1]), int(words[3]), int(words[19]), words[0] in b"ZX")
 
 
 def processes() -> Iterator[Process]:
@@ -53,6 +59,21 @@ def processes() -> Iterator[Process]:
             found = process(int(entry.name))
             if found is not None and not found.is_zombie:
                 yield found
+
+
+def below(pid: int) -> dict[int, list[Process]]:
+    """Give all that a process has started, and what they have started, by their parents."""
+    children: dict[int, list[Process]] = {}
+    for each in processes():
+        children.setdefault(each.parent, []).append(each)
+    found: dict[int, list[Process]] = {}
+    look = [pid]
+    while look:
+        parent = look.pop()
+        if parent in children:
+            found[parent] = children[parent]
+            look += [each.pid for each in children[parent]]
+    return found
 
 
 def started_with(variables: Mapping[str, str]) -> Iterator[Process]:
@@ -98,11 +119,10 @@ class Leftovers:
         """
         killed: set[tuple[int, int]] = set()
         told_s = time.monotonic()
-        while left := self._left():
+        while left := self.left():
             for each in left:
                 killed.add(each.name)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(each.pid, signal.SIGKILL)
+                each.kill()
             if time.monotonic() - told_s > 5:
                 told_s = time.monotonic()
                 on_wait(len(left))
@@ -110,7 +130,8 @@ class Leftovers:
         self._path.unlink(missing_ok=True)
         return len(killed)
 
-    def _left(self) -> list[Process]:
+    def left(self) -> list[Process]:
+        """Find what runs of the jobs of this folder's agents."""
         leaders = self._recorded()
         found = {each.name: each for each in started_with({MARK: self._mark})}
         for each in processes():

@@ -25,6 +25,7 @@ import structlog
 from coddl import __version__
 from coddl.agent import shares
 from coddl.agent.devices import Gpus, discover, gpus_here
+from coddl.agent.fencing import Fence
 from coddl.agent.home import Homes, fetch_from
 from coddl.agent.household import Household, base_env
 from coddl.agent.landlord import Rooms
@@ -85,7 +86,12 @@ async def _serve(options: AgentOptions, token: str) -> int:
     logbook = LogBook(options.folder / "logs")
     outbox = Outbox(logbook, lambda fact: node.on_safe(fact))
     mark = mark_of(options.folder)
-    rooms = Rooms(logbook, lambda version, held: node.hear_holding(version, held), _tell_warm)
+    rooms = Rooms(
+        logbook,
+        lambda version, held: node.hear_holding(version, held),
+        _tell_warm,
+        is_leased=lambda: session.is_leased,
+    )
     post, outposts = _listening(options, mark, rooms)
     env = base_env(os.environ, shares.threads_of(len(devices), len(cores)))
     parts = shares.Cores(shares.cores_of(len(devices), cores))
@@ -96,20 +102,27 @@ async def _serve(options: AgentOptions, token: str) -> int:
     node = Node(
         place, household, rooms, outposts, speaker=outbox, logbook=logbook, leftovers=leftovers
     )
+    fence = Fence(options.folder)
     session = Session(
-        options.server, token, _hello(place, jobs), outbox, on_pool=partial(_join, homes, jobs)
+        options.server,
+        token,
+        _hello(place, jobs),
+        outbox,
+        on_pool=partial(_join, homes, jobs),
+        fence=fence.set,
     )
     outposts.start()
     if options.warm:
         outposts.warm(sys.executable, env)
     try:
-        await _until_told(node, session, outbox, len(devices))
+        await _until_told(node, session, outbox, fence, len(devices))
     finally:
         node.end_all(STOPPED)
         await _first(GOODBYE_S, node.idle())
         await asyncio.to_thread(outposts.close)
         household.close()
         logbook.close()
+        await asyncio.to_thread(fence.close)
     log.info("ends")
     return 0
 
@@ -151,7 +164,9 @@ def _hello(place: Place, jobs: JobsFolder) -> Hello:
     )
 
 
-async def _until_told(node: Node, session: Session, outbox: Outbox, devices: int) -> None:
+async def _until_told(
+    node: Node, session: Session, outbox: Outbox, fence: Fence, devices: int
+) -> None:
     """Serve; at the first signal, or defect, let jobs leave; at the next signal return at once."""
     loop = asyncio.get_running_loop()
     stop, kill = asyncio.Event(), asyncio.Event()
@@ -176,7 +191,7 @@ async def _until_told(node: Node, session: Session, outbox: Outbox, devices: int
         session.run(node),
         keep_lease(node, session),
         watch_memory(node, devices),
-        _look_around(node),
+        _look_around(node, fence),
         stop.wait(),
     ]
     tasks = [asyncio.ensure_future(work) for work in works]
@@ -217,10 +232,11 @@ async def keep_lease(node: Node, session: Session) -> None:
                 await session.lease_changed()
 
 
-async def _look_around(node: Node) -> None:
+async def _look_around(node: Node, fence: Fence) -> None:
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
         node.look()
+        fence.look()
 
 
 async def _said(outbox: Outbox, session: Session) -> None:

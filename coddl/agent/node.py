@@ -24,6 +24,7 @@ from coddl.agent.duties import (
     Duty,
     Halt,
     Led,
+    Lose,
     Squatters,
     duties,
     given,
@@ -203,14 +204,16 @@ class Node:
 
     def _do(self, duty: Duty) -> None:
         match duty:
-            case Begin() if self._is_leaving:
-                pass  # the server will see that we are gone
+            case Begin() if self._is_leaving or not self._rooms.is_leased():
+                pass  # the server will see that we are gone, or have ended all
             case Begin(lead, posts):
                 self._begin(lead, posts)
             case Aim(lead, posts):
                 self._led[lead.job] = Led(lead, posts, given(self._orders, lead))
                 self._look_for_strangers(lead)
                 self._leads[lead.job].aim(lead.seats, self._with_own(posts))
+            case Lose(job, nodes):
+                self._leads[job].lose(nodes)
             case Halt(job) if job in self._leads:
                 self._halt(duty, self._leads[job])
             case Halt():

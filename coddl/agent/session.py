@@ -187,14 +187,19 @@ class Session:
         outbox: Outbox,
         *,
         on_pool: Callable[[str], None],
+        fence: Callable[[float], None] = lambda _at_s: None,
     ) -> None:
-        """`on_pool` hears of the pool that has welcomed us before any orders come; it may raise."""
+        """`on_pool` hears of the pool that has welcomed us before any orders come; it may raise.
+
+        `fence` is told when all must have ended, before anything is done under a lease.
+        """
         self._url = _socket_url(server)
         self._token = token
         self._hello = hello
         self._outbox = outbox
         self._on_pool = on_pool
         self._pool = ""  # that has welcomed us
+        self._fence = fence
         self._changed = asyncio.Event()
         self.lease = Lease()
         self.is_up = False
@@ -220,6 +225,16 @@ class Session:
         """Wait until a lease was renewed."""
         await self._changed.wait()
         self._changed.clear()
+
+    @property
+    def is_leased(self) -> bool:
+        """Tell whether processes may be started. From any thread."""
+        return self.lease.standing(now_s()) in ("held", "closing")
+
+    def _on_lease(self) -> None:
+        if self.is_leased:  # a word that was long under way renews nothing
+            self._fence(self.lease.fence_at_s)
+        self._changed.set()
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[ClientConnection]:
@@ -267,7 +282,7 @@ class Session:
                     self._pool = answer.pool
                 self.lease.welcome(answer.lease_s, sent_s)
                 self._beat_every_s = answer.beat_every_s
-                self._changed.set()
+                self._on_lease()
                 log.info("welcome", server=answer.version, lease_s=answer.lease_s)
             case wire.Refused(what=what, because=because, try_=try_):
                 raise Refusal(what, because, try_)
@@ -293,12 +308,12 @@ class Session:
         async for data in line:
             match message := wire.from_server(data):
                 case wire.NewOrders(orders=orders, peers=peers):
-                    if self.lease.standing(now_s()) in ("none", "over"):
+                    if not self.is_leased:
                         raise ConnectionError("orders came after the lease was over")
                     worker.take(orders, peers)
                 case wire.Renewed(number=number):
                     self.lease.renewed(number)
-                    self._changed.set()
+                    self._on_lease()
                 case wire.Ack(number=number):
                     self._outbox.acknowledged(number)
                 case wire.Refused(what=what, because=because, try_=try_):

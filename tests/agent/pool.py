@@ -293,6 +293,21 @@ class Agent:
         """Name everybody below it."""
         return below(self.process.pid)
 
+    def fence(self) -> int:
+        """Wait for the process that ends its jobs in its place; name it."""
+
+        def find() -> int | None:
+            return next((p for p in self.family() if "coddl.agent.fence" in cmdline(p)), None)
+
+        found = wait_until(find, "the fence")
+        assert found is not None
+        return found
+
+    def jobs(self) -> list[int]:
+        """Name the processes of its jobs, and warm ones."""
+        fence = self.fence()
+        return [pid for pid in self.family() if pid != fence]
+
 
 def below(pid: int) -> list[int]:
     """Name all that a process has started, and what they have started."""
@@ -308,6 +323,14 @@ def below(pid: int) -> list[int]:
         found += more
         look += more
     return found
+
+
+def cmdline(pid: int) -> str:
+    """Tell how a process was called; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
 
 
 def lives(pid: int) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from coddl.agent.duties import Aim, Begin, Decline, Drop, Duty, Halt, Led, Squatters, duties
+from coddl.agent.duties import Aim, Begin, Decline, Drop, Duty, Halt, Led, Lose, Squatters, duties
 from coddl.core.pool.orders import Lead, Orders, Seat, Stop
 from coddl.core.pool.records import Claim
 from coddl.runtime.supervisor.seats import Post
@@ -92,6 +92,16 @@ CASES = {
     ),
     "a seat that is given at last": Case(
         [lead(1)], [lead(1)], [Aim(lead(1), {"a": A})], table={0: Claim(1, 1)}
+    ),
+    "a node that is lost": Case(
+        [replace(lead(1), lost=("b",))],
+        [lead(1, (0, 10))],
+        [Lose(1, ("b",)), Aim(replace(lead(1), lost=("b",)), {"a": A})],
+    ),
+    "a node that is lost while the job leaves": Case(
+        [replace(lead(1, stop="retire"), lost=("b",))],
+        [lead(1, (0, 10), stop="retire")],
+        [Lose(1, ("b",))],
     ),
     "a seat that is another's": Case([lead(1)], [lead(1)], table={0: Claim(2, 1), 1: Claim(1, 2)}),
 }

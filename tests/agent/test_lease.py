@@ -64,6 +64,16 @@ def test_an_answer_that_comes_when_all_has_ended_brings_nothing_back() -> None:
     assert lease.standing(98.6) == "none"
 
 
+@pytest.mark.parametrize("lease_s", [4.0, 100.0, 600.0])
+def test_the_fence_falls_after_the_agent_should_have_ended_all_and_before_the_end(
+    lease_s: float,
+) -> None:
+    lease = Lease()
+    lease.welcome(lease_s, 0.0)
+    assert lease.standing(lease.fence_at_s) == "over"
+    assert lease_s - lease.ending_s < lease.fence_at_s < lease_s
+
+
 def test_silence_counts_from_the_oldest_beat_without_an_answer() -> None:
     lease = held()
     assert lease.unanswered_s(60.0) == 0.0

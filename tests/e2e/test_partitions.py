@@ -1,5 +1,7 @@
-"""The line between the server and an agent is cut: for less than a lease, and for longer."""
+"""An agent is cut off from its server, or stopped: for less than a lease, and for longer."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,13 +18,13 @@ STEPS = 120
 SLOW_S = 0.25  # per pass
 LEASE_S = 15.0  # so that a line that breaks can be mended before jobs are suspended
 
-CUT = {
+NODES = {
     "its lead": lambda training: training.lead,
     "another node": lambda training: training.others[0],
 }
 
 
-@pytest.mark.parametrize("node_of", CUT.values(), ids=CUT.keys())
+@pytest.mark.parametrize("node_of", NODES.values(), ids=NODES.keys())
 def test_a_job_outlives_a_cut_between_the_server_and(
     node_of: Callable[[Training], str], tmp_path: Path, alone: Alone
 ) -> None:
@@ -58,6 +60,34 @@ def test_a_job_outlives_a_cut_between_the_server_and(
 
         # It is back, and used again.
         pool.cluster.mend(node)
+        assert node in pool.wait_size(strict.job, 6)["nodes"]
+        strict.finish()
+        assert strict.hash == alone(STEPS)
+
+
+@pytest.mark.parametrize("node_of", NODES.values(), ids=NODES.keys())
+def test_a_job_outlives_a_stop_of_the_agent_of(
+    node_of: Callable[[Training], str], tmp_path: Path, alone: Alone
+) -> None:
+    with Pool(tmp_path, lease_s=LEASE_S) as pool:
+        strict = Training(pool, "strict", steps=STEPS, pace_s=SLOW_S, args="--strict", gpus="3..6")
+        pool.wait_size(strict.job, 6)
+        node, since = node_of(strict), pool.last_seq()
+        stopped, begun = pool.sitters_on(node), strict.view
+        assert stopped, "it has workers there"
+
+        os.kill(pool.pid(node), signal.SIGSTOP)
+        pool.wait_record(since, f"loss of {node}", lambda each: isinstance(each, r.NodeLost))
+        assert not [each for each in stopped if each.lives], "they were gone before"
+        went_on = pool.wait_job(
+            strict.job,
+            "going on elsewhere",
+            lambda view: view["state"] == "RUNNING" and node not in view["nodes"],
+        )
+        strict.go_on()
+        assert went_on["step"] >= begun["step"], "what was made is kept"
+
+        os.kill(pool.pid(node), signal.SIGCONT)
         assert node in pool.wait_size(strict.job, 6)["nodes"]
         strict.finish()
         assert strict.hash == alone(STEPS)

@@ -461,7 +461,7 @@ def test_an_earlier_save_that_ends_does_not_end_an_interrupted_job(
     (pid,) = job.pids()
     os.kill(pid, signal.SIGSTOP)  # so the last image comes after the end of the earlier save
     job.interrupt()
-    wait_until(lambda: job._supervisor._captures.is_awaited, "a last image")
+    wait_until(lambda: job._supervisor.captures.is_awaited, "a last image")
     may_end.set()
     earlier = job.wait_for("checkpoint")["step"]
     os.kill(pid, signal.SIGCONT)

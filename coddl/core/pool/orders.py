@@ -42,6 +42,7 @@ class Lead:
     stop: Stop
     reason: str  # of the newest change
     limits: tuple[MemoryLimit, ...] = ()  # that other jobs have found; none once it is prepared
+    lost: tuple[str, ...] = ()  # nodes whose lease is over: its workers there are gone
 
 
 @dataclass(frozen=True, slots=True)

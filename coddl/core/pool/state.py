@@ -99,6 +99,7 @@ class Pool:
             stop=job.stop,
             reason=job.reason,
             limits=() if job.prepared else limits_on(self.limits, self._kinds(job)),
+            lost=tuple(n for n in self.nodes_of(job.serves) if not self.nodes[n].is_up),
         )
 
     def _kinds(self, job: JobState) -> list[str]:
@@ -224,6 +225,8 @@ class Pool:
             left = tuple(slot for slot in job.granted if self.slots[slot].node != node)
             job.target = tuple(slot for slot in job.target if self.slots[slot].node != node)
             if job.lead != node and left == job.granted:
+                if node in self.nodes_of(job.serves):  # it was about to leave
+                    self._touch([job.lead])
                 continue
             self._touch([job.lead, *self.nodes_of(job.granted)])
             job.hold(left, now_s)

@@ -135,11 +135,11 @@ class Crew:
             self._places[node] = self._reach(node, lambda word: self._on_word(node, word))
         return self._places[node]
 
-    def forget_station(self, node: str) -> None:
+    def forget_station(self, node: str, because: str) -> None:
         """Hang up on a node; the next request goes to where it is reached then."""
         if (place := self._places.pop(node, None)) is not None:
             place.leave()
-            self._lose_node(node, f"node {node} has a new agent")
+            self._lose_node(node, because)
 
     def start(self, number: int, seat: Seat, *, joins: bool) -> None:
         """Start a worker on a seat; one that joins others while they train may take its time."""

@@ -65,11 +65,16 @@ class Hosting:
         before, self._posts = self._posts, {**self._posts, **posts}
         is_first, self._seats = self._seats is None, tuple(seats)
         for node in [node for node, post in posts.items() if before.get(node, post) != post]:
-            crew.forget_station(node)
+            crew.forget_station(node, f"node {node} has a new agent")
         if is_first:
             self._begin(crew, wanted)
         if self._adoption is None:
             self._supervisor.set_target(seats)
+
+    def lose(self, nodes: Sequence[str]) -> None:
+        """Count workers on nodes as gone, though their stations have not said so."""
+        for node in nodes:
+            self._supervisor.crew.forget_station(node, f"the lease of node {node} is over")
 
     def aim_later(self) -> None:
         """Try seats again that were given up: their node may not have known of us yet."""

@@ -127,12 +127,14 @@ class Supervisor:
         self._loop.post(self._interrupt.take)
 
     def aim(self, seats: Sequence[Seat], posts: Mapping[str, Post]) -> None:
-        """Have the job run on exactly these seats; nothing starts before. For any thread.
-
-        `posts` tells how to reach every node of the seats, and the lead's own.
-        """
+        """Have the job run on these seats; `posts` are of their nodes and ours. For any thread."""
         assert self._hosting is not None
         self._loop.post(partial(self._hosting.aim, seats, posts))
+
+    def lose(self, nodes: Sequence[str]) -> None:
+        """Count workers on nodes as gone, whatever is heard of them. For any thread."""
+        assert self._hosting is not None
+        self._loop.post(partial(self._hosting.lose, nodes))
 
     def abandon(self) -> None:
         """Stop leading, and leave the workers to another lead. For any thread."""

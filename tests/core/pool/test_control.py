@@ -116,6 +116,23 @@ def test_when_the_lead_is_lost_another_takes_over_who_lives() -> None:
     assert all(story.pool.slots[slot].node == other for slot in state.granted)
 
 
+def test_a_lead_is_told_which_nodes_have_lost_its_workers() -> None:
+    story = Story(2, 2)
+    job = story.submit(1, 4)
+    story.train(job)
+    lead = story.job(job).lead
+    assert lead is not None
+    other, kept = "b" if lead == "a" else "a", 2
+    assert story.pool.orders(lead).leads[0].lost == ()
+    story.happen(r.JobBounded(job, kept, kept, "ada"))
+    assert len(story.job(job).granted) == kept
+    assert other in story.pool.nodes_of(story.job(job).serves), "it has yet to leave"
+    assert lead in story.happen(r.NodeLost(other, "1", "its lease has run out")).instruct
+    assert story.pool.orders(lead).leads[0].lost == (other,)
+    story.join(other, 2, boot="2")
+    assert story.pool.orders(lead).leads[0].lost == ()
+
+
 def test_when_all_its_devices_are_lost_a_job_waits_and_says_why() -> None:
     story = Story(2)
     job = story.submit()

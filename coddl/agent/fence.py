@@ -1,0 +1,93 @@
+"""Ends a node's jobs when its lease is over, though the agent is stopped or hangs.
+
+    python -P -m coddl.agent.fence AGENT FOLDER
+
+AGENT is the agent's process and FOLDER its own. Standard input brings deadlines, one per line, in
+seconds of CLOCK_BOOTTIME; the newest counts. From then on each process of the jobs is killed, until
+a later deadline comes: what a stopped agent was about to start does not live either. At the end of
+standard input the agent is gone; what is left of its jobs is killed, and the fence ends.
+Standard library alone.
+"""
+
+import math
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from coddl.agent.leftovers import Leftovers, Process, below
+
+TICK_S: Final = 0.2  # a wait does not count the time for which the machine sleeps
+AGAIN_S: Final = 0.05  # between looks at what was killed
+IDLE_S: Final = 1.0  # between looks after a deadline, when nothing was found
+
+
+def main() -> None:
+    """Watch over an agent until it is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # we end with the agent, and not before
+    agent, leftovers = int(sys.argv[1]), Leftovers(Path(sys.argv[2]))
+    deadlines, wait_s = Deadlines(), TICK_S
+    while deadlines.read(wait_s):
+        left_s = deadlines.newest_s - now_s()
+        if left_s > 0:
+            wait_s = min(TICK_S, left_s)
+        else:
+            wait_s = AGAIN_S if _kill(of_jobs(agent, leftovers)) else IDLE_S
+    # The next agent of this folder may have begun: what it starts is not ours to end.
+    until = int(now_s() * os.sysconf("SC_CLK_TCK"))
+    while _kill(each for each in leftovers.left() if each.started <= until):
+        time.sleep(AGAIN_S)
+
+
+class Deadlines:
+    """The deadlines that standard input brings."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.newest_s = math.inf
+
+    def read(self, wait_s: float) -> bool:
+        """Wait for another one; tell whether there may be more."""
+        if not select.select([0], [], [], wait_s)[0]:
+            return True
+        data = os.read(0, 1 << 16)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if lines:
+            self.newest_s = float(lines[-1])
+        return bool(data)
+
+
+def of_jobs(agent: int, leftovers: Leftovers) -> list[Process]:
+    """Find the processes of an agent's jobs, parents before children.
+
+    So who watches over a process is killed first, and tells nobody that it ended by itself. A child
+    of the agent that has started nothing runs no job: it is a warm interpreter, or us.
+    """
+    family = below(agent)
+    found = [each for each in family.get(agent, []) if each.pid in family]
+    for parent, children in family.items():
+        if parent != agent:
+            found += children
+    return [*{each.name: each for each in (*found, *leftovers.left())}.values()]
+
+
+def _kill(processes: Iterable[Process]) -> bool:
+    """Kill processes; tell whether there were any."""
+    found = list(processes)
+    for each in found:
+        each.kill()
+    return bool(found)
+
+
+def now_s() -> float:
+    """Tell the time by the clock of leases."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+if __name__ == "__main__":
+    main()
