@@ -4,6 +4,7 @@ CUDA itself is never touched: a process that has done so can't fork workers that
 """
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from coddl.core.errors import UserError
 from coddl.core.pool.records import Device
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+NONE = ("", "-1", "NoDevFiles")  # as it hides all GPUs
 
 
 class Gpus(Protocol):
@@ -45,6 +47,8 @@ class Nvml:
     def about(self, index: int) -> Device:
         def look() -> Device:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            if self._has_mig(handle):
+                raise GpuError("it is in MIG mode, and instances are not supported")
             uuid, model = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)
             memory_bytes = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
             return Device(index, _text(model), _text(uuid), memory_bytes)
@@ -61,6 +65,12 @@ class Nvml:
         pids: list[int] = self._asked(look)
         return pids
 
+    def _has_mig(self, handle: Any) -> bool:
+        try:
+            return bool(self._nvml.nvmlDeviceGetMigMode(handle)[0])
+        except self._nvml.NVMLError:  # a GPU that has no such mode
+            return False
+
     def _asked(self, look: Callable[[], Any]) -> Any:
         try:
             return look()
@@ -72,17 +82,35 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def gpus_here() -> Gpus | None:
-    """Reach NVIDIA's driver; None if there is none, or no way to it is installed."""
+def gpus_here(devices: Path = Path("/dev")) -> Gpus | None:
+    """Reach NVIDIA's driver; None if the machine has no GPU, or they are hidden from us.
+
+    Raises UserError if there is one and the driver can't be asked: CPU slots in its place would be
+    a surprise.
+    """
     try:
         import pynvml  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        return None
-    try:
+
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return Nvml(pynvml)
+    except ImportError:
+        because = "nvidia-ml-py is not installed"
+    except pynvml.NVMLError as error:
+        because = f"NVIDIA's driver does not answer: {error}"
+    else:
+        return Nvml(pynvml)
+    if any(devices.glob("nvidia[0-9]*")) or shutil.which("nvidia-smi"):
+        raise _unusable(because)
+    return None
+
+
+def are_hidden(env: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether this process was told to use no GPU."""
+    return env.get(VISIBLE, "0").partition(",")[0].strip() in NONE
+
+
+def _unusable(because: str) -> UserError:
+    try_ = "nvidia-smi, which tells what is wrong; or --slots N, for CPU workers"
+    return UserError("the GPUs of this node can't be used", because, try_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +124,20 @@ class Found:
 def discover(
     gpus: Gpus | None, slots: int | None, cores: int, env: Mapping[str, str] = os.environ
 ) -> Found:
-    """Find what jobs may use: `slots` CPU places if that was asked for, else GPUs, else cores."""
+    """Find what jobs may use: `slots` CPU places if that was asked for, else GPUs, else cores.
+
+    Raises UserError if there are GPUs and none of them can be used.
+    """
     if slots is not None:
         if slots < 1:
             raise UserError(f"--slots {slots} can't be", "a node has at least one", "--slots 4")
         return Found(_places(slots))
-    found = _visible(gpus, env) if gpus is not None else Found(())
-    return found if found.devices else Found(_places(cores), found.problems)
+    if gpus is None or are_hidden(env):
+        return Found(_places(cores))
+    found = _visible(gpus, env)
+    if not found.devices and found.problems:
+        raise _unusable("; ".join(found.problems))
+    return found if found.devices else Found(_places(cores))
 
 
 def strangers(gpus: Gpus | None, index: int) -> list[str]:
@@ -151,8 +186,9 @@ def _picked(visible: str, healthy: Mapping[int, Device]) -> tuple[list[Device], 
     for word in (each.strip() for each in visible.split(",")):
         match = [d for d in healthy.values() if word == str(d.index) or _is_uuid(word, d)]
         if len(match) != 1:
-            quiet = word in ("", "-1", "NoDevFiles")
-            return picked, [] if quiet else [f"{VISIBLE}: {word} names no GPU that can be used"]
+            return picked, [] if word in NONE else [
+                f"{VISIBLE}: {word} names no GPU that can be used"
+            ]
         picked += match
     return picked, []
 

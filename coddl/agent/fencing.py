@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +18,14 @@ log = structlog.get_logger()
 class Fence:
     """A process that ends this node's jobs at a deadline, whatever becomes of the agent."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder` is the agent's own."""
+    def __init__(self, folder: Path, locks: Sequence[int] = ()) -> None:
+        """`folder` is the agent's own.
+
+        `locks` are descriptors that the fence holds too: while something of a job is left, no other
+        agent may have its GPU.
+        """
         self._folder = folder
+        self._locks = locks
         self._at_s: float | None = None
         self._process = self._started()
 
@@ -53,6 +59,7 @@ class Fence:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             bufsize=0,
+            pass_fds=self._locks,
             start_new_session=True,  # what stops the agent's group must not stop it
         )
         assert process.stdin is not None

@@ -24,8 +24,9 @@ import structlog
 
 from coddl import __version__
 from coddl.agent import shares
-from coddl.agent.devices import Gpus, discover, gpus_here
+from coddl.agent.devices import Gpus, are_hidden, discover, gpus_here
 from coddl.agent.fencing import Fence
+from coddl.agent.gpulocks import lock_gpus
 from coddl.agent.home import Homes, fetch_from
 from coddl.agent.household import Household, base_env
 from coddl.agent.landlord import Rooms
@@ -81,8 +82,10 @@ async def _serve(options: AgentOptions, token: str) -> int:
     if killed := await asyncio.to_thread(leftovers.end, on_wait):
         log.warning("ended what an earlier agent has left", processes=killed)
     jobs = await asyncio.to_thread(jobsfolder.make, options.jobs_folder)
-    gpus, cores = gpus_here(), shares.own_cores()
+    cores = shares.own_cores()
+    gpus = None if options.slots is not None or are_hidden() else gpus_here()
     devices = _devices(gpus, options.slots, len(cores))
+    locks = await asyncio.to_thread(lock_gpus, [each.gpu for each in devices if each.gpu])
     logbook = LogBook(options.folder / "logs")
     outbox = Outbox(logbook, lambda fact: node.on_safe(fact))
     mark = mark_of(options.folder)
@@ -102,7 +105,7 @@ async def _serve(options: AgentOptions, token: str) -> int:
     node = Node(
         place, household, rooms, outposts, speaker=outbox, logbook=logbook, leftovers=leftovers
     )
-    fence = Fence(options.folder)
+    fence = Fence(options.folder, locks)
     session = Session(
         options.server,
         token,

@@ -280,7 +280,8 @@ class Sessions:
         return self._by_node.get(session.hello.node) is session
 
     def check_free(self, hello: wire.Hello, host: Host) -> None:
-        """Raise if another agent of that name is connected and alive."""
+        """Raise if another agent of that name is connected and alive, or has one of its GPUs."""
+        self._check_gpus(hello, host.pool)
         other = self._by_node.get(hello.node)
         if other is None or other.hello.boot == hello.boot:
             return
@@ -290,6 +291,25 @@ class Sessions:
                 f"a node of that name is connected, from {other.hello.host}",
                 "--name with another name",
             )
+
+    def _check_gpus(self, hello: wire.Hello, pool: Pool) -> None:
+        """Raise if a GPU is that of a node that is connected, or whose lease holds."""
+        owners = {
+            device.gpu: session.hello.node
+            for session in self._by_node.values()
+            for device in session.hello.devices
+        }
+        for node in pool.nodes.values():
+            if node.is_up:
+                owners |= {pool.slots[slot].device.gpu: node.name for slot in node.slots}
+        for device in hello.devices:
+            owner = owners.get(device.gpu, hello.node) if device.gpu else hello.node
+            if owner != hello.node:
+                raise UserError(
+                    f'node "{hello.node}" cannot join',
+                    f"its GPU {device.gpu} is that of node {owner}",
+                    f"stop the agent of {owner}, and wait until its lease is over",
+                )
 
     def enter(self, session: Session) -> None:
         """Let a session speak for its node from here on."""
@@ -353,6 +373,11 @@ def _check_hello(hello: wire.Hello) -> None:
     if not NODE_NAME.fullmatch(hello.node):
         rule = "a name is at most 128 letters, digits, dots, dashes and underscores"
         raise UserError(what, rule, "--name node-1")
+    gpus = [device.gpu for device in hello.devices if device.gpu]
+    if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
+        raise UserError(
+            what, f"it has GPU {twice[0]} twice", "CUDA_VISIBLE_DEVICES without repeats"
+        )
     indices = {device.index for device in hello.devices}
     if not 1 <= len(hello.devices) <= DEVICES_MAX or len(indices) != len(hello.devices):
         raise UserError(

@@ -1,10 +1,12 @@
 """Which devices a node has, with a driver made of paper."""
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from coddl.agent.devices import GpuError, Nvml, discover, strangers
+from coddl.agent.devices import GpuError, Nvml, discover, gpus_here, strangers
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device
 
@@ -77,6 +79,36 @@ def test_a_node_without_gpus_has_places(
     assert discover(gpus, slots, 4, env).devices == want
 
 
+UNUSABLE = {
+    "all are ill": (PaperGpus(2, ill=(0, 1)), {}, "GPU 0 is left out: GPU is lost; GPU 1 is"),
+    "another one was asked for": (
+        PaperGpus(1),
+        {"CUDA_VISIBLE_DEVICES": "MIG-1"},
+        "CUDA_VISIBLE_DEVICES: MIG-1 names no GPU that can be used",
+    ),
+}
+
+
+@pytest.mark.parametrize(("gpus", "env", "because"), UNUSABLE.values(), ids=UNUSABLE.keys())
+def test_gpus_that_can_not_be_used_do_not_turn_into_cpu_places(
+    gpus: PaperGpus, env: dict[str, str], because: str
+) -> None:
+    with pytest.raises(UserError, match="the GPUs of this node can't be used") as refused:
+        discover(gpus, None, 4, env)
+    assert refused.value.because.startswith(because)
+    assert "--slots" in refused.value.try_
+    assert discover(gpus, 3, 4, env).devices == cpus(3), "unless that was asked for"
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a driver")
+def test_a_driver_that_does_not_answer_is_told_where_there_are_devices(tmp_path: Path) -> None:
+    assert gpus_here(tmp_path) is None, "this machine has no GPU"
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(UserError, match="the GPUs of this node can't be used") as refused:
+        gpus_here(tmp_path)
+    assert "--slots" in refused.value.try_
+
+
 def test_a_node_has_at_least_one_slot() -> None:
     with pytest.raises(UserError, match="--slots 0 can't be"):
         discover(None, 0, 4, {})
@@ -94,8 +126,13 @@ class Driver:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, name: Callable[[], str | bytes]) -> None:
-        self._name = name
+    def __init__(self, name: Callable[[], str | bytes], mig: int | None = None) -> None:
+        self._name, self._mig = name, mig
+
+    def nvmlDeviceGetMigMode(self, _handle: int) -> list[int]:
+        if self._mig is None:
+            raise self.NVMLError("Not Supported")
+        return [self._mig, self._mig]
 
     def nvmlDeviceGetCount(self) -> int:
         return 1
@@ -127,3 +164,10 @@ def test_what_the_driver_raises_is_told_as_an_error_of_the_gpu() -> None:
 
     with pytest.raises(GpuError, match="fell off the bus"):
         Nvml(Driver(fail)).about(0)
+
+
+def test_a_gpu_that_is_cut_into_instances_can_not_be_used() -> None:
+    name: Callable[[], str] = lambda: "NVIDIA H200"  # noqa: E731
+    assert Nvml(Driver(name, mig=0)).about(0).gpu == "GPU-1"
+    with pytest.raises(GpuError, match="MIG"):
+        Nvml(Driver(name, mig=1)).about(0)

@@ -67,6 +67,10 @@ def test_who_is_not_understood_is_told_so(live: LivePool, words: object, because
 BAD_HELLOS = {
     "a name with a slash": ({"node": "../n1"}, "a name is at most"),
     "no devices": ({"devices": ()}, "0 devices"),
+    "a GPU twice": (
+        {"devices": (Device(0, "h200", "GPU-1"), Device(1, "h200", "GPU-1"))},
+        "GPU GPU-1 twice",
+    ),
     "devices with one number": ({"devices": (Device(0, "cpu"), Device(0, "cpu"))}, "1 numbers"),
 }
 
@@ -89,6 +93,31 @@ def test_a_second_agent_of_a_name_is_refused_while_the_first_is_alive(live: Live
     assert "a node of that name is connected" in refused.because
     assert "--name" in refused.try_
     first.beat()
+
+
+def test_an_agent_with_a_gpu_that_another_node_has_is_refused_until_that_is_lost(
+    live: LivePool,
+) -> None:
+    gpus = (Device(0, "h200", "GPU-1"),)
+    first = live.agent("n1")
+    first.hello(devices=gpus)
+    first.expect(wire.Welcome)
+    for is_connected in (True, False):
+        second = live.agent("n2")
+        second.hello(devices=gpus)
+        refused = second.expect(wire.Refused)
+        assert "its GPU GPU-1 is that of node n1" in refused.because
+        if is_connected:
+            first.close()
+            eventually(lambda: live.node("n1")["state"] == "SILENT")
+    again = live.agent("n1")  # it may well come back itself
+    again.hello(devices=gpus)
+    again.expect(wire.Welcome)
+    live.clock.turn(60.0)
+    eventually(lambda: live.node("n1")["state"] == "LOST")
+    third = live.agent("n2")
+    third.hello(devices=gpus)
+    third.expect(wire.Welcome)
 
 
 def test_a_second_agent_takes_a_name_whose_first_is_silent(live: LivePool) -> None:
