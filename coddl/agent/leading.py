@@ -160,19 +160,21 @@ class ElasticLead:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        note_attempt(self.run.home, self.run.attempt)
+        end: RunEnded | None = None
         try:
+            note_attempt(self.run.home, self.run.attempt)
             end = self._end(self._supervisor.run())
         except TrainingError as error:
             end = self._account.refused(error)
         except Exception as error:  # a defect of ours must not take other jobs along
             end = self._account.failed(defect_of(error), "lost")
             log.exception("a defect of the supervisor", job=self.run.job)
-        if self._quiet is not None:
-            self._quiet.cancel()
-        if end is not None and not self._is_dropped:
-            self._hearer.on_fact(self.run, end)
-        self._hearer.on_over(self.run)
+        finally:  # whatever ends this thread: a run that is not led is not listed
+            if self._quiet is not None:
+                self._quiet.cancel()
+            if end is not None and not self._is_dropped:
+                self._hearer.on_fact(self.run, end)
+            self._hearer.on_over(self.run)
 
     def _end(self, code: int) -> RunEnded | None:
         if self._ours is not None and code != 0:

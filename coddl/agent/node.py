@@ -6,7 +6,7 @@ what they say is posted to this one.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol, assert_never
@@ -55,8 +55,8 @@ class Speaker(Protocol):
         """Tell a fact, until it is acknowledged."""
         ...
 
-    def hold(self, version: int, slots: Mapping[int, Claim]) -> None:
-        """Tell which slots have processes, by that version of the orders."""
+    def hold(self, version: int, slots: Mapping[int, Claim], runs: Set[Claim]) -> None:
+        """Tell which slots have processes, by that version of the orders, and our runs."""
         ...
 
     def progress(self, progress: RunProgress) -> None:
@@ -102,9 +102,11 @@ class Node:
         self._led: dict[int, Led] = {}
         self._parting: list[Lead] = []  # dropped, and not gone yet
         self._ended: set[Claim] = set()
+        self._unsafe: set[Claim] = set()  # ended, and the server has not acknowledged it
         self._untidy: dict[Claim, Run] = {}  # over for good, as soon as the server knows it
         self._squatters = Squatters()
         self._workers: Held = {}
+        self._version = 0  # of the orders that `_workers` are true with
         self._commands: dict[int, tuple[Run, int | None]] = {}  # by slot: whose, and its process
         self._is_leaving = False
         self._idle = asyncio.Event()
@@ -132,6 +134,14 @@ class Node:
         for slot in self._squatters.overdue(self._orders.seats, self.holding, now_s):
             log.warning("overstayed", slot=slot, job=self.holding[slot].job)
             self._outposts.kill_slot(slot)
+        self._tell_holding()
+
+    @property
+    def runs(self) -> set[Claim]:
+        """Name the runs that are led here or about to be, and those whose end may get lost."""
+        led = {Claim(lead.run.job, lead.run.attempt) for lead in self._leads.values()}
+        wanted = {Claim(lead.job, lead.attempt) for lead in self._orders.leads}
+        return led | self._unsafe | (set() if self._is_leaving else wanted - self._ended)
 
     @property
     def holding(self) -> dict[int, Claim]:
@@ -316,7 +326,9 @@ class Node:
                     self._say(lead.job, lead.attempt, words)
 
     def _report(self, ended: RunEnded) -> None:
-        self._ended.add(Claim(ended.job, ended.attempt))
+        claim = Claim(ended.job, ended.attempt)
+        self._ended.add(claim)
+        self._unsafe.add(claim)
         self._speaker.report(ended)
 
     def _say(self, job: int, attempt: int, text: str) -> None:
@@ -339,13 +351,13 @@ class Node:
         self._post(partial(self._on_holding, version, held))
 
     def _on_holding(self, version: int, held: Held) -> None:
-        self._workers = held
-        self._tell_holding(version)
+        self._workers, self._version = held, version
+        self._leftovers.note(pid for pids in self.pids().values() for pid in pids)
+        self._tell_holding()
         self._act()  # a command may have waited for a slot
 
-    def _tell_holding(self, version: int) -> None:
-        self._leftovers.note(pid for pids in self.pids().values() for pid in pids)
-        self._speaker.hold(version, self.holding)
+    def _tell_holding(self) -> None:
+        self._speaker.hold(self._version, self.holding, self.runs)
 
     def on_fact(self, run: Run, fact: Fact) -> None:
         """Hear of a run."""
@@ -367,6 +379,7 @@ class Node:
         """Hear that the server knows a fact; only then may the state of a job that is over go."""
         if not isinstance(fact, RunEnded):
             return
+        self._unsafe.discard(Claim(fact.job, fact.attempt))
         if (run := self._untidy.pop(Claim(fact.job, fact.attempt), None)) is not None:
             forget = fact.outcome != "failed"
             self._household.tidy(run.job, run.spec, run.attempt, forget=forget)

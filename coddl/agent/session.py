@@ -10,7 +10,7 @@ import itertools
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Set
 from typing import Final, Protocol, assert_never
 from urllib.parse import urlsplit, urlunsplit
 
@@ -91,11 +91,12 @@ class Outbox:
         self._progress: dict[int, RunProgress] = {}
         self._send: Callable[[wire.FromAgent], None] | None = None  # while the line stands
         self._told: Holding | None = None  # on this line
+        self._is_ordered = False  # on this line
         self._is_leaving = False
 
     def open(self, send: Callable[[wire.FromAgent], None]) -> None:
         """Have a line, over which the server first hears what it may have missed."""
-        self._send, self._told = send, None
+        self._send, self._told, self._is_ordered = send, None, False
         if self._is_leaving:
             send(wire.Leaving())
         self.flush()
@@ -121,12 +122,24 @@ class Outbox:
                 self._send(batch)
         self._send(report)
 
-    def hold(self, version: int, slots: Mapping[int, Claim]) -> None:
-        """Tell which slots have processes; every `orders` leads to that, after a silence too."""
-        holding = Holding(version=version, slots=dict(slots))
-        if holding != self._told:
+    def ordered(self) -> None:
+        """Note that orders have come on this line: what there is here may be told."""
+        self._is_ordered = True
+
+    def hold(self, version: int, slots: Mapping[int, Claim], runs: Set[Claim]) -> None:
+        """Tell what there is here; every `orders` leads to that, after a silence too.
+
+        Not before: another version of the server may count its orders in another way.
+        """
+        holding = Holding(version=version, slots=dict(slots), runs=frozenset(runs))
+        if self._is_ordered and holding != self._told:
             self._told = holding
             self._say(holding)
+
+    def hold_again(self) -> None:
+        """Repeat what there is here: what the server has made of it may have been undone."""
+        if self._told is not None:
+            self._say(self._told)
 
     def leave(self) -> None:
         """Tell that nothing new is wanted, now and after every silence."""
@@ -310,6 +323,7 @@ class Session:
                 case wire.NewOrders(orders=orders, peers=peers):
                     if not self.is_leased:
                         raise ConnectionError("orders came after the lease was over")
+                    self._outbox.ordered()
                     worker.take(orders, peers)
                 case wire.Renewed(number=number):
                     self.lease.renewed(number)
@@ -337,6 +351,7 @@ class Session:
             if silent_s > self.lease.silence_s:
                 raise ConnectionError(f"the server has been silent for {silent_s:.1f} s")
             words.put_nowait(wire.Beat(number=self.lease.beat(now_s())))
+            self._outbox.hold_again()
 
     async def _flush(self, words: "asyncio.Queue[wire.FromAgent]") -> None:
         for count in itertools.count():

@@ -4,7 +4,7 @@
 |---|---|---|
 | `hello` | first; again after every silence | `welcome`, then `orders`; or `refused` and a close |
 | `beat` | every `beat_every_s` | `renewed`, with the same number |
-| `holding` | after every change, and for every `orders` | none |
+| `holding` | after every change, for every `orders`, and with every beat | none |
 | `report` | a fact that must not be lost; again until it is acknowledged | `ack` |
 | `progress`, `logs` | now and then; may be lost | none |
 | `leaving` | before it stops | none; jobs are placed elsewhere from here on |
@@ -58,10 +58,15 @@ class Beat(Message, frozen=True):
 
 
 class Holding(Message, frozen=True):
-    """Which slots have live processes, knowing that version of the orders."""
+    """Which slots have live processes, knowing that version of the orders; and which runs it has.
+
+    A run is listed from the orders that name it until its end was acknowledged: one that is missing
+    is over, whatever became of the word that said so. None: an older agent, which does not tell.
+    """
 
     version: int
     slots: dict[int, Claim]
+    runs: frozenset[Claim] | None = None
 
 
 class Report(Message, frozen=True):

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
 from coddl.core.pool.control import Control, Outcome
-from coddl.core.pool.records import Event
+from coddl.core.pool.records import Event, RunReported
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Rules
 from coddl.live.errors import JournalFull, KeyReused
@@ -77,6 +77,9 @@ class Outbox(Protocol):
 
     def tell(self, nodes: frozenset[str]) -> None:
         """The orders of these nodes are others now."""
+
+    def drop(self, reports: Sequence[RunReported]) -> None:
+        """These were not the word of a run's lead, and were not heard."""
 
     def report_bug(self, error: Exception) -> None:
         """Something failed that can't fail."""
@@ -181,6 +184,7 @@ class ControlLoop:
                 return self._undo(batch, full)
         self._outbox.publish(noted)
         self._outbox.tell(outcome.instruct)
+        self._outbox.drop(outcome.dropped)
         responses = {answer.key: answer.response for answer in answers}
         for ask in batch.met:
             response = responses.get(ask.once.key, "") if ask.once else ""

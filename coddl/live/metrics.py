@@ -26,6 +26,11 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = to = CollectorRegistry()
         self.bugs = Counter("coddl_internal_errors", "Bugs that were met", registry=to)
+        self.dropped = Counter(
+            "coddl_reports_dropped",
+            "Reports about a run from others than its lead",
+            registry=to,
+        )
         self.turn_seconds = Histogram(
             "coddl_scheduling_cycle_seconds",
             "A turn of the control loop",

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from coddl.api.wire import RunProgress
-from coddl.core.pool.records import RunProgressed
+from coddl.core.pool.records import RunReported
 from coddl.core.pool.state import Pool
 
 OVER_MAX: Final = 10_000  # jobs that are over whose last words are kept
@@ -17,19 +17,19 @@ class ProgressBoard:
         self._runs: dict[int, RunProgress] = {}
 
     def hear(self, run: RunProgress) -> None:
-        """Take in how a run is doing, unless it is a ghost's word."""
-        told = run.progressed
-        known = self._runs.get(told.job)
-        if known is None or known.progressed.attempt <= told.attempt:
-            self._runs[told.job] = run
+        """Take in how a run is doing, by the word of its lead."""
+        self._runs[run.progressed.job] = run
 
     def of(self, job: int) -> RunProgress | None:
         """Give a job's last word."""
         return self._runs.get(job)
 
-    def newest(self) -> Iterable[RunProgressed]:
-        """Give what decisions want to know."""
-        return [run.progressed for run in self._runs.values()]
+    def newest(self, pool: Pool) -> Iterable[RunReported]:
+        """Give what decisions want to know, as the word of the leads."""
+        for job in pool.live_jobs():
+            if job.id in self._runs and job.lead is not None:
+                lead = pool.nodes[job.lead]
+                yield RunReported(lead.name, lead.boot, self._runs[job.id].progressed)
 
     def forget_over(self, pool: Pool) -> None:
         """Drop jobs that are long over, if there are many."""

@@ -28,7 +28,7 @@ from coddl.core.pool.records import (
     NodeReported,
     NodeSilent,
     PolicyChosen,
-    RunProgressed,
+    RunReported,
     Woke,
 )
 from coddl.core.pool.state import NodeState, Pool
@@ -213,15 +213,13 @@ class Server:
         """Let a node keep its devices for one more lease."""
         self._leases.renew(node, self.steady_s())
 
-    def hear_progress(self, runs: Iterable[wire.RunProgress]) -> None:
-        """Take in how runs are doing."""
-        events: list[RunProgressed] = []
-        for run in runs:
-            if run.progressed.job in self.pool.jobs:
+    def hear_progress(self, agent: wire.Hello, runs: Iterable[wire.RunProgress]) -> None:
+        """Take in how runs are doing, by the word of an agent."""
+        told = [RunReported(agent.node, agent.boot, run.progressed) for run in runs]
+        for run, report in zip(runs, told, strict=True):
+            if self.pool.is_of_lead(report):
                 self.progress.hear(run)
-                events.append(run.progressed)
-        if events:
-            self.put(Ask(lambda _pool: events))
+        self.put(Ask(lambda _pool: told))
 
     def hear_logs(self, job: int, lines: tuple[wire.LogLine, ...]) -> None:
         """Keep what a job has printed, if there is room."""
@@ -267,6 +265,13 @@ class Server:
             if (session := self.sessions.of(node)) is not None:
                 session.tell_orders()
 
+    def drop(self, reports: Sequence[RunReported]) -> None:
+        """Count what was told about runs by others than their leads."""
+        for report in reports:
+            self.metrics.dropped.inc()
+            job, attempt, what = report.fact.job, report.fact.attempt, type(report.fact).__name__
+            log.warning("report dropped", node=report.node, job=job, attempt=attempt, what=what)
+
     def report_bug(self, error: Exception) -> None:
         """Put a bug's story into the log; the pool goes on."""
         self.metrics.bugs.inc()
@@ -281,7 +286,7 @@ class Server:
         ]
         held: list[NodeReported | None] = [session.holding for session in self.sessions]
         events += [holding for holding in held if holding is not None]
-        return events + list(self.progress.newest())
+        return events + list(self.progress.newest(self.pool))
 
     # The task that owns the loop.
 

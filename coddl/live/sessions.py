@@ -18,7 +18,7 @@ from coddl import __version__
 from coddl.api import jobsfolder, wire
 from coddl.core.errors import UserError
 from coddl.core.pool.orders import Orders
-from coddl.core.pool.records import NodeJoined, NodeReported, NodeSilent
+from coddl.core.pool.records import NodeJoined, NodeReported, NodeSilent, RunReported
 from coddl.core.pool.state import Pool
 from coddl.live.loop import Ask, Done, Reply, fact
 
@@ -75,8 +75,8 @@ class Host(Protocol):
     def renew(self, node: str) -> None:
         """Let a node keep its devices for one more lease."""
 
-    def hear_progress(self, runs: Iterable[wire.RunProgress]) -> None:
-        """Take in how runs are doing."""
+    def hear_progress(self, agent: wire.Hello, runs: Iterable[wire.RunProgress]) -> None:
+        """Take in how runs are doing, by the word of an agent."""
 
     def hear_logs(self, job: int, lines: tuple[wire.LogLine, ...]) -> None:
         """Take in what a job has printed."""
@@ -186,14 +186,15 @@ class Session:
                 if self._hang_up is None and self._sessions.is_current(self):
                     self._host.renew(self.hello.node)
                     self._say(wire.Renewed(number=number))
-            case wire.Holding(version=version, slots=slots):
+            case wire.Holding(version=version, slots=slots, runs=runs):
                 boot = self.hello.boot
-                self.holding = NodeReported(self.hello.node, boot, version, slots)
+                self.holding = NodeReported(self.hello.node, boot, version, slots, runs)
                 self._ask_holding()
             case wire.Report(number=number):
-                self._host.put(fact(message.fact, lambda reply: self._acknowledge(number, reply)))
-            case wire.Progress(runs=runs):
-                self._host.hear_progress(runs)
+                told = RunReported(self.hello.node, self.hello.boot, message.fact)
+                self._host.put(fact(told, lambda reply: self._acknowledge(number, reply)))
+            case wire.Progress(runs=progress):
+                self._host.hear_progress(self.hello, progress)
             case wire.Logs(job=job, lines=lines):
                 self._host.hear_logs(job, lines)
             case wire.Leaving():

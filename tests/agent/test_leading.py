@@ -41,3 +41,16 @@ def test_a_script_counts_as_quiet_from_when_a_process_runs_it(lead: ElasticLead)
 def test_a_run_knows_what_other_jobs_have_found(lead: ElasticLead) -> None:
     run = replace(lead.run, limits=(MemoryLimit(7, "h200", 64, 3),))
     assert job_of(run).limits == (Remembered(7, 64, 3),)
+
+
+def test_a_run_is_over_however_its_thread_ends(
+    lead: ElasticLead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exits() -> int:
+        raise SystemExit(1)  # which threads swallow
+
+    monkeypatch.setattr(lead._supervisor, "run", exits)
+    with pytest.raises(SystemExit):
+        lead._work()
+    assert isinstance(lead._hearer, Hearer)
+    assert lead._hearer.is_over

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -33,12 +33,13 @@ class Speaker:
     def __init__(self) -> None:
         self.facts: list[Fact] = []
         self.held: dict[int, Claim] = {}
+        self.runs: set[Claim] = set()
 
     def report(self, fact: Fact) -> None:
         self.facts.append(fact)
 
-    def hold(self, _version: int, slots: Mapping[int, Claim]) -> None:
-        self.held = dict(slots)
+    def hold(self, version: int, slots: Mapping[int, Claim], runs: Set[Claim]) -> None:  # noqa: ARG002
+        self.held, self.runs = dict(slots), {*runs}
 
     def progress(self, progress: RunProgress) -> None:
         raise AssertionError(progress)
@@ -180,5 +181,39 @@ def test_an_agent_that_is_leaving_begins_nothing(tmp_path: Path) -> None:
         await house.settled()
         assert not house.node.leads
         assert not house.speaker.facts
+        assert not house.node.runs, "so the server places it elsewhere"
+
+    played(tmp_path, story)
+
+
+def test_a_run_is_listed_from_its_orders_until_its_end_is_acknowledged(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        run = Claim(1, 1)
+        house.order(1)
+        assert house.node.runs == {run}, "its home is not ready yet"
+        await house.runs()
+        assert house.node.runs == {run}
+        house.node.end(1, TROUBLE)
+        await house.wait(lambda: not house.node.leads, "its end")
+        house.node.look()
+        assert house.speaker.runs == {run}, "the server has not acknowledged that it ended"
+        house.node.on_safe(house.speaker.facts[-1])
+        house.node.look()
+        assert house.speaker.runs == set()
+
+    played(tmp_path, story)
+
+
+def test_a_run_that_has_ended_without_a_word_is_not_listed(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        house.order(1)
+        await house.runs()
+        (led,) = house.node.leads
+        told = len(house.speaker.facts)
+        led.drop()  # behind the agent's back
+        await house.wait(lambda: not house.node.leads, "its end")
+        house.node.look()
+        assert house.speaker.facts[told:] == []
+        assert house.speaker.runs == set()
 
     played(tmp_path, story)

@@ -82,14 +82,23 @@ def test_a_report_carries_its_fact(fact: RunStepped | RunEnded, outbox: Outbox) 
 
 def test_what_is_held_is_told_when_it_is_news_and_after_a_silence(outbox: Outbox) -> None:
     sent = opened(outbox)
-    held = {3: Claim(1, 1)}
+    claim = Claim(1, 1)
+    held, runs = {3: claim}, frozenset({claim})
+    outbox.ordered()
     for version, slots in ((1, {}), (1, held), (1, held), (2, held)):
-        outbox.hold(version, slots)
-    want = [Holding(version=1, slots={}), Holding(version=1, slots=held)]
-    assert sent == [*want, Holding(version=2, slots=held)]
+        outbox.hold(version, slots, runs)
+    want = [Holding(version=1, slots={}, runs=runs), Holding(version=1, slots=held, runs=runs)]
+    newest = Holding(version=2, slots=held, runs=runs)
+    assert sent == [*want, newest]
+    outbox.hold_again()
+    assert sent == [*want, newest, newest]
     again = opened(outbox)
-    outbox.hold(2, held)
-    assert again == [Holding(version=2, slots=held)]
+    outbox.hold_again()
+    outbox.hold(2, held, runs)
+    assert again == [], "on a new line, not before orders have come there"
+    outbox.ordered()
+    outbox.hold(2, held, runs)
+    assert again == [newest]
 
 
 def test_lines_come_before_the_end_of_their_job(outbox: Outbox, logbook: LogBook) -> None:

@@ -66,6 +66,10 @@ def learn(
     """Run never-seen jobs in a pool until nothing changes; give their shares and resizes."""
     pool = Pool()
     control = Control(pool, Rules(cool_down_s=0.0, reserve_s=0.0))
+
+    def tell(fact: r.RunFact | r.RunProgressed, now_s: float) -> None:
+        control.handle(r.RunReported("n", "b", fact), now_s)
+
     control.handle(
         r.NodeJoined("n", "b", "h", tuple(r.Device(i, "cpu") for i in range(devices))), 0.0
     )
@@ -76,10 +80,9 @@ def learn(
         now_s = 2.0 + tick
         for each in pool.live_jobs():
             slots = each.granted
-            control.handle(r.RunPrepared(each.id, 1, virtual_nodes, None, workers_max=16), now_s)
-            control.handle(r.RunStepped(each.id, 1, 1), now_s)
-            change = r.RunChanged(each.id, 1, tick, "resized", 1, slots, tick, 0.0, 0.0)
-            control.handle(change, now_s)
+            tell(r.RunPrepared(each.id, 1, virtual_nodes, None, workers_max=16), now_s)
+            tell(r.RunStepped(each.id, 1, 1), now_s)
+            tell(r.RunChanged(each.id, 1, tick, "resized", 1, slots, tick, 0.0, 0.0), now_s)
         version = pool.nodes["n"].version
         holding = {s: r.Claim(j.id, 1) for j in pool.live_jobs() for s in j.granted}
         control.handle(r.NodeReported("n", "b", version, holding), now_s)
@@ -87,7 +90,7 @@ def learn(
             gpus = len(each.granted)
             if gpus:
                 step_s = true[each.id][gpus]
-                control.handle(r.RunProgressed(each.id, 1, tick, gpus, step_s, 10), now_s)
+                tell(r.RunProgressed(each.id, 1, tick, gpus, step_s, 10), now_s)
     assert all(each.may_grow(99.0) for each in pool.live_jobs())
     return (
         {each.id: len(each.granted) for each in pool.live_jobs()},

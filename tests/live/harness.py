@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -262,13 +262,16 @@ class StubAgent:
                     self.say(wire.Report(number=number, at_s=0.0, ended=fact))
         return number
 
-    def hold(self, *slots: int, version: int | None = None) -> None:
-        """Tell which slots have processes, knowing the newest orders."""
+    def hold(
+        self, *slots: int, version: int | None = None, runs: Iterable[Claim] | None = None
+    ) -> None:
+        """Tell which slots have processes and which runs there are, knowing the newest orders."""
         assert self.orders is not None
         orders = self.orders.orders
         held = {slot: orders.seats.get(slot, Claim(1, 1)) for slot in slots}
         known = version if version is not None else orders.version
-        self.say(wire.Holding(version=known, slots=held))
+        listed = frozenset(runs) if runs is not None else None
+        self.say(wire.Holding(version=known, slots=held, runs=listed))
 
 
 def events_of(lines: Iterator[str]) -> Iterator[dict[str, str]]:

@@ -49,6 +49,9 @@ class Outbox:
     def tell(self, nodes: frozenset[str]) -> None:
         self.story += [f"tell {node}" for node in sorted(nodes)]
 
+    def drop(self, reports: Sequence[r.RunReported]) -> None:
+        self.story += [f"drop {each.node}" for each in reports]
+
     def report_bug(self, error: Exception) -> None:
         self.bugs.append(error)
 
@@ -98,6 +101,11 @@ def driven() -> Driven:
 JOINED = r.NodeJoined("n1", "boot", "here", CPU)
 
 
+def told(fact: r.RunFact | r.RunProgressed) -> r.RunReported:
+    """Give a fact as the word of the only node."""
+    return r.RunReported("n1", "boot", fact)
+
+
 def test_a_turn_is_one_commit_and_one_decision_then_effects_then_replies(driven: Driven) -> None:
     driven.loop.turn([fact(JOINED), driven.submit("a"), driven.submit("b")], 10.0)
     assert driven.story[0] == "commit"
@@ -117,7 +125,7 @@ def test_a_mistake_is_told_to_who_made_it_and_others_go_on(driven: Driven) -> No
 def test_soft_news_commits_nothing(driven: Driven) -> None:
     driven.loop.turn([driven.submit("a")], 10.0)
     commits = driven.story.count("commit")
-    driven.loop.turn([driven.ask("p", r.RunProgressed(1, 9, 5, 1, 0.1, 10))], 11.0)
+    driven.loop.turn([driven.ask("p", told(r.RunProgressed(1, 9, 5, 1, 0.1, 10)))], 11.0)
     assert driven.story.count("commit") == commits
     assert driven.replies["p"] == Done()
 
@@ -248,7 +256,7 @@ def test_what_is_said_once_is_written_down_though_we_fail_to_conclude_from_it(
     driven.loop.turn([fact(JOINED), driven.submit("a")], 10.0)
     rules = cast(Rules, None)  # with which every decision meets a bug
     driven.loop = ControlLoop(Journal(driven.store), rules, driven.outbox)
-    driven.loop.turn([driven.fact("ended", r.RunEnded(1, 1, "lost"))], 11.0)
+    driven.loop.turn([driven.fact("ended", told(r.RunEnded(1, 1, "lost")))], 11.0)
     assert driven.replies["ended"] == Done()
     assert "RunEnded" in driven.journalled()
     assert driven.outbox.bugs

@@ -17,7 +17,7 @@ A driver takes the events of an instant together, so that a hundred submits make
 Nobody else is given slot 3 meanwhile, as a decision places jobs apart from one another.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from copy import deepcopy
 from dataclasses import replace
 from typing import Final, NamedTuple, assert_never
@@ -28,7 +28,7 @@ from coddl.core.pool.admission import UserEvent, is_news
 from coddl.core.pool.deciding import CALM, decide
 from coddl.core.pool.job import JobState, Measured
 from coddl.core.pool.spec import JobSpec
-from coddl.core.pool.state import Pool
+from coddl.core.pool.state import NodeState, Pool
 from coddl.core.scheduler import Rules
 
 MEASURED_MIN: Final = 3  # iterations after which a speed counts as measured
@@ -41,6 +41,7 @@ class Outcome(NamedTuple):
     records: tuple[r.Record, ...]
     instruct: frozenset[str]  # nodes whose orders are to be sent
     wake_at_s: float | None  # when to send `Woke`, if nothing happens before
+    dropped: tuple[r.RunReported, ...] = ()  # not the word of the run's lead
 
 
 class Effect(NamedTuple):
@@ -84,6 +85,7 @@ class Control:
         self.rules = rules
         self.site = site  # what the operator says of the nodes: racks, islands, links
         self._records: list[r.Record] = []
+        self._dropped: list[r.RunReported] = []
         self._why = ""  # to decide anew
         self._hint = ""  # the same, if nothing happens beside it
         self._awaited: set[str] = set()
@@ -151,16 +153,8 @@ class Control:
             case r.NodeLost(node, boot):
                 if self._is_current(node, boot):
                     self._lose(event, now_s)
-            case (
-                r.RunPrepared()
-                | r.SliceDidNotFit()
-                | r.RunStepped()
-                | r.RunChanged()
-                | r.RunEnded()
-            ):
-                self._on_run(event, now_s)
-            case r.RunProgressed():
-                self._on_progress(event)
+            case r.RunReported():
+                self._on_run_reported(event, now_s)
             case r.Woke():
                 if self.pool.wake_at_s is not None and now_s >= self.pool.wake_at_s:
                     self._call("it was time to look again")
@@ -238,7 +232,7 @@ class Control:
                 self._call(f"node {node} is silent")  # what is reserved there may be had elsewhere
 
     def _on_reported(self, event: r.NodeReported, now_s: float) -> None:
-        """Free the slots that a node, knowing its newest orders, says are empty."""
+        """Conclude from what a node, knowing its newest orders, does not have."""
         if not self._is_current(event.node, event.boot):
             return
         place = self.pool.nodes[event.node]
@@ -249,6 +243,22 @@ class Control:
             if owner is None or slot in event.holding or slot in self.pool.jobs[owner].granted:
                 continue
             self._add(r.SlotFreed(slot, owner), now_s)
+        if event.runs is not None:
+            self._compare_runs(place, event.runs, now_s)
+
+    def _compare_runs(self, place: NodeState, runs: Set[r.Claim], now_s: float) -> None:
+        """Take runs for lost that a node shall lead and does not list.
+
+        Its word of how they ended will never come: it lists a run until that is acknowledged.
+        """
+        wanted = {r.Claim(job, self.pool.jobs[job].attempt) for job in place.leads}
+        for job, attempt in sorted(wanted - runs):
+            because = f"node {place.name} no longer leads it, and has not told how it ended"
+            trouble = r.Trouble("its run is gone", because, f"coddl logs {job}")
+            step = self.pool.jobs[job].step
+            self._on_run(r.RunEnded(job, attempt, "lost", step, trouble=trouble), now_s)
+        if runs - wanted:
+            self.pool.touched.add(place.name)  # it is told once more what it shall lead
 
     def _lose(self, lost: r.NodeLost, now_s: float) -> None:
         self._awaited.discard(lost.node)
@@ -270,9 +280,19 @@ class Control:
 
     # Runs.
 
+    def _on_run_reported(self, event: r.RunReported, now_s: float) -> None:
+        """Hear the lead of a run, and nobody else."""
+        fact = event.fact
+        if not self.pool.is_of_lead(event):
+            self._dropped.append(event)
+        elif isinstance(fact, r.RunProgressed):
+            self._on_progress(fact)
+        else:
+            self._on_run(fact, now_s)
+
     def _on_run(self, fact: r.RunFact, now_s: float) -> None:
-        job = self.pool.jobs.get(fact.job)
-        if job is None or fact.attempt != job.attempt or not self._may_say(job, fact):
+        job = self.pool.jobs[fact.job]
+        if not self._may_say(job, fact):
             return  # a ghost: word of a run that we have since stopped
         match fact:
             case r.RunPrepared() if _is_known(fact, job):
@@ -307,8 +327,8 @@ class Control:
         return not job.is_over and isinstance(fact, r.RunEnded) and fact.outcome == "succeeded"
 
     def _on_progress(self, event: r.RunProgressed) -> None:
-        job = self.pool.jobs.get(event.job)
-        if job is None or event.attempt != job.attempt or not job.has_run:
+        job = self.pool.jobs[event.job]
+        if not job.has_run:
             return
         job.step = max(job.step, event.step)
         is_size = 1 <= event.gpus <= len(self.pool.slots)
@@ -342,7 +362,8 @@ class Control:
         records, self._records = tuple(self._records), []
         instruct = frozenset(self.pool.touched)
         self.pool.touched.clear()
-        return Outcome(records, instruct, self.pool.wake_at_s)
+        dropped, self._dropped = tuple(self._dropped), []
+        return Outcome(records, instruct, self.pool.wake_at_s, dropped)
 
     def _settle(self, job: JobState, now_s: float) -> None:
         """Give a job what it was decided to have, if that can be now."""

@@ -55,6 +55,7 @@ class JobState:
     attempt: int = 0
     generation: int = 0
     lead: str | None = None  # node
+    led_by: str | None = None  # node that leads, or led, the newest attempt
     adopt: bool = False
     precheck: bool = False  # what runs is its precheck
     stop: Stop = ""

@@ -116,12 +116,17 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class NodeReported:
-    """An agent has told which slots have live processes, knowing that version of its orders."""
+    """An agent has told what it has, knowing that version of its orders.
+
+    `runs` are those that it leads or is about to, and those whose end it has told and not seen
+    acknowledged; None: it does not tell.
+    """
 
     node: str
     boot: str
     version: int
-    holding: Mapping[int, Claim]
+    holding: Mapping[int, Claim]  # slots that have live processes
+    runs: frozenset[Claim] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +260,15 @@ RunFact = RunPrepared | SliceDidNotFit | RunStepped | RunChanged | RunEnded
 
 
 @dataclass(frozen=True, slots=True)
+class RunReported:
+    """An agent has told something about a run."""
+
+    node: str
+    boot: str
+    fact: RunFact | RunProgressed
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """The time that was asked for has come. Soft."""
 
@@ -338,12 +352,7 @@ Event = (
     | NodeReported
     | NodeSilent
     | NodeLost
-    | RunPrepared
-    | SliceDidNotFit
-    | RunStepped
-    | RunChanged
-    | RunProgressed
-    | RunEnded
+    | RunReported
     | Woke
 )
 

@@ -111,6 +111,13 @@ class Pool:
         state = self.slots[slot]
         return Seat(slot, state.node, state.device.gpu)
 
+    def is_of_lead(self, report: r.RunReported) -> bool:
+        """Tell whether a run's lead speaks; it may do so after the run has ended."""
+        job, node = self.jobs.get(report.fact.job), self.nodes.get(report.node)
+        if job is None or node is None or node.boot != report.boot:
+            return False
+        return (job.led_by, job.attempt) == (report.node, report.fact.attempt)
+
     def nodes_of(self, slots: Iterable[int]) -> tuple[str, ...]:
         """Name the nodes of slots, each once, in order."""
         return tuple(dict.fromkeys(self.slots[slot].node for slot in slots))
@@ -244,6 +251,7 @@ class Pool:
             self.nodes[job.lead].leads.pop(job.id, None)
         job.lead = node
         if node is not None:
+            job.led_by = node
             self.nodes[node].leads[job.id] = None
 
     def _release(self, job: JobState, because: str, now_s: float) -> None:

@@ -25,12 +25,20 @@ class Story:
     def job(self, number: int) -> JobState:
         return self.pool.jobs[number]
 
-    def happen(self, event: r.Event) -> Outcome:
+    def happen(self, event: r.Event | r.RunFact | r.RunProgressed) -> Outcome:
+        """Let something happen; what runs tell is told by their lead."""
         self.now_s += 1.0
+        if isinstance(event, r.RunFact | r.RunProgressed):
+            event = self.told(event)
         outcome = self.control.handle(event, self.now_s)
         for record in outcome.records:
             self.journal.append((len(self.journal), self.now_s, record))
         return outcome
+
+    def told(self, fact: r.RunFact | r.RunProgressed) -> r.RunReported:
+        """Give a fact as the word of the run's lead."""
+        lead = self.pool.nodes[self.job(fact.job).led_by or ""]
+        return r.RunReported(lead.name, lead.boot, fact)
 
     def join(self, node: str, devices: int, boot: str = "1") -> Outcome:
         kinds = tuple(r.Device(i, "cpu") for i in range(devices))

@@ -62,12 +62,15 @@ class Agent:
     orders: Orders | None = None
     workers: dict[int, int] = field(default_factory=dict)  # slot -> job
     runs: dict[int, Run] = field(default_factory=dict)
-    reports: list[r.Event] = field(default_factory=list)  # not acknowledged yet
+    # Not acknowledged yet.
+    reports: list[r.RunFact | r.RunProgressed] = field(default_factory=list)
+    ended: set[r.Claim] = field(default_factory=set)  # runs that are never begun again
 
     def die(self) -> None:
         self.workers.clear()
         self.runs.clear()
         self.reports.clear()
+        self.ended.clear()
         self.orders = None
         self.is_connected = False
 
@@ -167,8 +170,9 @@ class Swarm:
         self.control.await_nodes([n.name for n in self.pool.nodes.values() if n.is_up])
         self.inbox.clear()
         for said in reversed(self.again):  # was not acknowledged
-            if said.by and isinstance(said.event, r.RunFact):
-                self.agents[said.by].reports.insert(0, said.event)
+            told = said.event
+            if isinstance(told, r.RunReported) and told.boot == str(self.agents[said.by].boot):
+                self.agents[said.by].reports.insert(0, told.fact)
         self.again = []
         for agent in self.agents.values():
             agent.is_connected = False
@@ -301,13 +305,49 @@ class Swarm:
             agent.orders = self.inbox.pop(agent.name)
             self.obey(agent, agent.orders)
         while agent.reports and self.random.random() < 0.8:
-            report = agent.reports.pop(0)
+            fact = agent.reports.pop(0)
+            if self.loses(fact):
+                continue
+            report = r.RunReported(agent.name, str(agent.boot), fact)
             self.happen(report, agent.name)
             if self.random.random() < 0.1:
                 self.happen(report, agent.name)  # a repeat
+        self.gossip(agent)
         if agent.orders is not None:
             holding = {slot: r.Claim(job, 0) for slot, job in agent.workers.items()}
-            self.happen(r.NodeReported(agent.name, str(agent.boot), agent.orders.version, holding))
+            told = (agent.name, str(agent.boot), agent.orders.version, holding)
+            self.happen(r.NodeReported(*told, self.listed(agent)))
+
+    def loses(self, fact: r.RunFact | r.RunProgressed) -> bool:
+        """Let the word of a run's end get lost, now and then."""
+        can_be = self.faults and isinstance(fact, r.RunEnded)
+        return can_be and self.random.random() < 0.1
+
+    def gossip(self, agent: Agent) -> None:
+        """Tell wrong things about a run that another leads, or another attempt."""
+        if not self.faults or self.random.random() > 0.05:
+            return
+        job = self.random.choice([*self.pool.jobs.values()] or [None])
+        if job is None:
+            return
+        stale = job.led_by == agent.name
+        attempt = job.attempt - 1 if stale else job.attempt
+        fact = r.RunEnded(job.id, attempt, "failed")
+        before = len(self.journal)
+        self.happen(r.RunReported(agent.name, str(agent.boot), fact), agent.name)
+        assert fact not in [record for _, record in self.journal[before:]]
+
+    def listed(self, agent: Agent) -> frozenset[r.Claim]:
+        """Name the runs that an agent has, or whose end it has yet to tell."""
+        told = [*agent.reports, *(e.fact for e in self.unwritten if e.node == agent.name)]
+        ended = [r.Claim(e.job, e.attempt) for e in told if isinstance(e, r.RunEnded)]
+        led = [r.Claim(job, run.order.attempt) for job, run in agent.runs.items()]
+        return frozenset([*led, *ended])
+
+    @property
+    def unwritten(self) -> list[r.RunReported]:
+        """What agents have told of runs, and no commit has taken yet."""
+        return [said.event for said in self.again if isinstance(said.event, r.RunReported)]
 
     def obey(self, agent: Agent, orders: Orders) -> None:
         wanted = {lead.job: lead for lead in orders.leads}
@@ -315,13 +355,9 @@ class Swarm:
             if job not in wanted or wanted[job].attempt != agent.runs[job].order.attempt:
                 del agent.runs[job]  # its workers are left to the next lead
         for job, lead in wanted.items():
-            ended = any(
-                isinstance(e, r.RunEnded) and (e.job, e.attempt) == (job, lead.attempt)
-                for e in (*agent.reports, *(said.event for said in self.again))
-            )
             if job in agent.runs:
                 agent.runs[job].order = lead
-            elif not ended:
+            elif r.Claim(job, lead.attempt) not in agent.ended:
                 agent.runs[job] = Run(lead)
         for slot, job in list(agent.workers.items()):
             claim = orders.seats.get(slot)
@@ -348,6 +384,7 @@ class Swarm:
             for slot, each in mine.items():
                 del each.workers[slot]
             agent.reports.append(r.RunEnded(job, order.attempt, outcome))
+            agent.ended.add(r.Claim(job, order.attempt))
             del agent.runs[job]
             return
         for slot, each in mine.items():

@@ -309,7 +309,7 @@ def test_a_decision_is_named_after_what_happened_before_what_was_measured() -> N
     story = Story(4)
     jobs = [story.submit(1, 4), story.submit(1, 4)]
     story.train(*jobs)
-    story.control.take(r.RunProgressed(jobs[0], 1, 9, 2, 0.1, 9), story.now_s)
+    story.control.take(story.told(r.RunProgressed(jobs[0], 1, 9, 2, 0.1, 9)), story.now_s)
     outcome = story.happen(r.RunEnded(jobs[0], 1, "succeeded", 9))
     (decided,) = [each for each in outcome.records if isinstance(each, r.Decided)]
     assert decided.why == 'job 1 "job-1" has ended its run: succeeded'

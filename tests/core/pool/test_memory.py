@@ -246,7 +246,7 @@ def test_of_a_model_on_a_kind_of_gpu_the_lowest_limit_is_kept() -> None:
     assert (len(found), found[0].model) == (LIMITS_MAX, 100)
 
 
-ENDS: dict[str, tuple[r.Event, str]] = {
+ENDS: dict[str, tuple[r.RunEnded | r.NodeLost, str]] = {
     "retired": (r.RunEnded(1, 1, "retired"), "failed"),
     "lost": (r.RunEnded(1, 1, "lost"), "failed"),
     "with its node": (r.NodeLost("a", "1", "its lease has run out"), "failed"),
@@ -255,7 +255,7 @@ ENDS: dict[str, tuple[r.Event, str]] = {
 
 
 @pytest.mark.parametrize(("event", "phase"), ENDS.values(), ids=ENDS.keys())
-def test_so_it_is_however_its_run_ends(event: r.Event, phase: str) -> None:
+def test_so_it_is_however_its_run_ends(event: r.RunEnded | r.NodeLost, phase: str) -> None:
     story = Story(2)
     job = story.prepare(story.submit(1, 1))
     story.happen(r.SliceDidNotFit(job, 1, 2, BECAUSE))
