@@ -233,8 +233,9 @@ def is_ready(options: "PoolOptions") -> bool:
         with own_client(options.folder) as client:
             if not client.is_ready():
                 return False
-            up_now = {node["name"] for node in client.get("/nodes")["items"] if node["is_up"]}
-            return up_now.issuperset(options.nodes)
+            nodes = client.get("/nodes")["items"]
+            back = {node["name"] for node in nodes if node["is_up"] and not node["is_awaited"]}
+            return back.issuperset(options.nodes)
     except UserError:
         return False  # not yet
 

@@ -118,7 +118,7 @@ def probes(server: Server) -> APIRouter:
 
     @router.get("/readyz")
     async def readyz(response: Response) -> rest.ReadyView:
-        """Tell whether the server decides: kernels are compiled, its agents are back."""
+        """Tell whether the server decides: its kernels are compiled."""
         waits_for = server.waits_for()
         response.status_code = 503 if waits_for else 200
         return rest.ReadyView(ready=not waits_for, waits_for=waits_for)

@@ -154,14 +154,12 @@ class Server:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Nodes that must be heard of before anything is decided."""
+        """Nodes that were not heard of since the server was restarted."""
         return self._loop.control.awaited
 
     def waits_for(self) -> list[str]:
-        """Say what is missing before the server does all it is there for."""
-        awaited = sorted(self.awaited)
-        missing = [f"node {node} to come back, or its lease to run out" for node in awaited]
-        return missing if self._is_warm else ["kernels to be compiled", *missing]
+        """Say what is missing before the server decides."""
+        return [] if self._is_warm else ["kernels to be compiled"]
 
     def find(self, job: str) -> JobState:
         """Give a job by number or name; raises NotFound."""

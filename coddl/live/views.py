@@ -33,7 +33,7 @@ def job_view(
     now_s: float,
     awaited: Collection[str] = (),
 ) -> rest.JobView:
-    """Show a job as it stands; `awaited`: nodes without which nothing is decided."""
+    """Show a job as it stands; `awaited`: nodes not heard of since the server was restarted."""
     end_s = job.ended_s if job.ended_s is not None else now_s
     runtime_s = job.executed_by(end_s)
     is_training = job.phase in ("running", "resizing")

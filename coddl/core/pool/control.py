@@ -96,9 +96,14 @@ class Control:
         return self.conclude(now_s)
 
     def await_nodes(self, nodes: Collection[str]) -> None:
-        """Decide nothing until these have come back or are lost: they know what still runs."""
+        """Let nodes keep what they have until they have come back or are lost: who knows what runs.
+
+        Until then they are silent: they get nothing new, and what is led from there stays as it is.
+        """
         self._awaited = {name for name in nodes if self.pool.nodes[name].is_up}
-        self._why = "the server was restarted"
+        for name in self._awaited:
+            self.pool.nodes[name].is_silent = True
+        self._call("the server was restarted")
 
     def reconsider(self, why: str) -> None:
         """Have everything decided anew: what called for it before may have been forgotten."""
@@ -106,7 +111,7 @@ class Control:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Nodes that must be heard of before anything is decided."""
+        """Nodes that were not heard of since the server was restarted."""
         return frozenset(self._awaited)
 
     def preview(self, spec: JobSpec, now_s: float) -> Preview:
@@ -347,14 +352,13 @@ class Control:
 
     def conclude(self, now_s: float) -> Outcome:
         """Decide if something calls for it, and put into effect what devices allow."""
-        if (why := self._why or self._hint) and not self._awaited:
+        if why := self._why or self._hint:
             self._why = self._hint = ""
             self._add(decide(self.pool, self.rules, why, now_s, self.site), now_s)
-        if not self._awaited:
-            for number in list(self.pool.unsettled):
-                self._settle(self.pool.jobs[number], now_s)
-            self._untie(now_s)
-            self._leave_drained(now_s)
+        for number in list(self.pool.unsettled):
+            self._settle(self.pool.jobs[number], now_s)
+        self._untie(now_s)
+        self._leave_drained(now_s)
         return self.note()
 
     def note(self) -> Outcome:
@@ -367,7 +371,7 @@ class Control:
 
     def _settle(self, job: JobState, now_s: float) -> None:
         """Give a job what it was decided to have, if that can be now."""
-        if job.stop or job.is_over:
+        if job.stop or job.is_over or self.pool.is_deaf(job):
             return
         if job.has_run and (not job.target or not job.is_elastic):
             # What can't be resized is stopped, and started anew elsewhere.
@@ -390,7 +394,7 @@ class Control:
                 return  # who waited for it goes on when it has left
 
     def _is_stuck(self, job: JobState) -> bool:
-        return job.has_run and not job.stop and bool(job.target)
+        return job.has_run and not job.stop and bool(job.target) and not self.pool.is_deaf(job)
 
     def _blocker(self, job: JobState, stuck: Collection[int]) -> int | None:
         """Name a job that has to move before this one can, and can't."""
@@ -420,7 +424,7 @@ class Control:
     def _leave_drained(self, now_s: float) -> None:
         """Have jobs led from where they are, so that a drained node can be switched off."""
         for node in self.pool.nodes.values():
-            if not node.is_drained:
+            if not node.is_drained or node.is_silent:
                 continue
             for number in list(node.leads):
                 job = self.pool.jobs[number]

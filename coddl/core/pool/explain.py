@@ -51,7 +51,10 @@ def explain(
     now_s: float,
     awaited: Collection[str] = (),
 ) -> Explanation:
-    """Tell a job's story, given its records; `awaited`: nodes without which nothing is decided."""
+    """Tell a job's story, given its records.
+
+    `awaited` are nodes that were not heard of since the server was restarted.
+    """
     state = pool.jobs[job]
     line = [each.id for each in pool.live_jobs() if each.phase in WAITING]
     return Explanation(
@@ -84,9 +87,6 @@ def sentence(pool: Pool, job: JobState, now_s: float, awaited: Collection[str] =
         return "a user suspended it"
     if job.is_over or not job.is_waiting:
         return job.reason + _why_not_more(pool, job, now_s)
-    if awaited:
-        nodes = ", ".join(sorted(awaited))
-        return f"the server was restarted and waits to hear what still runs on: {nodes}"
     if job.target:
         return _reserved(pool, job)
     if job.waiting is None:
@@ -94,6 +94,8 @@ def sentence(pool: Pool, job: JobState, now_s: float, awaited: Collection[str] =
     since = f"it has waited {now_s - (job.waiting_since_s or now_s):.0f} s"
     if pool.wake_at_s is not None and pool.wake_at_s > now_s:
         since += f"; the next look is in {pool.wake_at_s - now_s:.0f} s at the latest"
+    if awaited:
+        since += f"; not heard of since the server was restarted: {', '.join(sorted(awaited))}"
     return f"{job.waiting.sentence} ({since})"
 
 

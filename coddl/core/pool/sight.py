@@ -46,11 +46,12 @@ def look(
     nodes, cap = usable(pool), size_cap(pool)
     cluster, islands = _cluster(pool, nodes, site)
     island_of = {slot: at for at, slots in enumerate(islands) for slot in slots}
-    held = _held(jobs, nodes)
+    deaf = {job.id for job in jobs if pool.is_deaf(job) and not job.stop}
+    held = _held(jobs, nodes, deaf)
     snapshot = Snapshot(
         now_s=now_s,
         cluster=cluster,
-        jobs=_table(jobs, cluster, cap, now_s),
+        jobs=_table(jobs, deaf, cluster, cap, now_s),
         speeds=_speeds(jobs, cluster, cap),
         memory=_memory(jobs),
         seed=seed,
@@ -82,9 +83,11 @@ def _cluster(
     return Cluster(tuple(nodes), tuple(kinds) or ("gpu",), links), tuple(islands)
 
 
-def _held(jobs: tuple[JobState, ...], usable: Mapping[int, str]) -> tuple[tuple[int, ...], ...]:
+def _held(
+    jobs: tuple[JobState, ...], usable: Mapping[int, str], deaf: Collection[int]
+) -> tuple[tuple[int, ...], ...]:
     """Say where jobs would stay; of two that name the same device, the one that is there."""
-    claims = {job.id: _claimed(job, usable) for job in jobs}
+    claims = {job.id: job.granted if job.id in deaf else _claimed(job, usable) for job in jobs}
     named = Counter(slot for slots in claims.values() for slot in slots)
     return tuple(
         tuple(slot for slot in claims[job.id] if named[slot] == 1 or slot in job.granted)
@@ -109,7 +112,7 @@ def usable(pool: Pool) -> dict[int, str]:
     """Name the slots that jobs may have, and their nodes.
 
     A node that can't be told anything keeps what it has and gets nothing new. On a node that is
-    drained, jobs that can't be moved stay to their end.
+    drained, jobs that can't be moved stay to their end, or until they can be told to.
     """
     found: dict[int, str] = {}
     for node in pool.nodes.values():
@@ -119,7 +122,8 @@ def usable(pool: Pool) -> dict[int, str]:
             owner = pool.slots[slot].owner
             job = pool.jobs[owner] if owner is not None else None
             holds = job is not None and slot in job.granted
-            if node.is_drained and not (holds and job is not None and job.is_fixed):
+            stays = job is not None and holds and (job.is_fixed or pool.is_deaf(job))
+            if node.is_drained and not stays:
                 continue
             if not node.is_silent or holds:
                 found[slot] = node.name
@@ -168,10 +172,15 @@ def _speeds(jobs: tuple[JobState, ...], cluster: Cluster, cap: int) -> Speeds:
     return replace(speeds, known_places=places, kinds=cluster.kinds)
 
 
-def _table(jobs: tuple[JobState, ...], cluster: Cluster, cap: int, now_s: float) -> JobTable:
-    bounds = [(min(cap, least), min(cap, most)) for least, most in (j.bounds(now_s) for j in jobs)]
+def _table(
+    jobs: tuple[JobState, ...], deaf: Collection[int], cluster: Cluster, cap: int, now_s: float
+) -> JobTable:
+    bounds = [_bounds(job, job.id in deaf, cap, now_s) for job in jobs]
     nodes, total = {n.name: at for at, n in enumerate(cluster.nodes)}, cluster.gpus_total
-    gpus = [_share(job, *each) for job, each in zip(jobs, bounds, strict=True)]
+    gpus = [
+        len(job.granted) if job.id in deaf else _share(job, *each)
+        for job, each in zip(jobs, bounds, strict=True)
+    ]
     apps: dict[tuple[str, str], int] = {}
     groups = [(job.spec.user, job.spec.group) for job in jobs]
     return JobTable.of(
@@ -183,7 +192,7 @@ def _table(jobs: tuple[JobState, ...], cluster: Cluster, cap: int, now_s: float)
         group=[apps.setdefault(each, len(apps)) if each[1] else -1 for each in groups],
         weight=[job.spec.weight for job in jobs],
         tier=[TIERS[job.spec.tier] for job in jobs],
-        preemptible=[not (job.has_run and job.is_fixed) for job in jobs],
+        preemptible=[not (job.has_run and (job.is_fixed or job.id in deaf)) for job in jobs],
         gpus_min=[least for least, _ in bounds],
         gpus_max=[most for _, most in bounds],
         gpus_requested=[max(least, min(most, total)) for least, most in bounds],
@@ -200,6 +209,13 @@ def _table(jobs: tuple[JobState, ...], cluster: Cluster, cap: int, now_s: float)
         spans=[job.spec.is_elastic for job in jobs],
         home=[nodes.get(job.lead or "", -1) for job in jobs],
     )
+
+
+def _bounds(job: JobState, is_deaf: bool, cap: int, now_s: float) -> tuple[int, int]:
+    """Give the fewest and the most GPUs that a job may have; as it has if it can't be told."""
+    gpus = len(job.granted)
+    least, most = (gpus, gpus) if is_deaf else job.bounds(now_s)
+    return min(cap, least), min(cap, most)
 
 
 def _share(job: JobState, least: int, most: int) -> int:

@@ -111,6 +111,10 @@ class Pool:
         state = self.slots[slot]
         return Seat(slot, state.node, state.device.gpu)
 
+    def is_deaf(self, job: JobState) -> bool:
+        """Tell whether a job's lead can't be told anything now: it keeps what it has."""
+        return job.lead is not None and self.nodes[job.lead].is_silent
+
     def is_of_lead(self, report: r.RunReported) -> bool:
         """Tell whether a run's lead speaks; it may do so after the run has ended."""
         job, node = self.jobs.get(report.fact.job), self.nodes.get(report.node)

@@ -170,17 +170,47 @@ def test_an_agent_that_was_only_away_keeps_everything() -> None:
     assert story.job(job).attempt == 1
 
 
-def test_after_a_restart_nothing_is_decided_until_the_nodes_are_heard() -> None:
+def restarted(story: Story) -> None:
+    """Start the server of a story anew."""
+    story.control = Control(story.pool, story.control.rules)
+    story.control.await_nodes(list(story.pool.nodes))
+
+
+def test_after_a_restart_jobs_are_placed_on_the_nodes_that_are_heard() -> None:
     story = Story(1, 1)
-    pool = story.pool
-    story.control = Control(pool, story.control.rules)
-    story.control.await_nodes(["a", "b"])
-    job = story.submit()
-    assert story.job(job).target == ()
+    restarted(story)
+    job = story.submit(1, 2)
+    assert story.job(job).granted == ()
+    words = explain(story.pool, job, (), story.now_s, story.control.awaited).sentence
+    assert "not heard of since the server was restarted: a, b" in words
     story.join("a", 1)
-    assert story.job(job).target == ()
-    story.happen(r.NodeLost("b", "1", "its lease has run out"))
-    assert len(story.job(job).granted) == 1
+    assert story.job(job).granted == story.pool.nodes["a"].slots
+    story.train(job)
+    assert len(story.job(job).granted) == 1, "b may be anybody's"
+    story.join("b", 1)
+    story.catch_up()
+    assert len(story.job(job).granted) == 2
+
+
+def test_after_a_restart_a_job_keeps_what_it_has_until_its_lead_is_heard_or_lost() -> None:
+    story = Story(2, 2)
+    first, second = story.submit(1, 4), story.submit(2, 2)
+    story.train(first, second)
+    (lead,) = {story.job(first).lead} - {story.job(second).lead}
+    before = story.job(first).granted
+    other = story.job(second).lead
+    restarted(story)
+    story.join(other or "", 2)
+    story.happen(r.JobCancelled(second, "ada"))
+    story.catch_up()
+    assert story.job(second).phase == "cancelled"
+    story.happen(r.JobBounded(first, 1, 1, "ada"))
+    third = story.submit(4, 4)
+    assert story.job(first).granted == story.job(first).target == before
+    assert (story.job(first).phase, story.job(third).granted) == ("running", ())
+    assert all(story.pool.slots[slot].owner == first for slot in before)
+    story.join(lead or "", 2)
+    assert len(story.job(first).granted) == 1
 
 
 def test_suspend_and_resume_give_up_and_take_back() -> None:
