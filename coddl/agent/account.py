@@ -13,6 +13,7 @@ from coddl.core.pool.records import (
     RunPrepared,
     RunProgressed,
     RunStepped,
+    RunUnsaved,
     SliceDidNotFit,
     Trouble,
 )
@@ -51,6 +52,9 @@ class Account:
         self._is_to_blame = False  # a worker failed by its own doing, and the job has not recovered
         self._trouble: Trouble | None = None
         self._saved_step: int | None = None
+        self._unsaved: Trouble | None = None  # why the newest state is not on disk
+        self._has_left_unsaved = False
+        self._has_left_early = False
         self._step = 0
         self.progress: RunProgress | None = None  # the newest
 
@@ -70,6 +74,14 @@ class Account:
                 return self._progressed(event), ""
             case "checkpoint":
                 self._saved_step = event["step"]
+                return self._saved(None), ""
+            case "unsaved":
+                return self._saved(_trouble(event)), _problem(event)
+            case "suspended":
+                self._has_left_unsaved = not event["durable"]
+            case "left-early":
+                self._has_left_early = True
+                return (), f"left its loop at step {event['step']} of {event['steps']}"
             case "ended":
                 self._step = max(self._step, event["step"])
             case "origin":
@@ -79,7 +91,7 @@ class Account:
             case "unready":
                 return (), f"worker {event['worker']} could not join: {event['because']}"
             case "error":
-                self._trouble = Trouble(event["what"], event["because"], event["try"])
+                self._trouble = _trouble(event)
                 return (), _problem(event)
             case "problem":
                 return (), _problem(event)
@@ -92,7 +104,8 @@ class Account:
         if code == SUPERSEDED:
             return None
         outcome = self._outcome(code, asked)
-        told = self._trouble if outcome in ("failed", "lost") else None
+        known = self._trouble or (self._unsaved if self._has_left_unsaved else None)
+        told = known if outcome in ("failed", "lost") else None
         trouble = told or _unexplained(code, outcome)
         exit_code = code if outcome in ("succeeded", "failed", "requeue") else None
         return self._ended(outcome, exit_code=exit_code, trouble=trouble)
@@ -113,6 +126,7 @@ class Account:
         self, outcome: Outcome, *, exit_code: int | None = None, trouble: Trouble | None = None
     ) -> RunEnded:
         about = {"step": self._step, "exit_code": exit_code, "trouble": trouble}
+        about["left_early"] = outcome == "succeeded" and self._has_left_early
         return RunEnded(self._job, self._attempt, outcome, **about)  # type: ignore[arg-type]
 
     def _outcome(self, code: int, asked: Asked) -> Outcome:
@@ -120,8 +134,10 @@ class Account:
             return "succeeded"
         if asked == "cancel":
             return "cancelled"
+        if code == RETIRED and asked == "retire":
+            return "lost" if self._has_left_unsaved else "retired"
         if code == RETIRED:
-            return "retired" if asked == "retire" else "requeue"
+            return "requeue"
         if asked == "retire":
             return "failed" if self._is_to_blame else "retired"
         return "failed" if self._is_to_blame or code == 2 else "lost"
@@ -174,6 +190,12 @@ class Account:
         self._has_stepped = True
         return (RunStepped(self._job, self._attempt, step),)
 
+    def _saved(self, trouble: Trouble | None) -> tuple[Fact, ...]:
+        if trouble == self._unsaved:
+            return ()
+        self._unsaved = trouble
+        return (RunUnsaved(self._job, self._attempt, self._step, trouble),)
+
     def _changed(self, event: Message) -> RunChanged:
         self._changes += 1
         self._is_to_blame = False
@@ -198,6 +220,10 @@ class Account:
             return f"{who} exited with code {code}"
         because = event.get("because") or f"killed by {event['signal']}"
         return f"{who} was lost: {because}"
+
+
+def _trouble(event: Message) -> Trouble:
+    return Trouble(event["what"], event["because"], event["try"])
 
 
 def _unexplained(code: int, outcome: Outcome) -> Trouble | None:

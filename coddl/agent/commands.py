@@ -82,6 +82,10 @@ class CommandLead:
         self._loop.post(lambda: self._signal(signal.SIGKILL))
         return True
 
+    @property
+    def is_unsaved(self) -> bool:
+        return False
+
     def drop(self) -> None:
         self._is_dropped = True
         self._loop.post(lambda: self._signal(signal.SIGKILL))

@@ -96,6 +96,11 @@ class Lead(Protocol):
         """End it now, since it did not leave in time; False if it is saving its state."""
         ...
 
+    @property
+    def is_unsaved(self) -> bool:
+        """Tell whether it was to leave, could not be saved, and goes on until it can."""
+        ...
+
     def drop(self) -> None:
         """Stop leading without a word; workers elsewhere are left to the next lead."""
         ...
@@ -145,11 +150,15 @@ class ElasticLead:
         self.cancel()
 
     def force(self, *, at_all_costs: bool) -> bool:
-        if self._supervisor.is_saving and not at_all_costs:
+        if self.is_unsaved or (self._supervisor.is_saving and not at_all_costs):
             return False
         for _ in range(3):
             self._supervisor.interrupt()
         return True
+
+    @property
+    def is_unsaved(self) -> bool:
+        return self._supervisor.is_unsaved
 
     def drop(self) -> None:
         self._is_dropped = True

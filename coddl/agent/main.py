@@ -205,6 +205,8 @@ async def _until_told(
         outbox.leave()
         node.leave("its agent is about to stop")
         await _first(STOP_S, node.idle(), kill.wait())
+        while node.has_unsaved and not kill.is_set():  # what they have done must not be lost
+            await _first(LOOK_EVERY_S, node.idle(), kill.wait())
         await _first(GOODBYE_S, _said(outbox, session), kill.wait())
     finally:
         for task in tasks:

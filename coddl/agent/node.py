@@ -201,6 +201,11 @@ class Node:
         else:
             self._outposts.kill(str(job))
 
+    @property
+    def has_unsaved(self) -> bool:
+        """Tell whether a job that was to leave goes on, as its state can't be saved."""
+        return any(lead.is_unsaved for lead in self._leads.values())
+
     async def idle(self) -> None:
         """Wait until nothing is led here."""
         await self._idle.wait()

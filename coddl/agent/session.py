@@ -32,6 +32,7 @@ from coddl.core.pool.records import (
     RunEnded,
     RunPrepared,
     RunStepped,
+    RunUnsaved,
     SliceDidNotFit,
 )
 
@@ -73,6 +74,8 @@ def report_of(number: int, fact: Fact, at_s: float) -> Report:
             return Report(number=number, at_s=at_s, stepped=fact)
         case RunChanged():
             return Report(number=number, at_s=at_s, changed=fact)
+        case RunUnsaved():
+            return Report(number=number, at_s=at_s, unsaved=fact)
         case RunEnded():
             return Report(number=number, at_s=at_s, ended=fact)
         case _:

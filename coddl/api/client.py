@@ -227,6 +227,16 @@ class Client:
         except httpx.TransportError:
             return False
 
+    def problems(self) -> list[str]:
+        """Give what an operator should see to; nothing of a server that does not answer."""
+        import httpx
+
+        try:
+            found: list[str] = self._http.get("/readyz").json().get("problems", [])
+        except (httpx.TransportError, ValueError):
+            return []
+        return found
+
     def watch(self, path: str, **parameters: str | int | float | bool | None) -> Iterator[Said]:
         """Give the events of a stream; if it breaks off, go on after the last one."""
         last, tries = "", itertools.count()

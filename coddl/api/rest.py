@@ -97,6 +97,8 @@ class JobView(View):
     command: list[str]
     failures: int
     lead: str | None  # the node whose agent leads it
+    unsaved: TroubleView | None = None  # why the newest state of its run is not on disk
+    left_early: bool = False  # it succeeded, but its script left its loop before the last step
     memory_limit: str | None = None  # why its memory requires more than 1 GPU, if it does
 
 
@@ -271,3 +273,4 @@ class VersionView(View):
 class ReadyView(View):
     ready: bool
     waits_for: list[str]  # what is missing, in words
+    problems: list[str] = []  # what an operator should see to; the server decides all the same

@@ -29,6 +29,7 @@ from coddl.core.pool.records import (
     RunPrepared,
     RunProgressed,
     RunStepped,
+    RunUnsaved,
     SliceDidNotFit,
 )
 
@@ -78,14 +79,16 @@ class Report(Message, frozen=True):
     did_not_fit: SliceDidNotFit | None = None
     stepped: RunStepped | None = None
     changed: RunChanged | None = None
+    unsaved: RunUnsaved | None = None
     ended: RunEnded | None = None
 
     @property
     def fact(self) -> RunFact:
         """Give what is told."""
-        fact = self.prepared or self.did_not_fit or self.stepped or self.changed or self.ended
-        assert fact is not None
-        return fact
+        fact = self.prepared or self.did_not_fit or self.stepped or self.changed or self.unsaved
+        told = fact or self.ended
+        assert told is not None
+        return told
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -240,9 +240,9 @@ def suspend(
     with connect(server, state_dir) as client:
         found = client.post(f"/jobs/{in_path(job)}:suspend")
         if not no_wait:
-            from coddl.cli.waiting import wait_for
+            from coddl.cli.waiting import check_saved, wait_for
 
-            found = wait_for(client, str(found["id"]), "SUSPENDED")
+            found = wait_for(client, str(found["id"]), "SUSPENDED", check=check_saved)
     is_saved = found["state"] == "SUSPENDED" and found["tier"] == "elastic"
     saved = f" at step {found['step']:,}" if is_saved else ""
     _tell(found, f"{found['state']}{saved}", for_program)

@@ -213,6 +213,7 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
         ("GPUs", f"{holds}{where}"),
         ("memory", job.get("memory_limit") or ""),
         ("step", f"{job['step']:,}{steps}{done}{saved}"),
+        ("unsaved", "{what}, {because}".format_map(job["unsaved"]) if job.get("unsaved") else ""),
         ("speed", speed),
         ("ends in", duration(job["eta_s"])),
         ("metrics", ", ".join(f"{name} {value:.4g}" for name, value in job["metrics"].items())),
@@ -304,4 +305,5 @@ def end_sentence(job: Answer) -> str:
     """Tell how a job ended."""
     took = f" after {duration(job['jct_s'])}" if job["jct_s"] is not None else ""
     code = f", exit code {job['exit_code']}" if job["exit_code"] else ""
-    return f"{job['name']} (job {job['id']}) {job['state']}{took}{code}"
+    early = f", but {job['reason']}" if job.get("left_early") else ""
+    return f"{job['name']} (job {job['id']}) {job['state']}{took}{code}{early}"

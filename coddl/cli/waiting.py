@@ -12,11 +12,18 @@ if TYPE_CHECKING:
 FAILED: Final = 100  # exit codes, as SkyPilot has them
 NOT_FINISHED: Final = 101
 CANCELLED: Final = 103
+LEFT_EARLY: Final = 104
 OVER: Final = {"SUCCEEDED": 0, "FAILED": FAILED, "CANCELLED": CANCELLED}
 LOOK_S: Final = (0.1, 0.2, 0.5, 1.0)  # between two looks; the last one again and again
 AWAY_S: Final = 120.0  # a server that was there is waited for so long
 
 Answer = Mapping[str, Any]  # Any: what JSON can hold
+
+
+class NotSaved(UserError):
+    """A job can't leave as it was told to, because its state can't be saved."""
+
+    exit_code = 1
 
 
 class TooLate(UserError):
@@ -27,7 +34,18 @@ class TooLate(UserError):
 
 def exit_code_of(job: Answer) -> int:
     """Give the exit code that tells how a job ended."""
-    return OVER.get(job["state"], NOT_FINISHED)
+    code = OVER.get(job["state"], NOT_FINISHED)
+    return LEFT_EARLY if code == 0 and job.get("left_early") else code
+
+
+def check_saved(job: Answer) -> None:
+    """Raise if a job that is about to leave trains on, as its state can't be saved."""
+    if job["state"] == "STOPPING" and (why := job.get("unsaved")):
+        raise NotSaved(
+            f"{job['name']} (job {job['id']}) is not suspended, and trains on",
+            f"its state can't be saved: {why['what']}, {why['because']}",
+            f"{why['try']}; then it leaves by itself, and coddl cancel ends it without",
+        )
 
 
 def has_come(job: Answer, state: str) -> bool:
@@ -45,10 +63,11 @@ def wait_for(
     *,
     within_s: float | None = None,
     tell: Callable[[Answer], None] | None = None,
+    check: Callable[[Answer], None] = lambda _job: None,
 ) -> Answer:
     """Look at a job until it is in a state, or over; give it as it is then.
 
-    `tell` is called with the job whenever its state or its share has changed.
+    `tell` is called with the job whenever its state or its share has changed, `check` at each look.
     """
     from coddl.api.client import Unreachable, in_path
 
@@ -68,6 +87,7 @@ def wait_for(
             last = (job["state"], job["gpus"])
             if has_come(job, state) or job["state"] in OVER:
                 return job
+            check(job)
         if within_s is not None and time.monotonic() - begin_s > within_s:
             raise TooLate(
                 f"job {name} is not {state or 'over'} yet",

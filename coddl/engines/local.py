@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from coddl.api.client import lives
+from coddl.api.client import Client, find, lives
 from coddl.core.errors import UserError
 
 PROGRAM: Final = (sys.executable, "-P", "-m", "coddl")  # -P: nothing is imported from a folder
@@ -37,11 +37,18 @@ START_TICK_S: Final = 0.05  # between looks at a server that starts
 LOG_BYTES_MAX: Final = 10 << 20
 LOGS_KEPT: Final = 2
 LEAVE_S: Final = 615.0  # agents give their jobs 600 to bring their state to disk
+ASK_S: Final = 2.0  # that the server may take to answer
 CLOSE_S: Final = 20.0
 TELL_S: Final = 5.0  # after which who waits wants to know for what
 TAIL_BYTES: Final = 8192
 ERROR: Final = re.compile(r"^error: (.+)\n  because (.+)\n  try     (.+)$", re.MULTILINE)
 NOBODY: Final = "no pool of this folder is up"
+
+
+class UnsavedJobs(UserError):
+    """A pool can't end without losing what its jobs have done."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,7 +381,10 @@ class LocalPool:
             until_s, stops = self.now_s() + within_s, max(self._stops, 1)
             for child in children:
                 while child.process is not None and child.process.poll() is None:
-                    if self.now_s() > until_s or self._stops > stops:
+                    is_late = self.now_s() > until_s
+                    if is_late and self._stops <= stops and problems_of(self.options.folder):
+                        until_s = self.now_s() + LEAVE_S  # a job can't be saved: it is not killed
+                    elif is_late or self._stops > stops:
                         self.tell(f"{child.name} did not end in time and is killed")
                         child.signal(signal.SIGKILL)
                     self._await_signal(0.1)
@@ -411,15 +421,41 @@ def await_ready(pool: Child, is_ready: Callable[[], bool], within_s: float = REA
         time.sleep(START_TICK_S)
 
 
+def problems_of(folder: Path) -> list[str]:
+    """Ask the server of a pool what an operator should see to."""
+    try:
+        with Client(find("", str(folder), env={}), within_s=ASK_S) as client:
+            return client.problems()
+    except UserError:
+        return []
+
+
+def _check_saved(folder: Path) -> None:
+    """Raise if jobs that were told to leave can't be saved."""
+    if problems := problems_of(folder):
+        raise UnsavedJobs(
+            "the pool is not down yet, and jobs train on",
+            "; ".join(problems),
+            "free space there: then the pool ends; or coddl down --cancel-jobs",
+        )
+
+
 def down(folder: Path, tell: Callable[[str], None] = print) -> bool:
-    """End the pool of a folder, and wait for that; tell whether there was one."""
+    """End the pool of a folder, and wait for that; tell whether there was one.
+
+    Raises UnsavedJobs if jobs can't be saved: the pool ends when they are.
+    """
     if (pid := supervisor_of(folder)) is None:
         return False
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     begin_s, is_told = time.monotonic(), False
+    ask_s = begin_s + TELL_S  # what could not be saved before may be by then
     while supervisor_of(folder) == pid:
         now_s = time.monotonic()
+        if now_s > ask_s:
+            ask_s = now_s + 1.0
+            _check_saved(folder)
         if now_s - begin_s > TELL_S and not is_told:
             tell("jobs save their state; the pool ends when they have")
             is_told = True

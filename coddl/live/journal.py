@@ -18,7 +18,7 @@ from coddl.core.pool.state import Pool
 from coddl.live.errors import JournalUnreadable
 from coddl.live.store import Answer, Line, Link, Picture, Store
 
-SCHEMA: Final = 2  # of what bodies hold; grows when older versions could not read them any more
+SCHEMA: Final = 3  # of what bodies hold; grows when older versions could not read them any more
 PAGE: Final = 1_000
 PICTURE_EVERY: Final = 2_000  # records
 KINDS: Final[dict[str, type[Record]]] = {kind.__name__: kind for kind in get_args(Record)}

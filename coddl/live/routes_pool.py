@@ -121,7 +121,8 @@ def probes(server: Server) -> APIRouter:
         """Tell whether the server decides: its kernels are compiled."""
         waits_for = server.waits_for()
         response.status_code = 503 if waits_for else 200
-        return rest.ReadyView(ready=not waits_for, waits_for=waits_for)
+        problems = views.problems(server.pool)
+        return rest.ReadyView(ready=not waits_for, waits_for=waits_for, problems=problems)
 
     @router.get("/version")
     async def version() -> rest.VersionView:

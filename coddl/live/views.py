@@ -73,6 +73,8 @@ def job_view(
         command=list(job.spec.launch.argv),
         failures=job.failures,
         lead=job.lead,
+        unsaved=_trouble(job.unsaved),
+        left_early=job.left_early,
         memory_limit=job.fit_sentence or None,
     )
 
@@ -220,6 +222,15 @@ def pool_view(pool: Pool, *, lease_s: float, started_s: float, is_ready: bool) -
         started_s=started_s,
         is_ready=is_ready,
     )
+
+
+def problems(pool: Pool) -> list[str]:
+    """Say what an operator should see to."""
+    return [
+        f'job {job.id} "{job.spec.name}": {job.unsaved_sentence}'
+        for job in pool.live_jobs()
+        if job.unsaved is not None
+    ]
 
 
 def policy_view(pool: Pool) -> rest.PolicyView:

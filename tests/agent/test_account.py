@@ -11,6 +11,7 @@ from coddl.core.pool.records import (
     RunPrepared,
     RunProgressed,
     RunStepped,
+    RunUnsaved,
     SliceDidNotFit,
     Trouble,
 )
@@ -21,6 +22,7 @@ from coddl.runtime.wire import Message
 PROGRESS = {"is": "progress", "step": 7, "size": 2, "step_s": 0.5, "iterations_at_size": 12}
 ERROR = {"is": "error", "what": "w", "because": "b", "try": "t"}
 TROUBLE = Trouble("w", "b", "t")
+UNSAVED = {**ERROR, "is": "unsaved"}
 REGROUPED = {"is": "regrouped", "from": 2, "to": 1, "slots": [5], "step": 7}
 REGROUPED |= {"pause_s": 0.1, "serving_s": 0.7}
 
@@ -88,7 +90,21 @@ def test_a_checkpoint_shows_in_the_progress() -> None:
     assert account.progress.saved_step == 5
 
 
+def test_what_can_not_be_saved_is_a_fact_until_it_is() -> None:
+    saved = {"is": "checkpoint", "step": 9}
+    assert facts(saved, PROGRESS, UNSAVED, UNSAVED, {**PROGRESS, "step": 9}, saved, saved) == [
+        RunStepped(4, 2, 7),
+        RunUnsaved(4, 2, 7, TROUBLE),
+        RunUnsaved(4, 2, 9, None),
+    ]
+
+
 LINES = {
+    "an early end": (
+        {"is": "left-early", "step": 30, "steps": 256},
+        "left its loop at step 30 of 256",
+    ),
+    "a failed save": (UNSAVED, "w, because b; try t"),
     "a problem": ({**ERROR, "is": "problem"}, "w, because b; try t"),
     "an error": (ERROR, "w, because b; try t"),
     "a kill": (gone(-9, signal="SIGKILL"), "worker 3 was lost: killed by SIGKILL"),
@@ -137,6 +153,18 @@ ENDS: dict[str, tuple[list[Message], int, Asked, RunEnded | None]] = {
         3,
         "retire",
         RunEnded(4, 2, "failed", step=7, exit_code=3, trouble=TROUBLE),
+    ),
+    "it left, and its state was not saved": (
+        [PROGRESS, UNSAVED, {"is": "suspended", "durable": False}],
+        75,
+        "retire",
+        RunEnded(4, 2, "lost", step=7, trouble=TROUBLE),
+    ),
+    "its script left its loop": (
+        [{"is": "left-early", "step": 30, "steps": 256}],
+        0,
+        "",
+        RunEnded(4, 2, "succeeded", exit_code=0, left_early=True),
     ),
     "it was cancelled": ([], 130, "cancel", RunEnded(4, 2, "cancelled")),
     "it asked to be run again": ([], 75, "", RunEnded(4, 2, "requeue", exit_code=75)),

@@ -18,6 +18,7 @@ from coddl.cli.pool import checked_cluster
 from coddl.core.errors import UserError
 from coddl.engines import local
 from coddl.engines.local import Child, PoolOptions, down, make_folder, rotate, supervisor_of
+from tests.cli.stub_pool import Reply, StubPool
 from tests.runtime.harness import ROOT, lives, wait_until
 
 STUB = Path(__file__).with_name("stub_program.py")
@@ -243,6 +244,23 @@ def test_down_says_what_it_waits_for(
 
     assert down(tmp_path / "pool", tell)
     assert told == ["jobs save their state; the pool ends when they have"]
+
+
+def test_down_does_not_end_a_pool_whose_jobs_can_not_be_saved(
+    keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = keep()
+    pool.await_all()
+    (slow := tmp_path / "pool" / "slow").touch()
+    monkeypatch.setattr(local, "TELL_S", 0.0)
+    with StubPool() as server:
+        server.announce(tmp_path / "pool")
+        server.replies["GET", "/readyz"] = [Reply(200, {"problems": ['job 1 "a": no room']})]
+        with pytest.raises(local.UnsavedJobs, match='job 1 "a": no room') as refused:
+            down(tmp_path / "pool", lambda _text: None)
+    assert refused.value.exit_code == 1
+    slow.unlink()
+    assert pool.end()[0] == 0
 
 
 def test_up_gives_the_words_of_what_could_not_start(tmp_path: Path) -> None:

@@ -140,7 +140,13 @@ def test_a_dry_run_shows_what_would_happen_and_sends_no_code(coddl: Coddl, pool:
     assert json.loads(coddl("submit", "--dry-run", "--json", "train.py").out) == PREVIEW
 
 
-ENDS = {"succeeded": (ENDED, 0), "failed": (FAILED, 100), "cancelled": (CANCELLED, 103)}
+LEFT_EARLY = ENDED | {"left_early": True, "reason": "the script left its loop at step 30 of 256"}
+ENDS = {
+    "succeeded": (ENDED, 0),
+    "left its loop early": (LEFT_EARLY, 104),
+    "failed": (FAILED, 100),
+    "cancelled": (CANCELLED, 103),
+}
 
 
 @pytest.mark.parametrize(("job", "code"), ENDS.values(), ids=ENDS.keys())
@@ -241,6 +247,16 @@ def test_a_job_of_the_pool_is_suspended_resumed_and_bounded(coddl: Coddl, pool: 
     pool.will("PATCH", "/jobs/12", JOB | {"priority": 7})
     told = f"bert (job 12): priority {JOB['priority']} -> 7\n"
     assert coddl("priority", "bert", "7").out == told
+
+
+def test_a_job_that_can_not_be_saved_is_not_suspended(coddl: Coddl, pool: StubPool) -> None:
+    pool.will("POST", "/jobs/bert:suspend", JOB | {"state": "STOPPING"})
+    unsaved = {"what": "no checkpoint", "because": "the disk is full", "try": "free space"}
+    pool.will("GET", "/jobs/12", JOB | {"state": "STOPPING", "unsaved": unsaved})
+    done = coddl("suspend", "bert")
+    assert (done.code, done.out) == (1, "")
+    assert "bert (job 12) is not suspended, and trains on" in done.err
+    assert "no checkpoint, the disk is full" in done.err
 
 
 def test_logs_are_filtered_by_the_server(coddl: Coddl, pool: StubPool) -> None:

@@ -26,6 +26,7 @@ from coddl.core.pool.records import (
     RunEnded,
     RunPrepared,
     RunStepped,
+    RunUnsaved,
     SliceDidNotFit,
 )
 from coddl.core.scheduler import Rules
@@ -246,7 +247,9 @@ class StubAgent:
         self.say(wire.Beat(number=number))
         assert self.expect(wire.Renewed).number == number
 
-    def report(self, *facts: RunPrepared | SliceDidNotFit | RunStepped | RunEnded) -> int:
+    def report(
+        self, *facts: RunPrepared | SliceDidNotFit | RunStepped | RunUnsaved | RunEnded
+    ) -> int:
         """Tell facts of runs; gives the last one's number."""
         number = 0
         for fact in facts:
@@ -258,6 +261,8 @@ class StubAgent:
                     self.say(wire.Report(number=number, at_s=0.0, did_not_fit=fact))
                 case RunStepped():
                     self.say(wire.Report(number=number, at_s=0.0, stepped=fact))
+                case RunUnsaved():
+                    self.say(wire.Report(number=number, at_s=0.0, unsaved=fact))
                 case RunEnded():
                     self.say(wire.Report(number=number, at_s=0.0, ended=fact))
         return number

@@ -398,4 +398,8 @@ def test_a_bug_is_answered_without_its_story_and_found_by_its_id(
 
 def test_the_server_is_ready_when_it_can_decide(live: LivePool) -> None:
     eventually(lambda: live.client.get("/readyz").status_code == 200)
-    assert live.client.get("/readyz").json() == {"ready": True, "waits_for": []}
+    assert live.client.get("/readyz").json() == {
+        "ready": True,
+        "waits_for": [],
+        "problems": [],
+    }

@@ -17,7 +17,9 @@ from coddl.core.pool.records import (
     RunPrepared,
     RunProgressed,
     RunStepped,
+    RunUnsaved,
     SliceDidNotFit,
+    Trouble,
 )
 from coddl.live.journal import Journal
 from coddl.live.server import Server
@@ -233,6 +235,23 @@ def test_a_job_that_ran_out_of_memory_needs_more_from_then_on(live: LivePool) ->
     limit = "at least 2 GPUs: a slice of 64 samples does not fit in memory on cpu"
     assert (job["gpus_min"], job["memory_limit"]) == (2, limit)
     assert (job["steps"], job["progress"], job["eta_s"]) == (None, None, None)
+
+
+def test_a_job_that_can_not_be_saved_shows_until_it_is(live: LivePool) -> None:
+    agent = live.joined("n1", slots=2)
+    live.submit(name="a", gpus="1..2")
+    agent.expect_orders(lambda new: new.orders.leads)
+    full = Trouble("no checkpoint", "the disk is full", "free space")
+    agent.report(RunStepped(1, 1, 3), RunUnsaved(1, 1, 5, full))
+    eventually(lambda: live.job("a")["unsaved"] is not None)
+    job, ready = live.job("a"), live.client.get("/readyz")
+    assert job["unsaved"] == {"what": full.what, "because": full.because, "try": full.try_}
+    assert "; it can't be saved: no checkpoint, the disk is full" in job["reason"]
+    problem = 'job 1 "a": it can\'t be saved: no checkpoint, the disk is full'
+    assert (ready.status_code, ready.json()["problems"]) == (200, [problem])
+    agent.report(RunUnsaved(1, 1, 9, None))
+    eventually(lambda: live.job("a")["unsaved"] is None)
+    assert live.client.get("/readyz").json()["problems"] == []
 
 
 def test_the_pool_is_woken_when_it_asked_to_be(tmp_path: Path) -> None:

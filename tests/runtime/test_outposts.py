@@ -14,7 +14,7 @@ import pytest
 from coddl.runtime.supervisor import hosting, outpost, outposts
 from coddl.runtime.supervisor.seats import Holding
 from coddl.runtime.supervisor.standing import RETIRED, SUPERSEDED
-from tests.runtime.harness import ROOT, STUB, fake_torch, lives, wait_until
+from tests.runtime.harness import ROOT, STUB, fake_torch, lives, unwritable, wait_until
 from tests.runtime.nodes import JOB, Lead, Pool, home_in
 
 __all__ = ["fake_torch"]  # fixtures
@@ -112,6 +112,26 @@ def test_a_job_retires_and_goes_on_elsewhere(pool: Open) -> None:
     origin = again.wait("origin")
     assert (origin["where"], origin["step"]) == ("checkpoint", ended["step"])
     again.wait_step(ended["step"] + 1)
+
+
+def test_a_job_that_can_not_be_saved_trains_on_and_retires_when_it_can(
+    pool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coddl.runtime.supervisor.suspension.SAVE_AGAIN_S", 0.1)
+    nodes = pool()
+    lead = nodes.lead(0)
+    nodes.aim(lead, 0, 1)
+    lead.wait_step(20)
+    with unwritable(nodes.home.folder):
+        lead.supervisor.retire()
+        lead.wait("unsaved")
+        step = lead.wait("regrouped")["step"]
+        lead.wait_step(step + 10)
+        assert lead.supervisor.is_unsaved
+    assert lead.end() == RETIRED
+    ended = lead.told("ended")[0]
+    assert ended["saved_step"] == ended["step"] > step
+    assert lead.told("suspended")[0]["durable"]
 
 
 @pytest.mark.parametrize("is_aimed", [False, True])

@@ -310,6 +310,8 @@ class Control:
                 return
             case r.RunChanged() if fact.change <= job.change:
                 return
+            case r.RunUnsaved() if fact.trouble == job.unsaved:
+                return
             case _:
                 self._add(fact, now_s)
         match fact:
@@ -320,7 +322,7 @@ class Control:
                 self._call(f"{self._name(job.id)} needs at least {fact.gpus_min} GPUs")
             case r.RunEnded():
                 self._call(f"{self._name(job.id)} has ended its run: {fact.outcome}")
-            case r.RunPrepared() | r.RunChanged():
+            case r.RunPrepared() | r.RunChanged() | r.RunUnsaved():
                 pass
             case _:
                 assert_never(fact)

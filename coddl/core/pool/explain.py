@@ -86,7 +86,8 @@ def sentence(pool: Pool, job: JobState, now_s: float, awaited: Collection[str] =
     if job.phase == "suspended":
         return "a user suspended it"
     if job.is_over or not job.is_waiting:
-        return job.reason + _why_not_more(pool, job, now_s)
+        more = f"; {job.unsaved_sentence}" if job.unsaved is not None else ""
+        return job.reason + more + _why_not_more(pool, job, now_s)
     if job.target:
         return _reserved(pool, job)
     if job.waiting is None:
@@ -244,7 +245,12 @@ def _run(record: r.RunFact) -> str:
                 f"job {record.job} {record.kind}: {record.gpus_before} to "
                 f"{_counted(len(record.slots))} after step {record.step}, {pause}"
             )
+        case r.RunUnsaved(number, _, step, trouble):
+            if trouble is None:
+                return f"job {number} is saved again, at step {step}"
+            return f"job {number} can't be saved: {trouble.what}, {trouble.because}"
         case r.RunEnded():
+            early = ", as its script left its loop early" if record.left_early else ""
             code = "" if record.exit_code is None else f" with exit code {record.exit_code}"
             words = f": {record.trouble.what}, {record.trouble.because}" if record.trouble else ""
-            return f"job {record.job} {record.outcome} at step {record.step}{code}{words}"
+            return f"job {record.job} {record.outcome} at step {record.step}{code}{early}{words}"

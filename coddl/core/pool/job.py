@@ -89,6 +89,8 @@ class JobState:
     rest_until_s: float = 0.0  # not to be started before
     failures: int = 0  # of its own
     losses: int = 0  # not of its own, in a row without a step
+    unsaved: Trouble | None = None  # why the newest state of its run is not on disk
+    left_early: bool = False  # it ended well before its last step
     exit_code: int | None = None
     trouble: Trouble | None = None
     # When, and how much.
@@ -189,6 +191,20 @@ class JobState:
             return ""
         because = self.fit_because if least == self.gpus_fit else self.expected_because
         return f"at least {least} GPUs: {because}"
+
+    @property
+    def left_early_sentence(self) -> str:
+        """Say that it ended before its last step; empty if it did not."""
+        of = f" of {self.steps}" if self.steps is not None else ""
+        return f"the script left its loop at step {self.step}{of}" if self.left_early else ""
+
+    @property
+    def unsaved_sentence(self) -> str:
+        """Say why its state is not on disk, and what follows; empty if it is."""
+        if self.unsaved is None:
+            return ""
+        stays = " and trains on until it can" if self.stop == "retire" else ""
+        return f"it can't be saved{stays}: {self.unsaved.what}, {self.unsaved.because}"
 
     @property
     def misfit(self) -> Trouble:

@@ -245,6 +245,16 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
+class RunUnsaved:
+    """A run's newest state could not be written to disk; no trouble: now it is there."""
+
+    job: int
+    attempt: int
+    step: int
+    trouble: Trouble | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded:
     """A run is over: none of its processes will start another."""
 
@@ -254,9 +264,10 @@ class RunEnded:
     step: int = 0
     exit_code: int | None = None
     trouble: Trouble | None = None
+    left_early: bool = False  # its script has left its loop before the last step, and exited well
 
 
-RunFact = RunPrepared | SliceDidNotFit | RunStepped | RunChanged | RunEnded
+RunFact = RunPrepared | SliceDidNotFit | RunStepped | RunChanged | RunUnsaved | RunEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +383,7 @@ Record = (
     | SliceDidNotFit
     | RunStepped
     | RunChanged
+    | RunUnsaved
     | RunEnded
     | SlotFreed
     | Decided

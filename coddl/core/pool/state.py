@@ -186,6 +186,7 @@ class Pool:
                 | r.SliceDidNotFit()
                 | r.RunStepped()
                 | r.RunChanged()
+                | r.RunUnsaved()
                 | r.RunEnded()
             ):
                 self._hear(record, now_s)
@@ -276,7 +277,7 @@ class Pool:
         self._touch([job.lead, *self.nodes_of(job.granted)])
         job.hold((), now_s)
         self._be_led(job, None)
-        job.stop, job.target, job.serves = "", (), ()
+        job.stop, job.target, job.serves, job.unsaved = "", (), (), None
 
     # Decisions.
 
@@ -314,7 +315,7 @@ class Pool:
             return
         is_new = aimed.attempt != job.attempt
         if is_new:
-            job.change, job.serves = -1, ()
+            job.change, job.serves, job.unsaved = -1, (), None
         before = len(job.granted)
         job.attempt = aimed.attempt
         self._be_led(job, aimed.lead)
@@ -363,6 +364,8 @@ class Pool:
                 job.change, job.step = fact.change, max(job.step, fact.step)
                 job.serves, job.last_pause_s = fact.slots, fact.pause_s
                 self._arrive(job, now_s)
+            case r.RunUnsaved(_, _, step, trouble):
+                job.unsaved, job.step = trouble, max(job.step, step)
             case r.RunEnded():
                 self._end_run(job, fact, now_s)
             case _:
@@ -402,7 +405,9 @@ class Pool:
         words = ended.trouble.what if ended.trouble else f"its run was {ended.outcome}"
         match ended.outcome:
             case "succeeded":
-                self._end(job, "succeeded", now_s, "it came to its end")
+                job.left_early = ended.left_early
+                words = job.left_early_sentence or "it came to its end"
+                self._end(job, "succeeded", now_s, words)
             case "failed" if not job.cancelled:
                 job.failures += 1
                 if job.failures > job.spec.max_failures:

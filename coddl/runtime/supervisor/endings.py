@@ -10,6 +10,7 @@ from coddl.runtime.supervisor import troubles
 from coddl.runtime.supervisor.changes import Due
 from coddl.runtime.supervisor.crew import Crew
 from coddl.runtime.supervisor.ledger import WorkerNotes, signal_name
+from coddl.runtime.supervisor.limits import Limits
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.patience import Patience
 from coddl.runtime.supervisor.standing import Standing
@@ -25,6 +26,8 @@ class Judged(Protocol):
     def standing(self) -> Standing: ...
     @property
     def crew(self) -> Crew: ...
+    @property
+    def limits(self) -> Limits: ...
     @property
     def patience(self) -> Patience: ...
     def tell(self, event: Message) -> None: ...
@@ -78,6 +81,8 @@ class Endings:
                 if not notes.has_arrived:
                     standing.is_finishing = True
                     return  # its seat is not filled again
+                if not notes.has_ended:
+                    supervisor.limits.on_left(notes.step)
                 supervisor.feed(group.LoopEnded(notes.number))  # news only if it broke out of it
         if notes.number in standing.coordinator.members:
             standing.due = Due.now("failure")

@@ -87,8 +87,16 @@ class Limits:
         elif standing.target is not None and standing.target < self._told:
             supervisor.set_workers(max(self._told, fitting.size))
 
-    def on_ended(self, step: int) -> None:
-        """Say so when a script leaves its loop before the training's last step."""
+    def on_ended(self, message: Message) -> None:
+        """Take in how a worker's loops ended."""
+        if not message.get("complete", True):
+            self.on_left(message["step"])
+
+    def on_left(self, step: int) -> None:
+        """Say so when a script leaves its loops before the training's last step.
+
+        Loops that end by `coddl.stop`, or because epochs are cut short, are complete.
+        """
         standing = self._supervisor.standing
         steps = standing.about.get("steps")
         if steps and step < steps and not standing.has_left_early:

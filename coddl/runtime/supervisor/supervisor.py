@@ -73,7 +73,7 @@ class Supervisor:
         self._progress_s = 0.0
         self.patience = Patience()
         self._endings = Endings(self, self._loop)
-        self._limits = Limits(self)
+        self.limits = Limits(self)
         self._interrupt = Interrupt(self, self._loop)
         self._suspension = Suspension(self, self._loop)
         self._given_up: set[int] = set()  # slots
@@ -306,15 +306,15 @@ class Supervisor:
                 self.standing.metrics |= message["values"]
             case "ended":
                 notes.has_ended = True
-                self._limits.on_ended(message["step"])
+                self.limits.on_ended(message)
                 self.feed(group.WorkerStepped(worker, message["step"], None))
                 self.feed(group.LoopEnded(worker))
             case "lost" | "problem":
                 self.tell({**message, "worker": worker})
             case "rigid":
-                self._limits.on_rigid(message)
+                self.limits.on_rigid(message)
             case "out-of-memory":
-                self._limits.on_out_of_memory(notes, message["samples"])
+                self.limits.on_out_of_memory(notes, message["samples"])
             case "unsaved":
                 self.captures.is_awaited = False
                 self._suspension.expect(worker, message)
@@ -340,7 +340,7 @@ class Supervisor:
         notes.has_arrived = True
         if not standing.about:
             self._tell_about(message)
-            self._limits.on_prepared()
+            self.limits.on_prepared()
             try:
                 self._job.check_sizes(workers_max)
             except TrainingError as error:
@@ -360,7 +360,7 @@ class Supervisor:
         notes.figures.add(message)
         self.standing.pace.stepped(notes.step, now_s)
         self.patience.stepped(notes.step)
-        self._limits.on_stepped(message)
+        self.limits.on_stepped(message)
         self.captures.plan()
         self.feed(group.WorkerStepped(notes.number, notes.step, message.get("pass_s")))
         self._schedule.stepped(notes.step)

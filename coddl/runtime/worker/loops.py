@@ -26,7 +26,7 @@ def epochs(session: Session, numbers: range) -> Iterator[int]:
         if session.peers.stopping:
             break
         yield epoch
-    session.finish()
+    session.finish(is_complete=True)
 
 
 def steps(session: Session, numbers: range) -> Iterator[int]:
@@ -41,7 +41,7 @@ def steps(session: Session, numbers: range) -> Iterator[int]:
         session.begin_step()
         yield numbers[session.step]
         session.boundary()
-    session.finish()
+    session.finish(is_complete=True)
 
 
 def enumerated(loader: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:

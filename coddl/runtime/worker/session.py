@@ -187,8 +187,8 @@ class Session:
             return
         self._membership.start(**about(self, self._guard))
 
-    def finish(self) -> None:
-        """End the training in this worker."""
+    def finish(self, *, is_complete: bool = False) -> None:
+        """End the training in this worker: its loops are complete, or the script has left them."""
         if self.has_ended or not self._has_started or self._membership.has_left:
             return
         if self.exchange.in_pass or self.rounds.left_early is not None:
@@ -200,7 +200,7 @@ class Session:
         for loader in self.loaders:
             loader.close()
         if self._link is not None:
-            self._link.tell("ended", step=self.step)
+            self._link.tell("ended", step=self.step, complete=is_complete)
 
     def stop(self) -> None:
         """End the training on all workers; the others hear of it in the next exchange."""
