@@ -81,7 +81,8 @@ async def _serve(options: AgentOptions, token: str) -> int:
     on_wait = lambda count: log.warning("waits for old processes to end", count=count)  # noqa: E731
     if killed := await asyncio.to_thread(leftovers.end, on_wait):
         log.warning("ended what an earlier agent has left", processes=killed)
-    jobs = await asyncio.to_thread(jobsfolder.make, options.jobs_folder)
+    boot = secrets.token_hex(8)
+    jobs = await asyncio.to_thread(jobsfolder.make, options.jobs_folder, options.node, boot)
     cores = shares.own_cores()
     gpus = None if options.slots is not None or are_hidden() else gpus_here()
     devices = _devices(gpus, options.slots, len(cores))
@@ -109,7 +110,7 @@ async def _serve(options: AgentOptions, token: str) -> int:
     session = Session(
         options.server,
         token,
-        _hello(place, jobs),
+        _hello(place, boot, jobs),
         outbox,
         on_pool=partial(_join, homes, jobs),
         fence=fence.set,
@@ -153,12 +154,12 @@ def _join(homes: Homes, jobs: JobsFolder, pool: str) -> None:
     homes.pool = pool
 
 
-def _hello(place: Place, jobs: JobsFolder) -> Hello:
+def _hello(place: Place, boot: str, jobs: JobsFolder) -> Hello:
     return Hello(
         protocol=PROTOCOL,
         version=__version__,
         node=place.name,
-        boot=secrets.token_hex(8),
+        boot=boot,
         host=place.post.host,
         port=place.post.port,
         peer_token=place.post.token,

@@ -1,7 +1,11 @@
 """The folder with what jobs keep, one folder per job: whose it is, and which nodes share it.
 
-    JOBS/.coddl/id     random, made with the folder: nodes that read the same one share the folder
-    JOBS/.coddl/pool   the pool whose jobs lie there
+    JOBS/.coddl/id             random, made with the folder: nodes with the same one share it
+    JOBS/.coddl/pool           the pool whose jobs lie there
+    JOBS/.coddl/nodes/<node>   the boot of the agent of a node, written before it says hello
+
+An id may have been copied, with a disk or a folder. So of two nodes that share a folder, the one
+that came later must have read the other's boot there.
 
 A folder of a version that left no marks counts as the pool's own if the pool has had jobs; it is
 marked then.
@@ -13,7 +17,8 @@ import fcntl
 import os
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +37,7 @@ class JobsFolder:
     id: str  # empty: nobody has made it
     pool: str  # empty: no pool has marked it
     jobs: int  # that have folders there
+    nodes: Mapping[str, str] = field(default_factory=dict)  # boots of agents, as they left them
 
 
 def look(path: Path) -> JobsFolder:
@@ -41,21 +47,24 @@ def look(path: Path) -> JobsFolder:
     except FileNotFoundError:
         names = []
     jobs = sum(name.isdecimal() for name in names)
-    return JobsFolder(str(path), _read(path / MARKS / "id"), _read(path / MARKS / "pool"), jobs)
+    marks = path / MARKS
+    nodes = {each.name: _read(each) for each in marks.glob("nodes/[!.]*")}
+    return JobsFolder(str(path), _read(marks / "id"), _read(marks / "pool"), jobs, nodes)
 
 
-def make(path: Path) -> JobsFolder:
-    """Make a jobs folder, unless there is one, and tell what lies in it.
+def make(path: Path, node: str, boot: str) -> JobsFolder:
+    """Make a jobs folder, unless there is one, say that a node uses it, and tell what lies there.
 
     Raises UserError if it can't be used.
     """
     try:
-        (path / MARKS).mkdir(parents=True, exist_ok=True)
+        (path / MARKS / "nodes").mkdir(parents=True, exist_ok=True)
         _check_locks(path / MARKS / "lock")
         with contextlib.suppress(FileExistsError), (path / MARKS / "id").open("x") as file:
             file.write(secrets.token_hex(8))
             file.flush()
             os.fsync(file.fileno())
+        write_safely(path / MARKS / "nodes" / node, boot)
         until_s = time.monotonic() + WRITTEN_WITHIN_S
         while not (found := look(path)).id and time.monotonic() < until_s:
             time.sleep(0.05)

@@ -252,10 +252,20 @@ class Server:
                     del self._printed[job]
 
     def _look_up(self, node: str) -> None:
-        """Tell if the operator has described nodes, and not this one: a name may be misspelt."""
+        """Tell what may be a mistake: of nodes, this one is not described, or shares no folder."""
         if self.site is not None and node not in {each.name for each in self.site.nodes}:
             names = ", ".join(each.name for each in self.site.nodes[:NAMES_SHOWN])
             log.warning("--cluster does not name this node", node=node, named=names)
+        folder = self.pool.nodes[node].folder
+        apart = [n.name for n in self.pool.nodes.values() if n.is_up and n.folder != folder]
+        if apart:
+            others = ", ".join(sorted(apart)[:NAMES_SHOWN])
+            log.warning(
+                "no job spans this node and others",
+                node=node,
+                others=others,
+                because="they do not share a jobs folder",
+            )
 
     def tell(self, nodes: frozenset[str]) -> None:
         """Have these nodes told their orders."""

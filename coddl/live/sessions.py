@@ -146,6 +146,7 @@ class Session:
         self._sessions.check_free(hello, self._host)
         has_had_jobs = bool(self._host.pool.jobs)
         jobsfolder.check(hello.jobs, self._host.pool_id, has_had_jobs=has_had_jobs)
+        self._sessions.check_shared(hello, self._host.pool)
         return hello
 
     async def _refuse(self, error: UserError) -> None:
@@ -158,7 +159,8 @@ class Session:
     def _join(self) -> None:
         hello = self.hello
         self._host.renew(hello.node)
-        joined = NodeJoined(hello.node, hello.boot, hello.host, hello.devices)
+        folder = hello.jobs.id
+        joined = NodeJoined(hello.node, hello.boot, hello.host, hello.devices, folder=folder)
         self._host.put(fact(joined, self._on_joined))
 
     def _on_joined(self, reply: Reply) -> None:
@@ -310,6 +312,28 @@ class Sessions:
                     f'node "{hello.node}" cannot join',
                     f"its GPU {device.gpu} is that of node {owner}",
                     f"stop the agent of {owner}, and wait until its lease is over",
+                )
+
+    def check_shared(self, hello: wire.Hello, pool: Pool) -> None:
+        """Raise if a node names a jobs folder by the id of another's, and neither sees the other.
+
+        Both write before they read, so whichever was later has seen the other.
+        """
+        jobs, known = hello.jobs, pool.nodes.get(hello.node)
+        if not jobs.id or (known is not None and known.is_up and known.boot == hello.boot):
+            return
+        for node in pool.nodes.values():
+            if node.name == hello.node or not node.is_up or node.folder != jobs.id:
+                continue
+            other = self._by_node.get(node.name)
+            seen = {} if other is None else other.hello.jobs.nodes
+            if jobs.nodes.get(node.name) != node.boot and seen.get(hello.node) != hello.boot:
+                raise UserError(
+                    f'node "{hello.node}" cannot join',
+                    f"its jobs folder {jobs.path} is a copy of the one that node {node.name} has: "
+                    f"they have the same id, {jobs.id}, and neither node sees the other there",
+                    "--jobs-dir with the folder that they share; or, to have one of its own, "
+                    f"remove {jobs.path}/{jobsfolder.MARKS}/id",
                 )
 
     def enter(self, session: Session) -> None:

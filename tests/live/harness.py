@@ -211,7 +211,7 @@ class StubAgent:
             "port": 7000,
             "peer_token": f"peer-of-{self.name}",
             "devices": tuple(Device(index, "cpu") for index in range(self.slots)),
-            "jobs": JobsFolder("/jobs", "shared", "", 0),
+            "jobs": JobsFolder("/jobs", "", "", 0),
         }
         self.say(wire.Hello(**{**fields, **changes}))
 

@@ -77,7 +77,7 @@ def test_a_pool_that_has_had_jobs_knows_its_folder_with_a_mark_or_without(live: 
     live.submit()
     for name, pool in (("n1", ""), ("n2", live.server.pool_id)):
         agent = live.agent(name)
-        agent.hello(jobs=JobsFolder("/j", "x", pool, 3))
+        agent.hello(jobs=JobsFolder("/j", "", pool, 3))
         agent.expect(wire.Welcome)
 
 
@@ -103,13 +103,48 @@ def test_a_state_folder_of_a_version_without_marks_comes_up(
 
 
 def test_what_is_made_is_found_and_the_first_mark_stays(tmp_path: Path) -> None:
-    made = jobsfolder.make(tmp_path / "jobs")
-    assert (made.pool, made.jobs) == ("", 0)
-    assert jobsfolder.make(tmp_path / "jobs") == made
+    made = jobsfolder.make(tmp_path / "jobs", "n1", "b1")
+    assert (made.pool, made.jobs, made.nodes) == ("", 0, {"n1": "b1"})
+    again = jobsfolder.make(tmp_path / "jobs", "n2", "b2")
+    assert (again.id, again.nodes) == (made.id, {"n1": "b1", "n2": "b2"})
     jobsfolder.claim(tmp_path / "jobs", "p1")
     (tmp_path / "jobs" / "12").mkdir()
     found = jobsfolder.look(tmp_path / "jobs")
     assert (found.id, found.pool, found.jobs) == (made.id, "p1", 1)
+
+
+SEEN = {
+    "the later one sees the earlier": ({}, {"n1": "boot-1", "n2": "boot-2"}, True),
+    "the later one had looked too early": ({"n1": "boot-1", "n2": "boot-2"}, {}, True),
+    "a copy, with what the earlier one left before": ({"n1": "boot-1"}, {"n1": "boot-0"}, False),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "may_join"), SEEN.values(), ids=SEEN.keys())
+def test_nodes_share_a_folder_only_if_one_sees_the_other_there(
+    first: dict[str, str], second: dict[str, str], *, may_join: bool, live: LivePool
+) -> None:
+    one, other = live.agent("n1", boot="boot-1"), live.agent("n2", boot="boot-2")
+    one.hello(jobs=JobsFolder("/j", "x", "", 0, first))
+    one.expect(wire.Welcome)
+    other.hello(jobs=JobsFolder("/j", "x", "", 0, second))
+    if may_join:
+        other.expect(wire.Welcome)
+    else:
+        assert "is a copy of the one that node n1 has" in other.expect(wire.Refused).because
+    one.hello(jobs=JobsFolder("/j", "x", "", 0, first))  # it only was away
+    one.expect(wire.Welcome)
+
+
+def test_a_job_does_not_span_nodes_with_folders_of_their_own(live: LivePool) -> None:
+    for name in ("n1", "n2"):
+        agent = live.agent(name)
+        agent.hello(jobs=JobsFolder("/j", f"of-{name}", "", 0))
+        agent.expect(wire.Welcome)
+    for gpus, gets in ((4, 0), (2, 2)):
+        request = {"script": "train.py", "gpus": gpus}
+        answer = live.api("POST", "/jobs?dry_run=true", request)
+        assert answer.json()["job"]["gpus"] == gets, answer.text
 
 
 def test_a_file_system_without_locks_is_refused(
@@ -120,5 +155,5 @@ def test_a_file_system_without_locks_is_refused(
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(UserError, match="No locks available") as caught:
-        jobsfolder.make(tmp_path / "jobs")
+        jobsfolder.make(tmp_path / "jobs", "n1", "b1")
     assert "rpc.statd" in caught.value.try_

@@ -1,6 +1,7 @@
 """One decision: shares by the policy, devices by placement, and a sentence for every change."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Final
 
 from coddl.core.allocation import Waiting
@@ -10,6 +11,7 @@ from coddl.core.plan import Plan
 from coddl.core.policies.registry import policy_from
 from coddl.core.pool.job import PRERUN_S, JobState
 from coddl.core.pool.records import Decided, Row, Target
+from coddl.core.pool.sharing import parts, stranded
 from coddl.core.pool.sight import Sight, look
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Rules, Scheduler
@@ -25,10 +27,28 @@ def decide(
     """Decide who shall have which devices; `why` says what made us decide."""
     seed = 1 + (pool.seed * 16807) % 2147483646
     scheduler = Scheduler(policy_from(pool.policy), rules, placement_from(pool.placement))
-    aside = _resting(pool, now_s)
-    sight = look(pool, now_s, seed, aside, site)
-    plan = scheduler.decide(sight.snapshot)
-    return _decided(pool, sight, plan, _Found(seed, why, _slots(sight, plan), aside))
+    aside = stranded(pool) | _resting(pool, now_s)
+    found = []
+    for part in parts(pool):
+        others = pool.active.keys() - part.jobs
+        sight = look(pool, now_s, seed, {*aside, *others}, site, among=part.nodes)
+        plan = scheduler.decide(sight.snapshot)
+        found.append(_decided(pool, sight, plan, _Found(seed, why, _slots(sight, plan), aside)))
+    return reduce(_joined, found)
+
+
+def _joined(one: Decided, other: Decided) -> Decided:
+    """Make one decision of those for two parts of a pool."""
+    times = [at_s for at_s in (one.wake_at_s, other.wake_at_s) if at_s is not None]
+    return replace(
+        one,
+        gpus=one.gpus + other.gpus,
+        targets={**one.targets, **other.targets},
+        waiting={**one.waiting, **other.waiting},
+        rows=(*one.rows, *other.rows),
+        memory={**one.memory, **other.memory},
+        wake_at_s=min(times, default=None),
+    )
 
 
 def _resting(pool: Pool, now_s: float) -> dict[int, Waiting]:

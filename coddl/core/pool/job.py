@@ -56,6 +56,7 @@ class JobState:
     generation: int = 0
     lead: str | None = None  # node
     led_by: str | None = None  # node that leads, or led, the newest attempt
+    home: str = ""  # the id of the jobs folder with its files; empty: none yet, or unknown
     adopt: bool = False
     precheck: bool = False  # what runs is its precheck
     stop: Stop = ""

@@ -112,6 +112,7 @@ class NodeJoined:
     host: str
     devices: tuple[Device, ...]
     slots: tuple[int, ...] = ()  # the devices' numbers in the pool; filled in by `control`
+    folder: str = ""  # the id of its jobs folder: nodes with the same one share it
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,15 @@ class Sight:
 
 
 def look(
-    pool: Pool, now_s: float, seed: int, without: Collection[int] = (), site: Cluster | None = None
+    pool: Pool,
+    now_s: float,
+    seed: int,
+    without: Collection[int] = (),
+    site: Cluster | None = None,
+    *,
+    among: Collection[str] | None = None,
 ) -> Sight:
-    """Take a picture of the jobs that compete, leaving some out.
+    """Take a picture of the jobs that compete, leaving some out, for some nodes or for all.
 
     `site` is what the operator says of the nodes: racks, islands, links.
     """
@@ -44,6 +50,7 @@ def look(
         if not job.held and not job.cancelled and job.fits and job.id not in without
     )
     nodes, cap = usable(pool), size_cap(pool)
+    nodes = {slot: node for slot, node in nodes.items() if among is None or node in among}
     cluster, islands = _cluster(pool, nodes, site)
     island_of = {slot: at for at, slots in enumerate(islands) for slot in slots}
     deaf = {job.id for job in jobs if pool.is_deaf(job) and not job.stop}

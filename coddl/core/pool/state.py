@@ -32,6 +32,7 @@ class NodeState:
     is_silent: bool = False  # soft: we can't tell it anything now
     version: int = 0  # of its orders
     leads: dict[int, None] = field(default_factory=dict)  # jobs, by number
+    folder: str = ""  # the id of its jobs folder
 
 
 @dataclass(slots=True)
@@ -220,6 +221,7 @@ class Pool:
             place = NodeState(joined.node, joined.boot, joined.host, ())
             self.nodes[joined.node] = place
         place.boot, place.host, place.slots = joined.boot, joined.host, joined.slots
+        place.folder = joined.folder
         place.is_up, place.is_silent = True, False
         for slot, device in zip(joined.slots, joined.devices, strict=True):
             owner = self.slots[slot].owner if slot in self.slots else None
@@ -318,6 +320,7 @@ class Pool:
             job.change, job.serves, job.unsaved = -1, (), None
         before = len(job.granted)
         job.attempt = aimed.attempt
+        job.home = self.nodes[aimed.lead].folder
         self._be_led(job, aimed.lead)
         job.adopt, job.precheck, job.stop = aimed.adopt, aimed.precheck, ""
         job.hold(aimed.slots, now_s)

@@ -40,9 +40,9 @@ class Story:
         lead = self.pool.nodes[self.job(fact.job).led_by or ""]
         return r.RunReported(lead.name, lead.boot, fact)
 
-    def join(self, node: str, devices: int, boot: str = "1") -> Outcome:
+    def join(self, node: str, devices: int, boot: str = "1", folder: str = "") -> Outcome:
         kinds = tuple(r.Device(i, "cpu") for i in range(devices))
-        return self.happen(r.NodeJoined(node, boot, "host", kinds))
+        return self.happen(r.NodeJoined(node, boot, "host", kinds, folder=folder))
 
     def submit(
         self,
