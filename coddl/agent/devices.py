@@ -15,6 +15,7 @@ from coddl.core.errors import UserError
 from coddl.core.pool.records import Device
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+OTHERS_PART = 0.05  # of its memory; drivers and displays use some of an idle GPU
 NONE = ("", "-1", "NoDevFiles")  # as it hides all GPUs
 
 
@@ -27,7 +28,11 @@ class Gpus(Protocol):
         ...
 
     def processes(self, index: int) -> list[int]:
-        """Give the numbers of the processes that compute on a GPU."""
+        """Give the numbers of the processes that compute on a GPU, as far as we may see them."""
+        ...
+
+    def used_bytes(self, index: int) -> int:
+        """Tell how much of a GPU's memory is in use, whoever uses it."""
         ...
 
 
@@ -64,6 +69,14 @@ class Nvml:
 
         pids: list[int] = self._asked(look)
         return pids
+
+    def used_bytes(self, index: int) -> int:
+        def look() -> int:
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+        used: int = self._asked(look)
+        return used
 
     def _has_mig(self, handle: Any) -> bool:
         try:
@@ -140,14 +153,21 @@ def discover(
     return found if found.devices else Found(_places(cores))
 
 
-def strangers(gpus: Gpus | None, index: int) -> list[str]:
-    """Name the processes on a GPU that ought to be idle."""
-    if gpus is None:
-        return []
+def others_on(gpus: Gpus, device: Device) -> str:
+    """Tell who uses a GPU that has no process of ours; empty if nobody seems to.
+
+    Processes in containers and of other users may be hidden from us: the memory they use is not.
+    """
     try:
-        return [_named(pid) for pid in gpus.processes(index)]
+        pids, used_bytes = gpus.processes(device.index), gpus.used_bytes(device.index)
     except GpuError:
-        return []
+        return ""
+    if pids:
+        return f"process {', '.join(_named(pid) for pid in pids)}"
+    if used_bytes > OTHERS_PART * device.memory_bytes:
+        used, total = f"{used_bytes / 1e9:.1f}", f"{device.memory_bytes / 1e9:.1f}"
+        return f"others, who have {used} of its {total} GB: another user, or a container"
+    return ""
 
 
 def _named(pid: int) -> str:

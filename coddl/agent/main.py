@@ -36,6 +36,7 @@ from coddl.agent.memory import watch_memory
 from coddl.agent.node import Node, Place
 from coddl.agent.options import AgentOptions
 from coddl.agent.session import Outbox, Session, now_s
+from coddl.agent.strangers import Strangers
 from coddl.api import jobsfolder
 from coddl.api.jobsfolder import JobsFolder
 from coddl.api.wire import PROTOCOL, Hello
@@ -102,7 +103,7 @@ async def _serve(options: AgentOptions, token: str) -> int:
     fetch = fetch_from(options.server, token)
     homes = Homes(options.jobs_folder, options.folder / "code", fetch)
     household = Household(homes, env, mark, parts, lambda: node.on_home())
-    place = Place(options.node, post, devices, gpus)
+    place = Place(options.node, post, devices)
     node = Node(
         place, household, rooms, outposts, speaker=outbox, logbook=logbook, leftovers=leftovers
     )
@@ -116,6 +117,8 @@ async def _serve(options: AgentOptions, token: str) -> int:
         fence=fence.set,
     )
     outposts.start()
+    if gpus is not None:
+        Strangers(gpus, devices, node.gpus, node.hear_others).start()
     if options.warm:
         outposts.warm(sys.executable, env)
     try:

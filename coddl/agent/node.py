@@ -15,7 +15,6 @@ import structlog
 
 from coddl.agent.account import Fact
 from coddl.agent.commands import CommandLead
-from coddl.agent.devices import Gpus, strangers
 from coddl.agent.duties import (
     Aim,
     Begin,
@@ -55,8 +54,17 @@ class Speaker(Protocol):
         """Tell a fact, until it is acknowledged."""
         ...
 
-    def hold(self, version: int, slots: Mapping[int, Claim], runs: Set[Claim]) -> None:
-        """Tell which slots have processes, by that version of the orders, and our runs."""
+    def hold(
+        self,
+        version: int,
+        slots: Mapping[int, Claim],
+        runs: Set[Claim],
+        others: Mapping[int, str],
+    ) -> None:
+        """Tell which slots have processes, by that version of the orders, and our runs.
+
+        And which GPUs others use, by their index here.
+        """
         ...
 
     def progress(self, progress: RunProgress) -> None:
@@ -71,7 +79,6 @@ class Place:
     name: str
     post: Post  # of its own outposts
     devices: tuple[Device, ...]
-    gpus: Gpus | None
 
 
 class Node:
@@ -108,6 +115,7 @@ class Node:
         self._workers: Held = {}
         self._version = 0  # of the orders that `_workers` are true with
         self._commands: dict[int, tuple[Run, int | None]] = {}  # by slot: whose, and its process
+        self._others: Mapping[int, str] = {}  # who use our GPUs, by index
         self._is_leaving = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -154,6 +162,13 @@ class Node:
     def leads(self) -> list[Lead]:
         """Give the runs that are led here."""
         return list(self._leads.values())
+
+    def gpus(self) -> set[str]:
+        """Name the GPUs that have processes of jobs. From any thread."""
+        leads = [led.lead for led in list(self._led.values())]
+        found = {s.gpu for lead in leads for s in lead.seats if s.slot in self._commands}
+        found |= {at.gpu for at in self._workers.values()}
+        return {gpu for gpu in found if gpu is not None}
 
     def pids(self) -> dict[int, list[int]]:
         """Give the first processes of each job here."""
@@ -225,7 +240,7 @@ class Node:
                 self._begin(lead, posts)
             case Aim(lead, posts):
                 self._led[lead.job] = Led(lead, posts, given(self._orders, lead))
-                self._look_for_strangers(lead)
+                self._say_others(lead)
                 self._leads[lead.job].aim(lead.seats, self._with_own(posts))
             case Lose(job, nodes):
                 self._leads[job].lose(nodes)
@@ -273,7 +288,7 @@ class Node:
         begun: Lead = ElasticLead(run, self) if is_elastic else CommandLead(run, self)
         self._leads[job] = begun
         self._led[job] = Led(lead, posts, given(self._orders, lead))
-        self._look_for_strangers(lead)
+        self._say_others(lead)
         if not is_elastic:
             self._occupy(self._commands | {seat.slot: (run, None) for seat in lead.seats})
         begun.begin(lead.seats, self._with_own(posts))
@@ -319,16 +334,13 @@ class Node:
         self._act()
         self._outposts.look_again()
 
-    def _look_for_strangers(self, lead: told.Lead) -> None:
-        """Say so if somebody else computes on a GPU that is given to a job."""
-        here = [seat for seat in lead.seats if seat.node == self._place.name and seat.gpu]
-        for seat in here:
-            if seat.slot in self.holding:
-                continue
-            for index in [d.index for d in self._place.devices if d.gpu == seat.gpu]:
-                for who in strangers(self._place.gpus, index):
-                    words = f"GPU {index} ({seat.gpu}) is also used by process {who}"
-                    self._say(lead.job, lead.attempt, words)
+    def _say_others(self, lead: told.Lead) -> None:
+        """Say so if others use a GPU that is given to a job."""
+        index_of = {device.gpu: device.index for device in self._place.devices}
+        for seat in lead.seats:
+            if seat.gpu in index_of and (who := self._others.get(index_of[seat.gpu])):
+                words = f"GPU {index_of[seat.gpu]} ({seat.gpu}) is also used by {who}"
+                self._say(lead.job, lead.attempt, words)
 
     def _report(self, ended: RunEnded) -> None:
         claim = Claim(ended.job, ended.attempt)
@@ -362,7 +374,17 @@ class Node:
         self._act()  # a command may have waited for a slot
 
     def _tell_holding(self) -> None:
-        self._speaker.hold(self._version, self.holding, self.runs)
+        self._speaker.hold(self._version, self.holding, self.runs, self._others)
+
+    def hear_others(self, others: Mapping[int, str]) -> None:
+        """Hear which GPUs that have no job are used by others, and by whom."""
+        self._post(partial(self._on_others, others))
+
+    def _on_others(self, others: Mapping[int, str]) -> None:
+        self._others = others
+        for index, who in others.items():
+            log.warning("used by others", gpu=index, who=who)
+        self._outposts.look_again()  # and `on_holding` is told
 
     def on_fact(self, run: Run, fact: Fact) -> None:
         """Hear of a run."""

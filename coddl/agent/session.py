@@ -129,12 +129,20 @@ class Outbox:
         """Note that orders have come on this line: what there is here may be told."""
         self._is_ordered = True
 
-    def hold(self, version: int, slots: Mapping[int, Claim], runs: Set[Claim]) -> None:
+    def hold(
+        self,
+        version: int,
+        slots: Mapping[int, Claim],
+        runs: Set[Claim],
+        others: Mapping[int, str],
+    ) -> None:
         """Tell what there is here; every `orders` leads to that, after a silence too.
 
         Not before: another version of the server may count its orders in another way.
         """
-        holding = Holding(version=version, slots=dict(slots), runs=frozenset(runs))
+        holding = Holding(
+            version=version, slots=dict(slots), runs=frozenset(runs), others=dict(others)
+        )
         if self._is_ordered and holding != self._told:
             self._told = holding
             self._say(holding)

@@ -213,6 +213,7 @@ class SlotView(View):
     gpu: str | None
     memory_bytes: int
     job: int | None  # who has it
+    used_by_others: str = ""  # by whom; then no job gets it
 
 
 class NodeView(View):

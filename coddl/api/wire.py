@@ -68,6 +68,7 @@ class Holding(Message, frozen=True):
     version: int
     slots: dict[int, Claim]
     runs: frozenset[Claim] | None = None
+    others: dict[int, str] = {}  # by index: who else uses a GPU that has no process of a job
 
 
 class Report(Message, frozen=True):

@@ -148,7 +148,13 @@ def nodes_lines(nodes: Sequence[Answer]) -> list[Text]:
     """Lay out nodes, one per line."""
     if not nodes:
         return [Text("no nodes; coddl agent on a machine adds it")]
-    return table([_node_row(node) for node in nodes])
+    others = [
+        Text(f"{node['name']}: device {slot['index']} is used by {slot['used_by_others']}")
+        for node in nodes
+        for slot in node["slots"]
+        if slot.get("used_by_others")
+    ]
+    return [*table([_node_row(node) for node in nodes]), *others]
 
 
 def _node_row(node: Answer) -> dict[str, str]:

@@ -188,9 +188,9 @@ class Session:
                 if self._hang_up is None and self._sessions.is_current(self):
                     self._host.renew(self.hello.node)
                     self._say(wire.Renewed(number=number))
-            case wire.Holding(version=version, slots=slots, runs=runs):
-                boot = self.hello.boot
-                self.holding = NodeReported(self.hello.node, boot, version, slots, runs)
+            case wire.Holding(version=version, slots=slots, runs=runs, others=others):
+                node, boot = self.hello.node, self.hello.boot
+                self.holding = NodeReported(node, boot, version, slots, runs, others)
                 self._ask_holding()
             case wire.Report(number=number):
                 told = RunReported(self.hello.node, self.hello.boot, message.fact)

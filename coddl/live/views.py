@@ -159,6 +159,7 @@ def node_view(
     slots = [pool.slots[slot] for slot in node.slots]
     jobs = sorted({slot.owner for slot in slots if slot.owner is not None})
     used = sum(slot.owner is not None for slot in slots)
+    free = sum(slot.owner is None and not slot.others for slot in slots)
     return rest.NodeView(
         name=node.name,
         host=node.host,
@@ -176,11 +177,12 @@ def node_view(
                 gpu=slot.device.gpu,
                 memory_bytes=slot.device.memory_bytes,
                 job=slot.owner,
+                used_by_others=slot.others,
             )
             for slot in slots
         ],
         used=used,
-        free=len(slots) - used if node.is_up and not node.is_drained else 0,
+        free=free if node.is_up and not node.is_drained else 0,
         jobs=jobs,
     )
 

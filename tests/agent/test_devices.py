@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coddl.agent.devices import GpuError, Nvml, discover, gpus_here, strangers
+from coddl.agent.devices import GpuError, Nvml, discover, gpus_here, others_on
+from coddl.agent.strangers import Strangers
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device
 
@@ -14,8 +15,10 @@ from coddl.core.pool.records import Device
 class PaperGpus:
     """Some GPUs, of which some are ill."""
 
-    def __init__(self, count: int, ill: tuple[int, ...] = (), busy: tuple[int, ...] = ()) -> None:
-        self._count, self._ill, self._busy = count, ill, busy
+    def __init__(
+        self, count: int, ill: tuple[int, ...] = (), busy: tuple[int, ...] = (), used_bytes: int = 0
+    ) -> None:
+        self._count, self._ill, self.busy, self._used_bytes = count, ill, busy, used_bytes
 
     def count(self) -> int:
         return self._count
@@ -28,7 +31,11 @@ class PaperGpus:
     def processes(self, index: int) -> list[int]:
         if index in self._ill:
             raise GpuError("GPU is lost")
-        return list(self._busy)
+        return list(self.busy)
+
+    def used_bytes(self, index: int) -> int:
+        assert index < self._count
+        return self._used_bytes
 
 
 def gpu(index: int) -> Device:
@@ -114,10 +121,34 @@ def test_a_node_has_at_least_one_slot() -> None:
         discover(None, 0, 4, {})
 
 
-def test_a_foreign_process_on_a_gpu_has_a_name() -> None:
-    assert strangers(PaperGpus(1, busy=(1,)), 0)[0].startswith("1 (")
-    assert strangers(PaperGpus(1, ill=(0,)), 0) == []
-    assert strangers(None, 0) == []
+def test_who_else_uses_a_gpu_is_named_or_known_by_the_memory_it_uses() -> None:
+    assert others_on(PaperGpus(1), gpu(0)) == ""
+    assert others_on(PaperGpus(1, busy=(1,)), gpu(0)).startswith("process 1 (")
+    assert others_on(PaperGpus(1, used_bytes=1 << 28), gpu(0)) == (
+        "others, who have 0.3 of its 1.1 GB: another user, or a container"
+    )
+    assert others_on(PaperGpus(1, used_bytes=1 << 20), gpu(0)) == "", "as the driver uses"
+    assert others_on(PaperGpus(1, ill=(0,)), gpu(0)) == ""
+
+
+def test_others_block_a_gpu_at_once_at_first_and_when_seen_twice_later() -> None:
+    gpus, ours, told = PaperGpus(2, busy=(1,)), {"GPU-111-abc"}, list[dict[int, str]]()
+    strangers = Strangers(gpus, (gpu(0), gpu(1)), lambda: ours, lambda said: told.append({**said}))
+    strangers.look()
+    assert [*map(list, told)] == [[0]], "what is ours is not looked at"
+    ours.clear()
+    strangers.look()
+    assert len(told) == 1, "it may have been ours until a moment ago"
+    strangers.look()
+    assert [*map(list, told)] == [[0], [0, 1]]
+    gpus.busy = ()
+    strangers.look()
+    assert told[2:] == [{}]
+    gpus.busy = (1,)
+    ours.add("GPU-000-abc")
+    strangers.look()
+    strangers.look()
+    assert [*map(list, told[3:])] == [[1]]
 
 
 class Driver:
@@ -149,13 +180,14 @@ class Driver:
     def nvmlDeviceGetMemoryInfo(self, _handle: int) -> "Driver":
         return self
 
-    total = 99
+    total, used = 99, 7
 
 
 def test_the_driver_is_asked_in_its_own_words() -> None:
     gpus = Nvml(Driver(lambda: b"NVIDIA H200"))
     assert gpus.count() == 1
     assert gpus.about(0) == Device(0, "NVIDIA H200", "GPU-1", 99)
+    assert gpus.used_bytes(0) == 7
 
 
 def test_what_the_driver_raises_is_told_as_an_error_of_the_gpu() -> None:

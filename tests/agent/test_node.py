@@ -34,12 +34,19 @@ class Speaker:
         self.facts: list[Fact] = []
         self.held: dict[int, Claim] = {}
         self.runs: set[Claim] = set()
+        self.others: Mapping[int, str] = {}
 
     def report(self, fact: Fact) -> None:
         self.facts.append(fact)
 
-    def hold(self, version: int, slots: Mapping[int, Claim], runs: Set[Claim]) -> None:  # noqa: ARG002
-        self.held, self.runs = dict(slots), {*runs}
+    def hold(
+        self,
+        version: int,  # noqa: ARG002
+        slots: Mapping[int, Claim],
+        runs: Set[Claim],
+        others: Mapping[int, str],
+    ) -> None:
+        self.held, self.runs, self.others = dict(slots), {*runs}, others
 
     def progress(self, progress: RunProgress) -> None:
         raise AssertionError(progress)
@@ -71,7 +78,7 @@ class House:
         homes = Homes(folder / "jobs", folder / "code", no_code)
         self.household = Household(homes, {}, "mark", {}, lambda: self.node.on_home())
         self.node = Node(
-            Place("n0", Post("n0", "127.0.0.1", 1, "x"), (Device(0, "cpu"),), None),
+            Place("n0", Post("n0", "127.0.0.1", 1, "x"), (Device(0, "h200", "GPU-0"),)),
             self.household,
             self.rooms,
             cast(Outposts, self.outposts),
@@ -127,6 +134,17 @@ def played(folder: Path, story: Callable[[House], Awaitable[None]]) -> None:
             await story(house)
 
     asyncio.run(play())
+
+
+def test_who_else_uses_a_gpu_is_told(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        house.outposts.held = {0: Holding("9", 1, 1, "GPU-0")}
+        house.outposts.look_again()
+        await house.wait(lambda: house.node.gpus() == {"GPU-0"}, "a worker on the GPU")
+        house.node.hear_others({0: "process 7 (x)"})
+        await house.wait(lambda: house.speaker.others == {0: "process 7 (x)"}, "word of others")
+
+    played(tmp_path, story)
 
 
 def test_a_command_waits_until_nothing_lives_on_its_slot(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_what_is_held_is_told_when_it_is_news_and_after_a_silence(outbox: Outbox
     held, runs = {3: claim}, frozenset({claim})
     outbox.ordered()
     for version, slots in ((1, {}), (1, held), (1, held), (2, held)):
-        outbox.hold(version, slots, runs)
+        outbox.hold(version, slots, runs, {})
     want = [Holding(version=1, slots={}, runs=runs), Holding(version=1, slots=held, runs=runs)]
     newest = Holding(version=2, slots=held, runs=runs)
     assert sent == [*want, newest]
@@ -94,10 +94,10 @@ def test_what_is_held_is_told_when_it_is_news_and_after_a_silence(outbox: Outbox
     assert sent == [*want, newest, newest]
     again = opened(outbox)
     outbox.hold_again()
-    outbox.hold(2, held, runs)
+    outbox.hold(2, held, runs, {})
     assert again == [], "on a new line, not before orders have come there"
     outbox.ordered()
-    outbox.hold(2, held, runs)
+    outbox.hold(2, held, runs, {})
     assert again == [newest]
 
 

@@ -184,6 +184,9 @@ def test_a_preview_tells_what_would_happen_to_everyone() -> None:
 
 
 def test_nodes_are_rows() -> None:
+    slot = {"index": 0, "kind": "h200", "job": None, "used_by_others": "process 7 (x)"}
+    shared = {**NODE, "slots": [slot]}
+    assert "n1: device 0 is used by process 7 (x)" in plain(view.nodes_lines([shared]))
     assert plain(view.nodes_lines([NODE])) == (
         "NAME  STATE  USED  DEVICES  HOST      LEASE  JOBS\n"
         "n1    UP     2/2   2 x cpu  10.0.0.1  1m58s  12"

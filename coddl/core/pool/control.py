@@ -17,7 +17,7 @@ A driver takes the events of an instant together, so that a hundred submits make
 Nobody else is given slot 3 meanwhile, as a decision places jobs apart from one another.
 """
 
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from copy import deepcopy
 from dataclasses import replace
 from typing import Final, NamedTuple, assert_never
@@ -241,6 +241,7 @@ class Control:
         if not self._is_current(event.node, event.boot):
             return
         place = self.pool.nodes[event.node]
+        self._note_others(place, event.others)
         if event.version != place.version:
             return  # it has not heard the newest; it will tell again when it has
         for slot in place.slots:
@@ -264,6 +265,15 @@ class Control:
             self._on_run(r.RunEnded(job, attempt, "lost", step, trouble=trouble), now_s)
         if runs - wanted:
             self.pool.touched.add(place.name)  # it is told once more what it shall lead
+
+    def _note_others(self, place: NodeState, others: Mapping[int, str]) -> None:
+        """Take in which devices are used by processes that are none of the pool's."""
+        for slot in (self.pool.slots[number] for number in place.slots):
+            who = others.get(slot.device.index, "")
+            if who != slot.others:
+                slot.others = who
+                does = f"is used by {who}" if who else "is used by no others any more"
+                self._call(f"device {slot.device.index} of node {place.name} {does}")
 
     def _lose(self, lost: r.NodeLost, now_s: float) -> None:
         self._awaited.discard(lost.node)
@@ -412,7 +422,9 @@ class Control:
         for slot in job.target:
             state = self.pool.slots[slot]
             node = self.pool.nodes[state.node]
-            if slot not in job.granted and (state.owner is not None or node.is_silent):
+            if slot not in job.granted and (
+                state.owner is not None or node.is_silent or state.others
+            ):
                 return False
         return True
 

@@ -18,6 +18,7 @@ from coddl.core.scheduler import Rules, Scheduler
 
 CALM: Final = Rules(cool_down_s=10.0, reserve_s=10.0)  # what a pool keeps to unless told otherwise
 UNPLACED: Final = Waiting("Resources", "no devices are left for it")
+OTHERS: Final = Waiting("Resources", "every GPU is used by processes that are not the pool's")
 NO_NODES: Final = Waiting("NodeDown", "no node of the pool can be used now")
 
 
@@ -106,7 +107,7 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
             reason = f"it keeps {len(slots)} and moves" if moves else plan.reason(row)
             targets[job.id] = Target(slots, f"{reason}, since {found.why}")
         if not slots:
-            waits = NO_NODES if not sight.islands else plan.waiting(row) or UNPLACED
+            waits = (plan.waiting(row) or UNPLACED) if sight.islands else _nothing(pool)
             waiting[job.id] = _with_memory(waits, job)
     for number, why in found.aside.items():
         if pool.jobs[number].target:
@@ -128,6 +129,12 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
         memory=_memories(sight, plan),
         wake_at_s=_wake_at_s(pool, sight, plan),
     )
+
+
+def _nothing(pool: Pool) -> Waiting:
+    """Say why no device can be used."""
+    up = [slot for node in pool.nodes.values() if node.is_up for slot in node.slots]
+    return OTHERS if up and all(pool.slots[slot].others for slot in up) else NO_NODES
 
 
 def _with_memory(waits: Waiting, job: JobState) -> Waiting:

@@ -128,6 +128,7 @@ class NodeReported:
     version: int
     holding: Mapping[int, Claim]  # slots that have live processes
     runs: frozenset[Claim] | None = None
+    others: Mapping[int, str] = field(default_factory=dict)  # by index: who else uses a GPU
 
 
 @dataclass(frozen=True, slots=True)

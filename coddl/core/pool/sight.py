@@ -118,8 +118,9 @@ def _claimed(job: JobState, usable: Mapping[int, str]) -> tuple[int, ...]:
 def usable(pool: Pool) -> dict[int, str]:
     """Name the slots that jobs may have, and their nodes.
 
-    A node that can't be told anything keeps what it has and gets nothing new. On a node that is
-    drained, jobs that can't be moved stay to their end, or until they can be told to.
+    A node that can't be told anything keeps what it has and gets nothing new, and so does a device
+    that others use. On a node that is drained, jobs that can't be moved stay to their end, or until
+    they can be told to.
     """
     found: dict[int, str] = {}
     for node in pool.nodes.values():
@@ -132,7 +133,7 @@ def usable(pool: Pool) -> dict[int, str]:
             stays = job is not None and holds and (job.is_fixed or pool.is_deaf(job))
             if node.is_drained and not stays:
                 continue
-            if not node.is_silent or holds:
+            if holds or not (node.is_silent or pool.slots[slot].others):
                 found[slot] = node.name
     return found
 

@@ -43,6 +43,7 @@ class SlotState:
     node: str
     device: r.Device
     owner: int | None = None  # the job whose processes may be there
+    others: str = ""  # soft: who uses it that is none of ours
 
 
 @dataclass(slots=True)
@@ -71,6 +72,8 @@ class Pool:
         self.touched.clear()
         for node in self.nodes.values():
             node.is_silent = False
+        for slot in self.slots.values():
+            slot.others = ""
 
     def live_jobs(self) -> Iterator[JobState]:
         """Give the jobs that are not over, in order of their numbers."""

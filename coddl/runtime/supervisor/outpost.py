@@ -70,7 +70,7 @@ class Outpost:
     def held(self) -> dict[int, Holding]:
         """Tell on which slots something of it lives."""
         return {
-            memory.slot: Holding(self.job, self.attempt, memory.pid)
+            memory.slot: Holding(self.job, self.attempt, memory.pid, memory.gpu)
             for memory in self._station.memories
         }
 

@@ -45,6 +45,7 @@ class Holding:
     job: str
     attempt: int
     pid: int | None  # None: it is being forked right now
+    gpu: str | None = None  # that it was given
 
 
 class Landlord(Protocol):

@@ -112,7 +112,11 @@ class Story:
         for node in list(self.pool.nodes.values()):
             if node.is_up and not node.is_silent:
                 seats = self.pool.orders(node.name).seats
-                self.happen(r.NodeReported(node.name, node.boot, node.version, seats))
+                slots = [self.pool.slots[slot] for slot in node.slots]
+                others = {each.device.index: each.others for each in slots if each.others}
+                self.happen(
+                    r.NodeReported(node.name, node.boot, node.version, seats, others=others)
+                )
 
     def shares(self) -> dict[int, int]:
         return {job.id: len(job.granted) for job in self.pool.live_jobs()}

@@ -213,6 +213,27 @@ def test_after_a_restart_a_job_keeps_what_it_has_until_its_lead_is_heard_or_lost
     assert len(story.job(first).granted) == 1
 
 
+def test_a_device_that_others_use_is_given_to_nobody_until_they_are_gone() -> None:
+    story = Story(2)
+    node = story.pool.nodes["a"]
+    others = {index: f"process {index}" for index in range(2)}
+    story.happen(r.NodeReported("a", "1", node.version, {}, others=others))
+    job = story.submit()
+    waiting = story.job(job).waiting
+    assert waiting is not None
+    assert waiting.sentence == "every GPU is used by processes that are not the pool's"
+    story.happen(r.NodeReported("a", "1", node.version, {}, others={0: "process 0"}))
+    assert story.job(job).granted == (1,)
+    story.train(job)
+    assert story.job(job).granted == (1,), "it does not grow onto the other"
+    story.happen(r.NodeReported("a", "1", node.version, {1: r.Claim(job, 1)}))
+    assert story.job(job).granted == (1, 0)
+    reported = r.NodeReported("a", "1", node.version, {1: r.Claim(job, 1)}, others={1: "late word"})
+    story.happen(reported)
+    story.catch_up()
+    assert 1 in story.job(job).granted, "what it has it keeps"
+
+
 def test_suspend_and_resume_give_up_and_take_back() -> None:
     story = Story(2)
     job = story.submit()
