@@ -1,9 +1,11 @@
 """The journal: what has happened, in order, and the pool as the fold of it. (D3, ADR 9)
 
 Records are stored as JSON under the name of their class, and are read back as what they were. A
-*picture* of the folded pool now and then makes a restart quick; it is never needed.
+*picture* of the folded pool now and then makes a restart quick; it is never needed, and is read by
+the version that wrote it alone: another one may fold the same records to more, or to other things.
 """
 
+import json
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +24,9 @@ SCHEMA: Final = 3  # of what bodies hold; grows when older versions could not re
 PAGE: Final = 1_000
 PICTURE_EVERY: Final = 2_000  # records
 KINDS: Final[dict[str, type[Record]]] = {kind.__name__: kind for kind in get_args(Record)}
+
+# Of pictures: what a pool is made of, so that none with other fields is read by halves.
+LAYOUT: Final = zlib.crc32(json.dumps(msgspec.json.schema(Pool)).encode()) & 0x7FFFFFFF
 
 _encoder: Final = msgspec.json.Encoder()
 _decoders: Final = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
@@ -121,8 +126,14 @@ class Journal:
         """
         folded = self._pictured_pool()
         pool, seq, at_s = folded
-        for seq, at_s, record in self._tail(folded.seq):  # noqa: B007  # the last ones are told
-            pool.apply(record, at_s)
+        for seq, at_s, record in self._tail(folded.seq):
+            try:
+                pool.apply(record, at_s)
+            except Exception as error:
+                raise self._unreadable(
+                    f"record {seq} ({type(record).__name__}) does not follow from those before it: "
+                    f"{error!r}"
+                ) from error
         self._seq = seq
         return Folded(pool, seq, at_s)
 
@@ -133,7 +144,7 @@ class Journal:
     def keep_picture(self, pool: Pool, at_s: float) -> None:
         """Store a picture of the pool as it is after the newest record; raises JournalFull."""
         body = _encoder.encode(_Body(__version__, at_s, pool))
-        self._store.keep_picture(Picture(self._seq, SCHEMA, zlib.compress(body, 1)))
+        self._store.keep_picture(Picture(self._seq, LAYOUT, zlib.compress(body, 1)))
         self._pictured = self._seq
 
     def close(self) -> None:
@@ -147,12 +158,14 @@ class Journal:
 
     def _pictured_pool(self) -> Folded:
         for picture in self._store.pictures():
-            if picture.schema != SCHEMA or picture.seq > self._store.last_seq():
+            if picture.schema != LAYOUT or picture.seq > self._store.last_seq():
                 continue
             try:
                 body = msgspec.json.decode(zlib.decompress(picture.body), type=_Body)
             except (zlib.error, msgspec.DecodeError):
-                continue  # torn, or of a version with another Pool: the records have it all
+                continue  # torn: the records have it all
+            if body.version != __version__:
+                continue
             self._pictured = picture.seq
             body.pool.forget_soft()
             return Folded(body.pool, picture.seq, body.at_s)

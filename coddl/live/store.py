@@ -33,10 +33,10 @@ class Answer(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """The state after `seq`, as bytes that only the writer's schema can read."""
+    """The state after `seq`, as bytes that only the version that wrote them can read."""
 
     seq: int
-    schema: int
+    schema: int  # names what the state is made of
     body: bytes
 
 

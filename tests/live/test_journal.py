@@ -1,5 +1,8 @@
 """Records go in and come out as they were; the pool is their fold, with a picture or without."""
 
+import base64
+import json
+import zlib
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +14,7 @@ from coddl.core.pool.control import Control
 from coddl.core.pool.deciding import CALM
 from coddl.core.pool.state import Pool
 from coddl.live.errors import JournalUnreadable, PoolTaken
-from coddl.live.journal import SCHEMA, Journal, jobs_of
+from coddl.live.journal import LAYOUT, SCHEMA, Journal, jobs_of
 from coddl.live.locking import ServerLock
 from coddl.live.store import Line, Picture, Store
 from coddl.live.store_memory import MemoryStore
@@ -107,7 +110,51 @@ def test_a_picture_and_the_tail_give_the_same_pool(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("tear", ["cut", "garbage", "another schema", "from the future"])
+def of_version(version: str, body: bytes) -> bytes:
+    """Give a picture as another version might have written it: an empty pool."""
+    told = json.loads(zlib.decompress(body))
+    return zlib.compress(json.dumps({**told, "version": version, "pool": {}}).encode())
+
+
+JOURNALS = Path(__file__).parent / "journals"  # as these versions wrote them, with a picture
+
+
+def recorded(name: str) -> tuple[MemoryStore, int]:
+    """Give a journal that an older version has written; and the number of its picture."""
+    told = json.loads((JOURNALS / name).read_text())
+    store = MemoryStore()
+    lines = [Line(seq, at_s, kind, json.dumps(body)) for seq, at_s, kind, body in told["records"]]
+    store.append(lines, [], [])
+    store.note({"schema": str(told["schema"]), "version": "0.1.0"})
+    picture = told["picture"]
+    body = base64.b64decode(picture["body"])
+    store.keep_picture(Picture(picture["seq"], told["schema"], body))
+    return store, picture["seq"]
+
+
+@pytest.mark.parametrize("name", ["schema-1.json", "schema-2.json"])
+def test_a_journal_of_an_older_version_comes_up(name: str) -> None:
+    store, pictured = recorded(name)
+    journal = Journal(store)
+    folded = journal.fold()
+    phases = {job.id: job.phase for job in folded.pool.jobs.values()}
+    assert phases == {1: "resizing", 2: "succeeded", 3: "suspended", 4: "cancelled"}
+    bert = folded.pool.jobs[1]
+    assert (bert.priority, bert.steps, bert.gpus_useful) == (3, 100, 8)
+    assert (bert.lead, bert.led_by, len(bert.granted)) == ("a", "a", 2)
+    assert 0 < pictured < folded.seq == store.last_seq()
+    control = Control(folded.pool, CALM)
+    done = r.RunReported("a", "boot-a", r.RunEnded(1, 1, "succeeded", 100, 0))
+    journal.append(control.handle(done, folded.at_s + 1).records, [], folded.at_s + 1)
+    journal.keep_picture(control.pool, folded.at_s + 1)
+    again = Journal(store).fold()
+    assert again.pool.jobs[1].phase == "succeeded"
+    assert store.notes()["schema"] == str(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "tear", ["cut", "garbage", "another layout", "another version", "from the future"]
+)
 def test_a_picture_that_cannot_be_read_is_not_needed(tear: str) -> None:
     store = MemoryStore()
     journal = Journal(store)
@@ -117,7 +164,8 @@ def test_a_picture_that_cannot_be_read_is_not_needed(tear: str) -> None:
     bad = {
         "cut": good._replace(body=good.body[: len(good.body) // 2]),
         "garbage": good._replace(body=b"\x00" * 100),
-        "another schema": Picture(good.seq, SCHEMA + 1, b"{}"),
+        "another layout": Picture(good.seq, LAYOUT + 1, good.body),
+        "another version": good._replace(body=of_version("0.0.9", good.body)),
         "from the future": good._replace(seq=good.seq + 5),
     }[tear]
     store.keep_picture(bad)
@@ -137,6 +185,10 @@ def unknown_kind(store: Store) -> None:
     store.append([Line(1, 0.0, "JobTeleported", "{}")], [], [])
 
 
+def does_not_follow(store: Store) -> None:
+    store.append([Line(1, 0.0, "JobHeld", '{"job":7,"by":"ann"}')], [], [])
+
+
 def torn_body(store: Store) -> None:
     store.append([Line(1, 0.0, "JobHeld", '{"job":')], [], [])
 
@@ -144,6 +196,10 @@ def torn_body(store: Store) -> None:
 UNREADABLE = {
     "a newer schema": (newer, f"schema {SCHEMA + 1}, not {SCHEMA}; coddl 9.8.7 wrote it"),
     "an unknown kind": (unknown_kind, 'record 1 is a "JobTeleported"'),
+    "no job": (
+        does_not_follow,
+        "record 1 .JobHeld. does not follow from those before it: KeyError",
+    ),
     "a torn body": (torn_body, "record 1 .JobHeld.: "),
 }
 
