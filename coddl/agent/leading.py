@@ -23,11 +23,12 @@ from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import seats as places
 from coddl.runtime.supervisor.fitting import Remembered
 from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.scripts import calls_prepare
 from coddl.runtime.supervisor.seats import Home
 from coddl.runtime.supervisor.supervisor import Supervisor
 from coddl.runtime.wire import Message
 
-QUIET_S: Final = 5.0  # a script that has not called coddl.prepare by then counts as running
+QUIET_S: Final = 5.0  # a script that does not call coddl.prepare counts as running after that
 STOP_S: Final = 3.0  # between SIGTERM and SIGKILL, for workers that have saved, or need not
 
 log = structlog.get_logger()
@@ -204,8 +205,11 @@ class ElasticLead:
             self._hearer.on_progress(self.run, self._account.progress)
 
     def _tell_quiet(self) -> None:
-        """Tell that the script runs, whatever it does; of one that trains, that is known."""
-        if self._account.is_quiet and self._thread.is_alive() and not self._is_dropped:
+        """Tell that a script runs that will never tell of its steps; others are still starting."""
+        script = self.run.home.cwd / self.run.spec.launch.argv[0]
+        if not self._account.is_quiet or calls_prepare(script):
+            return
+        if self._thread.is_alive() and not self._is_dropped:
             self._hearer.on_fact(self.run, RunStepped(self.run.job, self.run.attempt, 0))
 
 

@@ -202,6 +202,12 @@ class JobRequest(BaseModel):
     checkpoint_every_s: float = Field(
         60.0, ge=0.1, le=1e7, description="Seconds between durable checkpoints."
     )
+    start_within_s: float = Field(
+        1800.0,
+        ge=1,
+        le=1e7,
+        description="Seconds from getting devices to the first step, after which it starts anew.",
+    )
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
@@ -260,6 +266,7 @@ class JobRequest(BaseModel):
                 precheck=self.precheck,
                 grace_s=self.grace_s,
                 checkpoint_every_s=self.checkpoint_every_s,
+                start_within_s=self.start_within_s,
             ),
             user=self.user,
             tier=self.the_tier,

@@ -153,7 +153,7 @@ class ControlLoop:
                 return self.turn(others, wall_s, conclude=conclude and bool(others))
         # One of many has led to a wrong conclusion. Alone, each shows whether it was that one.
         again = [left for ask in asks for left in self.turn([ask], wall_s).again]
-        return Turn(again, self.pool.wake_at_s)
+        return Turn(again, self.control.wake_at_s)
 
     def tidy(self) -> None:
         """Do what can wait: a picture of the pool, answers that nobody asks for any more."""
@@ -238,7 +238,7 @@ class ControlLoop:
         for ask in batch.met:
             if not ask.must:
                 ask.reply(full)
-        return Turn([ask for ask in batch.met if ask.must], self.pool.wake_at_s, full)
+        return Turn([ask for ask in batch.met if ask.must], self.control.wake_at_s, full)
 
     def _fold_again(self) -> None:
         awaited = self.control.awaited

@@ -70,7 +70,9 @@ class Metrics:
                 direction = "up" if now > before else "down" if now < before else "same"
                 self._resizes.labels(direction, kind).inc()
                 self._restart.observe(pause_s)
-            case r.RunEnded(job) | r.JobCancelled(job) if pool.jobs[job].is_over:
+            case r.RunEnded(job) | r.JobCancelled(job) | r.StartOverdue(job) if pool.jobs[
+                job
+            ].is_over:
                 self._completion.observe(noted.at_s - pool.jobs[job].submitted_s)
             case r.Decided() as decided if decided.targets:
                 before_by_job = {row.job: row.gpus for row in decided.rows}

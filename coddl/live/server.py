@@ -100,7 +100,7 @@ class Server:
         self._is_warm = False
         self._first = PolicyChosen(self.pool.policy, "", self.pool.placement)
         self._woken_for_s: float | None = None
-        self._wake_at_s = self.pool.wake_at_s
+        self._wake_at_s = self._loop.control.wake_at_s
         self._took_s = 0.0  # the last turn that drew conclusions
         self._rest_until_s = 0.0
         self._turn_at_s: float | None = None  # when something is left to do

@@ -54,3 +54,15 @@ def test_a_run_is_over_however_its_thread_ends(
         lead._work()
     assert isinstance(lead._hearer, Hearer)
     assert lead._hearer.is_over
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_only_a_script_that_never_prepares_counts_as_running_without_a_step(
+    lead: ElasticLead, monkeypatch: pytest.MonkeyPatch, prepares: bool
+) -> None:
+    script = lead.run.home.cwd / "train.py"
+    script.write_text("import coddl\ncoddl.prepare(None)\n" if prepares else "print(1)\n")
+    monkeypatch.setattr(lead._thread, "is_alive", lambda: True)
+    lead._tell_quiet()
+    assert isinstance(lead._hearer, Hearer)
+    assert lead._hearer.facts.empty() == prepares

@@ -32,6 +32,7 @@ ONE_OF_EACH: tuple[r.Record, ...] = (
     r.RunUnsaved(1, 2, 17, r.Trouble("it can't be saved", "the disk is full", "free space")),
     r.RunEnded(1, 2, "failed", 17, 3, r.Trouble("it failed", "exit code 3", "the log")),
     r.SlotFreed(0, 1),
+    r.StartOverdue(1, 2, 1800.0),
     r.Decided(
         policy="afs-p",
         seed=7,

@@ -110,6 +110,13 @@ class Control:
         self._call(why)
 
     @property
+    def wake_at_s(self) -> float | None:
+        """When to send `Woke`, if nothing happens before."""
+        times_s = [self._start_due_s(self.pool.jobs[number]) for number in self.pool.starting]
+        known_s = [at_s for at_s in (*times_s, self.pool.wake_at_s) if at_s is not None]
+        return min(known_s, default=None)
+
+    @property
     def awaited(self) -> frozenset[str]:
         """Nodes that were not heard of since the server was restarted."""
         return frozenset(self._awaited)
@@ -212,7 +219,7 @@ class Control:
         place = self.pool.nodes.get(event.node)
         self._awaited.discard(event.node)
         if self._is_current(event.node, event.boot) and place is not None:
-            place.is_silent = False  # it only was away
+            place.is_silent, place.back_s = False, now_s  # it only was away
             self.pool.touched.add(event.node)
             self._call(f"node {event.node} is back")
             return
@@ -248,6 +255,8 @@ class Control:
             owner = self.pool.slots[slot].owner
             if owner is None or slot in event.holding or slot in self.pool.jobs[owner].granted:
                 continue
+            if self.pool.slots[slot].is_stuck:
+                self._call(f"node {event.node} has a device again")  # it was not counted on
             self._add(r.SlotFreed(slot, owner), now_s)
         if event.runs is not None:
             self._compare_runs(place, event.runs, now_s)
@@ -364,6 +373,7 @@ class Control:
 
     def conclude(self, now_s: float) -> Outcome:
         """Decide if something calls for it, and put into effect what devices allow."""
+        self._end_overdue(now_s)
         if why := self._why or self._hint:
             self._why = self._hint = ""
             self._add(decide(self.pool, self.rules, why, now_s, self.site), now_s)
@@ -373,13 +383,31 @@ class Control:
         self._leave_drained(now_s)
         return self.note()
 
+    def _start_due_s(self, job: JobState) -> float | None:
+        """Tell until when a job must have made its first step; None: we would not hear of it."""
+        if job.lead is None or self.pool.is_deaf(job):
+            return None
+        # Who was away tells what has happened meanwhile only after it has come back.
+        since_s = max(job.story[-1].at_s, self.pool.nodes[job.lead].back_s)
+        return since_s + job.spec.launch.start_within_s
+
+    def _end_overdue(self, now_s: float) -> None:
+        """Give up runs that never come to their first step."""
+        for number in list(self.pool.starting):
+            job = self.pool.jobs[number]
+            due_s = self._start_due_s(job)
+            if due_s is not None and now_s >= due_s:
+                within_s = job.spec.launch.start_within_s
+                self._add(r.StartOverdue(number, job.attempt, within_s), now_s)
+                self._call(f"{self._name(number)} did not start")
+
     def note(self) -> Outcome:
         """Give what has happened since the last time, without drawing conclusions."""
         records, self._records = tuple(self._records), []
         instruct = frozenset(self.pool.touched)
         self.pool.touched.clear()
         dropped, self._dropped = tuple(self._dropped), []
-        return Outcome(records, instruct, self.pool.wake_at_s, dropped)
+        return Outcome(records, instruct, self.wake_at_s, dropped)
 
     def _settle(self, job: JobState, now_s: float) -> None:
         """Give a job what it was decided to have, if that can be now."""

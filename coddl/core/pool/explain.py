@@ -187,6 +187,8 @@ def sentence_of(record: r.Record, job: int | None = None) -> str:
             return f"node {node} was lost: {because}"
         case r.SlotFreed(slot, number):
             return f"slot {slot} is free: nothing of job {number} runs there any more"
+        case r.StartOverdue(number, _, after_s):
+            return f"job {number} made no step within {after_s:g} s, and its run was given up"
         case r.Decided():
             return _decision(record, job)
         case r.Aimed():

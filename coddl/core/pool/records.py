@@ -298,6 +298,15 @@ class SlotFreed:
 
 
 @dataclass(frozen=True, slots=True)
+class StartOverdue:
+    """A run has had devices for long and made no step: it is given up, and counts as lost."""
+
+    job: int
+    attempt: int
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """The devices a job shall have, and why."""
 
@@ -388,6 +397,7 @@ Record = (
     | RunUnsaved
     | RunEnded
     | SlotFreed
+    | StartOverdue
     | Decided
     | Aimed
 )

@@ -127,6 +127,8 @@ def usable(pool: Pool) -> dict[int, str]:
         if not node.is_up:
             continue
         for slot in node.slots:
+            if pool.slots[slot].is_stuck:
+                continue
             owner = pool.slots[slot].owner
             job = pool.jobs[owner] if owner is not None else None
             holds = job is not None and slot in job.granted

@@ -19,6 +19,7 @@ class Launch:
     precheck: tuple[str, ...] = ()  # a command that must succeed on one device first
     grace_s: float = 30.0  # between the notice to leave and the end
     checkpoint_every_s: float = 60.0
+    start_within_s: float = 1800.0  # between getting devices and the first step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ class NodeState:
     is_up: bool = True  # its lease holds
     is_drained: bool = False
     is_silent: bool = False  # soft: we can't tell it anything now
+    back_s: float = 0.0  # soft: since when we can, after a silence
     version: int = 0  # of its orders
     leads: dict[int, None] = field(default_factory=dict)  # jobs, by number
     folder: str = ""  # the id of its jobs folder
@@ -44,6 +45,7 @@ class SlotState:
     device: r.Device
     owner: int | None = None  # the job whose processes may be there
     others: str = ""  # soft: who uses it that is none of ours
+    is_stuck: bool = False  # its owner never started there: nobody waits for it to leave
 
 
 @dataclass(slots=True)
@@ -65,13 +67,14 @@ class Pool:
     past_gpu_s: list[float] = field(default_factory=list)  # of the newest jobs that are over
     limits: list[MemoryLimit] = field(default_factory=list)  # that jobs have found, oldest first
     unsettled: dict[int, None] = field(default_factory=dict)  # jobs that lack their target
+    starting: dict[int, None] = field(default_factory=dict)  # jobs in that phase
     touched: set[str] = field(default_factory=set)  # nodes whose orders changed; emptied by readers
 
     def forget_soft(self) -> None:
         """Forget what no record tells: a pool read back must hear it anew."""
         self.touched.clear()
         for node in self.nodes.values():
-            node.is_silent = False
+            node.is_silent, node.back_s = False, 0.0
         for slot in self.slots.values():
             slot.others = ""
 
@@ -146,6 +149,10 @@ class Pool:
                 self.unsettled.pop(number, None)
             else:
                 self.unsettled[number] = None
+            if state.phase == "starting":
+                self.starting[number] = None
+            else:
+                self.starting.pop(number, None)
 
     def _fold(self, record: r.Record, now_s: float) -> None:
         match record:
@@ -180,7 +187,9 @@ class Pool:
             case r.NodeLost(node, _, because):
                 self._lose(node, because, now_s)
             case r.SlotFreed(slot):
-                self.slots[slot].owner = None
+                self.slots[slot].owner, self.slots[slot].is_stuck = None, False
+            case r.StartOverdue():
+                self._give_up_start(record, now_s)
             case r.Decided():
                 self._decide(record, now_s)
             case r.Aimed():
@@ -237,7 +246,7 @@ class Pool:
         place = self.nodes[node]
         place.is_up = False
         for slot in place.slots:
-            self.slots[slot].owner = None
+            self.slots[slot].owner, self.slots[slot].is_stuck = None, False
         for job in list(self.live_jobs()):
             left = tuple(slot for slot in job.granted if self.slots[slot].node != node)
             job.target = tuple(slot for slot in job.target if self.slots[slot].node != node)
@@ -436,6 +445,17 @@ class Pool:
                     more = f"it needs {job.fit_sentence}"
                     words = more if lacks_memory else "it asked to be run again"
                 self._release(job, job.reason if job.stop else words, now_s)
+
+    def _give_up_start(self, overdue: r.StartOverdue, now_s: float) -> None:
+        """End a run that never came to its first step; it is tried on devices that are empty."""
+        job = self.jobs[overdue.job]
+        for slot in job.granted:
+            self.slots[slot].is_stuck = True
+        because = f"it made no step within {overdue.after_s:g} s of getting its devices"
+        more = f"coddl logs {job.id}; start_within_s, if it needs longer or makes no steps"
+        trouble = r.Trouble("it did not start", because, more)
+        ended = r.RunEnded(job.id, overdue.attempt, "lost", job.step, trouble=trouble)
+        self._end_run(job, ended, now_s)
 
     def _end(self, job: JobState, phase: Phase, now_s: float, because: str) -> None:
         self._give_up_run(job, now_s)

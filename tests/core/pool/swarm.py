@@ -22,6 +22,7 @@ from coddl.core.scheduler import Rules
 
 TICK_S = 0.5
 LEASE_S = 10.0
+START_S = 60.0
 
 # What the random user switches between: one of each family, as compiling them all takes minutes.
 POLICIES = ("afs-p:tie=keep", "afs-l", "fifo", "srtf", "tiresias-l", "themis", "gandiva", "philly")
@@ -38,6 +39,7 @@ class Run:
     serves: tuple[int, ...] = ()
     change: int = 0
     ran_out: bool = False  # of memory
+    hangs: bool = False  # before its first step
 
 
 class Said(NamedTuple):
@@ -190,7 +192,7 @@ class Swarm:
         job = self.pool.next_job
         spec = JobSpec(
             name=f"job-{job}",
-            launch=Launch(argv=("train.py",), precheck=self.precheck()),
+            launch=Launch(argv=("train.py",), precheck=self.precheck(), start_within_s=START_S),
             tier=tier,  # type: ignore[arg-type] # one of them
             gpus_min=least,
             gpus_max=most,
@@ -247,7 +249,7 @@ class Swarm:
             if agent.is_up:
                 self.work(agent)
                 self.talk(agent)
-        wake_at_s = self.pool.wake_at_s
+        wake_at_s = self.control.wake_at_s
         if self.owed or self.again or (wake_at_s is not None and self.now_s >= wake_at_s):
             self.happen(r.Woke())
 
@@ -358,7 +360,8 @@ class Swarm:
             if job in agent.runs:
                 agent.runs[job].order = lead
             elif r.Claim(job, lead.attempt) not in agent.ended:
-                agent.runs[job] = Run(lead)
+                hangs = self.faults and self.random.random() < 0.1
+                agent.runs[job] = Run(lead, hangs=hangs)
         for slot, job in list(agent.workers.items()):
             claim = orders.seats.get(slot)
             led = any(job in each.runs for each in self.agents.values())
@@ -406,7 +409,7 @@ class Swarm:
             return "requeue"
         if self.done[job] >= self.length:
             return "succeeded"
-        if order.precheck and self.random.random() < 0.3:
+        if order.precheck and not run.hangs and self.random.random() < 0.3:
             return "prechecked"
         if order.stop and self.random.random() < 0.5:
             return "cancelled" if order.stop == "cancel" else "retired"
@@ -416,7 +419,7 @@ class Swarm:
 
     def train(self, agent: Agent, job: int, run: Run, serves: tuple[int, ...]) -> None:
         attempt = run.order.attempt
-        if run.order.precheck or run.order.stop:
+        if run.order.precheck or run.order.stop or run.hangs:
             return
         self.done[job] += len(serves)
         step = int(self.done[job])
