@@ -12,6 +12,7 @@ from coddl.core.pool.records import (
     RunFact,
     RunPrepared,
     RunProgressed,
+    RunStalled,
     RunStepped,
     RunUnsaved,
     SliceDidNotFit,
@@ -72,9 +73,14 @@ class Account:
                 return self._did_not_fit(event)
             case "progress":
                 return self._progressed(event), ""
+            case "still":
+                self._note_progress(event)
             case "checkpoint":
                 self._saved_step = event["step"]
                 return self._saved(None), ""
+            case "stalled":
+                fact = RunStalled(self._job, self._attempt, event["step"], event["still_s"])
+                return (fact,), f"has made no step for {event['still_s']:.0f} s"
             case "unsaved":
                 return self._saved(_trouble(event)), _problem(event)
             case "suspended":
@@ -170,6 +176,13 @@ class Account:
     def _progressed(self, event: Message) -> tuple[Fact, ...]:
         if event["step"] > self._step:
             self._is_to_blame = False  # the job trains on without the worker that failed
+        self._note_progress(event)
+        if self._has_stepped or not event["step"] or not event["size"]:
+            return ()
+        self._has_stepped = True
+        return (RunStepped(self._job, self._attempt, event["step"]),)
+
+    def _note_progress(self, event: Message) -> None:
         self._step = step = event["step"]
         self.progress = RunProgress(
             progressed=RunProgressed(
@@ -182,13 +195,10 @@ class Account:
             ),
             steps=event.get("steps"),
             samples_per_s=event.get("samples_per_s") or 0.0,
+            still_s=event.get("still_s") or 0.0,
             saved_step=self._saved_step,
             metrics=event.get("metrics") or {},
         )
-        if self._has_stepped or not step or not event["size"]:
-            return ()
-        self._has_stepped = True
-        return (RunStepped(self._job, self._attempt, step),)
 
     def _saved(self, trouble: Trouble | None) -> tuple[Fact, ...]:
         if trouble == self._unsaved:

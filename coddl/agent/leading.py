@@ -201,7 +201,7 @@ class ElasticLead:
             self._hearer.on_fact(self.run, fact)
         if line:
             self._hearer.on_line(self.run, "coddl", line)
-        if event["is"] == "progress" and self._account.progress is not None:
+        if event["is"] in ("progress", "still") and self._account.progress is not None:
             self._hearer.on_progress(self.run, self._account.progress)
 
     def _tell_quiet(self) -> None:
@@ -227,6 +227,7 @@ def job_of(run: Run) -> Job:
         workers_min=spec.gpus_min,
         workers_max=spec.gpus_max,
         checkpoint_every_s=launch.checkpoint_every_s,
+        watchdog_s=launch.watchdog_s,
         id=str(run.job),
         attempt=run.attempt,
         restart_reason=run.reason if run.attempt > 1 else "",

@@ -31,6 +31,7 @@ from coddl.core.pool.records import (
     RunChanged,
     RunEnded,
     RunPrepared,
+    RunStalled,
     RunStepped,
     RunUnsaved,
     SliceDidNotFit,
@@ -74,6 +75,8 @@ def report_of(number: int, fact: Fact, at_s: float) -> Report:
             return Report(number=number, at_s=at_s, stepped=fact)
         case RunChanged():
             return Report(number=number, at_s=at_s, changed=fact)
+        case RunStalled():
+            return Report(number=number, at_s=at_s, stalled=fact)
         case RunUnsaved():
             return Report(number=number, at_s=at_s, unsaved=fact)
         case RunEnded():

@@ -79,6 +79,7 @@ class JobView(View):
     progress: float | None  # 0..1
     eta_s: float | None  # seconds to its end, at the speed it has
     samples_per_s: float
+    still_s: float = 0.0  # for which no step was made; 0: steps come as they should
     submitted_s: float
     started_s: float | None
     ended_s: float | None

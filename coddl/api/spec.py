@@ -208,6 +208,9 @@ class JobRequest(BaseModel):
         le=1e7,
         description="Seconds from getting devices to the first step, after which it starts anew.",
     )
+    watchdog_s: float = Field(
+        1800.0, ge=1, le=1e7, description="Replace a worker whose loop is silent for so long."
+    )
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
@@ -267,6 +270,7 @@ class JobRequest(BaseModel):
                 grace_s=self.grace_s,
                 checkpoint_every_s=self.checkpoint_every_s,
                 start_within_s=self.start_within_s,
+                watchdog_s=self.watchdog_s,
             ),
             user=self.user,
             tier=self.the_tier,

@@ -28,6 +28,7 @@ from coddl.core.pool.records import (
     RunFact,
     RunPrepared,
     RunProgressed,
+    RunStalled,
     RunStepped,
     RunUnsaved,
     SliceDidNotFit,
@@ -80,6 +81,7 @@ class Report(Message, frozen=True):
     did_not_fit: SliceDidNotFit | None = None
     stepped: RunStepped | None = None
     changed: RunChanged | None = None
+    stalled: RunStalled | None = None
     unsaved: RunUnsaved | None = None
     ended: RunEnded | None = None
 
@@ -87,7 +89,7 @@ class Report(Message, frozen=True):
     def fact(self) -> RunFact:
         """Give what is told."""
         fact = self.prepared or self.did_not_fit or self.stepped or self.changed or self.unsaved
-        told = fact or self.ended
+        told = fact or self.stalled or self.ended
         assert told is not None
         return told
 
@@ -98,6 +100,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     progressed: RunProgressed
     steps: int | None = None
     samples_per_s: float = 0.0
+    still_s: float = 0.0  # for which no step was made; 0: steps come as they should
     saved_step: int | None = None  # of the newest durable checkpoint
     metrics: Mapping[str, float] = {}
 

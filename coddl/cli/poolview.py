@@ -134,7 +134,8 @@ def job_row(job: Answer, now_s: float) -> dict[str, str]:
 
 def reason_of(job: Answer) -> str:
     """Say why a job waits, with the code that programs know, or why it has what it has."""
-    return f"{job['code']}: {job['reason']}" if job["code"] else str(job["reason"])
+    still = f"no step for {duration(job['still_s'])}; " if job.get("still_s") else ""
+    return f"{job['code']}: {job['reason']}" if job["code"] else f"{still}{job['reason']}"
 
 
 def jobs_lines(jobs: Sequence[Answer], now_s: float, width: int | None = None) -> list[Text]:
@@ -251,6 +252,8 @@ def explain_lines(told: Answer, now_s: float) -> list[Text]:
     head = title(job).append(f"  {gpus_of(job)} GPUs")
     code = f"{told['code']}: " if told["code"] else ""
     lines = [head, Text(f"{code}{told['sentence']}")]
+    if job.get("still_s"):
+        lines.append(Text(f"it has made no step for {duration(job['still_s'])}"))
     limit = job.get("memory_limit")
     if limit and limit not in told["sentence"]:
         lines.append(Text(f"it needs {limit}"))

@@ -43,7 +43,7 @@ class TextView:
             case "log":
                 stream = self._out if event["stream"] == "stdout" else self._err
                 self._line(stream, f"[{event['worker']}] {event['text']}")
-            case "progress":
+            case "progress" | "still":
                 self._status = status_line(event)
                 self._draw()
             case "error":
@@ -93,6 +93,8 @@ def status_line(status: Event) -> str:
         counted(status["size"], "worker"),
         *(f"{name} {number(value)}" for name, value in status["metrics"].items()),
     ]
+    if status["still_s"]:
+        parts[2] = f"no step for {status['still_s']:.0f} s"
     if status["last_pause_s"]:
         parts.append(f"last pause {status['last_pause_s']:.2f} s")
     parts.append(f"generation {status['generation']}")
@@ -126,6 +128,8 @@ def sentence(event: Event) -> str:
             return f"asked for {workers} at step {at_step:,}, but {ended}"
         case "left-early":
             return f"the script left its loop at step {event['step']:,} of {event['steps']:,}"
+        case "stalled":
+            return f"no step for {event['still_s']:.0f} s after step {event['step']:,}"
         case "unready":
             return f"worker {event['worker']} could not join: {event['because']}"
         case "ended":
@@ -186,20 +190,26 @@ def jobs_table(jobs: list[Event]) -> str:
     """Lay out the jobs of this machine, one per line."""
     if not jobs:
         return "no job runs on this machine"
-    rows = [("NAME", "STATE", "STEP", "WORKERS", "SAMPLES/S", "LAST PAUSE", "PIDS")]
+    rows = [("NAME", "STATE", "STEP", "WORKERS", "SAMPLES/S", "LAST PAUSE", "PIDS", "NOTE")]
     for job in jobs:
         steps = f"/{job['steps']:,}" if job["steps"] else ""
         pause = f"{job['last_pause_s']:.2f} s" if job["last_pause_s"] else ""
         speed = f"{job['samples_per_s']:,.0f}"
         pids = " ".join(f"{worker['pid']}" for worker in job["workers"] if worker["pid"])
-        state, step = job["state"], f"{job['step']:,}{steps}"
-        rows.append((job["name"], state, step, str(job["size"]), speed, pause, pids))
+        about = (job["name"], job["state"], f"{job['step']:,}{steps}", str(job["size"]))
+        rows.append((*about, speed, pause, pids, _note(job)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
     )
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _note(job: Event) -> str:
+    still = [f"no step for {job['still_s']:.0f} s"] if job["still_s"] else []
+    unsaved = [f"not saved: {job['unsaved']['because']}"] if job["unsaved"] else []
+    return "; ".join([*still, *unsaved])
 
 
 def counted(count: int, noun: str) -> str:

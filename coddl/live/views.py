@@ -37,6 +37,8 @@ def job_view(
     end_s = job.ended_s if job.ended_s is not None else now_s
     runtime_s = job.executed_by(end_s)
     is_training = job.phase in ("running", "resizing")
+    is_told = run is not None and job.has_run and run.progressed.attempt == job.attempt
+    still_s = run.still_s if run is not None and is_told else 0.0
     return rest.JobView(
         id=job.id,
         name=job.spec.name,
@@ -53,8 +55,9 @@ def job_view(
         step=job.step,
         steps=job.steps,
         progress=min(1.0, job.step / job.steps) if job.steps else None,
-        eta_s=_eta_s(job) if is_training else None,
+        eta_s=_eta_s(job) if is_training and not still_s else None,
         samples_per_s=run.samples_per_s if run is not None and is_training else 0.0,
+        still_s=still_s,
         submitted_s=job.submitted_s,
         started_s=job.first_start_s,
         ended_s=job.ended_s,

@@ -10,6 +10,7 @@ from coddl.core.pool.records import (
     RunEnded,
     RunPrepared,
     RunProgressed,
+    RunStalled,
     RunStepped,
     RunUnsaved,
     SliceDidNotFit,
@@ -97,6 +98,16 @@ def test_what_can_not_be_saved_is_a_fact_until_it_is() -> None:
         RunUnsaved(4, 2, 7, TROUBLE),
         RunUnsaved(4, 2, 9, None),
     ]
+
+
+def test_a_stall_is_told_and_is_no_step() -> None:
+    account = Account(4, 2)
+    assert account.hear({**PROGRESS, "is": "still", "still_s": 12.5}) == ((), "")
+    assert account.progress is not None
+    assert account.progress.still_s == 12.5
+    stalled = {"is": "stalled", "step": 7, "still_s": 60.0}
+    assert account.hear(stalled) == ((RunStalled(4, 2, 7, 60.0),), "has made no step for 60 s")
+    assert account.hear(PROGRESS)[0] == (RunStepped(4, 2, 7),)
 
 
 LINES = {

@@ -121,6 +121,16 @@ def test_a_job_is_described() -> None:
 LIMIT = "at least 2 GPUs: a slice of 64 samples does not fit in memory on h200"
 
 
+def test_a_job_that_makes_no_step_or_can_not_be_saved_says_so() -> None:
+    unsaved = {"what": "no checkpoint", "because": "the disk is full", "try": "free space"}
+    job = JOB | {"still_s": 95.0, "eta_s": None, "samples_per_s": 0.0, "unsaved": unsaved}
+    assert view.job_row(job, NOW_S)["REASON"] == "no step for 1m35s; afs-p: it gains most"
+    described = "\n".join(line.plain for line in view.describe_lines(job, [], NOW_S))
+    assert "no step for 1m35s" in described
+    assert "no checkpoint, the disk is full" in described
+    assert "samples/s" not in described
+
+
 def test_a_limit_of_memory_is_shown_once() -> None:
     job = JOB | {"gpus_min": 2, "memory_limit": LIMIT}
     told = plain(view.describe_lines(job, [], NOW_S))

@@ -267,7 +267,7 @@ CHANGE = {
 }  # fmt: skip
 STATUS = {
     "name": "bert", "state": "RUNNING", "step": 1200, "steps": 5000, "samples_per_s": 1234.5,
-    "size": 4, "generation": 2, "last_pause_s": 0.04, "metrics": {"loss": 0.123456},
+    "size": 4, "generation": 2, "last_pause_s": 0.04, "still_s": 0.0, "metrics": {"loss": 0.123456},
 }  # fmt: skip
 SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     "a resize": (

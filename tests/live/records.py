@@ -29,6 +29,7 @@ ONE_OF_EACH: tuple[r.Record, ...] = (
     r.SliceDidNotFit(1, 2, 2, "a slice of 256 samples does not fit in memory", "predicted", 256),
     r.RunStepped(1, 2, 1),
     r.RunChanged(1, 2, 0, "resized", 1, (0, 1), 17, 0.05, 1.5),
+    r.RunStalled(1, 2, 17, 60.5),
     r.RunUnsaved(1, 2, 17, r.Trouble("it can't be saved", "the disk is full", "free space")),
     r.RunEnded(1, 2, "failed", 17, 3, r.Trouble("it failed", "exit code 3", "the log")),
     r.SlotFreed(0, 1),

@@ -209,10 +209,16 @@ def test_a_job_runs_from_submit_to_its_end(live: LivePool) -> None:
     want = {"progress": 0.5, "eta_s": 25.0, "samples_per_s": 12.0, "saved_step": 40}
     assert {key: running[key] for key in want} == want
     assert running["metrics"] == {"loss": 0.5}
+    still = wire.RunProgress(progressed=progress, still_s=42.0)
+    agent.say(wire.Progress(runs=(still,)))
+    stands = eventually(lambda: (j := live.job("a"))["still_s"] == 42.0 and j)
+    assert isinstance(stands, dict)
+    assert (stands["state"], stands["eta_s"], stands["samples_per_s"]) == ("RUNNING", None, 0.0)
     live.clock.turn(3.0)
     agent.report(RunEnded(1, 1, "succeeded", 100, 0))
     agent.expect_orders(lambda new: not new.orders.leads)
     done = live.job("a")
+    assert done["still_s"] == 0.0
     assert (done["state"], done["gpus"], done["jct_s"]) == ("SUCCEEDED", 0, 5.0)
     assert (done["runtime_s"], done["waited_s"], done["exit_code"]) == (5.0, 0.0, 0)
     assert done["samples_per_s"] == 0.0

@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {
     "steps": 10**9,
     "virtual_nodes": 8,
     "step_s": 0.005,
-    "do_at_step": {},  # "worker:step" -> exit:N, kill, hang, end
+    "do_at_step": {},  # "worker:step" -> exit:N, kill, hang, rest
     "before": "",  # what to do instead of arriving
     "joiner": "",  # and what those do that come later
     "on_enter": "",  # and instead of training
@@ -71,7 +71,11 @@ class Stub:
         self.step += 1
         times = {"window_s": 0.01, "pass_s": 0.001, "data_wait_s": 0.0, "exchange_s": 0.001}
         self.tell("stepped", step=self.told_step, iterations=1, samples=8, **times)
-        misbehave(OPTIONS["do_at_step"].get(f"{self.worker}:{self.step}", ""))
+        what = OPTIONS["do_at_step"].get(f"{self.worker}:{self.step}", "")
+        if what == "rest":
+            self.tell("resting")
+            time.sleep(3600)
+        misbehave(what)
 
     @property
     def told_step(self) -> int:

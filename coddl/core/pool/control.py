@@ -341,7 +341,7 @@ class Control:
                 self._call(f"{self._name(job.id)} needs at least {fact.gpus_min} GPUs")
             case r.RunEnded():
                 self._call(f"{self._name(job.id)} has ended its run: {fact.outcome}")
-            case r.RunPrepared() | r.RunChanged() | r.RunUnsaved():
+            case r.RunPrepared() | r.RunChanged() | r.RunStalled() | r.RunUnsaved():
                 pass
             case _:
                 assert_never(fact)

@@ -247,6 +247,8 @@ def _run(record: r.RunFact) -> str:
                 f"job {record.job} {record.kind}: {record.gpus_before} to "
                 f"{_counted(len(record.slots))} after step {record.step}, {pause}"
             )
+        case r.RunStalled(number, _, step, seconds):
+            return f"job {number} has made no step for {seconds:.0f} s, after step {step}"
         case r.RunUnsaved(number, _, step, trouble):
             if trouble is None:
                 return f"job {number} is saved again, at step {step}"

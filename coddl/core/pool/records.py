@@ -247,6 +247,16 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
+class RunStalled:
+    """A run has made no step for some time, and does not evaluate either."""
+
+    job: int
+    attempt: int
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunUnsaved:
     """A run's newest state could not be written to disk; no trouble: now it is there."""
 
@@ -269,7 +279,9 @@ class RunEnded:
     left_early: bool = False  # its script has left its loop before the last step, and exited well
 
 
-RunFact = RunPrepared | SliceDidNotFit | RunStepped | RunChanged | RunUnsaved | RunEnded
+RunFact = (
+    RunPrepared | SliceDidNotFit | RunStepped | RunChanged | RunStalled | RunUnsaved | RunEnded
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +406,7 @@ Record = (
     | SliceDidNotFit
     | RunStepped
     | RunChanged
+    | RunStalled
     | RunUnsaved
     | RunEnded
     | SlotFreed

@@ -20,6 +20,7 @@ class Launch:
     grace_s: float = 30.0  # between the notice to leave and the end
     checkpoint_every_s: float = 60.0
     start_within_s: float = 1800.0  # between getting devices and the first step
+    watchdog_s: float = 1800.0  # after which a worker whose loop is silent is replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

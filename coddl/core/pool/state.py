@@ -199,6 +199,7 @@ class Pool:
                 | r.SliceDidNotFit()
                 | r.RunStepped()
                 | r.RunChanged()
+                | r.RunStalled()
                 | r.RunUnsaved()
                 | r.RunEnded()
             ):
@@ -379,6 +380,8 @@ class Pool:
                 job.change, job.step = fact.change, max(job.step, fact.step)
                 job.serves, job.last_pause_s = fact.slots, fact.pause_s
                 self._arrive(job, now_s)
+            case r.RunStalled(_, _, step):
+                job.step = max(job.step, step)
             case r.RunUnsaved(_, _, step, trouble):
                 job.unsaved, job.step = trouble, max(job.step, step)
             case r.RunEnded():

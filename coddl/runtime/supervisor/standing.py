@@ -18,6 +18,8 @@ from coddl.runtime.wire import Message
 RETIRED: Final = 75  # exit code: the state is durable, the job goes on elsewhere
 UNSAVED: Final = 1  # exit code: it was told to stop, and its state is in memory only
 SUPERSEDED: Final = 76  # exit code: a newer attempt leads the job
+STILL_S: Final = 10.0  # without a step, after which a speed tells nothing any more
+STILL_STEPS: Final = 5  # and that would have been made in the time
 ENDS: Final = {0: "SUCCEEDED", 130: "CANCELLED"}
 
 
@@ -44,6 +46,7 @@ class Standing:
     has_finished: bool = False  # somebody ran the script to its end
     stopping: int | None = None  # the code we are going to end with
     exit_code: int | None = None
+    moved_s: float | None = None  # when the last step was made, or the group began
     started_s: float = field(default_factory=time.monotonic)
     due: Due = field(default_factory=lambda: Due.now("start"))  # of the newest change
 
@@ -97,9 +100,18 @@ class Standing:
         is_told = self.stopping is not None or self.exit_code is not None
         return is_told or self.coordinator.ending or self.is_finishing
 
+    @property
+    def still_s(self) -> float:
+        """Seconds for which no step was made; 0 while steps come as they should."""
+        if self.moved_s is None or not self.changes.members or self.is_asleep:
+            return 0.0
+        still_s = time.monotonic() - self.moved_s
+        is_still = still_s > max(STILL_S, STILL_STEPS * (self.pace.step_s or 0.0))
+        return still_s if is_still and self.exit_code is None else 0.0
+
     def brief(self, crew: Crew) -> Message:
         """Give what changes all the time."""
-        made = self.changes.made
+        made, still_s = self.changes.made, self.still_s
         return {
             "name": self.job.name,
             "state": self.state,
@@ -108,7 +120,8 @@ class Standing:
             "size": len(self.changes.members),
             "target": self.target,
             "generation": self.changes.generation,
-            "samples_per_s": samples_per_s(crew.notes),
+            "samples_per_s": 0.0 if still_s else samples_per_s(crew.notes),
+            "still_s": still_s,
             "step_s": self.pace.step_s,
             "iterations_at_size": self.pace.iterations,
             "seconds": time.monotonic() - self.started_s,

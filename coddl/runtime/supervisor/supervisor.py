@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, assert_never
+from typing import assert_never
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
@@ -28,6 +28,7 @@ from coddl.runtime.supervisor.ledger import Figures, WorkerNotes
 from coddl.runtime.supervisor.limits import Limits
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.patience import Patience
+from coddl.runtime.supervisor.progress import Progress
 from coddl.runtime.supervisor.requests import Requests
 from coddl.runtime.supervisor.saving import Captures, Saving
 from coddl.runtime.supervisor.schedule import Schedule
@@ -36,8 +37,6 @@ from coddl.runtime.supervisor.standing import UNSAVED, Standing
 from coddl.runtime.supervisor.suspension import Suspension
 from coddl.runtime.supervisor.traceevents import TraceEvents
 from coddl.runtime.wire import Message
-
-PROGRESS_EVERY_S: Final = 0.2
 
 
 class Supervisor:
@@ -70,12 +69,12 @@ class Supervisor:
         self._schedule = Schedule(self)
         self._requests = Requests(self)
         self._held: list[group.Command] = []  # until there is a store to meet in
-        self._progress_s = 0.0
         self.patience = Patience()
         self._endings = Endings(self, self._loop)
         self.limits = Limits(self)
         self._interrupt = Interrupt(self, self._loop)
         self._suspension = Suspension(self, self._loop)
+        self._progress = Progress(self, self._loop)
         self._given_up: set[int] = set()  # slots
         self._is_open = False
 
@@ -356,17 +355,15 @@ class Supervisor:
         self.tell({**arrived, "is": "prepared"})
 
     def _on_stepped(self, notes: WorkerNotes, message: Message) -> None:
-        notes.step, now_s = message["step"], time.monotonic()
+        notes.step = message["step"]
         notes.figures.add(message)
-        self.standing.pace.stepped(notes.step, now_s)
+        self.standing.pace.stepped(notes.step, time.monotonic())
         self.patience.stepped(notes.step)
         self.limits.on_stepped(message)
         self.captures.plan()
         self.feed(group.WorkerStepped(notes.number, notes.step, message.get("pass_s")))
         self._schedule.stepped(notes.step)
-        if now_s >= self._progress_s:
-            self._progress_s = now_s + PROGRESS_EVERY_S
-            self.tell({"is": "progress", **self.standing.brief(self.crew)})
+        self._progress.stepped()
 
     # The group.
 
@@ -449,6 +446,7 @@ class Supervisor:
             self.standing.has_slept = False
             self.standing.pace.restart()
             self.tell(event)
+            self._progress.began()
 
     def _look_for_trouble(self) -> None:
         """Act where the coordinator has given up."""

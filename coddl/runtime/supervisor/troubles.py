@@ -133,7 +133,7 @@ def silent(worker: int, silent_s: float) -> TrainingError:
     return TrainingError(
         f"worker {worker} was killed",
         f"its training loop gave no sign for {silent_s:.0f} s",
-        "a longer --watchdog, if its steps take that long",
+        "a longer --watchdog (watchdog_s in a pool), if its steps take that long",
     )
 
 
