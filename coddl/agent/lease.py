@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 MARGIN_S_MAX: Final = 30.0
 MARGIN_PART: Final = 0.25  # of the lease
-ENDING_S_MAX: Final = 2.0  # that it takes to end processes, on a busy machine
-ENDING_PART: Final = 0.05  # of the lease
+ENDING_S_MAX: Final = 6.0  # that it takes to end processes: one with much on a GPU takes seconds
+ENDING_PART: Final = 0.1  # of the lease
 
 Standing = Literal[
     "none",  # never welcomed, or over and done with: nothing may run
