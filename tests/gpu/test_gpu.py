@@ -4,11 +4,12 @@ import re
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coddl.runtime.errors import TrainingError
-from tests.runtime.elastic import Elastic, line_of
+from tests.runtime.elastic import Elastic, alone, line_of
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
@@ -18,6 +19,7 @@ from torch._C._distributed_c10d import TCPStore  # noqa: E402
 
 from coddl.runtime.supervisor.environment import ON_ONE_GPU  # noqa: E402
 from coddl.runtime.worker.group import connect  # noqa: E402
+from tests.runtime.test_syncnorm import check_layer  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -162,6 +164,28 @@ def test_workers_survive_a_peer_over_nccl(tmp_path: Path, heard_from: str, stric
         print(f"{time.monotonic() - killed_s:.2f} s from the kill to the next step")  # noqa: T201
         assert survivors <= set(job.pids().items())
         assert job.finish()
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_layer_of_syncbatchnorm_computes_what_batchnorm_does(
+    dtype: Any, affine: bool, layout: Any
+) -> None:
+    torch.manual_seed(0)
+    check_layer("cuda", dtype, affine=affine, layout=layout)
+
+
+@pytest.mark.parametrize("over", [{}, {ON_ONE_GPU: "1"}], ids=["gloo", "nccl"])
+@pytest.mark.parametrize("fault", ["", "1:before-norm", "1:before-norm-backward"])
+def test_syncbatchnorm_sees_the_global_batch_and_survives_a_kill(
+    tmp_path: Path, fault: str, over: dict[str, str]
+) -> None:
+    want = float(line_of(alone("synced.py"), "loss").split()[1])
+    env = over | {"FAULT": fault, "FIRST_JOINER": "9"}
+    with Elastic(tmp_path, "synced.py", workers=3, env=env) as job:
+        loss = float(line_of(job.finish(), "loss").split()[1])
+    assert loss == pytest.approx(want, rel=0.1 if fault else 1e-6)
 
 
 @two_gpus

@@ -68,6 +68,7 @@ CASES = {
     "skipped_slice": Idiom(kills=0),
     "step_schedule": Idiom(kills=0),
     "stream": Idiom(),
+    "sync_batchnorm": Idiom(),
     "token_mean": Idiom(changes=4),
     "training_accuracy": Idiom(changes=4),
     "two_loaders": Idiom(),

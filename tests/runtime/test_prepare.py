@@ -23,6 +23,7 @@ from torch.utils.data import (  # noqa: E402
 import coddl  # noqa: E402
 from coddl.runtime.errors import TrainingError  # noqa: E402
 from coddl.runtime.worker import prepare as module  # noqa: E402
+from coddl.runtime.worker.checks import min_slice_of  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -236,7 +237,8 @@ def _prepared(*objects: Any, **settings: Any) -> None:
 
 def _with(model: nn.Module, **changes: Any) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
-    _prepared(model, optimizer, changes.get("loader", DataLoader(numbers(), 16)))
+    loader = changes.pop("loader", DataLoader(numbers(), 16))
+    _prepared(model, optimizer, loader, **changes)
 
 
 def _updated_in_backward() -> None:
@@ -277,7 +279,24 @@ MISTAKES: dict[str, tuple[Callable[[], None], str]] = {
     "an empty slice": (lambda: _prepared(min_slice=0), "min_slice=0"),
     "an empty micro-batch": (lambda: _prepared(micro_batch=0), "micro_batch=0"),
     "a wrapped model": (lambda: _with(nn.DataParallel(network())), "wrapped in DataParallel"),
-    "synchronised batch norm": (lambda: _with(nn.SyncBatchNorm(4)), "SyncBatchNorm"),
+    "a group of one's own": (
+        lambda: _with(nn.SyncBatchNorm(4, process_group=object())),
+        "process group of its own",
+    ),
+    "statistics of a batch in parts": (
+        lambda: _with(nn.SyncBatchNorm(4), micro_batch=4),
+        "without micro_batch=4",
+    ),
+    "statistics of virtual nodes": (
+        lambda: coddl.prepare(
+            nn.SyncBatchNorm(4),
+            torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1),
+            numbers(),
+            global_batch=16,
+            strict=True,
+        ),
+        "without strict=True",
+    ),
     "sparse gradients": (lambda: _with(Sparse()), "sparse gradients"),
     "an update in backward": (_updated_in_backward, "inside backward()"),
     "a parameter with two owners": (_two_owners, "belongs to two optimizers"),
@@ -298,6 +317,22 @@ def test_a_mistake_is_told_with_its_reason_and_a_way_out(
     assert says in told
     assert "\n  because " in told
     assert "\n  try     " in told
+
+
+LEAST = {
+    "no batch norm": ([nn.Linear(4, 4)], 1),
+    "of a slice": ([nn.BatchNorm1d(4)], 16),
+    "of the global batch": ([nn.SyncBatchNorm(4)], 1),
+    "of both": ([nn.SyncBatchNorm(4), nn.BatchNorm2d(4)], 16),
+}
+
+
+@pytest.mark.parametrize(("layers", "least"), LEAST.values(), ids=LEAST.keys())
+def test_slices_are_large_enough_for_the_models_batch_norm(
+    layers: list[nn.Module], least: int
+) -> None:
+    assert min_slice_of([nn.Sequential(*layers)], None) == least
+    assert min_slice_of([nn.Sequential(*layers)], 3) == 3
 
 
 def test_schedulers_are_found_whatever_they_are_made_of() -> None:

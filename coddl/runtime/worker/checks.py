@@ -33,11 +33,11 @@ def check_models(models: Sequence[nn.Module]) -> None:
                     "it would exchange gradients by itself, in a group that can't be resized",
                     "the plain model: coddl.prepare(model, ...) exchanges its gradients",
                 )
-            if isinstance(module, nn.SyncBatchNorm):
+            if isinstance(module, nn.SyncBatchNorm) and module.process_group is not None:
                 raise TrainingError(
-                    "the model has a SyncBatchNorm",
-                    "outside a fixed process group it would silently be a plain BatchNorm",
-                    "nn.BatchNorm2d, which sees a worker's slice, as with DDP",
+                    "a SyncBatchNorm has a process group of its own",
+                    "it is given the job's workers, which change",
+                    "nn.SyncBatchNorm.convert_sync_batchnorm(model), without a process_group",
                 )
             if getattr(module, "sparse", False) is True and isinstance(
                 module, nn.Embedding | nn.EmbeddingBag
@@ -47,6 +47,21 @@ def check_models(models: Sequence[nn.Module]) -> None:
                     "they have another shape in every worker",
                     f"nn.{type(module).__name__}(..., sparse=False)",
                 )
+
+
+def has_syncnorm(models: Sequence[nn.Module]) -> bool:
+    """Tell whether a model normalises by the global batch."""
+    return any(isinstance(m, nn.SyncBatchNorm) for model in models for m in model.modules())
+
+
+def refuse_syncnorm(models: Sequence[nn.Module], *, with_: str) -> None:
+    """Raise if a model normalises by the global batch, where workers run it in parts."""
+    if has_syncnorm(models):
+        raise TrainingError(
+            f"the model has a SyncBatchNorm, and {with_}",
+            "a batch is then run in parts, one after the other, and it needs all of it at once",
+            f"nn.BatchNorm2d, which sees one part, or coddl.prepare without {with_}",
+        )
 
 
 def check_optimizers(optimizers: Sequence[Optimizer]) -> None:
@@ -83,15 +98,16 @@ def check_optimizers(optimizers: Sequence[Optimizer]) -> None:
 
 
 def min_slice_of(models: Sequence[nn.Module], asked: int | None) -> int:
-    """Give how many samples a worker must have: batch norm needs some for its statistics."""
+    """Give how many samples a worker must have: batch norm needs some, if it sees only those."""
     if asked is not None:
         if asked < 1:
             raise TrainingError(
                 f"min_slice={asked} is no number of samples", "it must be at least 1", "min_slice=1"
             )
         return asked
-    has_batchnorm = any(isinstance(m, _BatchNorm) for model in models for m in model.modules())
-    return MIN_SLICE_BATCHNORM if has_batchnorm else 1
+    modules = [module for model in models for module in model.modules()]
+    by_slice = [isinstance(m, _BatchNorm) and not isinstance(m, nn.SyncBatchNorm) for m in modules]
+    return MIN_SLICE_BATCHNORM if any(by_slice) else 1
 
 
 def warn_of(models: Sequence[nn.Module], loaders: Sequence[Any]) -> None:

@@ -43,6 +43,8 @@ class Exchange:
         self.slice = Slice(1, 1)  # of the pass under way
         self.weight: float | None = None  # of the next backward, if not its samples
         self.in_pass = False
+        self.is_shared = False  # other workers were in the pass when it began
+        self.has_norms = False  # workers also meet in the SyncBatchNorms of the model
         self.number = 0  # how many this pass has had
         self.synchronises = True
         self.is_idle = False  # this worker took part in an update that it does not make
@@ -59,6 +61,7 @@ class Exchange:
         self.chunks: Chunks | None = None  # with micro_batch
         self._group: Group | None = None
         self._gradients: Gradients | None = None
+        self._is_running = False  # between the beginning and the end of a backward
         self._told: Told | None = None  # this worker's row, on its way to the others
         self._rides = False  # it goes with the gradients
         self._bases: list[tuple[Tensor, Tensor]] = []  # sums of earlier backwards, for "sum"
@@ -68,11 +71,15 @@ class Exchange:
     def join(self, group: Group | None) -> None:
         """Exchange with these workers from now on."""
         self._group = group
-        if self._gradients is not None:
-            self._gradients.close()
-            self._gradients = None
+        before, self._gradients = self._gradients, None
+        if before is not None:
+            before.close()
         if group is not None:
             self._lay_out()
+            if before is not None and self._is_running:
+                self._take_over(before)
+        elif not self.number:
+            self._alone()
 
     def _lay_out(self) -> None:
         assert self._group is not None
@@ -80,12 +87,21 @@ class Exchange:
             self._gradients.close()
         self._gradients = Gradients(self._group, self._parameters())
 
+    def _take_over(self, before: Gradients) -> Gradients:
+        """Go on with a backward after the group that part of it was sent in is gone."""
+        assert self._gradients is not None
+        self._gradients.begin(self.number, self.scale)
+        self._gradients.got = before.got
+        self._begin_telling(self._gradients)
+        return self._gradients
+
     # -- a pass
 
     def begin_pass(self, of: Slice, weight: float | None) -> None:
         """Begin with a slice of a batch."""
         self.slice, self.weight = of, weight
         self.in_pass, self.number = True, 0
+        self.is_shared, self._is_running = self._group is not None, False
         self._has_told_loss = False
 
     def end_pass(self) -> None:
@@ -99,7 +115,9 @@ class Exchange:
     @property
     def own_weight(self) -> float:
         """What this worker's part of the batch weighs."""
-        return float(self.slice.own) if self.weight is None else self.weight
+        if self.weight is None or not self.slice.own:  # the script weighs duplicates, too
+            return float(self.slice.own)
+        return self.weight
 
     # -- backward
 
@@ -117,24 +135,28 @@ class Exchange:
             self._lay_out()
         if self._reduction == "sum":
             self._put_aside()
-        self._gradients.begin(self.number, self._scale(), overlap=self.chunks is None)
+        self._gradients.begin(self.number, self.scale, overlap=self.chunks is None)
         self._begin_telling(self._gradients)
+        self._is_running = True
 
     def _begin_telling(self, gradients: Gradients) -> None:
         """Have the row travel while backward runs, unless it goes with the gradients.
 
         It does in passes with a single backward. Where there are more, workers may be in different
-        ones, whose buckets differ: that is found out first.
+        ones, whose buckets differ: that is found out first. A SyncBatchNorm has rows of its own in
+        backward, which a worker that skips its batch must see first: then it follows at the end.
         """
         self._rides = bool(gradients.plan) and self._usual == 1 and not self.number
-        if not self._rides:
+        if not self._rides and not self.has_norms:
             self._told = self._peers.begin_compare(self._row("gradients", gradients.plan))
 
     @property
     def _is_partial(self) -> bool:
         return self.chunks is not None and self.chunks.is_partial
 
-    def _scale(self) -> float:
+    @property
+    def scale(self) -> float:
+        """What this worker's gradients count in the sum."""
         if self._reduction == "sum":
             return float(self.own_weight > 0)
         return self.own_weight / self.slice.samples
@@ -148,21 +170,20 @@ class Exchange:
     def end_backward(self) -> None:
         if self.chunks is not None:
             self.chunks.end_backward()
-        if self._gradients is None or self._is_partial or not self.synchronises:
+        is_due, self._is_running = self._is_running and self.synchronises, False
+        if not is_due:
             return
-        if self.chunks is not None:
-            self._gradients.got |= self.chunks.got
-        self._gradients.end()
         mine = self._gradients
+        if mine is not None:  # else the other workers have died meanwhile
+            if self.chunks is not None:
+                mine.got |= self.chunks.got
+            mine.end()
 
         def exchange(groups: Groups) -> None:
             gradients = self._gradients
             assert gradients is not None
-            if gradients is not mine:  # the group that part of it was sent in is gone
-                gradients.begin(self.number, self._scale())
-                gradients.end()
-                gradients.got = mine.got
-                self._begin_telling(gradients)
+            if mine is not None and gradients is not mine:
+                self._take_over(mine).end()
             flags = DEVIATES if gradients.deviates else 0
             row = self._peers.flagged(self._row("gradients", gradients.plan, flags))
             gradients.send_planned(row)
@@ -179,7 +200,8 @@ class Exchange:
     def _gathered(self, gradients: Gradients, groups: Groups, row: PeerRow) -> list[PeerRow]:
         """Give everybody's row: those that came with gradients, if all sent them."""
         if not self._rides:
-            return self._peers.end_compare(groups, self._told)
+            told = self._peers.begin_compare(row) if self.has_norms else self._told
+            return self._peers.end_compare(groups, told)
         found = gradients.sum_planned(unless=lambda: self._peers.is_called(groups))
         if found is None:  # a worker does something else: it will take part when it knows
             return self._peers.compare(groups, row)

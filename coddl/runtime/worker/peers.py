@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Work
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker import packing, rows
-from coddl.runtime.worker.group import Broken
+from coddl.runtime.worker.group import Broken, Group
 from coddl.runtime.worker.image import Tree
 from coddl.runtime.worker.link import Groups
 from coddl.runtime.worker.membership import Membership
@@ -41,6 +41,8 @@ class TrainingProgress:
     step: int = 0  # passes that have ended
     epoch: int = 0
     collective: int = 0  # that are complete; survivors compare it
+    norms: int = 0  # those of them that were a SyncBatchNorm's
+    norm: Tensor | None = None  # what the last one of those added up to
     updates: int = 0  # that optimizers have made
 
 
@@ -79,7 +81,12 @@ class Peers:
         self._is_behind, self.missed = True, tree
 
     def together(
-        self, run: Callable[[Groups], T], *, alone: Callable[[], T], missed: Callable[[], T]
+        self,
+        run: Callable[[Groups], T],
+        *,
+        alone: Callable[[], T],
+        missed: Callable[[], T],
+        is_norm: bool = False,
     ) -> T:
         """Run a collective; when a peer dies meanwhile, run it again with those that are left.
 
@@ -90,6 +97,9 @@ class Peers:
                 self._membership.attend()
             if self._is_behind:
                 self._is_behind = False
+                if not is_norm and self.has_missed_norm:
+                    self._count(is_norm=True)  # not what this worker is here for
+                    continue
                 result = missed()
             elif (groups := self._membership.groups).talk is None:
                 result = alone()
@@ -101,8 +111,18 @@ class Peers:
                         return alone()
                     self._membership.broke(failure)
                     continue
-            self._progress.collective += 1
+            self._count(is_norm=is_norm)
             return result
+
+    @property
+    def has_missed_norm(self) -> bool:
+        """Tell whether what a peer was ahead by is a sum that it has handed over."""
+        assert self.missed is not None
+        return bool(self.missed["progress"]["norms"] > self._progress.norms)
+
+    def _count(self, *, is_norm: bool) -> None:
+        self._progress.collective += 1
+        self._progress.norms += is_norm
 
     def row(self, kind: Kind, **fields: float) -> PeerRow:
         """Begin this worker's row."""
@@ -131,8 +151,16 @@ class Peers:
         """Gather everybody's row, and learn from them; ends the job if they don't fit.
 
         `calls`: others may not be here yet because they have sent their row with gradients.
+        Where they are in a SyncBatchNorm meanwhile, this worker adds nothing to its statistics.
         """
-        return self.end_compare(groups, self.begin_compare(row), calls=calls)
+        while True:
+            found = self.end_compare(groups, self.begin_compare(row), calls=calls)
+            length = next((each.layout for each in found if each.kind == "norm"), None)
+            if length is None or groups.talk is None:
+                return found
+            self._progress.norm = _added_up(groups.talk, torch.zeros(length, dtype=torch.float64))
+            self._count(is_norm=True)
+            row = replace(row, exchange=self._progress.collective)
 
     def is_called(self, groups: Groups) -> bool:
         """Tell whether another worker does something else, and waits for everybody's row."""
@@ -195,10 +223,34 @@ class Peers:
 
         return self.together(collect, alone=lambda: tensor, missed=lambda: tensor)
 
+    def total(self, vector: Tensor) -> Tensor:
+        """Add a vector up, for a SyncBatchNorm; a worker that skips its batch adds nothing."""
+
+        def add(groups: Groups) -> Tensor:
+            assert groups.talk is not None
+            self.end_compare(groups, self.begin_compare(self.row("norm", layout=len(vector))))
+            return _added_up(groups.talk, vector)
+
+        def missed() -> Tensor:
+            assert self.missed is not None
+            total: Tensor = self.missed["progress"]["norm"]
+            return total
+
+        total = self.together(add, alone=lambda: vector, missed=missed, is_norm=True)
+        self._progress.norm = total
+        return total
+
     def from_main(self, groups: Groups, tree: Tree) -> Tree:
         """Give everybody the main worker's tree; part of a collective."""
         assert groups.talk is not None
         return packing.shared(groups.talk, tree if groups.talk.rank == 0 else None)
+
+
+def _added_up(group: Group, vector: Tensor) -> Tensor:
+    """Add a short vector up over the members: to gather it takes fewer messages than to reduce."""
+    everybody = vector.new_empty(group.world * len(vector))
+    group.finish(group.all_gather(everybody, vector))
+    return everybody.view(group.world, len(vector)).sum(0)
 
 
 @torch.no_grad()

@@ -85,6 +85,7 @@ def _prepared_session(
         to_gpu(given.models, given.optimizers)
     session = Session(given.models, given.optimizers, settings, link)
     if settings.micro_batch is not None:
+        checks.refuse_syncnorm(given.models, with_=f"micro_batch={settings.micro_batch}")
         session.chunk(settings.micro_batch)
     device = next(given.models[0].parameters()).device if given.is_short else None
     elastic = {

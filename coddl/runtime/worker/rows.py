@@ -18,7 +18,17 @@ from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker.group import Group
 
 Kind = Literal[
-    "gradients", "skip", "end", "begin", "mean", "sum", "gather", "check", "share", "change"
+    "gradients",
+    "skip",
+    "end",
+    "begin",
+    "mean",
+    "sum",
+    "gather",
+    "check",
+    "share",
+    "change",
+    "norm",
 ]
 KINDS: Final[tuple[Kind, ...]] = (
     "gradients",
@@ -31,6 +41,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     "check",
     "share",
     "change",
+    "norm",
 )
 DOING: Final[dict[Kind, str]] = {
     "gradients": "was in backward()",
@@ -43,6 +54,7 @@ DOING: Final[dict[Kind, str]] = {
     "check": "compared its weights",
     "share": "handed its state over",
     "change": "was about to change the group",
+    "norm": "was in a SyncBatchNorm",
 }
 VOTE, BROKE, STOP, STALE, DEVIATES = 1, 2, 4, 8, 16  # flags
 WORDS: Final = 29
@@ -60,7 +72,7 @@ class PeerRow:
     exchange: int  # how many it has completed
     step: int
     epoch: int
-    layout: int = 0  # of the parameters
+    layout: int = 0  # of the parameters; of a SyncBatchNorm, how many numbers it adds up
     rates: int = 0  # tells learning rates apart
     order: int = 0  # tells batches apart
     applied: int = 0  # updates that were made
@@ -173,7 +185,9 @@ def check(rows: Sequence[PeerRow], members: Sequence[int]) -> None:
     doing = [row for row in rows if not (row.kind == "end" and row.flags & BROKE)]
     kinds = {row.kind for row in doing}
     places = {(row.exchange, row.step, row.epoch, row.loader) for row in doing}
-    if len(places) > 1 or (len(kinds) > 1 and kinds != {"gradients", "skip"}):
+    lengths = {row.layout for row in doing if row.kind == "norm"}
+    is_same = len(kinds) <= 1 or kinds in ({"gradients", "skip"}, {"norm", "skip"})
+    if len(places) > 1 or len(lengths) > 1 or not is_same:
         raise TrainingError(what, _told(rows, members), WITHOUT_RANK)
     training = [row for row in rows if row.kind == "gradients"]
     for name, differs, try_ in DIFFERENCES:
@@ -182,7 +196,7 @@ def check(rows: Sequence[PeerRow], members: Sequence[int]) -> None:
 
 
 WITHOUT_RANK: Final = (
-    "the same calls of backward(), coddl.mean and the loader in every worker, whatever "
+    "the same calls of the model, backward(), coddl.mean and the loader in every worker, whatever "
     "coddl.is_main() says"
 )
 DIFFERENCES: Final = (
@@ -216,5 +230,6 @@ def _told(rows: Iterable[PeerRow], members: Sequence[int]) -> str:
     return "; ".join(
         f"worker {worker} {DOING[row.kind]} in epoch {row.epoch}, step {row.step}"
         + (f", exchange {row.exchange}" if row.kind == "gradients" else "")
+        + (f", with {row.layout // 2} channels" if row.kind == "norm" else "")
         for worker, row in zip(members, rows, strict=True)
     )

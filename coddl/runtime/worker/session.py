@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -45,6 +45,7 @@ from coddl.runtime.worker.pulse import GpuClock, Pulse
 from coddl.runtime.worker.rehearsal import Rehearsal
 from coddl.runtime.worker.rounds import Rounds
 from coddl.runtime.worker.state import Home, State, parameters_of
+from coddl.runtime.worker.syncnorm import SyncNorm
 from coddl.runtime.worker.values import Values
 
 LOADERS_MAX: Final = 4  # whose positions are compared when a group is formed
@@ -124,6 +125,7 @@ class Session:
                 optimizer.register_step_pre_hook(self._before_update)
                 optimizer.register_step_post_hook(self._after_update)
             handover.open_ahead()
+            SyncNorm(self.peers, self.exchange, self._exchanging).install(models)
 
     # -- facts
 
@@ -374,7 +376,7 @@ class Session:
         self.peers.miss(tree)
         if tree["progress"]["step"] > self.step:
             self._put_off = (tree, home)  # what it has is what this pass should lead to
-        else:
+        elif not self.peers.has_missed_norm:
             self.exchange.is_idle = True  # in the same pass: what it will have at its end is taken
 
     def _catch_up(self) -> None:
@@ -427,10 +429,7 @@ class Session:
     def progress_held(self) -> Tree:
         """Give where the training stands, as part of its state."""
         return {
-            "step": self.progress.step,
-            "epoch": self.progress.epoch,
-            "collective": self.progress.collective,
-            "updates": self.progress.updates,
+            **asdict(self.progress),
             "loaders": [loader.progress() for loader in self.loaders],
             "values": self.values.held(),
             "streams": randomness.capture_all(),
@@ -442,7 +441,7 @@ class Session:
         self.has_resumed = True
         at = self.progress
         at.step, at.epoch, at.updates = held["step"], held["epoch"], held["updates"]
-        at.collective = held["collective"]
+        at.collective, at.norms = held["collective"], held["norms"]
         for loader, kept in zip(self.loaders, held["loaders"], strict=True):
             loader.resume(kept)
         self.values.take(held["values"])

@@ -10,7 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coddl.runtime.worker import exchange, group, handover, link, membership, session, state
+from torch import Tensor
+
+from coddl.runtime.worker import (
+    exchange,
+    group,
+    handover,
+    link,
+    membership,
+    peers,
+    session,
+    state,
+    syncnorm,
+)
 from coddl.runtime.worker.strict import exchange as strict_exchange
 from coddl.runtime.worker.strict import session as strict_session
 
@@ -82,6 +94,22 @@ def break_exchange_once() -> None:
     exchange.Exchange._finish = finish_ordinary  # type: ignore[method-assign]
 
 
+def miss_norm_once(number: int) -> None:
+    """Fail where peers have succeeded: in a sum of a SyncBatchNorm, counted within its step."""
+    original = peers._added_up
+    seen: list[bool] = []
+
+    def added_up(members: Any, vector: Tensor) -> Tensor:
+        result = original(members, vector)
+        if current().step == STEP:
+            seen.append(True)
+            if len(seen) == number:
+                raise group.Broken("said the saboteur")
+        return result
+
+    peers._added_up = added_up  # type: ignore[assignment]
+
+
 def current() -> session.Session | strict_session.StrictSession:
     from coddl.runtime.worker import prepare
 
@@ -122,6 +150,9 @@ def arm() -> None:
     if point == "fails-alone":
         break_exchange_once()
         return
+    if point.startswith("misses-norm-"):
+        miss_norm_once(int(point.removeprefix("misses-norm-")))
+        return
     when, _, what = point.partition("-")
     told = lambda _self, kind, **_: kind == what  # noqa: E731
     match what:
@@ -138,6 +169,10 @@ def arm() -> None:
         case "exchange":
             around(strict_exchange.StrictExchange, "finish", when, late)
             around(exchange.Exchange, "end_backward", when, late)
+        case "norm":
+            around(syncnorm.SyncNorm, "_statistics", when, late)
+        case "norm-backward":
+            around(syncnorm.SyncNorm, "scaled_total", when, late)
         case "apply":
             around(strict_session.StrictSession, "_apply", when, late)
             around(session.Session, f"_{when}_update", "before", late)

@@ -127,6 +127,7 @@ def _check(
                 "coddl.prepare(model, optimizer, dataset, global_batch=256, strict=True)",
             )
     checks.check_models(models)
+    checks.refuse_syncnorm(models, with_="strict=True")
     checks.check_optimizers(optimizers)
     if settings["global_batch"] is None:
         raise TrainingError(
