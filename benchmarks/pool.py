@@ -46,6 +46,10 @@ class Agents:
         """Remember whose orders are new."""
         self.told |= nodes
 
+    def drop(self, reports: Sequence[r.RunReported]) -> None:
+        """Fail: every run is told of by its lead."""
+        raise AssertionError(reports)
+
     def report_bug(self, error: Exception) -> None:
         """Fail."""
         raise error
@@ -63,16 +67,25 @@ class Agents:
                 job, slots = pool.jobs[lead.job], tuple(seat.slot for seat in lead.seats)
                 ours = (lead.job, lead.attempt)
                 if lead.stop:
-                    yield r.RunEnded(*ours, "retired")
+                    yield told(pool, r.RunEnded(*ours, "retired"))
                     continue
                 if job.phase == "starting":
-                    yield r.RunPrepared(*ours, 16, STEPS)
-                    yield r.RunStepped(*ours, 1)
+                    yield told(pool, r.RunPrepared(*ours, 16, STEPS))
+                    yield told(pool, r.RunStepped(*ours, 1))
                 if set(job.serves) != set(slots):
-                    yield r.RunChanged(*ours, job.change + 1, "resized", 1, slots, 1, 0.1, 0.5)
-                yield r.RunProgressed(*ours, job.step + 10, len(slots), 1.0 / len(slots), 10)
+                    number = job.change + 1
+                    changed = r.RunChanged(*ours, number, "resized", 1, slots, 1, 0.1, 0.5)
+                    yield told(pool, changed)
+                size = len(slots)
+                yield told(pool, r.RunProgressed(*ours, job.step + 10, size, 1.0 / size, 10))
             yield r.NodeReported(node, place.boot, place.version, orders.seats)
         self.told.clear()
+
+
+def told(pool: Pool, fact: r.RunFact | r.RunProgressed) -> r.RunReported:
+    """Give a fact as the word of the run's lead."""
+    lead = pool.nodes[pool.jobs[fact.job].led_by or ""]
+    return r.RunReported(lead.name, lead.boot, fact)
 
 
 class Bench:
@@ -124,7 +137,7 @@ class Bench:
         """Let the oldest job that runs come to its end, and its devices go to others."""
         job = next(job for job in self.loop.pool.live_jobs() if job.phase == "running")
         ended = r.RunEnded(job.id, job.attempt, "succeeded", STEPS)
-        return [self.turn([fact(ended)]), *self.settle()]
+        return [self.turn([fact(told(self.loop.pool, ended))]), *self.settle()]
 
     def append_s(self) -> float:
         """Commit one record, and nothing else."""

@@ -52,6 +52,7 @@ COMMANDS: Final = {
         ("down", pool.down, pool.DOWN_EXAMPLES),
         ("nodes", nodes.nodes, nodes.NODES_EXAMPLES),
         ("drain", nodes.drain, nodes.DRAIN_EXAMPLES),
+        ("forget", nodes.forget, nodes.FORGET_EXAMPLES),
         ("policy", nodes.policy, nodes.POLICY_EXAMPLES),
         ("events", following.events, following.EVENTS_EXAMPLES),
         ("server", pool.server, pool.SERVER_EXAMPLES),

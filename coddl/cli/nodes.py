@@ -1,4 +1,4 @@
-"""What operators turn: nodes, drain, policy."""
+"""What operators turn: nodes, drain, forget, policy."""
 
 import json
 import time
@@ -19,6 +19,7 @@ from coddl.cli.output import AsJson, Output, wants_json
 
 NODES_EXAMPLES = "Examples:  coddl nodes   coddl nodes -o json"
 DRAIN_EXAMPLES = "Examples:  coddl drain gpu-3   coddl drain gpu-3 --undo"
+FORGET_EXAMPLES = "Examples:  coddl forget gpu-3"
 POLICY_EXAMPLES = """
 Examples:
 
@@ -89,6 +90,25 @@ def drain(
         print(f"{found['name']}: drained; still there: job {jobs}, moving away")
     else:
         print(f"{found['name']}: drained, and empty")
+
+
+def forget(
+    node: NodeName,
+    server: Server = "",
+    state_dir: StateDir = "",
+    *,
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Take a node off the list that was lost and will not come back."""
+    from coddl.api.client import in_path
+
+    with connect(server, state_dir) as client:
+        found = client.post(f"/nodes/{in_path(node)}:forget")
+    if wants_json(output, as_json):
+        print(json.dumps(found, indent=2))
+    else:
+        print(f"{found['name']}: forgotten")
 
 
 def policy(

@@ -68,7 +68,14 @@ def jobs_of(record: Record) -> Iterable[int]:
     match record:
         case r.Decided(targets=targets, waiting=waiting):
             return sorted({*targets, *waiting})
-        case r.NodeDrained() | r.NodeUndrained() | r.PolicyChosen() | r.NodeJoined() | r.NodeLost():
+        case (
+            r.NodeDrained()
+            | r.NodeUndrained()
+            | r.NodeForgotten()
+            | r.PolicyChosen()
+            | r.NodeJoined()
+            | r.NodeLost()
+        ):
             return ()
         case _:
             return (record.job,)

@@ -11,7 +11,7 @@ from coddl import __version__
 from coddl.api import rest
 from coddl.api.wire import PROTOCOL
 from coddl.core.pool.errors import NotFound
-from coddl.core.pool.records import NodeDrained, NodeUndrained, PolicyChosen
+from coddl.core.pool.records import NodeDrained, NodeForgotten, NodeUndrained, PolicyChosen
 from coddl.core.pool.state import NodeState
 from coddl.live import views
 from coddl.live.metrics import PoolGauges
@@ -72,6 +72,13 @@ def _add_nodes(router: APIRouter, server: Server) -> None:
         """Use a node again."""
         await server.ask(lambda _pool: (NodeUndrained(node, by),))
         return server.node_view(find(node))
+
+    @router.post("/nodes/{node}:forget")
+    async def forget(node: str, by: By = "") -> rest.NodeView:
+        """Take a node off the list that was lost and will not come back."""
+        known = server.node_view(find(node))
+        await server.ask(lambda _pool: (NodeForgotten(node, by),))
+        return known
 
 
 def _add_policy(router: APIRouter, server: Server) -> None:

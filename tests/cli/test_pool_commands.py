@@ -333,6 +333,11 @@ def test_nodes_are_drained_and_used_again(coddl: Coddl, pool: StubPool) -> None:
     assert coddl("drain", "n1", "--undo").out == "n1: takes jobs again\n"
 
 
+def test_a_lost_node_is_forgotten(coddl: Coddl, pool: StubPool) -> None:
+    pool.will("POST", "/nodes/n1:forget", NODE | {"state": "LOST"})
+    assert coddl("forget", "n1").out == "n1: forgotten\n"
+
+
 def test_the_policy_is_switched(coddl: Coddl, pool: StubPool) -> None:
     answer = {"policy": "afs-l", "placement": "spread", "since_s": 0.0, "by": "ann"}
     pool.will("PUT", "/policy", answer)

@@ -109,7 +109,8 @@ def test_every_parameter_of_failures_is_documented() -> None:
 
 COMMON = {"--help", "--output", "--json", "--server", "--state-dir"}
 OPTIONS = {"simulate": "simulate.md", "reproduce": "reproduce.md"} | dict.fromkeys(
-    ("up", "down", "server", "agent", "submit", "ls", "logs", "drain", "events", "wait"), "pool.md"
+    ("up", "down", "server", "agent", "submit", "ls", "logs", "drain", "forget", "events", "wait"),
+    "pool.md",
 )
 
 

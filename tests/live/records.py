@@ -22,6 +22,7 @@ ONE_OF_EACH: tuple[r.Record, ...] = (
     r.JobPrioritised(1, -3, "ann"),
     r.NodeDrained("n1", "ann"),
     r.NodeUndrained("n1", "ann"),
+    r.NodeForgotten("n1", "ann"),
     r.PolicyChosen("fifo:backfill=true", "ann"),
     r.NodeJoined("n1", "boot", "10.0.0.1", (r.Device(0, "H200", "GPU-1", 1 << 40),), (3,)),
     r.NodeLost("n1", "boot", "its lease ran out"),

@@ -47,3 +47,15 @@ def test_another_than_the_lead_is_acknowledged_counted_and_not_heard(live: LiveP
     eventually(lambda: dropped in live.client.get("/metrics").text)
     job = live.job("a")
     assert (job["state"], job["step"]) == ("RUNNING", 1)
+
+
+def test_a_node_is_forgotten_only_when_it_is_lost(live: LivePool) -> None:
+    live.joined("n1", slots=1)
+    refused = live.api("POST", "/nodes/n1:forget")
+    assert (refused.status_code, refused.json()["code"]) == (409, "Conflict")
+    live.clock.turn(60.0)
+    eventually(lambda: live.node("n1")["state"] == "LOST")
+    assert live.api("POST", "/nodes/n1:forget").json()["state"] == "LOST"
+    assert live.api("GET", "/nodes").json()["items"] == []
+    live.joined("n1", slots=1)
+    assert live.node("n1")["state"] == "UP"

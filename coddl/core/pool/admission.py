@@ -16,6 +16,7 @@ UserEvent = (
     | r.JobPrioritised
     | r.NodeDrained
     | r.NodeUndrained
+    | r.NodeForgotten
     | r.PolicyChosen
 )
 
@@ -42,6 +43,8 @@ def is_news(pool: Pool, event: UserEvent) -> bool:
             return not _node(pool, node).is_drained
         case r.NodeUndrained(node):
             return _node(pool, node).is_drained
+        case r.NodeForgotten(node):
+            return _may_forget(_node(pool, node))
         case r.PolicyChosen(policy, _, placement):
             policy_from(policy)
             if placement:
@@ -83,6 +86,16 @@ def _node(pool: Pool, node: str) -> NodeState:
         known = ", ".join(sorted(pool.nodes)) or "there are none yet"
         raise NotFound(f'node "{node}" cannot be found', f"the nodes are: {known}", "coddl nodes")
     return pool.nodes[node]
+
+
+def _may_forget(node: NodeState) -> bool:
+    if node.is_up:
+        raise Conflict(
+            f'node "{node.name}" cannot be forgotten',
+            "its agent may be alive: it is lost when its lease has run out",
+            f"coddl drain {node.name}, and stop its agent",
+        )
+    return True
 
 
 def _alive(pool: Pool, job: int, wanted: str) -> JobState:

@@ -150,6 +150,7 @@ class Control:
                 | r.JobPrioritised()
                 | r.NodeDrained()
                 | r.NodeUndrained()
+                | r.NodeForgotten()
                 | r.PolicyChosen()
             ):
                 if is_news(self.pool, event):
@@ -191,6 +192,8 @@ class Control:
                 return f"node {node} is drained"
             case r.NodeUndrained(node):
                 return f"node {node} is drained no more"
+            case r.NodeForgotten(node):
+                return f"node {node} was forgotten"
             case r.PolicyChosen(policy):
                 return f"the policy is {policy} with {self.pool.placement} now"
 

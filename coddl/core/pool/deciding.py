@@ -9,7 +9,7 @@ from coddl.core.cluster import Cluster
 from coddl.core.placement.registry import placement_from
 from coddl.core.plan import Plan
 from coddl.core.policies.registry import policy_from
-from coddl.core.pool.job import PRERUN_S, JobState
+from coddl.core.pool.job import PRERUN_S, JobState, counted
 from coddl.core.pool.records import Decided, Row, Target
 from coddl.core.pool.sharing import parts, stranded
 from coddl.core.pool.sight import Sight, look
@@ -96,7 +96,7 @@ def _slots(sight: Sight, plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
-    changes = {change.job for change in plan.changes}
+    changes, drained = {change.job for change in plan.changes}, _drained(pool)
     targets: dict[int, Target] = {}
     waiting: dict[int, Waiting] = {}
     for row, job in enumerate(sight.jobs):
@@ -108,7 +108,7 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
             targets[job.id] = Target(slots, f"{reason}, since {found.why}")
         if not slots:
             waits = (plan.waiting(row) or UNPLACED) if sight.islands else _nothing(pool)
-            waiting[job.id] = _with_memory(waits, job)
+            waiting[job.id] = _with_memory(_with_drained(waits, drained), job)
     for number, why in found.aside.items():
         if pool.jobs[number].target:
             targets[number] = Target((), f"{why.code}: {why.sentence}, since {found.why}")
@@ -135,6 +135,28 @@ def _nothing(pool: Pool) -> Waiting:
     """Say why no device can be used."""
     up = [slot for node in pool.nodes.values() if node.is_up for slot in node.slots]
     return OTHERS if up and all(pool.slots[slot].others for slot in up) else NO_NODES
+
+
+def _drained(pool: Pool) -> str:
+    """Say which devices an operator keeps jobs from; empty if there are none."""
+    up = [node for node in pool.nodes.values() if node.is_up]
+    free = {
+        node.name: count
+        for node in up
+        if node.is_drained and (count := sum(pool.slots[s].owner is None for s in node.slots))
+    }
+    if not free:
+        return ""
+    nodes, devices = ", ".join(sorted(free)), counted(sum(free.values()), "device")
+    all_of_them = "all nodes are drained: " if all(node.is_drained for node in up) else ""
+    return f"{all_of_them}{devices} on drained nodes can't be used ({nodes})"
+
+
+def _with_drained(waits: Waiting, drained: str) -> Waiting:
+    """Add to why a job waits that nodes are drained, if that may be why."""
+    if not drained or waits.code not in ("NodeDown", "Resources"):
+        return waits
+    return Waiting(waits.code, drained if waits is NO_NODES else f"{waits.sentence}; {drained}")
 
 
 def _with_memory(waits: Waiting, job: JobState) -> Waiting:

@@ -178,6 +178,8 @@ def sentence_of(record: r.Record, job: int | None = None) -> str:
             return f"node {node} was drained by {by or 'a user'}"
         case r.NodeUndrained(node, by):
             return f"node {node} is used again, says {by or 'a user'}"
+        case r.NodeForgotten(node, by):
+            return f"node {node} was forgotten by {by or 'a user'}"
         case r.PolicyChosen(policy, by, placement):
             where = f" with {placement}" if placement else ""
             return f"the policy is {policy}{where}, says {by or 'a user'}"

@@ -77,6 +77,14 @@ class NodeUndrained:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeForgotten:
+    """A node that was lost is not expected back; one of that name is another one."""
+
+    node: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyChosen:
     policy: str  # as users write it
     by: str
@@ -381,6 +389,7 @@ Event = (
     | JobPrioritised
     | NodeDrained
     | NodeUndrained
+    | NodeForgotten
     | PolicyChosen
     | NodeJoined
     | NodeReported
@@ -399,6 +408,7 @@ Record = (
     | JobPrioritised
     | NodeDrained
     | NodeUndrained
+    | NodeForgotten
     | PolicyChosen
     | NodeJoined
     | NodeLost

@@ -184,6 +184,9 @@ class Pool:
                 self._join(record)
             case r.NodeDrained(node) | r.NodeUndrained(node):
                 self.nodes[node].is_drained = isinstance(record, r.NodeDrained)
+            case r.NodeForgotten(node):
+                del self.nodes[node]
+                self.slots = {n: slot for n, slot in self.slots.items() if slot.node != node}
             case r.NodeLost(node, _, because):
                 self._lose(node, because, now_s)
             case r.SlotFreed(slot):

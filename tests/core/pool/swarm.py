@@ -217,6 +217,7 @@ class Swarm:
             r.JobPrioritised(job, self.random.randint(0, 2), "ada"),
             r.NodeDrained(node, "ada"),
             *[r.NodeUndrained(node, "ada")] * 2,
+            r.NodeForgotten(node, "ada"),
             r.PolicyChosen(self.random.choice(POLICIES), "ada", self.random.choice(PLACEMENTS)),
         ]
         self.wish(self.random.choice(wishes))
