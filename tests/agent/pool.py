@@ -164,8 +164,13 @@ class PaperServer:
 
     def held(self, version: int, slots: Mapping[int, Claim]) -> None:
         """Wait until an agent has said that just these slots have processes."""
-        wanted = Holding(version=version, slots=dict(slots))
-        wait_until(lambda: self.last_holding() == wanted, lambda: f"{wanted}: {self.story()}")
+        wanted = (version, dict(slots))
+
+        def is_told() -> bool:
+            last = self.last_holding()
+            return last is not None and (last.version, last.slots) == wanted
+
+        wait_until(is_told, lambda: f"{wanted}: {self.story()}")
 
     def holdings(self) -> list[Holding]:
         return [message for message in self.said if isinstance(message, Holding)]
