@@ -441,7 +441,7 @@ class Session:
         self.has_resumed = True
         at = self.progress
         at.step, at.epoch, at.updates = held["step"], held["epoch"], held["updates"]
-        at.collective, at.norms = held["collective"], held["norms"]
+        at.collective, at.norms = held["collective"], held.get("norms", 0)
         for loader, kept in zip(self.loaders, held["loaders"], strict=True):
             loader.resume(kept)
         self.values.take(held["values"])
