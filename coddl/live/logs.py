@@ -48,6 +48,12 @@ _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(KeptLine)
 
 
+def set_aside(folder: Path, to: Path) -> None:
+    """Move lines of jobs that a lost journal knew: new jobs will have their numbers."""
+    if next(folder.glob("*.jsonl"), None) is not None:
+        folder.rename(to)
+
+
 class LogStore:
     """Keeps lines of jobs. One thread writes; any may read."""
 

@@ -40,7 +40,7 @@ from coddl.live.clock import Clock
 from coddl.live.errors import JournalFull
 from coddl.live.journal import Journal, Noted
 from coddl.live.leases import Leases
-from coddl.live.logs import LogStore
+from coddl.live.logs import LogStore, set_aside
 from coddl.live.loop import Ask, Bug, ControlLoop, Done, Events, Once, Reply, fact
 from coddl.live.metrics import Metrics
 from coddl.live.progress import ProgressBoard
@@ -83,7 +83,6 @@ class Server:
         self.metrics = Metrics()
         self.progress = ProgressBoard()
         self.sessions = Sessions()
-        self.logs = LogStore(folder / "logs")
         self.archives = Archives(folder / "code")
         self.happened = Bell()
         self.is_closing = False
@@ -93,6 +92,9 @@ class Server:
         self._rules = rules
         self._loop = ControlLoop(journal, self._rules, self, site)
         self._leases = Leases(lease_s)
+        if not self.pool.jobs:
+            set_aside(folder / "logs", folder / f"logs-before-{self.pool_id}")
+        self.logs = LogStore(folder / "logs")
         self._names = views.JobNames(self.pool)
         self._printed: dict[int, Bell] = {}
         self._queue: deque[Ask] = deque()

@@ -8,7 +8,7 @@ import pytest
 
 from coddl.api.wire import LogLine
 from coddl.live.leases import Leases
-from coddl.live.logs import LogReader, LogStore, Wanted
+from coddl.live.logs import LogReader, LogStore, Wanted, set_aside
 
 
 def lines(*texts: str, at_s: float = 0.0, rank: int | None = 0) -> list[LogLine]:
@@ -172,3 +172,14 @@ def test_a_lease_runs_from_the_last_beat() -> None:
     leases.end("b")
     assert leases.left_s("b", 13.0) is None
     assert leases.left_s("a", 13.0) == 2.0
+
+
+def test_lines_of_jobs_that_a_lost_journal_knew_are_not_those_of_new_ones(tmp_path: Path) -> None:
+    old = LogStore(tmp_path / "logs")
+    old.append(1, lines("of another job 1"))
+    old.close()
+    set_aside(tmp_path / "logs", tmp_path / "before")
+    new = LogStore(tmp_path / "logs")
+    assert new.read(1, Wanted()).last(10) == []
+    assert (tmp_path / "before" / "1.jsonl").exists()
+    set_aside(tmp_path / "none", tmp_path / "before")  # a first start has nothing to move
