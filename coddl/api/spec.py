@@ -203,7 +203,7 @@ class JobRequest(BaseModel):
         60.0, ge=0.1, le=1e7, description="Seconds between durable checkpoints."
     )
     start_within_s: float = Field(
-        1800.0,
+        7200.0,
         ge=1,
         le=1e7,
         description="Seconds from getting devices to the first step, after which it starts anew.",
