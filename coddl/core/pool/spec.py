@@ -19,7 +19,7 @@ class Launch:
     precheck: tuple[str, ...] = ()  # a command that must succeed on one device first
     grace_s: float = 30.0  # between the notice to leave and the end
     checkpoint_every_s: float = 60.0
-    start_within_s: float = 7200.0  # between getting devices and the first step: datasets may be prepared
+    start_within_s: float = 7200.0  # from its devices to the first step: it may prepare data
     watchdog_s: float = 1800.0  # after which a worker whose loop is silent is replaced
 
 
