@@ -27,6 +27,8 @@ GROWING = [
     "0:before-adopt",
     "2:after-swapped",
 ]
+# With loader processes, which read ahead in the last pass before the change.
+READING_AHEAD = ["2:before-ahead", "2:after-ahead", "0:after-ahead", "1:after-ahead"]
 SHRINKING = ["1:before-commit", "1:before-swapped", "0:after-commit"]
 # Inside the exchange, after it, between it and the update, after the update: what is missing then.
 TRAINING = {
@@ -80,6 +82,19 @@ def test_a_death_while_growing(
         job.ask("resize", workers=3, wait=False)
         wait_struck(job, fault)
         job.settle(3)  # it was to grow all the same
+        assert len(check(job, job.finish(), undisturbed)) <= 1
+
+
+@pytest.mark.parametrize("fault", READING_AHEAD)
+def test_a_death_while_data_is_read_ahead(
+    tmp_path: Path, fault: str, undisturbed: dict[str, list[float]]
+) -> None:
+    args = (*PACED, "--loader-workers", "2")
+    with Elastic(tmp_path, "net.py", *args, workers=2, env={"FAULT": fault}) as job:
+        job.wait_step(5)
+        job.ask("resize", workers=3, wait=False)
+        wait_struck(job, fault)
+        job.settle(3)
         assert len(check(job, job.finish(), undisturbed)) <= 1
 
 

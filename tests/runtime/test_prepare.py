@@ -63,6 +63,16 @@ class Stream(IterableDataset[Any]):
             yield torch.full((4,), float(number)), torch.ones(1)
 
 
+class Unkept(Stream):
+    """A stream whose state can't be written down."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": {1, 2}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError(state)
+
+
 LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled, with a short last batch": lambda: DataLoader(numbers(), 16, shuffle=True),
     "in order, last batch dropped": lambda: DataLoader(numbers(), 16, drop_last=True),
@@ -301,6 +311,10 @@ MISTAKES: dict[str, tuple[Callable[[], None], str]] = {
     "an update in backward": (_updated_in_backward, "inside backward()"),
     "a parameter with two owners": (_two_owners, "belongs to two optimizers"),
     "a distributed sampler": (_distributed, "DistributedSampler"),
+    "a stream with a state that can't be kept": (
+        lambda: _with(network(), loader=DataLoader(Unkept(), 16)),
+        "Unkept.seen holds a set",
+    ),
     "twice": (_twice, "called twice"),
     "epochs before prepare": (lambda: (coddl.epochs(3), None)[1], "too early"),
 }

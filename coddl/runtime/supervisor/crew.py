@@ -93,6 +93,7 @@ class Crew:
         self._stores_lost = 0  # in a row
         self._is_closing = False
         self.restarts = 0  # of all workers together
+        self._epoch = 0  # that was heard of last
         self.gpus: int | None = None  # until torch is imported
         self.store: tuple[str, int] | None = None
 
@@ -164,6 +165,7 @@ class Crew:
             "CODDL_WORKER": str(notes.number),
             "CODDL_SLOT": str(seat.slot),
             "CODDL_REHEARSE": "1" if notes.joins else "",
+            "CODDL_EPOCH": str(self._epoch),
             "CODDL_SIZE": str(max(1, len(self._seats))),  # of the group it is started for
             "CODDL_MAIN": "1" if notes.is_first else "",
         }
@@ -361,6 +363,7 @@ class Crew:
         if message["is"] in MAIN_THREAD:
             notes.heard_s = time.monotonic()
             notes.is_resting = message["is"] == "resting"
+            self._epoch = message.get("epoch", self._epoch)
         self._listener.on_word(notes, message)
 
     def _lose_node(self, node: str, because: str) -> None:

@@ -39,13 +39,19 @@ class Guard:
     ) -> None:
         self._optimizers = optimizers
         self._parameters = parameters
+        self._data: int | None = None  # tells the datasets from others
         self._first: list[float] | None = None  # learning rates of the job's first update
         self._expected: list[float] | None = None  # and as they were saved, in a job that goes on
 
     def fingerprint(self, datasets: Sequence[Any]) -> int:
-        """Tell datasets apart: by their lengths, and a few samples read under a fixed seed."""
-        told = [self._read(dataset) for dataset in datasets]
-        return zlib.crc32(repr(told).encode())
+        """Tell datasets apart: by their lengths, and a few samples read under a fixed seed.
+
+        As they were when this was asked first: a script may change them with every epoch.
+        """
+        if self._data is None:
+            told = [self._read(dataset) for dataset in datasets]
+            self._data = zlib.crc32(repr(told).encode())
+        return self._data
 
     def _read(self, dataset: Any) -> Any:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):

@@ -6,27 +6,25 @@ draws the same order from them. A worker that joins in the middle takes the roun
 """
 
 import itertools
-import zlib
-from array import array
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from inspect import isgeneratorfunction
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.slices import slices
 from coddl.runtime.worker import batches
-from coddl.runtime.worker.randomness import Streams, borrowed, capture
+from coddl.runtime.worker.feed import Feed, rebuilt
+from coddl.runtime.worker.image import flatten
+from coddl.runtime.worker.order import Indices, Order, fingerprint
+from coddl.runtime.worker.randomness import Streams, capture, own_generator
 
 if TYPE_CHECKING:
     from coddl.runtime.worker.session import Session
 
 Item = Any  # a batch: whatever the user's loader gives
-PULLED_AT_ONCE: Final = 64  # batches of an order that is drawn from captured streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +48,19 @@ class Cut:
         """Give this worker's part of a batch; empty if it has none."""
         return slices(samples, self.counts)[self.rank]
 
+    def is_like(self, other: "Cut") -> bool:
+        """Tell whether this worker has the same part of a batch by both."""
+        return (self.rank, self.counts) == (other.rank, other.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A batch that is being loaded."""
+
+    batch: Indices  # the whole of it
+    cut: Cut | None  # by which a part of it is loaded; None: it is cut when it is there
+    slice: Slice
+
 
 class ElasticLoader:
     """A DataLoader whose batches are this worker's slices; everything else is the user's own."""
@@ -66,11 +77,17 @@ class ElasticLoader:
         self._device = device
         self._resumes = False  # the next round is one that others have begun
         self._cuts: list[Cut] = [Cut(0, 0, (1,))]
-        self._order: _Order | None = None
-        self._stream: Iterator[Item] | None = None
-        self._cuts_samples = not is_cut_late(loader)
-        self._sampler = _SliceSampler(self)
-        self._inner: DataLoader[Any] | None = None
+        self._expected: Cut | None = None  # what the next change of the group will bring
+        self._at_update = 0  # batches of all rounds at the last update
+        self.stride = 0  # batches from an update to the next
+        self._is_cut_late = is_cut_late(loader)
+        self._order: Order | None = None
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        self._feed: Feed[_Asked] | None = None if is_stream else Feed(loader, self._ask)
+        self._filler: Indices | None = None  # a sample that was loaded before, as a batch
+        self._is_warm = False  # processes wait for their first round
+        self._stream: Iterator[Item] | None = None  # of a dataset that no index leads into
+        self._state: Any = None  # of a dataset that keeps one: where it is to be read from
         self._length: int | None = None  # batches of a round, if that is known
 
     # -- what the user sees
@@ -130,12 +147,14 @@ class ElasticLoader:
         self.is_fresh = True
         self._length = _length(self._loader)
         self.streams = None
-        self._stream = self._order = None
+        self._stop()
+        if self._is_warm:
+            self.close()  # a round that begins here has the processes that a DataLoader gives it
 
     @property
     def is_open(self) -> bool:
         """Tell whether batches can be fetched."""
-        return self._stream is not None
+        return self._order is not None or self._stream is not None
 
     def open(self, streams: Streams | None, *, keep: bool) -> None:
         """Open the round under way, from where it stands.
@@ -143,15 +162,12 @@ class ElasticLoader:
         With `streams` its order is drawn from them; without, as the user's own loader would draw
         it, and the streams it is drawn from are kept if others may need them.
         """
-        if self._cuts_samples:
-            self._order = _Order(self._loader, streams, self.at, on_draw=self._keep(keep))
-            if self.at:
-                self.reopen()
-            else:
-                self._open_stream()
-        else:
+        if self._feed is None:
             self.streams = capture(self._loader.generator) if keep else None
-            self._stream = itertools.islice(iter(self._loader), self.at, None)
+            self._stream = self._read_on() if self.at else self._read()
+        else:
+            order = Order(self._loader, streams, self.at, on_draw=self._keep(keep))
+            self._begin_feed(self._feed, order, is_natural=streams is None)
         self.streams = streams if streams is not None else self.streams
 
     def _keep(self, keep: bool) -> Callable[[], None]:
@@ -161,52 +177,108 @@ class ElasticLoader:
 
         return on_draw
 
-    def reopen(self) -> None:
-        """Load from here on by the newest cut; what was loaded ahead is thrown away."""
-        assert self._order is not None
-        self._stream = None
-        self._order.rewind()
-        # An iterator draws a seed: the streams go on as if there had been one only.
-        kept = torch.get_rng_state()
-        self._open_stream(again=True)
-        torch.set_rng_state(kept)
+    def _read(self) -> Iterator[Item]:
+        """Read a dataset that no index leads into."""
+        dataset = stateful(self._loader)
+        self._state = None if dataset is None else dataset.state_dict()
+        return iter(self._loader)
 
-    def _open_stream(self, *, again: bool = False) -> None:
-        assert self._order is not None
-        if self._inner is None:
-            # Workers must have the same batches at the same time; alone, the order is free.
-            in_order = self._loader.in_order or len(self._cuts[-1].counts) > 1
-            self._inner = rebuilt(self._loader, self._sampler, in_order=in_order)
-        generator = self._loader.generator
-        if generator is None or (self._order.is_natural and not again):
-            self._stream = iter(self._inner)
-            return
-        kept = generator.get_state()
-        self._stream = iter(self._inner)
-        generator.set_state(kept)
+    def _read_on(self) -> Iterator[Item]:
+        """Read it from where the round stands."""
+        if (state := self._state) is not None:
+            stateful(self._loader).load_state_dict(state)
+        kept = torch.get_rng_state()  # which an iterator moves, and there has been one
+        stream = iter(self._loader)
+        torch.set_rng_state(kept)
+        return stream if state is not None else itertools.islice(stream, self.at, None)
+
+    def _begin_feed(self, feed: "Feed[_Asked]", order: Order, *, is_natural: bool) -> None:
+        """Have batches loaded in that order; what was read ahead of it is kept if it is right."""
+        asked = feed.wanted
+        ahead = order.take_some(len(asked))
+        is_ahead = bool(ahead) and [*map(fingerprint, ahead)] == [
+            fingerprint(each.batch) for each in asked
+        ]
+        if not is_ahead:
+            order.put_back(ahead)
+            feed.withdraw()
+        self._order, self._is_warm = order, False
+        if is_natural:
+            feed.start(self._loader.generator)
+        elif not is_ahead and not feed.is_full:
+            feed.start(self._own_generator())
+
+    def _own_generator(self) -> torch.Generator:
+        # An iterator draws a seed. If this is the second one in a round, the script's streams go on
+        # as if it had not been.
+        return own_generator(moves=self.at == 0)
+
+    def _ask(self) -> tuple[Indices, _Asked]:
+        """Give this worker's part of the next batch to be loaded."""
+        if self._order is None:
+            raise StopIteration
+        assert self._feed is not None
+        batch = self._order.take()
+        number = self.total + len(self._feed.wanted)
+        expected = self._expected
+        cut = self.cut_of(number) if expected is None or number < expected.first else expected
+        if self._is_cut_late:
+            return batch, _Asked(batch, None, Slice(0, 0, fingerprint([batch])))
+        if len(cut.counts) == 1:
+            return batch, _Asked(batch, cut, Slice(len(batch), len(batch)))
+        part = cut.range_of(len(batch))
+        asked = _Asked(batch, cut, Slice(len(batch), len(part), fingerprint(batch)))
+        return batch[part.start : part.stop] if part else batch[:1], asked
 
     def fetch(self) -> Item:
         """Give this worker's slice of the next batch; raises StopIteration at the round's end."""
-        assert self._stream is not None
-        batch = next(self._stream)
-        if self._cuts_samples:
-            assert self._order is not None
-            self.slice = self._order.handed_out()
+        order = 0
+        if self._feed is None:
+            assert self._stream is not None
+            batch = next(self._stream)
         else:
-            batch = self._cut_late(batch)
+            self._correct(self._feed)
+            batch, asked = self._feed.next()
+            self.slice, order = asked.slice, asked.slice.order
+            if self.at == 0 and isinstance(asked.batch, list | tuple):
+                self._filler = asked.batch[:1]
+        if self._is_cut_late:
+            batch = self._cut_late(batch, order)
         self.at += 1
         self.total += 1
+        if self._expected is not None and self._feed is not None:
+            self._skip(self._feed)  # now, so that the next batch is loaded during this pass
         return batch if self._device is None else batches.moved(batch, self._device)
 
-    def _cut_late(self, batch: Item) -> Item:
+    def _correct(self, feed: "Feed[_Asked]") -> None:
+        """Load anew what is being loaded by another cut than the next batch has."""
+        cut = next((asked.cut for asked in feed.wanted), None)
+        if cut is not None and not cut.is_like(self.cut_of(self.total)):
+            self._expected = None
+            self._withdraw(feed)
+        self._skip(feed)
+
+    def _skip(self, feed: "Feed[_Asked]") -> None:
+        try:
+            feed.skip()
+        except Exception:  # nothing that was wanted: what is wrong shows again where it matters
+            self._withdraw(feed)
+            feed.close()
+            feed.start(self._own_generator())
+
+    def _withdraw(self, feed: "Feed[_Asked]", keep: int = 0) -> None:
+        assert self._order is not None
+        self._order.put_back(asked.batch for asked in feed.withdraw(keep))
+
+    def _cut_late(self, batch: Item, order: int) -> Item:
         """Cut a batch that the dataset makes as a whole."""
         count = batches.samples_in(batch)
         cut = self.cut_of(self.total)
         if len(cut.counts) == 1 or count is None:
-            self.slice = Slice(count or 1, count or 1)
+            self.slice = Slice(count or 1, count or 1, order)
             return batch
         part = cut.range_of(count)
-        self.slice = Slice(count, len(part))
+        self.slice = Slice(count, len(part), order)
         return batches.cut(batch, part if part else range(1), count)
 
     def cut_of(self, number: int) -> Cut:
@@ -215,45 +287,102 @@ class ElasticLoader:
 
     def own(self, cut: Cut) -> None:
         """Cut batches so from some number on."""
+        self._expected = None
         if cut == self._cuts[-1]:
             return
         cuts = [*(earlier for earlier in self._cuts if earlier.first < cut.first), cut]
         current = max(i for i, each in enumerate(cuts) if each.first <= self.total)
         self._cuts = cuts[current:]
-        if not self._loader.in_order:
-            self._inner = None
-        if self._stream is not None and self._cuts_samples:
-            self.reopen()
+
+    # -- ahead of a change of the group
+
+    def warm_up(self, seed: int) -> None:
+        """Start the loader's processes before it is known what they will load.
+
+        That takes a sample to load: there is one if this worker has rehearsed.
+        """
+        if self._feed is not None and self._loader.num_workers and self._filler is not None:
+            self._feed.warm_up(torch.Generator().manual_seed(seed), self._filler)
+            self._is_warm = True
+
+    def cool_down(self) -> None:
+        """End processes that were started ahead of time, if the dataset may have changed since."""
+        if self._is_warm and not self._loader.persistent_workers:
+            self.close()
+
+    def note_update(self) -> None:
+        """Take note that an update was made."""
+        self.stride, self._at_update = self.total - self._at_update, self.total
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Tell whether processes could load what comes after the next update meanwhile."""
+        is_within = self._length is None or self.at + self.stride < self._length
+        is_loading = self._order is not None and self._loader.num_workers > 0
+        return is_loading and self.stride > 0 and is_within and not self._is_cut_late
+
+    def expect(self, rank: int, counts: Sequence[int]) -> None:
+        """Load the batches that come after the next update by the cut that they will have."""
+        if self._feed is not None and self.reads_ahead:
+            self._expected = Cut(self.total + self.stride, rank, tuple(counts))
+            self._withdraw(self._feed, keep=self.stride)
+
+    def read_ahead(self, held: dict[str, Any], rank: int, counts: Sequence[int]) -> None:
+        """Load what another worker's loader will have come to after its next update."""
+        if self._feed is None or not self._is_warm or held["streams"] is None:
+            return
+        at, total = held["at"] + held["stride"], held["total"] + held["stride"]
+        self.resume({**held, "at": at, "total": total})
+        self._expected = Cut(0, rank, tuple(counts))
+        self.open(self.streams, keep=True)
+        self._is_warm = True
+        self._skip(self._feed)
 
     def end(self) -> None:
         """End the round: nothing of it is left to be handed out."""
-        self._stream = self._order = self.streams = None
+        self._stop()
+        self.streams = None
         self._resumes = False
+
+    def _stop(self) -> None:
+        self._stream = self._order = None
+        if self._feed is not None:
+            self._feed.stop()
 
     def forget(self) -> None:
         """Be as new: what was handed out was a rehearsal."""
         self.end()
-        self.rounds, self.at, self.total, self.streams = -1, 0, 0, None
-        self._inner = None
+        self.close()
+        if self._state is not None:
+            stateful(self._loader).load_state_dict(self._state)
+        self.rounds, self.at, self.total = -1, 0, 0
 
     def close(self) -> None:
         """End the loader's processes."""
-        self._stream = self._inner = self._order = None
+        self._stream = self._order = None
+        self._is_warm = False
+        if self._feed is not None:
+            self._feed.close()
 
     # -- state
 
     def progress(self) -> dict[str, Any]:
         """Give where the loader stands."""
-        about = {"rounds": self.rounds, "at": self.at, "total": self.total}
-        return {**about, "streams": self.streams}
+        about = {"rounds": self.rounds, "at": self.at, "total": self.total, "stride": self.stride}
+        dataset = stateful(self._loader) if self._stream is not None else None
+        state = None if dataset is None else dataset.state_dict()
+        return {**about, "streams": self.streams, "dataset": state}
 
     def resume(self, held: dict[str, Any]) -> None:
         """Stand where another worker's loader stands; the next iteration takes it up there."""
         self.rounds, self.at, self.total = held["rounds"], held["at"], held["total"]
-        self.streams = held["streams"]
+        self.streams, self._state = held["streams"], held.get("dataset")
         self._resumes = self.rounds >= 0 and self.streams is not None
         self._cuts = [Cut(0, c.rank, c.counts) for c in self._cuts[-1:]]
-        self._stream, self._order = None, None
+        self._stream = self._order = None
+        if not self._resumes:
+            self.close()
+        self._at_update = self.total
         self.is_fresh = False
         self._length = _length(self._loader)
 
@@ -261,96 +390,6 @@ class ElasticLoader:
         """Tell, once, whether the round to begin is one that others have begun."""
         resumes, self._resumes = self._resumes, False
         return resumes
-
-
-class _Order:
-    """The batches of a round as lists of indices, and which of them were handed out."""
-
-    def __init__(
-        self,
-        loader: "DataLoader[Any]",
-        streams: Streams | None,
-        start: int,
-        on_draw: Callable[[], None],
-    ) -> None:
-        assert loader.batch_sampler is not None
-        self.is_natural = streams is None  # drawn as the user's own loader would draw it
-        self._generator = loader.generator
-        self._streams = None if streams is None else dict(streams)
-        self._on_draw: Callable[[], None] | None = None
-        self._pending: deque[tuple[list[int], Slice]] = deque()  # given to the loader, not out yet
-        self._ahead: deque[list[int]] = deque()  # drawn, not given to the loader
-        if self._streams is None:
-            # Samplers draw when the first batch is asked for, but for a few that do it at once.
-            if isgeneratorfunction(type(loader.batch_sampler).__iter__):
-                self._on_draw = on_draw
-            else:
-                on_draw()
-            self._source: Iterator[list[int]] = iter(loader.batch_sampler)
-            return
-        with borrowed(self._streams, self._generator):
-            self._source = iter(loader.batch_sampler)
-            for _ in itertools.islice(self._source, start):
-                pass
-
-    def rewind(self) -> None:
-        """Give once more what was loaded and not handed out."""
-        self._ahead.extendleft(batch for batch, _ in reversed(self._pending))
-        self._pending.clear()
-
-    def take(self) -> list[int]:
-        """Draw the next batch; raises StopIteration at the end."""
-        if not self._ahead:
-            if self._streams is None:
-                if self._on_draw is not None:
-                    self._on_draw()
-                    self._on_draw = None
-                return next(self._source)
-            with borrowed(self._streams, self._generator):
-                self._ahead.extend(itertools.islice(self._source, PULLED_AT_ONCE))
-        if not self._ahead:
-            raise StopIteration
-        return self._ahead.popleft()
-
-    def give(self, batch: list[int], cut: Slice) -> None:
-        """Take note that a batch is being loaded."""
-        self._pending.append((batch, cut))
-
-    @property
-    def loading(self) -> int:
-        """How many batches are being loaded."""
-        return len(self._pending)
-
-    def handed_out(self) -> Slice:
-        """Take note that the oldest batch that was loaded is handed out."""
-        return self._pending.popleft()[1]
-
-
-class _SliceSampler(Sampler[list[int]]):
-    """Gives this worker's part of each batch's indices; for the DataLoader that loads them."""
-
-    def __init__(self, loader: ElasticLoader) -> None:
-        self._elastic = loader
-
-    def __iter__(self) -> Iterator[list[int]]:
-        elastic = self._elastic
-        order = elastic._order
-        while order is not None:
-            try:
-                batch = order.take()
-            except StopIteration:
-                return
-            cut = elastic.cut_of(elastic.total + order.loading)
-            if len(cut.counts) == 1:
-                order.give(batch, Slice(len(batch), len(batch), 0))
-                yield batch
-                continue
-            part = cut.range_of(len(batch))
-            order.give(batch, Slice(len(batch), len(part), _fingerprint(batch)))
-            yield batch[part.start : part.stop] if part else batch[:1]
-
-    def __len__(self) -> int:
-        return len(self._elastic)
 
 
 class EvalLoader:
@@ -383,25 +422,16 @@ def is_cut_late(loader: "DataLoader[Any]") -> bool:
     return isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
 
 
-def rebuilt(
-    loader: "DataLoader[Any]", batch_sampler: Iterable[Sequence[int]], *, in_order: bool = True
-) -> "DataLoader[Any]":
-    """Make a DataLoader that is like another one but for the batches it is asked for."""
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=batch_sampler,  # type: ignore[arg-type] # lists of indices
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        persistent_workers=loader.persistent_workers,
-        pin_memory_device=loader.pin_memory_device,
-        prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
-        in_order=in_order,
-    )
+def stateful(loader: "DataLoader[Any]") -> Any:
+    """Give a loader's dataset if it is a stream that tells where it stands; None otherwise.
+
+    With loader processes it is their copies that are read, and the script's own does not move.
+    """
+    dataset = loader.dataset
+    if not isinstance(dataset, IterableDataset) or loader.num_workers:
+        return None
+    has_state = all(callable(getattr(dataset, f"{do}state_dict", None)) for do in ("", "load_"))
+    return dataset if has_state else None
 
 
 def _length(loader: "DataLoader[Any]") -> int | None:
@@ -409,13 +439,6 @@ def _length(loader: "DataLoader[Any]") -> int | None:
         return len(loader)
     except TypeError:
         return None
-
-
-def _fingerprint(batch: list[int]) -> int:
-    try:
-        return zlib.crc32(array("q", batch).tobytes())
-    except TypeError:  # indices may be anything
-        return zlib.crc32(repr(batch).encode())
 
 
 def check_loader(loader: "DataLoader[Any]") -> None:
@@ -428,3 +451,5 @@ def check_loader(loader: "DataLoader[Any]") -> None:
             "itself",
             "DataLoader(dataset, batch_size=..., shuffle=True), with the global batch size",
         )
+    if (dataset := stateful(loader)) is not None:
+        flatten({type(dataset).__name__: dataset.state_dict()})  # raises if it can't be kept

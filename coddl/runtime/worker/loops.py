@@ -14,8 +14,8 @@ def epochs(session: Session, numbers: range) -> Iterator[int]:
     if session.steps is None and session.loaders:
         session.steps = _length(session.loaders[0], len(numbers))
     if session.rehearsal.is_asked and numbers:
-        session.rounds.begin_rehearsal()
-        yield numbers[0]  # one batch, and what the script does at an epoch's end
+        # One batch, and what the script does at an epoch's end.
+        yield session.rounds.begin_rehearsal(numbers)
     session.progress.epoch = numbers.start
     session.start()
     if session.has_resumed:  # the job's own epoch counts, wherever this script would begin

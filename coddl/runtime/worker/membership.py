@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from coddl.runtime.errors import TrainingError
+from coddl.runtime.worker import packing
 from coddl.runtime.worker.group import Broken
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
@@ -62,17 +64,40 @@ class Work(Protocol):
         """Tell layouts of parameters apart."""
 
 
+class Reader(Protocol):
+    """What loads batches, also ahead of a change."""
+
+    def announced(self) -> Tree:
+        """Tell workers that will join where the training is."""
+
+    def expect(self, rank: int, counts: Sequence[int]) -> None:
+        """Load what comes after the next update for a rank of the next group."""
+
+    def read_ahead(self, announced: Tree, rank: int, counts: Sequence[int]) -> None:
+        """Load what others will have come to after the next update, to join them there."""
+
+
 class Membership:
     """A worker's place among the others; alone, it has none and this never does anything."""
 
-    def __init__(self, link: Link | None, work: Work, handover: Handover, pulse: Pulse) -> None:
+    def __init__(
+        self,
+        link: Link | None,
+        work: Work,
+        handover: Handover,
+        pulse: Pulse,
+        reader: Reader | None = None,
+    ) -> None:
         self.failed = False  # the group is broken; the supervisor will regroup
+        self.lingers = False  # the group stays until the next update, and data is read ahead
         self.groups = Groups()
         self.size = 1
         self._link = link
         self._work = work
         self._handover = handover
         self._pulse = pulse
+        self._reader = reader
+        self._next: tuple[Generation, Groups] | None = None  # to be entered after the next update
         self._generation = Generation(0, (), ())
         self._rank = 0
         self._started = link is None
@@ -95,7 +120,9 @@ class Membership:
     @property
     def is_due(self) -> bool:
         """Tell whether this worker is ready to change after the iteration under way."""
-        return self._link is not None and self._link.due(self._work.step)
+        return self._link is not None and (
+            self._next is not None or self._link.due(self._work.step)
+        )
 
     def start(self, **about: int | None) -> None:
         """Say that the script has come to its loop; wait to be taken into a group."""
@@ -170,12 +197,43 @@ class Membership:
             else:
                 return  # something newer came: look again
         self.failed = False
+        self._forget_next()
         self._work.abandon()
         self._enter(link, *pending)
 
     def _enter_committed(self, link: Link) -> None:
-        if (committed := link.take_committed()) is not None:  # else a regroup has revoked it
-            self._enter(link, *committed)
+        committed, self._next = self._next, None
+        if committed is None:
+            if (committed := link.take_committed()) is None:
+                return  # a regroup has revoked it
+            if self._reads_ahead(link, *committed):
+                self._next = committed
+                return
+        self._enter(link, *committed)
+
+    def _reads_ahead(self, link: Link, generation: Generation, groups: Groups) -> bool:
+        """Have data read ahead for a generation; tell whether it is entered an update later."""
+        if (reader := self._reader) is None:
+            return False
+        announced = reader.announced() if self.lingers else None
+        talk = groups.bridge if generation.bridge else groups.talk
+        if talk is not None and not set(generation.members) <= set(self.members):
+            groups.be_patient_while(self._is_patient)
+            with suppress(Broken):  # which shows again when it is entered
+                announced = packing.shared(talk, announced)
+        if announced is not None and link.worker in generation.members:
+            rank = generation.members.index(link.worker)
+            if self._has_state:
+                reader.expect(rank, generation.counts)
+            else:
+                reader.read_ahead(announced, rank, generation.counts)
+        return self.lingers and bool(generation.members)
+
+    def _forget_next(self) -> None:
+        """Give up a group that was to be entered after the next update."""
+        committed, self._next = self._next, None
+        if committed is not None and committed[1] is not self.groups:
+            committed[1].close()
 
     def _enter(self, link: Link, generation: Generation, groups: Groups) -> None:
         """Work in a generation from here on, with the state of its most advanced member."""

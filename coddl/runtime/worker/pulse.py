@@ -55,7 +55,7 @@ class Pulse:
         """Count a pass of so many virtual nodes."""
         self._nodes += nodes
 
-    def iterated(self, step: int, samples: int) -> None:
+    def iterated(self, step: int, samples: int, epoch: int = 0) -> None:
         """Count an iteration; report when it is time."""
         self._iterations += 1
         self._samples += samples
@@ -66,6 +66,7 @@ class Pulse:
         self._link.tell(
             "stepped",
             step=step,
+            epoch=epoch,
             iterations=self._iterations,
             window_s=now_s - self._since_s,
             pass_s=self._sums.get("gpu", self._sums.get("compute", 0.0)) / max(1, self._nodes),

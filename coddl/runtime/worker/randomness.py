@@ -66,6 +66,15 @@ def borrowed(streams: Streams, generator: torch.Generator | None) -> Iterator[No
         restore(mine)
 
 
+def own_generator(*, moves: bool) -> torch.Generator:
+    """Give a generator seeded from this process's stream, which moves on by that or does not."""
+    before = torch.get_rng_state()
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+    if not moves:
+        torch.set_rng_state(before)
+    return torch.Generator().manual_seed(seed)
+
+
 def reseed(*parts: int) -> None:
     """Begin streams of this worker's own, so that its dropout masks are not another's."""
     seed = seed_of(*parts)

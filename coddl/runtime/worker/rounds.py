@@ -5,9 +5,13 @@ up by workers that join; one that a worker leaves early (`break`) ends for all.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import torch
+
+from coddl.runtime.vnodes import seed_of
 from coddl.runtime.worker.image import Tree
 from coddl.runtime.worker.link import Groups
 from coddl.runtime.worker.loader import Cut, ElasticLoader, Item
@@ -19,6 +23,8 @@ from coddl.runtime.worker.rows import BROKE
 if TYPE_CHECKING:
     from coddl.runtime.worker.session import Session
 
+LOADERS_MAX: Final = 4  # whose positions are compared when a group is formed
+
 
 class Rounds:
     """Where the loaders of a session are."""
@@ -29,6 +35,7 @@ class Rounds:
         self.left_early: ElasticLoader | None = None
         self._session = session
         self._primary: ElasticLoader | None = None  # whose batches begin passes
+        self._epoch_rehearsed: int | None = None
 
     def begin(self, loader: ElasticLoader) -> None:
         """Begin to iterate over a loader, or take up the round that the job is in."""
@@ -42,13 +49,18 @@ class Rounds:
         session.start()
         self.settle()
         if loader.takes_up():
-            loader.open(loader.streams, keep=True)
+            self._take_up(loader)
             return
         if loader.rounds >= 0 and not self.has_outer_loop:
             session.tell_rigid()
         loader.begin()
         if session.is_main:
             loader.open(None, keep=session.is_led)  # here, as a DataLoader draws a seed here
+
+    def _take_up(self, loader: ElasticLoader) -> None:
+        if self._epoch_rehearsed != self._session.progress.epoch:
+            loader.cool_down()  # what the script does to its dataset as an epoch begins came later
+        loader.open(loader.streams, keep=True)
 
     def _first_batch(self, loader: ElasticLoader) -> Item:
         """Give a round's first batch: its order is the main worker's, by whose streams it is."""
@@ -67,16 +79,75 @@ class Rounds:
         finally:
             self._begun_together(loader)
 
-    def begin_rehearsal(self) -> None:
-        """Run the script's loop once before anyone waits for this worker."""
+    def begin_rehearsal(self, epochs: range = range(1)) -> int:
+        """Run the script's loop once before anyone waits for this worker; gives the epoch."""
         session = self._session
-        if session.rehearsal.is_asked:
-            session.rehearsal.begin()
-            session.state.has_rehearsed = True
-            size = int(os.environ.get("CODDL_SIZE", "1"))
-            share = max(1, session.settings.global_batch // size)
-            for loader in session.loaders:
-                loader.own(Cut(0, 0, (share,) * size))
+        session.guard.fingerprint([loader.dataset for loader in session.loaders])
+        session.rehearsal.begin()
+        session.state.has_rehearsed = True
+        size = int(os.environ.get("CODDL_SIZE", "1"))
+        share = max(1, session.settings.global_batch // size)
+        for loader in session.loaders:
+            loader.own(Cut(0, 0, (share,) * size))
+        current = int(os.environ.get("CODDL_EPOCH") or epochs[0])  # the job's
+        self._epoch_rehearsed = current if current in epochs else epochs[0]
+        return self._epoch_rehearsed
+
+    @property
+    def handed(self) -> list[int]:
+        """How many batches each loader has handed out; as many numbers in every worker."""
+        counts = [loader.total for loader in self._session.loaders[:LOADERS_MAX]]
+        return counts + [0] * (LOADERS_MAX - len(counts))
+
+    def own(self, cut: Cut, handed: Sequence[int]) -> None:
+        """Cut batches so, from those on that no worker has been handed."""
+        for loader, first in zip(self._session.loaders, handed, strict=False):
+            loader.own(replace(cut, first=first))
+
+    def resume(self, held: Sequence[Tree]) -> None:
+        """Stand where the loaders of another worker stand."""
+        for loader, kept in zip(self._session.loaders, held, strict=True):
+            loader.resume(kept)
+
+    def close(self) -> None:
+        """End the loaders' processes."""
+        for loader in self._session.loaders:
+            loader.close()
+
+    # -- loader processes, ahead of a change of the group
+
+    def warm_up(self) -> None:
+        """Start the loaders' processes before others wait for this worker."""
+        seed, worker = torch.initial_seed(), int(os.environ.get("CODDL_WORKER", "0"))
+        for number, loader in enumerate(self._session.loaders):
+            loader.warm_up(seed_of(seed, worker, number))
+
+    def note_update(self) -> None:
+        """Take note that an update was made."""
+        for loader in self._session.loaders:
+            loader.note_update()
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Tell whether loader processes can load, in the next pass, for the next group."""
+        return any(loader.reads_ahead for loader in self._session.loaders)
+
+    def announced(self) -> Tree:
+        """Tell workers that will join where the training is."""
+        loaders = [loader.progress() for loader in self._session.loaders]
+        return {"epoch": self._session.progress.epoch, "loaders": loaders}
+
+    def expect(self, rank: int, counts: Sequence[int]) -> None:
+        """Load what comes after the next update for a rank of the next group."""
+        for loader in self._session.loaders:
+            loader.expect(rank, counts)
+
+    def read_ahead(self, announced: Tree, rank: int, counts: Sequence[int]) -> None:
+        """Load what others will have come to after the next update, to join them there."""
+        for loader, held in zip(self._session.loaders, announced["loaders"], strict=True):
+            if self._epoch_rehearsed != announced["epoch"]:
+                loader.cool_down()
+            loader.read_ahead(held, rank, counts)
 
     def _begun_together(self, loader: ElasticLoader) -> Tree | None:
         """Give every worker the main worker's random streams and values."""
@@ -105,7 +176,7 @@ class Rounds:
         if self._primary is None and not self.counts_steps:
             self._primary = loader
         if not loader.is_open and loader.takes_up():
-            loader.open(loader.streams, keep=True)  # its iterator was made in the rehearsal
+            self._take_up(loader)  # its iterator was made in the rehearsal
         if loader is not self._primary:
             batch = self._first_batch(loader) if loader.is_fresh else loader.fetch()
             if self.counts_steps:

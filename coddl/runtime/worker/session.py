@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -48,7 +48,6 @@ from coddl.runtime.worker.state import Home, State, parameters_of
 from coddl.runtime.worker.syncnorm import SyncNorm
 from coddl.runtime.worker.values import Values
 
-LOADERS_MAX: Final = 4  # whose positions are compared when a group is formed
 CHECK_EVERY: Final = 100  # passes
 
 
@@ -90,7 +89,7 @@ class Session:
         self.footprint = Footprint(memory_of(self._device), optimizers)
         traced = os.environ.get("CODDL_TRACE") == "1"
         self.pulse = Pulse(link, traced=traced, footprint=self.footprint)
-        self._guard = Guard(self._optimizers, self.parameters)
+        self.guard = Guard(self._optimizers, self.parameters)
         self._handover = handover = Handover(
             self.state,
             self._device,
@@ -98,7 +97,8 @@ class Session:
             host=link.host if link is not None else "",
             describe=self._described,
         )
-        self._membership = Membership(link, self, handover, self.pulse)
+        self.rounds = Rounds(self)
+        self._membership = Membership(link, self, handover, self.pulse, self.rounds)
         self.peers = Peers(self._membership, self.progress, self.reject)
         self.exchange = Exchange(
             self.peers,
@@ -113,7 +113,6 @@ class Session:
         self.rehearsal = Rehearsal(self.parameters, self.state.buffers)
         self._clock = GpuClock(self._device)
         self._cut = Cut(0, 0, (1,))
-        self.rounds = Rounds(self)
         self._updates: set[int] = set()  # optimizers that have made one in this pass
         self._optimized = 0  # parameters that the optimizers have
         self._all: list[Tensor] = []
@@ -184,10 +183,11 @@ class Session:
             return
         self._has_started = True
         self.rehearsal.end()
+        self.rounds.warm_up()
         self.state.find_schedulers()
         if self._link is None:
             return
-        self._membership.start(**about(self, self._guard))
+        self._membership.start(**about(self, self.guard))
 
     def finish(self, *, is_complete: bool = False) -> None:
         """End the training in this worker: its loops are complete, or the script has left them."""
@@ -199,8 +199,7 @@ class Session:
         self.end_pass(may_change=False)
         self.has_ended = self.peers.is_over = True
         self._backward.install(False)
-        for loader in self.loaders:
-            loader.close()
+        self.rounds.close()
         if self._link is not None:
             self._link.tell("ended", step=self.step, complete=is_complete)
 
@@ -254,34 +253,38 @@ class Session:
         self._catch_up()
         if self.exchange.has_idle:
             self.peers.together(self.share_state, alone=lambda: None, missed=lambda: None)
-        self.pulse.iterated(self.step, own)
+        self.pulse.iterated(self.step, own, self.progress.epoch)
         if self.step % CHECK_EVERY == 0:
             self._check()
         may_change &= not (self.peers.stopping or self.peers.leaving or self._is_rigid)
+        if self._updates:
+            self.rounds.note_update()
         if self._updates and may_change:
             self._membership.change(agreed=self._agrees_to_change())
 
     def _agrees_to_change(self) -> bool:
         """Tell whether all workers change the group now: all voted for it, and all came here."""
+        self._membership.lingers = mine = self.rounds.reads_ahead
         if self._membership.size == 1:
             return self._membership.is_due
-
-        def confirm(groups: Groups) -> bool:
-            found = self.peers.compare(groups, self.peers.row("change"))
-            return all(row.kind == "change" for row in found)  # one may have left its loop
-
         if not self.peers.agreed:
             return False
+
+        def confirm(groups: Groups) -> bool:
+            found = self.peers.compare(groups, self.peers.row("change", value=float(mine)))
+            self._membership.lingers = any(row.value for row in found)
+            return all(row.kind == "change" for row in found)  # one may have left its loop
+
         return self.peers.together(confirm, alone=lambda: False, missed=lambda: False)
 
     def _check(self) -> None:
         """Compare a part of the weights with the others'."""
 
         def compare(groups: Groups) -> None:
-            norm = self._guard.norm(self.step // CHECK_EVERY)
+            norm = self.guard.norm(self.step // CHECK_EVERY)
             found = self.peers.compare(groups, self.peers.row("check", value=norm))
             try:
-                self._guard.compare([row.value for row in found], self._membership.members)
+                self.guard.compare([row.value for row in found], self._membership.members)
             except TrainingError as error:
                 self.reject(error)
 
@@ -294,7 +297,7 @@ class Session:
         self.rehearsal.before_update(optimizer)
         try:
             if not self.rehearsal.is_running:
-                self._guard.check_update()
+                self.guard.check_update()
                 self.exchange.check_update()
         except TrainingError as error:
             self.reject(error)
@@ -362,8 +365,7 @@ class Session:
 
     @property
     def handed(self) -> list[int]:
-        counts = [loader.total for loader in self.loaders[:LOADERS_MAX]]
-        return counts + [0] * (LOADERS_MAX - len(counts))
+        return self.rounds.handed
 
     @property
     def is_mid_pass(self) -> bool:
@@ -405,8 +407,7 @@ class Session:
         was_alone = self._membership_size == 1
         self._membership_size = len(counts)
         self._cut = Cut(0, rank, tuple(counts))
-        for loader, first in zip(self.loaders, handed, strict=False):
-            loader.own(replace(self._cut, first=first))
+        self.rounds.own(self._cut, handed)
         self.exchange.join(groups.train)
         self._backward.install(groups.train is not None or self.exchange.chunks is not None)
         self.footprint.begin(self._samples, is_alone=len(counts) == 1)
@@ -433,7 +434,7 @@ class Session:
             "loaders": [loader.progress() for loader in self.loaders],
             "values": self.values.held(),
             "streams": randomness.capture_all(),
-            "rates": self._guard.rates(),
+            "rates": self.guard.rates(),
         }
 
     def resume(self, held: Tree, *, is_saved: bool) -> None:
@@ -442,11 +443,10 @@ class Session:
         at = self.progress
         at.step, at.epoch, at.updates = held["step"], held["epoch"], held["updates"]
         at.collective, at.norms = held["collective"], held.get("norms", 0)
-        for loader, kept in zip(self.loaders, held["loaders"], strict=True):
-            loader.resume(kept)
+        self.rounds.resume(held["loaders"])
         self.values.take(held["values"])
         randomness.restore(held["streams"])
-        self._guard.take(held["rates"], is_saved=is_saved)
+        self.guard.take(held["rates"], is_saved=is_saved)
 
     def pending(self) -> list[Tensor]:
         """Give the parameters whose gradients wait for a later update of their optimizer."""

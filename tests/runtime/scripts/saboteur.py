@@ -176,6 +176,8 @@ def arm() -> None:
         case "apply":
             around(strict_session.StrictSession, "_apply", when, late)
             around(session.Session, f"_{when}_update", "before", late)
+        case "ahead":
+            around(membership.Membership, "_reads_ahead", when, lambda *_, **__: True)
         case "adopt":
             around(
                 membership.Membership, "_adopt", when, lambda _s, _link, to, _groups: to.number > 1
