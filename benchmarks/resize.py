@@ -12,7 +12,8 @@ again with the other size; its pause is the gap around that, less the same media
 `serving_s`: from the command to the first step that all the new workers made. `quiet_s`: what the
 same measure of pause gives for the 50 steps before the command, when nothing happened.
 `steps_lost`: steps that would have been made between command and change at the pace before, less
-those that were made; `lost_s` is their time. `ratio`: torchrun's pause by ours, of the resize where
+those that were made; `lost_s` is their time. `loader_pause_s`: our pauses once more, if each
+worker's DataLoader has 4 processes. `ratio`: torchrun's pause by ours, of the resize where
 that is least; `torchrun_pause_s` is its shortest.
 """
 
@@ -36,6 +37,7 @@ SIZES = (1, 4, 2, 3)
 STEPS_BEFORE, STEPS_AFTER = 50, 20
 STEPS_WARM = 15  # at each size, before anything is measured
 WAIT_S = 120.0
+LOADER_PROCESSES = 4
 
 Times = dict[int, float]  # when each step was complete
 
@@ -88,10 +90,15 @@ def account(times: Times, command_s: float, change: dict[str, Any]) -> dict[str,
     }
 
 
-def resize_elastic() -> tuple[list[dict[str, Any]], Times]:
+def running(folder: Path, workers: int, processes: int = 0) -> RunningJob:
+    """Give the job that is resized, with that many loader processes per worker."""
+    return RunningJob("train.py", [str(folder / "times"), str(processes)], workers)
+
+
+def resize_elastic(processes: int = 0) -> tuple[list[dict[str, Any]], Times]:
     """Resize a running job; one account per resize, and when each step was complete."""
     accounts = []
-    with scratch() as folder, RunningJob("train.py", [str(folder / "times")], SIZES[0]) as job:
+    with scratch() as folder, running(folder, SIZES[0], processes) as job:
         path = folder / "times"
         wait_for_steps(path, STEPS_WARM, job.check)
         for size in SIZES[1:]:
@@ -112,7 +119,7 @@ def storm() -> dict[str, Any]:
     steps before it.
     """
     dice = random.Random(1)
-    with scratch() as folder, RunningJob("train.py", [str(folder / "times")], 2) as job:
+    with scratch() as folder, running(folder, 2) as job:
         path = folder / "times"
         quiet = wait_for_steps(path, STEPS_WARM + 100, job.check)
         start_s, before = time.monotonic(), max(quiet)
@@ -198,6 +205,7 @@ def measure(plot: Path | None) -> dict[str, Any]:
         "lost_s_max": max(each["lost_s"] for each in resizes),
         "starting_s_max": max(s for each in resizes if (s := each["starting_s"]) is not None),
         "storm": storm(),
+        "loader_pause_s": [each["pause_s"] for each in resize_elastic(LOADER_PROCESSES)[0]],
         "resizes": resizes,
         "machine": machine(),
     }
@@ -216,6 +224,8 @@ def table(result: dict[str, Any]) -> str:
         f"longest pause {result['pause_s_max'] * 1e3:.0f} ms; "
         f"torchrun's pauses are at least {result['ratio']:.0f} times as long"
     )
+    pauses = ", ".join(f"{pause_s * 1e3:.0f}" for pause_s in result["loader_pause_s"])
+    lines.append(f"with {LOADER_PROCESSES} loader processes per worker: pauses of {pauses} ms")
     gale = result["storm"]
     lines.append(
         f"a joiner is started at most {result['starting_s_max'] * 1e3:.0f} ms after the command"
