@@ -49,6 +49,7 @@ from coddl.live.warm import warm_up
 
 BEATS_PER_LEASE: Final = 24
 BEAT_EVERY_MAX_S: Final = 5.0
+REST_S_MAX: Final = 10.0  # agents try to come back every 5 seconds, at least
 RETRY_S: Final = 1.0  # between attempts to write down what must not be lost
 SWIFT_S: Final = 0.02  # a turn that takes longer shall not be waited for
 NAMES_SHOWN: Final = 8  # of a cluster's nodes, in the log
@@ -378,12 +379,16 @@ class Server:
         return self.clock.patience_s(min(due_s) - steady_s) if due_s else None
 
     def _await_agents(self) -> None:
-        """Give the agents that were there a lease's time to come back."""
+        """Give the agents that were there a lease's time to come back.
+
+        Within a few tries to reach us most do: nobody is resized because one was slower.
+        """
         up = [node.name for node in self.pool.nodes.values() if node.is_up]
         for node in up:
             self.renew(node)
         if up:
-            self._loop.control.await_nodes(up)
+            rest_s = min(REST_S_MAX, self.lease_s / 4)
+            self._loop.control.await_nodes(up, self.clock.wall_s() + rest_s)
 
     def _on_drive_end(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

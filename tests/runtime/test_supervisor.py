@@ -446,7 +446,7 @@ def test_interrupted_training_is_saved_first(start: Start) -> None:
 def test_an_earlier_save_that_ends_does_not_end_an_interrupted_job(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coddl.runtime.supervisor.supervisor.SAVE_WITHIN_S", 60.0)
+    monkeypatch.setattr("coddl.runtime.supervisor.interrupt.SAVE_WITHIN_S", 60.0)
     has_begun, may_end, save = threading.Event(), threading.Event(), Checkpoints.save
 
     def slow_save(self: Checkpoints, image: Path) -> Saved | None:

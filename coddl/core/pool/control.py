@@ -89,17 +89,20 @@ class Control:
         self._why = ""  # to decide anew
         self._hint = ""  # the same, if nothing happens beside it
         self._awaited: set[str] = set()
+        self._rest_until_s = 0.0  # nothing is decided, unless all of them are back
 
     def handle(self, event: r.Event, now_s: float) -> Outcome:
         """Take in one event and draw the conclusions."""
         self.take(event, now_s)
         return self.conclude(now_s)
 
-    def await_nodes(self, nodes: Collection[str]) -> None:
+    def await_nodes(self, nodes: Collection[str], rest_until_s: float = 0.0) -> None:
         """Let nodes keep what they have until they have come back or are lost: who knows what runs.
 
         Until then they are silent: they get nothing new, and what is led from there stays as it is.
+        Most come back at once; until `rest_until_s` nothing is decided without them.
         """
+        self._rest_until_s = rest_until_s
         self._awaited = {name for name in nodes if self.pool.nodes[name].is_up}
         for name in self._awaited:
             self.pool.nodes[name].is_silent = True
@@ -113,6 +116,7 @@ class Control:
     def wake_at_s(self) -> float | None:
         """When to send `Woke`, if nothing happens before."""
         times_s = [self._start_due_s(self.pool.jobs[number]) for number in self.pool.starting]
+        times_s.append(self._rest_until_s or None)
         known_s = [at_s for at_s in (*times_s, self.pool.wake_at_s) if at_s is not None]
         return min(known_s, default=None)
 
@@ -377,6 +381,9 @@ class Control:
     def conclude(self, now_s: float) -> Outcome:
         """Decide if something calls for it, and put into effect what devices allow."""
         self._end_overdue(now_s)
+        if self._awaited and now_s < self._rest_until_s:
+            return self.note()
+        self._rest_until_s = 0.0
         if why := self._why or self._hint:
             self._why = self._hint = ""
             self._add(decide(self.pool, self.rules, why, now_s, self.site), now_s)

@@ -170,10 +170,10 @@ def test_an_agent_that_was_only_away_keeps_everything() -> None:
     assert story.job(job).attempt == 1
 
 
-def restarted(story: Story) -> None:
+def restarted(story: Story, rest_s: float = 0.0) -> None:
     """Start the server of a story anew."""
     story.control = Control(story.pool, story.control.rules)
-    story.control.await_nodes(list(story.pool.nodes))
+    story.control.await_nodes(list(story.pool.nodes), story.now_s + rest_s)
 
 
 def test_after_a_restart_jobs_are_placed_on_the_nodes_that_are_heard() -> None:
@@ -190,6 +190,30 @@ def test_after_a_restart_jobs_are_placed_on_the_nodes_that_are_heard() -> None:
     story.join("b", 1)
     story.catch_up()
     assert len(story.job(job).granted) == 2
+
+
+def test_after_a_restart_nobody_is_resized_because_a_node_was_slower_to_come_back() -> None:
+    story = Story(2, 2)
+    job = story.submit(1, 4)
+    story.train(job)
+    before = story.job(job).granted
+    assert len(before) == 4
+    rest_until_s = story.now_s + 10.0
+    restarted(story, rest_s=10.0)
+    other = story.submit(1, 2)
+    story.join("a", 2)
+    assert (story.job(job).granted, story.job(other).granted) == (before, ())
+    assert story.control.wake_at_s == rest_until_s
+    story.join("b", 2)
+    story.catch_up()
+    assert story.job(other).granted, "all are back"
+    restarted(story, rest_s=10.0)
+    story.control.handle(r.JobCancelled(other, "ada"), story.now_s + 9.0)
+    assert not story.control.handle(r.Woke(), story.now_s + 9.0).records
+    woken = story.control.handle(r.Woke(), story.now_s + 10.0).records
+    assert any(isinstance(record, r.Decided) for record in woken), (
+        "those who are back need not wait"
+    )
 
 
 def test_after_a_restart_a_job_keeps_what_it_has_until_its_lead_is_heard_or_lost() -> None:
