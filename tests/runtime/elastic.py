@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import control
 from coddl.runtime.supervisor.environment import ON_ONE_GPU
 from coddl.runtime.supervisor.job import Job
@@ -118,8 +119,14 @@ class Elastic:
         return control.asked(self.name, {"do": do, **fields})
 
     def status(self) -> Message:
-        """Give the job's status."""
-        return self.ask("status")
+        """Give the job's status; a machine that stands still for seconds is asked again."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self.ask("status")
+            except TrainingError as error:
+                if "gave no answer" not in error.what or time.monotonic() > deadline_s:
+                    raise
 
     def pids(self) -> dict[int, int]:
         """Give the process of each worker."""
