@@ -32,7 +32,7 @@ class Gpus(Protocol):
         ...
 
     def used_bytes(self, index: int) -> int:
-        """Tell how much of a GPU's memory is in use, whoever uses it."""
+        """Tell how much of a GPU's memory is in use, by any process."""
         ...
 
 
@@ -154,7 +154,7 @@ def discover(
 
 
 def others_on(gpus: Gpus, device: Device) -> str:
-    """Tell who uses a GPU that has no process of ours; empty if nobody seems to.
+    """Describe the foreign processes on a GPU that runs none of ours; empty: none were seen.
 
     Processes in containers and of other users may be hidden from us: the memory they use is not.
     """

@@ -65,8 +65,8 @@ class Deadlines:
 def of_jobs(agent: int, leftovers: Leftovers) -> list[Process]:
     """Find the processes of an agent's jobs, parents before children.
 
-    So who watches over a process is killed first, and tells nobody that it ended by itself. A child
-    of the agent that has started nothing runs no job: it is a warm interpreter, or us.
+    A parent that supervises others is killed first, before it can report their end as their own. A
+    child of the agent without children runs no job: it is a warm interpreter, or this process.
     """
     family = below(agent)
     found = [each for each in family.get(agent, []) if each.pid in family]

@@ -65,7 +65,7 @@ def _opened(path: Path) -> int:
     while True:
         with contextlib.suppress(FileNotFoundError):
             return os.open(path, flags)
-        with contextlib.suppress(FileExistsError):  # somebody was faster
+        with contextlib.suppress(FileExistsError):  # another agent made it first
             lock = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
             os.fchmod(lock, 0o666)  # whatever our umask is
             return lock

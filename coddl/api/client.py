@@ -35,7 +35,7 @@ UPLOAD_S: Final = 300.0
 SETTLE_S: Final = 300.0  # a policy that nobody has used yet is compiled first
 SILENCE_S: Final = 45.0  # a stream says something every 15 seconds
 RETURN_S: Final = 120.0  # a stream that broke off is asked for again for so long
-# How long a server that nobody finds is waited for: it may be starting again.
+# How long to retry while the server refuses connections: it may be restarting.
 KEPT_S: Final = 60.0  # where `coddl up` keeps it running
 UNKNOWN_S: Final = 5.0
 PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0)  # between tries; the last one again and again
@@ -157,7 +157,7 @@ class Client:
         pauses_s: tuple[float, ...] = PAUSES_S,
         on_away: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_away`: told when nobody answers, before trying again; None: that is an error."""
+        """`on_away` is called before the first retry; None: an unreachable server is an error."""
         import httpx
 
         self.address = address

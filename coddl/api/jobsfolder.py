@@ -34,7 +34,7 @@ class JobsFolder:
     """What lies in a jobs folder."""
 
     path: str
-    id: str  # empty: nobody has made it
+    id: str  # empty: the folder does not exist yet
     pool: str  # empty: no pool has marked it
     jobs: int  # that have folders there
     nodes: Mapping[str, str] = field(default_factory=dict)  # boots of agents, as they left them

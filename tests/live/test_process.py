@@ -202,14 +202,15 @@ def test_without_room_on_the_disk_it_refuses_stays_up_and_recovers(start: Any) -
     assert "journal.db" in problem["because"]
     assert server.client.get("/healthz").status_code == 200
     assert server.client.get("/api/v1/pool").json()["jobs"] == {"PENDING": kept}
-    while server.submit("j").status_code == 201:  # one that needs a few bytes less
+    while (again := server.submit("j")).status_code == 201:  # one that needs a few bytes less
         kept += 1
         assert kept < 2_000
+    assert again.status_code == 507
     _raise_limit(server.process.pid)
     assert server.submit("more").json()["id"] == kept + 1
     server.end(signal.SIGKILL)
-    again = start().serves()
-    assert again.client.get("/api/v1/pool").json()["jobs"] == {"PENDING": kept + 1}
+    restarted = start().serves()
+    assert restarted.client.get("/api/v1/pool").json()["jobs"] == {"PENDING": kept + 1}
 
 
 def _raise_limit(pid: int) -> None:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -30,19 +30,7 @@ Kind = Literal[
     "change",
     "norm",
 ]
-KINDS: Final[tuple[Kind, ...]] = (
-    "gradients",
-    "skip",
-    "end",
-    "begin",
-    "mean",
-    "sum",
-    "gather",
-    "check",
-    "share",
-    "change",
-    "norm",
-)
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 DOING: Final[dict[Kind, str]] = {
     "gradients": "was in backward()",
     "skip": "ended its pass without backward()",
