@@ -10,7 +10,7 @@ from tests.runtime.elastic import Elastic, alone, line_of
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-ARGS = ("--exact", "--epochs", "30")
+ARGS = ("--exact", "--epochs", "10")
 PACED = (*ARGS, "--pace-s", "0.03")
 BATCH = 64
 

@@ -121,6 +121,29 @@ def late(*_: Any, **__: Any) -> bool:
     return current().step >= STEP
 
 
+def mark_passes() -> None:
+    """Have every worker leave a file as its backward begins, for the one that is to be struck."""
+    original = exchange.Exchange.begin_backward
+
+    def begin_backward(self: exchange.Exchange) -> None:
+        if current().step >= STEP:
+            Path(f"pass-{current().step}-{os.environ['CODDL_WORKER']}").touch()
+        original(self)
+
+    exchange.Exchange.begin_backward = begin_backward  # type: ignore[method-assign]
+
+
+def late_among_others(*_: Any, **__: Any) -> bool:
+    """Tell whether it is time, once all workers are in the same pass: that one lacks a slice."""
+    now = current()
+    assert isinstance(now, session.Session)
+    if now.step < STEP:
+        return False
+    while len(list(Path().glob(f"pass-{now.step}-*"))) < now.place[1]:
+        time.sleep(0.01)
+    return True
+
+
 def slowness_s() -> float:
     """Tell how much slower than others this worker shall be: SLOW="WORKER:SECONDS"."""
     worker, _, seconds = os.environ.get("SLOW", "-1:0").partition(":")
@@ -145,6 +168,8 @@ def arm() -> None:
         os.environ["CODDL_HOST"] = "127.0.0.2"
     asked = os.environ.get("FAULT") or os.environ.get("HOLD") or "-1:"
     worker, _, point = asked.partition(":")
+    if point.endswith("-exchange"):
+        mark_passes()
     if worker != os.environ.get("CODDL_WORKER"):
         return
     if point == "fails-alone":
@@ -168,7 +193,7 @@ def arm() -> None:
             around(state.State, "restore", when, lambda *_, **__: True)
         case "exchange":
             around(strict_exchange.StrictExchange, "finish", when, late)
-            around(exchange.Exchange, "end_backward", when, late)
+            around(exchange.Exchange, "end_backward", when, late_among_others)
         case "norm":
             around(syncnorm.SyncNorm, "_statistics", when, late)
         case "norm-backward":
