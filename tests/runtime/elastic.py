@@ -7,15 +7,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor import control
+from coddl.runtime.supervisor import control, workshop
 from coddl.runtime.supervisor.environment import ON_ONE_GPU
 from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.station import Site
 from coddl.runtime.supervisor.supervisor import Supervisor
 from coddl.runtime.wire import Message
+from tests.runtime.warm import Warm
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
@@ -41,8 +44,14 @@ def alone(script: str, *args: str) -> str:
     return run.stdout
 
 
+warm = cache(Warm)
+
+
 class Elastic:
-    """Runs a script under a supervisor in a thread; a context that leaves nothing running."""
+    """Runs a script under a supervisor in a thread; a context that leaves nothing running.
+
+    Its zygote is a fork of one that all tests share; with `cold`, it is started as users do.
+    """
 
     def __init__(
         self,
@@ -51,6 +60,7 @@ class Elastic:
         *args: str,
         workers: int = 1,
         env: Mapping[str, str] | None = None,
+        cold: bool = False,
         **fields: Any,
     ) -> None:
         # A name of its own: images in memory are found by it, checkpoints by the folder.
@@ -66,6 +76,7 @@ class Elastic:
             workers=workers,
             **fields,
         )
+        self._cold = cold
         self._hurry = folder / "hurry"
         self.events: list[Message] = []
         self.code: int | None = None
@@ -86,6 +97,7 @@ class Elastic:
         assert not self._thread.is_alive(), "the supervisor does not end"
 
     def _run(self) -> None:
+        workshop.Site = Site if self._cold else partial(Site, mother=warm())  # type: ignore[assignment,attr-defined]
         self.code = self._supervisor.run()
 
     def _hear(self, event: Message) -> None:

@@ -22,7 +22,7 @@ def undisturbed() -> str:
 def test_strict_training_has_the_same_bits_at_every_size(
     tmp_path: Path, workers: int, undisturbed: str
 ) -> None:
-    with Elastic(tmp_path, "net.py", *STRICT, workers=workers) as job:
+    with Elastic(tmp_path, "net.py", *STRICT, workers=workers, cold=True) as job:
         assert line_of(job.finish(), "hash") == undisturbed
 
 

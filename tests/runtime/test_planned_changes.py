@@ -54,7 +54,7 @@ def test_a_suspension_that_can_not_be_saved_costs_no_sample(tmp_path: Path, work
 # How a script leaves its loop, and what it must print in the end: passes, then equal weights.
 LEAVING = {
     "all break out of each epoch": ("break", 30, False),
-    "one worker breaks out of each epoch": ("break-one", 35, False),
+    "one worker breaks out of each epoch": ("break-one", 30, False),
     "coddl.stop on all": ("stop", 26, False),
     "coddl.stop on the main worker": ("stop-main", 26, False),
     "a return out of all loops": ("return", 25, True),
@@ -74,6 +74,35 @@ def test_a_script_that_leaves_its_loop_ends_it_for_all(
     ends = [line.split()[1] for line in printed.splitlines() if line.startswith("end ")]
     assert len(ends) == (0 if how == "exit" else 2)
     assert len(set(ends)) <= 1, "the workers' weights have grown apart"
+
+
+@pytest.mark.parametrize("how", ["break-one", "break-one-summing"])
+def test_a_worker_that_breaks_alone_ends_the_epoch_where_it_left(tmp_path: Path, how: str) -> None:
+    def after_epochs(printed: str) -> list[tuple[int, float]]:
+        told = [line.split()[1:] for line in printed.splitlines() if line.startswith("epoch ")]
+        return sorted((int(epoch), float(weights)) for epoch, weights in told)
+
+    lone = after_epochs(alone("leaving.py", "break"))
+    with Elastic(tmp_path, "leaving.py", how, workers=3) as job:
+        found = after_epochs(job.finish())
+    assert [epoch for epoch, _ in found] == [epoch for epoch, _ in lone for _worker in range(3)]
+    want = [weights for _, weights in lone for _worker in range(3)]
+    assert [weights for _, weights in found] == pytest.approx(want, abs=1e-5), found
+
+
+REFUSED = {
+    "a batch before the loop": ("early-iter", "was iterated over before coddl.epochs"),
+    "a second loop": ("second-loop", "coddl.epochs was called a second time"),
+}
+
+
+@pytest.mark.parametrize(("how", "says"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_loop_that_a_joiner_could_not_follow_is_refused(
+    tmp_path: Path, how: str, says: str
+) -> None:
+    with Elastic(tmp_path, "leaving.py", how, "1", workers=2) as job:
+        assert says in job.wait_kind("error")["what"]
+        assert job.end() == 2
 
 
 def test_a_worker_that_skips_a_batch_makes_the_others_update(tmp_path: Path) -> None:
@@ -109,7 +138,7 @@ def test_workers_that_train_different_things_are_told_apart(
             assert job.end() == 2
 
 
-@pytest.mark.parametrize("how", ["steps", "optimizers that take turns"])
+@pytest.mark.parametrize("how", ["steps", "optimizers that take turns", "by hand"])
 def test_what_is_no_plain_pass_is_resized_too(tmp_path: Path, how: str) -> None:
     def weights(printed: str) -> list[float]:
         return [float(word) for word in line_of(printed, "weights").split()[1:]]
@@ -120,6 +149,12 @@ def test_what_is_no_plain_pass_is_resized_too(tmp_path: Path, how: str) -> None:
             job.wait_step(step)
             job.ask("resize", workers=size)
         assert weights(job.finish()) == pytest.approx(lone, abs=1e-5)
+
+
+def test_what_a_dead_worker_had_not_exchanged_yet_counts_as_lost(tmp_path: Path) -> None:
+    with Elastic(tmp_path, "pending.py", "kept back", workers=2) as job:
+        job.finish()
+    assert [e["samples"] for e in job.events if e["is"] == "lost"] == [4 * 16], job.story()
 
 
 def test_a_loop_over_range_says_that_it_cannot_be_resized(tmp_path: Path) -> None:

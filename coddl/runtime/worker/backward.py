@@ -13,6 +13,9 @@ class Exchanging(Protocol):
     def is_due(self) -> bool:
         """Tell whether a backward is to be exchanged."""
 
+    def keep_back(self) -> None:
+        """Take note of a backward that is not exchanged."""
+
     def begin_backward(self) -> None:
         """Expect gradients."""
 
@@ -44,6 +47,8 @@ class Backward:
     def _backward(self, *args: Any, **kwargs: Any) -> None:
         assert self._original is not None
         if self._is_running or not self._exchange.is_due:
+            if not self._is_running:
+                self._exchange.keep_back()
             self._original(*args, **kwargs)
             return
         self._is_running = True

@@ -65,6 +65,7 @@ class Exchange:
         self._told: Told | None = None  # this worker's row, on its way to the others
         self._rides = False  # it goes with the gradients
         self._bases: list[tuple[Tensor, Tensor]] = []  # sums of earlier backwards, for "sum"
+        self._kept = Slice(0, 0)  # samples whose gradients were not exchanged yet
 
     # -- the group
 
@@ -125,6 +126,12 @@ class Exchange:
     def is_due(self) -> bool:
         exchanges = self._gradients is not None and self.synchronises
         return self.in_pass and (exchanges or self.chunks is not None)
+
+    def keep_back(self) -> None:
+        """Take note of a backward whose gradients the next exchange takes along."""
+        if self.in_pass and self._gradients is not None and not self.synchronises:
+            of, kept = self.slice, self._kept
+            self._kept = Slice(kept.samples + of.samples, kept.own + of.own)
 
     def begin_backward(self) -> None:
         if self.chunks is not None:
@@ -195,7 +202,7 @@ class Exchange:
             parameter.grad = base if parameter.grad is None else parameter.grad.add_(base)
         self._bases = []
         self.number += 1
-        self.weight = None
+        self.weight, self._kept = None, Slice(0, 0)
 
     def _gathered(self, gradients: Gradients, groups: Groups, row: PeerRow) -> list[PeerRow]:
         """Give everybody's row: those that came with gradients, if all sent them."""
@@ -219,13 +226,15 @@ class Exchange:
 
     def _alone(self) -> None:
         """Complete an exchange as the only worker left: its own part is all there is."""
-        self._tell_loss(self.slice.own)
+        self._tell_loss(self.slice.own + self._kept.own)
 
     def _skip(self) -> None:
         def skip(groups: Groups) -> None:
             found = self._peers.compare(groups, self._row("skip", frozenset()))
             if any(row.kind == "gradients" for row in found):
                 self.take_part(groups, found)
+            elif any(row.flags & BROKE for row in found):
+                self.is_idle = self.has_idle = True  # this pass does not count
 
         self._peers.together(skip, alone=lambda: None, missed=lambda: None)
         self.number += 1
@@ -234,13 +243,14 @@ class Exchange:
         """Take part in the others' exchange with nothing to give."""
         assert self._gradients is not None
         kept = [(p, p.grad) for p in self._parameters()]
-        self.is_idle = True
         for parameter, _ in kept:
             parameter.grad = None
         self._gradients.begin(self.number if self.in_pass else 0, 0.0)
         self._gradients.end()
         self._gradients.send_planned(self._row("skip", frozenset()))
         self._finish(self._gradients, groups, found, idle=flags | IDLE)
+        # The others undo an update that follows where this worker has left its loop.
+        self.is_idle = self.has_idle = not flags & BROKE
         for parameter, grad in kept:
             parameter.grad = grad
 
@@ -259,7 +269,7 @@ class Exchange:
             order=self.slice.order,
             applied=self._peers.updates,
             weight=self.own_weight if kind == "gradients" else 0.0,
-            value=float(self.slice.own),
+            value=float(self.slice.own + self._kept.own),
             flags=flags,
             buffers=self._following.changed(),
             buckets=used,
@@ -285,11 +295,12 @@ class Exchange:
             self._following.follow(groups.train, found[0].buffers)
         gradients.put_back(1.0 if abs(factor - 1.0) < 1e-9 else factor)
         self.has_idle |= bool(trained) and len(trained) < len(found)
+        self.is_idle |= any(row.flags & BROKE for row in found)
         if self.in_pass and not any(row.flags & BROKE for row in found):
             self._tell_loss(sum(row.value for row in found))
 
     def _tell_loss(self, present: float) -> None:
-        lost = self.slice.samples - round(present)
+        lost = self.slice.samples + self._kept.samples - round(present)
         if lost > 0 and self.in_pass and not self._has_told_loss:
             self._has_told_loss = True
             self._lost(lost)

@@ -42,6 +42,7 @@ class Guard:
         self._data: int | None = None  # tells the datasets from others
         self._first: list[float] | None = None  # learning rates of the job's first update
         self._expected: list[float] | None = None  # and as they were saved, in a job that goes on
+        self._norm: float | None = None  # of weights that no optimizer has updated
 
     def fingerprint(self, datasets: Sequence[Any]) -> int:
         """Tell datasets apart: by their lengths, and a few samples read under a fixed seed.
@@ -72,6 +73,11 @@ class Guard:
         part = [p.detach() for p in parameters[turn % parts :: parts]] or [torch.zeros(1)]
         norms = torch._foreach_norm(part)
         return float(torch.stack([norm.double() for norm in norms]).norm())
+
+    def has_moved(self) -> bool:
+        """Tell whether weights are others than when this was asked before."""
+        before, self._norm = self._norm, self.norm(0)
+        return before is not None and before != self._norm
 
     def compare(self, norms: Sequence[float], members: Sequence[int]) -> None:
         """Raise if the workers' weights have grown apart."""

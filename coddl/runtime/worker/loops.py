@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker.loader import ElasticLoader
 from coddl.runtime.worker.session import Session
 
 
 def epochs(session: Session, numbers: range) -> Iterator[int]:
     """Give the epochs that are left for this worker; a joiner's first one is the job's current."""
-    session.rounds.has_outer_loop = True
+    _begin(session, "coddl.epochs", "one loop over all of them: if epoch == 5: ...")
     session.until = numbers.stop
     if session.steps is None and session.loaders:
         session.steps = _length(session.loaders[0], len(numbers))
@@ -31,7 +32,12 @@ def epochs(session: Session, numbers: range) -> Iterator[int]:
 
 def steps(session: Session, numbers: range) -> Iterator[int]:
     """Give the steps that are left, for scripts that make their batches themselves."""
-    session.rounds.has_outer_loop = True
+    _begin(
+        session,
+        "coddl.steps",
+        "one loop over all of them: for step in coddl.steps(epochs * n): epoch, at = divmod(step, "
+        "n)",
+    )
     session.steps, session.until = len(numbers), numbers.stop
     if session.rehearsal.is_asked and numbers:
         session.rounds.begin_rehearsal()
@@ -42,6 +48,29 @@ def steps(session: Session, numbers: range) -> Iterator[int]:
         yield numbers[session.step]
         session.boundary()
     session.finish(is_complete=True)
+
+
+def _begin(session: Session, name: str, once: str) -> None:
+    """Begin the outer loop; refuse one that a worker that joins would come to another way."""
+    if session.rounds.has_outer_loop:
+        session.reject(
+            TrainingError(
+                f"{name} was called a second time",
+                "it counts through the whole training, which has one such loop",
+                once,
+            )
+        )
+    if any(loader.rounds >= 0 for loader in session.loaders):
+        session.reject(
+            TrainingError(
+                f"a prepared loader was iterated over before {name}",
+                "its batches are shared out as the job's workers come and go, which begins with "
+                f"{name}",
+                f"iter(loader) and next(...) inside the loop over {name}; to look at a batch "
+                "first, take it from the DataLoader before coddl.prepare",
+            )
+        )
+    session.rounds.has_outer_loop = True
 
 
 def enumerated(loader: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:

@@ -44,6 +44,7 @@ class TrainingProgress:
     norms: int = 0  # those of them that were a SyncBatchNorm's
     norm: Tensor | None = None  # what the last one of those added up to
     updates: int = 0  # that optimizers have made
+    by_hand: bool = False  # the script updates its weights itself
 
 
 class Peers:
@@ -191,7 +192,8 @@ class Peers:
         """Average a number over the workers."""
 
         def reduce(groups: Groups) -> float:
-            found = self.compare(groups, self.row("mean", value=number, weight=weight))
+            told = self.compare(groups, self.row("mean", value=number, weight=weight))
+            found = [row for row in told if row.kind == "mean"]
             total = math.fsum(row.weight for row in found)
             if not total:
                 return math.fsum(row.value for row in found) / len(found)
@@ -212,16 +214,20 @@ class Peers:
         """Put the workers' tensors together along their first dimension, in order of rank."""
 
         def collect(groups: Groups) -> Tensor:
-            self.compare(groups, self.row("gather"))
-            assert groups.talk is not None
-            talk, mine = groups.talk, tensor.detach()
-            parts = [
-                packing.shared(talk, mine if rank == talk.rank else None, rank)
-                for rank in range(talk.world)
-            ]
+            found = self.compare(groups, self.row("gather"))
+            parts = self.gathered(groups, found, tensor.detach())
             return torch.cat([part.to(tensor.device) for part in parts])
 
         return self.together(collect, alone=lambda: tensor, missed=lambda: tensor)
+
+    def gathered(
+        self, groups: Groups, found: Sequence[PeerRow], mine: Tensor | None
+    ) -> list[Tensor]:
+        """Give the tensors of those that gather; a worker that has left its loop has none."""
+        talk = groups.talk
+        assert talk is not None
+        ranks = [rank for rank, row in enumerate(found) if row.kind == "gather"]
+        return [packing.shared(talk, mine if rank == talk.rank else None, rank) for rank in ranks]
 
     def total(self, vector: Tensor) -> Tensor:
         """Add a vector up, for a SyncBatchNorm; a worker that skips its batch adds nothing."""

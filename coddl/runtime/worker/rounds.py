@@ -18,7 +18,7 @@ from coddl.runtime.worker.loader import Cut, ElasticLoader, Item
 from coddl.runtime.worker.numbers import number_of
 from coddl.runtime.worker.peers import copy_into
 from coddl.runtime.worker.rehearsal import mark_dynamic
-from coddl.runtime.worker.rows import BROKE
+from coddl.runtime.worker.rows import BROKE, PeerRow
 
 if TYPE_CHECKING:
     from coddl.runtime.worker.session import Session
@@ -228,16 +228,7 @@ class Rounds:
                 found = peers.compare(groups, row)
                 if all(each.kind == "end" for each in found):
                     break
-                is_update = any(each.kind == "gradients" for each in found)
-                if is_update:
-                    # Others are in the next pass, and hear of it now. They make their update,
-                    # whose outcome is handed to the ones that have left.
-                    session.exchange.take_part(groups, found, flags)
-                session.progress.collective += 1
-                if not is_update:
-                    continue  # others were about to change the group, and know better now
-                session.progress.step += 1
-                session.share_state(groups)
+                self._accompany(groups, found, flags)
                 session.progress.collective += 1
             if buffers:
                 copy_into(buffers, peers.from_main(groups, buffers))
@@ -245,6 +236,19 @@ class Rounds:
         peers.together(end, alone=lambda: None, missed=lambda: None)
         peers.leaving = False
         loader.end()
+
+    def _accompany(self, groups: Groups, found: Sequence[PeerRow], flags: int) -> None:
+        """Take part in what others do in the next pass: they hear now that it does not count.
+
+        At its end they take the state that this worker has left its loop with.
+        """
+        session, kinds = self._session, {row.kind for row in found}
+        if "gradients" in kinds:
+            session.exchange.take_part(groups, found, flags)
+        elif "share" in kinds:
+            session.catching_up.share(groups, found)
+        elif "gather" in kinds:
+            session.peers.gathered(groups, found, None)
 
     def leave(self, loader: ElasticLoader) -> None:
         """Take note that the script has left its loop early; the others hear of it later."""

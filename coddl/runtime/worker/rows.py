@@ -175,6 +175,7 @@ def check(rows: Sequence[PeerRow], members: Sequence[int]) -> None:
     places = {(row.exchange, row.step, row.epoch, row.loader) for row in doing}
     lengths = {row.layout for row in doing if row.kind == "norm"}
     is_same = len(kinds) <= 1 or kinds in ({"gradients", "skip"}, {"norm", "skip"})
+    is_same &= len(doing) == len(rows) or "begin" not in kinds  # all must be there to begin
     if len(places) > 1 or len(lengths) > 1 or not is_same:
         raise TrainingError(what, _told(rows, members), WITHOUT_RANK)
     training = [row for row in rows if row.kind == "gradients"]

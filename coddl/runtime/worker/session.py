@@ -27,6 +27,7 @@ from coddl.runtime.slices import largest_pass
 from coddl.runtime.worker import randomness
 from coddl.runtime.worker.arrival import about
 from coddl.runtime.worker.backward import Backward
+from coddl.runtime.worker.catchup import CatchUp
 from coddl.runtime.worker.checks import NO_EPOCHS
 from coddl.runtime.worker.chunks import Chunks
 from coddl.runtime.worker.exchange import Exchange, Reduction
@@ -49,6 +50,7 @@ from coddl.runtime.worker.syncnorm import SyncNorm
 from coddl.runtime.worker.values import Values
 
 CHECK_EVERY: Final = 100  # passes
+BY_HAND_EVERY: Final = 10  # passes, after which weights are looked at that no optimizer updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Session:
             waiting=self._exchanging,
             lost=self._tell_lost,
         )
+        self.catching_up = CatchUp(self.peers, self.exchange, self.state, handover, self.progress)
         self._backward = Backward(self.exchange)
         self.rehearsal = Rehearsal(self.parameters, self.state.buffers)
         self._clock = GpuClock(self._device)
@@ -116,7 +119,6 @@ class Session:
         self._updates: set[int] = set()  # optimizers that have made one in this pass
         self._optimized = 0  # parameters that the optimizers have
         self._all: list[Tensor] = []
-        self._put_off: tuple[Tree, Home] | None = None  # state to be taken when the pass has ended
         self._is_rigid = False  # no other worker could follow where this one is
         self._compute_since_ns = 0
         if link is not None:
@@ -222,9 +224,7 @@ class Session:
 
     def slice_of(self, samples: int) -> range:
         """Give this worker's part of a batch that every worker has as a whole."""
-        if self._membership.size == 1:
-            return range(samples)
-        part = self._cut.range_of(samples)
+        part = range(samples) if self.is_alone else self._cut.range_of(samples)
         self.exchange.slice = Slice(samples, len(part))
         return part if part else range(1)
 
@@ -250,17 +250,22 @@ class Session:
             if (gpu_s := self._clock.seconds_before()) is not None:
                 self.pulse.count_gpu(gpu_s)
         self.progress.step += 1
-        self._catch_up()
-        if self.exchange.has_idle:
-            self.peers.together(self.share_state, alone=lambda: None, missed=lambda: None)
+        self.catching_up.end_pass()
         self.pulse.iterated(self.step, own, self.progress.epoch)
         if self.step % CHECK_EVERY == 0:
             self._check()
         may_change &= not (self.peers.stopping or self.peers.leaving or self._is_rigid)
-        if self._updates:
+        if self._updates or self._updates_by_hand():
             self.rounds.note_update()
-        if self._updates and may_change:
-            self._membership.change(agreed=self._agrees_to_change())
+            if may_change:
+                self._membership.change(agreed=self._agrees_to_change())
+
+    def _updates_by_hand(self) -> bool:
+        """Tell whether the script changes its weights itself: then every pass may be an update."""
+        at = self.progress
+        if not (at.updates or at.by_hand) and at.step % BY_HAND_EVERY == 0:
+            at.by_hand = self.guard.has_moved()
+        return at.by_hand
 
     def _agrees_to_change(self) -> bool:
         """Tell whether all workers change the group now: all voted for it, and all came here."""
@@ -283,8 +288,10 @@ class Session:
         def compare(groups: Groups) -> None:
             norm = self.guard.norm(self.step // CHECK_EVERY)
             found = self.peers.compare(groups, self.peers.row("check", value=norm))
+            members = self._membership.members  # one that has left its loop compares nothing
+            told = {w: r.value for w, r in zip(members, found, strict=True) if r.kind == "check"}
             try:
-                self.guard.compare([row.value for row in found], self._membership.members)
+                self.guard.compare(list(told.values()), list(told))
             except TrainingError as error:
                 self.reject(error)
 
@@ -375,32 +382,10 @@ class Session:
         """Go on in another group: the pass under way is kept, its gradients are sent again."""
 
     def miss(self, tree: Tree, home: Home) -> None:
-        self.peers.miss(tree)
-        if tree["progress"]["step"] > self.step:
-            self._put_off = (tree, home)  # what it has is what this pass should lead to
-        elif not self.peers.has_missed_norm:
-            self.exchange.is_idle = True  # in the same pass: what it will have at its end is taken
-
-    def _catch_up(self) -> None:
-        """Take the state of a peer that was a pass ahead, now that this worker's has ended."""
-        if self._put_off is not None:
-            (tree, home), self._put_off = self._put_off, None
-            self.state.restore(tree, home, progress=False)
+        self.catching_up.miss(tree, home)
 
     def outrun(self) -> None:
-        """Take note that another worker has missed something of this very pass."""
-        self.exchange.has_idle = True
-
-    def share_state(self, groups: Groups) -> None:
-        """Bring workers that took part in an update with nothing, and did not make it, up to it."""
-        assert groups.talk is not None
-        row = self.peers.row("share", value=float(self.exchange.is_idle))
-        found = self.peers.compare(groups, row)
-        is_behind = [each.value > 0 for each in found]
-        self.exchange.has_idle = self.exchange.is_idle = False
-        if not all(is_behind):
-            source = is_behind.index(False)
-            self._handover.bring(groups.talk, source, is_behind=is_behind[groups.talk.rank])
+        self.catching_up.outrun()
 
     def own(self, rank: int, counts: Sequence[int], groups: Groups, handed: Sequence[int]) -> None:
         """Take over a rank's slices, from the batches on that no worker has been given yet."""
@@ -443,6 +428,7 @@ class Session:
         at = self.progress
         at.step, at.epoch, at.updates = held["step"], held["epoch"], held["updates"]
         at.collective, at.norms = held["collective"], held.get("norms", 0)
+        at.by_hand = held.get("by_hand", False)
         self.rounds.resume(held["loaders"])
         self.values.take(held["values"])
         randomness.restore(held["streams"])

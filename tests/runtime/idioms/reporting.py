@@ -1,5 +1,6 @@
 """What every idiom script shares with its tests: the seed, the pace, and the line of results."""
 
+import importlib
 import json
 import os
 
@@ -14,10 +15,8 @@ WEIGHTS = 200  # how many values of the model are compared
 
 def rest() -> None:
     """Wait after a pass, so that a test can resize the job, until there is a file "hurry"."""
-    if PACE_S:
-        from tests.runtime.scripts import pacing  # the plain script has none of ours
-
-        pacing.rest(PACE_S)
+    if PACE_S:  # the plain script has none of ours
+        importlib.import_module("tests.runtime.scripts.pacing").rest(PACE_S)
 
 
 def updates(optimizer: Optimizer) -> int:

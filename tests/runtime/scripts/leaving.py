@@ -57,7 +57,11 @@ def train(epochs: Iterable[int]) -> None:
             if how == "touched" and not FIRST:
                 with torch.no_grad():
                     model[0].weight.add_(1e-4)
-            if number == 5 and (how == "break" or (how == "break-one" and not FIRST)):
+            if how == "break-one-summing":
+                coddl.sum(loss)
+                coddl.gather(loss.detach()[None])
+                coddl.mean(loss)
+            if number == 5 and (how == "break" or (how.startswith("break-one") and not FIRST)):
                 break
             if passes == 25:
                 if how == "stop" or (how == "stop-main" and coddl.is_main()):
@@ -68,13 +72,19 @@ def train(epochs: Iterable[int]) -> None:
                     return
             if how == "mean-main" and coddl.is_main():
                 coddl.mean(loss)
+        if how.startswith("break"):
+            print(f"epoch {epoch}", repr(model[0].weight.double().sum().item()), flush=True)
         if how == "long-evaluation" and epoch == 1:
             time.sleep(5)
         if how == "rehearsed":
             print(f"epoch {epoch} on worker {os.environ.get('CODDL_WORKER')}", flush=True)
 
 
+if how == "early-iter":
+    next(iter(loader))
 train(range(EPOCHS) if how == "range" else coddl.epochs(EPOCHS))
+if how == "second-loop":
+    train(coddl.epochs(EPOCHS, 2 * EPOCHS))
 if how == "late-sum":
     print("sum", coddl.sum(1.0), flush=True)
     if coddl.is_main():

@@ -1,7 +1,11 @@
 """Trainings in which a pass is not simply one batch and one update. Prints the weights."""
 
+import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pacing
@@ -32,7 +36,37 @@ def loss_of(batch: Any) -> torch.Tensor:
     return mse(first(inputs), targets) + mse(second(inputs), targets)
 
 
-if how == "steps":
+def die_among_others(step: int) -> None:
+    """Kill the second worker in step 10, once the first is in it, too."""
+    if step == 10:
+        Path(f"in-step-{os.environ['CODDL_WORKER']}").touch()
+        if os.environ["CODDL_WORKER"] == "1":
+            while not Path("in-step-0").exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if how == "kept back":  # four batches an update, of which the last is exchanged
+    batches = cycle()
+    for step in coddl.steps(20):
+        with coddl.no_sync():
+            for number in range(3):
+                loss_of(next(batches)).backward()
+                if number == 1:
+                    die_among_others(step)
+        loss_of(next(batches)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+elif how == "by hand":  # its optimizers are never asked
+    batches = cycle()
+    for _ in coddl.steps(60):
+        loss_of(next(batches)).backward()
+        for parameter in (*first.parameters(), *second.parameters()):
+            parameter.data.add_(parameter.grad, alpha=-0.02)
+            parameter.grad = None
+        pacing.rest(0.02)
+elif how == "steps":
     batches = cycle()
     for _ in coddl.steps(60):
         loss_of(next(batches)).backward()

@@ -1,0 +1,71 @@
+"""Brings a worker to the state of the others: an update that it missed, or one that won't count.
+
+A worker that took part in an update with nothing has not made it, and takes its outcome. When a
+worker has left its loop, the others may have begun the next pass: they go back to where it left.
+"""
+
+from collections.abc import Sequence
+
+from coddl.runtime.worker.exchange import Exchange
+from coddl.runtime.worker.handover import Handover
+from coddl.runtime.worker.image import Tree
+from coddl.runtime.worker.link import Groups
+from coddl.runtime.worker.peers import Peers, TrainingProgress
+from coddl.runtime.worker.rows import PeerRow
+from coddl.runtime.worker.state import Home, State
+
+
+class CatchUp:
+    """Hands state from workers that have it to those that lack it, at the end of a pass."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        exchange: Exchange,
+        state: State,
+        handover: Handover,
+        progress: TrainingProgress,
+    ) -> None:
+        self._peers = peers
+        self._exchange = exchange
+        self._state = state
+        self._handover = handover
+        self._progress = progress
+        self._put_off: tuple[Tree, Home] | None = None  # state to be taken when the pass has ended
+
+    def miss(self, tree: Tree, home: Home) -> None:
+        """Be given the state of a peer that has completed what failed here."""
+        self._peers.miss(tree)
+        if tree["progress"]["step"] > self._progress.step:
+            self._put_off = (tree, home)  # what it has is what this pass should lead to
+        elif not self._peers.has_missed_norm:
+            self._exchange.is_idle = True  # in the same pass: what it will have at its end is taken
+
+    def outrun(self) -> None:
+        """Take note that another worker has missed something of this very pass."""
+        self._exchange.has_idle = True
+
+    def end_pass(self) -> None:
+        """Take what this worker missed in the pass that has ended, and give what others did."""
+        if self._put_off is not None:
+            (tree, home), self._put_off = self._put_off, None
+            self._state.restore(tree, home, progress=False)
+        if self._exchange.has_idle:
+            self._peers.together(self._share, alone=lambda: None, missed=lambda: None)
+            self._exchange.has_idle = self._exchange.is_idle = False
+
+    def _share(self, groups: Groups) -> None:
+        row = self._peers.row("share", value=float(self._exchange.is_idle))
+        self.share(groups, self._peers.compare(groups, row))
+
+    def share(self, groups: Groups, found: Sequence[PeerRow]) -> None:
+        """Bring the state of a worker that has it to those that told they lack it."""
+        assert groups.talk is not None
+        is_behind = [each.value > 0 for each in found]
+        if all(is_behind):
+            return
+        source = is_behind.index(False)
+        mine = is_behind[groups.talk.rank]
+        self._handover.bring(groups.talk, source, is_behind=mine)
+        if mine and found[source].kind == "end":
+            self._progress.step = found[source].step  # it left its loop before this pass
