@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from coddl.runtime.worker.prepare import (
         backward,
+        barrier,
         enumerate,
         epochs,
         gather,
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "backward",
+    "barrier",
     "enumerate",
     "epochs",
     "gather",

@@ -50,7 +50,8 @@ class TextView:
                 told = f"error: {event['what']}\n  because {event['because']}"
                 self._line(self._err, f"{told}\n  try     {event['try']}")
             case "problem" | "unsaved":
-                self._line(self._err, f"coddl: {event['what']}, because {event['because']}")
+                told = f"coddl: {event['what']}\n  because {event['because']}"
+                self._line(self._err, f"{told}\n  try     {event['try']}")
             case _ if not self._quiet and (text := sentence(event)):
                 self._line(self._err, f"coddl: {text}")
 

@@ -197,6 +197,11 @@ def test_numbers_are_put_together_after_the_loop_while_others_are_there(tmp_path
     assert line_of(printed, "late") == "late 1.0"
 
 
+def test_workers_load_what_the_main_worker_has_saved_after_the_loop(tmp_path: Path) -> None:
+    with Elastic(tmp_path, "leaving.py", "barrier", "1", workers=3) as job:
+        assert job.finish().count("found True") == 3
+
+
 def test_evaluation_may_take_longer_than_the_watchdog(tmp_path: Path) -> None:
     assert PATIENCE_S > 10
     with Elastic(tmp_path, "leaving.py", "long-evaluation", workers=2, watchdog_s=2.0) as job:

@@ -120,7 +120,8 @@ class _Sorted:
             raise TrainingError(
                 f"coddl.prepare was given no {missing}",
                 f"it got {', '.join(type(each).__name__ for each in objects) or 'nothing'}",
-                "model, optimizer, loader = coddl.prepare(model, optimizer, loader)",
+                "model, optimizer, loader = coddl.prepare(model, optimizer, loader); where the "
+                "script updates weights itself, an optimizer that it never steps",
             )
         checks.check_models(self.models)
         checks.check_optimizers(self.optimizers)
@@ -333,6 +334,13 @@ def gather(value: Tensor) -> Tensor:
     """Put all workers' tensors together along their first dimension; all must make the call."""
     session = _elastic("coddl.gather")
     return value if session.is_alone else session.peers.gather(value)
+
+
+def barrier() -> None:
+    """Wait until all workers have come here: before they load what the main one has saved."""
+    session = _elastic("coddl.barrier")
+    if not session.is_alone:
+        session.peers.sum(0.0)
 
 
 _logged: dict[str, float | Tensor] = {}

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pacing
@@ -85,6 +86,12 @@ if how == "early-iter":
 train(range(EPOCHS) if how == "range" else coddl.epochs(EPOCHS))
 if how == "second-loop":
     train(coddl.epochs(EPOCHS, 2 * EPOCHS))
+if how == "barrier":
+    if coddl.is_main():
+        time.sleep(1)
+        Path("saved").touch()
+    coddl.barrier()
+    print("found", Path("saved").exists(), flush=True)
 if how == "late-sum":
     print("sum", coddl.sum(1.0), flush=True)
     if coddl.is_main():
