@@ -317,15 +317,20 @@ class Sessions:
     def check_shared(self, hello: wire.Hello, pool: Pool) -> None:
         """Raise if a node names a jobs folder by the id of another's, and neither sees the other.
 
-        Both write before they read, so whichever was later has seen the other.
+        Both write before they read, so whichever was later has seen the other. Of a node that is
+        not connected only an earlier boot may be known: one that has shared the folder before is
+        not compared with it, and is when that node says hello.
         """
         jobs, known = hello.jobs, pool.nodes.get(hello.node)
         if not jobs.id or (known is not None and known.is_up and known.boot == hello.boot):
             return
+        has_shared = known is not None and known.folder == jobs.id
         for node in pool.nodes.values():
             if node.name == hello.node or not node.is_up or node.folder != jobs.id:
                 continue
             other = self._by_node.get(node.name)
+            if other is None and has_shared and node.name in jobs.nodes:
+                continue
             seen = {} if other is None else other.hello.jobs.nodes
             if jobs.nodes.get(node.name) != node.boot and seen.get(hello.node) != hello.boot:
                 raise UserError(

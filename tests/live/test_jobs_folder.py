@@ -15,7 +15,7 @@ from coddl.live.journal import Journal
 from coddl.live.store import Line, Link
 from coddl.live.store_memory import MemoryStore
 from coddl.live.store_sql import SqlStore, sqlite_url
-from tests.live.harness import LivePool
+from tests.live.harness import LivePool, eventually
 from tests.live.test_process import start as start  # a fixture
 
 # As a version wrote them that gave pools and jobs no ids.
@@ -134,6 +134,31 @@ def test_nodes_share_a_folder_only_if_one_sees_the_other_there(
         assert "is a copy of the one that node n1 has" in other.expect(wire.Refused).because
     one.hello(jobs=JobsFolder("/j", "x", "", 0, first))  # it only was away
     one.expect(wire.Welcome)
+
+
+AGAIN = {
+    "both are there": ({"n1": "boot-3", "n2": "boot-4"}, {"n1": "boot-3", "n2": "boot-4"}, True),
+    "the later one sees the earlier": ({"n2": "boot-2"}, {"n1": "boot-3"}, True),
+    "one has a copy by now": ({"n2": "boot-2"}, {"n1": "boot-1"}, False),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "may_join"), AGAIN.values(), ids=AGAIN.keys())
+def test_agents_that_are_started_anew_at_once_still_share_their_folder(
+    first: dict[str, str], second: dict[str, str], *, may_join: bool, live: LivePool
+) -> None:
+    marks = {"n1": "boot-1", "n2": "boot-2"}
+    for name, boot in marks.items():
+        agent = live.agent(name, boot=boot)
+        agent.hello(jobs=JobsFolder("/j", "x", "", 0, marks))
+        agent.expect(wire.Welcome)
+        agent.close()
+    eventually(lambda: all(live.node(name)["state"] == "SILENT" for name in marks), "their ends")
+    one, other = live.agent("n1", boot="boot-3"), live.agent("n2", boot="boot-4")
+    one.hello(jobs=JobsFolder("/j", "x", "", 0, first))
+    one.expect(wire.Welcome)
+    other.hello(jobs=JobsFolder("/j", "x", "", 0, second))
+    other.expect(wire.Welcome if may_join else wire.Refused)
 
 
 def test_a_job_does_not_span_nodes_with_folders_of_their_own(live: LivePool) -> None:
