@@ -121,17 +121,24 @@ class Account:
 
         If the system said no, another node, or another time, may do.
         """
-        outcome: Outcome = "lost" if isinstance(error.__cause__, OSError) else "failed"
-        return self.failed(Trouble(error.what, error.because, error.try_), outcome)
+        trouble = Trouble(error.what, error.because, error.try_)
+        if isinstance(error.__cause__, OSError):
+            return self._ended("lost", trouble=trouble, refused=True)
+        return self.failed(trouble)
 
     def failed(self, trouble: Trouble, outcome: Outcome = "failed") -> RunEnded:
         """Give the end of a run that was ended for a reason of ours."""
         return self._ended(outcome, trouble=trouble)
 
     def _ended(
-        self, outcome: Outcome, *, exit_code: int | None = None, trouble: Trouble | None = None
+        self,
+        outcome: Outcome,
+        *,
+        exit_code: int | None = None,
+        trouble: Trouble | None = None,
+        refused: bool = False,
     ) -> RunEnded:
-        about = {"step": self._step, "exit_code": exit_code, "trouble": trouble}
+        about = {"step": self._step, "exit_code": exit_code, "trouble": trouble, "refused": refused}
         about["left_early"] = outcome == "succeeded" and self._has_left_early
         return RunEnded(self._job, self._attempt, outcome, **about)  # type: ignore[arg-type]
 

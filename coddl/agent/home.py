@@ -118,8 +118,10 @@ class Homes:
 
     def _remove(self, job: int, code: str, *, forget: bool) -> None:
         base, folder = self._base(job), self._folder(job)
-        if code and (path := self._archives / code).exists():
-            with path.open("rb") as archive:
+        if code and folder.exists():
+            # Another agent may have unpacked it. Without the archive the code stays: nobody knows
+            # which of the files are the job's own.
+            with contextlib.suppress(OSError, BadCode), self._archive(code) as archive:
                 _remove_unchanged(archive, folder)
         (base / UNPACKED).unlink(missing_ok=True)
         if forget:

@@ -262,7 +262,9 @@ class Node:
         job = lead.job
         if job in self._household.failed:
             outcome, trouble = self._household.failed[job]
-            self._report(RunEnded(job, lead.attempt, outcome, trouble=trouble))
+            is_refused = outcome == "lost"
+            ended = RunEnded(job, lead.attempt, outcome, trouble=trouble, refused=is_refused)
+            self._report(ended)
             return
         if job not in self._household.ready:
             return  # asked again when it is

@@ -317,24 +317,27 @@ class Sessions:
     def check_shared(self, hello: wire.Hello, pool: Pool) -> None:
         """Raise if a node names a jobs folder by the id of another's, and neither sees the other.
 
-        Both write before they read, so whichever was later has seen the other.
+        Both write before they read, so whichever was later has seen the other. Of a node that is
+        not connected only an earlier boot may be known: one that has shared the folder before is
+        not compared with it, and is when that node says hello.
         """
         jobs, known = hello.jobs, pool.nodes.get(hello.node)
         if not jobs.id or (known is not None and known.is_up and known.boot == hello.boot):
             return
+        # The journal may not have heard yet of a node that has just said hello.
+        for other in [session.hello for session in self._by_node.values()]:
+            is_seen = jobs.nodes.get(other.node) == other.boot
+            sees = other.jobs.nodes.get(hello.node) == hello.boot
+            if other.node != hello.node and other.jobs.id == jobs.id and not (is_seen or sees):
+                raise _copied(hello, other.node)
+        has_shared = known is not None and known.folder == jobs.id
         for node in pool.nodes.values():
-            if node.name == hello.node or not node.is_up or node.folder != jobs.id:
+            if node.name in (hello.node, *self._by_node) or not node.is_up:
                 continue
-            other = self._by_node.get(node.name)
-            seen = {} if other is None else other.hello.jobs.nodes
-            if jobs.nodes.get(node.name) != node.boot and seen.get(hello.node) != hello.boot:
-                raise UserError(
-                    f'node "{hello.node}" cannot join',
-                    f"its jobs folder {jobs.path} is a copy of the one that node {node.name} has: "
-                    f"they have the same id, {jobs.id}, and neither node sees the other there",
-                    "--jobs-dir with the folder that they share; or, to have one of its own, "
-                    f"remove {jobs.path}/{jobsfolder.MARKS}/id",
-                )
+            mark = jobs.nodes.get(node.name, "")
+            is_seen = mark == node.boot or (has_shared and bool(mark))
+            if node.folder == jobs.id and not is_seen:
+                raise _copied(hello, node.name)
 
     def enter(self, session: Session) -> None:
         """Let a session speak for its node from here on."""
@@ -370,6 +373,17 @@ class _Greeting(msgspec.Struct):
 
     is_: str = msgspec.field(name="is", default="")
     protocol: int | None = None
+
+
+def _copied(hello: wire.Hello, other: str) -> UserError:
+    jobs = hello.jobs
+    return UserError(
+        f'node "{hello.node}" cannot join',
+        f"its jobs folder {jobs.path} is a copy of the one that node {other} has: "
+        f"they have the same id, {jobs.id}, and neither node sees the other there",
+        "--jobs-dir with the folder that they share; or, to have one of its own, "
+        f"remove {jobs.path}/{jobsfolder.MARKS}/id",
+    )
 
 
 def _read_hello(data: bytes) -> wire.Hello:

@@ -225,4 +225,6 @@ def test_what_the_system_refused_may_work_elsewhere() -> None:
     refused = TrainingError("w", "b", "t")
     assert Account(4, 2).refused(refused).outcome == "failed"
     refused.__cause__ = OSError(28, "No space left on device")
-    assert Account(4, 2).refused(refused).outcome == "lost"
+    assert Account(4, 2).refused(refused) == RunEnded(
+        4, 2, "lost", trouble=Trouble("w", "b", "t"), refused=True
+    )

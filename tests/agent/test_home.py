@@ -129,6 +129,31 @@ def test_a_job_that_has_written_nothing_leaves_nothing(
     assert not list((tmp_path / "jobs").iterdir())
 
 
+def test_code_that_another_agent_has_unpacked_is_removed(
+    tmp_path: Path, homes: Homes, server: Server
+) -> None:
+    code = server.add(packed(tmp_path, train_py="1"))
+    homes.prepare(1, spec(code))
+    lead = Homes(tmp_path / "jobs", tmp_path / "code of the lead", server.fetch)
+    lead.pool = homes.pool
+    lead.prepare(1, spec(code))
+    lead.tidy(1, spec(code), 1, forget=True)
+    assert not list((tmp_path / "jobs").iterdir())
+
+
+def test_a_server_that_does_not_answer_keeps_no_state_of_a_job_that_is_over(
+    tmp_path: Path, homes: Homes, server: Server
+) -> None:
+    code = server.add(packed(tmp_path, train_py="1"))
+    folder, state = homes.prepare(1, spec(code)), homes.checkpoints(1)
+    state.mkdir()
+    del server.archives[code]
+    (tmp_path / "code" / code).unlink()
+    homes.tidy(1, spec(code), 1, forget=True)
+    assert (folder / "train.py").exists(), "nobody knows whether the job has written it"
+    assert not state.exists()
+
+
 def test_the_state_of_a_job_that_failed_is_kept(homes: Homes) -> None:
     homes.prepare(1, spec(""))
     homes.checkpoints(1).mkdir()

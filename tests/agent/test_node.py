@@ -147,6 +147,19 @@ def test_who_else_uses_a_gpu_is_told(tmp_path: Path) -> None:
     played(tmp_path, story)
 
 
+def test_a_run_whose_folder_the_system_refuses_is_lost_and_says_so(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        (tmp_path / "jobs").mkdir()
+        (tmp_path / "jobs" / "1").touch()  # no folder can be made here
+        house.order(1)
+        await house.wait(lambda: house.speaker.facts, "its end")
+        (ended,) = house.speaker.facts
+        assert isinstance(ended, RunEnded)
+        assert (ended.outcome, ended.refused) == ("lost", True)
+
+    played(tmp_path, story)
+
+
 def test_a_command_waits_until_nothing_lives_on_its_slot(tmp_path: Path) -> None:
     async def story(house: House) -> None:
         house.outposts.held = {0: Holding("9", 1, 1)}

@@ -1,5 +1,6 @@
 """Whose jobs folder it is: of this pool, of another, of one whose journal was lost."""
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Callable
@@ -11,12 +12,17 @@ import pytest
 from coddl.api import jobsfolder, wire
 from coddl.api.jobsfolder import JobsFolder
 from coddl.core.errors import UserError
+from coddl.core.pool.records import Device
+from coddl.core.pool.state import NodeState, Pool
 from coddl.live.journal import Journal
+from coddl.live.server import Server
+from coddl.live.sessions import Session
 from coddl.live.store import Line, Link
 from coddl.live.store_memory import MemoryStore
 from coddl.live.store_sql import SqlStore, sqlite_url
-from tests.live.harness import LivePool
+from tests.live.harness import LivePool, ManualClock, eventually
 from tests.live.test_process import start as start  # a fixture
+from tests.live.test_sessions import DeafSocket
 
 # As a version wrote them that gave pools and jobs no ids.
 OLDER_NOTES = {"schema": "2", "version": "0.1.0"}
@@ -134,6 +140,58 @@ def test_nodes_share_a_folder_only_if_one_sees_the_other_there(
         assert "is a copy of the one that node n1 has" in other.expect(wire.Refused).because
     one.hello(jobs=JobsFolder("/j", "x", "", 0, first))  # it only was away
     one.expect(wire.Welcome)
+
+
+AGAIN = {
+    "both are there": ({"n1": "boot-3", "n2": "boot-4"}, {"n1": "boot-3", "n2": "boot-4"}, True),
+    "the later one sees the earlier": ({"n2": "boot-2"}, {"n1": "boot-3"}, True),
+    "the later one had looked too early": ({"n2": "boot-4"}, {"n1": "boot-1"}, True),
+    "one has a copy by now": ({"n2": "boot-2"}, {"n1": "boot-1"}, False),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "may_join"), AGAIN.values(), ids=AGAIN.keys())
+def test_agents_that_are_started_anew_at_once_still_share_their_folder(
+    first: dict[str, str], second: dict[str, str], *, may_join: bool, live: LivePool
+) -> None:
+    marks = {"n1": "boot-1", "n2": "boot-2"}
+    for name, boot in marks.items():
+        agent = live.agent(name, boot=boot)
+        agent.hello(jobs=JobsFolder("/j", "x", "", 0, marks))
+        agent.expect(wire.Welcome)
+        agent.close()
+    eventually(lambda: all(live.node(name)["state"] == "SILENT" for name in marks), "their ends")
+    one, other = live.agent("n1", boot="boot-3"), live.agent("n2", boot="boot-4")
+    one.hello(jobs=JobsFolder("/j", "x", "", 0, first))
+    one.expect(wire.Welcome)
+    other.hello(jobs=JobsFolder("/j", "x", "", 0, second))
+    other.expect(wire.Welcome if may_join else wire.Refused)
+
+
+def hello(node: str, boot: str, seen: dict[str, str]) -> wire.Hello:
+    return wire.Hello(
+        protocol=wire.PROTOCOL,
+        version="0",
+        node=node,
+        boot=boot,
+        host="h",
+        port=1,
+        peer_token="t",
+        devices=(Device(0, "cpu"),),
+        jobs=JobsFolder("/j", "x", "", 0, seen),
+    )
+
+
+@pytest.mark.parametrize("seen", ["boot-3", "boot-1"])
+def test_a_hello_counts_before_it_is_in_the_journal(seen: str, tmp_path: Path) -> None:
+    server = Server(Journal(MemoryStore()), tmp_path, ManualClock())
+    pool = Pool(nodes={"n1": NodeState("n1", "boot-1", "h", (), folder="x")})
+    first = Session(server, DeafSocket(hello("n1", "boot-3", {})), server.sessions)
+    first.hello = hello("n1", "boot-3", {})
+    server.sessions.enter(first)
+    second = hello("n2", "boot-4", {"n1": seen})
+    with contextlib.nullcontext() if seen == "boot-3" else pytest.raises(UserError, match="copy"):
+        server.sessions.check_shared(second, pool)
 
 
 def test_a_job_does_not_span_nodes_with_folders_of_their_own(live: LivePool) -> None:

@@ -290,6 +290,15 @@ def test_a_disk_full_from_the_start_is_found_at_the_start(folder: Path) -> None:
     assert names(folder) == []
 
 
+def test_an_attempt_that_a_full_disk_keeps_from_leading_may_be_tried_again(folder: Path) -> None:
+    Checkpoints(folder)
+    jobdir.lead(folder, Path("train.py"), 1)
+    with files_up_to(0), pytest.raises(TrainingError, match="File too large") as caught:
+        jobdir.lead(folder, Path("train.py"), 2)
+    assert isinstance(caught.value.__cause__, OSError), "agents tell by that"
+    jobdir.lead(folder, Path("train.py"), 2)
+
+
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TrainingError, match="Not a directory") as caught:

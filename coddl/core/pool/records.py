@@ -285,6 +285,7 @@ class RunEnded:
     exit_code: int | None = None
     trouble: Trouble | None = None
     left_early: bool = False  # its script has left its loop before the last step, and exited well
+    refused: bool = False  # it was lost because the system refused a file, as on a full disk
 
 
 RunFact = (

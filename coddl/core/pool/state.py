@@ -436,7 +436,8 @@ class Pool:
                 else:
                     self._release(job, f"it failed and is tried again: {words}", now_s)
             case "lost" if not job.cancelled:
-                job.losses += 1
+                # One that has trained goes on when there is room.
+                job.losses += not (ended.refused and job.step)
                 if job.losses >= LOSSES_MAX:
                     self._end(job, "failed", now_s, f"lost {job.losses} times in a row: {words}")
                 else:

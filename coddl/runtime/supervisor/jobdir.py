@@ -281,7 +281,7 @@ def _write_about(folder: Path, about: dict[str, object]) -> None:
             temporary.unlink(missing_ok=True)
         raise TrainingError(
             f"{folder} can't be written", f"{error.strerror}", "another --checkpoint-dir"
-        ) from None
+        ) from error  # a run that the system refuses a file may be tried again
 
 
 def sync(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from coddl.core.pool import records as r
 from coddl.core.pool.explain import explain, sentence, sentence_of
+from coddl.core.pool.state import LOSSES_MAX
 from tests.core.pool.story import Story
 
 FULL = r.Trouble("no checkpoint", "the disk is full", "free space")
@@ -50,6 +51,33 @@ def test_the_next_run_begins_without_the_last_ones_trouble() -> None:
     story.happen(r.RunUnsaved(job, 1, 5, FULL))
     story.happen(r.RunEnded(job, 1, "lost", 5, None, FULL))
     assert story.job(job).unsaved is None
+
+
+def refuse(story: Story, job: int, times: int) -> None:
+    """Have the system refuse the job's next runs their files."""
+    for _ in range(times):
+        attempt = story.job(job).attempt
+        story.happen(r.RunEnded(job, attempt, "lost", 0, None, FULL, refused=True))
+        story.report()
+        story.now_s = max(story.now_s, story.job(job).rest_until_s)
+        story.happen(r.Woke())
+
+
+def test_a_full_disk_ends_no_job_that_has_trained() -> None:
+    story = Story(2)
+    job = story.submit(1, 2)
+    story.train(job)
+    refuse(story, job, 2 * LOSSES_MAX)
+    assert story.job(job).phase == "starting"
+    story.train(job)
+    assert story.job(job).phase == "running"
+
+
+def test_a_job_that_never_trained_fails_on_a_full_disk() -> None:
+    story = Story(2)
+    job = story.submit(1, 2)
+    refuse(story, job, LOSSES_MAX)
+    assert story.job(job).phase == "failed"
 
 
 def test_a_job_that_left_its_loop_early_says_so() -> None:
