@@ -1,4 +1,4 @@
-"""Draw docs/img/demo.svg: the demo in the middle of its run, when most jobs train.
+"""Draw docs/img/demo.svg: the demo in the middle of its run.
 
 python benchmarks/demo.py      takes a minute, as `coddl demo` does
 """
@@ -24,16 +24,17 @@ FONTS: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)  # an image fetch
 
 
 class Photographer(Curtain):
-    """Keeps the newest picture of those with most jobs that train."""
+    """Keeps the picture that shows most: many jobs that train, with shares that differ."""
 
     def __init__(self) -> None:
         self.lines: list[Text] = []
         self._most = 0
 
     def show(self, bill: Playbill, new: Sequence[tuple[float, str, str]]) -> None:  # noqa: ARG002
-        training = sum(part.job["state"] == "RUNNING" for part in bill.parts)
-        if training >= self._most:
-            self._most, self.lines = training, list(picture(bill, COLUMNS))
+        shares = [part.job["gpus"] for part in bill.parts if part.job["state"] == "RUNNING"]
+        shown = len(shares) + 2 * len(set(shares))
+        if shown >= self._most:
+            self._most, self.lines = shown, list(picture(bill, COLUMNS))
 
 
 def main() -> None:
