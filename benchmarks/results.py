@@ -1,15 +1,21 @@
-"""Regenerates docs/results.md and its pictures from real runs: `make results`.
+"""Regenerates docs/results.md, docs/results/ and their pictures from real runs: `make results`.
 
 python -m benchmarks.results DATA [NAME...]
 
 DATA is a folder with philly/, t4_placements/ and k80_p100_v100/. With names, only those experiments
-are run and shown, a quick look at how a section will read: the page goes to stdout.
+are run and shown, a quick look at how a section will read: it goes to stdout.
+
+The template holds all pages, one after the other: `<!-- page: NAME -->` begins one. `{{afs}}` is
+replaced by the sections of the experiments whose names begin with `afs-`, `{{overview}}` by a table
+of all experiments.
 """
 
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from coddl.sim.reproduce.experiment import Experiment, Finding, Setting
 from coddl.sim.reproduce.plot import write_plot
@@ -18,6 +24,10 @@ from coddl.sim.reproduce.registry import ALL, experiments_named
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PICTURES = DOCS / "img" / "reproduce"
+TEMPLATE = ROOT / "benchmarks" / "results.template.md"
+FIRST: Final = "results.md"  # the page before the first mark
+PAGE: Final = re.compile(r"^<!-- page: (\S+) -->\n", re.MULTILINE)
+PLACE: Final = re.compile(r"\{\{([a-z ]+)\}\}")
 Found = Sequence[tuple[Experiment, Finding]]
 
 
@@ -33,24 +43,51 @@ def section(experiment: Experiment, finding: Finding) -> str:
     """What one experiment found."""
     figures = [[each.what, each.published or "-", each.ours] for each in finding.figures]
     parts = [
-        f"### {experiment.title}",
+        f"## {experiment.title}",
         f"`coddl reproduce {experiment.name}` · {experiment.source}",
         table(["", "published", "ours"], figures),
-        f"![{finding.plot.title}](img/reproduce/{experiment.name}.svg)",
+        f"![{finding.plot.title}](../img/reproduce/{experiment.name}.svg)",
     ]
     if finding.details is not None:
         parts.append(table(finding.details.head, finding.details.rows))
     return "\n\n".join([*parts, f"*Differs:* {experiment.differs}", *finding.notes])
 
 
-def overview(found: Found) -> str:
+def templates() -> dict[str, str]:
+    """The template of each page, by its path below docs/."""
+    first, *others = PAGE.split(TEMPLATE.read_text(encoding="utf-8"))
+    return {FIRST: first, **dict(zip(others[::2], others[1::2], strict=True))}
+
+
+def page_of(experiment: str, pages: Mapping[str, str]) -> str:
+    """The page that shows an experiment."""
+    prefix = experiment.partition("-")[0]
+    return next(
+        page
+        for page, text in pages.items()
+        if any(prefix in words.split() for words in PLACE.findall(text))
+    )
+
+
+def filled(text: str, overview: str, sections: Mapping[str, str]) -> str:
+    """A page with what was found in the place of `{{...}}`."""
+
+    def found(match: re.Match[str]) -> str:
+        prefixes = match[1].split()
+        shown = [text for name, text in sections.items() if name.partition("-")[0] in prefixes]
+        return overview if match[1] == "overview" else "\n\n".join(shown)
+
+    return PLACE.sub(found, text).strip() + "\n"
+
+
+def overview(found: Found, pages: Mapping[str, str]) -> str:
     """The first figure of each experiment with a published value beside it."""
     rows = []
     for experiment, finding in found:
         figures = [each for each in finding.figures if each.published] or [*finding.figures]
         link = experiment.title.lower().replace(" ", "-")
         anchor = "".join(c for c in link if c.isalnum() or c in "-_")
-        named = f"[{experiment.name}](#{anchor})"
+        named = f"[{experiment.name}]({page_of(experiment.name, pages)}#{anchor})"
         rows.append([f"{named}: {figures[0].what}", figures[0].published or "-", figures[0].ours])
     return table(["experiment", "published", "ours"], rows)
 
@@ -75,19 +112,20 @@ def main() -> None:
         if not (folder / name).is_dir():
             sys.exit(f"error: the results cannot be made\n  because {folder} has no {name}/")
     found = run(experiments_named(names) if names else ALL, Setting(folder))
-    sections = "\n\n".join(section(*each) for each in found)
+    sections = {experiment.name: section(experiment, finding) for experiment, finding in found}
     if names:
-        print(sections)
+        print("\n\n".join(sections.values()))
         return
     PICTURES.mkdir(parents=True, exist_ok=True)
     for experiment, finding in found:
         write_plot(PICTURES / f"{experiment.name}.svg", finding.plot)
     for old in {*PICTURES.glob("*.svg")} - {PICTURES / f"{each.name}.svg" for each in ALL}:
         old.unlink()  # of an experiment that is no more
-    page = (ROOT / "benchmarks" / "results.template.md").read_text(encoding="utf-8")
-    page = page.replace("{{overview}}", overview(found)).replace("{{experiments}}", sections)
-    (DOCS / "results.md").write_text(page, encoding="utf-8")
-    print(f"docs/results.md written: {len(found)} experiments")
+    pages = templates()
+    for page, text in pages.items():
+        (DOCS / page).parent.mkdir(exist_ok=True)
+        (DOCS / page).write_text(filled(text, overview(found, pages), sections), encoding="utf-8")
+    print(f"docs/results.md and docs/results/ written: {len(found)} experiments")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""The pages of results are what `make results` writes."""
+
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.results import PLACE, filled, page_of, templates
+from coddl.sim.reproduce.registry import ALL
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = templates()
+
+
+def test_every_experiment_has_a_section_on_its_page() -> None:
+    for experiment in ALL:
+        text = (DOCS / page_of(experiment.name, PAGES)).read_text(encoding="utf-8")
+        assert text.count(f"\n## {experiment.title}\n") == 1, experiment.name
+
+
+def test_every_experiment_is_shown_on_one_page() -> None:
+    names = Counter(name for text in PAGES.values() for found in PLACE.findall(text)
+                    for name in found.split())  # fmt: skip
+    assert names == Counter({"overview", *(each.name.partition("-")[0] for each in ALL)})
+
+
+def test_pages_are_made_from_the_template() -> None:
+    """What is written by hand is written in the template; the rest is generated."""
+    for page, template in PAGES.items():
+        text = (DOCS / page).read_text(encoding="utf-8")
+        for part in PLACE.sub("{{", template).split("{{"):
+            assert part.strip() in text, page
+    assert {str(path.relative_to(DOCS)) for path in (DOCS / "results").iterdir()} < set(PAGES)
+
+
+def test_places_are_filled_in_order_of_the_experiments() -> None:
+    sections = {"a-1": "## A1", "b-1": "## B1", "c-1": "## C1", "a-2": "## A2"}
+    assert filled("# T\n\n{{a c}}\n", "| all |", sections) == "# T\n\n## A1\n\n## C1\n\n## A2\n"
+    assert filled("{{overview}}", "| all |", sections) == "| all |\n"
+
+
+def test_results_are_those_of_the_golden_clusters() -> None:
+    """Pages are generated; a hand that typed into them would have to get these right."""
+    text = (DOCS / "results" / "afs.md").read_text(encoding="utf-8")
+    assert "{{" not in text
+    assert "| ed69ec (1,400) | 1,027.8 |" in text
