@@ -1,31 +1,12 @@
 """What a policy answers: the share of each job, and why a job without GPUs waits."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.seats import Seats
-
-WaitingCode = Literal[
-    "Resources",
-    "Priority",
-    "QueueQuota",
-    "UserLimit",
-    "Topology",
-    "Held",
-    "Infeasible",
-    "CoolDown",
-    "NodeDown",
-]
-
-
-class Waiting(NamedTuple):
-    """Why a job has no GPUs: a code for programs, a sentence for people."""
-
-    code: WaitingCode
-    sentence: str
+from coddl.core.waiting import Waiting, WaitingCode
 
 
 @dataclass(frozen=True, slots=True)

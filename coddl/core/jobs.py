@@ -17,18 +17,16 @@ OPAQUE, RESTARTABLE, ELASTIC = range(3)  # tier: what can be done to a job while
 # Rows of JobTable.real, with what a column is where nothing is given.
 SUBMITTED_S = 0
 WEIGHT = 1
-DEADLINE_S = 2
-PAUSE_S = 3
-REMAINING_ITERATIONS = 4
-ATTAINED_GPU_S = 5
-EXECUTED_S = 6
-FIRST_START_S = 7
-LAST_START_S = 8
-CHANGED_S = 9
+PAUSE_S = 2
+REMAINING_ITERATIONS = 3
+ATTAINED_GPU_S = 4
+EXECUTED_S = 5
+FIRST_START_S = 6
+LAST_START_S = 7
+CHANGED_S = 8
 REAL_DEFAULTS: Final = (
     ("submitted_s", 0.0),
     ("weight", 1.0),
-    ("deadline_s", np.inf),
     ("pause_s", 0.0),
     ("remaining_iterations", np.nan),
     ("attained_gpu_s", 0.0),
@@ -124,11 +122,6 @@ class JobTable(NamedTuple):
     def weight(self) -> FloatColumn:
         """Its claim relative to others."""
         return _real(self, WEIGHT)
-
-    @property
-    def deadline_s(self) -> FloatColumn:
-        """When it should be done; inf: no deadline."""
-        return _real(self, DEADLINE_S)
 
     @property
     def pause_s(self) -> FloatColumn:

@@ -7,6 +7,7 @@ import numpy as np
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, ZERO, part, whole_number
 from coddl.core.jobs import CURVE, GPUS, GPUS_MAX, GPUS_MIN, LAST_START_S, REMAINING_ITERATIONS
+from coddl.core.seeds import MODULUS
 from coddl.core.snapshot import Picture
 
 NOBODY, ANY = whole_number(-1), whole_number(2**62)
@@ -21,8 +22,8 @@ def flip(coin: IntColumn) -> bool:
     """Draw the next bit of `coin[0]`, a minimal-standard generator: the same in compiled and in
     plain Python.
     """
-    coin[0] = coin[0] * 48271 % 2147483647
-    return bool(coin[0] > 1073741823)
+    coin[0] = coin[0] * 48271 % MODULUS
+    return bool(coin[0] > MODULUS // 2)
 
 
 @part

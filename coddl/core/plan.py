@@ -7,12 +7,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from coddl.core.allocation import Allocation, Waiting
+from coddl.core.allocation import Allocation
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel
 from coddl.core.placement.placement import Placed
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
+from coddl.core.waiting import Waiting
 
 Action = Literal["start", "resume", "resize", "migrate", "suspend"]
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from coddl.core.columns import FloatColumn, IntColumn
-from coddl.core.compiling import as_part, kernel
+from coddl.core.compiling import as_part, kernel, part
 from coddl.core.policies.afs import afs_l, afs_p
 from coddl.core.policies.fifo import fifo
 from coddl.core.policies.marginal_gain import marginal_gain
@@ -11,6 +11,7 @@ from coddl.core.policies.max_min import max_min
 from coddl.core.policies.policy import Rule
 from coddl.core.policies.shortest import shortest
 from coddl.core.policies.tiresias import tiresias_l
+from coddl.core.seeds import next_seed
 from coddl.core.snapshot import Picture
 from coddl.sim.world import ACTIVE, DECIDE, LOGGED, NOW, SEED, World, advance, apply_shares
 
@@ -32,12 +33,7 @@ fifo_part, max_min_part = as_part(fifo), as_part(max_min)
 marginal_gain_part, shortest_part = as_part(marginal_gain), as_part(shortest)
 tiresias_l_part = as_part(tiresias_l)
 advance_part, apply_shares_part = as_part(advance), as_part(apply_shares)
-
-
-@kernel
-def next_seed(seed: int) -> int:
-    """The seed of the next decision."""
-    return int(seed * 16807 % 2147483647)
+next_seed_part = part(next_seed)
 
 
 @kernel
@@ -52,7 +48,7 @@ def run_compiled(
             return False
         if world.counts[DECIDE]:
             rows = world.active[: world.counts[ACTIVE]]
-            seed = next_seed(world.counts[SEED])
+            seed = next_seed_part(world.counts[SEED])
             world.counts[SEED] = seed
             now_s = world.clock[NOW]
             picture = Picture(world.jobs, rows, world.step_s, world.steps, gpus, now_s, seed)

@@ -19,11 +19,11 @@ from coddl.core.jobs import (
 from coddl.core.plan import Plan
 from coddl.core.scheduler import Scheduler
 from coddl.core.seats import Seats
+from coddl.core.seeds import next_seed
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
 from coddl.core.speed.servers import Crew, remote_parts, server_slowdowns
 from coddl.core.speed.table import Speeds
-from coddl.sim.compiled import next_seed
 from coddl.sim.moving import LastNodes, Places, move_pauses, take_places
 from coddl.sim.world import (
     ACTIVE,
@@ -113,7 +113,7 @@ class Steps:
         world, site = self._world, self._site
         rows, whole = world.active[: world.counts[ACTIVE]].copy(), world.jobs.whole
         whole[SETTLED, rows] = whole[GPUS, rows] == whole[HELD, rows]
-        seed = next_seed(world.counts[SEED])
+        seed = next_seed(int(world.counts[SEED]))
         world.counts[SEED] = seed
         return Snapshot(
             now_s=float(world.clock[NOW]),

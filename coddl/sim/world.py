@@ -27,6 +27,7 @@ from coddl.core.jobs import (
     WHOLE_DEFAULTS,
     JobTable,
 )
+from coddl.core.seeds import first_seed
 from coddl.core.snapshot import no_memory
 from coddl.core.speed.table import Steps
 from coddl.sim.failures import Faults
@@ -167,7 +168,7 @@ def world_of(
         real[ENDS_AT] = faults.ends_at
         real[STOPS_AT] = np.maximum(faults.ends_at, fails_at[0])
     count[[FREE, MODE]] = gpus, MODES.index(reconfigure.mode)
-    count[SEED] = 1 + seed % 2147483645  # the generators of `kernels` run on 1..2**31-2
+    count[SEED] = first_seed(seed)
     # One event can tell at most six things of each job; the log is emptied when it is half full.
     room = 12 * trace.size + 65536
     log = Log(np.empty(room), np.empty((room, 3), np.int64))

@@ -33,13 +33,12 @@ def clusters(draw: st.DrawFn) -> Cluster:
     kinds = draw(st.sampled_from([1, 1, 2]))
     nodes = []
     for at in range(draw(st.integers(1, 6))):
-        gpus = draw(st.integers(1, 8))
+        gpus = draw(st.integers(1, 8)) if draw(st.integers(0, 9)) else 0
         node = Node(
             f"n{at}",
             gpus,
             kind=draw(st.integers(0, kinds - 1)),
             rack=draw(st.integers(0, 2)),
-            healthy=bool(draw(st.integers(0, 9))),
             island_gpus=draw(st.sampled_from([0, 0, 1, 2, 4])),
         )
         nodes.append(node)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coddl.core.allocation import Allocation, WaitingCode
+from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import check
 from coddl.core.jobs import QUEUE, JobTable
@@ -20,6 +20,7 @@ from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.seats import Seats
 from coddl.core.snapshot import REFUSED_S, Snapshot, no_memory
+from coddl.core.waiting import WaitingCode
 from coddl.testing import job, snapshot_of
 from coddl.testing.builders import JobRow
 from coddl.testing.contract import SETTINGS, snapshots

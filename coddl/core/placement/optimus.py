@@ -15,6 +15,7 @@ from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import NONE, Taken, note, nothing_taken, seats_from, take_islands
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
+from coddl.core.speed.servers import SERVER_CPUS, WORKER_CPUS
 
 
 class Crew(NamedTuple):
@@ -325,8 +326,8 @@ class OptimusPlacement:
     close together instead, without servers.
     """
 
-    worker_cpus: int = 2  # cores of a worker and of a server, as in the published scheduler
-    server_cpus: int = 3
+    worker_cpus: int = WORKER_CPUS  # cores of a worker and of a server
+    server_cpus: int = SERVER_CPUS
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         ground, jobs, seats = snapshot.cluster.ground, snapshot.jobs, snapshot.seats

@@ -16,7 +16,7 @@ from coddl.core.compiling import kernel, part
 from coddl.core.jobs import GPUS_MIN
 from coddl.core.policies.policy import told
 from coddl.core.snapshot import Picture, Snapshot
-from coddl.core.speed.servers import Servers
+from coddl.core.speed.servers import SERVER_CPUS, WORKER_CPUS, Servers
 
 SLOT_END_S = 0  # memory
 NO_SERVERS: Final = Servers(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
@@ -50,8 +50,8 @@ class InSlots:
     one before it has ended and there are jobs.
     """
 
-    worker_cpus: int = 2  # cores of a worker and of a server, as in the published scheduler
-    server_cpus: int = 3
+    worker_cpus: int = WORKER_CPUS  # cores of a worker and of a server
+    server_cpus: int = SERVER_CPUS
     slot_s: float = 600.0  # 0: decide anew at every event
 
     def tasks(self, snapshot: Snapshot, *, even: bool) -> Tasks:

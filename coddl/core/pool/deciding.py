@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final
 
-from coddl.core.allocation import Waiting
 from coddl.core.cluster import Cluster
 from coddl.core.placement.registry import placement_from
 from coddl.core.plan import Plan
@@ -15,6 +14,8 @@ from coddl.core.pool.sharing import parts, stranded
 from coddl.core.pool.sight import Sight, look
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Rules, Scheduler
+from coddl.core.seeds import next_seed
+from coddl.core.waiting import Waiting
 
 CALM: Final = Rules(cool_down_s=10.0, reserve_s=10.0)  # what a pool keeps to unless told otherwise
 UNPLACED: Final = Waiting("Resources", "no devices are left for it")
@@ -26,7 +27,7 @@ def decide(
     pool: Pool, rules: Rules, why: str, now_s: float, site: Cluster | None = None
 ) -> Decided:
     """Decide who shall have which devices; `why` says what made us decide."""
-    seed = 1 + (pool.seed * 16807) % 2147483646
+    seed = next_seed(pool.seed)
     scheduler = Scheduler(policy_from(pool.policy), rules, placement_from(pool.placement))
     aside = stranded(pool) | _resting(pool, now_s)
     found = []

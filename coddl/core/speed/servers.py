@@ -20,6 +20,8 @@ from coddl.core.speed.nnls import nnls
 
 Mode = Literal["sync", "async"]
 TERMS: Final[Mapping[Mode, int]] = {"sync": 5, "async": 4}  # and the points a fit needs
+WORKER_CPUS: Final = 2  # cores that a task takes, as in the published scheduler
+SERVER_CPUS: Final = 3
 TASKS_MOST: Final = 256  # workers of a job, and servers: a table of both must fit in memory
 
 

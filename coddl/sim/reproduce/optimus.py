@@ -19,7 +19,13 @@ from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot, no_memory
-from coddl.core.speed.servers import Mode, costs_of_curve, servers_of
+from coddl.core.speed.servers import (
+    SERVER_CPUS,
+    WORKER_CPUS,
+    Mode,
+    costs_of_curve,
+    servers_of,
+)
 from coddl.core.speed.table import Speeds, served
 from coddl.sim.errors import Error, beliefs_of
 from coddl.sim.loop import Beliefs
@@ -38,7 +44,7 @@ MOST: Final = 16  # workers and servers of a job
 PAUSE_S: Final = 20.0  # to save, stop and start a job at other sizes
 ARRIVAL_S: Final = 12_000.0  # jobs of the testbed come within
 SPAN_S: Final = 7 * HOUR_S
-WORKER, SERVER = (1, 2), (0, 3)  # GPUs and cores of a task
+WORKER, SERVER = (1, WORKER_CPUS), (0, SERVER_CPUS)  # GPUs and cores of a task
 SYSTEMS: Final = {"Optimus": "optimus-ps", "DRF": "drf", "Tetris": "tetris"}
 
 
