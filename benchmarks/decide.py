@@ -24,10 +24,9 @@ import numpy as np
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
 from coddl.core.jobs import JobTable
-from coddl.core.placement.registry import placement_from
 from coddl.core.plan import Plan
 from coddl.core.policies.policy import RulePolicy
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot, no_memory

@@ -28,9 +28,8 @@ from coddl.core.cluster import Cluster, Ground
 from coddl.core.columns import IntColumn
 from coddl.core.compiling import kernel
 from coddl.core.placement.placement import Placed, Placement
-from coddl.core.placement.registry import placement_from
 from coddl.core.policies.policy import Policy
-from coddl.core.policies.registry import POLICIES, policy_from
+from coddl.core.registry import POLICIES, placement_from, policy_from
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
 from coddl.sim.simulate import Case, Watch, run_case

@@ -16,8 +16,6 @@ import structlog
 from coddl.api import rest, wire
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
 from coddl.core.pool.deciding import CALM
 from coddl.core.pool.job import JobState
 from coddl.core.pool.records import (
@@ -32,6 +30,7 @@ from coddl.core.pool.records import (
     Woke,
 )
 from coddl.core.pool.state import NodeState, Pool
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Rules
 from coddl.live import views
 from coddl.live.archives import Archives

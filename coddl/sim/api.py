@@ -7,10 +7,10 @@ import numpy as np
 
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
+from coddl.core.parameter_server.costs import Mode
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
 from coddl.core.scheduler import Rules
-from coddl.core.speed.servers import Mode
 from coddl.sim.study import DEFAULT_POLICIES, Question, Study, study
 from coddl.sim.world import MODES, Reconfigure
 from coddl.traces.trace import Oversize, Trace

@@ -16,13 +16,13 @@ from coddl.core.jobs import (
     SETTLED,
     JobTable,
 )
+from coddl.core.parameter_server.costs import TaskCounts, remote_parts, server_slowdowns
 from coddl.core.plan import Plan
 from coddl.core.scheduler import Scheduler
 from coddl.core.seats import Seats
 from coddl.core.seeds import next_seed
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
-from coddl.core.speed.servers import Crew, remote_parts, server_slowdowns
 from coddl.core.speed.table import Speeds
 from coddl.sim.moving import LastNodes, Places, move_pauses, take_places
 from coddl.sim.world import (
@@ -173,22 +173,22 @@ class Steps:
                 left = self._last.left(ground, rows, seats)
                 pause_s[left] = move_pauses(site.move_s, plan.shares[left])
         if site.speeds.servers is not None and plan.allocation.servers is not None:
-            crew = crew_of(plan, curves, ground)
-            slowdown *= server_slowdowns(site.speeds.servers, site.speeds.step_s, crew)
+            tasks = tasks_of(plan, curves, ground)
+            slowdown *= server_slowdowns(site.speeds.servers, site.speeds.step_s, tasks)
             # It starts anew with others.
-            moved = moved | (world.jobs.whole[SERVERS, rows] != crew.servers)
-            world.jobs.whole[SERVERS, rows] = crew.servers
+            moved = moved | (world.jobs.whole[SERVERS, rows] != tasks.servers)
+            world.jobs.whole[SERVERS, rows] = tasks.servers
         return Places(slowdown, np.where(mates >= 0, 0.5, 1.0), moved, pause_s)
 
 
-def crew_of(plan: Plan, curves: IntColumn, ground: Ground) -> Crew:
+def tasks_of(plan: Plan, curves: IntColumn, ground: Ground) -> TaskCounts:
     """The workers and servers of each row, and how far apart a placement has put them."""
     servers, remote = plan.allocation.servers, np.ones(len(curves))
     assert servers is not None
     if plan.placed is not None and plan.placed.servers is not None:
         servers = plan.placed.servers.totals
         remote = remote_parts(ground, plan.placed.seats, plan.placed.servers)
-    return Crew(curves, plan.shares, servers, remote)
+    return TaskCounts(curves, plan.shares, servers, remote)
 
 
 def mates_of(allocation: Allocation) -> IntColumn:

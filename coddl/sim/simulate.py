@@ -16,7 +16,8 @@ from coddl.core.errors import UserError
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy, RulePolicy
 from coddl.core.scheduler import Rules, Scheduler
-from coddl.sim.compiled import RULES, run_compiled
+from coddl.sim.compiled import run_compiled
+from coddl.sim.dispatch import RULES
 from coddl.sim.failures import FailureModel
 from coddl.sim.loop import Beliefs, Site, Steps
 from coddl.sim.run import Events, Losses, Run

@@ -12,15 +12,14 @@ import numpy as np
 
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
+from coddl.core.parameter_server.costs import Mode, with_servers
 from coddl.core.placement.placement import Placement
-from coddl.core.placement.registry import placement_from
 from coddl.core.policies.policy import Policy
+from coddl.core.registry import placement_from
 from coddl.core.scheduler import Rules
-from coddl.core.speed.servers import Mode
-from coddl.core.speed.table import with_servers
 from coddl.sim.errors import beliefs_of, error_from
 from coddl.sim.failures import failures_from
-from coddl.sim.plugin import policy_named
+from coddl.sim.plugin import placement_named, policy_named
 from coddl.sim.quotas import quotas_from
 from coddl.sim.run import Run
 from coddl.sim.simulate import Case, Watch, run_cases
@@ -262,7 +261,7 @@ def _placed(policies: Mapping[str, Policy], question: Question) -> list[Pair]:
         return [(label, policy, "", None) for label, policy in policies.items()]
     given = _labelled(_each_once(question.placements or ("consolidate",)))
     placements = {
-        name: placement_from(p) if isinstance(p, str) else _decides(p, "placement")
+        name: placement_named(p) if isinstance(p, str) else _decides(p, "placement")
         for name, p in given.items()
     }
     own = {label: getattr(policy, "own_placement", "") for label, policy in policies.items()}

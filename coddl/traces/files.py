@@ -17,8 +17,8 @@ import numpy as np
 
 from coddl.core.columns import IntColumn
 from coddl.core.errors import UserError
-from coddl.core.speed.servers import TERMS, Mode, Point, fit_costs, servers_within
-from coddl.core.speed.table import Speeds, interpolated, served
+from coddl.core.parameter_server.costs import TERMS, Mode, Point, fit_costs, served, servers_within
+from coddl.core.speed.table import Speeds, interpolated
 from coddl.traces.cells import Cells, Rule, cells_of, listed, shown
 from coddl.traces.packing import packing_speeds
 from coddl.traces.pairs import read_pairs

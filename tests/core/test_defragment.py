@@ -11,7 +11,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
 from coddl.core.placement.defragment import Defragmenting
 from coddl.core.placement.placement import Placed, Placement, check_placed
-from coddl.core.placement.registry import placement_from
+from coddl.core.registry import placement_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Places, plain
 from coddl.testing import PlacementContract, job, snapshot_of

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from coddl.core import kernels
 from coddl.core.columns import FloatMatrix
 from coddl.core.policies.policy import RulePolicy
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.testing import snapshots, twin
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import InvalidAllocation, check
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Rules, Scheduler
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot

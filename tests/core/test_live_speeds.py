@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from coddl.core.policies.registry import policy_from
 from coddl.core.pool import records as r
 from coddl.core.pool.control import Control
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
+from coddl.core.registry import policy_from
 from coddl.core.scheduler import Rules
 from coddl.core.speed.live import Speed, curve
 from coddl.testing import job, snapshot_of

@@ -9,15 +9,14 @@ import pytest
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import check
-from coddl.core.placement.optimus import OptimusPlacement
+from coddl.core.parameter_server.costs import ServerCosts, servers_of
+from coddl.core.parameter_server.placement import OptimusPlacement
 from coddl.core.placement.placement import Placed, check_placed
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Rules, Scheduler
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
-from coddl.core.speed.servers import ServerCosts, servers_of
-from coddl.sim.loop import crew_of
+from coddl.sim.loop import tasks_of
 from coddl.testing import job, snapshot_of
 from coddl.testing.builders import JobRow
 
@@ -298,7 +297,7 @@ def test_what_a_placement_cuts_is_what_runs() -> None:
     snapshot = with_servers(snapshot_of(8, jobs), cluster_of(2, 4, 16), [SLOW_WIRES])
     snapshot = replace(snapshot, seats=Seats.none(1))
     plan = Scheduler(policy_from("drf"), placement=OptimusPlacement()).decide(snapshot)
-    crew = crew_of(plan, snapshot.jobs.curve, snapshot.cluster.ground)
+    tasks = tasks_of(plan, snapshot.jobs.curve, snapshot.cluster.ground)
     # Of 32 cores in all, 6 workers and 6 servers would take 30; each node holds 3 of both.
-    assert (crew.workers.tolist(), crew.servers.tolist()) == ([6], [6])
-    assert crew.remote.tolist() == [0.5]
+    assert (tasks.workers.tolist(), tasks.servers.tolist()) == ([6], [6])
+    assert tasks.remote.tolist() == [0.5]

@@ -16,7 +16,7 @@ from coddl.core.placement.philly import PhillyPlacement
 from coddl.core.placement.placement import Placed, check_placed
 from coddl.core.plan import Plan
 from coddl.core.policies.philly import Philly
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.seats import Seats
 from coddl.core.snapshot import REFUSED_S, Snapshot, no_memory

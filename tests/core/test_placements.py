@@ -13,7 +13,7 @@ from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import InvalidAllocation
 from coddl.core.placement.close import Wishes, place_close
 from coddl.core.placement.placement import Placed, Placement, check_placed
-from coddl.core.placement.registry import PLACEMENTS, placement_from
+from coddl.core.registry import PLACEMENTS, placement_from
 from coddl.core.seats import Seats
 from coddl.core.speed.places import Places, plain
 from coddl.testing import PlacementContract, job, placing, snapshot_of, twin

@@ -6,7 +6,7 @@ import pytest
 from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import InvalidAllocation
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.core.scheduler import Rules, Scheduler
 from coddl.core.snapshot import Snapshot
 from coddl.testing import job, snapshot_of

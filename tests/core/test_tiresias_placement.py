@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from coddl.core.errors import UserError
-from coddl.core.placement.registry import placement_from
 from coddl.core.placement.tiresias import fitted_limit
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler
 from tests.core.places import Case, Row, pictured
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coddl.core.policies.registry import policy_from
 from coddl.core.pool.job import Measured
 from coddl.core.pool.records import Decided
 from coddl.core.pool.sight import Sight, look
 from coddl.core.pool.state import Pool as Fold
+from coddl.core.registry import policy_from
 from coddl.live.journal import Noted
 from tests.e2e.pool import COOL_DOWN_S, Pool
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.core.scheduler import Rules
 from coddl.sim.run import Run
 from coddl.sim.simulate import Case, run_case

@@ -7,11 +7,11 @@ import pytest
 
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
-from coddl.core.placement.optimus import OptimusPlacement
+from coddl.core.parameter_server.costs import ServerCosts, servers_of
+from coddl.core.parameter_server.placement import OptimusPlacement
 from coddl.core.placement.placement import Placement, check_placed
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.core.seats import Seats
-from coddl.core.speed.servers import ServerCosts, servers_of
 from coddl.core.speed.table import speeds_of
 from coddl.sim.reproduce.optimus import MOST, OneByOne, cluster_of, speeds_with_servers
 from coddl.sim.run import Run

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,13 @@ class Placed:
 
 # A snapshot whose rows sit somewhere (`snapshot.seats`), and what they shall have.
 Placement: TypeAlias = Callable[[Snapshot, Allocation], Placed]
+
+
+class NamedPlacement(Protocol):
+    """A placement as a class: its parameters are the class's fields."""
+
+    def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
+        """Find places."""
 
 
 def on_one_node(snapshot: Snapshot, placed: Placed) -> Placed:

@@ -5,7 +5,6 @@ from typing import Annotated, Final, Literal
 
 import numpy as np
 
-from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, TWO, kernel, part
 from coddl.core.jobs import FIRST_START_S, GPUS, GPUS_MIN
@@ -27,8 +26,8 @@ from coddl.core.kernels import (
     select_first,
     sort_heap,
 )
-from coddl.core.policies.policy import answer, parameters
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.policies.policy import RulePolicy, parameters
+from coddl.core.snapshot import Picture
 
 Contest = Literal["auto", "scan", "tournament"]
 CONTESTS: Final = ("auto", "scan", "tournament")
@@ -67,7 +66,7 @@ def afs_l(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: In
 
 
 @dataclass(frozen=True)
-class AfsL:
+class AfsL(RulePolicy):
     """Weighs shortness against efficiency; knows lengths, like SRTF.
 
     Partial share · under overload, shortest first with gpus_min each · cap: the model's largest
@@ -77,13 +76,11 @@ class AfsL:
     contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
 
     rule = staticmethod(afs_l)
+    why = "jobs with less left to do hold the GPUs"
 
     @property
     def parameters(self) -> FloatColumn:
         return parameters(LENGTH, CONTESTS.index(self.contest))
-
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs with less left to do hold the GPUs")
 
 
 @part
@@ -142,7 +139,7 @@ def afs_p(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: In
 
 
 @dataclass(frozen=True)
-class AfsP:
+class AfsP(RulePolicy):
     """Weighs shortness against efficiency without knowing lengths: leases in turn, and a coin where
     lengths would decide.
 
@@ -155,11 +152,9 @@ class AfsP:
     contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
 
     rule = staticmethod(afs_p)
+    why = "other jobs hold the GPUs until their leases end"
 
     @property
     def parameters(self) -> FloatColumn:
         rule = COIN if self.tie == "coin" else KEEP
         return parameters(rule, CONTESTS.index(self.contest), self.lease_h * 3600.0)
-
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "other jobs hold the GPUs until their leases end")

@@ -103,6 +103,8 @@ class TiresiasG:
     services_gpu_h: tuple[float, ...] = ()  # what jobs take; none: what those that ended here took
     form: Form = "textbook"  # published: as in the paper's simulator
 
+    rigid = True
+
     def __call__(self, snapshot: Snapshot) -> Allocation:
         jobs, memory = snapshot.jobs, snapshot.memory.copy()
         services_gpu_s = snapshot.past_gpu_s[-RECENT:]

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel
 from coddl.core.kernels import (
@@ -15,8 +14,8 @@ from coddl.core.kernels import (
     grow_all,
     grow_by_gain,
 )
-from coddl.core.policies.policy import answer, parameters
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.policies.policy import RulePolicy, parameters
+from coddl.core.snapshot import Picture
 
 
 @kernel
@@ -35,7 +34,7 @@ def marginal_gain(
 
 
 @dataclass(frozen=True)
-class Optimus:
+class Optimus(RulePolicy):
     """Gives the next GPU to the job whose remaining time drops most (EuroSys '18, share form).
 
     Partial share · under overload, first come first served with gpus_min each · cap: the model's
@@ -43,17 +42,15 @@ class Optimus:
     """
 
     rule = staticmethod(marginal_gain)
+    why = "jobs submitted earlier hold the GPUs"
 
     @property
     def parameters(self) -> FloatColumn:
         return parameters(REMAINING_TIME)
 
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs submitted earlier hold the GPUs")
-
 
 @dataclass(frozen=True)
-class MaxSpeedup:
+class MaxSpeedup(RulePolicy):
     """Gives the next GPU to the job whose speed-up over its smallest share rises most; length plays
     no part.
 
@@ -62,10 +59,8 @@ class MaxSpeedup:
     """
 
     rule = staticmethod(marginal_gain)
+    why = "jobs submitted earlier hold the GPUs"
 
     @property
     def parameters(self) -> FloatColumn:
         return parameters(SPEEDUP)
-
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs submitted earlier hold the GPUs")

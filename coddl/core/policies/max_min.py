@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, kernel, whole_number
 from coddl.core.jobs import GPUS, GPUS_MIN, LAST_START_S
@@ -19,8 +18,8 @@ from coddl.core.kernels import (
     serve_running_first,
     sort_heap,
 )
-from coddl.core.policies.policy import answer, parameters
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.policies.policy import RulePolicy
+from coddl.core.snapshot import Picture
 
 MINIMUM = whole_number(GPUS_MIN)
 
@@ -55,7 +54,7 @@ def max_min(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: 
 
 
 @dataclass(frozen=True)
-class MaxMin:
+class MaxMin(RulePolicy):
     """Gives every job the same number of GPUs, as far as its model can use them.
 
     Partial share · under overload, first come first served with gpus_min each · cap: the model's
@@ -63,10 +62,4 @@ class MaxMin:
     """
 
     rule = staticmethod(max_min)
-
-    @property
-    def parameters(self) -> FloatColumn:
-        return parameters()
-
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs that started earlier hold the GPUs")
+    why = "jobs that started earlier hold the GPUs"

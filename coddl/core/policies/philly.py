@@ -116,6 +116,8 @@ class Philly:
 
     reclaim_at: Part = 0.9  # part of the GPUs that is busy when lent ones are taken back
 
+    rigid = True
+
     def __call__(self, snapshot: Snapshot) -> Allocation:
         jobs, total = snapshot.jobs, snapshot.cluster.gpus_total
         need, runs, (queue, quota) = jobs.gpus_requested, jobs.gpus > 0, _queues(snapshot)

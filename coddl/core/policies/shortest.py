@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, kernel
 from coddl.core.jobs import GPUS, GPUS_REQUESTED
 from coddl.core.kernels import SKIP, fill_in_order, line_up, seconds_left
-from coddl.core.policies.policy import answer, parameters
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.policies.policy import RulePolicy, parameters
+from coddl.core.snapshot import Picture
 
 
 @kernel
@@ -33,7 +32,7 @@ def shortest(
 
 
 @dataclass(frozen=True)
-class Srtf:
+class Srtf(RulePolicy):
     """Runs the jobs that would finish soonest on the GPUs they asked for; preempts longer ones.
 
     Rigid request · backfill: a job that does not fit is skipped, later ones may start · no cap but
@@ -41,17 +40,16 @@ class Srtf:
     """
 
     rule = staticmethod(shortest)
+    why = "shorter jobs hold the GPUs"
+    rigid = True
 
     @property
     def parameters(self) -> FloatColumn:
         return parameters(0)
 
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "shorter jobs hold the GPUs", rigid=True)
-
 
 @dataclass(frozen=True)
-class Srsf:
+class Srsf(RulePolicy):
     """Runs the jobs with the least GPU-time left (request x time at it); preempts larger ones.
 
     Rigid request · backfill: a job that does not fit is skipped, later ones may start · no cap but
@@ -59,10 +57,9 @@ class Srsf:
     """
 
     rule = staticmethod(shortest)
+    why = "jobs with less GPU-time left hold the GPUs"
+    rigid = True
 
     @property
     def parameters(self) -> FloatColumn:
         return parameters(1)
-
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs with less GPU-time left hold the GPUs", rigid=True)

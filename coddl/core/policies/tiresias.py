@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import TWO, kernel, part
 from coddl.core.jobs import (
@@ -19,8 +18,8 @@ from coddl.core.jobs import (
     SUBMITTED_S,
 )
 from coddl.core.kernels import SKIP, fill_in_order, line_up
-from coddl.core.policies.policy import answer, parameters
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.policies.policy import RulePolicy, parameters
+from coddl.core.snapshot import Picture
 
 LEVEL, OLD_EXECUTED_S, OLD_WAITED_S = range(3)  # memory: queue, and where its counters started from
 PROMOTE, SINCE_START, THRESHOLD_GPU_S = range(3)  # params; one threshold or more
@@ -121,7 +120,7 @@ def tiresias_l(
 
 
 @dataclass(frozen=True)
-class TiresiasL:
+class TiresiasL(RulePolicy):
     """Runs jobs that have had least GPU-time, in queues with thresholds; lengths unknown; preempts.
 
     Rigid request · backfill: a job that does not fit is skipped, later ones may start · no cap but
@@ -133,6 +132,8 @@ class TiresiasL:
     count: Literal["total", "since-start"] = "total"  # since promotion, or since the last start
 
     rule = staticmethod(tiresias_l)
+    why = "jobs that have had less GPU-time hold the GPUs"
+    rigid = True
     # The setting of the AFS evaluation.
     presets: ClassVar = {
         "afs": {"threshold_gpu_h": (50.0,), "promote": 0.0, "count": "since-start"}
@@ -143,6 +144,3 @@ class TiresiasL:
         limits_gpu_s = (hours * 3600.0 for hours in self.threshold_gpu_h)
         since_start = self.count == "since-start"
         return parameters(self.promote, since_start, *limits_gpu_s)
-
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs that have had less GPU-time hold the GPUs", rigid=True)

@@ -5,14 +5,13 @@ from functools import reduce
 from typing import Final
 
 from coddl.core.cluster import Cluster
-from coddl.core.placement.registry import placement_from
 from coddl.core.plan import Plan
-from coddl.core.policies.registry import policy_from
 from coddl.core.pool.job import PRERUN_S, JobState, counted
 from coddl.core.pool.records import Decided, Row, Target
 from coddl.core.pool.sharing import parts, stranded
 from coddl.core.pool.sight import Sight, look
 from coddl.core.pool.state import Pool
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Rules, Scheduler
 from coddl.core.seeds import next_seed
 from coddl.core.waiting import Waiting

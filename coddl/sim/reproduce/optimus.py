@@ -13,20 +13,21 @@ from coddl.core.allocation import Allocation, because
 from coddl.core.cluster import Cluster, Node
 from coddl.core.columns import FloatColumn, IntMatrix
 from coddl.core.jobs import JobTable
-from coddl.core.placement.optimus import OptimusPlacement
-from coddl.core.placement.placement import Placed, Placement
-from coddl.core.policies.registry import policy_from
-from coddl.core.scheduler import Scheduler
-from coddl.core.seats import Seats
-from coddl.core.snapshot import Snapshot, no_memory
-from coddl.core.speed.servers import (
+from coddl.core.parameter_server.costs import (
     SERVER_CPUS,
     WORKER_CPUS,
     Mode,
     costs_of_curve,
+    served,
     servers_of,
 )
-from coddl.core.speed.table import Speeds, served
+from coddl.core.parameter_server.placement import OptimusPlacement
+from coddl.core.placement.placement import Placed, Placement
+from coddl.core.registry import policy_from
+from coddl.core.scheduler import Scheduler
+from coddl.core.seats import Seats
+from coddl.core.snapshot import Snapshot, no_memory
+from coddl.core.speed.table import Speeds
 from coddl.sim.errors import Error, beliefs_of
 from coddl.sim.loop import Beliefs
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting

@@ -9,9 +9,8 @@ import numpy as np
 from coddl.core.cluster import Cluster, Node
 from coddl.core.columns import FloatColumn, IntColumn
 from coddl.core.placement.placement import Placement
-from coddl.core.placement.registry import placement_from
 from coddl.core.plan import Plan
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.snapshot import Snapshot
 from coddl.sim.failures import PhillyFailures

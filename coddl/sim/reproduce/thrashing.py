@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.sim.api import reconfigure_from
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.simulate import Case, steps_of, world_before

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from coddl.core.cluster import Cluster, Link, Links, Node
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
 from coddl.core.pool import records as r
 from coddl.core.pool.deciding import CALM
 from coddl.core.pool.explain import sentence_of
 from coddl.core.pool.sight import look
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler
 from tests.core.pool.story import Story
 

@@ -83,6 +83,7 @@ class Gandiva:
     idle: Part = 0.75  # of a server's GPUs: if so many are free, its jobs may be moved elsewhere
     grow_after_s: float = 60.0  # idle GPUs go to elastic jobs beside them after so long; 0: never
 
+    rigid = True
     own_placement: ClassVar[str] = "gandiva"
 
     def __call__(self, snapshot: Snapshot) -> Allocation:

@@ -10,7 +10,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.compiling import ZERO, kernel, part
 from coddl.core.jobs import GPUS_MAX, GPUS_MIN
 from coddl.core.kernels import make_heap, sink
-from coddl.core.policies.tasks import Grant, InSlots, Tasks, add, servers_beside
+from coddl.core.parameter_server.tasks import Grant, InSlots, Tasks, add, servers_beside
 from coddl.core.snapshot import Picture, Snapshot
 
 

@@ -8,7 +8,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.compiling import kernel, part
 from coddl.core.jobs import GPUS_MIN, GPUS_REQUESTED
 from coddl.core.kernels import NOBODY, seconds_left
-from coddl.core.policies.tasks import Grant, InSlots, Tasks, add, servers_beside
+from coddl.core.parameter_server.tasks import Grant, InSlots, Tasks, add, servers_beside
 from coddl.core.snapshot import Picture, Snapshot
 
 

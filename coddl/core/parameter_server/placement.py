@@ -10,15 +10,15 @@ from coddl.core.cluster import Ground
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, ZERO, kernel, part
 from coddl.core.kernels import comes_before, make_heap, sink
+from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS
 from coddl.core.placement.close import kept_back, leaders_of, placed_close
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import NONE, Taken, note, nothing_taken, seats_from, take_islands
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
-from coddl.core.speed.servers import SERVER_CPUS, WORKER_CPUS
 
 
-class Crew(NamedTuple):
+class TaskDemands(NamedTuple):
     """What the rows shall have, what they need at least, and what their tasks take."""
 
     workers: IntColumn
@@ -32,7 +32,7 @@ class Crew(NamedTuple):
 class Board(NamedTuple):
     """What is free on each node, and the order in which they are tried."""
 
-    crew: Crew
+    tasks: TaskDemands
     gpus: IntColumn  # free GPUs and cores of each node
     cpus: IntColumn
     heap: IntColumn  # `size[0]` nodes, the one with most room on top
@@ -41,7 +41,7 @@ class Board(NamedTuple):
     start: IntColumn  # nodes before these have no room for a worker, for a server
 
 
-class Plan(NamedTuple):
+class NodePlan(NamedTuple):
     """What a row may be given on which nodes, before it is: `size[0]` entries."""
 
     node: IntColumn
@@ -64,14 +64,14 @@ class Given(NamedTuple):
 @part
 def fits(board: Board, node: int, workers: int, servers: int) -> bool:
     """Tell whether a node has room for these tasks."""
-    cpus = workers * board.crew.worker_cpus + servers * board.crew.server_cpus
+    cpus = workers * board.tasks.worker_cpus + servers * board.tasks.server_cpus
     return bool(workers <= board.gpus[node] and cpus <= board.cpus[node])
 
 
 @part
 def room_at(board: Board, node: int) -> int:
     """What nodes are ordered by: free cores, or GPUs where cores are free."""
-    counted = board.crew.worker_cpus > 0 or board.crew.server_cpus > 0
+    counted = board.tasks.worker_cpus > 0 or board.tasks.server_cpus > 0
     return int(board.cpus[node] if counted else board.gpus[node])
 
 
@@ -111,14 +111,14 @@ def dealt(tasks: int, nodes: int, at: int) -> int:
 
 
 @part
-def clear(board: Board, plan: Plan) -> None:
+def clear(board: Board, plan: NodePlan) -> None:
     """Begin a plan for another row."""
     plan.size[0] = 0
     plan.start[0], plan.start[1] = board.start[0], board.start[1]
 
 
 @part
-def plan_task(board: Board, plan: Plan, node: int, kind: int) -> bool:
+def plan_task(board: Board, plan: NodePlan, node: int, kind: int) -> bool:
     """Add a worker (0) or a server (1) on a node; False if it has no room beside what is there."""
     at, size = 0, plan.size[0]
     while at < size and plan.node[at] != node:
@@ -134,7 +134,7 @@ def plan_task(board: Board, plan: Plan, node: int, kind: int) -> bool:
 
 
 @part
-def plan_first_fit(board: Board, plan: Plan, kind: int) -> bool:
+def plan_first_fit(board: Board, plan: NodePlan, kind: int) -> bool:
     """Add a task on the first node that has room for it; False if there is none."""
     while plan.start[kind] < board.cpus.shape[0]:
         if plan_task(board, plan, plan.start[kind], kind):
@@ -144,10 +144,10 @@ def plan_first_fit(board: Board, plan: Plan, kind: int) -> bool:
 
 
 @part
-def plan_evenly(board: Board, plan: Plan, row: int) -> bool:
+def plan_evenly(board: Board, plan: NodePlan, row: int) -> bool:
     """Plan a row on the fewest of the emptiest nodes that hold it evenly; False if none do."""
-    w, p = board.crew.workers[row], board.crew.servers[row]
-    most = max(w, p) if board.crew.spans[row] else 1
+    w, p = board.tasks.workers[row], board.tasks.servers[row]
+    most = max(w, p) if board.tasks.spans[row] else 1
     count, found = 0, False
     while count < most and not found:
         node = pop(board)
@@ -166,23 +166,23 @@ def plan_evenly(board: Board, plan: Plan, row: int) -> bool:
 
 
 @part
-def plan_anywhere(board: Board, plan: Plan, row: int) -> None:
+def plan_anywhere(board: Board, plan: NodePlan, row: int) -> None:
     """Plan servers and workers of a row in turn where there is room; it shrinks to what fits."""
     wanted, got = np.zeros(2, np.int64), np.zeros(2, np.int64)
-    wanted[0], wanted[1] = board.crew.workers[row], board.crew.servers[row]
+    wanted[0], wanted[1] = board.tasks.workers[row], board.tasks.servers[row]
     kind = 1 if wanted[1] > 0 else 0
     while got[kind] < wanted[kind] and plan_first_fit(board, plan, kind):
         got[kind] += 1
         if got[1 - kind] < wanted[1 - kind]:
             kind = 1 - kind
-    if got[0] < board.crew.gpus_min[row] or (wanted[1] > 0 and got[1] == 0):
+    if got[0] < board.tasks.gpus_min[row] or (wanted[1] > 0 and got[1] == 0):
         clear(board, plan)
 
 
 @part
-def plan_on_one_node(board: Board, plan: Plan, row: int) -> None:
+def plan_on_one_node(board: Board, plan: NodePlan, row: int) -> None:
     """Plan a row that can't span on the node that its workers fill best and that has the cores."""
-    w, p, best = board.crew.workers[row], board.crew.servers[row], NONE
+    w, p, best = board.tasks.workers[row], board.tasks.servers[row], NONE
     for node in range(board.gpus.shape[0]):
         if fits(board, node, w, p) and (best < 0 or board.gpus[node] < board.gpus[best]):
             best = node
@@ -192,9 +192,9 @@ def plan_on_one_node(board: Board, plan: Plan, row: int) -> None:
 
 
 @part
-def plan_servers(board: Board, plan: Plan, row: int, ground: Ground, seats: Seats) -> None:
+def plan_servers(board: Board, plan: NodePlan, row: int, ground: Ground, seats: Seats) -> None:
     """Plan the servers of a row that stays evenly on its nodes, else where there is room."""
-    p, count, even = board.crew.servers[row], 0, True
+    p, count, even = board.tasks.servers[row], 0, True
     for i in range(seats.first[row], seats.first[row + 1]):
         node = ground.island_node[seats.island[i]]
         if count == 0 or plan.node[count - 1] != node:
@@ -216,7 +216,7 @@ def plan_servers(board: Board, plan: Plan, row: int, ground: Ground, seats: Seat
 
 
 @part
-def carry_out(board: Board, plan: Plan, row: int, given: Given) -> None:
+def carry_out(board: Board, plan: NodePlan, row: int, given: Given) -> None:
     """Give a row what was planned for it."""
     for i in range(plan.size[0]):
         node, workers, servers, at = plan.node[i], plan.workers[i], plan.servers[i], given.size[0]
@@ -224,14 +224,16 @@ def carry_out(board: Board, plan: Plan, row: int, given: Given) -> None:
         given.workers[at], given.servers[at] = workers, servers
         given.size[0] += 1
         board.gpus[node] -= workers
-        board.cpus[node] -= workers * board.crew.worker_cpus + servers * board.crew.server_cpus
+        board.cpus[node] -= workers * board.tasks.worker_cpus + servers * board.tasks.server_cpus
     board.start[0], board.start[1] = plan.start[0], plan.start[1]
 
 
 @part
-def stay(ground: Ground, seats: Seats, crew: Crew, used: IntColumn, taken: Taken) -> BoolColumn:
+def stay(
+    ground: Ground, seats: Seats, tasks: TaskDemands, used: IntColumn, taken: Taken
+) -> BoolColumn:
     """Let rows that keep their share keep their GPUs; say which do."""
-    rows = crew.workers.shape[0]
+    rows = tasks.workers.shape[0]
     stays = np.zeros(rows, np.bool_)
     for row in range(rows):
         held, free = 0, True
@@ -239,7 +241,7 @@ def stay(ground: Ground, seats: Seats, crew: Crew, used: IntColumn, taken: Taken
             held += seats.gpus[i]
             # Of two rows that hold the same GPUs, as packed jobs do, the first keeps them.
             free &= used[seats.island[i]] + seats.gpus[i] <= ground.island_gpus[seats.island[i]]
-        stays[row] = free and held > 0 and held == crew.workers[row]
+        stays[row] = free and held > 0 and held == tasks.workers[row]
         for i in range(seats.first[row], seats.first[row + 1] if stays[row] else 0):
             note(taken, row, seats.island[i], seats.gpus[i])
             used[seats.island[i]] += seats.gpus[i]
@@ -247,7 +249,7 @@ def stay(ground: Ground, seats: Seats, crew: Crew, used: IntColumn, taken: Taken
 
 
 @part
-def board_of(ground: Ground, crew: Crew, used: IntColumn, taken: Taken) -> Board:
+def board_of(ground: Ground, tasks: TaskDemands, used: IntColumn, taken: Taken) -> Board:
     """The room beside the workers that stay."""
     nodes = ground.node_gpus.shape[0]
     counts, keys = np.zeros((2, 2), np.int64), np.empty((2, nodes))
@@ -255,12 +257,12 @@ def board_of(ground: Ground, crew: Crew, used: IntColumn, taken: Taken) -> Board
     for island in range(used.shape[0]):
         gpus[ground.island_node[island]] += ground.island_gpus[island] - used[island]
     for i in range(taken.size[0]):
-        cpus[ground.island_node[taken.island[i]]] -= taken.gpus[i] * crew.worker_cpus
+        cpus[ground.island_node[taken.island[i]]] -= taken.gpus[i] * tasks.worker_cpus
     for node in range(nodes):
         if ground.node_gpus[node] == 0:
             cpus[node] = 0  # a place is part of an island, and this node has none
     counts[0, 0] = nodes
-    board = Board(crew, gpus, cpus, heap, keys, counts[0], counts[1])
+    board = Board(tasks, gpus, cpus, heap, keys, counts[0], counts[1])
     for node in range(nodes):
         keys[0, node], keys[1, node] = room_at(board, node), -node
     make_heap(heap, nodes, keys)
@@ -270,12 +272,12 @@ def board_of(ground: Ground, crew: Crew, used: IntColumn, taken: Taken) -> Board
 @part
 def give(board: Board, order: IntColumn, stays: BoolColumn, ground: Ground, seats: Seats) -> Given:
     """Find places for the servers of rows that stay, and then for all of the others."""
-    crew, rows, most, total = board.crew, stays.shape[0], 0, 0
+    tasks, rows, most, total = board.tasks, stays.shape[0], 0, 0
     for row in range(rows):
-        most = max(most, crew.workers[row] + crew.servers[row])
-        total += crew.workers[row] + crew.servers[row]
+        most = max(most, tasks.workers[row] + tasks.servers[row])
+        total += tasks.workers[row] + tasks.servers[row]
     entries, counts = np.empty((3, most + 1), np.int64), np.zeros((3, 2), np.int64)
-    plan = Plan(entries[0], entries[1], entries[2], counts[0], counts[1])
+    plan = NodePlan(entries[0], entries[1], entries[2], counts[0], counts[1])
     out = np.empty((4, total + 1), np.int64)
     given = Given(out[0], out[1], out[2], out[3], counts[2])
     for turn in range(rows + order.shape[0]):
@@ -284,10 +286,10 @@ def give(board: Board, order: IntColumn, stays: BoolColumn, ground: Ground, seat
         clear(board, plan)
         if first and stays[row]:
             plan_servers(board, plan, row, ground, seats)
-        elif first or stays[row] or crew.workers[row] == 0:
+        elif first or stays[row] or tasks.workers[row] == 0:
             continue
         elif not plan_evenly(board, plan, row):
-            if crew.spans[row]:
+            if tasks.spans[row]:
                 plan_anywhere(board, plan, row)
             else:
                 plan_on_one_node(board, plan, row)
@@ -297,13 +299,13 @@ def give(board: Board, order: IntColumn, stays: BoolColumn, ground: Ground, seat
 
 @kernel
 def place_evenly(
-    ground: Ground, seats: Seats, crew: Crew, order: IntColumn, reserved: IntColumn
+    ground: Ground, seats: Seats, tasks: TaskDemands, order: IntColumn, reserved: IntColumn
 ) -> tuple[Seats, Seats]:
     """Seats of workers and of servers. Who keeps its share keeps its GPUs; others go by `order`."""
-    rows, used = crew.workers.shape[0], reserved.copy()
-    workers = nothing_taken(int(crew.workers.sum()) + seats.island.shape[0] + 1)
-    stays = stay(ground, seats, crew, used, workers)
-    given = give(board_of(ground, crew, used, workers), order, stays, ground, seats)
+    rows, used = tasks.workers.shape[0], reserved.copy()
+    workers = nothing_taken(int(tasks.workers.sum()) + seats.island.shape[0] + 1)
+    stays = stay(ground, seats, tasks, used, workers)
+    given = give(board_of(ground, tasks, used, workers), order, stays, ground, seats)
     free = ground.island_gpus - used
     servers = nothing_taken(given.size[0] + 1)
     for i in range(given.size[0]):
@@ -333,24 +335,24 @@ class OptimusPlacement:
         ground, jobs, seats = snapshot.cluster.ground, snapshot.jobs, snapshot.seats
         assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
         wanted, servers = allocation.gpus, allocation.servers
-        tasks = wanted if servers is None else wanted + servers
-        order = np.lexsort((jobs.id, tasks))
+        count = wanted if servers is None else wanted + servers
+        order = np.lexsort((jobs.id, count))
         if allocation.by_kind.shape[1] > 1:
             return placed_close(snapshot, allocation, order)
         counted = servers is not None and bool(ground.node_cpus.any())
         leaders, rows = leaders_of(seats, allocation), np.arange(seats.rows)
         leads = leaders == rows
-        crew = Crew(
+        tasks = TaskDemands(
             np.where(leads, wanted, 0),
-            np.where(leads, tasks - wanted, 0),
+            np.where(leads, count - wanted, 0),
             jobs.gpus_min,
             jobs.spans,
             self.worker_cpus if counted else 0,
             self.server_cpus if counted else 0,
         )
-        at, served = place_evenly(ground, seats, crew, order, kept_back(snapshot))
+        at, served = place_evenly(ground, seats, tasks, order, kept_back(snapshot))
         # Who stays may have found no core for a server: without one it can't train.
-        idle = (crew.servers > 0) & (served.totals == 0)
+        idle = (tasks.servers > 0) & (served.totals == 0)
         at = at.take(np.where(idle, -1, rows)).take(leaders)
         why = "no nodes have room for the workers that it needs, with a server beside them"
         refused = because((at.totals == 0) & (wanted > 0), "Topology", why)

@@ -10,7 +10,7 @@ from coddl.core.compiling import ZERO, as_part, kernel, part
 from coddl.core.jobs import CURVE, GPUS_MAX, REMAINING_ITERATIONS
 from coddl.core.kernels import make_heap, next_share, sink
 from coddl.core.named import Part
-from coddl.core.policies.tasks import Grant, InSlots, Tasks, add, start_all
+from coddl.core.parameter_server.tasks import Grant, InSlots, Tasks, add, start_all
 from coddl.core.snapshot import Picture, Snapshot
 
 begin = as_part(start_all)

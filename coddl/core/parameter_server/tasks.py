@@ -14,12 +14,13 @@ from coddl.core.allocation import Allocation, because
 from coddl.core.columns import IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.jobs import GPUS_MIN
+from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS
 from coddl.core.policies.policy import told
 from coddl.core.snapshot import Picture, Snapshot
-from coddl.core.speed.servers import SERVER_CPUS, WORKER_CPUS, Servers
+from coddl.core.speed.table import ServerTimes
 
 SLOT_END_S = 0  # memory
-NO_SERVERS: Final = Servers(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
+NO_SERVERS: Final = ServerTimes(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
 
 
 class Tasks(NamedTuple):
@@ -29,7 +30,7 @@ class Tasks(NamedTuple):
     cpus: int  # 0: there are none left, or nobody counts them
     worker_cpus: int
     server_cpus: int
-    speeds: Servers  # without curves: nobody knows speeds with servers
+    speeds: ServerTimes  # without curves: nobody knows speeds with servers
     even: int  # 1: a job has as many servers as workers
 
 
