@@ -39,7 +39,7 @@ class Links:
     cluster: Link = Link(1.25, 50.0)  # nothing but the cluster: Ethernet
 
 
-class Ground(NamedTuple):
+class ClusterColumns(NamedTuple):
     """A cluster in the form kernels take.
 
     GPUs are counted by island; a node without islands is one. The islands of a node come one after
@@ -85,7 +85,7 @@ class Cluster:
         return int(self.gpus.sum())
 
     @cached_property
-    def ground(self) -> Ground:
+    def columns(self) -> ClusterColumns:
         """The same, for kernels."""
         sizes, homes, first = [], [], [0]
         for at, node in enumerate(self.nodes):
@@ -105,4 +105,4 @@ class Cluster:
             [node.rack for node in nodes],
             [node.cpus for node in nodes],
         )
-        return Ground(*(np.array(column, np.int64) for column in columns))
+        return ClusterColumns(*(np.array(column, np.int64) for column in columns))

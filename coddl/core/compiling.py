@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, ParamSpec, Self, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import numba
 import numpy as np
@@ -24,12 +24,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def whole_number(value: int) -> int:
+def kernel_int(value: int) -> int:
     """A constant to pass to kernels: for a literal, numba compiles the called kernel once more."""
     return cast(int, np.int64(value))
 
 
-ZERO, ONE, TWO = (whole_number(value) for value in range(3))
+ZERO, ONE, TWO = (kernel_int(value) for value in range(3))
 
 _PACKAGE = Path(__file__).parent.parent
 DIGITS = 16  # of a digest
@@ -94,9 +94,8 @@ def source_digest(package: Path) -> str:
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
     for node in ast.walk(tree):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        if documented and ast.get_docstring(node) is not None:
-            del node.body[0]
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            del node.body[: ast.get_docstring(node) is not None]
     return tree
 
 
@@ -133,7 +132,7 @@ class _Locator(caching._CacheLocator):
 
 
 class _CacheImpl(caching.CompileResultCacheImpl):
-    _locator_classes: ClassVar[list[type[object]]] = [_Locator]
+    _locator_classes: list[type[object]] = [_Locator]  # noqa: RUF012 (as numba declares it)
 
 
 class _Cache(caching.FunctionCache):

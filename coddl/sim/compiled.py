@@ -3,7 +3,7 @@
 from coddl.core.columns import FloatColumn, IntColumn
 from coddl.core.compiling import as_part, kernel, part
 from coddl.core.seeds import next_seed
-from coddl.core.snapshot import Picture
+from coddl.core.snapshot import KernelSnapshot
 from coddl.sim.dispatch import decide
 from coddl.sim.world import ACTIVE, DECIDE, LOGGED, NOW, SEED, World, advance, apply_shares
 
@@ -27,8 +27,10 @@ def run_compiled(
             seed = next_seed_part(world.counts[SEED])
             world.counts[SEED] = seed
             now_s = world.clock[NOW]
-            picture = Picture(world.jobs, rows, world.step_s, world.steps, gpus, now_s, seed)
-            wake_at_s = decide(code, picture, params, memory, shares)
+            snapshot = KernelSnapshot(
+                world.jobs, rows, world.step_s, world.steps, gpus, now_s, seed
+            )
+            wake_at_s = decide(code, snapshot, params, memory, shares)
             apply_shares_part(world, shares, wake_at_s)
         if world.counts[LOGGED] > room:
             break

@@ -16,7 +16,7 @@ from coddl.core.policies.max_min import max_min
 from coddl.core.policies.policy import Rule
 from coddl.core.policies.shortest import shortest
 from coddl.core.policies.tiresias import tiresias_l
-from coddl.core.snapshot import Picture
+from coddl.core.snapshot import KernelSnapshot
 
 RULES: Final[tuple[Rule, ...]] = (
     afs_l,
@@ -38,19 +38,19 @@ tiresias_l_part = as_part(tiresias_l)
 
 @part
 def decide(
-    code: int, picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+    code: int, snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
 ) -> float:
     """Apply the rule with this number."""
     if code == 0:
-        return afs_l_part(picture, params, memory, shares)
+        return afs_l_part(snapshot, params, memory, shares)
     if code == 1:
-        return afs_p_part(picture, params, memory, shares)
+        return afs_p_part(snapshot, params, memory, shares)
     if code == 2:
-        return fifo_part(picture, params, memory, shares)
+        return fifo_part(snapshot, params, memory, shares)
     if code == 3:
-        return marginal_gain_part(picture, params, memory, shares)
+        return marginal_gain_part(snapshot, params, memory, shares)
     if code == 4:
-        return max_min_part(picture, params, memory, shares)
+        return max_min_part(snapshot, params, memory, shares)
     if code == 5:
-        return shortest_part(picture, params, memory, shares)
-    return tiresias_l_part(picture, params, memory, shares)
+        return shortest_part(snapshot, params, memory, shares)
+    return tiresias_l_part(snapshot, params, memory, shares)

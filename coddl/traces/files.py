@@ -140,8 +140,8 @@ def small_trace(speeds: Speeds | None = None) -> Trace:
 
 def _speeds_beside(path: Path, *models: str) -> Speeds:
     for name in TABLES_BESIDE:
-        if (beside := path.with_name(name)).is_file():
-            return read_speeds(beside)
+        if (pinned_tasks := path.with_name(name)).is_file():
+            return read_speeds(pinned_tasks)
     return packaged_speeds(*models)
 
 

@@ -45,7 +45,7 @@ def test_only_code_that_kernels_depend_on_counts(edit: str, tmp_path: Path) -> N
 
 SUM = """
 import numpy as np
-from coddl.core.seats import summed
+from coddl.core.slots import summed
 summed(np.arange(3), np.arange(3), 3)
 print(sum(summed.stats.cache_hits.values()))
 """
@@ -57,7 +57,7 @@ def test_a_kernel_that_has_moved_is_not_compiled_again(tmp_path: Path) -> None:
         copy = shutil.copytree if (here / part).is_dir() else shutil.copy
         (tmp_path / "coddl").mkdir(exist_ok=True)
         copy(here / part, tmp_path / "coddl" / part)
-    path = tmp_path / "coddl/core/seats.py"
+    path = tmp_path / "coddl/core/slots.py"
 
     def hits() -> int:
         environment = {"PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}

@@ -126,6 +126,6 @@ def test_the_kernel_and_its_source_agree(snapshot: Snapshot) -> None:
     answers = []
     for rule in (tiresias_g, twin(tiresias_g)):
         memory, shares = snapshot.memory.copy(), np.zeros(snapshot.jobs.size, np.int64)
-        wake_at_s = rule(snapshot.picture(), params, memory, shares, past)
+        wake_at_s = rule(snapshot.for_kernels(), params, memory, shares, past)
         answers.append((wake_at_s, shares.tolist(), memory.tolist()))
     assert answers[0] == answers[1]

@@ -18,7 +18,7 @@ from coddl.core.parameter_server.costs import (
     servers_of,
     with_servers,
 )
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.speed.nnls import nnls
 from coddl.core.speed.table import interpolated
 from coddl.testing import twin
@@ -116,10 +116,10 @@ REMOTE = {
 def test_the_slowest_task_sets_the_pace(
     workers: dict[int, int], servers: dict[int, int], want: float
 ) -> None:
-    ground = Cluster.of(16, 4).ground
-    seats = Seats.of([workers]), Seats.of([servers])
-    assert remote_parts(ground, *seats) == pytest.approx([want])
-    assert twin(remote_parts)(ground, *seats) == pytest.approx([want])
+    columns = Cluster.of(16, 4).columns
+    slots = Slots.of([workers]), Slots.of([servers])
+    assert remote_parts(columns, *slots) == pytest.approx([want])
+    assert twin(remote_parts)(columns, *slots) == pytest.approx([want])
 
 
 def test_a_place_saves_transfer_and_nothing_else() -> None:

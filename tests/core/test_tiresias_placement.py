@@ -58,7 +58,7 @@ CASES = {
 def test_jobs_are_placed(case: Case) -> None:
     snapshot, allocation = pictured(case)
     placed = placement_from("tiresias")(snapshot, allocation)
-    assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
+    assert [placed.slots.row(row) for row in range(len(case.rows))] == case.want
 
 
 def test_who_waits_for_few_nodes_is_told_and_others_go_on() -> None:

@@ -23,7 +23,7 @@ CHOICE = '''
 
 @part
 def decide(
-    code: int, picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+    code: int, snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
 ) -> float:
     """Apply the rule with this number."""
 '''
@@ -39,15 +39,15 @@ def source() -> str:
             names += [rule.__name__] * (rule.__name__ not in names)
     names = sorted(name for each in rules.values() for name in each)
     imports = {module: sorted(each) for module, each in rules.items()}
-    imports |= {"coddl.core.policies.policy": ["Rule"], "coddl.core.snapshot": ["Picture"]}
+    imports |= {"coddl.core.policies.policy": ["Rule"], "coddl.core.snapshot": ["KernelSnapshot"]}
     lines = [f"from {module} import {', '.join(imports[module])}" for module in sorted(imports)]
     lines += ["", "RULES: Final[tuple[Rule, ...]] = (", *(f"    {name}," for name in names), ")"]
     lines += [f"{name}_part = as_part({name})" for name in names]
     text = HEAD + "\n".join(lines) + "\n" + CHOICE
     for code, name in enumerate(names[:-1]):
         text += f"    if code == {code}:\n"
-        text += f"        return {name}_part(picture, params, memory, shares)\n"
-    return text + f"    return {names[-1]}_part(picture, params, memory, shares)\n"
+        text += f"        return {name}_part(snapshot, params, memory, shares)\n"
+    return text + f"    return {names[-1]}_part(snapshot, params, memory, shares)\n"
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def test_a_placement_comes_from_a_file_as_a_policy_does(tmp_path: Path) -> None:
     file.write_text(FILE)
     names = ("spread", f"{file}:function", f"{file}:Mine:times=2")
     results = [
-        coddl.simulate(policies="afs-l", cluster="4x4", placements=name, first=20)["avg_jct_s"][0]
+        coddl.simulate(policies="afs-l", cluster="4x4", placement=name, first=20)["avg_jct_s"][0]
         for name in names
     ]
     assert results == results[:1] * 3

@@ -11,11 +11,11 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.errors import UserError
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.speed.nnls import nnls
 from coddl.core.speed.table import ServerTimes, Speeds, speeds_of
 
@@ -137,17 +137,17 @@ def servers_within(costs: Sequence[ServerCosts], fewest: IntColumn, most: IntCol
 
 
 @part
-def gpus_at(ground: Ground, seats: Seats, row: int, node: int) -> int:
+def gpus_at(columns: ClusterColumns, slots: Slots, row: int, node: int) -> int:
     """How many of a row's seats are on a node."""
     count = 0
-    for i in range(seats.first[row], seats.first[row + 1]):
-        if ground.island_node[seats.island[i]] == node:
-            count += seats.gpus[i]
+    for i in range(slots.first[row], slots.first[row + 1]):
+        if columns.island_node[slots.island[i]] == node:
+            count += slots.gpus[i]
     return int(count)
 
 
 @kernel
-def remote_parts(ground: Ground, workers: Seats, servers: Seats) -> FloatColumn:
+def remote_parts(columns: ClusterColumns, workers: Slots, servers: Slots) -> FloatColumn:
     """Which part of its transfer each row has over the network: that of its slowest task.
 
     A server on a node with w' of w workers talks to w - w' over the network, a worker on a node
@@ -164,11 +164,11 @@ def remote_parts(ground: Ground, workers: Seats, servers: Seats) -> FloatColumn:
             p += servers.gpus[i]
         slowest = 0
         for i in range(workers.first[row], workers.first[row + 1]):
-            node = ground.island_node[workers.island[i]]
-            slowest = max(slowest, p - gpus_at(ground, servers, row, node))
+            node = columns.island_node[workers.island[i]]
+            slowest = max(slowest, p - gpus_at(columns, servers, row, node))
         for i in range(servers.first[row], servers.first[row + 1]):
-            node = ground.island_node[servers.island[i]]
-            slowest = max(slowest, w - gpus_at(ground, workers, row, node))
+            node = columns.island_node[servers.island[i]]
+            slowest = max(slowest, w - gpus_at(columns, workers, row, node))
         if w > 0 and p > 0:
             out[row] = slowest / max(w, p)
     return out

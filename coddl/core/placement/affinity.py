@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import IntColumn
-from coddl.core.compiling import ONE, ZERO, kernel, part, whole_number
+from coddl.core.compiling import ONE, ZERO, kernel, kernel_int, part
 from coddl.core.placement.room import NONE
 
 
-class Servers(NamedTuple):
+class NodeLoads(NamedTuple):
     """Who is at home where, by node."""
 
     gpus: IntColumn
@@ -23,23 +23,23 @@ class Servers(NamedTuple):
 
 
 # What Algorithm 1 comes to.
-SAME = whole_number(0)  # servers of its affinity, with room
-EMPTY = whole_number(1)  # servers where nobody is at home
-RELAXED = whole_number(2)  # servers of any affinity with room
-SHARED = whole_number(3)  # servers of its affinity, over-subscribed
-QUEUED = whole_number(4)  # none
-ANY = whole_number(-1)  # in place of an affinity: whatever it is, if GPUs are free
-NOBODY = whole_number(0)
+SAME = kernel_int(0)  # servers of its affinity, with room
+EMPTY = kernel_int(1)  # servers where nobody is at home
+RELAXED = kernel_int(2)  # servers of any affinity with room
+SHARED = kernel_int(3)  # servers of its affinity, over-subscribed
+QUEUED = kernel_int(4)  # none
+ANY = kernel_int(-1)  # in place of an affinity: whatever it is, if GPUs are free
+NOBODY = kernel_int(0)
 
 
 @kernel
-def no_servers(gpus: IntColumn) -> Servers:
+def no_loads(gpus: IntColumn) -> NodeLoads:
     """Servers with so many GPUs, where nobody is at home."""
-    return Servers(gpus, np.zeros_like(gpus), np.zeros_like(gpus))
+    return NodeLoads(gpus, np.zeros_like(gpus), np.zeros_like(gpus))
 
 
 @part
-def room_at(servers: Servers, node: int, affinity: int) -> int:
+def room_at(servers: NodeLoads, node: int, affinity: int) -> int:
     """How many GPUs of a node count: those that are free if affinity is ANY, else all of it."""
     if affinity == ANY:
         return int(servers.gpus[node] - servers.load[node])
@@ -47,7 +47,7 @@ def room_at(servers: Servers, node: int, affinity: int) -> int:
 
 
 @part
-def is_better(servers: Servers, node: int, best: int, affinity: int, alone: int) -> bool:
+def is_better(servers: NodeLoads, node: int, best: int, affinity: int, alone: int) -> bool:
     """Tell whether a node comes before the best so far.
 
     Of the job's own affinity, the one with the least load a GPU. Of the others, the one that the
@@ -63,7 +63,7 @@ def is_better(servers: Servers, node: int, best: int, affinity: int, alone: int)
 
 
 @part
-def find_nodes(servers: Servers, need: int, spans: int, affinity: int, parts: IntColumn) -> bool:
+def find_nodes(servers: NodeLoads, need: int, spans: int, affinity: int, parts: IntColumn) -> bool:
     """Find a server with `need` GPUs, or else several if the job `spans`; fill in its parts."""
     best, left = NONE, need
     parts[:] = 0
@@ -88,7 +88,7 @@ def find_nodes(servers: Servers, need: int, spans: int, affinity: int, parts: In
 
 
 @part
-def has_room(servers: Servers, parts: IntColumn) -> bool:
+def has_room(servers: NodeLoads, parts: IntColumn) -> bool:
     """Tell whether a home can be had without taking turns: its height stays at 1 or below."""
     for node in range(parts.shape[0]):
         if parts[node] > 0 and servers.load[node] + parts[node] > servers.gpus[node]:
@@ -97,7 +97,7 @@ def has_room(servers: Servers, parts: IntColumn) -> bool:
 
 
 @kernel
-def get_nodes(servers: Servers, need: int, spans: int, parts: IntColumn) -> int:
+def get_nodes(servers: NodeLoads, need: int, spans: int, parts: IntColumn) -> int:
     """Algorithm 1: fill in how many GPUs of each node are the job's home, and say which kind.
 
     QUEUED leaves `parts` without meaning. A server's height is its load over its GPUs; "height < 1"
@@ -105,7 +105,7 @@ def get_nodes(servers: Servers, need: int, spans: int, parts: IntColumn) -> int:
     """
     # Load over what is free rises with load over all: this is the least loaded one with room.
     free = np.maximum(0, servers.gpus - servers.load)
-    if find_nodes(Servers(free, servers.load, servers.affinity), need, ZERO, need, parts):
+    if find_nodes(NodeLoads(free, servers.load, servers.affinity), need, ZERO, need, parts):
         return SAME
     same = find_nodes(servers, need, spans, need, parts)
     if same and has_room(servers, parts):
@@ -121,7 +121,7 @@ def get_nodes(servers: Servers, need: int, spans: int, parts: IntColumn) -> int:
 
 
 @part
-def move_in(servers: Servers, node: int, need: int, gpus: int) -> None:
+def move_in(servers: NodeLoads, node: int, need: int, gpus: int) -> None:
     """Make a node part of the home of a job that asks for `need` GPUs in all, `gpus` here."""
     servers.load[node] += gpus
     if servers.affinity[node] == 0:
@@ -129,7 +129,7 @@ def move_in(servers: Servers, node: int, need: int, gpus: int) -> None:
 
 
 @part
-def move_out(servers: Servers, node: int, gpus: int) -> None:
+def move_out(servers: NodeLoads, node: int, gpus: int) -> None:
     """Take a node from a job's home. The last to leave takes the affinity along."""
     servers.load[node] -= gpus
     if servers.load[node] == 0:

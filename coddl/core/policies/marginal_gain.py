@@ -15,21 +15,21 @@ from coddl.core.kernels import (
     grow_by_gain,
 )
 from coddl.core.policies.policy import RulePolicy, parameters
-from coddl.core.snapshot import Picture
+from coddl.core.snapshot import KernelSnapshot
 
 
 @kernel
 def marginal_gain(
-    picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+    snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
 ) -> float:
     """Everyone's minimum in order of submission, then one step at a time by gain. params: [which
     gain].
     """
-    left = grant_minimum(picture, shares)
+    left = grant_minimum(snapshot, shares)
     if left < 0:
-        left = grant_minimum_as_submitted(picture, shares)
-    if left > 0 and not grow_all(picture, left, shares):
-        grow_by_gain(picture, int(params[0]), left, shares)
+        left = grant_minimum_as_submitted(snapshot, shares)
+    if left > 0 and not grow_all(snapshot, left, shares):
+        grow_by_gain(snapshot, int(params[0]), left, shares)
     return np.inf
 
 

@@ -8,13 +8,12 @@ import numpy as np
 
 from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.snapshot import KernelSnapshot, Snapshot
 
 Policy: TypeAlias = Callable[[Snapshot], Allocation]
 
-# (picture, parameters, memory by row, shares by position) -> when to ask again. Fills in shares and
-# memory.
-Rule: TypeAlias = Callable[[Picture, FloatColumn, FloatMatrix, IntColumn], float]
+# (snapshot, parameters, memory by row, shares by position) -> when to ask again. Fills in both.
+Rule: TypeAlias = Callable[[KernelSnapshot, FloatColumn, FloatMatrix, IntColumn], float]
 
 
 class NamedPolicy(Protocol):
@@ -48,12 +47,14 @@ class RulePolicy:
         """Apply the rule to a snapshot."""
         jobs = snapshot.jobs
         shares, memory = np.zeros(jobs.size, np.int64), snapshot.memory.copy()
-        wake_at_s = self.rule(snapshot.picture(), self.parameters, memory, shares)
+        wake_at_s = self.rule(snapshot.for_kernels(), self.parameters, memory, shares)
         need = jobs.gpus_requested if self.rigid else jobs.gpus_min
-        return told(snapshot, Allocation(shares, Reasons(), wake_at_s, memory), self.why, need)
+        return with_reasons(
+            snapshot, Allocation(shares, Reasons(), wake_at_s, memory), self.why, need
+        )
 
 
-def told(
+def with_reasons(
     snapshot: Snapshot, allocation: Allocation, why: str, need: IntColumn | None = None
 ) -> Allocation:
     """Tell those that get nothing why: who holds the GPUs that they need, by default the minimum.

@@ -7,27 +7,27 @@ import numpy as np
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, kernel
 from coddl.core.jobs import GPUS, GPUS_REQUESTED
-from coddl.core.kernels import SKIP, fill_in_order, line_up, seconds_left
+from coddl.core.kernels import SKIP, empty_ranking, fill_in_order, seconds_left
 from coddl.core.policies.policy import RulePolicy, parameters
-from coddl.core.snapshot import Picture
+from coddl.core.snapshot import KernelSnapshot
 
 
 @kernel
 def shortest(
-    picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+    snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
 ) -> float:
     """Fill in order of the time left at the request. params: [weigh it by the request]."""
-    size = picture.rows.shape[0]
-    widest = picture.step_s.shape[1] - 1
-    line = line_up(ONE, size)
+    size = snapshot.rows.shape[0]
+    widest = snapshot.step_s.shape[1] - 1
+    ranked = empty_ranking(ONE, size)
     for k in range(size):
-        row = picture.rows[k]
-        line.need[k] = picture.jobs.whole[GPUS_REQUESTED, row]
-        line.holds[k] = picture.jobs.whole[GPUS, row] > 0
-        line.keys[0, k] = seconds_left(picture, row, min(line.need[k], widest))
+        row = snapshot.rows[k]
+        ranked.need[k] = snapshot.jobs.ints[GPUS_REQUESTED, row]
+        ranked.holds[k] = snapshot.jobs.ints[GPUS, row] > 0
+        ranked.keys[0, k] = seconds_left(snapshot, row, min(ranked.need[k], widest))
         if params[0] != 0.0:
-            line.keys[0, k] *= line.need[k]
-    fill_in_order(line, picture.gpus, SKIP, shares)
+            ranked.keys[0, k] *= ranked.need[k]
+    fill_in_order(ranked, snapshot.gpus, SKIP, shares)
     return np.inf
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coddl.core.pool.job import JobState
-from coddl.core.pool.sight import usable
+from coddl.core.pool.snapshot import usable
 from coddl.core.pool.state import Pool
 from coddl.core.waiting import Waiting
 

@@ -12,7 +12,7 @@ from coddl.core.compiling import kernel
 from coddl.core.speed.places import Places, plain
 
 
-class Steps(NamedTuple):
+class ShareSteps(NamedTuple):
     """From each share of a curve: the next one worth holding, and what it gains per added GPU.
 
     With p now and p' at the next share, n GPUs on: short = (p'-p)/p/n and long = (p'-p)/p'/n, the
@@ -26,7 +26,7 @@ class Steps(NamedTuple):
 
 
 @kernel
-def fill_steps(step_s: FloatMatrix, useful: BoolMatrix, steps: Steps) -> None:
+def fill_steps(step_s: FloatMatrix, useful: BoolMatrix, steps: ShareSteps) -> None:
     """Fill in Steps, from each curve's largest share down."""
     curves, width = step_s.shape
     for curve in range(curves):
@@ -86,11 +86,11 @@ class Speeds:
         return last
 
     @cached_property
-    def steps(self) -> Steps:
+    def steps(self) -> ShareSteps:
         """The next share and its gains, for the policies that hand out GPUs one by one."""
         shape = self.step_s.shape
         shares = np.zeros((2, *shape), np.int64)
-        steps = Steps(shares[0], shares[1], np.zeros(shape), np.zeros(shape))
+        steps = ShareSteps(shares[0], shares[1], np.zeros(shape), np.zeros(shape))
         fill_steps(self.step_s, self.useful, steps)
         return steps
 

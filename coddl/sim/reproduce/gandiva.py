@@ -153,7 +153,7 @@ def packed_gain(at: int) -> tuple[float, bool]:
 
     def counting(snapshot: Snapshot) -> Allocation:
         answer = Gandiva(pack_below=1.0)(snapshot)
-        pairs[0] += answer.mates is not None and bool((answer.mates >= 0).any())
+        pairs[0] += answer.packed_with is not None and bool((answer.packed_with >= 0).any())
         return answer
 
     case = Case("gandiva", counting, trace, 1, cluster=Cluster.of(1), placement=GandivaPlacement())

@@ -5,19 +5,19 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import ONE, ZERO, kernel, part, whole_number
+from coddl.core.compiling import ONE, ZERO, kernel, kernel_int, part
 from coddl.core.placement.affinity import (
     ANY,
     QUEUED,
     RELAXED,
-    Servers,
+    NodeLoads,
     find_nodes,
     get_nodes,
     move_in,
     move_out,
 )
 from coddl.core.placement.room import NONE
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 
 # Columns of the memory.
 (
@@ -28,7 +28,7 @@ from coddl.core.seats import Seats
     FAILED,  # models that it was packed with in vain: bit i stands for model i
     GROW_AT_S,  # when it may take GPUs that are idle beside it; 0: none are
 ) = range(6)
-BITS = whole_number(52)  # whole numbers that a float holds exactly
+BITS = kernel_int(52)  # whole numbers that a float holds exactly
 SURE = 1.0 - 1e-9  # nobody moves for a difference of rounding
 
 
@@ -79,7 +79,7 @@ def enter(homes: Homes, row: int, node: int, gpus: int) -> None:
 
 
 @part
-def settle(servers: Servers, homes: Homes, row: int, need: int, parts: IntColumn) -> None:
+def settle(servers: NodeLoads, homes: Homes, row: int, need: int, parts: IntColumn) -> None:
     """Give a row a home with so many GPUs of each server."""
     homes.head[row] = -1
     for node in range(parts.shape[0]):
@@ -89,7 +89,7 @@ def settle(servers: Servers, homes: Homes, row: int, need: int, parts: IntColumn
 
 
 @part
-def quit_home(servers: Servers, homes: Homes, row: int) -> None:
+def quit_home(servers: NodeLoads, homes: Homes, row: int) -> None:
     """Take a row's load off its servers; it can still come back."""
     i = homes.head[row]
     while i >= 0:
@@ -98,7 +98,7 @@ def quit_home(servers: Servers, homes: Homes, row: int) -> None:
 
 
 @part
-def come_back(servers: Servers, homes: Homes, row: int, need: int) -> None:
+def come_back(servers: NodeLoads, homes: Homes, row: int, need: int) -> None:
     """Undo that a row has quit."""
     i = homes.head[row]
     while i >= 0:
@@ -107,7 +107,9 @@ def come_back(servers: Servers, homes: Homes, row: int, need: int) -> None:
 
 
 @part
-def stay(servers: Servers, homes: Homes, wants: Wants, seated: Seats, row: int, crowd: int) -> None:
+def stay(
+    servers: NodeLoads, homes: Homes, wants: Wants, seated: Slots, row: int, crowd: int
+) -> None:
     """Let a row be at home where it sits, if that will do; with a crowd only if it is one already.
 
     `seated` is by node. On one server a row is at home with what it asks for, whatever it holds.
@@ -131,7 +133,7 @@ def stay(servers: Servers, homes: Homes, wants: Wants, seated: Seats, row: int, 
 
 
 @part
-def recall(servers: Servers, homes: Homes, wants: Wants, memory: FloatMatrix, row: int) -> None:
+def recall(servers: NodeLoads, homes: Homes, wants: Wants, memory: FloatMatrix, row: int) -> None:
     """Bring a row that waits back to the home it remembers, filling one server after the other."""
     need, others = wants.gpus[row], int(memory[row, OTHERS])
     parts, left = np.zeros_like(servers.gpus), need
@@ -146,7 +148,7 @@ def recall(servers: Servers, homes: Homes, wants: Wants, memory: FloatMatrix, ro
 
 
 @kernel
-def find_homes(servers: Servers, wants: Wants, seated: Seats, memory: FloatMatrix) -> Homes:
+def find_homes(servers: NodeLoads, wants: Wants, seated: Slots, memory: FloatMatrix) -> Homes:
     """The home of each row: its own, or one that Algorithm 1 finds, in order of submission.
 
     A row without memory that sits somewhere stays there if nobody has to take turns for that. Who
@@ -189,7 +191,9 @@ def factor_on(kinds: Kinds, row: int, node: int) -> float:
 
 
 @part
-def speed_at_home(servers: Servers, homes: Homes, kinds: Kinds, row: int, in_turns: bool) -> float:
+def speed_at_home(
+    servers: NodeLoads, homes: Homes, kinds: Kinds, row: int, in_turns: bool
+) -> float:
     """How fast a row trains at home, as a part of what the speed table says."""
     i, gpus, speed, turns = homes.head[row], 0, 0.0, 1.0
     while i >= 0:
@@ -203,18 +207,18 @@ def speed_at_home(servers: Servers, homes: Homes, kinds: Kinds, row: int, in_tur
 
 
 @part
-def as_fast(servers: Servers, kinds: Kinds, row: int, speed: float) -> Servers:
+def as_fast(servers: NodeLoads, kinds: Kinds, row: int, speed: float) -> NodeLoads:
     """The servers where a row trains at this speed at least; the others without their GPUs."""
     gpus = servers.gpus.copy()
     for node in range(gpus.shape[0]):
         if SURE * speed * factor_on(kinds, row, node) > 1.0:
             gpus[node] = 0
-    return Servers(gpus, servers.load, servers.affinity)
+    return NodeLoads(gpus, servers.load, servers.affinity)
 
 
 @part
 def find_faster(
-    servers: Servers,
+    servers: NodeLoads,
     homes: Homes,
     wants: Wants,
     kinds: Kinds,
@@ -242,7 +246,7 @@ def find_faster(
 
 
 @part
-def free_gpus(servers: Servers) -> int:
+def free_gpus(servers: NodeLoads) -> int:
     """How many GPUs nobody is at home on."""
     free = 0
     for node in range(servers.gpus.shape[0]):
@@ -252,7 +256,7 @@ def free_gpus(servers: Servers) -> int:
 
 @kernel
 def move_where_faster(
-    servers: Servers,
+    servers: NodeLoads,
     homes: Homes,
     wants: Wants,
     kinds: Kinds,
@@ -280,7 +284,7 @@ def move_where_faster(
 
 
 @part
-def snug_node(servers: Servers, kinds: Kinds, source: int, need: int) -> int:
+def snug_node(servers: NodeLoads, kinds: Kinds, source: int, need: int) -> int:
     """The fullest server of the source's kind that has room for a job, and less than the source."""
     best, best_free = NONE, servers.gpus[source] - servers.load[source]
     for node in range(servers.gpus.shape[0]):
@@ -293,7 +297,7 @@ def snug_node(servers: Servers, kinds: Kinds, source: int, need: int) -> int:
 
 @kernel
 def close_ranks(
-    servers: Servers,
+    servers: NodeLoads,
     homes: Homes,
     wants: Wants,
     kinds: Kinds,

@@ -37,7 +37,7 @@ def pack(snapshot: Snapshot, overload: Overload, memory: FloatMatrix) -> IntColu
     else it is undone and not tried again. As long as a server has too many jobs, the two that keep
     GPUs least busy are tried next, one pair at a time. (Gandiva, OSDI '18, section 4.)
     """
-    mates = np.full(snapshot.jobs.size, -1)
+    packed_with = np.full(snapshot.jobs.size, -1)
     trials: set[int] = set()  # servers with a pair whose worth is not known yet
     for a, b in _pairs(snapshot, overload, memory):
         node = int(overload.node[a])
@@ -48,18 +48,18 @@ def pack(snapshot: Snapshot, overload: Overload, memory: FloatMatrix) -> IntColu
                 continue
             memory[[a, b], MATE] *= -1.0
         if overload.excess[node] > 0:
-            mates[a], mates[b] = b, a
+            packed_with[a], packed_with[b] = b, a
             overload.excess[node] -= snapshot.jobs.gpus_requested[a]
             trials |= {node} if memory[a, MATE] > 0 else set()
-    memory[mates < 0, MATE] = 0.0
-    for a, b in _candidates(snapshot, overload, memory, mates):
+    memory[packed_with < 0, MATE] = 0.0
+    for a, b in _candidates(snapshot, overload, memory, packed_with):
         node = int(overload.node[a])
         if node not in trials and overload.excess[node] > 0:
-            mates[a], mates[b] = b, a
+            packed_with[a], packed_with[b] = b, a
             memory[[a, b], MATE] = snapshot.jobs.id[[b, a]] + 1.0
             memory[[a, b], TURN] = overload.now
             trials.add(node)
-    return mates
+    return packed_with
 
 
 def _pairs(snapshot: Snapshot, overload: Overload, memory: FloatMatrix) -> list[tuple[int, int]]:
@@ -84,11 +84,11 @@ def _give_up(snapshot: Snapshot, memory: FloatMatrix, a: int, b: int) -> None:
 
 
 def _candidates(
-    snapshot: Snapshot, overload: Overload, memory: FloatMatrix, mates: IntColumn
+    snapshot: Snapshot, overload: Overload, memory: FloatMatrix, packed_with: IntColumn
 ) -> list[tuple[int, int]]:
     """For each server with too many jobs, the first pair to try: the least busy that may."""
     jobs, busy = snapshot.jobs, _busy(snapshot)
-    crowded = (overload.node >= 0) & (overload.excess[overload.node] > 0) & (mates < 0)
+    crowded = (overload.node >= 0) & (overload.excess[overload.node] > 0) & (packed_with < 0)
     rows = np.flatnonzero(
         crowded & (busy < overload.busy_below) & (jobs.executed_s >= overload.profiled_s)
     )

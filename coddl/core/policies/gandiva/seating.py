@@ -2,27 +2,27 @@
 
 import numpy as np
 
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import IntColumn
 from coddl.core.compiling import kernel
-from coddl.core.placement.room import note, nothing_taken, room_of, seats_from, take
+from coddl.core.placement.room import free_gpus_of, note, nothing_taken, slots_from, take
 from coddl.core.policies.gandiva.homes import Homes
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 
 
 @kernel
-def by_node(ground: Ground, seats: Seats) -> Seats:
+def by_node(columns: ClusterColumns, slots: Slots) -> Slots:
     """Where rows sit, counted by node instead of by island."""
-    rows = seats.first.shape[0] - 1
-    taken = nothing_taken(seats.island.shape[0])
+    rows = slots.first.shape[0] - 1
+    taken = nothing_taken(slots.island.shape[0])
     for row in range(rows):
-        for i in range(seats.first[row], seats.first[row + 1]):
-            note(taken, row, ground.island_node[seats.island[i]], seats.gpus[i])
-    return seats_from(rows, taken)
+        for i in range(slots.first[row], slots.first[row + 1]):
+            note(taken, row, columns.island_node[slots.island[i]], slots.gpus[i])
+    return slots_from(rows, taken)
 
 
 @kernel
-def seat(ground: Ground, before: Seats, homes: Homes, shares: IntColumn) -> Seats:
+def seat(columns: ClusterColumns, before: Slots, homes: Homes, shares: IntColumn) -> Slots:
     """Seat rows on their servers; who was there keeps its islands.
 
     `shares` are 0 for rows that sit nowhere; where a row is on one server, it may be more than its
@@ -30,7 +30,7 @@ def seat(ground: Ground, before: Seats, homes: Homes, shares: IntColumn) -> Seat
     """
     rows = shares.shape[0]
     taken = nothing_taken(int(shares.sum()) + before.island.shape[0] + 1)
-    used, lacks = np.zeros_like(ground.island_gpus), homes.gpus.copy()
+    used, lacks = np.zeros_like(columns.island_gpus), homes.gpus.copy()
     for row in range(rows):
         e = homes.head[row] if shares[row] > 0 else -1
         if e >= 0 and homes.after[e] < 0:
@@ -38,20 +38,20 @@ def seat(ground: Ground, before: Seats, homes: Homes, shares: IntColumn) -> Seat
         while e >= 0:
             for i in range(before.first[row], before.first[row + 1]):
                 island = before.island[i]
-                if ground.island_node[island] == homes.node[e]:
+                if columns.island_node[island] == homes.node[e]:
                     # Two rows that were packed hold the same GPUs: the first keeps them.
-                    free = ground.island_gpus[island] - used[island]
+                    free = columns.island_gpus[island] - used[island]
                     some = min(lacks[e], before.gpus[i], free)
                     if some > 0:
                         note(taken, row, island, some)
                         used[island] += some
                         lacks[e] -= some
             e = homes.after[e]
-    room = room_of(ground, used)
+    room = free_gpus_of(columns, used)
     for row in range(rows):
         e = homes.head[row] if shares[row] > 0 else -1
         while e >= 0:
             if lacks[e] > 0:
                 take(room, taken, row, homes.node[e], lacks[e])
             e = homes.after[e]
-    return seats_from(rows, taken)
+    return slots_from(rows, taken)

@@ -7,9 +7,9 @@ import numpy as np
 from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.jobs import JobTable
-from coddl.core.placement.affinity import ANY, Servers, find_nodes
+from coddl.core.placement.affinity import ANY, NodeLoads, find_nodes
 from coddl.core.policies.gandiva.homes import Homes, Wants, enter
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 
 SLACK = 1e-9  # of a slice: a wake-up for its beginning belongs to it, whatever the rounding
 
@@ -39,7 +39,7 @@ def order_of_turns(jobs: JobTable, midst: BoolColumn) -> IntColumn:
 
 
 @kernel
-def deal(free: IntColumn, homes: Homes, order: IntColumn, mates: IntColumn) -> BoolColumn:
+def deal(free: IntColumn, homes: Homes, order: IntColumn, packed_with: IntColumn) -> BoolColumn:
     """Let rows run at home, in order, as far as there are GPUs; mates run together."""
     runs = np.zeros(order.shape[0], np.bool_)
     for row in order:
@@ -54,13 +54,13 @@ def deal(free: IntColumn, homes: Homes, order: IntColumn, mates: IntColumn) -> B
             free[homes.node[i]] -= homes.gpus[i]
             i = homes.after[i]
         runs[row] = fits
-        if fits and mates[row] >= 0:
-            runs[mates[row]] = True
+        if fits and packed_with[row] >= 0:
+            runs[packed_with[row]] = True
     return runs
 
 
 @part
-def still_free(free: IntColumn, seated: Seats, row: int, need: int) -> bool:
+def still_free(free: IntColumn, seated: Slots, row: int, need: int) -> bool:
     """Tell whether what a row sits on is what it needs and nobody else's turn."""
     for i in range(seated.first[row], seated.first[row + 1]):
         need -= seated.gpus[i]
@@ -71,7 +71,7 @@ def still_free(free: IntColumn, seated: Seats, row: int, need: int) -> bool:
 
 @kernel
 def let_in(
-    free: IntColumn, homes: Homes, wants: Wants, order: IntColumn, seated: Seats, runs: BoolColumn
+    free: IntColumn, homes: Homes, wants: Wants, order: IntColumn, seated: Slots, runs: BoolColumn
 ) -> None:
     """Let rows without a home run where GPUs would be idle in this slice; enter them in `homes`."""
     nothing, parts = np.zeros_like(free), np.zeros_like(free)
@@ -84,7 +84,7 @@ def let_in(
                 parts[seated.island[i]] = seated.gpus[i]
             runs[row] = True
         else:
-            idle = Servers(free, nothing, nothing)
+            idle = NodeLoads(free, nothing, nothing)
             runs[row] = find_nodes(idle, wants.gpus[row], wants.spans[row], ANY, parts)
         if runs[row]:
             for node in range(free.shape[0]):
