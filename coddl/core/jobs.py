@@ -153,8 +153,8 @@ class JobTable(JobMatrices):
         """The same table with only these rows."""
         # Not indexed: what that gives lies in memory now one way, now another, and a kernel is
         # compiled anew for each.
-        floats = np.take(self.floats[: len(FLOAT_DEFAULTS)], rows, axis=1)
-        ints = np.take(self.ints[: len(INT_DEFAULTS)], rows, axis=1)
+        floats = np.take(self.floats, rows, axis=1)
+        ints = np.take(self.ints, rows, axis=1)
         return type(self)(floats, ints).read_only()
 
     def read_only(self) -> Self:

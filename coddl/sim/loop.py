@@ -112,7 +112,7 @@ class StepLoop:
         """Take the snapshot of this instant, with the next seed for the policy's coin."""
         world, simulated = self._world, self._simulated
         rows, ints = world.active[: world.counts[ACTIVE]].copy(), world.jobs.ints
-        ints[SETTLED, rows] = ints[GPUS, rows] == ints[HELD, rows]
+        ints[SETTLED, rows] = ints[GPUS, rows] == world.ints[HELD, rows]
         seed = next_seed(int(world.counts[SEED]))
         world.counts[SEED] = seed
         return Snapshot(

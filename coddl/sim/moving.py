@@ -43,20 +43,20 @@ def apply_places(world: World, places: PlacementEffects, shares: IntColumn) -> N
     Who keeps its share feels it at once, and who moves stands still. Who changes its share feels it
     with that.
     """
-    floats, ints, now_s = world.jobs.floats, world.jobs.ints, world.clock[NOW]
+    now_s, before = world.clock[NOW], world.floats
     for k in range(world.counts[ACTIVE]):
-        row, held = world.active[k], world.jobs.ints[HELD, world.active[k]]
-        floats[NEW_SLOWDOWN, row] = places.slowdown[k]
-        floats[NEW_PART, row] = places.part[k]
-        floats[NEW_PAUSE_S, row] = places.pause_s[k]
-        if held == 0 or held != ints[GPUS, row] or held != shares[k]:
+        row, held = world.active[k], world.ints[HELD, world.active[k]]
+        world.floats[NEW_SLOWDOWN, row] = places.slowdown[k]
+        world.floats[NEW_PART, row] = places.part[k]
+        world.floats[NEW_PAUSE_S, row] = places.pause_s[k]
+        if held == 0 or held != world.jobs.ints[GPUS, row] or held != shares[k]:
             continue
-        moving_s = max(now_s, floats[MOVING_S, row])
+        moving_s = max(now_s, world.floats[MOVING_S, row])
         if places.moved[k]:
             world.counts[MIGRATIONS] += 1
             tell(world, MOVE, row, held)
             hold(world, row, held, moving_s + places.pause_s[k])
-        elif places.slowdown[k] != floats[SLOWDOWN, row] or places.part[k] != floats[PART, row]:
+        elif places.slowdown[k] != before[SLOWDOWN, row] or places.part[k] != before[PART, row]:
             hold(world, row, held, moving_s)
 
 

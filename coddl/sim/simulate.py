@@ -145,7 +145,7 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
         seed=case.seed,
         trace=case.trace,
         end_s=float(world.clock[NOW]),
-        finish_s=np.where(done, jobs.floats[FINISH_S], np.nan),
+        finish_s=np.where(done, world.floats[FINISH_S], np.nan),
         first_start_s=jobs.first_start_s,
         executed_s=jobs.executed_s,
         attained_gpu_s=jobs.attained_gpu_s,
@@ -169,11 +169,10 @@ def world_before(case: Case) -> World:
 
 def _losses(world: World, done: BoolColumn) -> Losses:
     """What went wrong with the jobs that are done, and with the others so far."""
-    floats = world.jobs.floats
-    failed = done & (floats[STOPS_AT] > floats[ENDS_AT])
-    lost_gpu_s = np.where(failed, world.jobs.attained_gpu_s, floats[LOST_GPU_S])
+    failed = done & (world.floats[STOPS_AT] > world.floats[ENDS_AT])
+    lost_gpu_s = np.where(failed, world.jobs.attained_gpu_s, world.floats[LOST_GPU_S])
     return Losses(
-        failed, done & ~failed & (floats[ENDS_AT] > 0.0), world.jobs.ints[FAILURES], lost_gpu_s
+        failed, done & ~failed & (world.floats[ENDS_AT] > 0.0), world.ints[FAILURES], lost_gpu_s
     )
 
 

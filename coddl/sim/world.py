@@ -18,9 +18,7 @@ from coddl.core.jobs import (
     CURVE,
     EXECUTED_S,
     FIRST_START_S,
-    FLOAT_DEFAULTS,
     GPUS,
-    INT_DEFAULTS,
     LAST_START_S,
     REMAINING_ITERATIONS,
     STARTS,
@@ -33,7 +31,7 @@ from coddl.core.speed.table import ShareSteps
 from coddl.sim.failures import Faults
 from coddl.traces.trace import Trace
 
-# Further rows of World.jobs.real: where a job stood at its last change, and what comes next.
+# Rows of World.floats: where a job stood at its last change, and what comes next.
 (
     BASE_ITERATIONS,  # left to do at MOVING_S
     BASE_EXECUTED_S,
@@ -53,13 +51,13 @@ from coddl.traces.trace import Trace
     SAVED_ITERATIONS,  # left to do at its last checkpoint, and the GPU-time it had had by then
     SAVED_GPU_S,
     LOST_GPU_S,  # GPU-time between checkpoints and failures
-) = range(len(FLOAT_DEFAULTS), FLOATS := len(FLOAT_DEFAULTS) + 18)
-# Further rows of World.jobs.whole.
+) = range(FLOATS := 18)
+# Rows of World.ints.
 (
     HELD,  # GPUs the job trains on; lags behind GPUS while a change is prepared
     PREPARING,  # the share under preparation
     FAILURES,
-) = range(len(INT_DEFAULTS), INTS := len(INT_DEFAULTS) + 3)
+) = range(INTS := 3)
 # Entries of World.clock.
 NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S, CHECKPOINT_S = range(CLOCKS := 6)
 # Entries of World.counts.
@@ -119,11 +117,12 @@ class Log(NamedTuple):
 class World(NamedTuple):
     """The state of a run: the columns of the whole trace, and where each job stands.
 
-    `jobs` has the columns of a JobTable, where `gpus` is the share decided last, followed by those
-    named above.
+    In `jobs`, `gpus` is the share decided last; `floats` and `ints` have the columns named above.
     """
 
     jobs: JobTable
+    floats: FloatMatrix
+    ints: IntMatrix
     step_s: FloatMatrix
     steps: ShareSteps
     memory: FloatMatrix  # the policy's
@@ -154,12 +153,10 @@ def world_of(
         pause_s=reconfigure.pause_s,
     )
     floats, ints = np.zeros((FLOATS, trace.size)), np.zeros((INTS, trace.size), np.int64)
-    floats[: len(jobs.floats)] = jobs.floats
     floats[[BASE_ITERATIONS, SAVED_ITERATIONS]] = trace.iterations
     floats[[STEP_S, READY_S, FINISH_S]] = np.inf
     floats[[SLOWDOWN, PART, NEW_SLOWDOWN, NEW_PART]] = 1.0
     floats[NEW_PAUSE_S] = reconfigure.pause_s
-    ints[: len(jobs.ints)] = jobs.ints
     clock, count = np.full(CLOCKS, np.inf), np.zeros(COUNTS, np.int64)
     clock[[NOW, PREPARE_S, PAUSE_S]] = 0.0, reconfigure.prepare_s, reconfigure.pause_s
     fails_at = np.zeros((0, trace.size))
@@ -173,10 +170,10 @@ def world_of(
     room = 12 * trace.size + 65536
     log = Log(np.empty(room), np.empty((room, 3), np.int64))
     active, running, ended = np.empty((3, trace.size), np.int64)
-    speeds, jobs = trace.speeds, JobTable(floats, ints)
+    speeds, jobs = trace.speeds, JobTable(jobs.floats.copy(), jobs.ints.copy())
     assert trace.gpus_min.max(initial=0) < speeds.step_s.shape[1], "a share off the table"
     columns = (empty_memory(trace.size), fails_at, active, running, ended)
-    return World(jobs, speeds.step_s, speeds.steps, *columns, clock, count, log)
+    return World(jobs, floats, ints, speeds.step_s, speeds.steps, *columns, clock, count, log)
 
 
 @part
@@ -193,30 +190,32 @@ def tell(world: World, kind: int, job: int, gpus: int) -> None:
 @part
 def settle(world: World, row: int) -> None:
     """Bring a job's visible progress up to now."""
-    floats, held = world.jobs.floats, world.jobs.ints[HELD, row]
+    floats, held = world.jobs.floats, world.ints[HELD, row]
     if held == 0:
         return  # nothing has moved since it was last settled
     now_s = world.clock[NOW]
-    trained_s = max(0.0, now_s - floats[MOVING_S, row])
-    left = floats[BASE_ITERATIONS, row] - trained_s / floats[STEP_S, row]
+    trained_s = max(0.0, now_s - world.floats[MOVING_S, row])
+    left = world.floats[BASE_ITERATIONS, row] - trained_s / world.floats[STEP_S, row]
     floats[REMAINING_ITERATIONS, row] = max(0.0, left)
-    held_s = now_s - floats[SINCE_S, row]
-    floats[EXECUTED_S, row] = floats[BASE_EXECUTED_S, row] + held_s
-    attained_gpu_s = held_s * held * floats[PART, row]
-    floats[ATTAINED_GPU_S, row] = floats[BASE_ATTAINED_GPU_S, row] + attained_gpu_s
+    held_s = now_s - world.floats[SINCE_S, row]
+    floats[EXECUTED_S, row] = world.floats[BASE_EXECUTED_S, row] + held_s
+    attained_gpu_s = held_s * held * world.floats[PART, row]
+    floats[ATTAINED_GPU_S, row] = world.floats[BASE_ATTAINED_GPU_S, row] + attained_gpu_s
 
 
 @part
 def save(world: World, row: int) -> None:
     """Note what is left to do at the last checkpoint, for a job whose progress is up to date."""
-    floats, held = world.jobs.floats, world.jobs.ints[HELD, row]
+    floats, held = world.jobs.floats, world.ints[HELD, row]
     since_s = (world.clock[NOW] - floats[LAST_START_S, row]) % world.clock[CHECKPOINT_S]
     at_s = world.clock[NOW] - since_s
-    if held > 0 and at_s > floats[SINCE_S, row]:  # else it was noted at an earlier change
-        trained_s = max(0.0, at_s - floats[MOVING_S, row])
-        left = floats[BASE_ITERATIONS, row] - trained_s / floats[STEP_S, row]
-        floats[SAVED_ITERATIONS, row] = max(left, floats[REMAINING_ITERATIONS, row])
-        floats[SAVED_GPU_S, row] = floats[ATTAINED_GPU_S, row] - since_s * held * floats[PART, row]
+    if held > 0 and at_s > world.floats[SINCE_S, row]:  # else it was noted at an earlier change
+        trained_s = max(0.0, at_s - world.floats[MOVING_S, row])
+        left = world.floats[BASE_ITERATIONS, row] - trained_s / world.floats[STEP_S, row]
+        world.floats[SAVED_ITERATIONS, row] = max(left, floats[REMAINING_ITERATIONS, row])
+        world.floats[SAVED_GPU_S, row] = (
+            floats[ATTAINED_GPU_S, row] - since_s * held * world.floats[PART, row]
+        )
 
 
 @part
@@ -226,47 +225,47 @@ def hold(world: World, row: int, gpus: int, moving_s: float) -> None:
     settle(world, row)
     if world.fails_at.shape[0] > 0:
         save(world, row)
-    floats[BASE_ITERATIONS, row] = floats[REMAINING_ITERATIONS, row]
-    floats[BASE_EXECUTED_S, row] = floats[EXECUTED_S, row]
-    floats[BASE_ATTAINED_GPU_S, row] = floats[ATTAINED_GPU_S, row]
-    floats[SINCE_S, row] = world.clock[NOW]
-    floats[MOVING_S, row] = moving_s
-    world.counts[FREE] += ints[HELD, row] - gpus
-    ints[HELD, row] = gpus
-    floats[SLOWDOWN, row] = floats[NEW_SLOWDOWN, row]
-    floats[PART, row] = floats[NEW_PART, row]
+    world.floats[BASE_ITERATIONS, row] = floats[REMAINING_ITERATIONS, row]
+    world.floats[BASE_EXECUTED_S, row] = floats[EXECUTED_S, row]
+    world.floats[BASE_ATTAINED_GPU_S, row] = floats[ATTAINED_GPU_S, row]
+    world.floats[SINCE_S, row] = world.clock[NOW]
+    world.floats[MOVING_S, row] = moving_s
+    world.counts[FREE] += world.ints[HELD, row] - gpus
+    world.ints[HELD, row] = gpus
+    world.floats[SLOWDOWN, row] = world.floats[NEW_SLOWDOWN, row]
+    world.floats[PART, row] = world.floats[NEW_PART, row]
     widest = world.step_s.shape[1] - 1
     table_s = world.step_s[ints[CURVE, row], min(gpus, widest)]
-    floats[STEP_S, row] = table_s * floats[SLOWDOWN, row]
+    world.floats[STEP_S, row] = table_s * world.floats[SLOWDOWN, row]
     if gpus > 0:
-        to_do = floats[BASE_ITERATIONS, row] - floats[STOPS_AT, row]
-        floats[FINISH_S, row] = moving_s + to_do * floats[STEP_S, row]
+        to_do = world.floats[BASE_ITERATIONS, row] - world.floats[STOPS_AT, row]
+        world.floats[FINISH_S, row] = moving_s + to_do * world.floats[STEP_S, row]
     else:  # nothing is lost by stopping a job
-        floats[FINISH_S, row] = np.inf
-        floats[SAVED_ITERATIONS, row] = floats[REMAINING_ITERATIONS, row]
-        floats[SAVED_GPU_S, row] = floats[ATTAINED_GPU_S, row]
+        world.floats[FINISH_S, row] = np.inf
+        world.floats[SAVED_ITERATIONS, row] = floats[REMAINING_ITERATIONS, row]
+        world.floats[SAVED_GPU_S, row] = floats[ATTAINED_GPU_S, row]
 
 
 @part
 def cancel(world: World, row: int) -> None:
     """Drop a preparation that nobody waits for any more."""
-    if world.jobs.floats[READY_S, row] < np.inf:
-        world.jobs.floats[READY_S, row] = np.inf
+    if world.floats[READY_S, row] < np.inf:
+        world.floats[READY_S, row] = np.inf
         world.counts[CANCELLED] += 1
 
 
 @part
 def prepare(world: World, row: int) -> None:
     """Begin to prepare the share decided last."""
-    world.jobs.ints[PREPARING, row] = world.jobs.ints[GPUS, row]
-    world.jobs.floats[READY_S, row] = world.clock[NOW] + world.clock[PREPARE_S]
+    world.ints[PREPARING, row] = world.jobs.ints[GPUS, row]
+    world.floats[READY_S, row] = world.clock[NOW] + world.clock[PREPARE_S]
 
 
 @part
 def set_share(world: World, row: int, share: int) -> None:
     """Give a job a new share; when and at what cost it takes effect depends on the mode."""
     floats, ints = world.jobs.floats, world.jobs.ints
-    now_s, mode, pause_s = world.clock[NOW], world.counts[MODE], floats[NEW_PAUSE_S, row]
+    now_s, mode, pause_s = world.clock[NOW], world.counts[MODE], world.floats[NEW_PAUSE_S, row]
     if ints[STARTS, row] > 0:
         world.counts[REALLOCATIONS] += 1
     else:
@@ -279,36 +278,35 @@ def set_share(world: World, row: int, share: int) -> None:
     ints[GPUS, row] = share
     tell(world, SHARE, row, share)
     if mode == STALL:
-        moving_s = max(now_s, floats[MOVING_S, row]) + pause_s if share > 0 else now_s
+        moving_s = max(now_s, world.floats[MOVING_S, row]) + pause_s if share > 0 else now_s
         hold(world, row, share, moving_s)
     elif mode == SERIAL:
         queue_up(world, row)
     elif share == 0:
         cancel(world, row)
         hold(world, row, ZERO, now_s)
-    elif mode == CONCURRENT or floats[READY_S, row] == np.inf:
+    elif mode == CONCURRENT or world.floats[READY_S, row] == np.inf:
         cancel(world, row)
-        if share != ints[HELD, row]:
+        if share != world.ints[HELD, row]:
             prepare(world, row)
 
 
 @part
 def queue_up(world: World, row: int) -> None:
     """Put a target behind those not carried out yet; the job stands still until all are."""
-    floats, ints = world.jobs.floats, world.jobs.ints
-    ints[PREPARING, row] = ints[GPUS, row]
+    world.ints[PREPARING, row] = world.jobs.ints[GPUS, row]
     now_s, pause_s = world.clock[NOW], world.clock[PAUSE_S]
-    if floats[READY_S, row] < np.inf:
-        floats[READY_S, row] = max(now_s, floats[READY_S, row]) + pause_s
+    if world.floats[READY_S, row] < np.inf:
+        world.floats[READY_S, row] = max(now_s, world.floats[READY_S, row]) + pause_s
     else:
-        floats[READY_S, row] = now_s + pause_s
-        hold(world, row, ints[HELD, row], np.inf)
+        world.floats[READY_S, row] = now_s + pause_s
+        hold(world, row, world.ints[HELD, row], np.inf)
 
 
 @part
 def drop_stale(world: World, row: int) -> None:
     """Prepare what is wanted now instead of what was, if the job does not hold it already."""
-    if world.jobs.ints[GPUS, row] == world.jobs.ints[HELD, row]:
+    if world.jobs.ints[GPUS, row] == world.ints[HELD, row]:
         cancel(world, row)
     else:
         prepare(world, row)
@@ -318,7 +316,7 @@ def drop_stale(world: World, row: int) -> None:
 def swap(world: World, row: int) -> bool:
     """Put a prepared share into effect; False if the GPUs for it are still held by others."""
     ints = world.jobs.ints
-    share, before = ints[PREPARING, row], ints[HELD, row]
+    share, before = world.ints[PREPARING, row], world.ints[HELD, row]
     if share - before > world.counts[FREE]:
         if share != ints[GPUS, row]:
             drop_stale(world, row)  # it might never fit
@@ -326,7 +324,7 @@ def swap(world: World, row: int) -> bool:
     stands = before > 0 and world.counts[MODE] != SERIAL  # in `serial` it has stood still already
     hold(world, row, share, world.clock[NOW] + (world.clock[PAUSE_S] if stands else 0.0))
     tell(world, SWAP, row, share)
-    world.jobs.floats[READY_S, row] = np.inf
+    world.floats[READY_S, row] = np.inf
     if share != ints[GPUS, row]:
         prepare(world, row)
     return True
@@ -335,26 +333,27 @@ def swap(world: World, row: int) -> bool:
 @part
 def swap_what_is_ready(world: World) -> None:
     """Swap every share whose preparation has ended, those that free GPUs first."""
-    ints, swapped = world.jobs.ints, True
+    swapped = True
     while swapped:  # where preparing takes no time, a swap can make the next one ready
         swapped = False
         for growing in (False, True):
             for i in range(world.counts[RUNNING]):
                 row = world.running[i]
-                grows = ints[PREPARING, row] > ints[HELD, row]
-                if world.jobs.floats[READY_S, row] <= world.clock[NOW] and grows == growing:
+                grows = world.ints[PREPARING, row] > world.ints[HELD, row]
+                if world.floats[READY_S, row] <= world.clock[NOW] and grows == growing:
                     swapped = swap(world, row) or swapped
 
 
 @part
 def look_ahead(world: World) -> None:
     """Find when the next job finishes or ends its preparation."""
-    floats, soonest_s = world.jobs.floats, np.inf
+    soonest_s = np.inf
     for i in range(world.counts[RUNNING]):
         row = world.running[i]
-        soonest_s = min(soonest_s, floats[FINISH_S, row])
-        if floats[READY_S, row] > world.clock[NOW]:  # one that is due waits for GPUs, not for time
-            soonest_s = min(soonest_s, floats[READY_S, row])
+        soonest_s = min(soonest_s, world.floats[FINISH_S, row])
+        # One that is due waits for GPUs, not for time.
+        if world.floats[READY_S, row] > world.clock[NOW]:
+            soonest_s = min(soonest_s, world.floats[READY_S, row])
     world.clock[NEXT_CHANGE] = soonest_s
 
 
@@ -377,10 +376,10 @@ def finish(world: World, row: int) -> None:
     world.counts[ACTIVE] -= 1
     for k in range(place_of(world, row), world.counts[ACTIVE]):
         world.active[k] = world.active[k + 1]
-    at_s = world.jobs.floats[FINISH_S, row]
+    at_s = world.floats[FINISH_S, row]
     cancel(world, row)
     hold(world, row, ZERO, at_s)
-    world.jobs.floats[FINISH_S, row] = at_s
+    world.floats[FINISH_S, row] = at_s
     world.jobs.floats[REMAINING_ITERATIONS, row] = 0.0
     world.jobs.ints[GPUS, row] = 0
     world.ended[world.counts[FINISHED]] = row
@@ -392,21 +391,21 @@ def finish(world: World, row: int) -> None:
 def fail(world: World, row: int) -> None:
     """Throw a job back to its last checkpoint, without GPUs; or end it, if it is given up."""
     floats, ints = world.jobs.floats, world.jobs.ints
-    ints[FAILURES, row] += 1
+    world.ints[FAILURES, row] += 1
     tell(world, FAIL, row, ZERO)
-    next_at = world.fails_at[ints[FAILURES, row], row]
+    next_at = world.fails_at[world.ints[FAILURES, row], row]
     if next_at == np.inf:
         finish(world, row)
         return
     save(world, row)
-    left, kept_gpu_s = floats[SAVED_ITERATIONS, row], floats[SAVED_GPU_S, row]
+    left, kept_gpu_s = world.floats[SAVED_ITERATIONS, row], world.floats[SAVED_GPU_S, row]
     cancel(world, row)
     hold(world, row, ZERO, world.clock[NOW])
     ints[GPUS, row] = 0
-    floats[LOST_GPU_S, row] += floats[ATTAINED_GPU_S, row] - kept_gpu_s
+    world.floats[LOST_GPU_S, row] += floats[ATTAINED_GPU_S, row] - kept_gpu_s
     floats[REMAINING_ITERATIONS, row] = left
-    floats[SAVED_ITERATIONS, row] = left
-    floats[STOPS_AT, row] = max(floats[ENDS_AT, row], next_at)
+    world.floats[SAVED_ITERATIONS, row] = left
+    world.floats[STOPS_AT, row] = max(world.floats[ENDS_AT, row], next_at)
 
 
 @kernel
@@ -427,8 +426,8 @@ def advance(world: World) -> bool:
     for i in range(before):
         row = world.running[i]
         settle(world, row)
-        if floats[FINISH_S, row] <= now_s:
-            if floats[STOPS_AT, row] > floats[ENDS_AT, row]:
+        if world.floats[FINISH_S, row] <= now_s:
+            if world.floats[STOPS_AT, row] > world.floats[ENDS_AT, row]:
                 fail(world, row)
             else:
                 finish(world, row)
@@ -454,7 +453,7 @@ def advance(world: World) -> bool:
 @kernel
 def apply_shares(world: World, shares: IntColumn, wake_at_s: float) -> None:
     """Put decided shares (by position in `active`) into effect, those that shrink first."""
-    floats, ints, runs = world.jobs.floats, world.jobs.ints, 0
+    ints, runs = world.jobs.ints, 0
     for i in range(world.counts[RUNNING]):
         row = world.running[i]
         share = shares[place_of(world, row)]
@@ -463,7 +462,9 @@ def apply_shares(world: World, shares: IntColumn, wake_at_s: float) -> None:
     serial = world.counts[MODE] == SERIAL  # what shrinks to nothing gives up its GPUs later
     for k in range(world.counts[ACTIVE]):
         row = world.active[k]
-        if shares[k] > 0 or (serial and (ints[HELD, row] > 0 or floats[READY_S, row] < np.inf)):
+        if shares[k] > 0 or (
+            serial and (world.ints[HELD, row] > 0 or world.floats[READY_S, row] < np.inf)
+        ):
             if shares[k] > ints[GPUS, row]:
                 set_share(world, row, shares[k])
             world.running[runs] = row

@@ -119,7 +119,7 @@ def watch(trace: Trace, gpus: int, placement: Placement, quotas: str) -> Watched
     steps = StepLoop(world, site, Watching(policy_from("philly"), placement=placement, seen=seen))
     while steps.run(1000):
         world.counts[LOGGED] = 0
-    jct_s = world.jobs.floats[FINISH_S] - trace.submitted_s
+    jct_s = world.floats[FINISH_S] - trace.submitted_s
     return Watched(trace, seen, jct_s, world.jobs.executed_s / trace.length_s)
 
 
