@@ -12,7 +12,7 @@ from coddl.core.jobs import CHANGED_S, GPUS, WEIGHT, JobTable
 from coddl.core.placement.affinity import EMPTY, QUEUED, RELAXED, SAME, SHARED, NodeLoads, get_nodes
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.placement.placement import check_placed
-from coddl.core.policies.gandiva.homes import FAILED, GROW_AT_S, HOME, MATE, TURN
+from coddl.core.policies.gandiva.assignment import FAILED, GROW_AT_S, NODE, PACKED_WITH, TURN
 from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.scheduler import Scheduler
 from coddl.core.slots import Slots
@@ -94,7 +94,7 @@ def on_servers(
     memory, whole = snapshot.memory.copy(), snapshot.jobs.ints.copy()
     for row in range(len(jobs)):
         nodes = sits.get(row, {home[row]: 0} if row in home else {})
-        memory[row, HOME] = 1 + min(nodes, default=-1)
+        memory[row, NODE] = 1 + min(nodes, default=-1)
         whole[GPUS, row] = sum(sits.get(row, {}).values())
     return replace(
         snapshot,
@@ -122,7 +122,7 @@ def test_sixteen_gpus_host_jobs_by_size() -> None:
     sizes = [1, 2, 4, 1, 2, 1, 1, 4, 4, 2, 1]
     rows = [rigid(f"{i}", gpus) for i, gpus in enumerate(sizes)]
     slots, answer = decided(on_servers(4, rows), STILL)
-    home = {row: int(first) - 1 for row, first in enumerate(answer.memory[:, HOME])}  # type: ignore[index]
+    home = {row: int(first) - 1 for row, first in enumerate(answer.memory[:, NODE])}  # type: ignore[index]
     assert home == {0: 0, 3: 0, 5: 0, 6: 0, 10: 0, 1: 1, 4: 1, 9: 1, 2: 2, 7: 3, 8: 2}
     assert [row for row, seat in enumerate(slots) if not seat] == [8, 9, 10]
     assert answer.wake_at_s == 660.0
@@ -138,7 +138,7 @@ def test_who_waits_keeps_its_home() -> None:
     slots, answer = decided(began, STILL)
     assert slots == [{}, {0: 4}, {1: 2}]  # a's turn is over
     assert answer.memory is not None
-    assert answer.memory[:, HOME].tolist() == [1.0, 1.0, 2.0]
+    assert answer.memory[:, NODE].tolist() == [1.0, 1.0, 2.0]
 
 
 def test_a_turn_lasts_until_the_next_slice() -> None:
@@ -166,7 +166,7 @@ def test_a_queued_job_uses_what_would_be_idle() -> None:
     slots, answer = decided(began, STILL)
     assert slots == [{}, {0: 3}, {0: 1}]
     assert answer.memory is not None
-    assert answer.memory[2, HOME] == 0.0  # a guest
+    assert answer.memory[2, NODE] == 0.0  # a guest
 
 
 def profile(snapshot: Snapshot, busy: Sequence[float], factor: float) -> Snapshot:
@@ -229,7 +229,7 @@ def test_a_pair_that_does_not_pay_is_undone_and_not_tried_again() -> None:
     assert len(pairs) == 3
     assert answer.memory is not None
     assert answer.memory[1, FAILED] == 2**3 + 2**2
-    assert (answer.memory[:, MATE] == 0.0).all()
+    assert (answer.memory[:, PACKED_WITH] == 0.0).all()
 
 
 def test_a_model_that_is_known_by_several_curves_is_not_tried_again_either() -> None:

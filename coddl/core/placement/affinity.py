@@ -1,8 +1,7 @@
 """Which servers suit a job: Algorithm 1 of Gandiva (OSDI '18).
 
 Jobs that ask for as many GPUs share servers, so that a server hosts jobs of one size and none of
-its GPUs is left over. A job's *home* is the servers it belongs to, whether it runs or waits for its
-turn there.
+its GPUs is left over. A job is *assigned* to servers, on which it runs or waits for its turn.
 """
 
 from typing import NamedTuple
@@ -15,16 +14,16 @@ from coddl.core.placement.room import NONE
 
 
 class NodeLoads(NamedTuple):
-    """Who is at home where, by node."""
+    """The jobs assigned to each node."""
 
     gpus: IntColumn
-    load: IntColumn  # GPUs that those at home there ask for; more than it has: they take turns
-    affinity: IntColumn  # what the first of them asks for in all; 0: nobody is at home there
+    load: IntColumn  # GPUs that the jobs assigned to it ask for; more than it has: they take turns
+    affinity: IntColumn  # what the first of them asks for in all; 0: no job is assigned to it
 
 
 # What Algorithm 1 comes to.
 SAME = kernel_int(0)  # servers of its affinity, with room
-EMPTY = kernel_int(1)  # servers where nobody is at home
+EMPTY = kernel_int(1)  # servers without jobs
 RELAXED = kernel_int(2)  # servers of any affinity with room
 SHARED = kernel_int(3)  # servers of its affinity, over-subscribed
 QUEUED = kernel_int(4)  # none
@@ -34,7 +33,7 @@ NOBODY = kernel_int(0)
 
 @kernel
 def no_loads(gpus: IntColumn) -> NodeLoads:
-    """Servers with so many GPUs, where nobody is at home."""
+    """Servers with so many GPUs, without jobs."""
     return NodeLoads(gpus, np.zeros_like(gpus), np.zeros_like(gpus))
 
 
@@ -89,7 +88,7 @@ def find_nodes(servers: NodeLoads, need: int, spans: int, affinity: int, parts: 
 
 @part
 def has_room(servers: NodeLoads, parts: IntColumn) -> bool:
-    """Tell whether a home can be had without taking turns: its height stays at 1 or below."""
+    """Tell whether these nodes can be had without taking turns: its height stays at 1 or below."""
     for node in range(parts.shape[0]):
         if parts[node] > 0 and servers.load[node] + parts[node] > servers.gpus[node]:
             return False
@@ -98,7 +97,7 @@ def has_room(servers: NodeLoads, parts: IntColumn) -> bool:
 
 @kernel
 def get_nodes(servers: NodeLoads, need: int, spans: int, parts: IntColumn) -> int:
-    """Algorithm 1: fill in how many GPUs of each node are the job's home, and say which kind.
+    """Algorithm 1: fill in how many GPUs of each node are the job's, and say which kind.
 
     QUEUED leaves `parts` without meaning. A server's height is its load over its GPUs; "height < 1"
     is read as room for this job, since other sizes may live there once affinity was relaxed.
@@ -121,16 +120,16 @@ def get_nodes(servers: NodeLoads, need: int, spans: int, parts: IntColumn) -> in
 
 
 @part
-def move_in(servers: NodeLoads, node: int, need: int, gpus: int) -> None:
-    """Make a node part of the home of a job that asks for `need` GPUs in all, `gpus` here."""
+def add_load(servers: NodeLoads, node: int, need: int, gpus: int) -> None:
+    """Assign to a node a job that asks for `need` GPUs in all, `gpus` here."""
     servers.load[node] += gpus
     if servers.affinity[node] == 0:
         servers.affinity[node] = need
 
 
 @part
-def move_out(servers: NodeLoads, node: int, gpus: int) -> None:
-    """Take a node from a job's home. The last to leave takes the affinity along."""
+def remove_load(servers: NodeLoads, node: int, gpus: int) -> None:
+    """Take a node from a job. With the last job its affinity goes."""
     servers.load[node] -= gpus
     if servers.load[node] == 0:
         servers.affinity[node] = 0

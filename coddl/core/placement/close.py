@@ -46,7 +46,7 @@ def is_of(columns: ClusterColumns, island: int, kind: int, kinds: int) -> bool:
 def worst_entry(
     columns: ClusterColumns, slots: Slots, row: int, kind: int, request: PlacementRequest
 ) -> int:
-    """The entry to give up first: on the node where the row has fewest GPUs, its home last.
+    """The entry to give up first: on the node with fewest of the row's GPUs, the preferred last.
 
     Entries of a node stand beside each other; of those the smallest goes first.
     """

@@ -8,7 +8,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import IntColumn
 from coddl.core.compiling import kernel, part
-from coddl.core.placement.affinity import RELAXED, NodeLoads, get_nodes, move_in
+from coddl.core.placement.affinity import RELAXED, NodeLoads, add_load, get_nodes
 from coddl.core.placement.close import (
     PlacementRequest,
     after_keeping,
@@ -42,7 +42,7 @@ def servers_in_use(
 
 
 @kernel
-def settle_new(
+def assign_new(
     columns: ClusterColumns, slots: Slots, request: PlacementRequest, reserved: IntColumn
 ) -> Slots:
     """Seats in which rows that sat nowhere are where Algorithm 1 puts them, if GPUs are free.
@@ -66,7 +66,7 @@ def settle_new(
                 continue
             for node in range(parts.shape[0]):
                 if parts[node] > 0:
-                    move_in(servers, node, need, parts[node])
+                    add_load(servers, node, need, parts[node])
                     take(room, taken, row, node, parts[node])
     return slots_from(request.gpus.shape[0], taken)
 
@@ -83,5 +83,5 @@ class GandivaPlacement:
         order = np.argsort(snapshot.jobs.id)
         request, slots = request_of(snapshot, allocation, order), snapshot.slots
         assert slots is not None
-        settled = settle_new(snapshot.cluster.columns, slots, request, kept_back(snapshot))
+        settled = assign_new(snapshot.cluster.columns, slots, request, kept_back(snapshot))
         return placed_close(replace(snapshot, slots=settled), allocation, order)

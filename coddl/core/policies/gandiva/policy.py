@@ -1,4 +1,4 @@
-"""The policy: homes, turns, packing, migration and growth, in one decision."""
+"""The policy: servers, turns, packing, migration and growth, in one decision."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple
@@ -11,28 +11,28 @@ from coddl.core.jobs import ELASTIC
 from coddl.core.named import Part
 from coddl.core.placement.affinity import NodeLoads, no_loads
 from coddl.core.placement.close import leaders_of
-from coddl.core.policies.gandiva.growth import Idle, Sizes, grow
-from coddl.core.policies.gandiva.homes import (
-    HOME,
-    MATE,
+from coddl.core.policies.gandiva.assignment import (
+    NODE,
     OTHERS,
+    PACKED_WITH,
     TURN,
-    Homes,
     Kinds,
+    NodeAssignment,
     Wants,
-    close_ranks,
-    find_homes,
+    assign_nodes,
+    gather_jobs,
     lone_nodes,
     move_where_faster,
     remember,
 )
+from coddl.core.policies.gandiva.growth import Idle, Sizes, grow
 from coddl.core.policies.gandiva.packing import Overload, pack
-from coddl.core.policies.gandiva.seating import by_node, seat
+from coddl.core.policies.gandiva.slots import by_node, slots_on_nodes
 from coddl.core.policies.gandiva.turns import (
     deal,
-    let_in,
     midst_of_turn,
     order_of_turns,
+    run_unassigned,
     slice_at,
 )
 from coddl.core.slots import Slots
@@ -46,25 +46,25 @@ class GandivaState(NamedTuple):
     now: int  # the slice of time
     servers: NodeLoads
     kinds: Kinds
-    seated: Slots  # by server
+    slots_by_node: Slots  # by server
     memory: FloatMatrix
     wants: Wants
 
 
 def state_of(snapshot: Snapshot, quantum_s: float) -> GandivaState:
-    """The scene before anybody is at home. Where nobody places jobs, all GPUs are one server's."""
+    """The state before any job is assigned. Where nobody places jobs, all GPUs are one server's."""
     jobs, memory = snapshot.jobs, snapshot.memory.copy()
     columns, slots = snapshot.cluster.columns, snapshot.slots
     if slots is None:
         gpus, of_node = np.array([snapshot.cluster.gpus_total]), np.zeros(1, np.int64)
-        seated = Slots.of([{0: held} if held > 0 else {} for held in jobs.gpus.tolist()])
-        memory[:, HOME] = 1.0
+        slots_by_node = Slots.of([{0: held} if held > 0 else {} for held in jobs.gpus.tolist()])
+        memory[:, NODE] = 1.0
     else:
-        gpus, of_node, seated = columns.node_gpus, columns.node_kind, by_node(columns, slots)
+        gpus, of_node, slots_by_node = columns.node_gpus, columns.node_kind, by_node(columns, slots)
     kinds = Kinds(of_node, snapshot.speeds.places.kinds, jobs.curve.copy())
     wants = Wants(jobs.gpus_requested.copy(), jobs.spans.copy())
     now = slice_at(snapshot.now_s, quantum_s)
-    return GandivaState(snapshot, now, no_loads(gpus), kinds, seated, memory, wants)
+    return GandivaState(snapshot, now, no_loads(gpus), kinds, slots_by_node, memory, wants)
 
 
 @dataclass(frozen=True)
@@ -91,57 +91,61 @@ class Gandiva:
         jobs, servers, memory, wants = snapshot.jobs, state.servers, state.memory, state.wants
         midst = midst_of_turn(jobs, memory[:, TURN], state.now)
         order = order_of_turns(jobs, midst)
-        homes = find_homes(servers, wants, state.seated, memory)
-        _migrate(self, state, homes, order)
-        packed_with = _mates(self, state, lone_nodes(homes))
-        free, at_home = servers.gpus.copy(), homes.head >= 0
-        kept = Homes(homes.head.copy(), *homes[1:])
-        runs = deal(free, homes, order, packed_with)
-        let_in(free, homes, wants, order, state.seated, runs)
+        assigned = assign_nodes(servers, wants, state.slots_by_node, memory)
+        _migrate(self, state, assigned, order)
+        packed_with = _packed_with(self, state, lone_nodes(assigned))
+        free, is_assigned = servers.gpus.copy(), assigned.head >= 0
+        kept = NodeAssignment(assigned.head.copy(), *assigned[1:])
+        runs = deal(free, assigned, order, packed_with)
+        run_unassigned(free, assigned, wants, order, state.slots_by_node, runs)
         memory[runs & ~midst, TURN] = state.now
         shares = np.where(runs, wants.gpus, 0)
         wake_at_s = _grow(
-            self, state, Idle(free, lone_nodes(homes), runs & (packed_with < 0)), shares
+            self, state, Idle(free, lone_nodes(assigned), runs & (packed_with < 0)), shares
         )
-        guests = runs & ~at_home
-        waits = ~runs & (at_home | guests.any()) & (wants.gpus <= servers.gpus.sum())
-        if waits.any() or (memory[:, MATE] > 0).any():
+        guests = runs & ~is_assigned
+        waits = ~runs & (is_assigned | guests.any()) & (wants.gpus <= servers.gpus.sum())
+        if waits.any() or (memory[:, PACKED_WITH] > 0).any():
             wake_at_s = min(wake_at_s, (state.now + 1) * self.quantum_s)
         if snapshot.slots is None:
-            memory[:, HOME] = snapshot.memory[:, HOME]
-            return Allocation(shares, _why(self, state, shares, at_home), wake_at_s, memory)
+            memory[:, NODE] = snapshot.memory[:, NODE]
+            return Allocation(shares, _why(self, state, shares, is_assigned), wake_at_s, memory)
         remember(kept, memory)
         found = Allocation(
             shares,
-            _why(self, state, shares, at_home),
+            _why(self, state, shares, is_assigned),
             wake_at_s,
             memory,
             packed_with=np.where(runs, packed_with, -1),
         )
         leaders = leaders_of(snapshot.slots, found)
         alone = np.where(leaders == np.arange(jobs.size), shares, 0)
-        slots = seat(snapshot.cluster.columns, snapshot.slots, homes, alone)
+        slots = slots_on_nodes(snapshot.cluster.columns, snapshot.slots, assigned, alone)
         return replace(found, slots=slots.take(leaders))
 
 
-def _migrate(policy: Gandiva, state: GandivaState, homes: Homes, order: IntColumn) -> None:
+def _migrate(
+    policy: Gandiva, state: GandivaState, assigned: NodeAssignment, order: IntColumn
+) -> None:
     """Move jobs to where they are faster, and together where GPUs lie idle."""
     jobs, now_s = state.snapshot.jobs, state.snapshot.now_s
     if len(state.servers.gpus) == 1:
         return
-    packed = state.memory[:, MATE] != 0.0
+    packed = state.memory[:, PACKED_WITH] != 0.0
     in_turns = (jobs.gpus == 0) | packed
-    move_where_faster(state.servers, homes, state.wants, state.kinds, order, in_turns)
-    if ((state.memory[:, [HOME, OTHERS]] == 0.0).all(axis=1) & (jobs.gpus == 0)).any():
+    move_where_faster(state.servers, assigned, state.wants, state.kinds, order, in_turns)
+    if ((state.memory[:, [NODE, OTHERS]] == 0.0).all(axis=1) & (jobs.gpus == 0)).any():
         return  # a job that has come is no reason to move others about
     settled = (jobs.gpus > 0) & (now_s >= jobs.last_start_s + policy.quantum_s)
-    close_ranks(state.servers, homes, state.wants, state.kinds, settled, policy.idle, policy.moves)
+    gather_jobs(
+        state.servers, assigned, state.wants, state.kinds, settled, policy.idle, policy.moves
+    )
 
 
-def _mates(policy: Gandiva, state: GandivaState, node: IntColumn) -> IntColumn:
+def _packed_with(policy: Gandiva, state: GandivaState, node: IntColumn) -> IntColumn:
     """Who shares GPUs with whom."""
     if not policy.packing or state.snapshot.slots is None:
-        state.memory[:, MATE] = 0.0
+        state.memory[:, PACKED_WITH] = 0.0
         return np.full(len(node), -1)
     excess = state.servers.load - state.servers.gpus
     overload = Overload(node, excess, state.now, policy.quantum_s, policy.pack_below)
@@ -162,7 +166,9 @@ def _grow(policy: Gandiva, state: GandivaState, idle: Idle, shares: IntColumn) -
     return grow(sizes, able, state.memory, now_s, policy.grow_after_s, shares)
 
 
-def _why(policy: Gandiva, state: GandivaState, shares: IntColumn, at_home: BoolColumn) -> Reasons:
+def _why(
+    policy: Gandiva, state: GandivaState, shares: IntColumn, is_assigned: BoolColumn
+) -> Reasons:
     """Why rows have nothing now."""
     need, gpus, without = state.wants.gpus, state.servers.gpus, shares == 0
     if not without.any():
@@ -174,7 +180,7 @@ def _why(policy: Gandiva, state: GandivaState, shares: IntColumn, at_home: BoolC
     queue = "no server has room for it, and none with jobs of its size is there to share"
     return (
         because(without & (need > total), "Infeasible", f"it needs more than all {total} GPUs")
-        | because(without & at_home, "Resources", turn)
+        | because(without & is_assigned, "Resources", turn)
         | because(without & (state.wants.spans == 0) & (need > largest), "Topology", lone)
         | because(without, "Resources", queue)
     )
