@@ -24,13 +24,12 @@ import numpy as np
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
 from coddl.core.jobs import JobTable
-from coddl.core.placement.registry import placement_from
 from coddl.core.plan import Plan
 from coddl.core.policies.policy import RulePolicy
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler
-from coddl.core.seats import Seats
-from coddl.core.snapshot import Snapshot, no_memory
+from coddl.core.slots import Slots
+from coddl.core.snapshot import Snapshot, empty_memory
 from coddl.core.speed.table import speeds_of
 from coddl.testing import twin
 
@@ -62,18 +61,18 @@ def picture(jobs: int, nodes: int, gpus_per_node: int, gpus_max: int, seed: int)
     )
     cluster = Cluster.of(gpus, gpus_per_node)
     speeds = speeds_of(tuple(map(str, range(jobs))), step_s, np.ones(step_s.shape, np.bool_))
-    return Snapshot(now_s, cluster, table, speeds, no_memory(jobs), seed + 1)
+    return Snapshot(now_s, cluster, table, speeds, empty_memory(jobs), seed + 1)
 
 
 def empty(snapshot: Snapshot) -> Snapshot:
     """The same picture, nobody sitting anywhere yet."""
-    return replace(snapshot, seats=Seats.none(snapshot.jobs.size))
+    return replace(snapshot, slots=Slots.none(snapshot.jobs.size))
 
 
 def seated(snapshot: Snapshot) -> Snapshot:
     """The same picture, with places for those that hold GPUs."""
     held = Allocation(snapshot.jobs.gpus)
-    return replace(snapshot, seats=placement_from("consolidate")(empty(snapshot), held).seats)
+    return replace(snapshot, slots=placement_from("consolidate")(empty(snapshot), held).slots)
 
 
 class Timed(NamedTuple):
@@ -109,7 +108,7 @@ def measure(
     shares = np.zeros(size["jobs"], np.int64)
     start_s = time.perf_counter()
     memory = last.snapshot.memory.copy()
-    twin(policy.rule)(last.snapshot.picture(), policy.parameters, memory, shares)
+    twin(policy.rule)(last.snapshot.for_kernels(), policy.parameters, memory, shares)
     result: dict[str, object] = {
         "policy": spec,
         "placement": placement,

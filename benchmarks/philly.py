@@ -24,14 +24,13 @@ from pathlib import Path
 import numpy as np
 
 from coddl.core.allocation import Allocation
-from coddl.core.cluster import Cluster, Ground
+from coddl.core.cluster import Cluster, ClusterColumns
 from coddl.core.columns import IntColumn
 from coddl.core.compiling import kernel
 from coddl.core.placement.placement import Placed, Placement
-from coddl.core.placement.registry import placement_from
 from coddl.core.policies.policy import Policy
-from coddl.core.policies.registry import POLICIES, policy_from
-from coddl.core.seats import Seats
+from coddl.core.registry import POLICIES, placement_from, policy_from
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 from coddl.sim.simulate import Case, Watch, run_case
 from coddl.sim.world import Reconfigure
@@ -47,15 +46,15 @@ COLUMNS = ("case", "gpus", "jobs", "finished", "avg_jct_h", "locality", "migrati
 
 
 @kernel
-def close_gpus(ground: Ground, seats: Seats, per_node: int) -> IntColumn:
+def close_gpus(columns: ClusterColumns, slots: Slots, per_node: int) -> IntColumn:
     """GPUs of all jobs, and of those that lie on no more nodes than they must."""
     out = np.zeros(2, np.int64)
-    for row in range(seats.first.shape[0] - 1):
+    for row in range(slots.first.shape[0] - 1):
         gpus, nodes, last = 0, 0, -1
-        for i in range(seats.first[row], seats.first[row + 1]):
-            gpus += seats.gpus[i]
-            nodes += ground.island_node[seats.island[i]] != last
-            last = ground.island_node[seats.island[i]]
+        for i in range(slots.first[row], slots.first[row + 1]):
+            gpus += slots.gpus[i]
+            nodes += columns.island_node[slots.island[i]] != last
+            last = columns.island_node[slots.island[i]]
         out[0] += gpus
         if nodes * per_node < gpus + per_node:
             out[1] += gpus
@@ -71,26 +70,26 @@ class Locality:
     gpu_s: float = 0.0
     close_gpu_s: float = 0.0
 
-    def see(self, snapshot: Snapshot, seats: Seats) -> None:
+    def see(self, snapshot: Snapshot, slots: Slots) -> None:
         """Note where jobs are from now on."""
         past_s = snapshot.now_s - self.since_s
         self.gpu_s += past_s * float(self.gpus[0])
         self.close_gpu_s += past_s * float(self.gpus[1])
         self.since_s = snapshot.now_s
-        self.gpus = close_gpus(snapshot.cluster.ground, seats, GPUS_PER_NODE)
+        self.gpus = close_gpus(snapshot.cluster.columns, slots, GPUS_PER_NODE)
 
     def seen(self, policy: Policy, placement: Placement) -> tuple[Policy, Placement]:
         """The same two, looked at."""
 
         def decide(snapshot: Snapshot) -> Allocation:
             allocation = policy(snapshot)
-            if allocation.seats is not None:
-                self.see(snapshot, allocation.seats)
+            if allocation.slots is not None:
+                self.see(snapshot, allocation.slots)
             return allocation
 
         def place(snapshot: Snapshot, allocation: Allocation) -> Placed:
             placed = placement(snapshot, allocation)
-            self.see(snapshot, placed.seats)
+            self.see(snapshot, placed.slots)
             return placed
 
         return decide, place

@@ -64,7 +64,7 @@ class Agents:
             place = pool.nodes[node]
             orders = pool.orders(node)
             for lead in orders.leads:
-                job, slots = pool.jobs[lead.job], tuple(seat.slot for seat in lead.seats)
+                job, slots = pool.jobs[lead.job], tuple(seat.slot for seat in lead.slots)
                 ours = (lead.job, lead.attempt)
                 if lead.stop:
                     yield told(pool, r.RunEnded(*ours, "retired"))
@@ -78,7 +78,7 @@ class Agents:
                     yield told(pool, changed)
                 size = len(slots)
                 yield told(pool, r.RunProgressed(*ours, job.step + 10, size, 1.0 / size, 10))
-            yield r.NodeReported(node, place.boot, place.version, orders.seats)
+            yield r.NodeReported(node, place.boot, place.version, orders.slots)
         self.told.clear()
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.policies.policy import Policy
-from coddl.core.policies.registry import POLICIES, policy_from
+from coddl.core.registry import POLICIES, policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.sim.run import Run
 from coddl.sim.simulate import Case, run_case

@@ -90,7 +90,7 @@ def complete_nodes(context: typer.Context, incomplete: str) -> Iterator[str]:
 def complete_policies(incomplete: str) -> Iterator[str]:
     """Offer the policies by name."""
     with contextlib.suppress(Exception):
-        from coddl.core.policies.registry import POLICIES
+        from coddl.core.registry import POLICIES
 
         yield from (name for name in POLICIES if name.startswith(incomplete))
 
@@ -98,11 +98,11 @@ def complete_policies(incomplete: str) -> Iterator[str]:
 def check_choice(policy: str, placement: str) -> None:
     """Say what is wrong with a policy or a placement, and what there is; empty is fine."""
     if policy:
-        from coddl.core.policies.registry import policy_from
+        from coddl.core.registry import policy_from
 
         policy_from(policy)
     if placement:
-        from coddl.core.placement.registry import placement_from
+        from coddl.core.registry import placement_from
 
         placement_from(placement)
 
@@ -110,7 +110,7 @@ def check_choice(policy: str, placement: str) -> None:
 def complete_placements(incomplete: str) -> Iterator[str]:
     """Offer the placements by name."""
     with contextlib.suppress(Exception):
-        from coddl.core.placement.registry import PLACEMENTS
+        from coddl.core.registry import PLACEMENTS
 
         yield from (name for name in PLACEMENTS if name.startswith(incomplete))
 

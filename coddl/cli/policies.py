@@ -30,7 +30,7 @@ def policies(
     Parameters are given after a colon: tiresias-l:threshold_gpu_h=50,promote=8. A policy of your
     own is path/to/file.py:name.
     """
-    from coddl.core.policies.registry import POLICIES, policy_from
+    from coddl.core.registry import POLICIES, policy_from
 
     if name:
         policy_from(name)  # says what is wrong with the name
@@ -51,7 +51,7 @@ def placements(
 
     Any goes with any policy: coddl simulate --cluster 16x4 --placement philly:timeout_s=60.
     """
-    from coddl.core.placement.registry import PLACEMENTS, placement_from
+    from coddl.core.registry import PLACEMENTS, placement_from
 
     if name:
         placement_from(name)

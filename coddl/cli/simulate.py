@@ -160,7 +160,7 @@ def simulate(
         _check_writable(name, path)
     sizes = _numbers("--gpus", gpus, whole=True) if gpus else []
     loads = _numbers("--load", load, whole=False)
-    from coddl.core.scheduler import Rules
+    from coddl.core.scheduler import Stability
     from coddl.sim.api import reconfigure_from
     from coddl.sim.study import DEFAULT_POLICIES, Question
 
@@ -178,7 +178,7 @@ def simulate(
         servers=servers,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
-        rules=Rules(cool_down, min_runtime),
+        stability=Stability(cool_down, min_runtime),
         quotas=quotas,
         error=error,
         failures=failures,

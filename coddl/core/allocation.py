@@ -1,31 +1,12 @@
 """What a policy answers: the share of each job, and why a job without GPUs waits."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn, IntMatrix
-from coddl.core.seats import Seats
-
-WaitingCode = Literal[
-    "Resources",
-    "Priority",
-    "QueueQuota",
-    "UserLimit",
-    "Topology",
-    "Held",
-    "Infeasible",
-    "CoolDown",
-    "NodeDown",
-]
-
-
-class Waiting(NamedTuple):
-    """Why a job has no GPUs: a code for programs, a sentence for people."""
-
-    code: WaitingCode
-    sentence: str
+from coddl.core.slots import Slots
+from coddl.core.waiting import Waiting, WaitingCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +47,8 @@ class Allocation:
     wake_at_s: float = np.inf  # ask again then, if nothing happens before
     memory: FloatMatrix | None = None  # None: as it was
     servers: IntColumn | None = None  # parameter servers beside the workers
-    seats: Seats | None = None  # where the jobs go, of a policy that places them itself
-    mates: IntColumn | None = None  # the row that shares this one's GPUs, which it holds too; or -1
+    slots: Slots | None = None  # where the jobs go, of a policy that places them itself
+    packed_with: IntColumn | None = None  # the row that holds the same GPUs, or -1
 
     @property
     def by_kind(self) -> IntMatrix:
@@ -82,12 +63,12 @@ class Allocation:
     @property
     def exclusive(self) -> IntMatrix:
         """Shares per kind of GPU, those that two rows share counted for the first of them."""
-        if self.mates is None:
+        if self.packed_with is None:
             return self.by_kind
-        second = (self.mates >= 0) & (self.mates < np.arange(len(self.mates)))
+        second = (self.packed_with >= 0) & (self.packed_with < np.arange(len(self.packed_with)))
         return np.where(second[:, None], 0, self.by_kind)
 
     @property
     def exclusive_gpus(self) -> IntColumn:
         """The same, of all kinds together."""
-        return self.gpus if self.mates is None else self.exclusive.sum(axis=1)
+        return self.gpus if self.packed_with is None else self.exclusive.sum(axis=1)

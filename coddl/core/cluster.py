@@ -1,4 +1,4 @@
-"""The machines: nodes, the kinds of GPU they hold, how they are wired, which may be used now."""
+"""The machines: nodes, the kinds of GPU they hold, and how they are wired."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +17,6 @@ class Node:
     gpus: int
     kind: int = 0  # index into Cluster.kinds
     rack: int = 0
-    healthy: bool = True
     island_gpus: int = 0  # GPUs that one fast link joins; 0: all of the node's
     cpus: int = 0  # cores; 0: nobody counts them
 
@@ -40,8 +39,8 @@ class Links:
     cluster: Link = Link(1.25, 50.0)  # nothing but the cluster: Ethernet
 
 
-class Ground(NamedTuple):
-    """A cluster in the form kernels take. Nodes that may not be used have no GPUs.
+class ClusterColumns(NamedTuple):
+    """A cluster in the form kernels take.
 
     GPUs are counted by island; a node without islands is one. The islands of a node come one after
     the other, so those of node n are first[n] .. first[n+1]-1.
@@ -74,38 +73,36 @@ class Cluster:
 
     @cached_property
     def gpus(self) -> IntColumn:
-        """Usable GPUs of each kind."""
+        """GPUs of each kind."""
         total = np.zeros(len(self.kinds), np.int64)
         for node in self.nodes:
-            if node.healthy:
-                total[node.kind] += node.gpus
+            total[node.kind] += node.gpus
         return total
 
     @cached_property
     def gpus_total(self) -> int:
-        """Usable GPUs of all kinds together."""
+        """GPUs of all kinds together."""
         return int(self.gpus.sum())
 
     @cached_property
-    def ground(self) -> Ground:
+    def columns(self) -> ClusterColumns:
         """The same, for kernels."""
         sizes, homes, first = [], [], [0]
         for at, node in enumerate(self.nodes):
-            left = node.gpus if node.healthy else 0
+            left = node.gpus
             while left > 0:
                 sizes.append(min(left, node.island_gpus or left))
                 homes.append(at)
                 left -= sizes[-1]
             first.append(len(sizes))
         nodes = self.nodes
-        usable = [node.gpus if node.healthy else 0 for node in nodes]
         columns = (
             sizes,
             homes,
             first,
-            usable,
+            [node.gpus for node in nodes],
             [node.kind for node in nodes],
             [node.rack for node in nodes],
-            [node.cpus if node.healthy else 0 for node in nodes],
+            [node.cpus for node in nodes],
         )
-        return Ground(*(np.array(column, np.int64) for column in columns))
+        return ClusterColumns(*(np.array(column, np.int64) for column in columns))

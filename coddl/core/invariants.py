@@ -15,13 +15,13 @@ class InvalidAllocation(UserError):
 
 
 @kernel
-def first_misfit(shares: IntColumn, whole: IntMatrix) -> int:
+def first_misfit(shares: IntColumn, ints: IntMatrix) -> int:
     """The first row whose share is neither 0 nor within what its job can run on; -1 if there is
     none.
     """
     for row in range(shares.shape[0]):
-        most = max(whole[GPUS_MAX, row], whole[GPUS_REQUESTED, row])
-        if shares[row] != 0 and not whole[GPUS_MIN, row] <= shares[row] <= most:
+        most = max(ints[GPUS_MAX, row], ints[GPUS_REQUESTED, row])
+        if shares[row] != 0 and not ints[GPUS_MIN, row] <= shares[row] <= most:
             return row
     return -1
 
@@ -33,7 +33,7 @@ def check(snapshot: Snapshot, allocation: Allocation) -> None:
     jobs, gpus, cluster = snapshot.jobs, allocation.gpus, snapshot.cluster
     if (total := int(allocation.exclusive_gpus.sum())) > cluster.gpus_total:
         raise _invalid(snapshot, f"it hands out {total} GPUs and there are {cluster.gpus_total}")
-    if (row := first_misfit(gpus, jobs.whole)) >= 0:
+    if (row := first_misfit(gpus, jobs.ints)) >= 0:
         raise _invalid(
             snapshot,
             f"job {jobs.id[row]} gets {gpus[row]} GPUs and can run on "
@@ -57,7 +57,9 @@ def _malformed(snapshot: Snapshot, allocation: object) -> str | None:
         return f"its shares are {kind}, not an int64 array"
     if shares.shape != (jobs,) and shares.shape != (jobs, kinds):
         return f"its shares have the shape {shares.shape} for {jobs} jobs and {kinds} kinds of GPU"
-    if allocation.mates is not None and not _mutual(allocation.mates, allocation.by_kind):
+    if allocation.packed_with is not None and not _mutual(
+        allocation.packed_with, allocation.by_kind
+    ):
         return "two rows that share GPUs must name each other and hold as many"
     if shares.ndim == 2 and (shares < 0).any():
         return (
@@ -74,15 +76,15 @@ def _malformed(snapshot: Snapshot, allocation: object) -> str | None:
     return None
 
 
-def _mutual(mates: IntColumn, by_kind: IntMatrix) -> bool:
+def _mutual(packed_with: IntColumn, by_kind: IntMatrix) -> bool:
     """Tell whether rows that share GPUs agree on it."""
-    if mates.shape != by_kind.shape[:1]:
+    if packed_with.shape != by_kind.shape[:1]:
         return False
-    rows = np.flatnonzero(mates >= 0)
-    others = mates[rows]
+    rows = np.flatnonzero(packed_with >= 0)
+    others = packed_with[rows]
     return bool(
         (others != rows).all()
-        and (mates[others] == rows).all()
+        and (packed_with[others] == rows).all()
         and (by_kind[others] == by_kind[rows]).all()
     )
 

@@ -5,12 +5,14 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import ONE, ZERO, part, whole_number
+from coddl.core.compiling import ONE, ZERO, kernel_int, part
+from coddl.core.heaps import comes_before, make_heap, sink, sort_heap
 from coddl.core.jobs import CURVE, GPUS, GPUS_MAX, GPUS_MIN, LAST_START_S, REMAINING_ITERATIONS
-from coddl.core.snapshot import Picture
+from coddl.core.seeds import MODULUS
+from coddl.core.snapshot import KernelSnapshot
 
-NOBODY, ANY = whole_number(-1), whole_number(2**62)
-BLOCK = whole_number(32)  # contenders that are looked at together
+NOBODY, ANY = kernel_int(-1), kernel_int(2**62)
+BLOCK = kernel_int(32)  # contenders that are looked at together
 STRICT, SKIP = ONE, ZERO  # what `fill_in_order` does where a job does not fit: end, or go on
 LENGTH, COIN, KEEP = range(3)  # how a duel that gains alone do not decide is decided
 REMAINING_TIME, SPEEDUP = range(2)  # what a step gains, for `grow_by_gain`
@@ -21,52 +23,11 @@ def flip(coin: IntColumn) -> bool:
     """Draw the next bit of `coin[0]`, a minimal-standard generator: the same in compiled and in
     plain Python.
     """
-    coin[0] = coin[0] * 48271 % 2147483647
-    return bool(coin[0] > 1073741823)
+    coin[0] = coin[0] * 48271 % MODULUS
+    return bool(coin[0] > MODULUS // 2)
 
 
-@part
-def comes_before(keys: FloatMatrix, a: int, b: int) -> bool:
-    """Compare two rows by key 0, then key 1, …, then by position, so that the order is total."""
-    for level in range(keys.shape[0]):
-        if keys[level, a] != keys[level, b]:
-            return bool(keys[level, a] < keys[level, b])
-    return a < b
-
-
-@part
-def sink(heap: IntColumn, at: int, size: int, keys: FloatMatrix) -> None:
-    """Restore a heap, the last in order on top, after entry `at` was replaced."""
-    row = heap[at]
-    while True:
-        child = 2 * at + 1
-        if child >= size:
-            break
-        if child + 1 < size and comes_before(keys, heap[child], heap[child + 1]):
-            child += 1
-        if not comes_before(keys, row, heap[child]):
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = row
-
-
-@part
-def make_heap(heap: IntColumn, size: int, keys: FloatMatrix) -> None:
-    """Order the first `size` entries as a heap, the last in order on top."""
-    for at in range(size // 2 - 1, -1, -1):
-        sink(heap, at, size, keys)
-
-
-@part
-def sort_heap(heap: IntColumn, size: int, keys: FloatMatrix) -> None:
-    """Put a heap in order."""
-    for last in range(size - 1, 0, -1):
-        heap[0], heap[last] = heap[last], heap[0]
-        sink(heap, ZERO, last, keys)
-
-
-class Line(NamedTuple):
+class RankedRows(NamedTuple):
     """Rows that stand in line for GPUs, by position."""
 
     keys: FloatMatrix  # their order: by keys[0], then keys[1], …, then position
@@ -75,23 +36,23 @@ class Line(NamedTuple):
 
 
 @part
-def line_up(levels: int, size: int) -> Line:
+def empty_ranking(levels: int, size: int) -> RankedRows:
     """A line to be filled in."""
-    return Line(np.empty((levels, size)), np.empty(size, np.int64), np.empty(size, np.bool_))
+    return RankedRows(np.empty((levels, size)), np.empty(size, np.int64), np.empty(size, np.bool_))
 
 
 @part
-def select_first(line: Line, largest: int, after: int, most: int, out: IntColumn) -> int:
+def select_first(ranked: RankedRows, largest: int, after: int, most: int, out: IntColumn) -> int:
     """Put the first `most` rows into `out`, a heap with the last of them on top; return how many.
 
     Only those count that need at most `largest` and come behind row `after` (-1: any). One pass
     with a heap of the best so far: for the few that fit out of thousands that wait, far cheaper
     than a sort. Rows that hold GPUs come first: most of them stay, and few get past them.
     """
-    size, keys = ZERO, line.keys
+    size, keys = ZERO, ranked.keys
     for held in (True, False):
         for k in range(keys.shape[1]):
-            if line.holds[k] != held or line.need[k] > largest:
+            if ranked.holds[k] != held or ranked.need[k] > largest:
                 continue
             if after >= 0 and not comes_before(keys, after, k):
                 continue
@@ -109,12 +70,12 @@ def select_first(line: Line, largest: int, after: int, most: int, out: IntColumn
 
 
 @part
-def fill_in_order(line: Line, free: int, strict: int, out: IntColumn) -> int:
+def fill_in_order(ranked: RankedRows, free: int, strict: int, out: IntColumn) -> int:
     """Give each row its whole need, in order; return what stays free.
 
     What does not fit is skipped, or, if `strict`, ends the hand-out.
     """
-    need = line.need
+    need = ranked.need
     count = need.shape[0]
     order = np.empty(count, np.int64)
     for k in range(count):
@@ -123,7 +84,7 @@ def fill_in_order(line: Line, free: int, strict: int, out: IntColumn) -> int:
     while free > 0:
         # At most `free` rows can still be served; and what does not fit now never will.
         largest = ANY if strict else free
-        found = select_first(line, largest, after, min(free, count), order)
+        found = select_first(ranked, largest, after, min(free, count), order)
         if found == 0:
             break
         after = order[0]
@@ -131,7 +92,7 @@ def fill_in_order(line: Line, free: int, strict: int, out: IntColumn) -> int:
         for i in range(found):
             needed += need[order[i]]
         if needed > free:  # else all are served, in whatever order
-            sort_heap(order, found, line.keys)
+            sort_heap(order, found, ranked.keys)
         for i in range(found):
             k = order[i]
             if need[k] <= free:
@@ -218,86 +179,88 @@ def reign_by_length(
 
 
 @part
-def seconds_left(picture: Picture, row: int, share: int) -> float:
+def seconds_left(snapshot: KernelSnapshot, row: int, share: int) -> float:
     """Time to the end at this share; unknown lengths count as endless."""
-    left = picture.jobs.real[REMAINING_ITERATIONS, row]
+    left = snapshot.jobs.floats[REMAINING_ITERATIONS, row]
     return (
-        float(left * picture.step_s[picture.jobs.whole[CURVE, row], share])
+        float(left * snapshot.step_s[snapshot.jobs.ints[CURVE, row], share])
         if left >= 0.0
         else np.inf
     )
 
 
 @part
-def next_share(picture: Picture, k: int, share: int) -> int:
+def next_share(snapshot: KernelSnapshot, k: int, share: int) -> int:
     """The next larger share position k can use, 0 if there is none."""
-    row = picture.rows[k]
-    following = picture.steps.next[picture.jobs.whole[CURVE, row], share]
-    return int(following) if following <= picture.jobs.whole[GPUS_MAX, row] else 0
+    row = snapshot.rows[k]
+    following = snapshot.steps.next[snapshot.jobs.ints[CURVE, row], share]
+    return int(following) if following <= snapshot.jobs.ints[GPUS_MAX, row] else 0
 
 
 @part
-def largest_share(picture: Picture, k: int) -> int:
+def largest_share(snapshot: KernelSnapshot, k: int) -> int:
     """The largest share that position k can use."""
-    row = picture.rows[k]
-    most = min(picture.jobs.whole[GPUS_MAX, row], picture.steps.last.shape[1] - 1)
-    return int(picture.steps.last[picture.jobs.whole[CURVE, row], most])
+    row = snapshot.rows[k]
+    most = min(snapshot.jobs.ints[GPUS_MAX, row], snapshot.steps.last.shape[1] - 1)
+    return int(snapshot.steps.last[snapshot.jobs.ints[CURVE, row], most])
 
 
 @part
-def grow_all(picture: Picture, left: int, shares: IntColumn) -> bool:
+def grow_all(snapshot: KernelSnapshot, left: int, shares: IntColumn) -> bool:
     """Let all rows that hold GPUs grow as far as they can, if `left` is enough for that.
 
     Where it is, every way of handing out GPUs one by one ends here.
     """
-    for k in range(picture.rows.shape[0]):
+    for k in range(snapshot.rows.shape[0]):
         if shares[k] > 0:
-            left -= max(0, largest_share(picture, k) - shares[k])
+            left -= max(0, largest_share(snapshot, k) - shares[k])
             if left < 0:
                 return False
-    for k in range(picture.rows.shape[0]):
+    for k in range(snapshot.rows.shape[0]):
         if shares[k] > 0:
-            shares[k] = max(shares[k], largest_share(picture, k))
+            shares[k] = max(shares[k], largest_share(snapshot, k))
     return True
 
 
 @part
-def weigh(picture: Picture, them: Contenders, rule: int, x: int, share: int) -> None:
+def weigh(snapshot: KernelSnapshot, them: Contenders, rule: int, x: int, share: int) -> None:
     """Bring entry x up to date for this share, as far as the rule looks at it."""
-    row, curve = picture.rows[them.at[x]], them.curve[x]
-    them.short[x] = picture.steps.short[curve, share]
-    them.long[x] = picture.steps.long[curve, share]
+    row, curve = snapshot.rows[them.at[x]], them.curve[x]
+    them.short[x] = snapshot.steps.short[curve, share]
+    them.long[x] = snapshot.steps.long[curve, share]
     if rule == LENGTH:
-        them.length[x] = seconds_left(picture, row, share)
+        them.length[x] = seconds_left(snapshot, row, share)
     elif rule == KEEP:
-        held = picture.jobs.whole[GPUS, row]
+        held = snapshot.jobs.ints[GPUS, row]
         them.below[x] = 1.0 - share / held if share < held else 0.0
 
 
 @part
-def contend(picture: Picture, rule: int, shares: IntColumn) -> tuple[Contenders, int]:
+def contend(snapshot: KernelSnapshot, rule: int, shares: IntColumn) -> tuple[Contenders, int]:
     """Line up the rows that hold GPUs and can use more, as submitted; say how many they are."""
-    size = picture.rows.shape[0]
-    whole, real = np.empty((4, size + 1), np.int64), np.empty((4, size))
-    coin = whole[3, :1]
-    coin[0] = picture.seed
-    them = Contenders(whole[0], whole[1], whole[2], real[0], real[1], real[2], real[3], coin)
+    size = snapshot.rows.shape[0]
+    ints, floats = np.empty((4, size + 1), np.int64), np.empty((4, size))
+    coin = ints[3, :1]
+    coin[0] = snapshot.seed
+    them = Contenders(ints[0], ints[1], ints[2], floats[0], floats[1], floats[2], floats[3], coin)
     count = ZERO
     for k in range(size):
-        if shares[k] > 0 and next_share(picture, k, shares[k]) > 0:
+        if shares[k] > 0 and next_share(snapshot, k, shares[k]) > 0:
             them.at[count] = k
-            them.curve[count] = picture.jobs.whole[CURVE, picture.rows[k]]
-            them.limit[count] = largest_share(picture, k)
-            weigh(picture, them, rule, count, shares[k])
+            them.curve[count] = snapshot.jobs.ints[CURVE, snapshot.rows[k]]
+            them.limit[count] = largest_share(snapshot, k)
+            weigh(snapshot, them, rule, count, shares[k])
             count += 1
     return them, count
 
 
 @part
-def promote(picture: Picture, them: Contenders, x: int, left: int, shares: IntColumn) -> int:
+def promote(
+    snapshot: KernelSnapshot, them: Contenders, x: int, left: int, shares: IntColumn
+) -> int:
     """Move entry x to its next share; return the GPUs that takes, 0 if there are not enough."""
     k = them.at[x]
-    following = picture.steps.next[them.curve[x], shares[k]]
+    following = snapshot.steps.next[them.curve[x], shares[k]]
     added = following - shares[k]
     if added > left:
         return 0
@@ -319,13 +282,13 @@ def leave(them: Contenders, x: int, count: int) -> None:
 
 
 @part
-def grow_by_scan(picture: Picture, rule: int, left: int, shares: IntColumn) -> None:
+def grow_by_scan(snapshot: KernelSnapshot, rule: int, left: int, shares: IntColumn) -> None:
     """Hand out `left` GPUs, each to the champion of one pass over all contenders: as published.
 
-    `shares` is by position in `picture.rows`. The champions up to the last winner are the same in
+    `shares` is by position in `snapshot.rows`. The champions up to the last winner are the same in
     the next pass, so where no coin is flipped the pass starts there.
     """
-    them, count = contend(picture, rule, shares)
+    them, count = contend(snapshot, rule, shares)
     champions, reign, champion = np.empty(count, np.int64), NOBODY, ZERO
     while left > 0 and count > 0:
         if rule == LENGTH:
@@ -337,11 +300,11 @@ def grow_by_scan(picture: Picture, rule: int, left: int, shares: IntColumn) -> N
             for x in range(1, count):
                 if beats(them, rule, x, champion):
                     champion = x
-        added = promote(picture, them, champion, left, shares)
+        added = promote(snapshot, them, champion, left, shares)
         left -= added
         share = shares[them.at[champion]]
         if added > 0 and share < them.limit[champion]:
-            weigh(picture, them, rule, champion, share)
+            weigh(snapshot, them, rule, champion, share)
         else:
             count -= 1
             leave(them, champion, count)
@@ -358,12 +321,12 @@ def play(them: Contenders, rule: int, tree: IntColumn, node: int) -> None:
 
 
 @part
-def grow_by_tournament(picture: Picture, rule: int, left: int, shares: IntColumn) -> None:
+def grow_by_tournament(snapshot: KernelSnapshot, rule: int, left: int, shares: IntColumn) -> None:
     """The same duels as a knock-out tree: after each GPU only the winner's path is played again.
 
     O(GPUs x log jobs). The rule is not transitive, so a few shares may differ from the scan's.
     """
-    them, count = contend(picture, rule, shares)
+    them, count = contend(snapshot, rule, shares)
     leaves = 1
     while leaves < count:
         leaves *= 2
@@ -374,11 +337,11 @@ def grow_by_tournament(picture: Picture, rule: int, left: int, shares: IntColumn
         play(them, rule, tree, node)
     while left > 0 and tree[1] >= 0:
         champion = tree[1]
-        added = promote(picture, them, champion, left, shares)
+        added = promote(snapshot, them, champion, left, shares)
         left -= added
         share = shares[them.at[champion]]
         if added > 0 and share < them.limit[champion]:
-            weigh(picture, them, rule, champion, share)
+            weigh(snapshot, them, rule, champion, share)
         else:
             tree[leaves + champion] = -1
         node = (leaves + champion) // 2
@@ -388,48 +351,48 @@ def grow_by_tournament(picture: Picture, rule: int, left: int, shares: IntColumn
 
 
 @part
-def gain_of_step(picture: Picture, gain: int, k: int, share: int, following: int) -> float:
+def gain_of_step(snapshot: KernelSnapshot, gain: int, k: int, share: int, following: int) -> float:
     """What the step to `following` gains per added GPU."""
-    row = picture.rows[k]
-    curve = picture.jobs.whole[CURVE, row]
+    row = snapshot.rows[k]
+    curve = snapshot.jobs.ints[CURVE, row]
     added = following - share
     if gain == REMAINING_TIME:
-        now_s, then_s = seconds_left(picture, row, share), seconds_left(picture, row, following)
+        now_s, then_s = seconds_left(snapshot, row, share), seconds_left(snapshot, row, following)
         return (now_s - then_s) / added if now_s < np.inf else 0.0
-    base_s = picture.step_s[curve, picture.jobs.whole[GPUS_MIN, row]]
-    speedup = base_s / picture.step_s[curve, following] - base_s / picture.step_s[curve, share]
+    base_s = snapshot.step_s[curve, snapshot.jobs.ints[GPUS_MIN, row]]
+    speedup = base_s / snapshot.step_s[curve, following] - base_s / snapshot.step_s[curve, share]
     return float(speedup / added)
 
 
 @part
-def grow_by_gain(picture: Picture, gain: int, left: int, shares: IntColumn) -> int:
+def grow_by_gain(snapshot: KernelSnapshot, gain: int, left: int, shares: IntColumn) -> int:
     """Hand out `left` GPUs, each where it gains most, ties to the job submitted first; return what
     nobody could use.
 
     A step's gain depends on its own job alone, so a heap gives just what a scan of all jobs would.
     """
-    size = picture.rows.shape[0]
+    size = snapshot.rows.shape[0]
     heap = np.empty(size, np.int64)
     keys = np.empty((2, size))
     count = ZERO
     for k in range(size):
-        following = next_share(picture, k, shares[k])
+        following = next_share(snapshot, k, shares[k])
         if shares[k] > 0 and following > 0:
-            keys[0, k] = gain_of_step(picture, gain, k, shares[k], following)
+            keys[0, k] = gain_of_step(snapshot, gain, k, shares[k], following)
             keys[1, k] = -k
             heap[count] = k
             count += 1
     make_heap(heap, count, keys)
     while left > 0 and count > 0:
         k = heap[0]
-        added = next_share(picture, k, shares[k]) - shares[k]
+        added = next_share(snapshot, k, shares[k]) - shares[k]
         fits = added <= left
         if fits:
             shares[k] += added
             left -= added
-        following = next_share(picture, k, shares[k])
+        following = next_share(snapshot, k, shares[k])
         if fits and following > 0:
-            keys[0, k] = gain_of_step(picture, gain, k, shares[k], following)
+            keys[0, k] = gain_of_step(snapshot, gain, k, shares[k], following)
         else:
             count -= 1
             heap[0] = heap[count]
@@ -438,27 +401,27 @@ def grow_by_gain(picture: Picture, gain: int, left: int, shares: IntColumn) -> i
 
 
 @part
-def grant_minimum(picture: Picture, shares: IntColumn) -> int:
+def grant_minimum(snapshot: KernelSnapshot, shares: IntColumn) -> int:
     """Give every row its gpus_min; return what stays free, less than 0 if there is not enough."""
-    left = picture.gpus
-    if picture.rows.shape[0] > left:
+    left = snapshot.gpus
+    if snapshot.rows.shape[0] > left:
         return -1  # each needs one at least
-    for k in range(picture.rows.shape[0]):
-        shares[k] = picture.jobs.whole[GPUS_MIN, picture.rows[k]]
+    for k in range(snapshot.rows.shape[0]):
+        shares[k] = snapshot.jobs.ints[GPUS_MIN, snapshot.rows[k]]
         left -= shares[k]
     return left
 
 
 @part
-def grant_minimum_as_submitted(picture: Picture, shares: IntColumn) -> int:
+def grant_minimum_as_submitted(snapshot: KernelSnapshot, shares: IntColumn) -> int:
     """Give rows their gpus_min as they came, skipping misfits; return what stays free."""
-    free, size = picture.gpus, picture.rows.shape[0]
+    free, size = snapshot.gpus, snapshot.rows.shape[0]
     for k in range(size):
         shares[k] = 0
     for k in range(size):
         if free == 0:
             break
-        need = picture.jobs.whole[GPUS_MIN, picture.rows[k]]
+        need = snapshot.jobs.ints[GPUS_MIN, snapshot.rows[k]]
         if need <= free:
             shares[k] = need
             free -= need
@@ -466,30 +429,34 @@ def grant_minimum_as_submitted(picture: Picture, shares: IntColumn) -> int:
 
 
 @part
-def serve_running_first(picture: Picture, column: int, strict: int, shares: IntColumn) -> int:
+def serve_running_first(
+    snapshot: KernelSnapshot, column: int, strict: int, shares: IntColumn
+) -> int:
     """Give rows their need, first those that run, by their start, then others as they came.
 
     The need is a column of jobs.whole. What does not fit is skipped, or, if `strict`, ends the
     hand-out. Returns what stays free.
     """
-    whole, size = picture.jobs.whole, picture.rows.shape[0]
-    free = picture.gpus
+    ints, size = snapshot.jobs.ints, snapshot.rows.shape[0]
+    free = snapshot.gpus
     for k in range(size):
-        row = picture.rows[k]
-        shares[k] = whole[column, row] if whole[GPUS, row] > 0 else 0
+        row = snapshot.rows[k]
+        shares[k] = ints[column, row] if ints[GPUS, row] > 0 else 0
         free -= shares[k]
     if free < 0:  # GPUs were lost: not all that run can stay
-        line = line_up(ONE, size)
+        ranked = empty_ranking(ONE, size)
         for k in range(size):
-            row = picture.rows[k]
-            line.need[k] = whole[column, row]
-            line.holds[k] = whole[GPUS, row] > 0
-            line.keys[0, k] = picture.jobs.real[LAST_START_S, row] if line.holds[k] else np.inf
-        return fill_in_order(line, picture.gpus, strict, shares)
+            row = snapshot.rows[k]
+            ranked.need[k] = ints[column, row]
+            ranked.holds[k] = ints[GPUS, row] > 0
+            ranked.keys[0, k] = (
+                snapshot.jobs.floats[LAST_START_S, row] if ranked.holds[k] else np.inf
+            )
+        return fill_in_order(ranked, snapshot.gpus, strict, shares)
     for k in range(size):
         if free == 0:
             break
-        need_k = whole[column, picture.rows[k]]
+        need_k = ints[column, snapshot.rows[k]]
         if shares[k] > 0:
             continue
         if need_k <= free:

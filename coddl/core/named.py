@@ -28,7 +28,7 @@ def parameters_of(cls: type) -> list[Parameter]:
     return fields + [Parameter("preset", " | ".join(presets), "")] * bool(presets)
 
 
-def chosen(known: Mapping[str, type[P]], spec: str, noun: str, also: str = "") -> P:
+def from_spec(known: Mapping[str, type[P]], spec: str, noun: str, also: str = "") -> P:
     """Build what `name:parameter=value,…` describes, of those known by name."""
     name, _, rest = spec.partition(":")
     if name not in known:

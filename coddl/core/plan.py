@@ -7,12 +7,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from coddl.core.allocation import Allocation, Waiting
+from coddl.core.allocation import Allocation
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel
 from coddl.core.placement.placement import Placed
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
+from coddl.core.waiting import Waiting
 
 Action = Literal["start", "resume", "resize", "migrate", "suspend"]
 
@@ -29,7 +30,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A decision, together with the picture it was made on."""
+    """A decision, together with the snapshot it was made on."""
 
     snapshot: Snapshot
     allocation: Allocation
@@ -49,10 +50,10 @@ class Plan:
     @property
     def moved(self) -> BoolColumn:
         """Which rows keep their share and change their GPUs."""
-        if self.placed is None or self.snapshot.seats is None:
+        if self.placed is None or self.snapshot.slots is None:
             return np.zeros(len(self.shares), np.bool_)
         same = (self.shares == self.snapshot.jobs.gpus) & (self.shares > 0)
-        moved: BoolColumn = same & differs(self.snapshot.seats, self.placed.seats)
+        moved: BoolColumn = same & differs(self.snapshot.slots, self.placed.slots)
         return moved
 
     @property
@@ -70,9 +71,9 @@ class Plan:
         if (why := self.waiting(row)) is not None:
             return f"{why.code}: {why.sentence}"
         rivals = int(np.count_nonzero(self.shares > 0)) - 1
-        beside = f"{rivals} other job{'' if rivals == 1 else 's'}" if rivals else "nobody"
+        others = f"{rivals} other job{'' if rivals == 1 else 's'}" if rivals else "nobody"
         total = self.snapshot.cluster.gpus_total
-        reason = f"{self.shares[row]} of {total} GPUs are its share beside {beside}"
+        reason = f"{self.shares[row]} of {total} GPUs are its share beside {others}"
         place = self.placed.why.get(row) if self.placed is not None else None
         return f"{reason}; {place}" if place else reason
 
@@ -90,7 +91,7 @@ class Plan:
 
 
 @kernel
-def differs(before: Seats, after: Seats) -> BoolColumn:
+def differs(before: Slots, after: Slots) -> BoolColumn:
     """Tell which rows sit elsewhere than before."""
     rows = before.first.shape[0] - 1
     out = np.zeros(rows, np.bool_)

@@ -1,4 +1,4 @@
-"""From a picture to a plan: the policy, around what may not be touched, then places; checked."""
+"""From a snapshot to a plan: the policy, around what may not be touched, then places; checked."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -12,13 +12,13 @@ from coddl.core.invariants import check
 from coddl.core.placement.placement import Placed, Placement, check_placed, on_one_node
 from coddl.core.plan import Plan
 from coddl.core.policies.policy import Policy
-from coddl.core.snapshot import Beside, Snapshot
+from coddl.core.snapshot import PinnedTasks, Snapshot
 
 ROUNDS_MAX: Final = 4  # of asking the policy anew without the rows for which there is no place
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Stability:
     """How calmly to schedule, whatever the policy. All zero: the policy alone decides."""
 
     cool_down_s: float = 0.0  # how long a share stays after it has changed
@@ -42,7 +42,7 @@ class Scheduler:
     """
 
     policy: Policy
-    rules: Rules = Rules()
+    stability: Stability = Stability()
     placement: Placement | None = None
 
     def decide(self, snapshot: Snapshot) -> Plan:
@@ -52,7 +52,7 @@ class Scheduler:
         for _ in range(ROUNDS_MAX):
             rows = np.flatnonzero(~aside)
             allocation = self._shares(part)
-            if self.placement is None and allocation.seats is None:
+            if self.placement is None and allocation.slots is None:
                 return Plan(snapshot, allocation)
             placed = self._placed(part, allocation)
             wake_at_s = min(wake_at_s, allocation.wake_at_s, placed.wake_at_s)
@@ -65,7 +65,7 @@ class Scheduler:
             aside |= covered
             reserved = placed.kept_back(part.reserved)
             part = replace(snapshot.take(np.flatnonzero(~aside)), reserved=reserved)
-        cut = replace(allocation, shares=placed.shares, seats=None, wake_at_s=wake_at_s)
+        cut = replace(allocation, shares=placed.shares, slots=None, wake_at_s=wake_at_s)
         nothing = Allocation(np.zeros(aside.size, np.int64), memory=snapshot.memory.copy())
         whole = cut if rows.size == aside.size else _merged(nothing, cut, rows)
         memory = snapshot.remembering(whole.memory, aside)
@@ -75,9 +75,9 @@ class Scheduler:
 
     def _placed(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         """Find places for an allocation, unless the policy has done so itself."""
-        if allocation.seats is not None or self.placement is None:
-            assert allocation.seats is not None
-            placed = Placed(allocation.seats)
+        if allocation.slots is not None or self.placement is None:
+            assert allocation.slots is not None
+            placed = Placed(allocation.slots)
         else:
             placed = self.placement(snapshot, allocation)
         placed = on_one_node(snapshot, placed)
@@ -89,7 +89,7 @@ class Scheduler:
         jobs = snapshot.jobs
         kept = np.where(self._is_pinned(snapshot), jobs.gpus, 0)
         start_s = np.where(np.isfinite(jobs.last_start_s), jobs.last_start_s, -np.inf)
-        protected = (jobs.gpus > 0) & (snapshot.now_s < start_s + self.rules.min_runtime_s)
+        protected = (jobs.gpus > 0) & (snapshot.now_s < start_s + self.stability.min_runtime_s)
         while True:
             allocation = self._around(kept, snapshot)
             stopped = np.flatnonzero(protected & (allocation.gpus == 0))
@@ -102,8 +102,8 @@ class Scheduler:
     def _is_pinned(self, snapshot: Snapshot) -> BoolColumn:
         jobs, total = snapshot.jobs, snapshot.cluster.gpus_total
         # Compared as the time to wake up at is computed, or rounding might wake us too early.
-        recent = snapshot.now_s < jobs.changed_s + self.rules.cool_down_s
-        recent |= (jobs.settled == 0) & (snapshot.now_s < jobs.changed_s + self.rules.reserve_s)
+        recent = snapshot.now_s < jobs.changed_s + self.stability.cool_down_s
+        recent |= (jobs.settled == 0) & (snapshot.now_s < jobs.changed_s + self.stability.reserve_s)
         fixed = (jobs.preemptible == 0) & (jobs.gpus > 0)
         in_bounds = (jobs.gpus >= jobs.gpus_min) & (
             jobs.gpus <= np.maximum(jobs.gpus_max, jobs.gpus_requested)
@@ -149,7 +149,7 @@ class Scheduler:
                 rows = without & (jobs.priority == rank)
                 who = f"jobs of a higher priority than {rank} hold {above} GPUs"
                 reasons |= because(rows & (need <= above), "Priority", who)
-        wake_at_s, cool_s = allocation.wake_at_s, self.rules.cool_down_s
+        wake_at_s, cool_s = allocation.wake_at_s, self.stability.cool_down_s
         cooling = (kept > 0) & (snapshot.now_s < jobs.changed_s + cool_s)
         if cooling.any():
             held = int(kept[cooling].sum())
@@ -158,7 +158,7 @@ class Scheduler:
             reasons |= because(without & (need <= held), "CoolDown", who)
         promised = (kept > 0) & (jobs.settled == 0)
         if promised.any():
-            end_s = float((jobs.changed_s[promised] + self.rules.reserve_s).min())
+            end_s = float((jobs.changed_s[promised] + self.stability.reserve_s).min())
             wake_at_s = min(wake_at_s, end_s) if end_s > snapshot.now_s else wake_at_s
         # The policy sees only what is left: to it these rows ask for more than there is at all.
         total, held = snapshot.cluster.gpus_total, int(kept.sum())
@@ -169,12 +169,12 @@ class Scheduler:
 
 def _by_kind(kept: IntColumn, snapshot: Snapshot) -> IntColumn | IntMatrix:
     """Of which kinds the GPUs are that rows keep: a column where there is one kind."""
-    cluster, seats = snapshot.cluster, snapshot.seats
+    cluster, slots = snapshot.cluster, snapshot.slots
     if len(cluster.kinds) == 1:
         return kept.copy()
     out = np.zeros((kept.size, len(cluster.kinds)), np.int64)
-    if seats is not None:
-        out = np.where(kept[:, None] > 0, seats.by_kind(cluster.ground, len(cluster.kinds)), 0)
+    if slots is not None:
+        out = np.where(kept[:, None] > 0, slots.by_kind(cluster.columns, len(cluster.kinds)), 0)
     for row in np.flatnonzero(out.sum(axis=1) > kept):  # few: who is cut to its minimum
         for kind in np.argsort(out[row], kind="stable"):
             out[row, kind] -= min(out[row, kind], out[row].sum() - kept[row])
@@ -186,10 +186,10 @@ def _by_kind(kept: IntColumn, snapshot: Snapshot) -> IntColumn | IntMatrix:
 def _left(taken: Allocation, snapshot: Snapshot, rows: IntColumn) -> Snapshot:
     """What the policy sees for some rows, beside what is taken."""
     servers = 0 if taken.servers is None else int(taken.servers.sum())
-    beside = Beside(int(taken.gpus.sum()), servers)
+    pinned_tasks = PinnedTasks(int(taken.gpus.sum()), servers)
     # Where the GPUs are that are left is not the policy's concern then.
     cluster = _free(taken, snapshot)
-    return replace(snapshot.take(rows), cluster=cluster, seats=None, beside=beside)
+    return replace(snapshot.take(rows), cluster=cluster, slots=None, pinned_tasks=pinned_tasks)
 
 
 def _free(taken: Allocation, snapshot: Snapshot) -> Cluster:
@@ -197,13 +197,13 @@ def _free(taken: Allocation, snapshot: Snapshot) -> Cluster:
     cluster, reserved = snapshot.cluster, snapshot.reserved
     free = cluster.gpus.copy()
     if reserved is not None:
-        np.subtract.at(free, cluster.ground.node_kind[cluster.ground.island_node], reserved)
+        np.subtract.at(free, cluster.columns.node_kind[cluster.columns.island_node], reserved)
     if taken.shares.ndim == 2:
         free -= taken.exclusive.sum(axis=0)
     else:  # nobody has cared for kinds: only the sum counts
         left = max(0, int(free.sum() - taken.exclusive_gpus.sum()))
         free = np.diff(np.minimum(np.cumsum(free), left), prepend=0)
-    cpus = np.bincount(cluster.ground.node_kind, cluster.ground.node_cpus, free.size).astype(int)
+    cpus = np.bincount(cluster.columns.node_kind, cluster.columns.node_cpus, free.size).astype(int)
     nodes = (
         Node(name, int(max(0, free[kind])), kind, cpus=int(cpus[kind]))
         for kind, name in enumerate(cluster.kinds)
@@ -214,7 +214,7 @@ def _free(taken: Allocation, snapshot: Snapshot) -> Cluster:
 def _merged(whole: Allocation, part: Allocation, rows: IntColumn) -> Allocation:
     """Add the answer for some rows to that for all."""
     jobs = len(whole.shares)
-    memory, servers, mates = whole.memory, whole.servers, whole.mates
+    memory, servers, packed_with = whole.memory, whole.servers, whole.packed_with
     # A policy that tells kinds apart, and rows that get nothing, leave kinds as they are.
     by_kind = part.shares.ndim == 2 or (whole.shares.ndim == 2 and not part.shares.any())
     shares = (whole.by_kind if by_kind else whole.gpus).copy()
@@ -224,9 +224,9 @@ def _merged(whole: Allocation, part: Allocation, rows: IntColumn) -> Allocation:
     if part.servers is not None:
         servers = np.zeros(jobs, np.int64) if servers is None else servers.copy()
         servers[rows] = part.servers
-    if part.mates is not None:
-        mates = np.full(jobs, -1) if mates is None else mates.copy()
-        mates[rows] = np.where(part.mates >= 0, rows[part.mates], -1)
+    if part.packed_with is not None:
+        packed_with = np.full(jobs, -1) if packed_with is None else packed_with.copy()
+        packed_with[rows] = np.where(part.packed_with >= 0, rows[part.packed_with], -1)
     layers = tuple((_spread(rows, covers, jobs), why) for covers, why in part.waiting.layers)
     return Allocation(
         shares,
@@ -234,7 +234,7 @@ def _merged(whole: Allocation, part: Allocation, rows: IntColumn) -> Allocation:
         min(whole.wake_at_s, part.wake_at_s),
         memory,
         servers,
-        mates=mates,
+        packed_with=packed_with,
     )
 
 
@@ -246,7 +246,7 @@ def _for_all(placed: Placed, rows: IntColumn, jobs: int) -> Placed:
     where[rows] = np.arange(rows.size)
     servers = None if placed.servers is None else placed.servers.take(where)
     why = {int(rows[row]): sentence for row, sentence in placed.why.items()}
-    return replace(placed, seats=placed.seats.take(where), servers=servers, why=why)
+    return replace(placed, slots=placed.slots.take(where), servers=servers, why=why)
 
 
 def _spread(rows: IntColumn, covers: BoolColumn, jobs: int) -> BoolColumn:

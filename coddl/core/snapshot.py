@@ -1,4 +1,4 @@
-"""The picture a policy decides on: the cluster and its jobs at one instant."""
+"""The snapshot a policy decides on: the cluster and its jobs at one instant."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
@@ -8,8 +8,8 @@ import numpy as np
 from coddl.core.cluster import Cluster
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import JobTable
-from coddl.core.seats import Seats
-from coddl.core.speed.table import Speeds, Steps
+from coddl.core.slots import Slots
+from coddl.core.speed.table import ShareSteps, Speeds
 
 MEMORY_COLUMNS: Final = 7  # what is remembered of a job from one decision to the next
 # The last is the scheduler's: when a job that has a share was first refused a place, plus 1, as 0
@@ -17,7 +17,7 @@ MEMORY_COLUMNS: Final = 7  # what is remembered of a job from one decision to th
 REFUSED_S: Final = MEMORY_COLUMNS - 1
 
 
-class Picture(NamedTuple):
+class KernelSnapshot(NamedTuple):
     """A snapshot in the form kernels take: arrays and numbers only.
 
     `rows` are the jobs that compete, in order of submission. A simulator keeps the columns of a
@@ -27,13 +27,13 @@ class Picture(NamedTuple):
     jobs: JobTable
     rows: IntColumn
     step_s: FloatMatrix
-    steps: Steps
+    steps: ShareSteps
     gpus: int
     now_s: float
     seed: int
 
 
-class Beside(NamedTuple):
+class PinnedTasks(NamedTuple):
     """Tasks of jobs that the policy is not asked about. Their GPUs are gone from the cluster, not
     their cores: how many a task takes, the policy knows.
     """
@@ -42,7 +42,7 @@ class Beside(NamedTuple):
     servers: int
 
 
-NOBODY_BESIDE: Final = Beside(0, 0)
+NO_PINNED_TASKS: Final = PinnedTasks(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Snapshot:
     speeds: Speeds
     memory: FloatMatrix  # [jobs, MEMORY_COLUMNS], what was carried over; zeros for a new job
     seed: int = 1  # of the policy's coin, 1..2**31-2; a driver draws a new one for each decision
-    seats: Seats | None = None  # where each row's GPUs are; None: nobody places them
+    slots: Slots | None = None  # where each row's GPUs are; None: nobody places them
     reserved: IntColumn | None = None  # by island: GPUs that are kept for somebody
-    beside: Beside = NOBODY_BESIDE
+    pinned_tasks: PinnedTasks = NO_PINNED_TASKS
     past_gpu_s: FloatColumn = field(default_factory=lambda: np.zeros(0))  # of jobs that have ended
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))  # by queue
 
@@ -88,16 +88,16 @@ class Snapshot:
         return left_s
 
     def take(self, rows: IntColumn) -> Self:
-        """The same picture with only these rows."""
-        seats = None if self.seats is None else self.seats.take(rows)
-        return replace(self, jobs=self.jobs.take(rows), memory=self.memory[rows], seats=seats)
+        """The same snapshot with only these rows."""
+        slots = None if self.slots is None else self.slots.take(rows)
+        return replace(self, jobs=self.jobs.take(rows), memory=self.memory[rows], slots=slots)
 
-    def picture(self) -> Picture:
+    def for_kernels(self) -> KernelSnapshot:
         """The same, for a kernel."""
         assert self.jobs.gpus_min.max(initial=0) < self.speeds.step_s.shape[1], (
             "a share off the table"
         )
-        return Picture(
+        return KernelSnapshot(
             self.jobs,
             np.arange(self.jobs.size),
             self.speeds.step_s,
@@ -108,6 +108,6 @@ class Snapshot:
         )
 
 
-def no_memory(jobs: int) -> FloatMatrix:
+def empty_memory(jobs: int) -> FloatMatrix:
     """The memory of jobs that nothing was decided about yet."""
     return np.zeros((jobs, MEMORY_COLUMNS))

@@ -17,7 +17,7 @@ from coddl.core.errors import UserError
 from coddl.core.pool.control import Control, Outcome
 from coddl.core.pool.records import Event, RunReported
 from coddl.core.pool.state import Pool
-from coddl.core.scheduler import Rules
+from coddl.core.scheduler import Stability
 from coddl.live.errors import JournalFull, KeyReused
 from coddl.live.journal import Journal, Noted
 from coddl.live.store import Answer
@@ -117,17 +117,17 @@ class ControlLoop:
     """Owns the pool. One thread drives it."""
 
     def __init__(
-        self, journal: Journal, rules: Rules, outbox: Outbox, site: Cluster | None = None
+        self, journal: Journal, stability: Stability, outbox: Outbox, site: Cluster | None = None
     ) -> None:
         self._journal = journal
-        self._rules = rules
+        self._stability = stability
         self._site = site
         self._outbox = outbox
         self._must_restore = False
         self._forgot_s = 0.0
         folded = journal.fold()
         self._now_s = folded.at_s
-        self.control = Control(folded.pool, rules, site)
+        self.control = Control(folded.pool, stability, site)
 
     @property
     def pool(self) -> Pool:
@@ -242,7 +242,7 @@ class ControlLoop:
 
     def _fold_again(self) -> None:
         awaited = self.control.awaited
-        self.control = Control(self._journal.fold().pool, self._rules, self._site)
+        self.control = Control(self._journal.fold().pool, self._stability, self._site)
         if awaited:
             self.control.await_nodes(awaited)
         self.control.reconsider("the journal was read again")

@@ -17,8 +17,8 @@ import structlog
 
 from coddl import __version__
 from coddl.api import jobsfolder
-from coddl.core.pool.deciding import CALM
-from coddl.core.scheduler import Rules
+from coddl.core.pool.deciding import POOL_STABILITY
+from coddl.core.scheduler import Stability
 from coddl.live.clock import SystemClock
 from coddl.live.errors import BadFolder
 from coddl.live.http import LOOPBACK, create_app
@@ -69,8 +69,8 @@ async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -
     journal = Journal(SqlStore(sqlite_url(folder / "journal.db")))
     clock = SystemClock()
     site = cluster_from(options.cluster) if options.cluster else None
-    rules, lease_s = _rules(options), options.lease_s
-    server = Server(journal, folder, clock, rules=rules, site=site, lease_s=lease_s)
+    stability, lease_s = _stability(options), options.lease_s
+    server = Server(journal, folder, clock, stability=stability, site=site, lease_s=lease_s)
     left = jobsfolder.look(folder / "jobs")  # where agents of this machine keep jobs
     jobsfolder.check(left, journal.pool_id, has_had_jobs=bool(server.pool.jobs))
     if options.policy or options.placement:
@@ -103,10 +103,10 @@ def token_of(folder: Path) -> str:
     return path.read_text().strip()
 
 
-def _rules(options: ServeOptions) -> Rules:
+def _stability(options: ServeOptions) -> Stability:
     if options.cool_down_s is None:
-        return CALM
-    return replace(CALM, cool_down_s=options.cool_down_s)
+        return POOL_STABILITY
+    return replace(POOL_STABILITY, cool_down_s=options.cool_down_s)
 
 
 def _locked(folder: Path) -> ServerLock:

@@ -103,7 +103,7 @@ async def _preview(server: Server, spec: JobSpec) -> rest.PreviewView:
 
     def look() -> rest.PreviewView:
         pool = msgspec.json.decode(body, type=Pool)
-        preview = Control(pool, server.rules, server.site).preview(spec, now_s)
+        preview = Control(pool, server.stability, server.site).preview(spec, now_s)
         total = views.devices(pool)
         return rest.PreviewView(
             policy=pool.policy,

@@ -91,7 +91,7 @@ def _add_policy(router: APIRouter, server: Server) -> None:
     async def choose(change: rest.PolicyChange, by: By = "") -> rest.PolicyView:
         """Share devices by another rule from now on; nobody loses a step."""
         chosen = PolicyChosen(change.policy or server.pool.policy, by, change.placement)
-        await asyncio.to_thread(warm_up, chosen, server.rules)
+        await asyncio.to_thread(warm_up, chosen, server.stability)
         await server.ask(lambda _pool: (chosen,))
         return views.policy_view(server.pool)
 

@@ -16,9 +16,7 @@ import structlog
 from coddl.api import rest, wire
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
-from coddl.core.pool.deciding import CALM
+from coddl.core.pool.deciding import POOL_STABILITY
 from coddl.core.pool.job import JobState
 from coddl.core.pool.records import (
     Event,
@@ -32,7 +30,8 @@ from coddl.core.pool.records import (
     Woke,
 )
 from coddl.core.pool.state import NodeState, Pool
-from coddl.core.scheduler import Rules
+from coddl.core.registry import placement_from, policy_from
+from coddl.core.scheduler import Stability
 from coddl.live import views
 from coddl.live.archives import Archives
 from coddl.live.bell import Bell
@@ -71,7 +70,7 @@ class Server:
         folder: Path,
         clock: Clock,
         *,
-        rules: Rules = CALM,
+        stability: Stability = POOL_STABILITY,
         site: Cluster | None = None,
         lease_s: float = 120.0,
     ) -> None:
@@ -90,8 +89,8 @@ class Server:
         self.failure: BaseException | None = None  # of the control loop: the end of all
         self.on_failure: Callable[[], None] = lambda: None
         self.site = site  # what the operator says of the nodes
-        self._rules = rules
-        self._loop = ControlLoop(journal, self._rules, self, site)
+        self._stability = stability
+        self._loop = ControlLoop(journal, self._stability, self, site)
         self._leases = Leases(lease_s)
         if not self.pool.jobs:
             set_aside(folder / "logs", folder / f"logs-before-{self.pool_id}")
@@ -151,9 +150,9 @@ class Server:
         return self._loop.pool
 
     @property
-    def rules(self) -> Rules:
+    def stability(self) -> Stability:
         """How the pool is scheduled, whatever its policy."""
-        return self._rules
+        return self._stability
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -302,7 +301,7 @@ class Server:
     # The task that owns the loop.
 
     async def _drive(self) -> None:
-        await asyncio.to_thread(warm_up, self._first, self._rules)
+        await asyncio.to_thread(warm_up, self._first, self._stability)
         self._is_warm = True
         # Beats may have waited for the compiler. What we add to a lease, no agent relies on.
         self._leases.renew_all(self.steady_s())

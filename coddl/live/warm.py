@@ -5,12 +5,12 @@ from coddl.core.pool.control import Control
 from coddl.core.pool.records import Device, JobSubmitted, NodeJoined, PolicyChosen
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
-from coddl.core.scheduler import Rules
+from coddl.core.scheduler import Stability
 
 
-def warm_up(chosen: PolicyChosen, rules: Rules) -> None:
+def warm_up(chosen: PolicyChosen, stability: Stability) -> None:
     """Decide once, by a policy and a placement, for a pool that does not exist."""
-    trial = Control(Pool(), rules)
+    trial = Control(Pool(), stability)
     devices = (Device(0, "cpu"), Device(1, "cpu"))
     spec = JobSpec(name="trial", launch=Launch(argv=("trial.py",)), gpus_max=2)
     try:

@@ -7,10 +7,10 @@ import numpy as np
 
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
+from coddl.core.parameter_server.costs import Mode
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
-from coddl.core.scheduler import Rules
-from coddl.core.speed.servers import Mode
+from coddl.core.scheduler import Stability
 from coddl.sim.study import DEFAULT_POLICIES, Question, Study, study
 from coddl.sim.world import MODES, Reconfigure
 from coddl.traces.trace import Oversize, Trace
@@ -71,7 +71,7 @@ def simulate(
         servers=servers,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
-        rules=Rules(cool_down_s, min_runtime_s),
+        stability=Stability(cool_down_s, min_runtime_s),
         quotas=quotas,
         error=error,
         failures=failures,

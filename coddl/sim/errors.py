@@ -8,8 +8,7 @@ import numpy as np
 from coddl.core.columns import FloatMatrix
 from coddl.core.errors import UserError
 from coddl.core.speed.places import Places
-from coddl.core.speed.servers import Servers
-from coddl.core.speed.table import Speeds, speeds_of
+from coddl.core.speed.table import ServerTimes, Speeds, speeds_of
 from coddl.sim.loop import Beliefs
 from coddl.traces.trace import Trace
 
@@ -91,8 +90,8 @@ def _repeated(places: Places) -> Places:
     return every._replace(packed=np.repeat(every.packed, VARIANTS, axis=1))
 
 
-def _wrong_servers(servers: Servers, factors: FloatMatrix) -> Servers:
+def _wrong_servers(servers: ServerTimes, factors: FloatMatrix) -> ServerTimes:
     """Times with parameter servers, off as those of as many workers."""
     workers = np.minimum(np.arange(servers.step_s.shape[1]), factors.shape[1] - 1)
     off = factors[:, workers, None]
-    return Servers(*(np.repeat(times, VARIANTS, axis=0) / off for times in servers))
+    return ServerTimes(*(np.repeat(times, VARIANTS, axis=0) / off for times in servers))

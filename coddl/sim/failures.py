@@ -8,7 +8,7 @@ import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix
 from coddl.core.errors import UserError
-from coddl.core.named import chosen
+from coddl.core.named import from_spec
 from coddl.traces.trace import Trace, smallest_shares
 
 UNSUCCESSFUL: Final = 0.172  # of all jobs (Philly, ATC '19)
@@ -96,7 +96,7 @@ class PhillyFailures:
 
 def failures_from(spec: str) -> FailureModel | None:
     """Read `none`, or `philly:parameter=value,…`."""
-    return None if spec == "none" else chosen({"philly": PhillyFailures}, spec, "failure model")
+    return None if spec == "none" else from_spec({"philly": PhillyFailures}, spec, "failure model")
 
 
 def _odds(trace: Trace) -> tuple[FloatColumn, FloatColumn, FloatColumn]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from coddl.core.columns import FloatColumn, FloatMatrix
 from coddl.core.jobs import REMAINING_ITERATIONS
-from coddl.sim.simulate import Case, steps_of, world_before
+from coddl.sim.simulate import Case, step_loop_of, world_before
 from coddl.sim.world import BASE_ITERATIONS, LOGGED, MOVING_S, NOW, STEP_S, World
 
 
@@ -25,7 +25,7 @@ class Lines(NamedTuple):
     @classmethod
     def of(cls, world: World) -> Self:
         """The lines from now on."""
-        real = world.jobs.real
+        real = world.jobs.floats
         trains = np.isfinite(real[STEP_S])
         left = np.where(trains, real[BASE_ITERATIONS], real[REMAINING_ITERATIONS])
         return cls(float(world.clock[NOW]), left, real[MOVING_S].copy(), real[STEP_S].copy())
@@ -50,7 +50,7 @@ class Lines(NamedTuple):
 def lines_of(case: Case) -> Iterator[Lines]:
     """Make a run step by step; after each event, the lines that hold until the next."""
     world = world_before(case)
-    steps = steps_of(case, world)
+    steps = step_loop_of(case, world)
     while steps.run(1):
         world.counts[LOGGED] = 0
         yield Lines.of(world)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coddl.core.allocation import Allocation
-from coddl.core.cluster import Cluster, Ground
+from coddl.core.cluster import Cluster, ClusterColumns
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
@@ -16,15 +16,15 @@ from coddl.core.jobs import (
     SETTLED,
     JobTable,
 )
+from coddl.core.parameter_server.costs import TaskCounts, remote_parts, server_slowdowns
 from coddl.core.plan import Plan
 from coddl.core.scheduler import Scheduler
-from coddl.core.seats import Seats
+from coddl.core.seeds import next_seed
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
-from coddl.core.speed.servers import Crew, remote_parts, server_slowdowns
 from coddl.core.speed.table import Speeds
-from coddl.sim.compiled import next_seed
-from coddl.sim.moving import LastNodes, Places, move_pauses, take_places
+from coddl.sim.moving import LastNodes, PlacementEffects, apply_places, move_pauses
 from coddl.sim.world import (
     ACTIVE,
     DECIDE,
@@ -50,18 +50,18 @@ class Beliefs:
     # many as there are columns. None: the truth.
     length: FloatMatrix | None = None
 
-    def left(self, rows: IntColumn, left: FloatColumn, whole: FloatColumn) -> FloatColumn:
-        """What jobs are taken to have left, that in truth have `left` of their `whole` length."""
+    def left(self, rows: IntColumn, left: FloatColumn, total: FloatColumn) -> FloatColumn:
+        """What jobs are taken to have left, that in truth have `left` of `total` iterations."""
         if self.length is None:
             return left
         stages = self.length.shape[1]
-        stage = np.minimum(stages * (whole - left) / whole, stages - 1).astype(np.int64)
+        stage = np.minimum(stages * (total - left) / total, stages - 1).astype(np.int64)
         believed: FloatColumn = left * self.length[rows, stage]
         return believed
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class SimulatedCluster:
     """What the jobs run on: the machines, the true speeds there, and who is entitled to what."""
 
     cluster: Cluster
@@ -71,21 +71,21 @@ class Site:
     move_s: tuple[float, float] | None = None  # as in Reconfigure
 
 
-class Steps:
+class StepLoop:
     """Runs a world with a scheduler, one event at a time.
 
     The simulator adds nothing to the scheduler but time: something happens, the scheduler decides,
     the world follows.
     """
 
-    def __init__(self, world: World, site: Site, scheduler: Scheduler) -> None:
+    def __init__(self, world: World, simulated: SimulatedCluster, scheduler: Scheduler) -> None:
         self._world = world
-        self._site = site
+        self._simulated = simulated
         self._scheduler = scheduler
-        self._places_jobs = scheduler.placement is not None or len(site.cluster.nodes) > 1
+        self._places_jobs = scheduler.placement is not None or len(simulated.cluster.nodes) > 1
         self._rows = np.zeros(0, np.int64)  # that `_seats` are of
-        self._seats = Seats.none(0)
-        self._last = LastNodes(world.jobs.size, len(site.cluster.nodes))
+        self._slots = Slots.none(0)
+        self._last = LastNodes(world.jobs.size, len(simulated.cluster.nodes))
         self._iterations = world.jobs.remaining_iterations.copy()  # in all: nothing has run yet
         self._past_gpu_s = np.empty(world.jobs.size)
         self._known = 0  # of those that have ended
@@ -101,97 +101,97 @@ class Steps:
                 plan = self._scheduler.decide(self._snapshot())
                 world.memory[world.active[: world.counts[ACTIVE]]] = plan.memory
                 if plan.placed is not None or plan.allocation.servers is not None:
-                    take_places(world, self._places(plan), plan.shares)
-                    self._seats = self._seats if plan.placed is None else plan.placed.seats
+                    apply_places(world, self._places(plan), plan.shares)
+                    self._slots = self._slots if plan.placed is None else plan.placed.slots
                 apply_shares(world, plan.shares, plan.allocation.wake_at_s)
             if world.counts[LOGGED] > room:
                 break
         return True
 
     def _snapshot(self) -> Snapshot:
-        """Take the picture of this instant, with the next seed for the policy's coin."""
-        world, site = self._world, self._site
-        rows, whole = world.active[: world.counts[ACTIVE]].copy(), world.jobs.whole
-        whole[SETTLED, rows] = whole[GPUS, rows] == whole[HELD, rows]
-        seed = next_seed(world.counts[SEED])
+        """Take the snapshot of this instant, with the next seed for the policy's coin."""
+        world, simulated = self._world, self._simulated
+        rows, ints = world.active[: world.counts[ACTIVE]].copy(), world.jobs.ints
+        ints[SETTLED, rows] = ints[GPUS, rows] == world.ints[HELD, rows]
+        seed = next_seed(int(world.counts[SEED]))
         world.counts[SEED] = seed
         return Snapshot(
             now_s=float(world.clock[NOW]),
-            cluster=site.cluster,
+            cluster=simulated.cluster,
             jobs=self._table(rows),
-            speeds=site.beliefs.speeds,
+            speeds=simulated.beliefs.speeds,
             memory=np.take(world.memory, rows, axis=0),
             seed=seed,
-            seats=self._reseated(rows),
+            slots=self._slots_of(rows),
             past_gpu_s=self._past(),
-            quota_gpus=site.quota_gpus,
+            quota_gpus=simulated.quota_gpus,
         )
 
     def _table(self, rows: IntColumn) -> JobTable:
         """The jobs as the scheduler takes them to be."""
-        beliefs, table = self._site.beliefs, self._world.jobs.take(rows)
+        beliefs, table = self._simulated.beliefs, self._world.jobs.take(rows)
         if beliefs.curve is None and beliefs.length is None:
             return table
-        real, whole = table.real.copy(), table.whole.copy()
+        floats, ints = table.floats.copy(), table.ints.copy()
         if beliefs.curve is not None:
-            whole[CURVE] = beliefs.curve[rows]
+            ints[CURVE] = beliefs.curve[rows]
         if beliefs.length is not None:
-            left = real[REMAINING_ITERATIONS]
-            real[REMAINING_ITERATIONS] = beliefs.left(rows, left, self._iterations[rows])
-        return JobTable(real, whole).read_only()
+            left = floats[REMAINING_ITERATIONS]
+            floats[REMAINING_ITERATIONS] = beliefs.left(rows, left, self._iterations[rows])
+        return JobTable(floats, ints).read_only()
 
-    def _reseated(self, rows: IntColumn) -> Seats | None:
+    def _slots_of(self, rows: IntColumn) -> Slots | None:
         """Where the jobs sit that are in the system now; None if nobody places them."""
         if not self._places_jobs:
             return None
         at = np.searchsorted(self._rows, rows)
         at[at == self._rows.size] = 0
         known = self._rows[at] == rows if self._rows.size else np.zeros(rows.size, np.bool_)
-        known &= self._world.jobs.whole[GPUS, rows] > 0  # one that failed has lost its seats
-        self._rows, self._seats = rows, self._seats.take(np.where(known, at, -1))
-        return self._seats
+        known &= self._world.jobs.ints[GPUS, rows] > 0  # one that failed has lost its seats
+        self._rows, self._slots = rows, self._slots.take(np.where(known, at, -1))
+        return self._slots
 
     def _past(self) -> FloatColumn:
         """GPU-time of the jobs that have ended."""
         world, ended = self._world, int(self._world.counts[FINISHED])
         rows = world.ended[self._known : ended]
-        self._past_gpu_s[self._known : ended] = world.jobs.real[ATTAINED_GPU_S, rows]
+        self._past_gpu_s[self._known : ended] = world.jobs.floats[ATTAINED_GPU_S, rows]
         self._known = ended
         return self._past_gpu_s[:ended]
 
-    def _places(self, plan: Plan) -> Places:
+    def _places(self, plan: Plan) -> PlacementEffects:
         """What it means to the jobs to be where the plan puts them."""
-        world, site = self._world, self._site
+        world, simulated = self._world, self._simulated
         rows = world.active[: world.counts[ACTIVE]]
-        curves, mates = world.jobs.whole[CURVE, rows], mates_of(plan.allocation)
-        ground, slowdown, moved = site.cluster.ground, np.ones(rows.size), plan.moved
+        curves, packed_with = world.jobs.ints[CURVE, rows], packed_rows(plan.allocation)
+        columns, slowdown, moved = simulated.cluster.columns, np.ones(rows.size), plan.moved
         pause_s = np.full(rows.size, world.clock[PAUSE_S])
         if plan.placed is not None:
-            seats = plan.placed.seats
-            slowdown = slowdowns(site.speeds.places, ground, curves, seats, mates)
-            if site.move_s is not None:
-                left = self._last.left(ground, rows, seats)
-                pause_s[left] = move_pauses(site.move_s, plan.shares[left])
-        if site.speeds.servers is not None and plan.allocation.servers is not None:
-            crew = crew_of(plan, curves, ground)
-            slowdown *= server_slowdowns(site.speeds.servers, site.speeds.step_s, crew)
+            slots = plan.placed.slots
+            slowdown = slowdowns(simulated.speeds.places, columns, curves, slots, packed_with)
+            if simulated.move_s is not None:
+                left = self._last.left(columns, rows, slots)
+                pause_s[left] = move_pauses(simulated.move_s, plan.shares[left])
+        if simulated.speeds.servers is not None and plan.allocation.servers is not None:
+            tasks = tasks_of(plan, curves, columns)
+            slowdown *= server_slowdowns(simulated.speeds.servers, simulated.speeds.step_s, tasks)
             # It starts anew with others.
-            moved = moved | (world.jobs.whole[SERVERS, rows] != crew.servers)
-            world.jobs.whole[SERVERS, rows] = crew.servers
-        return Places(slowdown, np.where(mates >= 0, 0.5, 1.0), moved, pause_s)
+            moved = moved | (world.jobs.ints[SERVERS, rows] != tasks.servers)
+            world.jobs.ints[SERVERS, rows] = tasks.servers
+        return PlacementEffects(slowdown, np.where(packed_with >= 0, 0.5, 1.0), moved, pause_s)
 
 
-def crew_of(plan: Plan, curves: IntColumn, ground: Ground) -> Crew:
+def tasks_of(plan: Plan, curves: IntColumn, columns: ClusterColumns) -> TaskCounts:
     """The workers and servers of each row, and how far apart a placement has put them."""
     servers, remote = plan.allocation.servers, np.ones(len(curves))
     assert servers is not None
     if plan.placed is not None and plan.placed.servers is not None:
         servers = plan.placed.servers.totals
-        remote = remote_parts(ground, plan.placed.seats, plan.placed.servers)
-    return Crew(curves, plan.shares, servers, remote)
+        remote = remote_parts(columns, plan.placed.slots, plan.placed.servers)
+    return TaskCounts(curves, plan.shares, servers, remote)
 
 
-def mates_of(allocation: Allocation) -> IntColumn:
+def packed_rows(allocation: Allocation) -> IntColumn:
     """Who shares each row's GPUs, -1 for nobody."""
     rows = len(allocation.shares)
-    return np.full(rows, -1) if allocation.mates is None else allocation.mates
+    return np.full(rows, -1) if allocation.packed_with is None else allocation.packed_with

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import BoolColumn, BoolMatrix, FloatColumn, IntColumn
 from coddl.core.compiling import kernel
 from coddl.core.jobs import GPUS
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.sim.world import (
     ACTIVE,
     HELD,
@@ -27,7 +27,7 @@ from coddl.sim.world import (
 )
 
 
-class Places(NamedTuple):
+class PlacementEffects(NamedTuple):
     """What follows from where jobs were put, by position in `active`."""
 
     slowdown: FloatColumn
@@ -37,26 +37,26 @@ class Places(NamedTuple):
 
 
 @kernel
-def take_places(world: World, places: Places, shares: IntColumn) -> None:
+def apply_places(world: World, places: PlacementEffects, shares: IntColumn) -> None:
     """Let jobs be where they were put, before these shares are applied.
 
     Who keeps its share feels it at once, and who moves stands still. Who changes its share feels it
     with that.
     """
-    real, whole, now_s = world.jobs.real, world.jobs.whole, world.clock[NOW]
+    now_s, before = world.clock[NOW], world.floats
     for k in range(world.counts[ACTIVE]):
-        row, held = world.active[k], world.jobs.whole[HELD, world.active[k]]
-        real[NEW_SLOWDOWN, row] = places.slowdown[k]
-        real[NEW_PART, row] = places.part[k]
-        real[NEW_PAUSE_S, row] = places.pause_s[k]
-        if held == 0 or held != whole[GPUS, row] or held != shares[k]:
+        row, held = world.active[k], world.ints[HELD, world.active[k]]
+        world.floats[NEW_SLOWDOWN, row] = places.slowdown[k]
+        world.floats[NEW_PART, row] = places.part[k]
+        world.floats[NEW_PAUSE_S, row] = places.pause_s[k]
+        if held == 0 or held != world.jobs.ints[GPUS, row] or held != shares[k]:
             continue
-        moving_s = max(now_s, real[MOVING_S, row])
+        moving_s = max(now_s, world.floats[MOVING_S, row])
         if places.moved[k]:
             world.counts[MIGRATIONS] += 1
             tell(world, MOVE, row, held)
             hold(world, row, held, moving_s + places.pause_s[k])
-        elif places.slowdown[k] != real[SLOWDOWN, row] or places.part[k] != real[PART, row]:
+        elif places.slowdown[k] != before[SLOWDOWN, row] or places.part[k] != before[PART, row]:
             hold(world, row, held, moving_s)
 
 
@@ -66,14 +66,14 @@ class LastNodes:
     def __init__(self, jobs: int, nodes: int) -> None:
         self._on: BoolMatrix = np.zeros((jobs, nodes), np.bool_)
 
-    def left(self, ground: Ground, rows: IntColumn, seats: Seats) -> BoolColumn:
+    def left(self, columns: ClusterColumns, rows: IntColumn, slots: Slots) -> BoolColumn:
         """Which rows now sit on a node that they were not on; where they sit is the last from now.
 
         One that has never run leaves nothing.
         """
         was_on, now_on = self._on[rows], np.zeros((rows.size, self._on.shape[1]), np.bool_)
-        row = np.repeat(np.arange(rows.size), np.diff(seats.first))
-        now_on[row, ground.island_node[seats.island]] = True
+        row = np.repeat(np.arange(rows.size), np.diff(slots.first))
+        now_on[row, columns.island_node[slots.island]] = True
         self._on[rows] = np.where(now_on.any(axis=1, keepdims=True), now_on, was_on)
         left: BoolColumn = np.any(now_on & ~was_on, axis=1) & np.any(was_on, axis=1)
         return left

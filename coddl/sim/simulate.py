@@ -15,10 +15,11 @@ from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.errors import UserError
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy, RulePolicy
-from coddl.core.scheduler import Rules, Scheduler
-from coddl.sim.compiled import RULES, run_compiled
+from coddl.core.scheduler import Scheduler, Stability
+from coddl.sim.compiled import run_compiled
+from coddl.sim.dispatch import RULES
 from coddl.sim.failures import FailureModel
-from coddl.sim.loop import Beliefs, Site, Steps
+from coddl.sim.loop import Beliefs, SimulatedCluster, StepLoop
 from coddl.sim.run import Events, Losses, Run
 from coddl.sim.world import (
     ACTIVE,
@@ -58,7 +59,7 @@ class Case:
     load: float = 1.0
     seed: int = 0
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
-    rules: Rules = field(default_factory=Rules)
+    stability: Stability = field(default_factory=Stability)
     cluster: Cluster | None = None  # None: `gpus` GPUs, it does not matter where
     cluster_name: str = ""
     placement: Placement | None = None
@@ -72,7 +73,7 @@ class Case:
     def is_plain(self) -> bool:
         """Tell whether the policy alone decides, on the truth, about shares and nothing else."""
         alone = self.cluster is None and self.placement is None
-        return alone and self.rules == Rules() and self.beliefs is None
+        return alone and self.stability == Stability() and self.beliefs is None
 
 
 def _ignore(_jobs: int) -> None:
@@ -102,15 +103,15 @@ def chunks_of(case: Case, world: World, step_by_step: bool) -> Callable[[], bool
     ):
         code, shares = RULES.index(policy.rule), np.empty(case.trace.size, np.int64)
         return partial(run_compiled, world, case.gpus, code, policy.parameters, shares, CHUNK)
-    return partial(steps_of(case, world).run, STEPS)
+    return partial(step_loop_of(case, world).run, STEPS)
 
 
-def steps_of(case: Case, world: World) -> Steps:
+def step_loop_of(case: Case, world: World) -> StepLoop:
     """What runs a case in its world, step by step."""
     speeds = case.trace.speeds
     cluster, beliefs = case.cluster or Cluster.of(case.gpus), case.beliefs or Beliefs(speeds)
-    site = Site(cluster, speeds, beliefs, case.quota_gpus, case.reconfigure.move_s)
-    return Steps(world, site, Scheduler(case.policy, case.rules, case.placement))
+    simulated = SimulatedCluster(cluster, speeds, beliefs, case.quota_gpus, case.reconfigure.move_s)
+    return StepLoop(world, simulated, Scheduler(case.policy, case.stability, case.placement))
 
 
 def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = False) -> Run:
@@ -144,7 +145,7 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
         seed=case.seed,
         trace=case.trace,
         end_s=float(world.clock[NOW]),
-        finish_s=np.where(done, jobs.real[FINISH_S], np.nan),
+        finish_s=np.where(done, world.floats[FINISH_S], np.nan),
         first_start_s=jobs.first_start_s,
         executed_s=jobs.executed_s,
         attained_gpu_s=jobs.attained_gpu_s,
@@ -168,11 +169,10 @@ def world_before(case: Case) -> World:
 
 def _losses(world: World, done: BoolColumn) -> Losses:
     """What went wrong with the jobs that are done, and with the others so far."""
-    real = world.jobs.real
-    failed = done & (real[STOPS_AT] > real[ENDS_AT])
-    lost_gpu_s = np.where(failed, world.jobs.attained_gpu_s, real[LOST_GPU_S])
+    failed = done & (world.floats[STOPS_AT] > world.floats[ENDS_AT])
+    lost_gpu_s = np.where(failed, world.jobs.attained_gpu_s, world.floats[LOST_GPU_S])
     return Losses(
-        failed, done & ~failed & (real[ENDS_AT] > 0.0), world.jobs.whole[FAILURES], lost_gpu_s
+        failed, done & ~failed & (world.floats[ENDS_AT] > 0.0), world.ints[FAILURES], lost_gpu_s
     )
 
 

@@ -12,15 +12,14 @@ import numpy as np
 
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
+from coddl.core.parameter_server.costs import Mode, with_servers
 from coddl.core.placement.placement import Placement
-from coddl.core.placement.registry import placement_from
 from coddl.core.policies.policy import Policy
-from coddl.core.scheduler import Rules
-from coddl.core.speed.servers import Mode
-from coddl.core.speed.table import with_servers
+from coddl.core.registry import placement_from
+from coddl.core.scheduler import Stability
 from coddl.sim.errors import beliefs_of, error_from
 from coddl.sim.failures import failures_from
-from coddl.sim.plugin import policy_named
+from coddl.sim.plugin import placement_named, policy_named
 from coddl.sim.quotas import quotas_from
 from coddl.sim.run import Run
 from coddl.sim.simulate import Case, Watch, run_cases
@@ -82,7 +81,7 @@ class Question:
     servers: Mode | None = None  # how jobs train with parameter servers; None: without
     oversize: Oversize = "error"
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
-    rules: Rules = field(default_factory=Rules)
+    stability: Stability = field(default_factory=Stability)
     quotas: str = "none"  # what each queue is entitled to
     error: str = ""  # of lengths and speeds; empty: schedulers know them
     failures: str = "none"
@@ -113,7 +112,7 @@ class Question:
         _refuse(not self.loads, "load", self.loads, "there is none", "1")
         _refuse(self.seeds < 1, "seeds", self.seeds, "a study needs one run", "1")
         for name in ("cool_down_s", "min_runtime_s"):
-            value = getattr(self.rules, name)
+            value = getattr(self.stability, name)
             _refuse(not 0 <= value < 1e12, name, value, "it is not a number of seconds", "30")
         known = self.oversize in get_args(Oversize)
         _refuse(not known, "oversize", self.oversize, "there is no such choice", "skip")
@@ -241,7 +240,7 @@ def _cases(question: Question, workload: Workload) -> Iterator[Case]:
                     load=load,
                     seed=seed,
                     reconfigure=question.reconfigure,
-                    rules=question.rules,
+                    stability=question.stability,
                     cluster=cluster,
                     cluster_name=site,
                     placement=placement,
@@ -262,7 +261,7 @@ def _placed(policies: Mapping[str, Policy], question: Question) -> list[Pair]:
         return [(label, policy, "", None) for label, policy in policies.items()]
     given = _labelled(_each_once(question.placements or ("consolidate",)))
     placements = {
-        name: placement_from(p) if isinstance(p, str) else _decides(p, "placement")
+        name: placement_named(p) if isinstance(p, str) else _decides(p, "placement")
         for name, p in given.items()
     }
     own = {label: getattr(policy, "own_placement", "") for label, policy in policies.items()}

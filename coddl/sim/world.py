@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn, IntMatrix
-from coddl.core.compiling import ZERO, kernel, part, whole_number
+from coddl.core.compiling import ZERO, kernel, kernel_int, part
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
     CHANGED_S,
@@ -20,19 +20,18 @@ from coddl.core.jobs import (
     FIRST_START_S,
     GPUS,
     LAST_START_S,
-    REAL_DEFAULTS,
     REMAINING_ITERATIONS,
     STARTS,
     SUBMITTED_S,
-    WHOLE_DEFAULTS,
     JobTable,
 )
-from coddl.core.snapshot import no_memory
-from coddl.core.speed.table import Steps
+from coddl.core.seeds import first_seed
+from coddl.core.snapshot import empty_memory
+from coddl.core.speed.table import ShareSteps
 from coddl.sim.failures import Faults
 from coddl.traces.trace import Trace
 
-# Further rows of World.jobs.real: where a job stood at its last change, and what comes next.
+# Rows of World.floats: where a job stood at its last change, and what comes next.
 (
     BASE_ITERATIONS,  # left to do at MOVING_S
     BASE_EXECUTED_S,
@@ -52,13 +51,13 @@ from coddl.traces.trace import Trace
     SAVED_ITERATIONS,  # left to do at its last checkpoint, and the GPU-time it had had by then
     SAVED_GPU_S,
     LOST_GPU_S,  # GPU-time between checkpoints and failures
-) = range(len(REAL_DEFAULTS), REALS := len(REAL_DEFAULTS) + 18)
-# Further rows of World.jobs.whole.
+) = range(FLOATS := 18)
+# Rows of World.ints.
 (
     HELD,  # GPUs the job trains on; lags behind GPUS while a change is prepared
     PREPARING,  # the share under preparation
     FAILURES,
-) = range(len(WHOLE_DEFAULTS), WHOLES := len(WHOLE_DEFAULTS) + 3)
+) = range(INTS := 3)
 # Entries of World.clock.
 NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S, CHECKPOINT_S = range(CLOCKS := 6)
 # Entries of World.counts.
@@ -78,8 +77,8 @@ NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S, CHECKPOINT_S = range(CLOCKS := 6)
     MIGRATIONS,  # changes of GPUs without a change of share
 ) = range(COUNTS := 13)
 # What the log tells, first of Log.what.
-ARRIVE, FINISH, SHARE, SWAP, WAKE_UP, MOVE, FAIL = map(whole_number, range(7))
-NOBODY = whole_number(-1)
+ARRIVE, FINISH, SHARE, SWAP, WAKE_UP, MOVE, FAIL = map(kernel_int, range(7))
+NOBODY = kernel_int(-1)
 # How a change of share takes effect: World.counts[MODE].
 STALL, SERIAL, CONCURRENT, UNCANCELLED = range(4)
 
@@ -118,13 +117,14 @@ class Log(NamedTuple):
 class World(NamedTuple):
     """The state of a run: the columns of the whole trace, and where each job stands.
 
-    `jobs` has the columns of a JobTable, where `gpus` is the share decided last, followed by those
-    named above.
+    In `jobs`, `gpus` is the share decided last; `floats` and `ints` have the columns named above.
     """
 
     jobs: JobTable
+    floats: FloatMatrix
+    ints: IntMatrix
     step_s: FloatMatrix
-    steps: Steps
+    steps: ShareSteps
     memory: FloatMatrix  # the policy's
     fails_at: FloatMatrix  # as in Faults; without rows nothing fails
     active: IntColumn  # rows in the system, in order of submission; counts[ACTIVE] of them
@@ -152,30 +152,28 @@ def world_of(
         gpus_max=trace.gpus_max,
         pause_s=reconfigure.pause_s,
     )
-    real, whole = np.zeros((REALS, trace.size)), np.zeros((WHOLES, trace.size), np.int64)
-    real[: len(jobs.real)] = jobs.real
-    real[[BASE_ITERATIONS, SAVED_ITERATIONS]] = trace.iterations
-    real[[STEP_S, READY_S, FINISH_S]] = np.inf
-    real[[SLOWDOWN, PART, NEW_SLOWDOWN, NEW_PART]] = 1.0
-    real[NEW_PAUSE_S] = reconfigure.pause_s
-    whole[: len(jobs.whole)] = jobs.whole
+    floats, ints = np.zeros((FLOATS, trace.size)), np.zeros((INTS, trace.size), np.int64)
+    floats[[BASE_ITERATIONS, SAVED_ITERATIONS]] = trace.iterations
+    floats[[STEP_S, READY_S, FINISH_S]] = np.inf
+    floats[[SLOWDOWN, PART, NEW_SLOWDOWN, NEW_PART]] = 1.0
+    floats[NEW_PAUSE_S] = reconfigure.pause_s
     clock, count = np.full(CLOCKS, np.inf), np.zeros(COUNTS, np.int64)
     clock[[NOW, PREPARE_S, PAUSE_S]] = 0.0, reconfigure.prepare_s, reconfigure.pause_s
     fails_at = np.zeros((0, trace.size))
     if faults is not None:
         fails_at, clock[CHECKPOINT_S] = faults.fails_at, faults.checkpoint_s
-        real[ENDS_AT] = faults.ends_at
-        real[STOPS_AT] = np.maximum(faults.ends_at, fails_at[0])
+        floats[ENDS_AT] = faults.ends_at
+        floats[STOPS_AT] = np.maximum(faults.ends_at, fails_at[0])
     count[[FREE, MODE]] = gpus, MODES.index(reconfigure.mode)
-    count[SEED] = 1 + seed % 2147483645  # the generators of `kernels` run on 1..2**31-2
+    count[SEED] = first_seed(seed)
     # One event can tell at most six things of each job; the log is emptied when it is half full.
     room = 12 * trace.size + 65536
     log = Log(np.empty(room), np.empty((room, 3), np.int64))
     active, running, ended = np.empty((3, trace.size), np.int64)
-    speeds, jobs = trace.speeds, JobTable(real, whole)
+    speeds, jobs = trace.speeds, JobTable(jobs.floats.copy(), jobs.ints.copy())
     assert trace.gpus_min.max(initial=0) < speeds.step_s.shape[1], "a share off the table"
-    columns = (no_memory(trace.size), fails_at, active, running, ended)
-    return World(jobs, speeds.step_s, speeds.steps, *columns, clock, count, log)
+    columns = (empty_memory(trace.size), fails_at, active, running, ended)
+    return World(jobs, floats, ints, speeds.step_s, speeds.steps, *columns, clock, count, log)
 
 
 @part
@@ -192,122 +190,123 @@ def tell(world: World, kind: int, job: int, gpus: int) -> None:
 @part
 def settle(world: World, row: int) -> None:
     """Bring a job's visible progress up to now."""
-    real, held = world.jobs.real, world.jobs.whole[HELD, row]
+    floats, held = world.jobs.floats, world.ints[HELD, row]
     if held == 0:
         return  # nothing has moved since it was last settled
     now_s = world.clock[NOW]
-    trained_s = max(0.0, now_s - real[MOVING_S, row])
-    left = real[BASE_ITERATIONS, row] - trained_s / real[STEP_S, row]
-    real[REMAINING_ITERATIONS, row] = max(0.0, left)
-    held_s = now_s - real[SINCE_S, row]
-    real[EXECUTED_S, row] = real[BASE_EXECUTED_S, row] + held_s
-    attained_gpu_s = held_s * held * real[PART, row]
-    real[ATTAINED_GPU_S, row] = real[BASE_ATTAINED_GPU_S, row] + attained_gpu_s
+    trained_s = max(0.0, now_s - world.floats[MOVING_S, row])
+    left = world.floats[BASE_ITERATIONS, row] - trained_s / world.floats[STEP_S, row]
+    floats[REMAINING_ITERATIONS, row] = max(0.0, left)
+    held_s = now_s - world.floats[SINCE_S, row]
+    floats[EXECUTED_S, row] = world.floats[BASE_EXECUTED_S, row] + held_s
+    attained_gpu_s = held_s * held * world.floats[PART, row]
+    floats[ATTAINED_GPU_S, row] = world.floats[BASE_ATTAINED_GPU_S, row] + attained_gpu_s
 
 
 @part
 def save(world: World, row: int) -> None:
     """Note what is left to do at the last checkpoint, for a job whose progress is up to date."""
-    real, held = world.jobs.real, world.jobs.whole[HELD, row]
-    since_s = (world.clock[NOW] - real[LAST_START_S, row]) % world.clock[CHECKPOINT_S]
+    floats, held = world.jobs.floats, world.ints[HELD, row]
+    since_s = (world.clock[NOW] - floats[LAST_START_S, row]) % world.clock[CHECKPOINT_S]
     at_s = world.clock[NOW] - since_s
-    if held > 0 and at_s > real[SINCE_S, row]:  # else it was noted at an earlier change
-        trained_s = max(0.0, at_s - real[MOVING_S, row])
-        left = real[BASE_ITERATIONS, row] - trained_s / real[STEP_S, row]
-        real[SAVED_ITERATIONS, row] = max(left, real[REMAINING_ITERATIONS, row])
-        real[SAVED_GPU_S, row] = real[ATTAINED_GPU_S, row] - since_s * held * real[PART, row]
+    if held > 0 and at_s > world.floats[SINCE_S, row]:  # else it was noted at an earlier change
+        trained_s = max(0.0, at_s - world.floats[MOVING_S, row])
+        left = world.floats[BASE_ITERATIONS, row] - trained_s / world.floats[STEP_S, row]
+        world.floats[SAVED_ITERATIONS, row] = max(left, floats[REMAINING_ITERATIONS, row])
+        world.floats[SAVED_GPU_S, row] = (
+            floats[ATTAINED_GPU_S, row] - since_s * held * world.floats[PART, row]
+        )
 
 
 @part
 def hold(world: World, row: int, gpus: int, moving_s: float) -> None:
     """Let a job train on `gpus` from `moving_s` on, and predict its end."""
-    real, whole = world.jobs.real, world.jobs.whole
+    floats, ints = world.jobs.floats, world.jobs.ints
     settle(world, row)
     if world.fails_at.shape[0] > 0:
         save(world, row)
-    real[BASE_ITERATIONS, row] = real[REMAINING_ITERATIONS, row]
-    real[BASE_EXECUTED_S, row] = real[EXECUTED_S, row]
-    real[BASE_ATTAINED_GPU_S, row] = real[ATTAINED_GPU_S, row]
-    real[SINCE_S, row] = world.clock[NOW]
-    real[MOVING_S, row] = moving_s
-    world.counts[FREE] += whole[HELD, row] - gpus
-    whole[HELD, row] = gpus
-    real[SLOWDOWN, row] = real[NEW_SLOWDOWN, row]
-    real[PART, row] = real[NEW_PART, row]
+    world.floats[BASE_ITERATIONS, row] = floats[REMAINING_ITERATIONS, row]
+    world.floats[BASE_EXECUTED_S, row] = floats[EXECUTED_S, row]
+    world.floats[BASE_ATTAINED_GPU_S, row] = floats[ATTAINED_GPU_S, row]
+    world.floats[SINCE_S, row] = world.clock[NOW]
+    world.floats[MOVING_S, row] = moving_s
+    world.counts[FREE] += world.ints[HELD, row] - gpus
+    world.ints[HELD, row] = gpus
+    world.floats[SLOWDOWN, row] = world.floats[NEW_SLOWDOWN, row]
+    world.floats[PART, row] = world.floats[NEW_PART, row]
     widest = world.step_s.shape[1] - 1
-    table_s = world.step_s[whole[CURVE, row], min(gpus, widest)]
-    real[STEP_S, row] = table_s * real[SLOWDOWN, row]
+    table_s = world.step_s[ints[CURVE, row], min(gpus, widest)]
+    world.floats[STEP_S, row] = table_s * world.floats[SLOWDOWN, row]
     if gpus > 0:
-        to_do = real[BASE_ITERATIONS, row] - real[STOPS_AT, row]
-        real[FINISH_S, row] = moving_s + to_do * real[STEP_S, row]
+        to_do = world.floats[BASE_ITERATIONS, row] - world.floats[STOPS_AT, row]
+        world.floats[FINISH_S, row] = moving_s + to_do * world.floats[STEP_S, row]
     else:  # nothing is lost by stopping a job
-        real[FINISH_S, row] = np.inf
-        real[SAVED_ITERATIONS, row] = real[REMAINING_ITERATIONS, row]
-        real[SAVED_GPU_S, row] = real[ATTAINED_GPU_S, row]
+        world.floats[FINISH_S, row] = np.inf
+        world.floats[SAVED_ITERATIONS, row] = floats[REMAINING_ITERATIONS, row]
+        world.floats[SAVED_GPU_S, row] = floats[ATTAINED_GPU_S, row]
 
 
 @part
 def cancel(world: World, row: int) -> None:
     """Drop a preparation that nobody waits for any more."""
-    if world.jobs.real[READY_S, row] < np.inf:
-        world.jobs.real[READY_S, row] = np.inf
+    if world.floats[READY_S, row] < np.inf:
+        world.floats[READY_S, row] = np.inf
         world.counts[CANCELLED] += 1
 
 
 @part
 def prepare(world: World, row: int) -> None:
     """Begin to prepare the share decided last."""
-    world.jobs.whole[PREPARING, row] = world.jobs.whole[GPUS, row]
-    world.jobs.real[READY_S, row] = world.clock[NOW] + world.clock[PREPARE_S]
+    world.ints[PREPARING, row] = world.jobs.ints[GPUS, row]
+    world.floats[READY_S, row] = world.clock[NOW] + world.clock[PREPARE_S]
 
 
 @part
 def set_share(world: World, row: int, share: int) -> None:
     """Give a job a new share; when and at what cost it takes effect depends on the mode."""
-    real, whole = world.jobs.real, world.jobs.whole
-    now_s, mode, pause_s = world.clock[NOW], world.counts[MODE], real[NEW_PAUSE_S, row]
-    if whole[STARTS, row] > 0:
+    floats, ints = world.jobs.floats, world.jobs.ints
+    now_s, mode, pause_s = world.clock[NOW], world.counts[MODE], world.floats[NEW_PAUSE_S, row]
+    if ints[STARTS, row] > 0:
         world.counts[REALLOCATIONS] += 1
     else:
-        real[FIRST_START_S, row] = now_s
-    if whole[GPUS, row] == 0:
-        whole[STARTS, row] += 1
-        real[LAST_START_S, row] = now_s
+        floats[FIRST_START_S, row] = now_s
+    if ints[GPUS, row] == 0:
+        ints[STARTS, row] += 1
+        floats[LAST_START_S, row] = now_s
     else:
-        real[CHANGED_S, row] = now_s
-    whole[GPUS, row] = share
+        floats[CHANGED_S, row] = now_s
+    ints[GPUS, row] = share
     tell(world, SHARE, row, share)
     if mode == STALL:
-        moving_s = max(now_s, real[MOVING_S, row]) + pause_s if share > 0 else now_s
+        moving_s = max(now_s, world.floats[MOVING_S, row]) + pause_s if share > 0 else now_s
         hold(world, row, share, moving_s)
     elif mode == SERIAL:
         queue_up(world, row)
     elif share == 0:
         cancel(world, row)
         hold(world, row, ZERO, now_s)
-    elif mode == CONCURRENT or real[READY_S, row] == np.inf:
+    elif mode == CONCURRENT or world.floats[READY_S, row] == np.inf:
         cancel(world, row)
-        if share != whole[HELD, row]:
+        if share != world.ints[HELD, row]:
             prepare(world, row)
 
 
 @part
 def queue_up(world: World, row: int) -> None:
     """Put a target behind those not carried out yet; the job stands still until all are."""
-    real, whole = world.jobs.real, world.jobs.whole
-    whole[PREPARING, row] = whole[GPUS, row]
+    world.ints[PREPARING, row] = world.jobs.ints[GPUS, row]
     now_s, pause_s = world.clock[NOW], world.clock[PAUSE_S]
-    if real[READY_S, row] < np.inf:
-        real[READY_S, row] = max(now_s, real[READY_S, row]) + pause_s
+    if world.floats[READY_S, row] < np.inf:
+        world.floats[READY_S, row] = max(now_s, world.floats[READY_S, row]) + pause_s
     else:
-        real[READY_S, row] = now_s + pause_s
-        hold(world, row, whole[HELD, row], np.inf)
+        world.floats[READY_S, row] = now_s + pause_s
+        hold(world, row, world.ints[HELD, row], np.inf)
 
 
 @part
 def drop_stale(world: World, row: int) -> None:
     """Prepare what is wanted now instead of what was, if the job does not hold it already."""
-    if world.jobs.whole[GPUS, row] == world.jobs.whole[HELD, row]:
+    if world.jobs.ints[GPUS, row] == world.ints[HELD, row]:
         cancel(world, row)
     else:
         prepare(world, row)
@@ -316,17 +315,17 @@ def drop_stale(world: World, row: int) -> None:
 @part
 def swap(world: World, row: int) -> bool:
     """Put a prepared share into effect; False if the GPUs for it are still held by others."""
-    whole = world.jobs.whole
-    share, before = whole[PREPARING, row], whole[HELD, row]
+    ints = world.jobs.ints
+    share, before = world.ints[PREPARING, row], world.ints[HELD, row]
     if share - before > world.counts[FREE]:
-        if share != whole[GPUS, row]:
+        if share != ints[GPUS, row]:
             drop_stale(world, row)  # it might never fit
         return False
     stands = before > 0 and world.counts[MODE] != SERIAL  # in `serial` it has stood still already
     hold(world, row, share, world.clock[NOW] + (world.clock[PAUSE_S] if stands else 0.0))
     tell(world, SWAP, row, share)
-    world.jobs.real[READY_S, row] = np.inf
-    if share != whole[GPUS, row]:
+    world.floats[READY_S, row] = np.inf
+    if share != ints[GPUS, row]:
         prepare(world, row)
     return True
 
@@ -334,26 +333,27 @@ def swap(world: World, row: int) -> bool:
 @part
 def swap_what_is_ready(world: World) -> None:
     """Swap every share whose preparation has ended, those that free GPUs first."""
-    whole, swapped = world.jobs.whole, True
+    swapped = True
     while swapped:  # where preparing takes no time, a swap can make the next one ready
         swapped = False
         for growing in (False, True):
             for i in range(world.counts[RUNNING]):
                 row = world.running[i]
-                grows = whole[PREPARING, row] > whole[HELD, row]
-                if world.jobs.real[READY_S, row] <= world.clock[NOW] and grows == growing:
+                grows = world.ints[PREPARING, row] > world.ints[HELD, row]
+                if world.floats[READY_S, row] <= world.clock[NOW] and grows == growing:
                     swapped = swap(world, row) or swapped
 
 
 @part
 def look_ahead(world: World) -> None:
     """Find when the next job finishes or ends its preparation."""
-    real, soonest_s = world.jobs.real, np.inf
+    soonest_s = np.inf
     for i in range(world.counts[RUNNING]):
         row = world.running[i]
-        soonest_s = min(soonest_s, real[FINISH_S, row])
-        if real[READY_S, row] > world.clock[NOW]:  # one that is due waits for GPUs, not for time
-            soonest_s = min(soonest_s, real[READY_S, row])
+        soonest_s = min(soonest_s, world.floats[FINISH_S, row])
+        # One that is due waits for GPUs, not for time.
+        if world.floats[READY_S, row] > world.clock[NOW]:
+            soonest_s = min(soonest_s, world.floats[READY_S, row])
     world.clock[NEXT_CHANGE] = soonest_s
 
 
@@ -376,12 +376,12 @@ def finish(world: World, row: int) -> None:
     world.counts[ACTIVE] -= 1
     for k in range(place_of(world, row), world.counts[ACTIVE]):
         world.active[k] = world.active[k + 1]
-    at_s = world.jobs.real[FINISH_S, row]
+    at_s = world.floats[FINISH_S, row]
     cancel(world, row)
     hold(world, row, ZERO, at_s)
-    world.jobs.real[FINISH_S, row] = at_s
-    world.jobs.real[REMAINING_ITERATIONS, row] = 0.0
-    world.jobs.whole[GPUS, row] = 0
+    world.floats[FINISH_S, row] = at_s
+    world.jobs.floats[REMAINING_ITERATIONS, row] = 0.0
+    world.jobs.ints[GPUS, row] = 0
     world.ended[world.counts[FINISHED]] = row
     world.counts[FINISHED] += 1
     tell(world, FINISH, row, ZERO)
@@ -390,22 +390,22 @@ def finish(world: World, row: int) -> None:
 @part
 def fail(world: World, row: int) -> None:
     """Throw a job back to its last checkpoint, without GPUs; or end it, if it is given up."""
-    real, whole = world.jobs.real, world.jobs.whole
-    whole[FAILURES, row] += 1
+    floats, ints = world.jobs.floats, world.jobs.ints
+    world.ints[FAILURES, row] += 1
     tell(world, FAIL, row, ZERO)
-    next_at = world.fails_at[whole[FAILURES, row], row]
+    next_at = world.fails_at[world.ints[FAILURES, row], row]
     if next_at == np.inf:
         finish(world, row)
         return
     save(world, row)
-    left, kept_gpu_s = real[SAVED_ITERATIONS, row], real[SAVED_GPU_S, row]
+    left, kept_gpu_s = world.floats[SAVED_ITERATIONS, row], world.floats[SAVED_GPU_S, row]
     cancel(world, row)
     hold(world, row, ZERO, world.clock[NOW])
-    whole[GPUS, row] = 0
-    real[LOST_GPU_S, row] += real[ATTAINED_GPU_S, row] - kept_gpu_s
-    real[REMAINING_ITERATIONS, row] = left
-    real[SAVED_ITERATIONS, row] = left
-    real[STOPS_AT, row] = max(real[ENDS_AT, row], next_at)
+    ints[GPUS, row] = 0
+    world.floats[LOST_GPU_S, row] += floats[ATTAINED_GPU_S, row] - kept_gpu_s
+    floats[REMAINING_ITERATIONS, row] = left
+    world.floats[SAVED_ITERATIONS, row] = left
+    world.floats[STOPS_AT, row] = max(world.floats[ENDS_AT, row], next_at)
 
 
 @kernel
@@ -414,9 +414,9 @@ def advance(world: World) -> bool:
 
     counts[DECIDE] tells whether shares should be decided anew: not if only a preparation has ended.
     """
-    real, clock, count = world.jobs.real, world.clock, world.counts
-    total = real.shape[1]
-    arrival_s = real[SUBMITTED_S, count[ARRIVED]] if count[ARRIVED] < total else np.inf
+    floats, clock, count = world.jobs.floats, world.clock, world.counts
+    total = floats.shape[1]
+    arrival_s = floats[SUBMITTED_S, count[ARRIVED]] if count[ARRIVED] < total else np.inf
     now_s = min(arrival_s, clock[NEXT_CHANGE], clock[WAKE])
     if now_s == np.inf:
         return False
@@ -426,8 +426,8 @@ def advance(world: World) -> bool:
     for i in range(before):
         row = world.running[i]
         settle(world, row)
-        if real[FINISH_S, row] <= now_s:
-            if real[STOPS_AT, row] > real[ENDS_AT, row]:
+        if world.floats[FINISH_S, row] <= now_s:
+            if world.floats[STOPS_AT, row] > world.floats[ENDS_AT, row]:
                 fail(world, row)
             else:
                 finish(world, row)
@@ -436,7 +436,7 @@ def advance(world: World) -> bool:
             stay += 1
     count[RUNNING] = stay
     count[DECIDE] = stay < before or arrival_s <= now_s or clock[WAKE] <= now_s
-    while count[ARRIVED] < total and real[SUBMITTED_S, count[ARRIVED]] <= now_s:
+    while count[ARRIVED] < total and floats[SUBMITTED_S, count[ARRIVED]] <= now_s:
         world.active[count[ACTIVE]] = count[ARRIVED]
         count[ACTIVE] += 1
         tell(world, ARRIVE, count[ARRIVED], ZERO)
@@ -453,17 +453,19 @@ def advance(world: World) -> bool:
 @kernel
 def apply_shares(world: World, shares: IntColumn, wake_at_s: float) -> None:
     """Put decided shares (by position in `active`) into effect, those that shrink first."""
-    real, whole, runs = world.jobs.real, world.jobs.whole, 0
+    ints, runs = world.jobs.ints, 0
     for i in range(world.counts[RUNNING]):
         row = world.running[i]
         share = shares[place_of(world, row)]
-        if share < whole[GPUS, row]:
+        if share < ints[GPUS, row]:
             set_share(world, row, share)
     serial = world.counts[MODE] == SERIAL  # what shrinks to nothing gives up its GPUs later
     for k in range(world.counts[ACTIVE]):
         row = world.active[k]
-        if shares[k] > 0 or (serial and (whole[HELD, row] > 0 or real[READY_S, row] < np.inf)):
-            if shares[k] > whole[GPUS, row]:
+        if shares[k] > 0 or (
+            serial and (world.ints[HELD, row] > 0 or world.floats[READY_S, row] < np.inf)
+        ):
+            if shares[k] > ints[GPUS, row]:
                 set_share(world, row, shares[k])
             world.running[runs] = row
             runs += 1

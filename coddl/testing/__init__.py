@@ -1,4 +1,4 @@
-"""For those who write policies and placements: builders of small pictures, the contracts, the
+"""For those who write policies and placements: builders of small snapshots, the contracts, the
 uncompiled twin of a kernel.
 """
 

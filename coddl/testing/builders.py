@@ -1,4 +1,4 @@
-"""Small pictures for tests: a row says what matters, the builder fills in the rest."""
+"""Small snapshots for tests: a row says what matters, the builder fills in the rest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +7,8 @@ import numpy as np
 
 from coddl.core.cluster import Cluster
 from coddl.core.jobs import ELASTIC, JobTable
-from coddl.core.seats import Seats
-from coddl.core.snapshot import Snapshot, no_memory
+from coddl.core.slots import Slots
+from coddl.core.snapshot import Snapshot, empty_memory
 from coddl.core.speed.places import Places
 from coddl.core.speed.table import Speeds, speeds_of
 
@@ -101,7 +101,7 @@ def snapshot_of(
     seed: int = 1,
     places: Places | None = None,
 ) -> Snapshot:
-    """The picture of these jobs, submitted in the order given, on so many GPUs.
+    """The snapshot of these jobs, submitted in the order given, on so many GPUs.
 
     On a cluster they sit somewhere. `places` says what a place costs; each job is a curve.
     """
@@ -137,9 +137,9 @@ def snapshot_of(
         gpus if isinstance(gpus, Cluster) else Cluster.of(gpus),
         table,
         replace(speeds_from([row.step_s for row in jobs]), known_places=places),
-        no_memory(len(jobs)),
+        empty_memory(len(jobs)),
         seed,
-        Seats.of([dict(row.sits) for row in jobs]) if in_places else None,
+        Slots.of([dict(row.sits) for row in jobs]) if in_places else None,
     )
 
 

@@ -45,17 +45,17 @@ def job_rows(draw: st.DrawFn, name: str) -> JobRow:
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """Any small picture: idle, busy or crowded, some jobs holding GPUs that fit together."""
+    """Any small snapshot: idle, busy or crowded, some jobs holding GPUs that fit together."""
     gpus = draw(st.integers(1, 40))
     rows = [draw(job_rows(str(i))) for i in range(draw(st.integers(0, 12)))]
     snapshot = snapshot_of(gpus, rows, now_s=1000.0, seed=draw(st.integers(1, 2**31 - 2)))
-    whole, left = snapshot.jobs.whole.copy(), gpus
+    ints, left = snapshot.jobs.ints.copy(), gpus
     for row in range(len(rows)):
         low, high = rows[row].gpus_min, min(rows[row].gpus_max, left)
-        if whole[STARTS, row] and low <= high and draw(st.booleans()):
-            whole[GPUS, row] = draw(st.integers(low, high))
-            left -= whole[GPUS, row]
-    return replace(snapshot, jobs=JobTable(snapshot.jobs.real, whole).read_only())
+        if ints[STARTS, row] and low <= high and draw(st.booleans()):
+            ints[GPUS, row] = draw(st.integers(low, high))
+            left -= ints[GPUS, row]
+    return replace(snapshot, jobs=JobTable(snapshot.jobs.floats, ints).read_only())
 
 
 class PolicyContract:
@@ -98,12 +98,12 @@ class PolicyContract:
     @given(snapshot=snapshots())
     @SETTINGS
     def test_the_snapshot_stays_as_it_was(self, policy: Policy, snapshot: Snapshot) -> None:
-        real, whole, memory = (
-            each.copy() for each in (snapshot.jobs.real, snapshot.jobs.whole, snapshot.memory)
+        floats, ints, memory = (
+            each.copy() for each in (snapshot.jobs.floats, snapshot.jobs.ints, snapshot.memory)
         )
         policy(snapshot)
-        assert np.array_equal(real, snapshot.jobs.real, equal_nan=True)
-        assert np.array_equal(whole, snapshot.jobs.whole)
+        assert np.array_equal(floats, snapshot.jobs.floats, equal_nan=True)
+        assert np.array_equal(ints, snapshot.jobs.ints)
         assert np.array_equal(memory, snapshot.memory)
 
     @given(snapshot=snapshots())

@@ -13,7 +13,7 @@ from coddl.core.cluster import Cluster, Node
 from coddl.core.columns import IntColumn, IntMatrix
 from coddl.core.placement.placement import Placed, Placement, check_placed, on_one_node
 from coddl.core.plan import differs
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Places
 from coddl.testing.builders import JobRow, snapshot_of
@@ -21,7 +21,7 @@ from coddl.testing.contract import SETTINGS, job_rows
 
 
 class Asked(NamedTuple):
-    """What a placement is asked: a picture, and what its rows shall have."""
+    """What a placement is asked: a snapshot, and what its rows shall have."""
 
     snapshot: Snapshot
     allocation: Allocation
@@ -33,13 +33,12 @@ def clusters(draw: st.DrawFn) -> Cluster:
     kinds = draw(st.sampled_from([1, 1, 2]))
     nodes = []
     for at in range(draw(st.integers(1, 6))):
-        gpus = draw(st.integers(1, 8))
+        gpus = draw(st.integers(1, 8)) if draw(st.integers(0, 9)) else 0
         node = Node(
             f"n{at}",
             gpus,
             kind=draw(st.integers(0, kinds - 1)),
             rack=draw(st.integers(0, 2)),
-            healthy=bool(draw(st.integers(0, 9))),
             island_gpus=draw(st.sampled_from([0, 0, 1, 2, 4])),
         )
         nodes.append(node)
@@ -61,17 +60,17 @@ def any_places(curves: int, kinds: int, seed: int) -> Places:
 
 
 @st.composite
-def seated(draw: st.DrawFn, rows: list[JobRow], cluster: Cluster) -> list[JobRow]:
+def placed_rows(draw: st.DrawFn, rows: list[JobRow], cluster: Cluster) -> list[JobRow]:
     """The rows, some of those that have started on GPUs that nobody else has."""
-    ground, out = cluster.ground, []
-    free = ground.island_gpus.copy()
+    columns, out = cluster.columns, []
+    free = columns.island_gpus.copy()
     for row in rows:
         sits: dict[int, int] = {}
         lone = not draw(st.integers(0, 7))
         islands = draw(st.permutations(range(len(free))))
         if lone and islands:
             islands = [
-                i for i in islands if ground.island_node[i] == ground.island_node[islands[0]]
+                i for i in islands if columns.island_node[i] == columns.island_node[islands[0]]
             ]
         want = draw(st.integers(row.gpus_min, row.gpus_max))
         for island in islands:
@@ -91,17 +90,17 @@ def placing(draw: st.DrawFn) -> Asked:
     """Any small cluster, jobs on some of it, some GPUs kept back, and shares that it can hold."""
     cluster = draw(clusters())
     rows = [draw(job_rows(str(i))) for i in range(draw(st.integers(0, 10)))]
-    rows = draw(seated(rows, cluster))
+    rows = draw(placed_rows(rows, cluster))
     places = any_places(len(rows), len(cluster.kinds), draw(st.integers(0, 99)))
     snapshot = snapshot_of(cluster, rows, now_s=1000.0, places=places)
-    assert snapshot.seats is not None
-    held = snapshot.seats.by_kind(cluster.ground, len(cluster.kinds))
-    free = cluster.ground.island_gpus - snapshot.seats.in_use(cluster.ground)
+    assert snapshot.slots is not None
+    held = snapshot.slots.by_kind(cluster.columns, len(cluster.kinds))
+    free = cluster.columns.island_gpus - snapshot.slots.in_use(cluster.columns)
     kept = [draw(st.integers(0, gpus)) if not draw(st.integers(0, 4)) else 0 for gpus in free]
-    reserved = Seats.of([{at: gpus for at, gpus in enumerate(kept) if gpus}])
+    reserved = Slots.of([{at: gpus for at, gpus in enumerate(kept) if gpus}])
     snapshot = replace(snapshot, reserved=np.array(kept, np.int64))
     shares = np.zeros_like(held)
-    left = cluster.gpus - reserved.by_kind(cluster.ground, len(cluster.kinds))[0]
+    left = cluster.gpus - reserved.by_kind(cluster.columns, len(cluster.kinds))[0]
     for row in draw(st.permutations(range(len(rows)))):
         wish = draw(st.sampled_from(["stay", "stay", "none", "any"]))
         if wish == "stay" and (held[row] <= left).all():
@@ -113,27 +112,31 @@ def placing(draw: st.DrawFn) -> Asked:
                 shares[row, kind] = min(gpus - shares[row].sum(), left[kind])
         left -= shares[row]
     by_kind = len(cluster.kinds) > 1 and draw(st.booleans())
-    mates = draw(paired(rows, shares)) if draw(st.booleans()) else None
+    packed_with = draw(paired(rows, shares)) if draw(st.booleans()) else None
     given_gpus: IntColumn = shares.sum(axis=1)
     why = because(given_gpus == 0, "Resources", "others hold the GPUs")
-    return Asked(snapshot, Allocation(shares if by_kind else given_gpus, why, mates=mates))
+    return Asked(
+        snapshot, Allocation(shares if by_kind else given_gpus, why, packed_with=packed_with)
+    )
 
 
 @st.composite
 def paired(draw: st.DrawFn, rows: list[JobRow], shares: IntMatrix) -> IntColumn:
     """Who shares whose GPUs: some rows that would get none get a mate's share, filled in."""
-    mates = np.full(len(rows), -1)
+    packed_with = np.full(len(rows), -1)
     for row in range(len(rows)):
         gpus = int(shares[row].sum())
         suit = [
             other
             for other, job in enumerate(rows)
-            if mates[other] < 0 and not shares[other].any() and job.gpus_min <= gpus <= job.gpus_max
+            if packed_with[other] < 0
+            and not shares[other].any()
+            and job.gpus_min <= gpus <= job.gpus_max
         ]
-        if gpus > 0 and mates[row] < 0 and suit and draw(st.booleans()):
+        if gpus > 0 and packed_with[row] < 0 and suit and draw(st.booleans()):
             mate = draw(st.sampled_from(suit))
-            mates[row], mates[mate], shares[mate] = mate, row, shares[row]
-    return mates
+            packed_with[row], packed_with[mate], shares[mate] = mate, row, shares[row]
+    return packed_with
 
 
 class PlacementContract:
@@ -168,9 +171,9 @@ class PlacementContract:
     def test_islands_of_a_row_are_sorted_and_named_once(
         self, placement: Placement, asked: Asked
     ) -> None:
-        seats = placement(*asked).seats
-        for row in range(seats.rows):
-            islands = seats.island[seats.first[row] : seats.first[row + 1]]
+        slots = placement(*asked).slots
+        for row in range(slots.rows):
+            islands = slots.island[slots.first[row] : slots.first[row + 1]]
             assert (np.diff(islands) > 0).all()
 
     @given(asked=placing())
@@ -180,22 +183,22 @@ class PlacementContract:
     ) -> None:
         if self.moves:
             pytest.skip("the placement makes no such promise")
-        before = asked.snapshot.seats
+        before = asked.snapshot.slots
         assert before is not None
         same = (asked.allocation.gpus == asked.snapshot.jobs.gpus) & (asked.allocation.gpus > 0)
         if asked.allocation.shares.ndim == 2:
-            held = before.by_kind(asked.snapshot.cluster.ground, asked.allocation.shares.shape[1])
+            held = before.by_kind(asked.snapshot.cluster.columns, asked.allocation.shares.shape[1])
             same &= (asked.allocation.shares == held).all(axis=1)
-        if asked.allocation.mates is not None:
-            same &= asked.allocation.mates < 0  # it may have to come to its mate
-        assert not (same & differs(before, placement(*asked).seats)).any()
+        if asked.allocation.packed_with is not None:
+            same &= asked.allocation.packed_with < 0  # it may have to come to its mate
+        assert not (same & differs(before, placement(*asked).slots)).any()
 
     @given(asked=placing())
     @SETTINGS
     def test_two_that_share_gpus_sit_on_the_same(self, placement: Placement, asked: Asked) -> None:
-        seats, mates = placement(*asked).seats, asked.allocation.mates
-        if mates is not None:
-            assert not ((mates >= 0) & differs(seats, seats.take(mates))).any()
+        slots, packed_with = placement(*asked).slots, asked.allocation.packed_with
+        if packed_with is not None:
+            assert not ((packed_with >= 0) & differs(slots, slots.take(packed_with))).any()
 
     @given(asked=placing())
     @SETTINGS
@@ -209,8 +212,8 @@ class PlacementContract:
     @SETTINGS
     def test_the_question_stays_as_it_was(self, placement: Placement, asked: Asked) -> None:
         snapshot, allocation = asked
-        assert snapshot.seats is not None
-        columns = (*snapshot.seats, snapshot.jobs.whole, allocation.shares)
+        assert snapshot.slots is not None
+        columns = (*snapshot.slots, snapshot.jobs.ints, allocation.shares)
         before = [column.copy() for column in columns]
         placement(*asked)
         assert all(map(np.array_equal, before, columns))
@@ -219,7 +222,7 @@ class PlacementContract:
 def _told(placed: Placed) -> tuple[object, ...]:
     """All that a placement answers, to compare."""
     servers = placed.servers or ()
-    columns = [column.tolist() for column in (*placed.seats, *servers)]
+    columns = [column.tolist() for column in (*placed.slots, *servers)]
     kept = None if placed.reserved is None else placed.reserved.tolist()
     waiting = [(covers.tolist(), why) for covers, why in placed.waiting.layers]
     return columns, kept, waiting, placed.wake_at_s, dict(placed.why)

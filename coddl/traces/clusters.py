@@ -124,7 +124,7 @@ class _Reader:
             if "nodes_per_rack" in group:
                 rack = f"{at}/{number // per_rack}"
             where = racks.setdefault(rack, len(racks))
-            yield Node(name, gpus, kind, where, True, 0 if island == gpus else island, cpus)
+            yield Node(name, gpus, kind, where, 0 if island == gpus else island, cpus)
 
     def _names(self, at: str, group: Mapping[str, object], first: int) -> Sequence[str]:
         """Tell the names of a group's nodes: those given, or the next numbers."""

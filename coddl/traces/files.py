@@ -17,8 +17,8 @@ import numpy as np
 
 from coddl.core.columns import IntColumn
 from coddl.core.errors import UserError
-from coddl.core.speed.servers import TERMS, Mode, Point, fit_costs, servers_within
-from coddl.core.speed.table import Speeds, interpolated, served
+from coddl.core.parameter_server.costs import TERMS, Mode, Point, fit_costs, served, servers_within
+from coddl.core.speed.table import Speeds, interpolated
 from coddl.traces.cells import Cells, Rule, cells_of, listed, shown
 from coddl.traces.packing import packing_speeds
 from coddl.traces.pairs import read_pairs
@@ -140,8 +140,8 @@ def small_trace(speeds: Speeds | None = None) -> Trace:
 
 def _speeds_beside(path: Path, *models: str) -> Speeds:
     for name in TABLES_BESIDE:
-        if (beside := path.with_name(name)).is_file():
-            return read_speeds(beside)
+        if (pinned_tasks := path.with_name(name)).is_file():
+            return read_speeds(pinned_tasks)
     return packaged_speeds(*models)
 
 

@@ -82,7 +82,7 @@ def _job(key: str) -> Job:
 
 def _alone(jobs: Json) -> dict[Job, float]:
     """Rates of jobs that have their GPUs to themselves, where they run at all."""
-    rates = {_job(key): float(beside[ALONE]) for key, beside in jobs.items()}
+    rates = {_job(key): float(pinned_tasks[ALONE]) for key, pinned_tasks in jobs.items()}
     return {job: rate for job, rate in rates.items() if rate > 0.0}
 
 
@@ -103,9 +103,9 @@ def _packed(jobs: Json, alone: Rates, models: Sequence[str]) -> FloatMatrix:
     """Step time beside each other model over that alone."""
     out = np.full((len(models), len(models)), np.inf)
     place = {model: at for at, model in enumerate(models)}
-    for key, beside in jobs.items():
+    for key, pinned_tasks in jobs.items():
         model, gpus = _job(key)
-        for other, rates in beside.items():
+        for other, rates in pinned_tasks.items():
             if gpus == 1 and other != ALONE and float(rates[0]) > 0.0:
                 out[place[model], place[_job(other)[0]]] = alone[model, 1] / float(rates[0])
     return out

@@ -86,11 +86,6 @@ class Trace:
         kept |= {name: None if cells is None else cells[keep] for name, cells in options.items()}
         return replace(self, **kept)
 
-    def _where(self, row: int) -> str:
-        if self.line is None:
-            return f"the job submitted at {self.submitted_s[row]:g} s"
-        return f"line {self.line[row]}"
-
     def of_queue(self, name: str) -> Self:
         """The jobs of one queue (virtual cluster)."""
         if name not in self.queues:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coddl.core.policies.registry import POLICIES
+from coddl.core.registry import POLICIES
 from tests.cli.conftest import Coddl
 
 KEYS = {"policy", "vc", "gpus", "jobs", "avg_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s",
@@ -149,7 +149,7 @@ def test_help_does_not_wait_for_the_compiler() -> None:
 def test_ctrl_c_prints_what_is_finished_so_far(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import time\nfrom pathlib import Path\n"
-        "from coddl.core.policies.registry import policy_from\n"
+        "from coddl.core.registry import policy_from\n"
         "afs, going = policy_from('afs-l'), Path(__file__).with_name('going')\n"
         "def slow(snapshot):\n"
         "    time.sleep(0.002)\n"

@@ -8,7 +8,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
-from coddl.core.jobs import HOME, JobTable
+from coddl.core.jobs import PREFERRED_NODE, JobTable
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import plain
 from coddl.testing import job, snapshot_of
@@ -20,7 +20,7 @@ class Row(NamedTuple):
     gpus: int
     held: Mapping[int, int] = {}  # by node
     spans: bool = True
-    home: int = -1
+    preferred_node: int = -1
     skew: float = 0.0  # of its model
 
 
@@ -41,7 +41,7 @@ def pictured(case: Case) -> tuple[Snapshot, Allocation]:
     ]
     places = plain(len(rows))._replace(skew=np.array([row.skew for row in case.rows]))
     snapshot = snapshot_of(cluster, rows, places=places)
-    whole = snapshot.jobs.whole.copy()
-    whole[HOME] = [row.home for row in case.rows]
-    jobs = JobTable(snapshot.jobs.real, whole).read_only()
+    whole = snapshot.jobs.ints.copy()
+    whole[PREFERRED_NODE] = [row.preferred_node for row in case.rows]
+    jobs = JobTable(snapshot.jobs.floats, whole).read_only()
     return replace(snapshot, jobs=jobs), Allocation(np.array([row.gpus for row in case.rows]))

@@ -14,7 +14,7 @@ CASES = {
     "who shrinks leaves the node where it has least": Case(
         (1, 3), [Row(2, {0: 1, 1: 2})], [{1: 2}]
     ),
-    "but not its home": Case((1, 3), [Row(2, {0: 1, 1: 2}, home=0)], [{0: 1, 1: 1}]),
+    "but not its home": Case((1, 3), [Row(2, {0: 1, 1: 2}, preferred_node=0)], [{0: 1, 1: 1}]),
     "what one leaves another gets": Case(
         (2, 2), [Row(3, {0: 2, 1: 2}), Row(1)], [{0: 2, 1: 1}, {1: 1}]
     ),
@@ -36,7 +36,7 @@ def test_jobs_are_placed(case: Case) -> None:
     snapshot, allocation = pictured(case)
     rows = len(case.rows)
     placed = placed_close(snapshot, allocation, np.arange(rows))
-    assert [placed.seats.row(row) for row in range(rows)] == case.want
+    assert [placed.slots.row(row) for row in range(rows)] == case.want
     for row, want in enumerate(case.want):
         why = placed.waiting.of(row)
         assert (why is not None and why.code == "Topology") == (not want)

@@ -11,7 +11,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
 from coddl.core.placement.defragment import Defragmenting
 from coddl.core.placement.placement import Placed, Placement, check_placed
-from coddl.core.placement.registry import placement_from
+from coddl.core.registry import placement_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Places, plain
 from coddl.testing import PlacementContract, job, snapshot_of
@@ -116,7 +116,7 @@ def test_a_round(case: Case) -> None:
     placement = placement_from(f"consolidate:defragment_h=1,moves={case.moves}")
     placed = placement(snapshot, allocation)
     check_placed(snapshot, allocation, placed)
-    assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
+    assert [placed.slots.row(row) for row in range(len(case.rows))] == case.want
     assert dict(placed.why) == case.why
 
 
@@ -134,7 +134,7 @@ def test_a_round(case: Case) -> None:
 def test_a_round_is_held_once_a_period(now_s: float, is_round: bool, next_s: float) -> None:
     snapshot = picture(2, [at(SCATTERED)], now_s)
     placed = placement_from("consolidate:defragment_h=1")(snapshot, Allocation(snapshot.jobs.gpus))
-    assert (placed.seats.row(0) != SCATTERED) == is_round
+    assert (placed.slots.row(0) != SCATTERED) == is_round
     assert placed.wake_at_s == next_s
 
 
@@ -147,13 +147,13 @@ def test_where_nobody_is_scattered_nobody_is_woken() -> None:
 def test_without_a_period_nobody_is_moved_or_woken() -> None:
     snapshot = picture(2, [at(SCATTERED)])
     placed = placement_from("consolidate")(snapshot, Allocation(snapshot.jobs.gpus))
-    assert placed.seats.row(0) == SCATTERED
+    assert placed.slots.row(0) == SCATTERED
     assert placed.wake_at_s == np.inf
 
 
 def test_who_shares_its_gpus_is_not_moved() -> None:
     snapshot = picture(2, [at(SCATTERED), at(SCATTERED)])
-    allocation = Allocation(snapshot.jobs.gpus, mates=np.array([1, 0]))
+    allocation = Allocation(snapshot.jobs.gpus, packed_with=np.array([1, 0]))
     placed = placement_from("consolidate:defragment_h=1")(snapshot, allocation)
     assert not placed.why
 
@@ -164,31 +164,31 @@ def test_who_is_scattered_over_fast_gpus_is_gathered_too() -> None:
     places = far(1)._replace(kinds=np.array([[1.0, 0.5]]))
     snapshot = snapshot_of(cluster, [at({1: 2, 2: 2})], now_s=3600.0, places=places)
     placed = placement_from("consolidate:defragment_h=1")(snapshot, Allocation(snapshot.jobs.gpus))
-    assert placed.seats.row(0) == {1: 4}
+    assert placed.slots.row(0) == {1: 4}
 
 
 def test_others_are_moved_beside_a_pair() -> None:
     snapshot = picture(3, [at({0: 2, 1: 2}), at({0: 1}), at({0: 1})])
-    allocation = Allocation(snapshot.jobs.gpus, mates=np.array([-1, 2, 1]))
+    allocation = Allocation(snapshot.jobs.gpus, packed_with=np.array([-1, 2, 1]))
     placed = placement_from("consolidate:defragment_h=1")(snapshot, allocation)
     check_placed(snapshot, allocation, placed)
-    assert [placed.seats.row(row) for row in range(3)] == [{1: 4}, {0: 1}, {0: 1}]
+    assert [placed.slots.row(row) for row in range(3)] == [{1: 4}, {0: 1}, {0: 1}]
 
 
 def test_what_the_placement_keeps_for_somebody_is_not_taken() -> None:
     def reserving(snapshot: Snapshot, _: Allocation) -> Placed:
-        assert snapshot.seats is not None
-        return Placed(snapshot.seats, reserved=np.array([1, 0]))
+        assert snapshot.slots is not None
+        return Placed(snapshot.slots, reserved=np.array([1, 0]))
 
     snapshot = picture(2, [at(SCATTERED)])
     allocation = Allocation(snapshot.jobs.gpus)
     placed = Defragmenting(reserving, 3600.0, 8)(snapshot, allocation)
     check_placed(snapshot, allocation, placed)
-    assert placed.seats.row(0) == {1: 4}
+    assert placed.slots.row(0) == {1: 4}
 
 
 def test_gpus_kept_for_somebody_are_not_taken() -> None:
     snapshot = replace(picture(2, [at(SCATTERED)]), reserved=np.array([1, 0]))
     allocation = Allocation(snapshot.jobs.gpus)
     placed = placement_from("consolidate:defragment_h=1")(snapshot, allocation)
-    assert placed.seats.row(0) == {1: 4}
+    assert placed.slots.row(0) == {1: 4}

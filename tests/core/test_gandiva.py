@@ -9,13 +9,13 @@ import pytest
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
 from coddl.core.jobs import CHANGED_S, GPUS, WEIGHT, JobTable
-from coddl.core.placement.affinity import EMPTY, QUEUED, RELAXED, SAME, SHARED, Servers, get_nodes
+from coddl.core.placement.affinity import EMPTY, QUEUED, RELAXED, SAME, SHARED, NodeLoads, get_nodes
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.placement.placement import check_placed
-from coddl.core.policies.gandiva.homes import FAILED, GROW_AT_S, HOME, MATE, TURN
+from coddl.core.policies.gandiva.assignment import FAILED, GROW_AT_S, NODE, PACKED_WITH, TURN
 from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.scheduler import Scheduler
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 from coddl.testing.builders import JobRow, job, snapshot_of
 
@@ -63,7 +63,7 @@ CHOICES = {
 @pytest.mark.parametrize("case", CHOICES.values(), ids=CHOICES.keys())
 def test_algorithm_1(case: Choice) -> None:
     load, affinity = np.array(case.servers).T.copy()
-    servers = Servers(np.array(case.gpus or [4] * len(load)), load, affinity)
+    servers = NodeLoads(np.array(case.gpus or [4] * len(load)), load, affinity)
     parts = np.zeros(len(load), np.int64)
     assert get_nodes(servers, case.need, case.spans, parts) == case.found
     if case.found != QUEUED:
@@ -91,17 +91,17 @@ def on_servers(
     """A picture of servers of four GPUs; rows sit on {node: gpus}, or wait at home on a node."""
     sits, home = sits or {}, home or {}
     snapshot = snapshot_of(4 * servers, jobs, now_s=now_s)
-    memory, whole = snapshot.memory.copy(), snapshot.jobs.whole.copy()
+    memory, whole = snapshot.memory.copy(), snapshot.jobs.ints.copy()
     for row in range(len(jobs)):
         nodes = sits.get(row, {home[row]: 0} if row in home else {})
-        memory[row, HOME] = 1 + min(nodes, default=-1)
+        memory[row, NODE] = 1 + min(nodes, default=-1)
         whole[GPUS, row] = sum(sits.get(row, {}).values())
     return replace(
         snapshot,
         cluster=Cluster.of(4 * servers, 4),
-        jobs=JobTable(snapshot.jobs.real, whole).read_only(),
+        jobs=JobTable(snapshot.jobs.floats, whole).read_only(),
         memory=memory,
-        seats=Seats.of([sits.get(row, {}) for row in range(len(jobs))]),
+        slots=Slots.of([sits.get(row, {}) for row in range(len(jobs))]),
     )
 
 
@@ -109,8 +109,8 @@ def decided(snapshot: Snapshot, policy: Gandiva) -> tuple[list[Parts], Allocatio
     """Where a policy puts the rows, checked as always, and its answer."""
     plan = Scheduler(policy).decide(snapshot)
     assert plan.placed is not None
-    seats = plan.placed.seats
-    return [seats.row(row) for row in range(seats.rows)], replace(plan.allocation, seats=seats)
+    slots = plan.placed.slots
+    return [slots.row(row) for row in range(slots.rows)], replace(plan.allocation, slots=slots)
 
 
 STILL = Gandiva(packing=False, moves=0, grow_after_s=0.0)
@@ -121,10 +121,10 @@ def test_sixteen_gpus_host_jobs_by_size() -> None:
     # have one each. Then all is full, and further jobs join those of their size.
     sizes = [1, 2, 4, 1, 2, 1, 1, 4, 4, 2, 1]
     rows = [rigid(f"{i}", gpus) for i, gpus in enumerate(sizes)]
-    seats, answer = decided(on_servers(4, rows), STILL)
-    home = {row: int(first) - 1 for row, first in enumerate(answer.memory[:, HOME])}  # type: ignore[index]
+    slots, answer = decided(on_servers(4, rows), STILL)
+    home = {row: int(first) - 1 for row, first in enumerate(answer.memory[:, NODE])}  # type: ignore[index]
     assert home == {0: 0, 3: 0, 5: 0, 6: 0, 10: 0, 1: 1, 4: 1, 9: 1, 2: 2, 7: 3, 8: 2}
-    assert [row for row, seat in enumerate(seats) if not seat] == [8, 9, 10]
+    assert [row for row, seat in enumerate(slots) if not seat] == [8, 9, 10]
     assert answer.wake_at_s == 660.0
     why = answer.waiting.of(8)
     assert why is not None
@@ -135,21 +135,21 @@ def test_sixteen_gpus_host_jobs_by_size() -> None:
 def test_who_waits_keeps_its_home() -> None:
     rows = [rigid("a", 4), rigid("b", 4, changed_s=30.0), rigid("c", 2)]
     began = on_servers(2, rows, {0: {0: 4}, 2: {1: 2}}, home={1: 0})
-    seats, answer = decided(began, STILL)
-    assert seats == [{}, {0: 4}, {1: 2}]  # a's turn is over
+    slots, answer = decided(began, STILL)
+    assert slots == [{}, {0: 4}, {1: 2}]  # a's turn is over
     assert answer.memory is not None
-    assert answer.memory[:, HOME].tolist() == [1.0, 1.0, 2.0]
+    assert answer.memory[:, NODE].tolist() == [1.0, 1.0, 2.0]
 
 
 def test_a_turn_lasts_until_the_next_slice() -> None:
     began = on_servers(1, [rigid("a", 4), rigid("b", 4)], {0: {0: 4}}, home={1: 0}, now_s=610.0)
     began.memory[0, TURN] = 10.0  # the slice that began at 600 s
-    seats, answer = decided(began, STILL)
-    assert seats == [{0: 4}, {}]
+    slots, answer = decided(began, STILL)
+    assert slots == [{0: 4}, {}]
     assert answer.wake_at_s == 660.0
-    heavy = began.jobs.real.copy()
+    heavy = began.jobs.floats.copy()
     heavy[WEIGHT, 0] = 2.0
-    later = replace(began, jobs=JobTable(heavy, began.jobs.whole).read_only(), now_s=660.0)
+    later = replace(began, jobs=JobTable(heavy, began.jobs.ints).read_only(), now_s=660.0)
     assert decided(later, STILL)[0] == [{0: 4}, {}]  # two slices for twice the weight
     assert decided(replace(later, now_s=720.0), STILL)[0] == [{}, {0: 4}]
 
@@ -163,10 +163,10 @@ def test_a_queued_job_uses_what_would_be_idle() -> None:
     # Jobs of three GPUs take turns on the server and leave one idle; c has no server of its size.
     rows = [rigid("a", 3), rigid("b", 3, changed_s=30.0), one("c")]
     began = on_servers(1, rows, {0: {0: 3}}, home={1: 0})
-    seats, answer = decided(began, STILL)
-    assert seats == [{}, {0: 3}, {0: 1}]
+    slots, answer = decided(began, STILL)
+    assert slots == [{}, {0: 3}, {0: 1}]
     assert answer.memory is not None
-    assert answer.memory[2, HOME] == 0.0  # a guest
+    assert answer.memory[2, NODE] == 0.0  # a guest
 
 
 def profile(snapshot: Snapshot, busy: Sequence[float], factor: float) -> Snapshot:
@@ -190,7 +190,7 @@ def crowd(factor: float) -> Snapshot:
 
 def again(snapshot: Snapshot, answer: Allocation, now_s: float) -> Snapshot:
     """The picture after an answer was carried out."""
-    whole, real = snapshot.jobs.whole.copy(), snapshot.jobs.real.copy()
+    whole, real = snapshot.jobs.ints.copy(), snapshot.jobs.floats.copy()
     real[CHANGED_S, (whole[GPUS] > 0) & (answer.gpus == 0)] = snapshot.now_s
     whole[GPUS] = answer.gpus
     assert answer.memory is not None
@@ -199,20 +199,20 @@ def again(snapshot: Snapshot, answer: Allocation, now_s: float) -> Snapshot:
         now_s=now_s,
         jobs=JobTable(real, whole).read_only(),
         memory=answer.memory.copy(),
-        seats=answer.seats,
+        slots=answer.slots,
     )
 
 
 def test_the_least_busy_are_packed_on_trial_and_stay_if_that_pays() -> None:
     began = crowd(1.2)  # 2 / 1.2 > 1
     answer = PACKS(began)
-    assert answer.mates is not None
-    assert answer.mates.tolist() == [-1, 3, -1, 1, -1]
+    assert answer.packed_with is not None
+    assert answer.packed_with.tolist() == [-1, 3, -1, 1, -1]
     assert answer.gpus.tolist() == [1] * 5
     assert answer.wake_at_s == 660.0  # to look at it
     later = PACKS(again(began, answer, 660.0))
-    assert later.mates is not None
-    assert later.mates.tolist() == [-1, 3, -1, 1, -1]
+    assert later.packed_with is not None
+    assert later.packed_with.tolist() == [-1, 3, -1, 1, -1]
     assert later.wake_at_s == np.inf
 
 
@@ -220,8 +220,8 @@ def test_a_pair_that_does_not_pay_is_undone_and_not_tried_again() -> None:
     began = crowd(2.2)  # 2 / 2.2 < 1
     answer, tried = PACKS(began), []
     for slice_ in range(11, 20):
-        assert answer.mates is not None
-        tried.append(frozenset(np.flatnonzero(answer.mates >= 0).tolist()))
+        assert answer.packed_with is not None
+        tried.append(frozenset(np.flatnonzero(answer.packed_with >= 0).tolist()))
         began = again(began, answer, 60.0 * slice_)
         answer = PACKS(began)
     pairs = [pair for pair in tried if pair]
@@ -229,7 +229,7 @@ def test_a_pair_that_does_not_pay_is_undone_and_not_tried_again() -> None:
     assert len(pairs) == 3
     assert answer.memory is not None
     assert answer.memory[1, FAILED] == 2**3 + 2**2
-    assert (answer.memory[:, MATE] == 0.0).all()
+    assert (answer.memory[:, PACKED_WITH] == 0.0).all()
 
 
 def test_a_model_that_is_known_by_several_curves_is_not_tried_again_either() -> None:
@@ -237,7 +237,7 @@ def test_a_model_that_is_known_by_several_curves_is_not_tried_again_either() -> 
     began = replace(began, speeds=replace(began.speeds, variants=5))  # all are of one model
     answer, tried = PACKS(began), 0
     for slice_ in range(11, 20):
-        tried += answer.mates is not None and bool((answer.mates >= 0).any())
+        tried += answer.packed_with is not None and bool((answer.packed_with >= 0).any())
         began = again(began, answer, 60.0 * slice_)
         answer = PACKS(began)
     assert tried == 1
@@ -245,7 +245,7 @@ def test_a_model_that_is_known_by_several_curves_is_not_tried_again_either() -> 
 
 @pytest.mark.parametrize("off", [Gandiva(packing=False), Gandiva(pack_below=0.15)])
 def test_nobody_is_packed_who_should_not_be(off: Gandiva) -> None:
-    assert not (np.array(off(crowd(1.0)).mates) >= 0).any()
+    assert not (np.array(off(crowd(1.0)).packed_with) >= 0).any()
 
 
 def test_packed_jobs_part_when_there_is_room() -> None:
@@ -253,20 +253,20 @@ def test_packed_jobs_part_when_there_is_room() -> None:
     packed = again(began, PACKS(began), 660.0)
     fewer = packed.take(np.array([0, 1, 2, 3]))  # e has left
     answer = PACKS(fewer)
-    assert answer.mates is not None
-    assert (answer.mates == -1).all()
-    assert answer.seats is not None
-    assert answer.seats.totals.tolist() == [1] * 4
+    assert answer.packed_with is not None
+    assert (answer.packed_with == -1).all()
+    assert answer.slots is not None
+    assert answer.slots.totals.tolist() == [1] * 4
 
 
 def test_jobs_that_take_turns_move_to_servers_that_have_become_free() -> None:
     rows = [rigid("a", 4), rigid("b", 4, changed_s=30.0), one("c", changed_s=10.0)]
     began = on_servers(2, rows, {0: {0: 4}}, home={1: 0, 2: 0})
-    seats, _ = decided(began, STILL)
-    assert seats == [{}, {0: 4}, {1: 1}]  # c has waited longest; a whole server is left to none
+    slots, _ = decided(began, STILL)
+    assert slots == [{}, {0: 4}, {1: 1}]  # c has waited longest; a whole server is left to none
     rows[2] = one("c", started_s=0.0)
-    seats, _ = decided(on_servers(2, rows[:2], {0: {0: 4}}, home={1: 0}), STILL)
-    assert seats == [{0: 4}, {1: 4}]
+    slots, _ = decided(on_servers(2, rows[:2], {0: {0: 4}}, home={1: 0}), STILL)
+    assert slots == [{0: 4}, {1: 4}]
 
 
 def of_kinds(snapshot: Snapshot, kinds: Sequence[int], factor: float) -> Snapshot:
@@ -311,11 +311,11 @@ def test_free_gpus_are_brought_together_one_job_at_a_time() -> None:
     sits = {0: {0: 1}, 1: {1: 1}, 2: {2: 2}}
     began = on_servers(3, rows, sits)
     calm = Gandiva(grow_after_s=0.0)
-    seats, answer = decided(began, calm)
-    assert seats == [{2: 1}, {1: 1}, {2: 2}]
-    seats, answer = decided(again(began, answer, 700.0), calm)
-    assert seats == [{2: 1}, {2: 1}, {2: 2}]
-    assert decided(again(began, answer, 800.0), calm)[0] == seats
+    slots, answer = decided(began, calm)
+    assert slots == [{2: 1}, {1: 1}, {2: 2}]
+    slots, answer = decided(again(began, answer, 700.0), calm)
+    assert slots == [{2: 1}, {2: 1}, {2: 2}]
+    assert decided(again(began, answer, 800.0), calm)[0] == slots
     assert decided(began, STILL)[0] == [sits[row] for row in range(3)]
     less = replace(calm, idle=0.8)  # three of four are not enough to move anybody
     assert decided(began, less)[0] == [sits[row] for row in range(3)]
@@ -330,22 +330,22 @@ def test_a_job_on_several_servers_moves_to_one_that_has_room() -> None:
 def test_an_elastic_job_grows_when_gpus_stay_idle_and_shrinks_at_once() -> None:
     grows = Gandiva(grow_after_s=100.0)
     began = on_servers(2, [job("a", 1, 8, requested=1)], {0: {0: 1}})
-    seats, answer = decided(began, grows)
-    assert (seats, answer.wake_at_s) == ([{0: 1}], 700.0)
+    slots, answer = decided(began, grows)
+    assert (slots, answer.wake_at_s) == ([{0: 1}], 700.0)
     assert answer.memory is not None
     assert answer.memory[0, GROW_AT_S] == 700.0
-    seats, answer = decided(again(began, answer, 700.0), grows)
-    assert (seats, answer.wake_at_s) == ([{0: 4}], np.inf)  # those of one server
+    slots, answer = decided(again(began, answer, 700.0), grows)
+    assert (slots, answer.wake_at_s) == ([{0: 4}], np.inf)  # those of one server
     grown = {0: {0: 4}}
     crowded = [job("a", 1, 8, requested=1, started_s=0.0), *(one(name) for name in "bc")]
-    seats, _ = decided(on_servers(1, crowded, grown), grows)
-    assert seats == [{0: 2}, {0: 1}, {0: 1}]
+    slots, _ = decided(on_servers(1, crowded, grown), grows)
+    assert slots == [{0: 2}, {0: 1}, {0: 1}]
 
 
 def test_with_several_islands_a_job_keeps_its_own() -> None:
     began = on_servers(1, [rigid("a", 2), one("b")], {0: {0: 2}})
     islands = tuple(replace(node, island_gpus=2) for node in began.cluster.nodes)
-    began = replace(began, cluster=Cluster(islands), seats=Seats.of([{1: 2}, {}]))
+    began = replace(began, cluster=Cluster(islands), slots=Slots.of([{1: 2}, {}]))
     assert decided(began, STILL)[0] == [{1: 2}, {0: 1}]
 
 
@@ -355,5 +355,5 @@ def test_the_placement_puts_jobs_of_a_size_together_for_any_policy() -> None:
     allocation = Allocation(np.array([1, 2, 1, 2, 6]))
     placed = GandivaPlacement()(began, allocation)
     check_placed(began, allocation, placed)
-    seats = [placed.seats.row(row) for row in range(5)]
-    assert seats == [{0: 1}, {1: 2}, {0: 1}, {1: 2}, {2: 4, 3: 2}]
+    slots = [placed.slots.row(row) for row in range(5)]
+    assert slots == [{0: 1}, {1: 2}, {0: 1}, {1: 2}, {2: 4, 3: 2}]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from coddl.core.policies.gittins import Form, gittins_index, past_of, tiresias_g
 from coddl.core.policies.policy import parameters
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.sim.reproduce.tiresias import worked_example
 from coddl.testing import job, snapshot_of, snapshots, twin
@@ -126,6 +126,6 @@ def test_the_kernel_and_its_source_agree(snapshot: Snapshot) -> None:
     answers = []
     for rule in (tiresias_g, twin(tiresias_g)):
         memory, shares = snapshot.memory.copy(), np.zeros(snapshot.jobs.size, np.int64)
-        wake_at_s = rule(snapshot.picture(), params, memory, shares, past)
+        wake_at_s = rule(snapshot.for_kernels(), params, memory, shares, past)
         answers.append((wake_at_s, shares.tolist(), memory.tolist()))
     assert answers[0] == answers[1]

@@ -10,20 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from coddl.core import kernels
+from coddl.core import heaps, kernels
 from coddl.core.columns import FloatMatrix
 from coddl.core.policies.policy import RulePolicy
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import POLICIES, policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.testing import snapshots, twin
 
 P = ParamSpec("P")
 R = TypeVar("R")
 FEW = settings(max_examples=60, deadline=None)
-SPECS = ("afs-l:contest=scan", "afs-l:contest=tournament", "afs-p:contest=scan", "afs-p:tie=keep",
-         "afs-p:contest=tournament", "fifo", "fifo:backfill=true", "max-min", "max-speedup",
-         "optimus", "srsf", "srtf", "tiresias-l", "tiresias-l:preset=afs",
-         "tiresias-l:threshold_gpu_h=0.01/0.1,promote=1")  # fmt: skip
+VARIANTS = ("afs-l:contest=scan", "afs-l:contest=tournament", "afs-p:contest=scan",
+            "afs-p:tie=keep", "afs-p:contest=tournament", "fifo:backfill=true",
+            "tiresias-l:preset=afs",
+            "tiresias-l:threshold_gpu_h=0.01/0.1,promote=1")  # fmt: skip
+# The others as they are by default: where two give the same shares, "auto" is one of the two.
+NAMES = [name for name, cls in POLICIES.items() if issubclass(cls, RulePolicy)]
+SPECS = (*VARIANTS, *(name for name in NAMES if f"{name}:contest=scan" not in VARIANTS))
 
 
 def callable_(part: Callable[P, R]) -> Callable[P, R]:
@@ -32,7 +35,7 @@ def callable_(part: Callable[P, R]) -> Callable[P, R]:
     return compiled
 
 
-select_first, sort_heap = callable_(kernels.select_first), callable_(kernels.sort_heap)
+select_first, sort_heap = callable_(kernels.select_first), callable_(heaps.sort_heap)
 fill_in_order, grow_by_gain = callable_(kernels.fill_in_order), callable_(kernels.grow_by_gain)
 next_share, gain_of_step = callable_(kernels.next_share), callable_(kernels.gain_of_step)
 contend, beats = callable_(kernels.contend), callable_(kernels.beats)
@@ -52,7 +55,7 @@ def test_a_rule_equals_its_uncompiled_source(spec: str, snapshot: Snapshot, memo
     for rule in (policy.rule, twin(policy.rule)):
         shares, kept = np.zeros(snapshot.jobs.size, np.int64), snapshot.memory.copy()
         kept[:, 0] = memory if spec.startswith("afs-p") else 0.0
-        wake_at_s = rule(snapshot.picture(), policy.parameters, kept, shares)
+        wake_at_s = rule(snapshot.for_kernels(), policy.parameters, kept, shares)
         answers.append((shares.tolist(), kept.tolist(), wake_at_s))
     assert answers[0] == answers[1]
 
@@ -63,7 +66,7 @@ def test_select_first_is_a_sort_cut_short(keys: FloatMatrix, most: int, seed: in
     count = keys.shape[1]
     random = np.random.default_rng(seed)
     need = random.integers(1, 5, (count,))
-    line = kernels.Line(keys, need, random.random((count,)) < 0.3)
+    line = kernels.RankedRows(keys, need, random.random((count,)) < 0.3)
     order = sorted(range(count), key=lambda k: (*keys[:, k], k))
     for after, behind in ((-1, order), *((k, order[at + 1 :]) for at, k in enumerate(order))):
         out = np.empty(count, np.int64)
@@ -82,7 +85,7 @@ def test_fill_in_order_is_a_loop_over_a_sort(
     count = keys.shape[1]
     random = np.random.default_rng(seed)
     need = random.integers(1, 9, (count,))
-    line = kernels.Line(keys, need, random.random((count,)) < 0.3)
+    line = kernels.RankedRows(keys, need, random.random((count,)) < 0.3)
     out, want, left = np.empty(count, np.int64), [0] * count, free
     stays = fill_in_order(line, free, int(strict), out)
     for k in sorted(range(count), key=lambda k: (*keys[:, k], k)):
@@ -96,7 +99,7 @@ def test_fill_in_order_is_a_loop_over_a_sort(
 @given(snapshot=snapshots(), gain=st.sampled_from([kernels.REMAINING_TIME, kernels.SPEEDUP]))
 @FEW
 def test_grow_by_gain_is_a_scan_for_the_largest(snapshot: Snapshot, gain: int) -> None:
-    picture, size = snapshot.picture(), snapshot.jobs.size
+    picture, size = snapshot.for_kernels(), snapshot.jobs.size
     shares = np.ones(size, np.int64) * snapshot.jobs.gpus_min
     want = shares.copy()
     left = stays = 25

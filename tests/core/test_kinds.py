@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import InvalidAllocation, check
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
-from coddl.core.scheduler import Rules, Scheduler
-from coddl.core.seats import Seats
+from coddl.core.registry import placement_from, policy_from
+from coddl.core.scheduler import Scheduler, Stability
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.kinds import balanced, compute_s, equal
 from coddl.core.speed.places import plain, slowdowns
@@ -44,7 +43,7 @@ def mixed(
         plain_snapshot,
         cluster=Cluster(nodes, tuple(gpus)),
         speeds=replace(plain_snapshot.speeds, known_places=places),
-        seats=Seats.of(held) if held is not None else Seats.none(len(rows)),
+        slots=Slots.of(held) if held is not None else Slots.none(len(rows)),
     )
 
 
@@ -209,7 +208,7 @@ def test_places_are_of_the_kinds_that_were_dealt() -> None:
     scheduler = Scheduler(policy_from("max-min-kinds"), placement=placement_from("consolidate"))
     plan = scheduler.decide(snapshot)
     assert plan.placed is not None
-    assert [plan.placed.seats.row(row) for row in range(2)] == [{0: 2}, {1: 2}]
+    assert [plan.placed.slots.row(row) for row in range(2)] == [{0: 2}, {1: 2}]
 
 
 def test_a_pinned_job_keeps_its_kind_and_others_share_what_is_left_of_each() -> None:
@@ -229,7 +228,7 @@ def test_a_protected_job_keeps_its_minimum_where_it_has_most() -> None:
         (job("b", 2, 2, left=1), (1, 1)),
     ]
     snapshot = mixed({"fast": 1, "slow": 2}, rows, held=[{0: 1, 1: 2}, {}], now_s=100.0)
-    plan = Scheduler(policy_from("afs-l-kinds"), Rules(min_runtime_s=10.0)).decide(snapshot)
+    plan = Scheduler(policy_from("afs-l-kinds"), Stability(min_runtime_s=10.0)).decide(snapshot)
     assert plan.allocation.by_kind.tolist() == [[0, 2], [0, 0]]
 
 
@@ -257,12 +256,14 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("shares", "mates", "because"), BROKEN.values(), ids=BROKEN.keys())
+@pytest.mark.parametrize(("shares", "packed_with", "because"), BROKEN.values(), ids=BROKEN.keys())
 def test_shares_by_kind_are_checked(
-    shares: list[list[int]], mates: list[int] | None, because: str
+    shares: list[list[int]], packed_with: list[int] | None, because: str
 ) -> None:
     snapshot = mixed({"fast": 1, "slow": 2}, [(job("a"), (1, 1)), (job("b"), (1, 1))])
-    answer = Allocation(np.array(shares), mates=None if mates is None else np.array(mates))
+    answer = Allocation(
+        np.array(shares), packed_with=None if packed_with is None else np.array(packed_with)
+    )
     with pytest.raises(InvalidAllocation) as raised:
         check(snapshot, answer)
     assert because in raised.value.because
@@ -270,7 +271,7 @@ def test_shares_by_kind_are_checked(
 
 def test_gpus_that_mates_share_count_once_of_their_kind() -> None:
     snapshot = mixed({"fast": 1, "slow": 2}, [(job("a"), (1, 1)), (job("b"), (1, 1))])
-    check(snapshot, Allocation(np.array([[1, 1], [1, 1]]), mates=np.array([1, 0])))
+    check(snapshot, Allocation(np.array([[1, 1], [1, 1]]), packed_with=np.array([1, 0])))
 
 
 @given(
@@ -312,8 +313,8 @@ def test_with_many_virtual_nodes_the_staircase_meets_the_smooth_form(factors: li
     devices, virtual_nodes = len(factors), 10_000
     places = plain(1)._replace(kinds=np.array([factors]))
     cluster = Cluster(tuple(Node(str(kind), 1, kind) for kind in range(devices)))
-    seats = Seats.of([dict.fromkeys(range(devices), 1)])
-    smooth = slowdowns(places, cluster.ground, np.zeros(1, np.int64), seats, np.array([-1]))[0]
+    slots = Slots.of([dict.fromkeys(range(devices), 1)])
+    smooth = slowdowns(places, cluster.columns, np.zeros(1, np.int64), slots, np.array([-1]))[0]
     stairs = compute_s(balanced(virtual_nodes, factors), factors) * devices / virtual_nodes
     assert stairs == pytest.approx(smooth, rel=0.02)
     assert stairs >= smooth * (1 - 1e-9)

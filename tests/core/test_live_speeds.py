@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from coddl.core.policies.registry import policy_from
 from coddl.core.pool import records as r
 from coddl.core.pool.control import Control
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
-from coddl.core.scheduler import Rules
+from coddl.core.registry import policy_from
+from coddl.core.scheduler import Stability
 from coddl.core.speed.live import Speed, curve
 from coddl.testing import job, snapshot_of
 
@@ -65,7 +65,7 @@ def learn(
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Run never-seen jobs in a pool until nothing changes; give their shares and resizes."""
     pool = Pool()
-    control = Control(pool, Rules(cool_down_s=0.0, reserve_s=0.0))
+    control = Control(pool, Stability(cool_down_s=0.0, reserve_s=0.0))
 
     def tell(fact: r.RunFact | r.RunProgressed, now_s: float) -> None:
         control.handle(r.RunReported("n", "b", fact), now_s)

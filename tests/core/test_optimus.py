@@ -9,15 +9,14 @@ import pytest
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import check
-from coddl.core.placement.optimus import OptimusPlacement
+from coddl.core.parameter_server.costs import ServerCosts, servers_of
+from coddl.core.parameter_server.placement import OptimusPlacement
 from coddl.core.placement.placement import Placed, check_placed
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
-from coddl.core.scheduler import Rules, Scheduler
-from coddl.core.seats import Seats
+from coddl.core.registry import placement_from, policy_from
+from coddl.core.scheduler import Scheduler, Stability
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
-from coddl.core.speed.servers import ServerCosts, servers_of
-from coddl.sim.loop import crew_of
+from coddl.sim.loop import tasks_of
 from coddl.testing import job, snapshot_of
 from coddl.testing.builders import JobRow
 
@@ -171,7 +170,7 @@ def test_cores_of_jobs_that_keep_their_share_are_not_handed_out_again() -> None:
     """16 cores are 8 workers, whoever holds them."""
     rows = [job("a", holds=4, changed_s=99.0), job("b"), job("c", 1, 8)]
     snapshot = replace(snapshot_of(16, rows, now_s=100.0), cluster=cluster_of(1, 16, 16))
-    cooling = Scheduler(policy_from("optimus-ps:slot_s=0"), Rules(cool_down_s=1000.0))
+    cooling = Scheduler(policy_from("optimus-ps:slot_s=0"), Stability(cool_down_s=1000.0))
     assert cooling.decide(snapshot).shares[0] == 4
     assert cooling.decide(snapshot).shares.sum() == 8
     full = [job("a", 1, 8, holds=8, pinned=True), job("b")]
@@ -219,8 +218,8 @@ class Room:
     def placed(self) -> tuple[Snapshot, Placed]:
         jobs = [job(str(i), 1, 16) for i in range(len(self.wants))]
         cluster = cluster_of(self.nodes, 4, self.cpus)
-        seats = Seats.of(list(self.held) or [{} for _ in jobs])
-        snapshot = replace(snapshot_of(16, jobs), cluster=cluster, seats=seats)
+        slots = Slots.of(list(self.held) or [{} for _ in jobs])
+        snapshot = replace(snapshot_of(16, jobs), cluster=cluster, slots=slots)
         workers, servers = np.array(self.wants).T.copy()
         allocation = Allocation(workers, servers=servers)
         placed = OptimusPlacement()(snapshot, allocation)
@@ -260,10 +259,10 @@ PLACES = {
 @pytest.mark.parametrize("case", PLACES.values(), ids=PLACES.keys())
 def test_tasks_are_placed(case: Room) -> None:
     snapshot, placed = case.placed
-    ground = snapshot.cluster.ground
+    columns = snapshot.cluster.columns
     assert placed.servers is not None
     rows = range(len(case.wants))
-    got = [(placed.seats.nodes(row, ground), placed.servers.nodes(row, ground)) for row in rows]
+    got = [(placed.slots.nodes(row, columns), placed.servers.nodes(row, columns)) for row in rows]
     assert got == list(case.at)
 
 
@@ -278,10 +277,10 @@ def test_who_finds_no_room_for_a_worker_and_a_server_waits() -> None:
 def test_a_policy_without_servers_is_spread_by_gpus() -> None:
     snapshot = snapshot_of(16, [job("a", 1, 8), job("b", 1, 8)])
     cluster = cluster_of(4, 4, 1)  # cores that nobody asks for
-    snapshot = replace(snapshot, cluster=cluster, seats=Seats.none(2))
+    snapshot = replace(snapshot, cluster=cluster, slots=Slots.none(2))
     placed = placement_from("optimus")(snapshot, Allocation(np.array([6, 3])))
-    ground = cluster.ground
-    assert [placed.seats.nodes(row, ground) for row in (0, 1)] == [{1: 3, 2: 3}, {0: 3}]
+    columns = cluster.columns
+    assert [placed.slots.nodes(row, columns) for row in (0, 1)] == [{1: 3, 2: 3}, {0: 3}]
     assert placed.servers is None
 
 
@@ -296,9 +295,9 @@ def test_who_stays_and_finds_no_core_for_a_server_waits() -> None:
 def test_what_a_placement_cuts_is_what_runs() -> None:
     jobs = [job("a", 1, 8)]
     snapshot = with_servers(snapshot_of(8, jobs), cluster_of(2, 4, 16), [SLOW_WIRES])
-    snapshot = replace(snapshot, seats=Seats.none(1))
+    snapshot = replace(snapshot, slots=Slots.none(1))
     plan = Scheduler(policy_from("drf"), placement=OptimusPlacement()).decide(snapshot)
-    crew = crew_of(plan, snapshot.jobs.curve, snapshot.cluster.ground)
+    tasks = tasks_of(plan, snapshot.jobs.curve, snapshot.cluster.columns)
     # Of 32 cores in all, 6 workers and 6 servers would take 30; each node holds 3 of both.
-    assert (crew.workers.tolist(), crew.servers.tolist()) == ([6], [6])
-    assert crew.remote.tolist() == [0.5]
+    assert (tasks.workers.tolist(), tasks.servers.tolist()) == ([6], [6])
+    assert tasks.remote.tolist() == [0.5]

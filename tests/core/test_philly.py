@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coddl.core.allocation import Allocation, WaitingCode
+from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import check
 from coddl.core.jobs import QUEUE, JobTable
@@ -16,10 +16,11 @@ from coddl.core.placement.philly import PhillyPlacement
 from coddl.core.placement.placement import Placed, check_placed
 from coddl.core.plan import Plan
 from coddl.core.policies.philly import Philly
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.core.scheduler import Scheduler
-from coddl.core.seats import Seats
-from coddl.core.snapshot import REFUSED_S, Snapshot, no_memory
+from coddl.core.slots import Slots
+from coddl.core.snapshot import REFUSED_S, Snapshot, empty_memory
+from coddl.core.waiting import WaitingCode
 from coddl.testing import job, snapshot_of
 from coddl.testing.builders import JobRow
 from coddl.testing.contract import SETTINGS, snapshots
@@ -27,9 +28,9 @@ from coddl.testing.contract import SETTINGS, snapshots
 
 def in_queues(snapshot: Snapshot, queues: Sequence[int], quota: Sequence[int]) -> Snapshot:
     """The same picture with the jobs in these queues."""
-    whole = snapshot.jobs.whole.copy()
+    whole = snapshot.jobs.ints.copy()
     whole[QUEUE] = queues
-    jobs = JobTable(snapshot.jobs.real, whole).read_only()
+    jobs = JobTable(snapshot.jobs.floats, whole).read_only()
     return replace(snapshot, jobs=jobs, quota_gpus=np.array(quota, np.int64))
 
 
@@ -170,7 +171,7 @@ def placed(
     strategy: PhillyPlacement | None = None,
 ) -> Placed:
     """Place jobs of (GPUs, where they sit or None); those without were refused so long ago."""
-    rows = [job(str(at), 1, gpus, sits=seats) for at, (gpus, seats) in enumerate(jobs)]
+    rows = [job(str(at), 1, gpus, sits=slots) for at, (gpus, slots) in enumerate(jobs)]
     snapshot = snapshot_of(cluster, rows, now_s=unplaced_s)
     if unplaced_s > 0.0:
         snapshot.memory[snapshot.jobs.gpus == 0, REFUSED_S] = 1.0  # at 0 s
@@ -239,8 +240,8 @@ SPOTS = {
 def test_locality_is_relaxed_while_a_job_has_no_place(spot: Spot) -> None:
     jobs = [*busy(*spot.used), (spot.gpus, None)]
     out = placed(spot.cluster, jobs, spot.unplaced_s)
-    assert out.seats.row(len(jobs) - 1) == spot.want
-    assert [out.seats.row(row) for row in range(len(jobs) - 1)] == [seat for _, seat in jobs[:-1]]
+    assert out.slots.row(len(jobs) - 1) == spot.want
+    assert [out.slots.row(row) for row in range(len(jobs) - 1)] == [seat for _, seat in jobs[:-1]]
     assert out.reserved is not None
     kept = {int(at): int(out.reserved[at]) for at in np.flatnonzero(out.reserved)}
     assert kept == (spot.holds or {})
@@ -258,7 +259,7 @@ def test_it_asks_to_be_woken_when_a_job_changes_its_mind(
 ) -> None:
     # One GPU is free on each of four nodes: the third try is the first that could succeed.
     out = placed(nodes([2, 2, 2, 2]), [*busy(1, 1, 1, 1), (4, None)], unplaced_s)
-    assert out.seats.row(4) == {}
+    assert out.slots.row(4) == {}
     assert out.wake_at_s == pytest.approx(wake_at_s, abs=1e-3)
     assert out.wake_at_s > unplaced_s
 
@@ -266,9 +267,9 @@ def test_it_asks_to_be_woken_when_a_job_changes_its_mind(
 def test_what_one_job_holds_another_cannot_take() -> None:
     # Job 1 came first and holds node 0's six GPUs; job 2 could have four of them.
     out = placed(nodes([8, 4]), [(2, {0: 2}), (8, None), (4, None), (4, None)])
-    assert out.seats.row(1) == {}
-    assert out.seats.row(2) == {1: 4}
-    assert out.seats.row(3) == {}
+    assert out.slots.row(1) == {}
+    assert out.slots.row(2) == {1: 4}
+    assert out.slots.row(3) == {}
     assert out.reserved is not None
     assert out.reserved.tolist() == [6, 0]
 
@@ -279,8 +280,8 @@ def test_a_job_that_waits_for_locality_stops_nobody_and_says_so() -> None:
     rows = [rigid("a", 6, holds=True), rigid("b", 6, holds=True, since_s=1.0)]
     rows += [rigid("c", 4, since_s=2.0), rigid("d", 4, since_s=3.0)]
     snapshot = in_queues(snapshot_of(12, rows, now_s=10.0), [0, 0, 1, 0], [6, 6])
-    where = Seats.of([{0: 2, 1: 2, 2: 2}, {0: 2, 1: 2, 2: 2}, {}, {}])
-    snapshot = replace(snapshot, cluster=cluster, seats=where)
+    where = Slots.of([{0: 2, 1: 2, 2: 2}, {0: 2, 1: 2, 2: 2}, {}, {}])
+    snapshot = replace(snapshot, cluster=cluster, slots=where)
     plan = Scheduler(Philly(), placement=PhillyPlacement()).decide(snapshot)
     assert plan.shares.tolist() == [6, 6, 0, 0]
     fragmented, over_quota = plan.waiting(2), plan.waiting(3)
@@ -318,7 +319,9 @@ def test_a_job_relaxes_from_its_first_refusal_on_not_from_its_submission() -> No
 
 def test_a_refusal_at_the_beginning_of_time_is_remembered_and_no_policy_touches_it() -> None:
     def forgetful(snapshot: Snapshot) -> Allocation:
-        return Allocation(snapshot.jobs.gpus_requested.copy(), memory=no_memory(snapshot.jobs.size))
+        return Allocation(
+            snapshot.jobs.gpus_requested.copy(), memory=empty_memory(snapshot.jobs.size)
+        )
 
     apart = snapshot_of(nodes([4, 4]), [job("a", 4, 4, sits={0: 2, 1: 2}), job("b", 4, 4)])
     scheduler = Scheduler(forgetful, placement=PhillyPlacement())
@@ -334,7 +337,7 @@ def test_every_placement_can_be_carried_out(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1,
                                max_size=3))  # fmt: skip
     cluster = nodes(*sizes)
-    left = cluster.ground.island_gpus.copy()
+    left = cluster.columns.island_gpus.copy()
     jobs: list[tuple[int, Mapping[int, int] | None]] = []
     for _ in range(data.draw(st.integers(0, 6))):
         at = data.draw(st.integers(0, len(left) - 1))
@@ -351,5 +354,5 @@ def test_every_placement_can_be_carried_out(data: st.DataObject) -> None:
         return
     out = placed(cluster, jobs, unplaced_s)  # which checks it
     assert out.wake_at_s > unplaced_s
-    for row, (_, seats) in enumerate(jobs):
-        assert not seats or out.seats.row(row) == seats
+    for row, (_, slots) in enumerate(jobs):
+        assert not slots or out.slots.row(row) == slots

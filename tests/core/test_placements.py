@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import InvalidAllocation
-from coddl.core.placement.close import Wishes, place_close
+from coddl.core.placement.close import PlacementRequest, place_close
 from coddl.core.placement.placement import Placed, Placement, check_placed
-from coddl.core.placement.registry import PLACEMENTS, placement_from
-from coddl.core.seats import Seats
+from coddl.core.registry import PLACEMENTS, placement_from
+from coddl.core.slots import Slots
 from coddl.core.speed.places import Places, plain
 from coddl.testing import PlacementContract, job, placing, snapshot_of, twin
 from coddl.testing.builders import JobRow
@@ -124,7 +124,7 @@ def test_consolidate(case: Case) -> None:
     allocation = Allocation(np.array(case.shares))
     placed = placement_from("consolidate")(snapshot, allocation)
     check_placed(snapshot, allocation, placed)
-    assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
+    assert [placed.slots.row(row) for row in range(len(case.rows))] == case.want
 
 
 def far(curves: int, *, nodes: float = 1.0, racks: float = 1.0, nic: float = 0.0) -> Places:
@@ -195,7 +195,7 @@ def test_estimate(case: Choice) -> None:
     allocation = Allocation(np.array(case.shares))
     placed = placement_from("estimate")(snapshot, allocation)
     check_placed(snapshot, allocation, placed)
-    assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
+    assert [placed.slots.row(row) for row in range(len(case.rows))] == case.want
     assert set(placed.why) == set(np.flatnonzero(placed.shares < allocation.gpus).tolist())
 
 
@@ -203,12 +203,12 @@ def test_estimate_takes_the_faster_kind() -> None:
     places = plain(1, 2)._replace(kinds=np.array([[3.0, 1.0]]))
     snapshot = snapshot_of(kinds((4,), (8,)), [new()], places=places)
     placed = placement_from("estimate")(snapshot, Allocation(np.array([4])))
-    assert placed.seats.row(0) == {1: 4}
+    assert placed.slots.row(0) == {1: 4}
 
 
 class Pair(NamedTuple):
     rows: list[JobRow]
-    mates: list[int]
+    packed_with: list[int]
     want: list[dict[int, int]]
 
 
@@ -229,23 +229,23 @@ PAIRS = {
 @pytest.mark.parametrize("case", PAIRS.values(), ids=PAIRS.keys())
 def test_jobs_that_share_gpus_are_placed_as_one(case: Pair) -> None:
     snapshot = snapshot_of(nodes(2, 2), case.rows)
-    allocation = Allocation(np.full(len(case.rows), 2), mates=np.array(case.mates))
+    allocation = Allocation(np.full(len(case.rows), 2), packed_with=np.array(case.packed_with))
     placed = placement_from("consolidate")(snapshot, allocation)
     check_placed(snapshot, allocation, placed)
-    assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
+    assert [placed.slots.row(row) for row in range(len(case.rows))] == case.want
 
 
 @given(asked=placing())
 @settings(max_examples=60, deadline=None)
 def test_the_compiled_placement_equals_its_twin(asked: Asked) -> None:
     snapshot, allocation = asked
-    ground, seats, jobs = snapshot.cluster.ground, snapshot.seats, snapshot.jobs
-    assert seats is not None
+    columns, slots, jobs = snapshot.cluster.columns, snapshot.slots, snapshot.jobs
+    assert slots is not None
     order = np.lexsort((jobs.id, -allocation.gpus))
-    wishes = Wishes(allocation.by_kind, order, jobs.spans, jobs.home)
-    reserved = np.zeros(len(ground.island_gpus), np.int64)
-    compiled = place_close(ground, seats, wishes, reserved)
-    plain = twin(place_close)(ground, seats, wishes, reserved)
+    wishes = PlacementRequest(allocation.by_kind, order, jobs.spans, jobs.preferred_node)
+    reserved = np.zeros(len(columns.island_gpus), np.int64)
+    compiled = place_close(columns, slots, wishes, reserved)
+    plain = twin(place_close)(columns, slots, wishes, reserved)
     assert all(map(np.array_equal, compiled, plain))
 
 
@@ -267,13 +267,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("shares", "seats", "because"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("shares", "slots", "because"), WRONG.values(), ids=WRONG.keys())
 def test_what_can_not_be_carried_out_is_refused(
-    shares: list[int], seats: dict[int, int], because: str
+    shares: list[int], slots: dict[int, int], because: str
 ) -> None:
     snapshot = snapshot_of(kinds((4,), (4,)), [new()])
     with pytest.raises(InvalidAllocation) as raised:
-        check_placed(snapshot, Allocation(np.array(shares)), Placed(Seats.of([seats])))
+        check_placed(snapshot, Allocation(np.array(shares)), Placed(Slots.of([slots])))
     assert because in raised.value.because
 
 
@@ -281,4 +281,4 @@ def test_what_is_kept_for_somebody_is_not_taken() -> None:
     snapshot = snapshot_of(nodes(4, 4), [new()])
     snapshot = replace(snapshot, reserved=np.array([1, 0]))
     placed = placement_from("consolidate")(snapshot, Allocation(np.array([4])))
-    assert placed.seats.row(0) == {1: 4}
+    assert placed.slots.row(0) == {1: 4}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coddl.core.cluster import Cluster, Node
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.speed.places import Places, plain, slowdowns
 from coddl.testing.twin import twin
 
@@ -37,7 +37,7 @@ class Case(NamedTuple):
     rows: list[dict[int, int]]
     want: list[float]
     curves: tuple[int, ...] = (0, 0, 0)
-    mates: tuple[int, ...] = (-1, -1, -1)
+    packed_with: tuple[int, ...] = (-1, -1, -1)
 
 
 CASES = {
@@ -70,8 +70,8 @@ CASES = {
 def test_a_place_costs(case: Case, compiled: bool) -> None:
     run = slowdowns if compiled else twin(slowdowns)
     count = len(case.rows)
-    curves, mates = np.array(case.curves[:count]), np.array(case.mates[:count])
-    got = run(PLACES, CLUSTER.ground, curves, Seats.of(case.rows), mates)
+    curves, packed_with = np.array(case.curves[:count]), np.array(case.packed_with[:count])
+    got = run(PLACES, CLUSTER.columns, curves, Slots.of(case.rows), packed_with)
     assert got == pytest.approx(case.want, rel=1e-12)
 
 
@@ -79,12 +79,12 @@ def test_a_place_costs(case: Case, compiled: bool) -> None:
 @settings(max_examples=60, deadline=None)
 def test_the_kernel_equals_its_twin(rows: list[dict[int, int]], data: st.DataObject) -> None:
     curves = np.array([data.draw(st.integers(0, 1)) for _ in rows], np.int64)
-    mates = np.array([data.draw(st.integers(-1, len(rows) - 1)) for _ in rows], np.int64)
-    scene = (PLACES, CLUSTER.ground, curves, Seats.of(rows), mates)
+    packed_with = np.array([data.draw(st.integers(-1, len(rows) - 1)) for _ in rows], np.int64)
+    scene = (PLACES, CLUSTER.columns, curves, Slots.of(rows), packed_with)
     assert np.array_equal(slowdowns(*scene), twin(slowdowns)(*scene))
 
 
 def test_plain_places_cost_nothing_but_for_shared_gpus() -> None:
-    seats = Seats.of([{0: 1, 2: 1, 3: 1}, {1: 1}, {1: 1}])
-    got = slowdowns(plain(1), CLUSTER.ground, np.zeros(3, np.int64), seats, np.array([-1, 2, 1]))
+    slots = Slots.of([{0: 1, 2: 1, 3: 1}, {1: 1}, {1: 1}])
+    got = slowdowns(plain(1), CLUSTER.columns, np.zeros(3, np.int64), slots, np.array([-1, 2, 1]))
     assert got.tolist() == [1.0, 2.0, 2.0]

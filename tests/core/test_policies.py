@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.testing import job, snapshot_of
 from coddl.testing.builders import JobRow
 from coddl.traces.files import packaged_speeds

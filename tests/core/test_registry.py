@@ -6,8 +6,8 @@ from coddl.core.errors import UserError
 from coddl.core.named import parameters_of
 from coddl.core.policies.afs import AfsP
 from coddl.core.policies.philly import Philly
-from coddl.core.policies.registry import POLICIES, policy_from
 from coddl.core.policies.tiresias import TiresiasL
+from coddl.core.registry import POLICIES, policy_from
 
 GOOD = {
     "afs-p:lease_h=2,tie=keep": AfsP(lease_h=2.0, tie="keep"),

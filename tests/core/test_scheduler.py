@@ -6,8 +6,8 @@ import pytest
 from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import InvalidAllocation
-from coddl.core.policies.registry import policy_from
-from coddl.core.scheduler import Rules, Scheduler
+from coddl.core.registry import policy_from
+from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.snapshot import Snapshot
 from coddl.testing import job, snapshot_of
 
@@ -59,7 +59,7 @@ def test_what_may_not_be_preempted_keeps_what_it_holds() -> None:
 
 def test_a_share_that_has_just_changed_stays_for_a_while() -> None:
     rows = [job("a", holds=4, changed_s=95.0), job("b")]
-    scheduler = Scheduler(policy_from("max-min"), Rules(cool_down_s=10.0))
+    scheduler = Scheduler(policy_from("max-min"), Stability(cool_down_s=10.0))
     plan = scheduler.decide(snapshot_of(4, rows, now_s=100.0))
     assert plan.shares.tolist() == [4, 0]
     assert plan.allocation.wake_at_s == 105.0
@@ -72,11 +72,13 @@ def test_what_was_freed_for_a_job_is_not_given_to_another() -> None:
     """b waits for a GPU that a is leaving when c comes; c must not take it on its way."""
     rows = [job("a", holds=2), job("b", holds=2, changed_s=99.0, settled=False), job("c", left=1)]
     for reserve_s, want in ((0.0, [2, 1, 1]), (10.0, [1, 2, 1])):
-        scheduler = Scheduler(policy_from("max-min"), Rules(reserve_s=reserve_s))
+        scheduler = Scheduler(policy_from("max-min"), Stability(reserve_s=reserve_s))
         assert scheduler.decide(snapshot_of(4, rows, now_s=100.0)).shares.tolist() == want
     rows = [job("b", holds=4, changed_s=99.0, settled=False), job("c", left=1)]
     free, reserved = (
-        Scheduler(policy_from("srtf"), Rules(reserve_s=s)).decide(snapshot_of(4, rows, now_s=100.0))
+        Scheduler(policy_from("srtf"), Stability(reserve_s=s)).decide(
+            snapshot_of(4, rows, now_s=100.0)
+        )
         for s in (0.0, 10.0)
     )
     assert free.shares.tolist() == [0, 4]
@@ -86,7 +88,7 @@ def test_what_was_freed_for_a_job_is_not_given_to_another() -> None:
 
 def test_promises_are_void_when_gpus_are_lost() -> None:
     rows = [job("a", holds=3, changed_s=99.0), job("b", holds=3, changed_s=99.0)]
-    plan = Scheduler(policy_from("max-min"), Rules(cool_down_s=10.0)).decide(
+    plan = Scheduler(policy_from("max-min"), Stability(cool_down_s=10.0)).decide(
         snapshot_of(4, rows, now_s=100.0)
     )
     assert plan.shares.tolist() == [2, 2]
@@ -96,11 +98,11 @@ def test_a_job_that_has_just_started_runs_on_if_only_on_its_minimum() -> None:
     rows = [job("a", 2, 4, holds=4, left=50, started_s=95.0), job("b", left=5, requested=4)]
     plain = Scheduler(policy_from("srtf")).decide(snapshot_of(4, rows, now_s=100.0))
     assert plain.shares.tolist() == [0, 4]
-    guarded = Scheduler(policy_from("srtf"), Rules(min_runtime_s=10.0)).decide(
+    guarded = Scheduler(policy_from("srtf"), Stability(min_runtime_s=10.0)).decide(
         snapshot_of(4, rows, now_s=100.0)
     )
     assert guarded.shares.tolist() == [2, 0]
-    later = Scheduler(policy_from("srtf"), Rules(min_runtime_s=10.0)).decide(
+    later = Scheduler(policy_from("srtf"), Stability(min_runtime_s=10.0)).decide(
         snapshot_of(4, rows, now_s=105.0)
     )
     assert later.shares.tolist() == [0, 4]
@@ -150,14 +152,14 @@ def test_kinds_are_kept_when_a_lower_priority_finds_no_gpu_left() -> None:
 def test_mates_and_servers_stay_with_their_jobs() -> None:
     def policy(snapshot: Snapshot) -> Allocation:
         shares = np.ones(snapshot.jobs.size, np.int64)
-        return Allocation(shares, servers=shares * 7, mates=np.array([1, 0]))
+        return Allocation(shares, servers=shares * 7, packed_with=np.array([1, 0]))
 
     rows = [job("a", holds=1, pinned=True), job("b"), job("c")]
     allocation = Scheduler(policy).decide(snapshot_of(4, rows)).allocation
     assert allocation.servers is not None
     assert allocation.servers.tolist() == [0, 7, 7]
-    assert allocation.mates is not None
-    assert allocation.mates.tolist() == [-1, 2, 1]
+    assert allocation.packed_with is not None
+    assert allocation.packed_with.tolist() == [-1, 2, 1]
 
 
 BROKEN = {

@@ -5,21 +5,22 @@ import pytest
 
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
-from coddl.core.placement.parameters import assign_parameters
-from coddl.core.seats import Seats
-from coddl.core.speed.nnls import nnls
-from coddl.core.speed.servers import (
-    Crew,
+from coddl.core.parameter_server.assignment import assign_parameters
+from coddl.core.parameter_server.costs import (
     Mode,
     Point,
     ServerCosts,
+    TaskCounts,
     costs_of_curve,
     fit_costs,
     remote_parts,
     server_slowdowns,
     servers_of,
+    with_servers,
 )
-from coddl.core.speed.table import interpolated, with_servers
+from coddl.core.slots import Slots
+from coddl.core.speed.nnls import nnls
+from coddl.core.speed.table import interpolated
 from coddl.testing import twin
 
 PLACES = ((1, 1), (2, 1), (1, 4), (4, 4), (8, 2), (3, 7), (10, 10), (5, 2))  # servers, workers
@@ -115,16 +116,16 @@ REMOTE = {
 def test_the_slowest_task_sets_the_pace(
     workers: dict[int, int], servers: dict[int, int], want: float
 ) -> None:
-    ground = Cluster.of(16, 4).ground
-    seats = Seats.of([workers]), Seats.of([servers])
-    assert remote_parts(ground, *seats) == pytest.approx([want])
-    assert twin(remote_parts)(ground, *seats) == pytest.approx([want])
+    columns = Cluster.of(16, 4).columns
+    slots = Slots.of([workers]), Slots.of([servers])
+    assert remote_parts(columns, *slots) == pytest.approx([want])
+    assert twin(remote_parts)(columns, *slots) == pytest.approx([want])
 
 
 def test_a_place_saves_transfer_and_nothing_else() -> None:
     model = servers_of([ServerCosts((4.0, 1.0, 1.0, 0.0, 0.0))], 4)
     table_s = np.array([[np.inf, 6.0, 4.0]])  # a table that knows no servers
-    crew = Crew(
+    tasks = TaskCounts(
         curve=np.zeros(4, np.int64),
         workers=np.array([2, 2, 2, 0]),
         servers=np.array([2, 2, 9, 0]),
@@ -132,7 +133,7 @@ def test_a_place_saves_transfer_and_nothing_else() -> None:
     )
     full_s, half_s, many_s = 4 / 2 + 1 + 1, 4 / 2 + 1 + 0.5, 4 / 2 + 1 + 2 / 4
     want = [full_s / 4.0, half_s / 4.0, many_s / 4.0, 1.0]
-    assert server_slowdowns(model, table_s, crew) == pytest.approx(want)
+    assert server_slowdowns(model, table_s, tasks) == pytest.approx(want)
 
 
 # Sizes of blocks, servers, and (block, server, size) of each piece.

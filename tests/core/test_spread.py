@@ -24,4 +24,4 @@ def test_jobs_are_spread_out(case: Case) -> None:
     snapshot, allocation = pictured(case)
     placed = SpreadOut()(snapshot, allocation)
     check_placed(snapshot, allocation, placed)
-    assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
+    assert [placed.slots.row(row) for row in range(len(case.rows))] == case.want

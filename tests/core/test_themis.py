@@ -25,8 +25,8 @@ from coddl.core.policies.finish_time import (
     outlook_of,
     rho_at,
 )
-from coddl.core.policies.registry import policy_from
 from coddl.core.policies.themis import LEASE_END_S, LENT_GPUS, after_payment, call_back
+from coddl.core.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import plain
 from coddl.testing import job, snapshot_of, twin

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from coddl.core.errors import UserError
-from coddl.core.placement.registry import placement_from
 from coddl.core.placement.tiresias import fitted_limit
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler
 from tests.core.places import Case, Row, pictured
 
@@ -59,7 +58,7 @@ CASES = {
 def test_jobs_are_placed(case: Case) -> None:
     snapshot, allocation = pictured(case)
     placed = placement_from("tiresias")(snapshot, allocation)
-    assert [placed.seats.row(row) for row in range(len(case.rows))] == case.want
+    assert [placed.slots.row(row) for row in range(len(case.rows))] == case.want
 
 
 def test_who_waits_for_few_nodes_is_told_and_others_go_on() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from coddl.core.named import parameters_of
-from coddl.core.placement.registry import PLACEMENTS
-from coddl.core.policies.registry import POLICIES
+from coddl.core.registry import PLACEMENTS, POLICIES
 from coddl.sim.failures import PhillyFailures
 from coddl.traces.files import write_trace
 from coddl.traces.make import poisson

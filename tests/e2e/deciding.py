@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coddl.core.policies.registry import policy_from
 from coddl.core.pool.job import Measured
 from coddl.core.pool.records import Decided
-from coddl.core.pool.sight import Sight, look
+from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
 from coddl.core.pool.state import Pool as Fold
+from coddl.core.registry import policy_from
 from coddl.live.journal import Noted
 from tests.e2e.pool import COOL_DOWN_S, Pool
 
@@ -58,7 +58,7 @@ def _quiet(pool: Pool, jobs: Sequence[int]) -> Quiet | None:
     )
 
 
-def _sight(before: Sequence[Noted], noted: Noted) -> Sight:
+def _sight(before: Sequence[Noted], noted: Noted) -> PoolSnapshot:
     """Give the picture that a decision was made on; speeds are in its rows, as far as new."""
     fold, decided = folded(before), noted.record
     assert isinstance(decided, Decided)
@@ -66,10 +66,10 @@ def _sight(before: Sequence[Noted], noted: Noted) -> Sight:
     for row in (rows | {row.job: row for row in decided.rows}).values():
         speeds = {gpus: Measured(step_s, 0) for gpus, step_s in row.step_s.items()}
         fold.jobs[row.job].step_s = speeds
-    return look(fold, noted.at_s, decided.seed)
+    return snapshot_of_pool(fold, noted.at_s, decided.seed)
 
 
-def _is_pinned(sight: Sight) -> bool:
+def _is_pinned(sight: PoolSnapshot) -> bool:
     """Tell whether not the policy but calm has decided for some job."""
     jobs = sight.snapshot.jobs
     is_cooling = sight.snapshot.now_s < jobs.changed_s + COOL_DOWN_S

@@ -19,7 +19,7 @@ from coddl import __version__
 from coddl.api import wire
 from coddl.api.jobsfolder import JobsFolder
 from coddl.core.cluster import Cluster
-from coddl.core.pool.deciding import CALM
+from coddl.core.pool.deciding import POOL_STABILITY
 from coddl.core.pool.records import (
     Claim,
     Device,
@@ -29,7 +29,7 @@ from coddl.core.pool.records import (
     RunUnsaved,
     SliceDidNotFit,
 )
-from coddl.core.scheduler import Rules
+from coddl.core.scheduler import Stability
 from coddl.live.http import LOOPBACK, create_app
 from coddl.live.journal import Journal
 from coddl.live.server import Server
@@ -86,14 +86,14 @@ class LivePool:
         folder: Path,
         store: Store | None = None,
         *,
-        rules: Rules = CALM,
+        stability: Stability = POOL_STABILITY,
         site: Cluster | None = None,
         lease_s: float = 60,
     ) -> None:
         self.clock = ManualClock()
         self.store = store if store is not None else MemoryStore()
         self.server = Server(
-            Journal(self.store), folder, self.clock, rules=rules, site=site, lease_s=lease_s
+            Journal(self.store), folder, self.clock, stability=stability, site=site, lease_s=lease_s
         )
         self._listener = listen("127.0.0.1", 0)
         self.port = self._listener.getsockname()[1]

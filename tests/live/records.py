@@ -1,8 +1,8 @@
 """A record of every kind, and pools to fold."""
 
-from coddl.core.allocation import Waiting
 from coddl.core.pool import records as r
 from coddl.core.pool.spec import JobSpec, Launch
+from coddl.core.waiting import Waiting
 
 CPU = (r.Device(0, "cpu"), r.Device(1, "cpu"))
 

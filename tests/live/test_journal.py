@@ -11,7 +11,7 @@ import pytest
 from coddl import __version__
 from coddl.core.pool import records as r
 from coddl.core.pool.control import Control
-from coddl.core.pool.deciding import CALM
+from coddl.core.pool.deciding import POOL_STABILITY
 from coddl.core.pool.state import Pool
 from coddl.live.errors import JournalUnreadable, PoolTaken
 from coddl.live.journal import LAYOUT, SCHEMA, Journal, jobs_of
@@ -66,7 +66,7 @@ def test_a_record_concerns_jobs(kind: type[r.Record]) -> None:
 
 def busy_pool(journal: Journal, jobs: int = 5) -> Pool:
     """Submit jobs to a pool of two devices, and write all of it down."""
-    control = Control(Pool(), CALM)
+    control = Control(Pool(), POOL_STABILITY)
     events: list[r.Event] = [r.NodeJoined("n1", "boot", "here", CPU)]
     events += [r.JobSubmitted(job, spec(f"j{job}")) for job in range(1, jobs + 1)]
     for at_s, event in enumerate(events):
@@ -97,7 +97,7 @@ def test_a_picture_tells_nothing_of_who_was_silent_then() -> None:
 def test_a_picture_and_the_tail_give_the_same_pool(tmp_path: Path) -> None:
     store = SqlStore(sqlite_url(tmp_path / "journal.db"))
     journal = Journal(store, picture_every=3)
-    control = Control(Pool(), CALM)
+    control = Control(Pool(), POOL_STABILITY)
     control.take(r.NodeJoined("n1", "boot", "here", CPU), 0.0)
     journal.append(control.conclude(0.0).records, [], 0.0)
     journal.keep_picture(control.pool, 0.0)
@@ -143,7 +143,7 @@ def test_a_journal_of_an_older_version_comes_up(name: str) -> None:
     assert (bert.priority, bert.steps, bert.gpus_useful) == (3, 100, 8)
     assert (bert.lead, bert.led_by, len(bert.granted)) == ("a", "a", 2)
     assert 0 < pictured < folded.seq == store.last_seq()
-    control = Control(folded.pool, CALM)
+    control = Control(folded.pool, POOL_STABILITY)
     done = r.RunReported("a", "boot-a", r.RunEnded(1, 1, "succeeded", 100, 0))
     journal.append(control.handle(done, folded.at_s + 1).records, [], folded.at_s + 1)
     journal.keep_picture(control.pool, folded.at_s + 1)

@@ -8,10 +8,10 @@ import pytest
 
 from coddl.core.errors import UserError
 from coddl.core.pool import records as r
-from coddl.core.pool.deciding import CALM
+from coddl.core.pool.deciding import POOL_STABILITY
 from coddl.core.pool.errors import NotFound
 from coddl.core.pool.state import Pool
-from coddl.core.scheduler import Rules
+from coddl.core.scheduler import Stability
 from coddl.live.errors import JournalFull, KeyReused
 from coddl.live.journal import Journal, Noted
 from coddl.live.loop import Ask, Bug, ControlLoop, Done, Once, Reply, fact
@@ -66,7 +66,7 @@ class Driven:
         self.story: list[str] = []
         self.store = CountingStore(self.story)
         self.outbox = Outbox(self.story)
-        self.loop = ControlLoop(Journal(self.store), CALM, self.outbox)
+        self.loop = ControlLoop(Journal(self.store), POOL_STABILITY, self.outbox)
         self.replies: dict[str, Reply] = {}
 
     def ask(self, name: str, *events: r.Event, once: Once | None = None) -> Ask:
@@ -254,8 +254,8 @@ def test_what_is_said_once_is_written_down_though_we_fail_to_conclude_from_it(
     driven: Driven,
 ) -> None:
     driven.loop.turn([fact(JOINED), driven.submit("a")], 10.0)
-    rules = cast(Rules, None)  # with which every decision meets a bug
-    driven.loop = ControlLoop(Journal(driven.store), rules, driven.outbox)
+    stability = cast(Stability, None)  # with which every decision meets a bug
+    driven.loop = ControlLoop(Journal(driven.store), stability, driven.outbox)
     driven.loop.turn([driven.fact("ended", told(r.RunEnded(1, 1, "lost")))], 11.0)
     assert driven.replies["ended"] == Done()
     assert "RunEnded" in driven.journalled()
@@ -267,14 +267,14 @@ def test_time_never_goes_back_in_the_journal(driven: Driven) -> None:
     driven.loop.turn([driven.submit("b")], 50.0)
     times = [line.at_s for line in driven.store.lines(0, 100)]
     assert times == sorted(times)
-    later = ControlLoop(Journal(driven.store), CALM, driven.outbox)
+    later = ControlLoop(Journal(driven.store), POOL_STABILITY, driven.outbox)
     later.turn([driven.submit("c")], 60.0)
     assert driven.store.newest(1)[0].at_s == 100.0
 
 
 def test_pictures_are_taken_now_and_then_and_at_the_end() -> None:
     driven = Driven()
-    driven.loop = ControlLoop(Journal(driven.store, picture_every=3), CALM, driven.outbox)
+    driven.loop = ControlLoop(Journal(driven.store, picture_every=3), POOL_STABILITY, driven.outbox)
     driven.loop.turn([driven.submit("a")], 10.0)
     driven.loop.tidy()
     assert not list(driven.store.pictures())

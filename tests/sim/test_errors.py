@@ -7,11 +7,10 @@ import pytest
 
 from coddl.core.allocation import Allocation
 from coddl.core.errors import UserError
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import plain
-from coddl.core.speed.servers import Servers
-from coddl.core.speed.table import speeds_of
+from coddl.core.speed.table import ServerTimes, speeds_of
 from coddl.sim.errors import LEAST, VARIANTS, Error, beliefs_of, error_from
 from coddl.sim.loop import Beliefs
 from coddl.sim.run import Events
@@ -163,7 +162,7 @@ def test_places_and_servers_go_with_the_model() -> None:
     )
     steps = np.tile(numbers[:, None, None], (1, 3, 2))
     speeds = replace(
-        jobs.speeds, known_places=places, servers=Servers(steps, steps / 2), kinds=("a", "b")
+        jobs.speeds, known_places=places, servers=ServerTimes(steps, steps / 2), kinds=("a", "b")
     )
     beliefs = beliefs_of(replace(jobs, speeds=speeds), Error(speed=0.2), seed=1)
     assert beliefs.curve is not None

@@ -9,8 +9,7 @@ import pytest
 from coddl.core.cluster import Cluster
 from coddl.core.columns import BoolColumn
 from coddl.core.errors import UserError
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.sim.failures import PRERUN_S, Drawn, Faults, PhillyFailures, failures_from
 from coddl.sim.run import Losses, Run
 from coddl.sim.simulate import Case, run_case

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coddl.core.policies.registry import policy_from
-from coddl.core.scheduler import Rules
+from coddl.core.registry import policy_from
+from coddl.core.scheduler import Stability
 from coddl.sim.run import Run
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import MODES, SHARE, Reconfigure
@@ -139,7 +139,7 @@ def test_another_seed_flips_other_coins() -> None:
 def test_a_cool_down_makes_a_policy_change_its_mind_less_often() -> None:
     trace = poisson(jobs=60, gpus=16, load=1.0, seed=3)
     case = Case("afs-p", policy_from("afs-p"), trace, gpus=16, keep_events=True)
-    calm = run_case(replace(case, rules=Rules(cool_down_s=1800.0, min_runtime_s=600.0)))
+    calm = run_case(replace(case, stability=Stability(cool_down_s=1800.0, min_runtime_s=600.0)))
     wild = run_case(case)
     assert calm.finished.all()
     assert calm.reallocations < wild.reallocations

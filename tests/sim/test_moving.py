@@ -5,7 +5,7 @@ import pytest
 
 from coddl.core.cluster import Cluster, Node
 from coddl.core.errors import UserError
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.sim.api import reconfigure_from
 from coddl.sim.moving import LastNodes, move_pauses
 from coddl.sim.world import Reconfigure
@@ -26,9 +26,9 @@ STORY = {  # where a job sits on nodes with two islands each, and whether it has
 
 def test_a_job_leaves_a_node_for_one_it_was_not_on_when_it_last_ran() -> None:
     nodes = tuple(Node(f"{at}", 4, island_gpus=2) for at in range(3))
-    ground, last = Cluster(nodes).ground, LastNodes(8, 3)
+    columns, last = Cluster(nodes).columns, LastNodes(8, 3)
     for what, (seat, left) in STORY.items():
-        found = last.left(ground, np.array([2, 5]), Seats.of([{0: 1}, seat]))
+        found = last.left(columns, np.array([2, 5]), Slots.of([{0: 1}, seat]))
         assert found.tolist() == [False, left], what
 
 

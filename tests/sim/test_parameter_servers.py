@@ -7,11 +7,11 @@ import pytest
 
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
-from coddl.core.placement.optimus import OptimusPlacement
+from coddl.core.parameter_server.costs import ServerCosts, servers_of
+from coddl.core.parameter_server.placement import OptimusPlacement
 from coddl.core.placement.placement import Placement, check_placed
-from coddl.core.policies.registry import policy_from
-from coddl.core.seats import Seats
-from coddl.core.speed.servers import ServerCosts, servers_of
+from coddl.core.registry import policy_from
+from coddl.core.slots import Slots
 from coddl.core.speed.table import speeds_of
 from coddl.sim.reproduce.optimus import MOST, OneByOne, cluster_of, speeds_with_servers
 from coddl.sim.run import Run
@@ -88,9 +88,9 @@ def test_tasks_are_placed_one_by_one(
     packs: bool, want: list[tuple[dict[int, int], dict[int, int]]]
 ) -> None:
     snapshot = snapshot_of(16, [job("a"), job("b")])
-    snapshot = replace(snapshot, cluster=cluster_of(2, 8), seats=Seats.none(2))
+    snapshot = replace(snapshot, cluster=cluster_of(2, 8), slots=Slots.none(2))
     allocation = Allocation(np.array([2, 1]), servers=np.array([2, 1]))
     placed = OneByOne(packs)(snapshot, allocation)
     check_placed(snapshot, allocation, placed)
     assert placed.servers is not None
-    assert [(placed.seats.row(row), placed.servers.row(row)) for row in (0, 1)] == want
+    assert [(placed.slots.row(row), placed.servers.row(row)) for row in (0, 1)] == want

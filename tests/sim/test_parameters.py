@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coddl.core.placement.parameters import Piece
+from coddl.core.parameter_server.assignment import Piece
 from coddl.sim.reproduce import parameters
 from coddl.sim.reproduce.experiment import Setting
 from coddl.sim.reproduce.parameters import (

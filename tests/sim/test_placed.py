@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from coddl.core.cluster import Cluster
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.speed.places import plain
 from coddl.sim.run import Run
 from coddl.sim.simulate import Case, run_case

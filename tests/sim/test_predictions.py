@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from coddl.core.parameter_server.costs import Point
 from coddl.core.speed.convergence import LossCurve, Stop
-from coddl.core.speed.servers import Point
 from coddl.sim.reproduce.experiment import Setting
 from coddl.sim.reproduce.plot import drawn
 from coddl.sim.reproduce.predictions import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coddl.core.errors import UserError
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.sim.quotas import quotas_from
 from coddl.sim.simulate import Case, run_case
 from coddl.testing.builders import speeds_from

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coddl.core.errors import UserError
-from coddl.core.placement.registry import placement_from
+from coddl.core.registry import placement_from
 from coddl.sim.reproduce import afs, philly, thrashing
 from coddl.sim.reproduce.experiment import Experiment, Finding, MissingData, Plot, Setting
 from coddl.sim.reproduce.plot import COLOURS, drawn, ticks, write_plot, written

@@ -9,10 +9,10 @@ import coddl
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
+from coddl.core.parameter_server.costs import Mode
 from coddl.core.placement.consolidate import Consolidate
 from coddl.core.placement.placement import Placed, Placement
 from coddl.core.snapshot import Snapshot
-from coddl.core.speed.servers import Mode
 from coddl.traces.files import packaged_speeds, read_speeds, read_trace, small_trace
 
 

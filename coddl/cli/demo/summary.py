@@ -117,7 +117,7 @@ def fifo_jct_s(jobs: Sequence[Fared], gpus: int) -> list[float]:
     """Simulate strict FIFO: each job waits for its gpus_max and keeps them to its end."""
     import numpy as np
 
-    from coddl.core.policies.registry import policy_from
+    from coddl.core.registry import policy_from
     from coddl.core.speed.table import interpolated
     from coddl.sim.simulate import Case, run_case
     from coddl.traces.trace import trace_of

@@ -1,8 +1,7 @@
 """Which servers suit a job: Algorithm 1 of Gandiva (OSDI '18).
 
 Jobs that ask for as many GPUs share servers, so that a server hosts jobs of one size and none of
-its GPUs is left over. A job's *home* is the servers it belongs to, whether it runs or waits for its
-turn there.
+its GPUs is left over. A job is *assigned* to servers, on which it runs or waits for its turn.
 """
 
 from typing import NamedTuple
@@ -10,36 +9,36 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import IntColumn
-from coddl.core.compiling import ONE, ZERO, kernel, part, whole_number
+from coddl.core.compiling import ONE, ZERO, kernel, kernel_int, part
 from coddl.core.placement.room import NONE
 
 
-class Servers(NamedTuple):
-    """Who is at home where, by node."""
+class NodeLoads(NamedTuple):
+    """The jobs assigned to each node."""
 
     gpus: IntColumn
-    load: IntColumn  # GPUs that those at home there ask for; more than it has: they take turns
-    affinity: IntColumn  # what the first of them asks for in all; 0: nobody is at home there
+    load: IntColumn  # GPUs that the jobs assigned to it ask for; more than it has: they take turns
+    affinity: IntColumn  # what the first of them asks for in all; 0: no job is assigned to it
 
 
 # What Algorithm 1 comes to.
-SAME = whole_number(0)  # servers of its affinity, with room
-EMPTY = whole_number(1)  # servers where nobody is at home
-RELAXED = whole_number(2)  # servers of any affinity with room
-SHARED = whole_number(3)  # servers of its affinity, over-subscribed
-QUEUED = whole_number(4)  # none
-ANY = whole_number(-1)  # in place of an affinity: whatever it is, if GPUs are free
-NOBODY = whole_number(0)
+SAME = kernel_int(0)  # servers of its affinity, with room
+EMPTY = kernel_int(1)  # servers without jobs
+RELAXED = kernel_int(2)  # servers of any affinity with room
+SHARED = kernel_int(3)  # servers of its affinity, over-subscribed
+QUEUED = kernel_int(4)  # none
+ANY = kernel_int(-1)  # in place of an affinity: whatever it is, if GPUs are free
+NOBODY = kernel_int(0)
 
 
 @kernel
-def no_servers(gpus: IntColumn) -> Servers:
-    """Servers with so many GPUs, where nobody is at home."""
-    return Servers(gpus, np.zeros_like(gpus), np.zeros_like(gpus))
+def no_loads(gpus: IntColumn) -> NodeLoads:
+    """Servers with so many GPUs, without jobs."""
+    return NodeLoads(gpus, np.zeros_like(gpus), np.zeros_like(gpus))
 
 
 @part
-def room_at(servers: Servers, node: int, affinity: int) -> int:
+def room_at(servers: NodeLoads, node: int, affinity: int) -> int:
     """How many GPUs of a node count: those that are free if affinity is ANY, else all of it."""
     if affinity == ANY:
         return int(servers.gpus[node] - servers.load[node])
@@ -47,7 +46,7 @@ def room_at(servers: Servers, node: int, affinity: int) -> int:
 
 
 @part
-def is_better(servers: Servers, node: int, best: int, affinity: int, alone: int) -> bool:
+def is_better(servers: NodeLoads, node: int, best: int, affinity: int, alone: int) -> bool:
     """Tell whether a node comes before the best so far.
 
     Of the job's own affinity, the one with the least load a GPU. Of the others, the one that the
@@ -63,7 +62,7 @@ def is_better(servers: Servers, node: int, best: int, affinity: int, alone: int)
 
 
 @part
-def find_nodes(servers: Servers, need: int, spans: int, affinity: int, parts: IntColumn) -> bool:
+def find_nodes(servers: NodeLoads, need: int, spans: int, affinity: int, parts: IntColumn) -> bool:
     """Find a server with `need` GPUs, or else several if the job `spans`; fill in its parts."""
     best, left = NONE, need
     parts[:] = 0
@@ -88,8 +87,8 @@ def find_nodes(servers: Servers, need: int, spans: int, affinity: int, parts: In
 
 
 @part
-def has_room(servers: Servers, parts: IntColumn) -> bool:
-    """Tell whether a home can be had without taking turns: its height stays at 1 or below."""
+def has_room(servers: NodeLoads, parts: IntColumn) -> bool:
+    """Tell whether these nodes can be had without taking turns: its height stays at 1 or below."""
     for node in range(parts.shape[0]):
         if parts[node] > 0 and servers.load[node] + parts[node] > servers.gpus[node]:
             return False
@@ -97,15 +96,15 @@ def has_room(servers: Servers, parts: IntColumn) -> bool:
 
 
 @kernel
-def get_nodes(servers: Servers, need: int, spans: int, parts: IntColumn) -> int:
-    """Algorithm 1: fill in how many GPUs of each node are the job's home, and say which kind.
+def get_nodes(servers: NodeLoads, need: int, spans: int, parts: IntColumn) -> int:
+    """Algorithm 1: fill in how many GPUs of each node are the job's, and say which kind.
 
     QUEUED leaves `parts` without meaning. A server's height is its load over its GPUs; "height < 1"
     is read as room for this job, since other sizes may live there once affinity was relaxed.
     """
     # Load over what is free rises with load over all: this is the least loaded one with room.
     free = np.maximum(0, servers.gpus - servers.load)
-    if find_nodes(Servers(free, servers.load, servers.affinity), need, ZERO, need, parts):
+    if find_nodes(NodeLoads(free, servers.load, servers.affinity), need, ZERO, need, parts):
         return SAME
     same = find_nodes(servers, need, spans, need, parts)
     if same and has_room(servers, parts):
@@ -121,16 +120,16 @@ def get_nodes(servers: Servers, need: int, spans: int, parts: IntColumn) -> int:
 
 
 @part
-def move_in(servers: Servers, node: int, need: int, gpus: int) -> None:
-    """Make a node part of the home of a job that asks for `need` GPUs in all, `gpus` here."""
+def add_load(servers: NodeLoads, node: int, need: int, gpus: int) -> None:
+    """Assign to a node a job that asks for `need` GPUs in all, `gpus` here."""
     servers.load[node] += gpus
     if servers.affinity[node] == 0:
         servers.affinity[node] = need
 
 
 @part
-def move_out(servers: Servers, node: int, gpus: int) -> None:
-    """Take a node from a job's home. The last to leave takes the affinity along."""
+def remove_load(servers: NodeLoads, node: int, gpus: int) -> None:
+    """Take a node from a job. With the last job its affinity goes."""
     servers.load[node] -= gpus
     if servers.load[node] == 0:
         servers.affinity[node] = 0

@@ -5,134 +5,140 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.allocation import Allocation, Reasons, because
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import BoolColumn, IntColumn, IntMatrix
 from coddl.core.compiling import kernel, part
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import (
     NONE,
-    Room,
+    FreeGpus,
     Taken,
+    free_gpus_of,
     note,
     nothing_taken,
-    room_of,
-    seats_from,
+    slots_from,
     suits,
     take,
     take_close,
     take_within,
     tightest,
 )
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 
 
-class Wishes(NamedTuple):
+class PlacementRequest(NamedTuple):
     """What rows shall have, and in which order they are placed."""
 
     gpus: IntMatrix  # [rows, kinds], or [rows, 1] where kinds play no part
     order: IntColumn
     spans: IntColumn  # 0: on one node only
-    home: IntColumn  # a node not to be left if possible, or -1
+    preferred_node: IntColumn  # a node not to be left if possible, or -1
 
 
 @part
-def is_of(ground: Ground, island: int, kind: int, kinds: int) -> bool:
+def is_of(columns: ClusterColumns, island: int, kind: int, kinds: int) -> bool:
     """Tell whether an island holds GPUs of this kind, if kinds play a part."""
-    return bool(kinds == 1 or ground.node_kind[ground.island_node[island]] == kind)
+    return bool(kinds == 1 or columns.node_kind[columns.island_node[island]] == kind)
 
 
 @part
-def worst_entry(ground: Ground, seats: Seats, row: int, kind: int, wishes: Wishes) -> int:
-    """The entry to give up first: on the node where the row has fewest GPUs, its home last.
+def worst_entry(
+    columns: ClusterColumns, slots: Slots, row: int, kind: int, request: PlacementRequest
+) -> int:
+    """The entry to give up first: on the node with fewest of the row's GPUs, the preferred last.
 
     Entries of a node stand beside each other; of those the smallest goes first.
     """
-    kinds, worst, fewest = wishes.gpus.shape[1], NONE, 0
-    i, end = seats.first[row], seats.first[row + 1]
+    kinds, worst, fewest = request.gpus.shape[1], NONE, 0
+    i, end = slots.first[row], slots.first[row + 1]
     while i < end:
-        node, least, gpus = ground.island_node[seats.island[i]], NONE, 0
-        while i < end and ground.island_node[seats.island[i]] == node:
-            gpus += seats.gpus[i]
-            if seats.gpus[i] > 0 and (least < 0 or seats.gpus[i] <= seats.gpus[least]):
+        node, least, gpus = columns.island_node[slots.island[i]], NONE, 0
+        while i < end and columns.island_node[slots.island[i]] == node:
+            gpus += slots.gpus[i]
+            if slots.gpus[i] > 0 and (least < 0 or slots.gpus[i] <= slots.gpus[least]):
                 least = i
             i += 1
-        if node == wishes.home[row]:
+        if node == request.preferred_node[row]:
             gpus += 2**31
-        wanted = least >= 0 and is_of(ground, seats.island[least], kind, kinds)
+        wanted = least >= 0 and is_of(columns, slots.island[least], kind, kinds)
         if wanted and (worst < 0 or gpus <= fewest):
             worst, fewest = least, gpus
     return int(worst)
 
 
 @kernel
-def keep(ground: Ground, seats: Seats, wishes: Wishes, free: IntColumn, taken: Taken) -> None:
+def keep(
+    columns: ClusterColumns, slots: Slots, request: PlacementRequest, free: IntColumn, taken: Taken
+) -> None:
     """Let rows keep what they hold, up to what they want of each kind; note it in `taken`.
 
     `free` is what each island has, and is left with. Of two rows that hold the same GPUs, as
     packed jobs do until they part, the first keeps them.
     """
-    left = Seats(seats.first, seats.island, seats.gpus.copy())
-    rows, kinds = wishes.gpus.shape
+    left = Slots(slots.first, slots.island, slots.gpus.copy())
+    rows, kinds = request.gpus.shape
     for row in range(rows):
-        if seats.first[row + 1] == seats.first[row]:
+        if slots.first[row + 1] == slots.first[row]:
             continue
-        for i in range(seats.first[row], seats.first[row + 1]):
-            left.gpus[i] = min(left.gpus[i], free[seats.island[i]])
+        for i in range(slots.first[row], slots.first[row + 1]):
+            left.gpus[i] = min(left.gpus[i], free[slots.island[i]])
         for kind in range(kinds):
-            excess = -wishes.gpus[row, kind]
-            for i in range(seats.first[row], seats.first[row + 1]):
-                if is_of(ground, seats.island[i], kind, kinds):
+            excess = -request.gpus[row, kind]
+            for i in range(slots.first[row], slots.first[row + 1]):
+                if is_of(columns, slots.island[i], kind, kinds):
                     excess += left.gpus[i]
-            if excess < 0 and wishes.spans[row] == 0:
-                left.gpus[seats.first[row] : seats.first[row + 1]] = 0  # anew, all at one place
+            if excess < 0 and request.spans[row] == 0:
+                left.gpus[slots.first[row] : slots.first[row + 1]] = 0  # anew, all at one place
             while excess > 0:
-                worst = worst_entry(ground, left, row, kind, wishes)
+                worst = worst_entry(columns, left, row, kind, request)
                 some = min(excess, left.gpus[worst])
                 left.gpus[worst] -= some
                 excess -= some
-        for i in range(seats.first[row], seats.first[row + 1]):
+        for i in range(slots.first[row], slots.first[row + 1]):
             if left.gpus[i] > 0:
-                free[seats.island[i]] -= left.gpus[i]
-                note(taken, row, seats.island[i], left.gpus[i])
+                free[slots.island[i]] -= left.gpus[i]
+                note(taken, row, slots.island[i], left.gpus[i])
 
 
-class Found(NamedTuple):
+class PartialPlacement(NamedTuple):
     """The room that is left and what rows have of it, while they are placed."""
 
-    room: Room
+    room: FreeGpus
     taken: Taken
     kept: IntColumn  # entries kept[r] .. kept[r+1]-1 of `taken` are what row r has kept
     lack: IntMatrix  # what rows want besides, by kind
 
 
 @kernel
-def after_keeping(ground: Ground, seats: Seats, wishes: Wishes, reserved: IntColumn) -> Found:
+def after_keeping(
+    columns: ClusterColumns, slots: Slots, request: PlacementRequest, reserved: IntColumn
+) -> PartialPlacement:
     """Let rows keep what they can; what is free then is room for the others."""
-    taken = nothing_taken(int(wishes.gpus.sum()) + seats.island.shape[0] + 1)
-    free = ground.island_gpus - reserved
-    keep(ground, seats, wishes, free, taken)
-    rows, kinds = wishes.gpus.shape
-    kept, lack = np.zeros(rows + 1, np.int64), wishes.gpus.copy()
+    taken = nothing_taken(int(request.gpus.sum()) + slots.island.shape[0] + 1)
+    free = columns.island_gpus - reserved
+    keep(columns, slots, request, free, taken)
+    rows, kinds = request.gpus.shape
+    kept, lack = np.zeros(rows + 1, np.int64), request.gpus.copy()
     for i in range(taken.size[0]):
-        kind = ground.node_kind[ground.island_node[taken.island[i]]] if kinds > 1 else 0
+        kind = columns.node_kind[columns.island_node[taken.island[i]]] if kinds > 1 else 0
         lack[taken.row[i], kind] -= taken.gpus[i]
         kept[taken.row[i] + 1] += 1
     for row in range(rows):
         kept[row + 1] += kept[row]
-    return Found(room_of(ground, ground.island_gpus - free), taken, kept, lack)
+    return PartialPlacement(free_gpus_of(columns, columns.island_gpus - free), taken, kept, lack)
 
 
 @part
-def grow(found: Found, row: int, need: int, kind: int) -> int:
+def grow(found: PartialPlacement, row: int, need: int, kind: int) -> int:
     """Give a row more GPUs, first on its nodes, then in its rack; return what is missing."""
-    room, taken, ground = found.room, found.taken, found.room.ground
+    room, taken, columns = found.room, found.taken, found.room.columns
     zone = NONE
     for i in range(found.kept[row], found.kept[row + 1]):
-        node = ground.island_node[taken.island[i]]
+        node = columns.island_node[taken.island[i]]
         zone = room.zone[node]
         some = min(need, room.node_free[node])
-        if some > 0 and (kind < 0 or ground.node_kind[node] == kind):
+        if some > 0 and (kind < 0 or columns.node_kind[node] == kind):
             take(room, taken, row, node, some)
             need -= some
     if zone >= 0:
@@ -145,17 +151,17 @@ def grow(found: Found, row: int, need: int, kind: int) -> int:
 
 
 @part
-def lone_node(room: Room, seats: Seats, row: int, need: int, kind: int) -> int:
+def lone_node(room: FreeGpus, slots: Slots, row: int, need: int, kind: int) -> int:
     """The node for a row that can't span: where it is if there is room, else the tightest."""
-    if seats.first[row + 1] > seats.first[row]:
-        node = room.ground.island_node[seats.island[seats.first[row]]]
-        if room.node_free[node] >= need and (kind < 0 or room.ground.node_kind[node] == kind):
+    if slots.first[row + 1] > slots.first[row]:
+        node = room.columns.island_node[slots.island[slots.first[row]]]
+        if room.node_free[node] >= need and (kind < 0 or room.columns.node_kind[node] == kind):
             return int(node)
     return tightest(room, need, kind, NONE)
 
 
 @part
-def place_row(found: Found, seats: Seats, row: int, spans: bool) -> None:
+def place_row(found: PartialPlacement, slots: Slots, row: int, spans: bool) -> None:
     """Give a row what it lacks, close to what it has, or all on one node if it can't span."""
     kinds = found.lack.shape[1]
     for kind in range(kinds):
@@ -163,52 +169,54 @@ def place_row(found: Found, seats: Seats, row: int, spans: bool) -> None:
         if need > 0 and spans:
             grow(found, row, need, of_kind)
         elif need > 0:
-            node = lone_node(found.room, seats, row, need, of_kind)
+            node = lone_node(found.room, slots, row, need, of_kind)
             if node >= 0:
                 take(found.room, found.taken, row, node, need)
 
 
 @kernel
-def place_close(ground: Ground, seats: Seats, wishes: Wishes, reserved: IntColumn) -> Seats:
+def place_close(
+    columns: ClusterColumns, slots: Slots, request: PlacementRequest, reserved: IntColumn
+) -> Slots:
     """Seat every row: who is seated first, then who can't span nodes, then the others by order.
 
     Who finds no place gets less, or nothing if it can't span nodes.
     """
-    found = after_keeping(ground, seats, wishes, reserved)
+    found = after_keeping(columns, slots, request, reserved)
     for spans in range(2):
-        for row in wishes.order:
-            if (wishes.spans[row] > 0) == (spans > 0):
-                place_row(found, seats, row, spans > 0)
-    return seats_from(wishes.gpus.shape[0], found.taken)
+        for row in request.order:
+            if (request.spans[row] > 0) == (spans > 0):
+                place_row(found, slots, row, spans > 0)
+    return slots_from(request.gpus.shape[0], found.taken)
 
 
-def wishes_of(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> Wishes:
+def request_of(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> PlacementRequest:
     """What is to be placed: of two rows that share GPUs, one stands for both."""
-    seats, jobs = snapshot.seats, snapshot.jobs
-    assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
-    leads = leaders_of(seats, allocation) == np.arange(seats.rows)
+    slots, jobs = snapshot.slots, snapshot.jobs
+    assert slots is not None, "rows that are placed sit somewhere, if only nowhere"
+    leads = leaders_of(slots, allocation) == np.arange(slots.rows)
     wanted = np.where(leads[:, None], allocation.by_kind, 0)
-    return Wishes(wanted, order, jobs.spans, jobs.home)
+    return PlacementRequest(wanted, order, jobs.spans, jobs.preferred_node)
 
 
-def placed_at(found: Seats, snapshot: Snapshot, allocation: Allocation) -> Placed:
+def placed_at(found: Slots, snapshot: Snapshot, allocation: Allocation) -> Placed:
     """What was found, for both rows of a pair; who has too little to run on gets nothing."""
-    assert snapshot.seats is not None
-    seats, jobs = found.take(leaders_of(snapshot.seats, allocation)), snapshot.jobs
-    totals, wanted = seats.totals, allocation.gpus
+    assert snapshot.slots is not None
+    slots, jobs = found.take(leaders_of(snapshot.slots, allocation)), snapshot.jobs
+    totals, wanted = slots.totals, allocation.gpus
     short = (totals < np.minimum(jobs.gpus_min, wanted)) | ((totals == 0) & (wanted > 0))
     if not short.any():
-        return Placed(seats)
-    seats = seats.take(np.where(short, -1, np.arange(seats.rows)))
-    reasons = cramped(short & (jobs.spans == 0), wanted, snapshot.cluster.ground)
-    return Placed(seats, reasons | because(short, "Topology", "too few GPUs are free for it"))
+        return Placed(slots)
+    slots = slots.take(np.where(short, -1, np.arange(slots.rows)))
+    reasons = reasons_of_one_node(short & (jobs.spans == 0), wanted, snapshot.cluster.columns)
+    return Placed(slots, reasons | because(short, "Topology", "too few GPUs are free for it"))
 
 
 def placed_close(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> Placed:
     """Places for an allocation: who stays keeps them, the others are placed in `order`."""
-    wishes, seats = wishes_of(snapshot, allocation, order), snapshot.seats
-    assert seats is not None
-    found = place_close(snapshot.cluster.ground, seats, wishes, kept_back(snapshot))
+    request, slots = request_of(snapshot, allocation, order), snapshot.slots
+    assert slots is not None
+    found = place_close(snapshot.cluster.columns, slots, request, kept_back(snapshot))
     return placed_at(found, snapshot, allocation)
 
 
@@ -216,25 +224,27 @@ def kept_back(snapshot: Snapshot) -> IntColumn:
     """By island, the GPUs that are kept for somebody."""
     if snapshot.reserved is not None:
         return snapshot.reserved
-    return np.zeros(len(snapshot.cluster.ground.island_gpus), np.int64)
+    return np.zeros(len(snapshot.cluster.columns.island_gpus), np.int64)
 
 
-def leaders_of(seats: Seats, allocation: Allocation) -> IntColumn:
+def leaders_of(slots: Slots, allocation: Allocation) -> IntColumn:
     """Whose place each row has: its own, or that of the row it shares GPUs with.
 
     Of a pair the one leads that has a place already, else the first.
     """
-    rows, mates = np.arange(seats.rows), allocation.mates
-    if mates is None:
+    rows, packed_with = np.arange(slots.rows), allocation.packed_with
+    if packed_with is None:
         return rows
-    sits = seats.first[1:] > seats.first[:-1]
-    follows = (mates >= 0) & ((sits < sits[mates]) | ((sits == sits[mates]) & (mates < rows)))
-    return np.where(follows, mates, rows)
+    sits = slots.first[1:] > slots.first[:-1]
+    follows = (packed_with >= 0) & (
+        (sits < sits[packed_with]) | ((sits == sits[packed_with]) & (packed_with < rows))
+    )
+    return np.where(follows, packed_with, rows)
 
 
-def cramped(rows: BoolColumn, gpus: IntColumn, ground: Ground) -> Reasons:
+def reasons_of_one_node(rows: BoolColumn, gpus: IntColumn, columns: ClusterColumns) -> Reasons:
     """Why rows that need all their GPUs on one node get none."""
-    reasons, largest = Reasons(), int(ground.node_gpus.max(initial=0))
+    reasons, largest = Reasons(), int(columns.node_gpus.max(initial=0))
     for need in np.unique(gpus[rows]):
         why = (
             f"it needs {need} GPUs on one node, and no node has that many free "

@@ -13,10 +13,10 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
-from coddl.core.placement.close import Wishes, kept_back, leaders_of, place_close
+from coddl.core.placement.close import PlacementRequest, kept_back, leaders_of, place_close
 from coddl.core.placement.placement import Placed, Placement
 from coddl.core.plan import differs
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
 
@@ -38,7 +38,7 @@ class Defragmenting:
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         placed = self.placement(snapshot, allocation)
-        if np.diff(placed.seats.first).max(initial=0) < 2:
+        if np.diff(placed.slots.first).max(initial=0) < 2:
             return placed  # nobody is scattered
         last_s = np.floor(snapshot.now_s / self.period_s) * self.period_s
         if snapshot.now_s - last_s < LATE_S and snapshot.now_s >= self.period_s:
@@ -59,7 +59,7 @@ class Scatter(NamedTuple):
 
     snapshot: Snapshot
     allocation: Allocation
-    seats: Seats
+    slots: Slots
     slowdown: FloatColumn
     left_s: FloatColumn  # what each row would still take where it is
     movable: BoolColumn
@@ -67,14 +67,14 @@ class Scatter(NamedTuple):
     @classmethod
     def of(cls, placed: Placed, snapshot: Snapshot, allocation: Allocation) -> Self:
         """What a placement has left."""
-        assert snapshot.seats is not None
-        jobs, shares, seats = snapshot.jobs, placed.shares, placed.seats
-        stays = (shares == jobs.gpus) & ~differs(snapshot.seats, seats)
-        alone = allocation.mates < 0 if allocation.mates is not None else np.bool_(True)
+        assert snapshot.slots is not None
+        jobs, shares, slots = snapshot.jobs, placed.shares, placed.slots
+        stays = (shares == jobs.gpus) & ~differs(snapshot.slots, slots)
+        alone = allocation.packed_with < 0 if allocation.packed_with is not None else np.bool_(True)
         movable = stays & alone & (shares > 0) & (jobs.preemptible > 0) & (jobs.settled > 0)
-        slowdown = _slowdowns(snapshot, allocation, seats)
+        slowdown = _slowdowns(snapshot, allocation, slots)
         left_s = np.nan_to_num(snapshot.seconds_left_at(shares) * slowdown, nan=UNKNOWN_S)
-        return cls(snapshot, allocation, seats, slowdown, left_s, movable)
+        return cls(snapshot, allocation, slots, slowdown, left_s, movable)
 
     def scattered(self) -> list[int]:
         """Who could gain by a better place, the most first."""
@@ -86,30 +86,32 @@ class Scatter(NamedTuple):
 
     def _best_slowdown(self) -> FloatColumn:
         """What each row's place would cost at best: 1, or less if it has GPUs of a faster kind."""
-        ground, jobs, seats = self.snapshot.cluster.ground, self.snapshot.jobs, self.seats
-        kinds, best = self.snapshot.speeds.places.kinds, np.ones(seats.rows)
-        rows = np.repeat(np.arange(seats.rows), np.diff(seats.first))
-        of_kind = np.minimum(ground.node_kind[ground.island_node[seats.island]], kinds.shape[1] - 1)
+        columns, jobs, slots = self.snapshot.cluster.columns, self.snapshot.jobs, self.slots
+        kinds, best = self.snapshot.speeds.places.kinds, np.ones(slots.rows)
+        rows = np.repeat(np.arange(slots.rows), np.diff(slots.first))
+        of_kind = np.minimum(
+            columns.node_kind[columns.island_node[slots.island]], kinds.shape[1] - 1
+        )
         np.minimum.at(best, rows, kinds[jobs.curve[rows], of_kind])
         return best
 
-    def without(self, rows: list[int]) -> Seats:
+    def without(self, rows: list[int]) -> Slots:
         """Everybody's seats but theirs."""
-        keep = np.arange(self.seats.rows)
+        keep = np.arange(self.slots.rows)
         keep[rows] = -1
-        return self.seats.take(keep)
+        return self.slots.take(keep)
 
     def trials(self, row: int) -> Iterator[list[int]]:
         """Who to move for a row's sake: itself; or first itself and then those on one node."""
         yield [row]
-        ground, gpus = self.snapshot.cluster.ground, self.seats.totals
-        lone = np.flatnonzero(self.movable & (gpus < gpus[row]) & (np.diff(self.seats.first) == 1))
-        home = ground.island_node[self.seats.island[self.seats.first[lone]]]
-        leads = self._leaders == np.arange(self.seats.rows)
+        columns, gpus = self.snapshot.cluster.columns, self.slots.totals
+        lone = np.flatnonzero(self.movable & (gpus < gpus[row]) & (np.diff(self.slots.first) == 1))
+        home = columns.island_node[self.slots.island[self.slots.first[lone]]]
+        leads = self._leaders == np.arange(self.slots.rows)
         others = self.without([row, *np.flatnonzero(~leads).tolist()])
-        used = others.in_use(ground) + kept_back(self.snapshot)
-        free = ground.node_gpus.copy()
-        np.subtract.at(free, ground.island_node, used)
+        used = others.in_use(columns) + kept_back(self.snapshot)
+        free = columns.node_gpus.copy()
+        np.subtract.at(free, columns.island_node, used)
         order = np.lexsort((lone, -gpus[lone], home))  # by node, the largest first
         lone, home = lone[order], home[order]
         begin, left = np.searchsorted(home, home), np.cumsum(gpus[lone])
@@ -119,32 +121,34 @@ class Scatter(NamedTuple):
             last = enough[np.argmin(enough - begin[enough])]  # the fewest
             yield [row, *lone[begin[last] : last + 1].tolist()]
 
-    def moved(self, rows: list[int]) -> Seats:
+    def moved(self, rows: list[int]) -> Slots:
         """Seats after these rows are placed anew, in this order, around all others."""
         jobs, leaders = self.snapshot.jobs, self._leaders
-        ground, reserved = self.snapshot.cluster.ground, kept_back(self.snapshot)
+        columns, reserved = self.snapshot.cluster.columns, kept_back(self.snapshot)
         order: IntColumn = np.array(rows)
-        shares = np.where(leaders == np.arange(self.seats.rows), self.seats.totals, 0)
-        wishes = Wishes(shares.reshape(-1, 1), order, jobs.spans, jobs.home)
-        return place_close(ground, self.without(rows), wishes, reserved).take(leaders)
+        shares = np.where(leaders == np.arange(self.slots.rows), self.slots.totals, 0)
+        request = PlacementRequest(shares.reshape(-1, 1), order, jobs.spans, jobs.preferred_node)
+        return place_close(columns, self.without(rows), request, reserved).take(leaders)
 
     @property
     def _leaders(self) -> IntColumn:
         """Whose place each row has: of two that share GPUs, one stands for both."""
-        return leaders_of(self.seats, self.allocation)
+        return leaders_of(self.slots, self.allocation)
 
-    def saved_s(self, seats: Seats) -> tuple[float, FloatColumn]:
+    def saved_s(self, slots: Slots) -> tuple[float, FloatColumn]:
         """Time that all jobs together would save with these seats, pauses paid; slowdowns then."""
-        after = _slowdowns(self.snapshot, self.allocation, seats)
+        after = _slowdowns(self.snapshot, self.allocation, slots)
         saved_s = self.left_s * (1.0 - after / self.slowdown)
-        paused = differs(self.seats, seats)
+        paused = differs(self.slots, slots)
         return float(saved_s.sum() - self.snapshot.jobs.pause_s[paused].sum()), after
 
 
-def _slowdowns(snapshot: Snapshot, allocation: Allocation, seats: Seats) -> FloatColumn:
-    mates = np.full(seats.rows, -1) if allocation.mates is None else allocation.mates
-    places, ground = snapshot.speeds.places, snapshot.cluster.ground
-    return slowdowns(places, ground, snapshot.jobs.curve, seats, mates)
+def _slowdowns(snapshot: Snapshot, allocation: Allocation, slots: Slots) -> FloatColumn:
+    packed_with = (
+        np.full(slots.rows, -1) if allocation.packed_with is None else allocation.packed_with
+    )
+    places, columns = snapshot.speeds.places, snapshot.cluster.columns
+    return slowdowns(places, columns, snapshot.jobs.curve, slots, packed_with)
 
 
 def gathered(placed: Placed, snapshot: Snapshot, allocation: Allocation, moves: int) -> Placed:
@@ -157,23 +161,23 @@ def gathered(placed: Placed, snapshot: Snapshot, allocation: Allocation, moves: 
         for rows in now.trials(row):
             if len(why) + len(rows) > moves or not now.movable[rows].all():
                 continue
-            seats = now.moved(rows)
-            saved_s, after = now.saved_s(seats)
-            if saved_s > 0.0 and (seats.totals == now.seats.totals).all():
-                moved = np.flatnonzero(differs(now.seats, seats)).tolist()
+            slots = now.moved(rows)
+            saved_s, after = now.saved_s(slots)
+            if saved_s > 0.0 and (slots.totals == now.slots.totals).all():
+                moved = np.flatnonzero(differs(now.slots, slots)).tolist()
                 why |= dict.fromkeys(moved, f"to make room for job {snapshot.jobs.id[row]}")
-                why[row] = _sentence(now, seats, row, now.slowdown[row] / after[row], saved_s)
+                why[row] = _sentence(now, slots, row, now.slowdown[row] / after[row], saved_s)
                 movable = now.movable.copy()
                 movable[moved] = False
                 left_s = now.left_s * after / now.slowdown
-                now = now._replace(seats=seats, slowdown=after, left_s=left_s, movable=movable)
+                now = now._replace(slots=slots, slowdown=after, left_s=left_s, movable=movable)
                 break
-    return replace(placed, seats=now.seats, why={**placed.why, **why})
+    return replace(placed, slots=now.slots, why={**placed.why, **why})
 
 
-def _sentence(now: Scatter, seats: Seats, row: int, faster: float, saved_s: float) -> str:
-    ground = now.snapshot.cluster.ground
-    before, after = (len(each.nodes(row, ground)) for each in (now.seats, seats))
+def _sentence(now: Scatter, slots: Slots, row: int, faster: float, saved_s: float) -> str:
+    columns = now.snapshot.cluster.columns
+    before, after = (len(each.nodes(row, columns)) for each in (now.slots, slots))
     unknown = np.isnan(now.snapshot.jobs.remaining_iterations[row])
     return (
         f"from {before} node{'s' * (before > 1)} to {after}: steps {faster:.2f}x faster, "

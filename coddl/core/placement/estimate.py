@@ -6,18 +6,18 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.allocation import Allocation
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, ZERO, kernel, part
 from coddl.core.placement.close import (
-    Found,
-    Wishes,
+    PartialPlacement,
+    PlacementRequest,
     after_keeping,
     grow,
     kept_back,
     place_row,
     placed_at,
-    wishes_of,
+    request_of,
 )
 from coddl.core.placement.defragment import defragmenting
 from coddl.core.placement.placement import Placed
@@ -26,16 +26,16 @@ from coddl.core.placement.room import (
     give_back,
     note,
     nothing_taken,
-    seats_from,
+    slots_from,
     take_close,
     take_within,
 )
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
-from coddl.core.speed.places import Places, Scene, is_new_node, nodes_of, slowdown
+from coddl.core.speed.places import Occupancy, Places, is_new_node, nodes_of, slowdown
 
 
-class Speed(NamedTuple):
+class PlaceSpeed(NamedTuple):
     """How fast rows are, by share and by place."""
 
     step_s: FloatMatrix
@@ -47,7 +47,9 @@ class Speed(NamedTuple):
 
 
 @part
-def scene_of(found: Found, speed: Speed, row: int, begin: int, end: int) -> Scene:
+def scene_of(
+    found: PartialPlacement, speed: PlaceSpeed, row: int, begin: int, end: int
+) -> Occupancy:
     """One row alone, on what it has kept and on entries begin .. end-1."""
     taken, kept = found.taken, found.kept
     mine = nothing_taken(kept[row + 1] - kept[row] + end - begin)
@@ -55,34 +57,34 @@ def scene_of(found: Found, speed: Speed, row: int, begin: int, end: int) -> Scen
         note(mine, ZERO, taken.island[i], taken.gpus[i])
     for i in range(begin, end):
         note(mine, ZERO, taken.island[i], taken.gpus[i])
-    seats = seats_from(ONE, mine)
-    return Scene(speed.places, found.room.ground, seats, speed.crossing, speed.of_kind)
+    slots = slots_from(ONE, mine)
+    return Occupancy(speed.places, found.room.columns, slots, speed.crossing, speed.of_kind)
 
 
 @part
-def count_nics(scene: Scene, jobs: int) -> None:
+def count_nics(occupancy: Occupancy, jobs: int) -> None:
     """Count a row that lies on several nodes among those that use their NICs, or no longer."""
-    if nodes_of(scene, ZERO) > 1:
-        for i in range(scene.seats.island.shape[0]):
-            if is_new_node(scene, ZERO, i):
-                scene.crossing[scene.ground.island_node[scene.seats.island[i]]] += jobs
+    if nodes_of(occupancy, ZERO) > 1:
+        for i in range(occupancy.slots.island.shape[0]):
+            if is_new_node(occupancy, ZERO, i):
+                occupancy.crossing[occupancy.columns.island_node[occupancy.slots.island[i]]] += jobs
 
 
 @part
-def step_there(scene: Scene, speed: Speed, row: int) -> float:
+def step_there(occupancy: Occupancy, speed: PlaceSpeed, row: int) -> float:
     """Seconds per step of a row where it would be; forever with too few GPUs."""
-    gpus = scene.seats.gpus.sum()
+    gpus = occupancy.slots.gpus.sum()
     if gpus < speed.least[row]:
         return np.inf
     curve, widest = speed.curve[row], speed.step_s.shape[1] - 1
-    count_nics(scene, ONE)
-    factor = slowdown(scene, ZERO, curve)
-    count_nics(scene, -ONE)
+    count_nics(occupancy, ONE)
+    factor = slowdown(occupancy, ZERO, curve)
+    count_nics(occupancy, -ONE)
     return float(speed.step_s[curve, min(gpus, widest)] * factor)
 
 
 @part
-def lay(found: Found, row: int, way: int) -> None:
+def lay(found: PartialPlacement, row: int, way: int) -> None:
     """Give a row what it lacks: close together, or on the emptiest nodes, or of one kind."""
     need = found.lack[row, 0]
     if way == 0:
@@ -94,13 +96,13 @@ def lay(found: Found, row: int, way: int) -> None:
 
 
 @part
-def place_fastest(found: Found, speed: Speed, row: int) -> None:
+def place_fastest(found: PartialPlacement, speed: PlaceSpeed, row: int) -> None:
     """Try ways to give a row what it lacks, and give it as much of the best as makes it fastest."""
     room, taken, kinds = found.room, found.taken, found.room.zone_kind.max() + 1
     begin = taken.size[0]
-    scene = scene_of(found, speed, row, begin, begin)
-    count_nics(scene, -ONE)
-    best_s, best_way, best_end, best_gpus = step_there(scene, speed, row), ZERO, begin, 0
+    occupancy = scene_of(found, speed, row, begin, begin)
+    count_nics(occupancy, -ONE)
+    best_s, best_way, best_end, best_gpus = step_there(occupancy, speed, row), ZERO, begin, 0
     for way in range(2 + kinds if kinds > 1 else 2):
         lay(found, row, way)
         gpus = 0
@@ -117,26 +119,30 @@ def place_fastest(found: Found, speed: Speed, row: int) -> None:
 
 @kernel
 def place_by_speed(
-    ground: Ground, seats: Seats, wishes: Wishes, reserved: IntColumn, speed: Speed
-) -> Seats:
+    columns: ClusterColumns,
+    slots: Slots,
+    request: PlacementRequest,
+    reserved: IntColumn,
+    speed: PlaceSpeed,
+) -> Slots:
     """Seat every row: who is seated first, then who can't span nodes, then the others by order.
 
     Who wants so many GPUs of each kind gets them close together: there is nothing to choose.
     """
-    found = after_keeping(ground, seats, wishes, reserved)
-    rows, kinds = wishes.gpus.shape
+    found = after_keeping(columns, slots, request, reserved)
+    rows, kinds = request.gpus.shape
     for row in range(rows):
         if found.kept[row + 1] > found.kept[row] + 1:
             count_nics(scene_of(found, speed, row, ZERO, ZERO), ONE)
     for spans in range(2):
-        for row in wishes.order:
-            if found.lack[row].max() <= 0 or (wishes.spans[row] > 0) != (spans > 0):
+        for row in request.order:
+            if found.lack[row].max() <= 0 or (request.spans[row] > 0) != (spans > 0):
                 continue
             if spans > 0 and kinds == 1:
                 place_fastest(found, speed, row)
             else:
-                place_row(found, seats, row, spans > 0)
-    return seats_from(rows, found.taken)
+                place_row(found, slots, row, spans > 0)
+    return slots_from(rows, found.taken)
 
 
 @dataclass(frozen=True)
@@ -155,14 +161,14 @@ class ByEstimate:
 
 
 def _placed_by_speed(snapshot: Snapshot, allocation: Allocation) -> Placed:
-    jobs, speeds, ground = snapshot.jobs, snapshot.speeds, snapshot.cluster.ground
+    jobs, speeds, columns = snapshot.jobs, snapshot.speeds, snapshot.cluster.columns
     order = np.lexsort((jobs.id, -allocation.gpus))
-    wishes, seats = wishes_of(snapshot, allocation, order), snapshot.seats
-    assert seats is not None
-    nobody = np.zeros(len(ground.node_gpus), np.int64)
+    request, slots = request_of(snapshot, allocation, order), snapshot.slots
+    assert slots is not None
+    nobody = np.zeros(len(columns.node_gpus), np.int64)
     kinds = np.zeros(speeds.places.kinds.shape[1], np.int64)
-    speed = Speed(speeds.step_s, speeds.places, jobs.curve, jobs.gpus_min, nobody, kinds)
-    found = place_by_speed(ground, seats, wishes, kept_back(snapshot), speed)
+    speed = PlaceSpeed(speeds.step_s, speeds.places, jobs.curve, jobs.gpus_min, nobody, kinds)
+    found = place_by_speed(columns, slots, request, kept_back(snapshot), speed)
     placed = placed_at(found, snapshot, allocation)
     given, wanted = placed.shares, allocation.gpus
     cut = np.flatnonzero((given > 0) & (given < wanted)).tolist()

@@ -6,44 +6,44 @@ from typing import Annotated, Final
 import numpy as np
 
 from coddl.core.allocation import Allocation, because
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import BoolColumn, IntColumn, IntMatrix
 from coddl.core.compiling import kernel, part
 from coddl.core.placement.close import (
-    Found,
-    Wishes,
+    PartialPlacement,
+    PlacementRequest,
     after_keeping,
     grow,
     kept_back,
     leaders_of,
-    wishes_of,
+    request_of,
 )
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import (
     NONE,
-    Room,
+    FreeGpus,
     Taken,
     nodes_to_hold,
     nothing_taken,
-    seats_from,
+    slots_from,
     take,
     take_within,
     widest,
 )
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 
 SLACK_S: Final = 1e-6  # more than times differ by rounding
 
 
 @part
-def census(room: Room, kind: int) -> IntMatrix:
+def census(room: FreeGpus, kind: int) -> IntMatrix:
     """How many nodes of a kind (-1: any) each rack has with so many GPUs free."""
-    ground = room.ground
+    columns = room.columns
     counts = np.zeros((room.rack_free.shape[0], room.head.shape[1]), np.int64)
     for node in range(room.node_free.shape[0]):
-        if kind < 0 or ground.node_kind[node] == kind:
-            counts[ground.node_rack[node], room.node_free[node]] += 1
+        if kind < 0 or columns.node_kind[node] == kind:
+            counts[columns.node_rack[node], room.node_free[node]] += 1
     return counts
 
 
@@ -75,10 +75,10 @@ def rack_with_most(counts: IntMatrix, need: int, nodes: int) -> int:
 
 
 @part
-def ask(found: Found, held: Taken, row: int, need: int, kind: int, more: int) -> bool:
+def ask(found: PartialPlacement, held: Taken, row: int, need: int, kind: int, more: int) -> bool:
     """Try to seat a row on the fewest nodes, or on up to `more`; else hold what is free there."""
     room, counts = found.room, census(found.room, kind)
-    fewest = nodes_to_hold(room, room.ground.node_gpus, need, kind)
+    fewest = nodes_to_hold(room, room.columns.node_gpus, need, kind)
     rack = NONE
     for nodes in range(fewest, fewest + more + 1):
         rack = rack_with_most(counts, need, nodes)
@@ -104,20 +104,20 @@ def ask(found: Found, held: Taken, row: int, need: int, kind: int, more: int) ->
 
 @kernel
 def place_local(
-    ground: Ground,
-    seats: Seats,
-    wishes: Wishes,
+    columns: ClusterColumns,
+    slots: Slots,
+    request: PlacementRequest,
     reserved: IntColumn,
     asks: BoolColumn,
     more: IntColumn,
-) -> tuple[Seats, IntColumn]:
+) -> tuple[Slots, IntColumn]:
     """Seats, and by island what is held for rows that do not have all they need yet.
 
     Who sits somewhere stays and grows. The others ask in order of `wishes`, those of `asks`.
     """
-    found = after_keeping(ground, seats, wishes, reserved)
-    kinds, held = wishes.gpus.shape[1], nothing_taken(int(ground.island_gpus.sum()) + 1)
-    for row in wishes.order:
+    found = after_keeping(columns, slots, request, reserved)
+    kinds, held = request.gpus.shape[1], nothing_taken(int(columns.island_gpus.sum()) + 1)
+    for row in request.order:
         sits, kind = found.kept[row + 1] > found.kept[row], NONE
         for each in range(kinds):
             need = found.lack[row, each]
@@ -127,15 +127,15 @@ def place_local(
                 grow(found, row, need, kind)
             elif need > 0 and asks[row]:
                 limit = more[row]
-                if wishes.spans[row] == 0:
+                if request.spans[row] == 0:
                     # 0, or it can't be seated at all.
-                    limit = 1 - nodes_to_hold(found.room, ground.node_gpus, need, kind)
+                    limit = 1 - nodes_to_hold(found.room, columns.node_gpus, need, kind)
                 if limit >= 0:
                     ask(found, held, row, need, kind, limit)
-    for_later = np.zeros_like(ground.island_gpus)
+    for_later = np.zeros_like(columns.island_gpus)
     for i in range(held.size[0]):
         for_later[held.island[i]] += held.gpus[i]
-    return seats_from(wishes.gpus.shape[0], found.taken), for_later
+    return slots_from(request.gpus.shape[0], found.taken), for_later
 
 
 @dataclass(frozen=True)
@@ -153,21 +153,21 @@ class PhillyPlacement:
     backoff_s: float = 120.0
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
-        ground, seats, jobs = snapshot.cluster.ground, snapshot.seats, snapshot.jobs
-        assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
+        columns, slots, jobs = snapshot.cluster.columns, snapshot.slots, snapshot.jobs
+        assert slots is not None, "rows that are placed sit somewhere, if only nowhere"
         cycle_s, unplaced_s = self.timeout_s + self.backoff_s, snapshot.unplaced_s + SLACK_S
         tries = np.floor(unplaced_s / cycle_s)
         since_s = unplaced_s - tries * cycle_s
         asks = since_s < self.timeout_s
         order = np.lexsort((jobs.id, jobs.submitted_s))
-        wishes = wishes_of(snapshot, allocation, order)
+        request = request_of(snapshot, allocation, order)
         before, more = kept_back(snapshot), np.minimum(tries, 1e9).astype(np.int64)
-        found, held = place_local(ground, seats, wishes, before, asks, more)
-        found = found.take(leaders_of(seats, allocation))
+        found, held = place_local(columns, slots, request, before, asks, more)
+        found = found.take(leaders_of(slots, allocation))
         # All or none: who has found GPUs of one kind and not of another waits, too.
-        starts = (seats.totals == 0) | (found.totals == 0)
+        starts = (slots.totals == 0) | (found.totals == 0)
         refused = starts & (found.totals < allocation.gpus)
-        found = found.take(np.where(refused, -1, np.arange(seats.rows)))
+        found = found.take(np.where(refused, -1, np.arange(slots.rows)))
         next_s = snapshot.now_s + np.where(asks, self.timeout_s, cycle_s) - since_s + SLACK_S
         holding = "nodes close together have no room for all its GPUs; what is free is held for it"
         resting = "nodes close together had no room for all its GPUs; it asks for more nodes soon"
@@ -176,5 +176,5 @@ class PhillyPlacement:
             because(refused & asks, "Topology", holding) | because(refused, "Topology", resting),
             float(next_s[refused].min(initial=np.inf)),
             # What others hold until this decision takes effect may be theirs again in the next.
-            reserved=np.clip(ground.island_gpus - seats.in_use(ground) - before, 0, held),
+            reserved=np.clip(columns.island_gpus - slots.in_use(columns) - before, 0, held),
         )

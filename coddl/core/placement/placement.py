@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.columns import IntColumn
 from coddl.core.invariants import InvalidAllocation
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 
 
@@ -21,10 +21,10 @@ class Placed:
     why. It may keep GPUs for a row that waits.
     """
 
-    seats: Seats
+    slots: Slots
     waiting: Reasons = field(default_factory=Reasons)  # for rows that get nothing here
     wake_at_s: float = np.inf  # ask again then, if nothing happens before
-    servers: Seats | None = None  # of the parameter servers, which take no GPUs
+    servers: Slots | None = None  # of the parameter servers, which take no GPUs
     reserved: IntColumn | None = None  # by island: GPUs kept for rows that wait
     why: Mapping[int, str] = field(default_factory=dict)  # row -> why it moves
 
@@ -37,25 +37,32 @@ class Placed:
     @property
     def shares(self) -> IntColumn:
         """GPUs of each row."""
-        return self.seats.totals
+        return self.slots.totals
 
 
 # A snapshot whose rows sit somewhere (`snapshot.seats`), and what they shall have.
 Placement: TypeAlias = Callable[[Snapshot, Allocation], Placed]
 
 
+class NamedPlacement(Protocol):
+    """A placement as a class: its parameters are the class's fields."""
+
+    def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
+        """Find places."""
+
+
 def on_one_node(snapshot: Snapshot, placed: Placed) -> Placed:
     """The same, without the rows that a strategy has put on several nodes and that can't span."""
-    ground, seats = snapshot.cluster.ground, placed.seats
-    lone = np.flatnonzero((snapshot.jobs.spans == 0) & (np.diff(seats.first) > 1))
-    apart = [row for row in lone.tolist() if len(seats.nodes(row, ground)) > 1]
+    columns, slots = snapshot.cluster.columns, placed.slots
+    lone = np.flatnonzero((snapshot.jobs.spans == 0) & (np.diff(slots.first) > 1))
+    apart = [row for row in lone.tolist() if len(slots.nodes(row, columns)) > 1]
     if not apart:
         return placed
-    rows = np.arange(seats.rows)
+    rows = np.arange(slots.rows)
     rows[apart] = -1
     why = "its GPUs must be on one node, and no node has as many free"
     reasons = because(rows < 0, "Topology", why) | placed.waiting
-    return replace(placed, seats=seats.take(rows), waiting=reasons)
+    return replace(placed, slots=slots.take(rows), waiting=reasons)
 
 
 def check_placed(snapshot: Snapshot, allocation: Allocation, placed: Placed) -> None:
@@ -69,27 +76,27 @@ def check_placed(snapshot: Snapshot, allocation: Allocation, placed: Placed) -> 
 
 
 def _wrong(snapshot: Snapshot, allocation: Allocation, placed: Placed) -> str | None:
-    ground, jobs, seats = snapshot.cluster.ground, snapshot.jobs, placed.seats
-    if seats.rows != jobs.size:
-        return f"it seats {seats.rows} rows of {jobs.size}"
-    islands = len(ground.island_gpus)
-    if ((seats.island < 0) | (seats.island >= islands)).any():
+    columns, jobs, slots = snapshot.cluster.columns, snapshot.jobs, placed.slots
+    if slots.rows != jobs.size:
+        return f"it seats {slots.rows} rows of {jobs.size}"
+    islands = len(columns.island_gpus)
+    if ((slots.island < 0) | (slots.island >= islands)).any():
         return f"it names an island that is none of the {islands}"
-    if (seats.gpus < 1).any():
+    if (slots.gpus < 1).any():
         return "it names an island without taking a GPU of it"
-    used = _exclusive(seats, allocation).in_use(ground)
+    used = _exclusive(slots, allocation).in_use(columns)
     used += 0 if placed.reserved is None else placed.reserved
     used += 0 if snapshot.reserved is None else snapshot.reserved
-    if (used > ground.island_gpus).any():
-        at = int(np.argmax(used - ground.island_gpus))
-        return f"island {at} has {ground.island_gpus[at]} GPUs, and {used[at]} are taken"
+    if (used > columns.island_gpus).any():
+        at = int(np.argmax(used - columns.island_gpus))
+        return f"island {at} has {columns.island_gpus[at]} GPUs, and {used[at]} are taken"
     shares, wanted = placed.shares, allocation.gpus
     cut = (shares > wanted) | ((shares > 0) & (shares < jobs.gpus_min))
     if cut.any():
         row = int(np.argmax(cut))
         return f"job {jobs.id[row]} shall have {wanted[row]} GPUs and is given {shares[row]}"
     if allocation.shares.ndim == 2:
-        given, kinds = seats.by_kind(ground, allocation.shares.shape[1]), allocation.shares
+        given, kinds = slots.by_kind(columns, allocation.shares.shape[1]), allocation.shares
         if (given > kinds).any():
             row = int(np.argmax((given > kinds).any(axis=1)))
             return f"job {jobs.id[row]} shall have {kinds[row]} of each kind, not {given[row]}"
@@ -99,10 +106,10 @@ def _wrong(snapshot: Snapshot, allocation: Allocation, placed: Placed) -> str | 
     return None
 
 
-def _exclusive(seats: Seats, allocation: Allocation) -> Seats:
+def _exclusive(slots: Slots, allocation: Allocation) -> Slots:
     """The seats, those that two rows share counted once."""
-    if allocation.mates is None:
-        return seats
-    rows = np.arange(seats.rows)
-    second = (allocation.mates >= 0) & (allocation.mates < rows)
-    return seats.take(np.where(second, -1, rows))
+    if allocation.packed_with is None:
+        return slots
+    rows = np.arange(slots.rows)
+    second = (allocation.packed_with >= 0) & (allocation.packed_with < rows)
+    return slots.take(np.where(second, -1, rows))

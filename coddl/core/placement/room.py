@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import IntColumn, IntMatrix
-from coddl.core.compiling import kernel, part, whole_number
-from coddl.core.seats import Seats
+from coddl.core.compiling import kernel, kernel_int, part
+from coddl.core.slots import Slots
 
-NONE = whole_number(-1)  # no node; as a kind or a rack: any
+NONE = kernel_int(-1)  # no node; as a kind or a rack: any
 
 
-class Room(NamedTuple):
+class FreeGpus(NamedTuple):
     """What is free."""
 
-    ground: Ground
+    columns: ClusterColumns
     island_free: IntColumn
     node_free: IntColumn
     zone: IntColumn  # of each node
@@ -43,7 +43,7 @@ class Taken(NamedTuple):
 
 
 @part
-def file(room: Room, node: int) -> None:
+def file(room: FreeGpus, node: int) -> None:
     """Enter a node where those with as many free GPUs are."""
     zone, free = room.zone[node], room.node_free[node]
     first = room.head[zone, free]
@@ -55,7 +55,7 @@ def file(room: Room, node: int) -> None:
 
 
 @part
-def unfile(room: Room, node: int) -> None:
+def unfile(room: FreeGpus, node: int) -> None:
     """Take a node out of its list."""
     before, after = room.before[node], room.after[node]
     if before >= 0:
@@ -67,23 +67,23 @@ def unfile(room: Room, node: int) -> None:
 
 
 @part
-def change_free(room: Room, node: int, gpus: int) -> None:
+def change_free(room: FreeGpus, node: int, gpus: int) -> None:
     """Count so many more GPUs of a node as free, or fewer."""
     unfile(room, node)
     room.node_free[node] += gpus
     room.zone_free[room.zone[node]] += gpus
-    room.rack_free[room.ground.node_rack[node]] += gpus
+    room.rack_free[room.columns.node_rack[node]] += gpus
     file(room, node)
 
 
 @kernel
-def room_of(ground: Ground, used: IntColumn) -> Room:
+def free_gpus_of(columns: ClusterColumns, used: IntColumn) -> FreeGpus:
     """The room that is left where so many GPUs of each island are used."""
-    nodes = ground.node_gpus.shape[0]
+    nodes = columns.node_gpus.shape[0]
     zones, size = np.empty((2, nodes), np.int64), 0
     zone = np.empty(nodes, np.int64)
     for node in range(nodes):
-        kind, rack, at = ground.node_kind[node], ground.node_rack[node], size
+        kind, rack, at = columns.node_kind[node], columns.node_rack[node], size
         # Nodes of a zone mostly stand beside each other: look there first.
         if node > 0 and zones[0, zone[node - 1]] == kind and zones[1, zone[node - 1]] == rack:
             at = zone[node - 1]
@@ -97,11 +97,11 @@ def room_of(ground: Ground, used: IntColumn) -> Room:
         zone[node] = at
     widest, racks = 0, 0
     for node in range(nodes):
-        widest = max(widest, ground.node_gpus[node])
-        racks = max(racks, ground.node_rack[node] + 1)
-    room = Room(
-        ground,
-        ground.island_gpus - used,
+        widest = max(widest, columns.node_gpus[node])
+        racks = max(racks, columns.node_rack[node] + 1)
+    room = FreeGpus(
+        columns,
+        columns.island_gpus - used,
         np.zeros(nodes, np.int64),
         zone,
         zones[0, :size].copy(),
@@ -113,10 +113,10 @@ def room_of(ground: Ground, used: IntColumn) -> Room:
         np.empty(nodes, np.int64),
     )
     for node in range(nodes - 1, -1, -1):  # so that the first of a list is the first of its nodes
-        for island in range(ground.first[node], ground.first[node + 1]):
+        for island in range(columns.first[node], columns.first[node + 1]):
             room.node_free[node] += room.island_free[island]
         room.zone_free[zone[node]] += room.node_free[node]
-        room.rack_free[ground.node_rack[node]] += room.node_free[node]
+        room.rack_free[columns.node_rack[node]] += room.node_free[node]
         file(room, node)
     return room
 
@@ -173,24 +173,24 @@ def take_islands(
 
 
 @part
-def take(room: Room, taken: Taken, row: int, node: int, gpus: int) -> None:
+def take(room: FreeGpus, taken: Taken, row: int, node: int, gpus: int) -> None:
     """Give a row `gpus` GPUs of a node that has them, on the islands that suit them best."""
     change_free(room, node, -gpus)
-    take_islands(room.ground.first, room.island_free, taken, row, node, gpus)
+    take_islands(room.columns.first, room.island_free, taken, row, node, gpus)
 
 
 @part
-def give_back(room: Room, taken: Taken, size: int) -> None:
+def give_back(room: FreeGpus, taken: Taken, size: int) -> None:
     """Undo what was taken last, until `size` entries are left."""
     while taken.size[0] > size:
         last = taken.size[0] - 1
         room.island_free[taken.island[last]] += taken.gpus[last]
-        change_free(room, room.ground.island_node[taken.island[last]], taken.gpus[last])
+        change_free(room, room.columns.island_node[taken.island[last]], taken.gpus[last])
         taken.size[0] = last
 
 
 @part
-def suits(room: Room, zone: int, kind: int, rack: int) -> bool:
+def suits(room: FreeGpus, zone: int, kind: int, rack: int) -> bool:
     """Tell whether a zone is of this kind and rack, where they are given."""
     return bool(
         (kind < 0 or room.zone_kind[zone] == kind) and (rack < 0 or room.zone_rack[zone] == rack)
@@ -198,7 +198,7 @@ def suits(room: Room, zone: int, kind: int, rack: int) -> bool:
 
 
 @part
-def tightest(room: Room, need: int, kind: int, rack: int) -> int:
+def tightest(room: FreeGpus, need: int, kind: int, rack: int) -> int:
     """The node that `need` GPUs fill best, of this kind and rack (-1: any); -1 if none has room."""
     for free in range(need, room.head.shape[1]):
         for zone in range(room.head.shape[0]):
@@ -208,7 +208,7 @@ def tightest(room: Room, need: int, kind: int, rack: int) -> int:
 
 
 @part
-def widest(room: Room, kind: int, rack: int) -> int:
+def widest(room: FreeGpus, kind: int, rack: int) -> int:
     """The node with most room, of this kind and rack (-1: any); -1 if nothing is free."""
     for free in range(room.head.shape[1] - 1, 0, -1):
         for zone in range(room.head.shape[0]):
@@ -218,11 +218,11 @@ def widest(room: Room, kind: int, rack: int) -> int:
 
 
 @part
-def nodes_to_hold(room: Room, sizes: IntColumn, need: int, kind: int) -> int:
+def nodes_to_hold(room: FreeGpus, sizes: IntColumn, need: int, kind: int) -> int:
     """The fewest nodes of a kind (-1: any), of these sizes, that hold so many GPUs; or too many."""
     of_size, nodes = np.zeros(room.head.shape[1], np.int64), 0
     for node in range(sizes.shape[0]):
-        if kind < 0 or room.ground.node_kind[node] == kind:
+        if kind < 0 or room.columns.node_kind[node] == kind:
             of_size[sizes[node]] += 1
     for size in range(of_size.shape[0] - 1, 0, -1):
         some = min(of_size[size], (need + size - 1) // size)
@@ -234,7 +234,7 @@ def nodes_to_hold(room: Room, sizes: IntColumn, need: int, kind: int) -> int:
 
 
 @part
-def best_zone(room: Room, need: int, kind: int) -> int:
+def best_zone(room: FreeGpus, need: int, kind: int) -> int:
     """The zone of this kind (-1: any) that `need` GPUs fill best; -1 if none has room for all."""
     best = -1
     for zone in range(room.zone_free.shape[0]):
@@ -245,7 +245,7 @@ def best_zone(room: Room, need: int, kind: int) -> int:
 
 
 @part
-def best_rack(room: Room, need: int) -> int:
+def best_rack(room: FreeGpus, need: int) -> int:
     """The rack that `need` GPUs of any kind fill best; -1 if none has room for all."""
     best = -1
     for rack in range(room.rack_free.shape[0]):
@@ -256,7 +256,7 @@ def best_rack(room: Room, need: int) -> int:
 
 
 @part
-def take_within(room: Room, taken: Taken, row: int, need: int, kind: int, rack: int) -> int:
+def take_within(room: FreeGpus, taken: Taken, row: int, need: int, kind: int, rack: int) -> int:
     """Give a row `need` GPUs on few nodes of this kind and rack (-1: any); return what is missing.
 
     The nodes with most room first; the last is one that the rest fills best.
@@ -274,7 +274,7 @@ def take_within(room: Room, taken: Taken, row: int, need: int, kind: int, rack: 
 
 
 @part
-def take_close(room: Room, taken: Taken, row: int, need: int, kind: int) -> int:
+def take_close(room: FreeGpus, taken: Taken, row: int, need: int, kind: int) -> int:
     """Give a row `need` GPUs close together; return what is missing.
 
     On a node if one has them, else of one kind in a rack, else in a rack, else anywhere.
@@ -290,7 +290,7 @@ def take_close(room: Room, taken: Taken, row: int, need: int, kind: int) -> int:
 
 
 @kernel
-def seats_from(rows: int, taken: Taken) -> Seats:
+def slots_from(rows: int, taken: Taken) -> Slots:
     """The seats that were given: sorted, each island of a row once."""
     size = taken.size[0]
     first = np.zeros(rows + 1, np.int64)
@@ -317,4 +317,4 @@ def seats_from(rows: int, taken: Taken) -> Seats:
             island[out], gpus[out] = island[i], gpus[i]
             out += 1
         out_first[row + 1] = out
-    return Seats(out_first, island[:out].copy(), gpus[:out].copy())
+    return Slots(out_first, island[:out].copy(), gpus[:out].copy())

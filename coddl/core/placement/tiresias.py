@@ -6,45 +6,45 @@ from typing import Final
 import numpy as np
 
 from coddl.core.allocation import Allocation, because
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.compiling import ONE, kernel, part
 from coddl.core.named import Part
 from coddl.core.placement.close import (
-    Found,
-    Wishes,
+    PartialPlacement,
+    PlacementRequest,
     after_keeping,
     kept_back,
     lone_node,
     placed_at,
-    wishes_of,
+    request_of,
 )
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import (
     NONE,
-    Room,
+    FreeGpus,
     Taken,
     nodes_to_hold,
-    seats_from,
+    slots_from,
     take,
     take_within,
     tightest,
 )
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 
 PAYS: Final = 1.05  # a job that one node more slows down by more than that is better gathered
 
 
 @part
-def take_together(found: Found, row: int, need: int, kind: int) -> None:
+def take_together(found: PartialPlacement, row: int, need: int, kind: int) -> None:
     """Give a row so many more GPUs if it then lies on the fewest nodes there could be; or none."""
-    room, taken, ground = found.room, found.taken, found.room.ground
+    room, taken, columns = found.room, found.taken, found.room.columns
     free, mine, held, left = room.node_free.copy(), 0, 0, need
     seen = np.zeros(free.shape[0], np.bool_)
     for i in range(found.kept[row], found.kept[row + 1]):
-        node = ground.island_node[taken.island[i]]
-        if kind >= 0 and ground.node_kind[node] != kind:
+        node = columns.island_node[taken.island[i]]
+        if kind >= 0 and columns.node_kind[node] != kind:
             continue
         held += taken.gpus[i]
         if not seen[node]:
@@ -52,11 +52,11 @@ def take_together(found: Found, row: int, need: int, kind: int) -> None:
             mine += 1
             left -= free[node]
             free[node] = 0
-    fewest = nodes_to_hold(room, ground.node_gpus, held + need, kind)
+    fewest = nodes_to_hold(room, columns.node_gpus, held + need, kind)
     if left > 0 and mine + nodes_to_hold(room, free, left, kind) > fewest:
         return
     for i in range(found.kept[row], found.kept[row + 1]):
-        node = ground.island_node[taken.island[i]]
+        node = columns.island_node[taken.island[i]]
         some = min(need, room.node_free[node])
         if some > 0 and seen[node]:
             take(room, taken, row, node, some)
@@ -65,11 +65,11 @@ def take_together(found: Found, row: int, need: int, kind: int) -> None:
 
 
 @part
-def take_gaps(room: Room, taken: Taken, row: int, need: int, kind: int) -> None:
+def take_gaps(room: FreeGpus, taken: Taken, row: int, need: int, kind: int) -> None:
     """Give a row GPUs of nodes that are in use already, as far as there are any."""
     while need > 0:
         node = tightest(room, need, kind, NONE)
-        if node < 0 or room.node_free[node] == room.ground.node_gpus[node]:
+        if node < 0 or room.node_free[node] == room.columns.node_gpus[node]:
             node = tightest(room, ONE, kind, NONE)
         if node < 0:
             break
@@ -80,25 +80,29 @@ def take_gaps(room: Room, taken: Taken, row: int, need: int, kind: int) -> None:
 
 @kernel
 def place_by_profile(
-    ground: Ground, seats: Seats, wishes: Wishes, skewed: BoolColumn, reserved: IntColumn
-) -> Seats:
+    columns: ClusterColumns,
+    slots: Slots,
+    request: PlacementRequest,
+    skewed: BoolColumn,
+    reserved: IntColumn,
+) -> Slots:
     """Seat every row: who is seated first, then by order; a skewed one on the fewest nodes only."""
-    found = after_keeping(ground, seats, wishes, reserved)
-    room, kinds = found.room, wishes.gpus.shape[1]
-    for row in wishes.order:
+    found = after_keeping(columns, slots, request, reserved)
+    room, kinds = found.room, request.gpus.shape[1]
+    for row in request.order:
         for kind in range(kinds):
             need, of_kind = found.lack[row, kind], kind if kinds > 1 else NONE
             if need <= 0:
                 continue
-            if wishes.spans[row] == 0:
-                node = lone_node(room, seats, row, need, of_kind)
+            if request.spans[row] == 0:
+                node = lone_node(room, slots, row, need, of_kind)
                 if node >= 0:
                     take(room, found.taken, row, node, need)
             elif skewed[row]:
                 take_together(found, row, need, of_kind)
             else:
                 take_gaps(room, found.taken, row, need, of_kind)
-    return seats_from(wishes.gpus.shape[0], found.taken)
+    return slots_from(request.gpus.shape[0], found.taken)
 
 
 def fitted_limit(snapshot: Snapshot, shares: IntColumn, near: float) -> float:
@@ -109,7 +113,7 @@ def fitted_limit(snapshot: Snapshot, shares: IntColumn, near: float) -> float:
     """
     places, rows = snapshot.speeds.places, np.flatnonzero(shares > 1)
     curves, gpus = snapshot.jobs.curve[rows], shares[rows]
-    fewest = 1 + np.searchsorted(np.cumsum(-np.sort(-snapshot.cluster.ground.node_gpus)), gpus)
+    fewest = 1 + np.searchsorted(np.cumsum(-np.sort(-snapshot.cluster.columns.node_gpus)), gpus)
     _, gpus_most, nodes_most = np.array(places.nodes.shape) - 1
     gathered, apart = (
         places.nodes[curves, np.minimum(gpus, gpus_most), np.minimum(nodes, nodes_most)]
@@ -136,15 +140,15 @@ class TiresiasPlacement:
     fit: bool = False
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
-        jobs, seats, ground = snapshot.jobs, snapshot.seats, snapshot.cluster.ground
+        jobs, slots, columns = snapshot.jobs, snapshot.slots, snapshot.cluster.columns
         limit = self.pack_limit
         if self.fit:
             limit = fitted_limit(snapshot, allocation.gpus, limit)
         skewed = snapshot.speeds.places.skew[jobs.curve] > limit
         order = np.lexsort((jobs.id, -allocation.gpus, ~skewed, jobs.spans))
-        wishes = wishes_of(snapshot, allocation, order)
-        assert seats is not None
-        found = place_by_profile(ground, seats, wishes, skewed, kept_back(snapshot))
+        request = request_of(snapshot, allocation, order)
+        assert slots is not None
+        found = place_by_profile(columns, slots, request, skewed, kept_back(snapshot))
         placed = placed_at(found, snapshot, allocation)
         why = "its model is slow across nodes, and the fewest nodes that can hold it have no room"
         refused = (placed.shares == 0) & (allocation.gpus > 0)

@@ -5,9 +5,9 @@ from typing import Annotated, Final, Literal
 
 import numpy as np
 
-from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, TWO, kernel, part
+from coddl.core.heaps import sort_heap
 from coddl.core.jobs import FIRST_START_S, GPUS, GPUS_MIN
 from coddl.core.kernels import (
     ANY,
@@ -16,19 +16,18 @@ from coddl.core.kernels import (
     LENGTH,
     NOBODY,
     SKIP,
-    Line,
+    RankedRows,
+    empty_ranking,
     fill_in_order,
     grant_minimum,
     grow_all,
     grow_by_scan,
     grow_by_tournament,
-    line_up,
     seconds_left,
     select_first,
-    sort_heap,
 )
-from coddl.core.policies.policy import answer, parameters
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.policies.policy import RulePolicy, parameters
+from coddl.core.snapshot import KernelSnapshot
 
 Contest = Literal["auto", "scan", "tournament"]
 CONTESTS: Final = ("auto", "scan", "tournament")
@@ -38,36 +37,38 @@ LEASE_END_S, ROUNDS = range(2)  # memory of AFS-P
 
 
 @part
-def grow(picture: Picture, params: FloatColumn, left: int, shares: IntColumn) -> None:
+def grow(snapshot: KernelSnapshot, params: FloatColumn, left: int, shares: IntColumn) -> None:
     """Hand out what is left by AFS duels, in the chosen form of contest."""
-    if left == 0 or grow_all(picture, left, shares):
+    if left == 0 or grow_all(snapshot, left, shares):
         return
     rule, contest = int(params[RULE]), int(params[CONTEST])
-    if contest == 2 or (contest == 0 and left * picture.rows.shape[0] > SCAN_PAIRS):
-        grow_by_tournament(picture, rule, left, shares)
+    if contest == 2 or (contest == 0 and left * snapshot.rows.shape[0] > SCAN_PAIRS):
+        grow_by_tournament(snapshot, rule, left, shares)
     else:
-        grow_by_scan(picture, rule, left, shares)
+        grow_by_scan(snapshot, rule, left, shares)
 
 
 @kernel
-def afs_l(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn) -> float:
+def afs_l(
+    snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+) -> float:
     """The shortest get their minimum, then every further GPU goes to the winner of the duels."""
-    left = grant_minimum(picture, shares)
+    left = grant_minimum(snapshot, shares)
     if left < 0:
-        size = picture.rows.shape[0]
-        line = line_up(ONE, size)
+        size = snapshot.rows.shape[0]
+        ranked = empty_ranking(ONE, size)
         for k in range(size):
-            row = picture.rows[k]
-            line.need[k] = picture.jobs.whole[GPUS_MIN, row]
-            line.holds[k] = picture.jobs.whole[GPUS, row] > 0
-            line.keys[0, k] = seconds_left(picture, row, line.need[k])
-        left = fill_in_order(line, picture.gpus, SKIP, shares)
-    grow(picture, params, left, shares)
+            row = snapshot.rows[k]
+            ranked.need[k] = snapshot.jobs.ints[GPUS_MIN, row]
+            ranked.holds[k] = snapshot.jobs.ints[GPUS, row] > 0
+            ranked.keys[0, k] = seconds_left(snapshot, row, ranked.need[k])
+        left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+    grow(snapshot, params, left, shares)
     return np.inf
 
 
 @dataclass(frozen=True)
-class AfsL:
+class AfsL(RulePolicy):
     """Weighs shortness against efficiency; knows lengths, like SRTF.
 
     Partial share · under overload, shortest first with gpus_min each · cap: the model's largest
@@ -77,72 +78,74 @@ class AfsL:
     contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
 
     rule = staticmethod(afs_l)
+    why = "jobs with less left to do hold the GPUs"
 
     @property
     def parameters(self) -> FloatColumn:
         return parameters(LENGTH, CONTESTS.index(self.contest))
 
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs with less left to do hold the GPUs")
-
 
 @part
 def grow_in_order(
-    picture: Picture, params: FloatColumn, line: Line, left: int, shares: IntColumn
+    snapshot: KernelSnapshot, params: FloatColumn, ranked: RankedRows, left: int, shares: IntColumn
 ) -> None:
     """Hand out what is left in the line's order: the last of a pass with coins have the edge."""
-    size = picture.rows.shape[0]
+    size = snapshot.rows.shape[0]
     order, rows = np.empty(size, np.int64), np.empty(size, np.int64)
-    select_first(line, ANY, NOBODY, size, order)
-    sort_heap(order, size, line.keys)
+    select_first(ranked, ANY, NOBODY, size, order)
+    sort_heap(order, size, ranked.keys)
     ordered = np.empty(size, np.int64)
     for i in range(size):
-        rows[i], ordered[i] = picture.rows[order[i]], shares[order[i]]
-    jobs, steps, gpus = picture.jobs, picture.steps, picture.gpus
-    lined_up = Picture(jobs, rows, picture.step_s, steps, gpus, picture.now_s, picture.seed)
+        rows[i], ordered[i] = snapshot.rows[order[i]], shares[order[i]]
+    jobs, steps, gpus = snapshot.jobs, snapshot.steps, snapshot.gpus
+    lined_up = KernelSnapshot(
+        jobs, rows, snapshot.step_s, steps, gpus, snapshot.now_s, snapshot.seed
+    )
     grow(lined_up, params, left, ordered)
     for i in range(size):
         shares[order[i]] = ordered[i]
 
 
 @kernel
-def afs_p(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn) -> float:
+def afs_p(
+    snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+) -> float:
     """Leases in turn, and duels that need no lengths."""
-    jobs, size = picture.jobs, picture.rows.shape[0]
-    line, kept = line_up(TWO, size), np.zeros(size, np.int64)
-    crowded = grant_minimum(picture, shares) <= 0
-    left = picture.gpus
+    jobs, size = snapshot.jobs, snapshot.rows.shape[0]
+    ranked, kept = empty_ranking(TWO, size), np.zeros(size, np.int64)
+    crowded = grant_minimum(snapshot, shares) <= 0
+    left = snapshot.gpus
     for k in range(size):
-        row = picture.rows[k]
-        line.need[k] = jobs.whole[GPUS_MIN, row]
-        line.holds[k] = jobs.whole[GPUS, row] > 0
-        if crowded and jobs.whole[GPUS, row] > 0:
-            if memory[row, LEASE_END_S] <= picture.now_s:
+        row = snapshot.rows[k]
+        ranked.need[k] = jobs.ints[GPUS_MIN, row]
+        ranked.holds[k] = jobs.ints[GPUS, row] > 0
+        if crowded and jobs.ints[GPUS, row] > 0:
+            if memory[row, LEASE_END_S] <= snapshot.now_s:
                 memory[row, ROUNDS] += 1
-            elif jobs.whole[GPUS, row] <= left:
+            elif jobs.ints[GPUS, row] <= left:
                 # Its lease runs on: nobody takes its share, and it takes no more (it needs more
                 # than there is).
-                kept[k] = jobs.whole[GPUS, row]
+                kept[k] = jobs.ints[GPUS, row]
                 left -= kept[k]
-                line.need[k] = picture.gpus + 1
-        line.keys[0, k] = memory[row, ROUNDS]
-        line.keys[1, k] = jobs.real[FIRST_START_S, row]
-    left = fill_in_order(line, left, SKIP, shares)
+                ranked.need[k] = snapshot.gpus + 1
+        ranked.keys[0, k] = memory[row, ROUNDS]
+        ranked.keys[1, k] = jobs.floats[FIRST_START_S, row]
+    left = fill_in_order(ranked, left, SKIP, shares)
     if left > 0:
-        grow_in_order(picture, params, line, left, shares)
+        grow_in_order(snapshot, params, ranked, left, shares)
     wake_at_s = np.inf
     for k in range(size):
         if shares[k] + kept[k] > 0:
-            row = picture.rows[k]
+            row = snapshot.rows[k]
             if shares[k] > 0:
-                memory[row, LEASE_END_S] = picture.now_s + params[LEASE_S]
+                memory[row, LEASE_END_S] = snapshot.now_s + params[LEASE_S]
             shares[k] += kept[k]
             wake_at_s = min(wake_at_s, memory[row, LEASE_END_S])
     return wake_at_s
 
 
 @dataclass(frozen=True)
-class AfsP:
+class AfsP(RulePolicy):
     """Weighs shortness against efficiency without knowing lengths: leases in turn, and a coin where
     lengths would decide.
 
@@ -155,11 +158,9 @@ class AfsP:
     contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
 
     rule = staticmethod(afs_p)
+    why = "other jobs hold the GPUs until their leases end"
 
     @property
     def parameters(self) -> FloatColumn:
         rule = COIN if self.tie == "coin" else KEEP
         return parameters(rule, CONTESTS.index(self.contest), self.lease_h * 3600.0)
-
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "other jobs hold the GPUs until their leases end")

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import BoolMatrix, FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import kernel, part, whole_number
+from coddl.core.compiling import kernel, kernel_int, part
 from coddl.core.jobs import GPUS_MIN
 from coddl.core.kernels import next_share
-from coddl.core.snapshot import Picture
+from coddl.core.snapshot import KernelSnapshot
 
-NOBODY = whole_number(-1)
+NOBODY = kernel_int(-1)
 
 
 class Bids(NamedTuple):
@@ -25,7 +25,7 @@ class Bids(NamedTuple):
     held: IntColumn  # what it holds whatever the outcome
 
 
-class Steps(NamedTuple):
+class BidSteps(NamedTuple):
     """Steps from share to share of all bidders, the one that gains most per GPU first."""
 
     bidder: IntColumn
@@ -54,7 +54,7 @@ def concave(bids: Bids, bidder: int, free: int, corners: IntColumn) -> int:
 
 
 @part
-def steps_of(bids: Bids, free: int) -> Steps:
+def steps_of(bids: Bids, free: int) -> BidSteps:
     """The steps along everybody's hull. On one hull they gain less and less: in order, too."""
     bidders, shares = bids.log_value.shape
     who, before, after = np.empty((3, bidders * shares), np.int64)
@@ -67,11 +67,11 @@ def steps_of(bids: Bids, free: int) -> Steps:
             gain[size] = -rise / (high - low)
             size += 1
     order = np.argsort(gain[:size], kind="mergesort")
-    return Steps(who[order], before[order], after[order])
+    return BidSteps(who[order], before[order], after[order])
 
 
 @part
-def best_without(bids: Bids, steps: Steps, free: int, absent: int) -> IntColumn:
+def best_without(bids: Bids, steps: BidSteps, free: int, absent: int) -> IntColumn:
     """Shares that maximise the product of values if one bidder were not there (-1: all are)."""
     shares = bids.held.copy()
     for i in range(steps.bidder.shape[0]):
@@ -173,14 +173,14 @@ def best_worst_case(bids: Bids, free: int) -> IntColumn:
 
 
 @kernel
-def in_turn(picture: Picture, order: IntColumn, free: int, shares: IntColumn) -> None:
+def in_turn(snapshot: KernelSnapshot, order: IntColumn, free: int, shares: IntColumn) -> None:
     """Hand out what is free in turn: the minimum, then a step at a time, until nobody wants it."""
     before = free + 1
     while 0 < free < before:
         before = free
         for k in order:
-            least = picture.jobs.whole[GPUS_MIN, picture.rows[k]]
-            following = next_share(picture, k, shares[k]) if shares[k] > 0 else least
+            least = snapshot.jobs.ints[GPUS_MIN, snapshot.rows[k]]
+            following = next_share(snapshot, k, shares[k]) if shares[k] > 0 else least
             if shares[k] < following <= shares[k] + free:
                 free -= following - shares[k]
                 shares[k] = following

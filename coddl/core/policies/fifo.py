@@ -4,29 +4,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import kernel, whole_number
+from coddl.core.compiling import kernel, kernel_int
 from coddl.core.jobs import GPUS_REQUESTED
 from coddl.core.kernels import SKIP, STRICT, serve_running_first
-from coddl.core.policies.policy import answer, parameters
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.policies.policy import RulePolicy, parameters
+from coddl.core.snapshot import KernelSnapshot
 
-REQUEST = whole_number(GPUS_REQUESTED)
+REQUEST = kernel_int(GPUS_REQUESTED)
 
 
 @kernel
-def fifo(picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn) -> float:
+def fifo(
+    snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+) -> float:
     """Running jobs first, in order of their start; then the others as they came. params:
     [backfill].
     """
     strict = SKIP if params[0] != 0.0 else STRICT
-    serve_running_first(picture, REQUEST, strict, shares)
+    serve_running_first(snapshot, REQUEST, strict, shares)
     return np.inf
 
 
 @dataclass(frozen=True)
-class Fifo:
+class Fifo(RulePolicy):
     """Jobs run in order of submission on the GPUs they asked for, all or none, and are never
     preempted.
 
@@ -37,10 +38,9 @@ class Fifo:
     backfill: bool = False  # start later jobs past one that does not fit
 
     rule = staticmethod(fifo)
+    why = "earlier jobs are ahead of it"
+    rigid = True
 
     @property
     def parameters(self) -> FloatColumn:
         return parameters(self.backfill)
-
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "earlier jobs are ahead of it", rigid=True)

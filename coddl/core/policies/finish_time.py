@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import (
     BoolColumn,
     BoolMatrix,
@@ -22,7 +22,7 @@ from coddl.core.columns import (
     IntColumn,
 )
 from coddl.core.compiling import kernel
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
 
@@ -141,11 +141,11 @@ def fairness_of(snapshot: Snapshot, outlook: Outlook, rows: IntColumn) -> Fairne
 
 def slow_where_it_sits(snapshot: Snapshot) -> FloatColumn:
     """The factor on each row's step time where it sits."""
-    if snapshot.seats is None:
+    if snapshot.slots is None:
         return np.ones(snapshot.jobs.size)
     nobody = np.full(snapshot.jobs.size, -1)
-    places, ground = snapshot.speeds.places, snapshot.cluster.ground
-    return slowdowns(places, ground, snapshot.jobs.curve, snapshot.seats, nobody)
+    places, columns = snapshot.speeds.places, snapshot.cluster.columns
+    return slowdowns(places, columns, snapshot.jobs.curve, snapshot.slots, nobody)
 
 
 def slow_from_where_it_sits(snapshot: Snapshot, rows: IntColumn, shares: IntColumn) -> FloatMatrix:
@@ -154,20 +154,20 @@ def slow_from_where_it_sits(snapshot: Snapshot, rows: IntColumn, shares: IntColu
     A row that grows stays on its nodes, and on others if they do not hold it; of one that is cut,
     the fewest of its nodes remain. What else slows it down where it sits goes on if it grows.
     """
-    if (seats := snapshot.seats) is None:
+    if (slots := snapshot.slots) is None:
         return np.ones((rows.size, shares.size))
-    ground, curves = snapshot.cluster.ground, snapshot.jobs.curve[rows]
+    columns, curves = snapshot.cluster.columns, snapshot.jobs.curve[rows]
     present = slow_where_it_sits(snapshot)[rows]
     by_nodes = snapshot.speeds.places.nodes
-    return stretched(by_nodes, ground, curves, seats.take(rows), present, shares.size)
+    return stretched(by_nodes, columns, curves, slots.take(rows), present, shares.size)
 
 
 @kernel
 def stretched(
     by_nodes: FloatCube,
-    ground: Ground,
+    columns: ClusterColumns,
     curves: IntColumn,
-    seats: Seats,
+    slots: Slots,
     present: FloatColumn,
     shares: int,
 ) -> FloatMatrix:
@@ -175,11 +175,11 @@ def stretched(
     out = np.ones((curves.shape[0], shares))
     gpus_most, nodes_most = by_nodes.shape[1] - 1, by_nodes.shape[2] - 1
     for row in range(curves.shape[0]):
-        held, nodes, node = np.zeros(seats.first[row + 1] - seats.first[row], np.int64), 0, -1
-        for i in range(seats.first[row], seats.first[row + 1]):
-            nodes += ground.island_node[seats.island[i]] != node
-            node = ground.island_node[seats.island[i]]
-            held[nodes - 1] += seats.gpus[i]
+        held, nodes, node = np.zeros(slots.first[row + 1] - slots.first[row], np.int64), 0, -1
+        for i in range(slots.first[row], slots.first[row + 1]):
+            nodes += columns.island_node[slots.island[i]] != node
+            node = columns.island_node[slots.island[i]]
+            held[nodes - 1] += slots.gpus[i]
         if nodes == 0:
             continue
         held, factors = -np.sort(-held), by_nodes[curves[row]]

@@ -16,10 +16,10 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.compiling import kernel, part, whole_number
+from coddl.core.compiling import kernel, kernel_int, part
 from coddl.core.jobs import EXECUTED_S, FIRST_START_S, GPUS, GPUS_REQUESTED
-from coddl.core.kernels import SKIP, fill_in_order, line_up
-from coddl.core.policies.policy import parameters, told
+from coddl.core.kernels import SKIP, empty_ranking, fill_in_order
+from coddl.core.policies.policy import parameters, with_reasons
 from coddl.core.policies.tiresias import (
     LEVEL,
     OLD_EXECUTED_S,
@@ -27,10 +27,10 @@ from coddl.core.policies.tiresias import (
     change_queue,
     next_move_s,
 )
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.snapshot import KernelSnapshot, Snapshot
 
 RECENT: Final = 1000  # past jobs that count, as many as the published simulator reads
-KEYS = whole_number(4)
+KEYS = kernel_int(4)
 
 Form = Literal["textbook", "published"]
 
@@ -60,27 +60,31 @@ def gittins_index(past: Past, attained_gpu_s: float, quantum_gpu_s: float) -> fl
 
 @kernel
 def tiresias_g(
-    picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn, past: Past
+    snapshot: KernelSnapshot,
+    params: FloatColumn,
+    memory: FloatMatrix,
+    shares: IntColumn,
+    past: Past,
 ) -> float:
     """Fill queue by queue, in order of the index; the last queue in order of first start."""
-    jobs, size = picture.jobs, picture.rows.shape[0]
-    line, limits = line_up(KEYS, size), params[THRESHOLD_GPU_S:]
+    jobs, size = snapshot.jobs, snapshot.rows.shape[0]
+    ranked, limits = empty_ranking(KEYS, size), params[THRESHOLD_GPU_S:]
     for k in range(size):
-        row = picture.rows[k]
-        line.need[k] = jobs.whole[GPUS_REQUESTED, row]
-        line.holds[k] = jobs.whole[GPUS, row] > 0
-        if line.holds[k] or memory[row, LEVEL] > 0.0:
-            change_queue(picture, row, params, memory)
+        row = snapshot.rows[k]
+        ranked.need[k] = jobs.ints[GPUS_REQUESTED, row]
+        ranked.holds[k] = jobs.ints[GPUS, row] > 0
+        if ranked.holds[k] or memory[row, LEVEL] > 0.0:
+            change_queue(snapshot, row, params, memory)
         level = int(memory[row, LEVEL])
-        ran_s = jobs.real[EXECUTED_S, row] - memory[row, OLD_EXECUTED_S]
-        line.keys[0, k] = level
-        line.keys[1, k] = 0.0
+        ran_s = jobs.floats[EXECUTED_S, row] - memory[row, OLD_EXECUTED_S]
+        ranked.keys[0, k] = level
+        ranked.keys[1, k] = 0.0
         if level < limits.shape[0]:
-            line.keys[1, k] = -gittins_index(past, ran_s * line.need[k], limits[level])
-        line.keys[2, k] = 0.0 if line.holds[k] else 1.0  # equals are not swapped
-        line.keys[3, k] = jobs.real[FIRST_START_S, row]
-    fill_in_order(line, picture.gpus, SKIP, shares)
-    return next_move_s(picture, params, memory, shares)
+            ranked.keys[1, k] = -gittins_index(past, ran_s * ranked.need[k], limits[level])
+        ranked.keys[2, k] = 0.0 if ranked.holds[k] else 1.0  # equals are not swapped
+        ranked.keys[3, k] = jobs.floats[FIRST_START_S, row]
+    fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+    return next_move_s(snapshot, params, memory, shares)
 
 
 def past_of(services_gpu_s: FloatColumn, form: Form) -> Past:
@@ -103,6 +107,8 @@ class TiresiasG:
     services_gpu_h: tuple[float, ...] = ()  # what jobs take; none: what those that ended here took
     form: Form = "textbook"  # published: as in the paper's simulator
 
+    rigid = True
+
     def __call__(self, snapshot: Snapshot) -> Allocation:
         jobs, memory = snapshot.jobs, snapshot.memory.copy()
         services_gpu_s = snapshot.past_gpu_s[-RECENT:]
@@ -110,7 +116,7 @@ class TiresiasG:
             services_gpu_s = np.array(self.services_gpu_h) * 3600.0
         params = parameters(self.promote, 0.0, *(3600.0 * limit for limit in self.threshold_gpu_h))
         past, shares = past_of(services_gpu_s, self.form), np.zeros(jobs.size, np.int64)
-        wake_at_s = tiresias_g(snapshot.picture(), params, memory, shares, past)
+        wake_at_s = tiresias_g(snapshot.for_kernels(), params, memory, shares, past)
         allocation = Allocation(shares, wake_at_s=wake_at_s, memory=memory)
         why = "jobs that are likelier to end soon hold the GPUs"
-        return told(snapshot, allocation, why, jobs.gpus_requested)
+        return with_reasons(snapshot, allocation, why, jobs.gpus_requested)

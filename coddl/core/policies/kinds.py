@@ -18,19 +18,19 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn, IntMatrix
-from coddl.core.compiling import ZERO, kernel, part, whole_number
+from coddl.core.compiling import ZERO, kernel, kernel_int, part
 from coddl.core.kernels import COIN, LENGTH, Contenders, beats, leave
 from coddl.core.policies.afs import LEASE_END_S, ROUNDS
-from coddl.core.policies.policy import told
+from coddl.core.policies.policy import with_reasons
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Places
 
 LEAST: Final = 3  # beside LENGTH and COIN: the next GPU goes to who has least
-NO_KIND = whole_number(-1)
+NO_KIND = kernel_int(-1)
 PASSES_MAX: Final = 8  # of moves; each makes a job faster and none slower, so few are left to make
 
 
-class Table(NamedTuple):
+class KindShares(NamedTuple):
     """The jobs that GPUs are dealt to, in the order in which they go first where they are equal."""
 
     shares: IntMatrix  # [jobs, kinds], what they have been dealt
@@ -45,7 +45,7 @@ class Table(NamedTuple):
     node_gpus: IntColumn  # by kind, of its largest node
 
 
-class Stock(NamedTuple):
+class FreeByKind(NamedTuple):
     """What is left to deal."""
 
     order: IntColumn  # the kinds that there are, the fastest first
@@ -54,14 +54,14 @@ class Stock(NamedTuple):
 
 
 @part
-def factor(table: Table, k: int, kind: int) -> float:
+def factor(table: KindShares, k: int, kind: int) -> float:
     """How many times as long as the table says a step takes on this kind."""
     kinds = table.places.kinds
     return float(kinds[table.curve[k], min(kind, kinds.shape[1] - 1)])
 
 
 @part
-def effective_gpus(table: Table, k: int, kind: int, more: int) -> float:
+def effective_gpus(table: KindShares, k: int, kind: int, more: int) -> float:
     """What a job has with so many more of a kind, counted in GPUs of the table's kind."""
     effective = more / factor(table, k, kind) if more > 0 else 0.0
     for each in range(table.shares.shape[1]):
@@ -70,13 +70,13 @@ def effective_gpus(table: Table, k: int, kind: int, more: int) -> float:
 
 
 @part
-def nodes_for(table: Table, kind: int, gpus: int) -> int:
+def nodes_for(table: KindShares, kind: int, gpus: int) -> int:
     """The fewest nodes that so many GPUs of a kind lie on."""
     return int((gpus + table.node_gpus[kind] - 1) // table.node_gpus[kind]) if gpus > 0 else 0
 
 
 @part
-def speed_at(table: Table, k: int, gpus: int, nodes: int, effective: float) -> float:
+def speed_at(table: KindShares, k: int, gpus: int, nodes: int, effective: float) -> float:
     """Iterations a second of a job on so many GPUs, on so many nodes, that do so much for it."""
     curve, factors = table.curve[k], table.places.nodes
     step_s = table.step_s[curve, min(gpus, table.step_s.shape[1] - 1)]
@@ -85,7 +85,7 @@ def speed_at(table: Table, k: int, gpus: int, nodes: int, effective: float) -> f
 
 
 @part
-def speed(table: Table, k: int, kind: int, more: int) -> float:
+def speed(table: KindShares, k: int, kind: int, more: int) -> float:
     """Iterations a second of a job with so many more GPUs of a kind."""
     gpus, nodes = ZERO, ZERO
     for each in range(table.shares.shape[1]):
@@ -96,7 +96,7 @@ def speed(table: Table, k: int, kind: int, more: int) -> float:
 
 
 @part
-def wants(table: Table, k: int) -> int:
+def wants(table: KindShares, k: int) -> int:
     """How many GPUs a job's next step takes: its whole claim, or up to its next useful share."""
     if table.claim[k] > 0:
         return int(table.claim[k])
@@ -106,10 +106,12 @@ def wants(table: Table, k: int) -> int:
 
 
 @part
-def weigh(table: Table, stock: Stock, them: Contenders, rule: int, x: int, kind: int) -> bool:
+def weigh(
+    table: KindShares, free_gpus: FreeByKind, them: Contenders, rule: int, x: int, kind: int
+) -> bool:
     """Bring entry x up to date for a step with this kind; False if that does not help it."""
     k = them.at[x]
-    more, claim, slowest = wants(table, k), table.claim[k], stock.order[-1]
+    more, claim, slowest = wants(table, k), table.claim[k], free_gpus.order[-1]
     now, then = speed(table, k, slowest, claim), speed(table, k, kind, more)
     if more == 0 or not then > now:
         return False
@@ -162,62 +164,62 @@ def best(them: Contenders, rule: int, by_far: bool, count: int) -> int:
 
 
 @part
-def give(table: Table, stock: Stock, k: int, kind: int, gpus: int) -> None:
+def give(table: KindShares, free_gpus: FreeByKind, k: int, kind: int, gpus: int) -> None:
     """Deal GPUs of a kind to a job, towards its claim or beyond."""
     table.shares[k, kind] += gpus
-    stock.free[kind] -= gpus
+    free_gpus.free[kind] -= gpus
     if table.claim[k] > 0:
         table.claim[k] -= gpus
     else:
-        stock.spare[0] -= gpus
+        free_gpus.spare[0] -= gpus
 
 
 @part
 def deal_kind(
-    table: Table, stock: Stock, them: Contenders, rule: int, kind: int, by_far: bool
+    table: KindShares, free_gpus: FreeByKind, them: Contenders, rule: int, kind: int, by_far: bool
 ) -> None:
     """Deal the GPUs of one kind, step by step, to those that it makes faster."""
     count = ZERO
     for k in range(table.claim.shape[0]):
         them.at[count] = k
-        if weigh(table, stock, them, rule, count, kind):
+        if weigh(table, free_gpus, them, rule, count, kind):
             count += 1
-    while stock.free[kind] > 0 and count > 0:
+    while free_gpus.free[kind] > 0 and count > 0:
         x = best(them, rule, by_far, count)
         k = them.at[x]
         more = wants(table, k)
-        fits = more <= stock.free[kind] and (table.claim[k] > 0 or more <= stock.spare[0])
+        fits = more <= free_gpus.free[kind] and (table.claim[k] > 0 or more <= free_gpus.spare[0])
         if fits:
-            give(table, stock, k, kind, more)
-        if not (fits and weigh(table, stock, them, rule, x, kind)):
+            give(table, free_gpus, k, kind, more)
+        if not (fits and weigh(table, free_gpus, them, rule, x, kind)):
             count -= 1
             leave(them, x, count)
 
 
 @part
-def settle(table: Table, stock: Stock, k: int) -> None:
+def settle(table: KindShares, free_gpus: FreeByKind, k: int) -> None:
     """Give a job what it has a claim to: of the kind that makes it fastest, or of several."""
     chosen, fastest = NO_KIND, -1.0
-    for kind in stock.order:
-        if stock.free[kind] >= table.claim[k]:
+    for kind in free_gpus.order:
+        if free_gpus.free[kind] >= table.claim[k]:
             then = speed(table, k, kind, table.claim[k])
             if then > fastest:
                 chosen, fastest = kind, then
     if chosen >= 0:
-        give(table, stock, k, chosen, table.claim[k])
-    for kind in stock.order:
-        some = min(stock.free[kind], table.claim[k])
+        give(table, free_gpus, k, chosen, table.claim[k])
+    for kind in free_gpus.order:
+        some = min(free_gpus.free[kind], table.claim[k])
         if some > 0:
-            give(table, stock, k, kind, some)
+            give(table, free_gpus, k, kind, some)
 
 
 @part
-def move(table: Table, stock: Stock, k: int) -> bool:
+def move(table: KindShares, free_gpus: FreeByKind, k: int) -> bool:
     """Let a job change all it has for more of a single kind, if that makes it faster."""
     gpus = table.shares[k].sum()
-    fastest, to_kind, to_gpus = speed(table, k, stock.order[0], ZERO), NO_KIND, ZERO
-    for kind in stock.order:
-        at, most = ZERO, min(table.limit[k], stock.free[kind] + table.shares[k, kind])
+    fastest, to_kind, to_gpus = speed(table, k, free_gpus.order[0], ZERO), NO_KIND, ZERO
+    for kind in free_gpus.order:
+        at, most = ZERO, min(table.limit[k], free_gpus.free[kind] + table.shares[k, kind])
         while gpus > 0 and (at == 0 or at <= most):
             if at >= table.least[k]:
                 nodes = nodes_for(table, kind, at)
@@ -229,37 +231,37 @@ def move(table: Table, stock: Stock, k: int) -> bool:
                 break
     if to_kind < 0:
         return False
-    for kind in stock.order:
-        stock.free[kind] += table.shares[k, kind]
+    for kind in free_gpus.order:
+        free_gpus.free[kind] += table.shares[k, kind]
         table.shares[k, kind] = 0
-    stock.spare[0] += gpus
-    give(table, stock, k, to_kind, to_gpus)
+    free_gpus.spare[0] += gpus
+    give(table, free_gpus, k, to_kind, to_gpus)
     return True
 
 
 @kernel
-def deal(table: Table, stock: Stock, rule: int, seed: int) -> None:
+def deal(table: KindShares, free_gpus: FreeByKind, rule: int, seed: int) -> None:
     """Deal GPUs: the faster kinds by duels, what claims are left, then growth by duels.
 
     Then who gains by it moves to the GPUs that are left, and what is set free is dealt: nobody
     loses by that.
     """
     size = table.claim.shape[0]
-    whole, real = np.zeros((4, size + 1), np.int64), np.zeros((4, size + 1))
-    coin = whole[3, :1]
+    ints, floats = np.zeros((4, size + 1), np.int64), np.zeros((4, size + 1))
+    coin = ints[3, :1]
     coin[0] = seed
-    them = Contenders(whole[0], whole[1], whole[2], real[0], real[1], real[2], real[3], coin)
-    for kind in stock.order[:-1]:
-        deal_kind(table, stock, them, rule, kind, True)
+    them = Contenders(ints[0], ints[1], ints[2], floats[0], floats[1], floats[2], floats[3], coin)
+    for kind in free_gpus.order[:-1]:
+        deal_kind(table, free_gpus, them, rule, kind, True)
     for k in range(size):
         if table.claim[k] > 0:
-            settle(table, stock, k)
+            settle(table, free_gpus, k)
     for _ in range(PASSES_MAX):
-        for kind in stock.order:
-            deal_kind(table, stock, them, rule, kind, False)
+        for kind in free_gpus.order:
+            deal_kind(table, free_gpus, them, rule, kind, False)
         moved = False
         for k in range(size):
-            moved |= move(table, stock, k)
+            moved |= move(table, free_gpus, k)
         if not moved:
             break
 
@@ -294,10 +296,10 @@ def dealt(snapshot: Snapshot, served: Served, rule: int) -> IntMatrix:
     factors = speeds.places.kinds[jobs.curve]
     factors = factors[:, np.minimum(kinds, factors.shape[1] - 1)]
     fastest_first = kinds[np.argsort(np.log(factors).mean(axis=0), kind="stable")]
-    ground, node_gpus = snapshot.cluster.ground, np.ones(len(gpus), np.int64)
-    np.maximum.at(node_gpus, ground.node_kind, ground.node_gpus)
+    columns, node_gpus = snapshot.cluster.columns, np.ones(len(gpus), np.int64)
+    np.maximum.at(node_gpus, columns.node_kind, columns.node_gpus)
     claim = served.claim[order]
-    table = Table(
+    table = KindShares(
         shares[order],
         claim,
         jobs.gpus_min[order],
@@ -310,7 +312,7 @@ def dealt(snapshot: Snapshot, served: Served, rule: int) -> IntMatrix:
         node_gpus,
     )
     spare = np.array([gpus.sum() - claim.sum()])
-    deal(table, Stock(fastest_first, gpus.copy(), spare), rule, snapshot.seed)
+    deal(table, FreeByKind(fastest_first, gpus.copy(), spare), rule, snapshot.seed)
     shares[order] = table.shares
     return shares
 
@@ -334,7 +336,7 @@ class MaxMinKinds:
         jobs = snapshot.jobs
         start_s = np.where(jobs.gpus > 0, jobs.last_start_s, np.inf)
         shares = dealt(snapshot, served_all(snapshot, np.lexsort((jobs.id, start_s))), LEAST)
-        return told(snapshot, Allocation(shares), "jobs that started earlier hold the GPUs")
+        return with_reasons(snapshot, Allocation(shares), "jobs that started earlier hold the GPUs")
 
 
 @dataclass(frozen=True)
@@ -351,7 +353,7 @@ class AfsLKinds:
         claim = served_all(snapshot, np.lexsort((jobs.id, left_s))).claim
         everyone = Served(np.arange(jobs.size), claim, np.ones(jobs.size, np.bool_))
         shares = dealt(snapshot, everyone, LENGTH)
-        return told(snapshot, Allocation(shares), "jobs with less left to do hold the GPUs")
+        return with_reasons(snapshot, Allocation(shares), "jobs with less left to do hold the GPUs")
 
 
 @dataclass(frozen=True)
@@ -380,4 +382,4 @@ class AfsPKinds:
         memory[runs & (kept == 0), LEASE_END_S] = now_s + self.lease_h * 3600.0
         wake_at_s = float(memory[runs, LEASE_END_S].min(initial=np.inf))
         answer = Allocation(shares, wake_at_s=wake_at_s, memory=memory)
-        return told(snapshot, answer, "other jobs hold the GPUs until their leases end")
+        return with_reasons(snapshot, answer, "other jobs hold the GPUs until their leases end")

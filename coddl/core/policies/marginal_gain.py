@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel
 from coddl.core.kernels import (
@@ -15,27 +14,27 @@ from coddl.core.kernels import (
     grow_all,
     grow_by_gain,
 )
-from coddl.core.policies.policy import answer, parameters
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.policies.policy import RulePolicy, parameters
+from coddl.core.snapshot import KernelSnapshot
 
 
 @kernel
 def marginal_gain(
-    picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+    snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
 ) -> float:
     """Everyone's minimum in order of submission, then one step at a time by gain. params: [which
     gain].
     """
-    left = grant_minimum(picture, shares)
+    left = grant_minimum(snapshot, shares)
     if left < 0:
-        left = grant_minimum_as_submitted(picture, shares)
-    if left > 0 and not grow_all(picture, left, shares):
-        grow_by_gain(picture, int(params[0]), left, shares)
+        left = grant_minimum_as_submitted(snapshot, shares)
+    if left > 0 and not grow_all(snapshot, left, shares):
+        grow_by_gain(snapshot, int(params[0]), left, shares)
     return np.inf
 
 
 @dataclass(frozen=True)
-class Optimus:
+class Optimus(RulePolicy):
     """Gives the next GPU to the job whose remaining time drops most (EuroSys '18, share form).
 
     Partial share · under overload, first come first served with gpus_min each · cap: the model's
@@ -43,17 +42,15 @@ class Optimus:
     """
 
     rule = staticmethod(marginal_gain)
+    why = "jobs submitted earlier hold the GPUs"
 
     @property
     def parameters(self) -> FloatColumn:
         return parameters(REMAINING_TIME)
 
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs submitted earlier hold the GPUs")
-
 
 @dataclass(frozen=True)
-class MaxSpeedup:
+class MaxSpeedup(RulePolicy):
     """Gives the next GPU to the job whose speed-up over its smallest share rises most; length plays
     no part.
 
@@ -62,10 +59,8 @@ class MaxSpeedup:
     """
 
     rule = staticmethod(marginal_gain)
+    why = "jobs submitted earlier hold the GPUs"
 
     @property
     def parameters(self) -> FloatColumn:
         return parameters(SPEEDUP)
-
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs submitted earlier hold the GPUs")

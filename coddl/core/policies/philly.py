@@ -15,7 +15,7 @@ from coddl.core.named import Part
 from coddl.core.snapshot import Snapshot
 
 
-class Books(NamedTuple):
+class QueueAccounts(NamedTuple):
     """What jobs need and queues are entitled to, and who has what so far."""
 
     need: IntColumn
@@ -28,52 +28,52 @@ class Books(NamedTuple):
 
 
 @part
-def take_back(books: Books) -> int:
+def take_back(accounts: QueueAccounts) -> int:
     """Stop the newest borrower, the last in line of those who run; return what it held."""
-    for k in range(books.line.shape[0] - 1, -1, -1):
-        row = books.line[k]
-        if books.lent[row] and books.shares[row] > 0:
-            freed, books.shares[row] = books.shares[row], 0
+    for k in range(accounts.line.shape[0] - 1, -1, -1):
+        row = accounts.line[k]
+        if accounts.lent[row] and accounts.shares[row] > 0:
+            freed, accounts.shares[row] = accounts.shares[row], 0
             return int(freed)
     return 0
 
 
 @part
-def grant(books: Books, gpus: int, reclaim_at: float) -> bool:
+def grant(accounts: QueueAccounts, gpus: int, reclaim_at: float) -> bool:
     """Serve the first claim within a quota that can be served; tell whether there was one."""
-    free, borrowed = gpus - books.shares.sum(), books.shares[books.lent].sum()
+    free, borrowed = gpus - accounts.shares.sum(), accounts.shares[accounts.lent].sum()
     takes_back = gpus - free >= reclaim_at * gpus
-    for row in books.line:
-        need, queue = books.need[row], books.queue[row]
-        if books.shares[row] > 0 or books.own[queue] + need > books.quota[queue]:
+    for row in accounts.line:
+        need, queue = accounts.need[row], accounts.queue[row]
+        if accounts.shares[row] > 0 or accounts.own[queue] + need > accounts.quota[queue]:
             continue
         if need <= free or (takes_back and need <= free + borrowed):
             while free < need:
-                free += take_back(books)
-            books.shares[row] = need
-            books.own[queue] += need
+                free += take_back(accounts)
+            accounts.shares[row] = need
+            accounts.own[queue] += need
             return True
     return False
 
 
 @part
-def lend(books: Books, gpus: int) -> None:
+def lend(accounts: QueueAccounts, gpus: int) -> None:
     """Lend what is free, to the queue that has least for its quota."""
-    used, free = np.zeros_like(books.quota), gpus - books.shares.sum()
-    for row in books.line:
-        used[books.queue[row]] += books.shares[row]
+    used, free = np.zeros_like(accounts.quota), gpus - accounts.shares.sum()
+    for row in accounts.line:
+        used[accounts.queue[row]] += accounts.shares[row]
     while True:
         best, least = -1, np.inf
-        for row in books.line:
-            queue = books.queue[row]
-            part_used = used[queue] / max(books.quota[queue], 1)
-            if books.shares[row] == 0 and books.need[row] <= free and part_used < least:
+        for row in accounts.line:
+            queue = accounts.queue[row]
+            part_used = used[queue] / max(accounts.quota[queue], 1)
+            if accounts.shares[row] == 0 and accounts.need[row] <= free and part_used < least:
                 best, least = row, part_used
         if best < 0:
             return
-        books.shares[best], books.lent[best] = books.need[best], True
-        used[books.queue[best]] += books.need[best]
-        free -= books.need[best]
+        accounts.shares[best], accounts.lent[best] = accounts.need[best], True
+        used[accounts.queue[best]] += accounts.need[best]
+        free -= accounts.need[best]
 
 
 @kernel
@@ -88,7 +88,7 @@ def serve(
 ) -> tuple[IntColumn, IntColumn]:
     """The shares, and what each queue has of its own. `line`: who runs first, in order of start."""
     shares, own, lent = np.zeros_like(need), np.zeros_like(quota), np.zeros(need.shape[0], np.bool_)
-    books, free = Books(need, queue, quota, line, shares, own, lent), gpus
+    accounts, free = QueueAccounts(need, queue, quota, line, shares, own, lent), gpus
     for row in line:  # who runs stays; what is beyond its queue's quota is borrowed
         if runs[row] and need[row] <= free:
             shares[row], free = need[row], free - need[row]
@@ -98,10 +98,10 @@ def serve(
                 lent[row] = True
     some = True
     while some:  # what is lent may fill the cluster, so that more can be taken back
-        while grant(books, gpus, reclaim_at):
+        while grant(accounts, gpus, reclaim_at):
             pass
-        lend(books, gpus)
-        some = grant(books, gpus, reclaim_at)
+        lend(accounts, gpus)
+        some = grant(accounts, gpus, reclaim_at)
     return shares, own
 
 
@@ -115,6 +115,8 @@ class Philly:
     """
 
     reclaim_at: Part = 0.9  # part of the GPUs that is busy when lent ones are taken back
+
+    rigid = True
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
         jobs, total = snapshot.jobs, snapshot.cluster.gpus_total

@@ -2,19 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
 from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.snapshot import KernelSnapshot, Snapshot
 
 Policy: TypeAlias = Callable[[Snapshot], Allocation]
 
-# (picture, parameters, memory by row, shares by position) -> when to ask again. Fills in shares and
-# memory.
-Rule: TypeAlias = Callable[[Picture, FloatColumn, FloatMatrix, IntColumn], float]
+# (snapshot, parameters, memory by row, shares by position) -> when to ask again. Fills in both.
+Rule: TypeAlias = Callable[[KernelSnapshot, FloatColumn, FloatMatrix, IntColumn], float]
 
 
 class NamedPolicy(Protocol):
@@ -28,37 +27,34 @@ class NamedPolicy(Protocol):
         """Decide."""
 
 
-@runtime_checkable
-class RulePolicy(Protocol):
+class RulePolicy:
     """A policy whose arithmetic is a kernel, which the simulator's compiled loop calls too."""
+
+    why: ClassVar[str]  # which jobs hold the GPUs that a job without any would need
+    rigid: ClassVar[bool] = False  # it gives a job its request or nothing, not its minimum or more
 
     @property
     def rule(self) -> Rule:
         """The kernel."""
+        raise NotImplementedError
 
     @property
     def parameters(self) -> FloatColumn:
         """Its parameters, as numbers."""
+        return parameters()
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
-        """Decide."""
+        """Apply the rule to a snapshot."""
+        jobs = snapshot.jobs
+        shares, memory = np.zeros(jobs.size, np.int64), snapshot.memory.copy()
+        wake_at_s = self.rule(snapshot.for_kernels(), self.parameters, memory, shares)
+        need = jobs.gpus_requested if self.rigid else jobs.gpus_min
+        return with_reasons(
+            snapshot, Allocation(shares, Reasons(), wake_at_s, memory), self.why, need
+        )
 
 
-def answer(policy: RulePolicy, snapshot: Snapshot, why: str, *, rigid: bool = False) -> Allocation:
-    """Apply the policy's rule to a snapshot.
-
-    `why` says who holds the GPUs that a job without any would need: its request if `rigid`, else
-    its minimum.
-    """
-    jobs = snapshot.jobs
-    shares = np.zeros(jobs.size, np.int64)
-    memory = snapshot.memory.copy()
-    wake_at_s = policy.rule(snapshot.picture(), policy.parameters, memory, shares)
-    need = jobs.gpus_requested if rigid else jobs.gpus_min
-    return told(snapshot, Allocation(shares, Reasons(), wake_at_s, memory), why, need)
-
-
-def told(
+def with_reasons(
     snapshot: Snapshot, allocation: Allocation, why: str, need: IntColumn | None = None
 ) -> Allocation:
     """Tell those that get nothing why: who holds the GPUs that they need, by default the minimum.

@@ -23,7 +23,7 @@ from coddl.core.policies.finish_time import (
     outlook_of,
     rho_at,
 )
-from coddl.core.policies.policy import told
+from coddl.core.policies.policy import with_reasons
 from coddl.core.snapshot import Snapshot
 
 Form = Literal["auction", "greedy", "max-min"]
@@ -101,13 +101,13 @@ def auctioned(
 
 def is_near(snapshot: Snapshot, won: IntColumn) -> BoolColumn:
     """Which rows sit on nodes that have GPUs nobody has won, their own among them."""
-    seats, ground = snapshot.seats, snapshot.cluster.ground
-    if seats is None:
+    slots, columns = snapshot.slots, snapshot.cluster.columns
+    if slots is None:
         return snapshot.jobs.gpus > 0
-    free = ground.island_gpus - seats.take(np.flatnonzero(won)).in_use(ground)
-    of_node = np.bincount(ground.island_node, free, ground.node_gpus.size)
-    row = np.repeat(np.arange(seats.rows), np.diff(seats.first))
-    return np.bincount(row, of_node[ground.island_node[seats.island]], seats.rows) > 0
+    free = columns.island_gpus - slots.take(np.flatnonzero(won)).in_use(columns)
+    of_node = np.bincount(columns.island_node, free, columns.node_gpus.size)
+    row = np.repeat(np.arange(slots.rows), np.diff(slots.first))
+    return np.bincount(row, of_node[columns.island_node[slots.island]], slots.rows) > 0
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Themis:
         largest = largest_shares(snapshot)
         if largest.sum() <= total:  # nobody wants what another one has: no lease binds it
             memory[:, [LEASE_END_S, LENT_GPUS]] = 0.0
-            return told(snapshot, Allocation(largest, memory=memory), WHY)
+            return with_reasons(snapshot, Allocation(largest, memory=memory), WHY)
         leased = self._leased(snapshot)
         shares = np.where(leased, jobs.gpus, 0)
         lent = memory[:, LENT_GPUS].astype(np.int64)
@@ -145,11 +145,11 @@ class Themis:
         chance = np.random.default_rng(snapshot.seed).permutation(jobs.size)
         unasked = ~np.isin(np.arange(jobs.size), asked)
         order = np.lexsort((chance, ~is_near(snapshot, won), won > 0, ~unasked, ~apps.leads))
-        in_turn(snapshot.picture(), order, total - int(won.sum()), shares)
+        in_turn(snapshot.for_kernels(), order, total - int(won.sum()), shares)
         memory[:, LENT_GPUS] = lent + np.maximum(0, shares - np.maximum(won, jobs.gpus_min))
         memory[~leased, LEASE_END_S] = lease_ends_s(snapshot, self.lease_s)[~leased]
         wake_at_s = float(memory[shares > 0, LEASE_END_S].min(initial=np.inf))
-        return told(snapshot, Allocation(shares, wake_at_s=wake_at_s, memory=memory), WHY)
+        return with_reasons(snapshot, Allocation(shares, wake_at_s=wake_at_s, memory=memory), WHY)
 
     def _leased(self, snapshot: Snapshot) -> BoolColumn:
         """Which rows have a lease that runs on. All leases end when GPUs were lost."""

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import TWO, kernel, part
 from coddl.core.jobs import (
@@ -18,9 +17,9 @@ from coddl.core.jobs import (
     LAST_START_S,
     SUBMITTED_S,
 )
-from coddl.core.kernels import SKIP, fill_in_order, line_up
-from coddl.core.policies.policy import answer, parameters
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.kernels import SKIP, empty_ranking, fill_in_order
+from coddl.core.policies.policy import RulePolicy, parameters
+from coddl.core.snapshot import KernelSnapshot
 
 LEVEL, OLD_EXECUTED_S, OLD_WAITED_S = range(3)  # memory: queue, and where its counters started from
 PROMOTE, SINCE_START, THRESHOLD_GPU_S = range(3)  # params; one threshold or more
@@ -28,20 +27,24 @@ SLACK_S = 1e-3  # a crossing is due at the instant predicted for it, whatever th
 
 
 @part
-def counted_from_s(picture: Picture, row: int, params: FloatColumn, memory: FloatMatrix) -> float:
+def counted_from_s(
+    snapshot: KernelSnapshot, row: int, params: FloatColumn, memory: FloatMatrix
+) -> float:
     """When the time that counts for a job's queue began, had it run without a break."""
     if params[SINCE_START] == 0.0:
-        executed_s = picture.jobs.real[EXECUTED_S, row] - memory[row, OLD_EXECUTED_S]
-        return float(picture.now_s - executed_s)
-    runs = picture.jobs.whole[GPUS, row] > 0
-    return float(picture.jobs.real[LAST_START_S, row]) if runs else picture.now_s
+        executed_s = snapshot.jobs.floats[EXECUTED_S, row] - memory[row, OLD_EXECUTED_S]
+        return float(snapshot.now_s - executed_s)
+    runs = snapshot.jobs.ints[GPUS, row] > 0
+    return float(snapshot.jobs.floats[LAST_START_S, row]) if runs else snapshot.now_s
 
 
 @part
-def down_at_s(picture: Picture, row: int, params: FloatColumn, memory: FloatMatrix) -> float:
+def down_at_s(
+    snapshot: KernelSnapshot, row: int, params: FloatColumn, memory: FloatMatrix
+) -> float:
     """When to look whether a job that runs from now on has had what its queue allows."""
-    gpus, level = picture.jobs.whole[GPUS_REQUESTED, row], int(memory[row, LEVEL])
-    if params[SINCE_START] != 0.0 and picture.jobs.whole[GPUS, row] == 0:
+    gpus, level = snapshot.jobs.ints[GPUS_REQUESTED, row], int(memory[row, LEVEL])
+    if params[SINCE_START] != 0.0 and snapshot.jobs.ints[GPUS, row] == 0:
         level = 0  # it starts afresh
     if THRESHOLD_GPU_S + level >= params.shape[0]:
         return np.inf
@@ -50,78 +53,82 @@ def down_at_s(picture: Picture, row: int, params: FloatColumn, memory: FloatMatr
         # The AFS evaluation looks a GPU-second a GPU late, in whole seconds. Its traces have whole
         # seconds too, and ties of jobs that start within one of each other hang on it.
         limit_s = np.ceil(limit_s + (gpus - 1) / gpus)
-    return float(counted_from_s(picture, row, params, memory) + limit_s)
+    return float(counted_from_s(snapshot, row, params, memory) + limit_s)
 
 
 @part
-def up_at_s(picture: Picture, row: int, params: FloatColumn, memory: FloatMatrix) -> float:
+def up_at_s(snapshot: KernelSnapshot, row: int, params: FloatColumn, memory: FloatMatrix) -> float:
     """When a job that waits from now on is promoted."""
-    executed_s, now_s = picture.jobs.real[EXECUTED_S, row], picture.now_s
-    waited_s = now_s - picture.jobs.real[SUBMITTED_S, row] - executed_s - memory[row, OLD_WAITED_S]
+    executed_s, now_s = snapshot.jobs.floats[EXECUTED_S, row], snapshot.now_s
+    waited_s = (
+        now_s - snapshot.jobs.floats[SUBMITTED_S, row] - executed_s - memory[row, OLD_WAITED_S]
+    )
     return float(now_s + params[PROMOTE] * (executed_s - memory[row, OLD_EXECUTED_S]) - waited_s)
 
 
 @part
-def change_queue(picture: Picture, row: int, params: FloatColumn, memory: FloatMatrix) -> None:
+def change_queue(
+    snapshot: KernelSnapshot, row: int, params: FloatColumn, memory: FloatMatrix
+) -> None:
     """Move a job to the queue it belongs to now."""
-    jobs, now_s = picture.jobs, picture.now_s
-    if jobs.whole[GPUS, row] > 0:
+    jobs, now_s = snapshot.jobs, snapshot.now_s
+    if jobs.ints[GPUS, row] > 0:
         if params[SINCE_START] != 0.0:
             memory[row, LEVEL] = 0.0
-        ran_s = now_s - counted_from_s(picture, row, params, memory)
-        gpus, limits = jobs.whole[GPUS_REQUESTED, row], params[THRESHOLD_GPU_S:]
+        ran_s = now_s - counted_from_s(snapshot, row, params, memory)
+        gpus, limits = jobs.ints[GPUS_REQUESTED, row], params[THRESHOLD_GPU_S:]
         for level in range(int(memory[row, LEVEL]), limits.shape[0]):
             if ran_s < limits[level] / gpus - SLACK_S:
                 break
             if level == 0:
-                waited_s = now_s - jobs.real[SUBMITTED_S, row] - jobs.real[EXECUTED_S, row]
+                waited_s = now_s - jobs.floats[SUBMITTED_S, row] - jobs.floats[EXECUTED_S, row]
                 memory[row, OLD_WAITED_S] = waited_s
             memory[row, LEVEL] = level + 1
         return
     hopes = memory[row, LEVEL] > 0.0 and params[PROMOTE] > 0.0
-    if hopes and up_at_s(picture, row, params, memory) <= now_s + SLACK_S:
+    if hopes and up_at_s(snapshot, row, params, memory) <= now_s + SLACK_S:
         memory[row, LEVEL] = 0.0
-        memory[row, OLD_EXECUTED_S] = jobs.real[EXECUTED_S, row]
+        memory[row, OLD_EXECUTED_S] = jobs.floats[EXECUTED_S, row]
 
 
 @part
 def next_move_s(
-    picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+    snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
 ) -> float:
     """When the first job leaves its queue, given who runs from now on."""
     wake_at_s = np.inf
-    for k in range(picture.rows.shape[0]):
+    for k in range(snapshot.rows.shape[0]):
         if shares[k] > 0:
-            due_s = down_at_s(picture, picture.rows[k], params, memory)
+            due_s = down_at_s(snapshot, snapshot.rows[k], params, memory)
             wake_at_s = min(wake_at_s, due_s)
-        elif params[PROMOTE] > 0.0 and memory[picture.rows[k], LEVEL] > 0.0:
-            wake_at_s = min(wake_at_s, up_at_s(picture, picture.rows[k], params, memory))
-    return max(wake_at_s, picture.now_s + SLACK_S)
+        elif params[PROMOTE] > 0.0 and memory[snapshot.rows[k], LEVEL] > 0.0:
+            wake_at_s = min(wake_at_s, up_at_s(snapshot, snapshot.rows[k], params, memory))
+    return max(wake_at_s, snapshot.now_s + SLACK_S)
 
 
 @kernel
 def tiresias_l(
-    picture: Picture, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+    snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
 ) -> float:
     """Fill queue by queue, in order of first start."""
-    jobs, size = picture.jobs, picture.rows.shape[0]
-    line = line_up(TWO, size)
+    jobs, size = snapshot.jobs, snapshot.rows.shape[0]
+    ranked = empty_ranking(TWO, size)
     # A running job is not swapped for one of its queue that waits; in the AFS evaluation it is.
     waits_behind = 0.5 if params[SINCE_START] == 0.0 else 0.0
     for k in range(size):
-        row = picture.rows[k]
-        line.need[k] = jobs.whole[GPUS_REQUESTED, row]
-        line.holds[k] = jobs.whole[GPUS, row] > 0
-        if line.holds[k] or memory[row, LEVEL] > 0.0:
-            change_queue(picture, row, params, memory)
-        line.keys[0, k] = memory[row, LEVEL] + (0.0 if line.holds[k] else waits_behind)
-        line.keys[1, k] = jobs.real[FIRST_START_S, row]
-    fill_in_order(line, picture.gpus, SKIP, shares)
-    return next_move_s(picture, params, memory, shares)
+        row = snapshot.rows[k]
+        ranked.need[k] = jobs.ints[GPUS_REQUESTED, row]
+        ranked.holds[k] = jobs.ints[GPUS, row] > 0
+        if ranked.holds[k] or memory[row, LEVEL] > 0.0:
+            change_queue(snapshot, row, params, memory)
+        ranked.keys[0, k] = memory[row, LEVEL] + (0.0 if ranked.holds[k] else waits_behind)
+        ranked.keys[1, k] = jobs.floats[FIRST_START_S, row]
+    fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+    return next_move_s(snapshot, params, memory, shares)
 
 
 @dataclass(frozen=True)
-class TiresiasL:
+class TiresiasL(RulePolicy):
     """Runs jobs that have had least GPU-time, in queues with thresholds; lengths unknown; preempts.
 
     Rigid request · backfill: a job that does not fit is skipped, later ones may start · no cap but
@@ -133,6 +140,8 @@ class TiresiasL:
     count: Literal["total", "since-start"] = "total"  # since promotion, or since the last start
 
     rule = staticmethod(tiresias_l)
+    why = "jobs that have had less GPU-time hold the GPUs"
+    rigid = True
     # The setting of the AFS evaluation.
     presets: ClassVar = {
         "afs": {"threshold_gpu_h": (50.0,), "promote": 0.0, "count": "since-start"}
@@ -143,6 +152,3 @@ class TiresiasL:
         limits_gpu_s = (hours * 3600.0 for hours in self.threshold_gpu_h)
         since_start = self.count == "since-start"
         return parameters(self.promote, since_start, *limits_gpu_s)
-
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        return answer(self, snapshot, "jobs that have had less GPU-time hold the GPUs", rigid=True)

@@ -1,11 +1,10 @@
 """What users may ask of the pool now; each check raises, and changes nothing."""
 
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, Infeasible, NotFound
 from coddl.core.pool.job import JobState
 from coddl.core.pool.state import NodeState, Pool
+from coddl.core.registry import placement_from, policy_from
 
 UserEvent = (
     r.JobSubmitted

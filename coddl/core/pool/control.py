@@ -25,11 +25,11 @@ from typing import Final, NamedTuple, assert_never
 from coddl.core.cluster import Cluster
 from coddl.core.pool import records as r
 from coddl.core.pool.admission import UserEvent, is_news
-from coddl.core.pool.deciding import CALM, decide
+from coddl.core.pool.deciding import POOL_STABILITY, decide
 from coddl.core.pool.job import JobState, Measured
 from coddl.core.pool.spec import JobSpec
 from coddl.core.pool.state import NodeState, Pool
-from coddl.core.scheduler import Rules
+from coddl.core.scheduler import Stability
 
 MEASURED_MIN: Final = 3  # iterations after which a speed counts as measured
 SPEED_NEWS: Final = 0.2  # by how much a speed must differ from the one last decided on
@@ -80,9 +80,11 @@ def _is_known_limit(fact: r.SliceDidNotFit, job: JobState) -> bool:
 class Control:
     """Decides for a pool. Not thread-safe; knows no clock."""
 
-    def __init__(self, pool: Pool, rules: Rules = CALM, site: Cluster | None = None) -> None:
+    def __init__(
+        self, pool: Pool, stability: Stability = POOL_STABILITY, site: Cluster | None = None
+    ) -> None:
         self.pool = pool
-        self.rules = rules
+        self.stability = stability
         self.site = site  # what the operator says of the nodes: racks, islands, links
         self._records: list[r.Record] = []
         self._dropped: list[r.RunReported] = []
@@ -127,7 +129,7 @@ class Control:
 
     def preview(self, spec: JobSpec, now_s: float) -> Preview:
         """Tell what submitting a job would do to everyone; changes nothing."""
-        twin = Control(deepcopy(self.pool), self.rules, self.site)
+        twin = Control(deepcopy(self.pool), self.stability, self.site)
         number = twin.pool.next_job
         twin.handle(r.JobSubmitted(number, spec), now_s)
         effects = []
@@ -386,7 +388,7 @@ class Control:
         self._rest_until_s = 0.0
         if why := self._why or self._hint:
             self._why = self._hint = ""
-            self._add(decide(self.pool, self.rules, why, now_s, self.site), now_s)
+            self._add(decide(self.pool, self.stability, why, now_s, self.site), now_s)
         for number in list(self.pool.unsettled):
             self._settle(self.pool.jobs[number], now_s)
         self._untie(now_s)

@@ -4,37 +4,39 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final
 
-from coddl.core.allocation import Waiting
 from coddl.core.cluster import Cluster
-from coddl.core.placement.registry import placement_from
 from coddl.core.plan import Plan
-from coddl.core.policies.registry import policy_from
 from coddl.core.pool.job import PRERUN_S, JobState, counted
 from coddl.core.pool.records import Decided, Row, Target
 from coddl.core.pool.sharing import parts, stranded
-from coddl.core.pool.sight import Sight, look
+from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
 from coddl.core.pool.state import Pool
-from coddl.core.scheduler import Rules, Scheduler
+from coddl.core.registry import placement_from, policy_from
+from coddl.core.scheduler import Scheduler, Stability
+from coddl.core.seeds import next_seed
+from coddl.core.waiting import Waiting
 
-CALM: Final = Rules(cool_down_s=10.0, reserve_s=10.0)  # what a pool keeps to unless told otherwise
+POOL_STABILITY: Final = Stability(
+    cool_down_s=10.0, reserve_s=10.0
+)  # what a pool keeps to unless told otherwise
 UNPLACED: Final = Waiting("Resources", "no devices are left for it")
 OTHERS: Final = Waiting("Resources", "every GPU is used by processes that are not the pool's")
 NO_NODES: Final = Waiting("NodeDown", "no node of the pool can be used now")
 
 
 def decide(
-    pool: Pool, rules: Rules, why: str, now_s: float, site: Cluster | None = None
+    pool: Pool, stability: Stability, why: str, now_s: float, site: Cluster | None = None
 ) -> Decided:
     """Decide who shall have which devices; `why` says what made us decide."""
-    seed = 1 + (pool.seed * 16807) % 2147483646
-    scheduler = Scheduler(policy_from(pool.policy), rules, placement_from(pool.placement))
+    seed = next_seed(pool.seed)
+    scheduler = Scheduler(policy_from(pool.policy), stability, placement_from(pool.placement))
     aside = stranded(pool) | _resting(pool, now_s)
     found = []
     for part in parts(pool):
         others = pool.active.keys() - part.jobs
-        sight = look(pool, now_s, seed, {*aside, *others}, site, among=part.nodes)
-        plan = scheduler.decide(sight.snapshot)
-        found.append(_decided(pool, sight, plan, _Found(seed, why, _slots(sight, plan), aside)))
+        seen = snapshot_of_pool(pool, now_s, seed, {*aside, *others}, site, among=part.nodes)
+        plan = scheduler.decide(seen.snapshot)
+        found.append(_decided(pool, seen, plan, _Found(seed, why, _slots(seen, plan), aside)))
     return reduce(_joined, found)
 
 
@@ -71,35 +73,37 @@ class _Found:
     aside: dict[int, Waiting]  # jobs that were left out, and why
 
 
-def _slots(sight: Sight, plan: Plan) -> dict[int, tuple[int, ...]]:
+def _slots(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, ...]]:
     """Name the slots of every job that was placed: of an island, first those it has there."""
     assert plan.placed is not None
-    assert plan.allocation.mates is None or (plan.allocation.mates < 0).all(), "one job a device"
-    seats = plan.placed.seats
-    rows = {row: seats.row(row) for row in range(seats.rows) if plan.shares[row] > 0}
+    assert plan.allocation.packed_with is None or (plan.allocation.packed_with < 0).all(), (
+        "one job a device"
+    )
+    placed = plan.placed.slots
+    rows = {row: placed.row(row) for row in range(placed.rows) if plan.shares[row] > 0}
     kept: dict[int, list[int]] = {}
     for row, shares in rows.items():
         left = dict(shares)
         kept[row] = []
-        for slot in sight.held[row]:
-            if left.get(at := sight.island_of[slot], 0) > 0:
+        for slot in seen.held[row]:
+            if left.get(at := seen.island_of[slot], 0) > 0:
                 left[at] -= 1
                 kept[row].append(slot)
     taken = {slot for slots in kept.values() for slot in slots}
-    free = [[slot for slot in slots if slot not in taken] for slots in sight.islands]
+    free = [[slot for slot in slots if slot not in taken] for slots in seen.islands]
     for row, shares in rows.items():
         for at, gpus in shares.items():
-            lacking = gpus - sum(sight.island_of[slot] == at for slot in kept[row])
+            lacking = gpus - sum(seen.island_of[slot] == at for slot in kept[row])
             kept[row] += free[at][:lacking]
             free[at] = free[at][lacking:]
-    return {sight.jobs[row].id: tuple(slots) for row, slots in kept.items()}
+    return {seen.jobs[row].id: tuple(slots) for row, slots in kept.items()}
 
 
-def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
+def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Found) -> Decided:
     changes, drained = {change.job for change in plan.changes}, _drained(pool)
     targets: dict[int, Target] = {}
     waiting: dict[int, Waiting] = {}
-    for row, job in enumerate(sight.jobs):
+    for row, job in enumerate(seen.jobs):
         slots = found.placed.get(job.id, ())
         if set(slots) != set(job.target):
             # A share may also be cut from outside: by other bounds, or by the loss of a node.
@@ -107,7 +111,7 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
             reason = f"it keeps {len(slots)} and moves" if moves else plan.reason(row)
             targets[job.id] = Target(slots, f"{reason}, since {found.why}")
         if not slots:
-            waits = (plan.waiting(row) or UNPLACED) if sight.islands else _nothing(pool)
+            waits = (plan.waiting(row) or UNPLACED) if seen.islands else _nothing(pool)
             waiting[job.id] = _with_memory(_with_drained(waits, drained), job)
     for number, why in found.aside.items():
         if pool.jobs[number].target:
@@ -121,13 +125,13 @@ def _decided(pool: Pool, sight: Sight, plan: Plan, found: _Found) -> Decided:
     return Decided(
         policy=pool.policy,
         seed=found.seed,
-        gpus=sight.snapshot.cluster.gpus_total,
+        gpus=seen.snapshot.cluster.gpus_total,
         why=found.why,
         targets=targets,
         waiting={n: why for n, why in waiting.items() if pool.jobs[n].waiting != why},
-        rows=_rows(sight, plan),
-        memory=_memories(sight, plan),
-        wake_at_s=_wake_at_s(pool, sight, plan),
+        rows=_rows(seen, plan),
+        memory=_memories(seen, plan),
+        wake_at_s=_wake_at_s(pool, seen, plan),
     )
 
 
@@ -166,36 +170,36 @@ def _with_memory(waits: Waiting, job: JobState) -> Waiting:
     return Waiting(waits.code, f"{waits.sentence}; it needs {job.fit_sentence}")
 
 
-def _wake_at_s(pool: Pool, sight: Sight, plan: Plan) -> float | None:
+def _wake_at_s(pool: Pool, seen: PoolSnapshot, plan: Plan) -> float | None:
     """Say when to decide anew: as the policy asks, when a job may grow though unmeasured, or when
     one has rested.
     """
-    now_s = sight.snapshot.now_s
+    now_s = seen.snapshot.now_s
     rested = [job.rest_until_s for job in pool.live_jobs() if job.rest_until_s > now_s]
     small = [
         job.proven_s + PRERUN_S
-        for job in sight.jobs
+        for job in seen.jobs
         if job.proven_s is not None and job.prepared and not job.may_grow(now_s)
     ]
     wake_at_s = min(float(plan.allocation.wake_at_s), *small, *rested, float("inf"))
     return wake_at_s if wake_at_s < float("inf") else None
 
 
-def _memories(sight: Sight, plan: Plan) -> dict[int, tuple[float, ...]]:
+def _memories(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[float, ...]]:
     """Give what is to be remembered, where that is new."""
     return {
         job.id: memory
-        for job, values in zip(sight.jobs, plan.memory.tolist(), strict=True)
+        for job, values in zip(seen.jobs, plan.memory.tolist(), strict=True)
         if (memory := tuple(values)) != job.memory and (job.memory or any(values))
     }
 
 
-def _rows(sight: Sight, plan: Plan) -> tuple[Row, ...]:
-    jobs = sight.snapshot.jobs
+def _rows(seen: PoolSnapshot, plan: Plan) -> tuple[Row, ...]:
+    jobs = seen.snapshot.jobs
     columns = (jobs.gpus, jobs.gpus_min, jobs.gpus_max, plan.shares)
     news = []
     for job, gpus, least, most, share in zip(
-        sight.jobs, *(column.tolist() for column in columns), strict=True
+        seen.jobs, *(column.tolist() for column in columns), strict=True
     ):
         row = Row(
             job=job.id,

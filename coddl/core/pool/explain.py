@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState, counted
-from coddl.core.pool.sight import size_cap, speeds_by_size, usable
+from coddl.core.pool.snapshot import size_cap, speeds_by_size, usable
 from coddl.core.pool.state import Pool
 from coddl.core.speed.live import Source
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from coddl.core.allocation import Waiting
 from coddl.core.lifecycle import OVER, RUNNING, WAITING, Move, Phase, check
 from coddl.core.pool.orders import Stop
 from coddl.core.pool.records import Row, Trouble
 from coddl.core.pool.spec import JobSpec
+from coddl.core.waiting import Waiting
 
 STORY_MAX: Final = 20  # moves that are remembered; the journal has them all
 NEWS: Final = 0.1  # by how much a number must differ from what was decided on last, to be news

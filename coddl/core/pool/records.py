@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from coddl.core.allocation import Waiting
 from coddl.core.pool.spec import JobSpec
+from coddl.core.waiting import Waiting
 
 # Users.
 

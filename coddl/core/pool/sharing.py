@@ -7,10 +7,10 @@ themselves, for a job can neither span two folders nor take its checkpoints from
 from dataclasses import dataclass
 from typing import Final
 
-from coddl.core.allocation import Waiting
 from coddl.core.pool.job import JobState
-from coddl.core.pool.sight import usable
+from coddl.core.pool.snapshot import usable
 from coddl.core.pool.state import Pool
+from coddl.core.waiting import Waiting
 
 STRANDED: Final = Waiting(
     "NodeDown", "its files lie in a jobs folder that no node shares which is up now"

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import FloatColumn, FloatCube, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel, part
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 
 
 class Places(NamedTuple):
@@ -70,84 +70,84 @@ def factor_at(matrix: FloatMatrix, curve: int, gpus: int) -> float:
     return float(matrix[curve, min(gpus, matrix.shape[1] - 1)])
 
 
-class Scene(NamedTuple):
+class Occupancy(NamedTuple):
     """Where everybody sits, and what that is on."""
 
     places: Places
-    ground: Ground
-    seats: Seats
+    columns: ClusterColumns
+    slots: Slots
     crossing: IntColumn  # by node: jobs that use its NIC, as they lie on several nodes
     of_kind: IntColumn  # scratch, by kind: GPUs of the row that is looked at
 
 
 @kernel
 def slowdowns(
-    places: Places, ground: Ground, curves: IntColumn, seats: Seats, mates: IntColumn
+    places: Places, columns: ClusterColumns, curves: IntColumn, slots: Slots, packed_with: IntColumn
 ) -> FloatColumn:
     """The factor on each row's step time, given where all of them sit.
 
     `mates` are the rows they share their GPUs with, -1 for none. A row that sits nowhere has 1.
     """
     rows = curves.shape[0]
-    crossing = np.zeros(ground.node_gpus.shape[0], np.int64)
+    crossing = np.zeros(columns.node_gpus.shape[0], np.int64)
     of_kind = np.zeros(places.kinds.shape[1], np.int64)
-    scene = Scene(places, ground, seats, crossing, of_kind)
+    occupancy = Occupancy(places, columns, slots, crossing, of_kind)
     # The two loops run at every event of a simulation: to hand a scene from function to function
     # takes longer than what is done with it.
     for row in range(rows):
-        begin, end = seats.first[row], seats.first[row + 1]
+        begin, end = slots.first[row], slots.first[row + 1]
         if end - begin < 2:
             continue
-        last, final = -1, ground.island_node[seats.island[end - 1]]
-        if ground.island_node[seats.island[begin]] != final:
+        last, final = -1, columns.island_node[slots.island[end - 1]]
+        if columns.island_node[slots.island[begin]] != final:
             for i in range(begin, end):
-                node = ground.island_node[seats.island[i]]
+                node = columns.island_node[slots.island[i]]
                 crossing[node] += node != last
                 last = node
     out = np.ones(rows)
     for row in range(rows):
-        if seats.first[row + 1] > seats.first[row]:
-            out[row] = slowdown(scene, row, curves[row])
-            if mates[row] >= 0:
-                out[row] *= places.packed[curves[row], curves[mates[row]]]
+        if slots.first[row + 1] > slots.first[row]:
+            out[row] = slowdown(occupancy, row, curves[row])
+            if packed_with[row] >= 0:
+                out[row] *= places.packed[curves[row], curves[packed_with[row]]]
     return out
 
 
 @part
-def is_new_node(scene: Scene, row: int, i: int) -> bool:
+def is_new_node(occupancy: Occupancy, row: int, i: int) -> bool:
     """Tell whether entry i is the first of its row on its node."""
-    island, node = scene.seats.island, scene.ground.island_node
-    return bool(i == scene.seats.first[row] or node[island[i]] != node[island[i - 1]])
+    island, node = occupancy.slots.island, occupancy.columns.island_node
+    return bool(i == occupancy.slots.first[row] or node[island[i]] != node[island[i - 1]])
 
 
 @part
-def nodes_of(scene: Scene, row: int) -> int:
+def nodes_of(occupancy: Occupancy, row: int) -> int:
     """How many nodes a row lies on."""
     nodes = 0
-    for i in range(scene.seats.first[row], scene.seats.first[row + 1]):
-        nodes += is_new_node(scene, row, i)
+    for i in range(occupancy.slots.first[row], occupancy.slots.first[row + 1]):
+        nodes += is_new_node(occupancy, row, i)
     return nodes
 
 
 @part
-def slowdown(scene: Scene, row: int, curve: int) -> float:
+def slowdown(occupancy: Occupancy, row: int, curve: int) -> float:
     """The factor of one row that sits somewhere, but for who shares its GPUs."""
-    places, ground, seats = scene.places, scene.ground, scene.seats
+    places, columns, slots = occupancy.places, occupancy.columns, occupancy.slots
     gpus, rack, several_racks, busiest, nodes, last = 0, -1, False, 1, 0, -1
-    of_kind = scene.of_kind
+    of_kind = occupancy.of_kind
     of_kind[:] = 0
-    for i in range(seats.first[row], seats.first[row + 1]):
-        node = ground.island_node[seats.island[i]]
+    for i in range(slots.first[row], slots.first[row + 1]):
+        node = columns.island_node[slots.island[i]]
         nodes += node != last
         last = node
-        gpus += seats.gpus[i]
-        of_kind[min(ground.node_kind[node], of_kind.shape[0] - 1)] += seats.gpus[i]
-        several_racks |= rack >= 0 and rack != ground.node_rack[node]
-        rack = ground.node_rack[node]
-        busiest = max(busiest, scene.crossing[node])
+        gpus += slots.gpus[i]
+        of_kind[min(columns.node_kind[node], of_kind.shape[0] - 1)] += slots.gpus[i]
+        several_racks |= rack >= 0 and rack != columns.node_rack[node]
+        rack = columns.node_rack[node]
+        busiest = max(busiest, occupancy.crossing[node])
     table = places.nodes
     out = table[curve, min(gpus, table.shape[1] - 1), min(nodes, table.shape[2] - 1)]
-    if nodes == 1 and seats.first[row + 1] - seats.first[row] > 1:
+    if nodes == 1 and slots.first[row + 1] - slots.first[row] > 1:
         out *= factor_at(places.islands, curve, gpus)
     if several_racks:
         out *= factor_at(places.racks, curve, gpus)

@@ -1,19 +1,18 @@
 """Training speed of every job at every share, as a table of curves."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from coddl.core.columns import BoolMatrix, FloatMatrix, IntColumn, IntMatrix
+from coddl.core.columns import BoolMatrix, FloatCube, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import kernel
 from coddl.core.speed.places import Places, plain
-from coddl.core.speed.servers import Mode, Servers, costs_of_curve, servers_within
 
 
-class Steps(NamedTuple):
+class ShareSteps(NamedTuple):
     """From each share of a curve: the next one worth holding, and what it gains per added GPU.
 
     With p now and p' at the next share, n GPUs on: short = (p'-p)/p/n and long = (p'-p)/p'/n, the
@@ -27,7 +26,7 @@ class Steps(NamedTuple):
 
 
 @kernel
-def fill_steps(step_s: FloatMatrix, useful: BoolMatrix, steps: Steps) -> None:
+def fill_steps(step_s: FloatMatrix, useful: BoolMatrix, steps: ShareSteps) -> None:
     """Fill in Steps, from each curve's largest share down."""
     curves, width = step_s.shape
     for curve in range(curves):
@@ -47,6 +46,15 @@ def fill_steps(step_s: FloatMatrix, useful: BoolMatrix, steps: Steps) -> None:
             steps.last[curve, share] = largest
 
 
+class ServerTimes(NamedTuple):
+    """Step times of every curve with parameter servers; beyond its last entry an axis goes on as it
+    ends.
+    """
+
+    step_s: FloatCube  # [curve, workers, servers], with no two tasks on one node; 0 of either: inf
+    transfer_s: FloatCube  # the part of it that tasks on one node would save
+
+
 @dataclass(frozen=True, eq=False)
 class Speeds:
     """Seconds per iteration, one row a curve, one column a share. A job's `curve` names its row.
@@ -63,7 +71,7 @@ class Speeds:
     known_places: Places | Callable[[], Places] | None = None
     kinds: tuple[str, ...] = ("gpu",)  # that `places.kinds` tells apart; `step_s` is of the first
     variants: int = 1  # curves of each model, one after the other
-    servers: Servers | None = None  # with parameter servers; None: nobody trains with them
+    servers: ServerTimes | None = None  # with parameter servers; None: nobody trains with them
 
     @cached_property
     def places(self) -> Places:
@@ -78,11 +86,11 @@ class Speeds:
         return last
 
     @cached_property
-    def steps(self) -> Steps:
+    def steps(self) -> ShareSteps:
         """The next share and its gains, for the policies that hand out GPUs one by one."""
         shape = self.step_s.shape
         shares = np.zeros((2, *shape), np.int64)
-        steps = Steps(shares[0], shares[1], np.zeros(shape), np.zeros(shape))
+        steps = ShareSteps(shares[0], shares[1], np.zeros(shape), np.zeros(shape))
         fill_steps(self.step_s, self.useful, steps)
         return steps
 
@@ -109,21 +117,3 @@ def interpolated(points: Mapping[str, Sequence[tuple[int, float]]]) -> Speeds:
         step_s[row, gpus[0] :] = np.interp(shares, gpus, seconds)
         measured[row, list(gpus)] = True
     return speeds_of(names, step_s, measured)
-
-
-def served(names: tuple[str, ...], model: Servers) -> Speeds:
-    """Speeds with parameter servers; the table is for as many as workers."""
-    workers = np.arange(model.step_s.shape[1])
-    step_s = model.step_s[:, workers, workers]
-    return replace(speeds_of(names, step_s, np.zeros(step_s.shape, np.bool_)), servers=model)
-
-
-def with_servers(speeds: Speeds, mode: Mode) -> Speeds:
-    """The same models trained with parameter servers, at costs that follow from their curves."""
-    fewest, most = np.isinf(speeds.step_s).sum(axis=1), speeds.gpus_max
-    costs = [
-        costs_of_curve(step_s[1 : end + 1].tolist(), mode)
-        for step_s, end in zip(speeds.step_s, most, strict=True)
-    ]
-    found = served(speeds.names, servers_within(costs, fewest, most))
-    return replace(found, known_places=speeds.known_places, kinds=speeds.kinds)

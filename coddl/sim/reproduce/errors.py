@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.sim.errors import Error, beliefs_of
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.simulate import Case, run_cases

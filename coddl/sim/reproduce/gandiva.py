@@ -16,7 +16,7 @@ from coddl.core.columns import FloatColumn, IntColumn
 from coddl.core.placement.consolidate import Consolidate
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.policies.fifo import Fifo
-from coddl.core.policies.gandiva.homes import HOME
+from coddl.core.policies.gandiva.assignment import NODE
 from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.policies.policy import Policy
 from coddl.core.snapshot import Snapshot
@@ -101,7 +101,7 @@ def noting_homes(policy: Policy, homes: dict[int, int]) -> Policy:
     def decide(snapshot: Snapshot) -> Allocation:
         answer = policy(snapshot)
         assert answer.memory is not None
-        first = answer.memory[:, HOME].astype(np.int64).tolist()
+        first = answer.memory[:, NODE].astype(np.int64).tolist()
         homes.update(zip(snapshot.jobs.id.tolist(), first, strict=True))
         return answer
 
@@ -153,7 +153,7 @@ def packed_gain(at: int) -> tuple[float, bool]:
 
     def counting(snapshot: Snapshot) -> Allocation:
         answer = Gandiva(pack_below=1.0)(snapshot)
-        pairs[0] += answer.mates is not None and bool((answer.mates >= 0).any())
+        pairs[0] += answer.packed_with is not None and bool((answer.packed_with >= 0).any())
         return answer
 
     case = Case("gandiva", counting, trace, 1, cluster=Cluster.of(1), placement=GandivaPlacement())

@@ -10,8 +10,7 @@ import numpy as np
 from coddl.core.cluster import Link, Links
 from coddl.core.columns import FloatColumn
 from coddl.core.placement.placement import Placement as Strategy
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.speed.estimate import (
     Algorithm,
     Locality,

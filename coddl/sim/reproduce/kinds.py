@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from coddl.core.columns import FloatColumn, IntColumn
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.speed.estimate import split_batch
 from coddl.core.speed.kinds import balanced, compute_s, equal
 from coddl.core.speed.nnls import nnls

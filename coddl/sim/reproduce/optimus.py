@@ -13,14 +13,21 @@ from coddl.core.allocation import Allocation, because
 from coddl.core.cluster import Cluster, Node
 from coddl.core.columns import FloatColumn, IntMatrix
 from coddl.core.jobs import JobTable
-from coddl.core.placement.optimus import OptimusPlacement
+from coddl.core.parameter_server.costs import (
+    SERVER_CPUS,
+    WORKER_CPUS,
+    Mode,
+    costs_of_curve,
+    served,
+    servers_of,
+)
+from coddl.core.parameter_server.placement import OptimusPlacement
 from coddl.core.placement.placement import Placed, Placement
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.core.scheduler import Scheduler
-from coddl.core.seats import Seats
-from coddl.core.snapshot import Snapshot, no_memory
-from coddl.core.speed.servers import Mode, costs_of_curve, servers_of
-from coddl.core.speed.table import Speeds, served
+from coddl.core.slots import Slots
+from coddl.core.snapshot import Snapshot, empty_memory
+from coddl.core.speed.table import Speeds
 from coddl.sim.errors import Error, beliefs_of
 from coddl.sim.loop import Beliefs
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting
@@ -38,7 +45,7 @@ MOST: Final = 16  # workers and servers of a job
 PAUSE_S: Final = 20.0  # to save, stop and start a job at other sizes
 ARRIVAL_S: Final = 12_000.0  # jobs of the testbed come within
 SPAN_S: Final = 7 * HOUR_S
-WORKER, SERVER = (1, 2), (0, 3)  # GPUs and cores of a task
+WORKER, SERVER = (1, WORKER_CPUS), (0, SERVER_CPUS)  # GPUs and cores of a task
 SYSTEMS: Final = {"Optimus": "optimus-ps", "DRF": "drf", "Tetris": "tetris"}
 
 
@@ -93,12 +100,12 @@ class OneByOne:
     packs: bool = False
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
-        ground, seats, jobs = snapshot.cluster.ground, snapshot.seats, snapshot.jobs
-        assert seats is not None
+        columns, slots, jobs = snapshot.cluster.columns, snapshot.slots, snapshot.jobs
+        assert slots is not None
         assert allocation.servers is not None
-        free = np.stack((ground.node_gpus, ground.node_cpus))
-        stays = (seats.totals == allocation.gpus) & (seats.totals > 0)
-        held = [seats.row(row) if stays[row] else {} for row in range(jobs.size)]
+        free = np.stack((columns.node_gpus, columns.node_cpus))
+        stays = (slots.totals == allocation.gpus) & (slots.totals > 0)
+        held = [slots.row(row) if stays[row] else {} for row in range(jobs.size)]
         served: list[dict[int, int]] = [{} for _ in held]
         for at in held:
             for node, gpus in at.items():
@@ -111,7 +118,7 @@ class OneByOne:
                 free[:], refused[row] = before, True
                 held[row], served[row] = {}, {}
         why = because(refused, "Topology", "no node has room for its tasks")
-        return Placed(Seats.of(held), why, servers=Seats.of(served))
+        return Placed(Slots.of(held), why, servers=Slots.of(served))
 
     def _deal(
         self,
@@ -355,8 +362,8 @@ def large_snapshot(jobs: int, nodes: int) -> Snapshot:
         gpus_requested=MOST,
         gpus_max=MOST,
     )
-    nothing = Seats.none(jobs)
-    return Snapshot(0.0, cluster_of(nodes, SLOTS), table, speeds, no_memory(jobs), seats=nothing)
+    nothing = Slots.none(jobs)
+    return Snapshot(0.0, cluster_of(nodes, SLOTS), table, speeds, empty_memory(jobs), slots=nothing)
 
 
 def scale(_setting: Setting) -> Finding:
@@ -366,7 +373,7 @@ def scale(_setting: Setting) -> Finding:
     points, tasks = [], 0
     for jobs in (500, 1000, 2000, 4000):
         snapshot = large_snapshot(jobs, 4 * jobs)
-        snapshot.speeds.steps, snapshot.cluster.ground, snapshot.cluster.gpus_total  # noqa: B018
+        snapshot.speeds.steps, snapshot.cluster.columns, snapshot.cluster.gpus_total  # noqa: B018
         started_s = time.perf_counter()
         plan = scheduler.decide(snapshot)
         points.append((float(jobs), time.perf_counter() - started_s))

@@ -8,9 +8,9 @@ import numpy as np
 
 from coddl.core.cluster import Links
 from coddl.core.columns import IntColumn, IntMatrix
-from coddl.core.placement.parameters import Piece, assign_parameters
+from coddl.core.parameter_server.assignment import Piece, assign_parameters
+from coddl.core.parameter_server.costs import costs_of_curve
 from coddl.core.speed.estimate import unit_bytes
-from coddl.core.speed.servers import costs_of_curve
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.traces.files import packaged_speeds
 from coddl.traces.models import BYTES

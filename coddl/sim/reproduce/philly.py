@@ -9,13 +9,12 @@ import numpy as np
 from coddl.core.cluster import Cluster, Node
 from coddl.core.columns import FloatColumn, IntColumn
 from coddl.core.placement.placement import Placement
-from coddl.core.placement.registry import placement_from
 from coddl.core.plan import Plan
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.snapshot import Snapshot
 from coddl.sim.failures import PhillyFailures
-from coddl.sim.loop import Beliefs, Site, Steps
+from coddl.sim.loop import Beliefs, SimulatedCluster, StepLoop
 from coddl.sim.quotas import quotas_from
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run import Run
@@ -81,8 +80,8 @@ class Seen:
         waits = plan.shares == 0
         self.jobs, self.causes = snapshot.jobs.id[waits], cause[waits]
         assert plan.placed is not None
-        ground = snapshot.cluster.ground
-        used = plan.placed.seats.in_use(ground)
+        columns = snapshot.cluster.columns
+        used = plan.placed.slots.in_use(columns)
         self.in_use = float(used.sum()) / snapshot.cluster.gpus_total
         self.empty = float((used == 0).mean())
 
@@ -115,12 +114,12 @@ def watch(trace: Trace, gpus: int, placement: Placement, quotas: str) -> Watched
     speeds = speeds_on(trace.speeds, cluster)
     trace = replace(trace.fitted_to(gpus, "skip"), speeds=speeds)
     world = world_of(trace, gpus, Reconfigure(), seed=0)
-    site = Site(cluster, speeds, Beliefs(speeds), quotas_from(quotas, trace, gpus))
+    site = SimulatedCluster(cluster, speeds, Beliefs(speeds), quotas_from(quotas, trace, gpus))
     seen = Seen(np.zeros((3, trace.size)))
-    steps = Steps(world, site, Watching(policy_from("philly"), placement=placement, seen=seen))
+    steps = StepLoop(world, site, Watching(policy_from("philly"), placement=placement, seen=seen))
     while steps.run(1000):
         world.counts[LOGGED] = 0
-    jct_s = world.jobs.real[FINISH_S] - trace.submitted_s
+    jct_s = world.floats[FINISH_S] - trace.submitted_s
     return Watched(trace, seen, jct_s, world.jobs.executed_s / trace.length_s)
 
 

@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from coddl.core.columns import FloatColumn, FloatMatrix
-from coddl.core.policies.optimus_ps import OptimusPs
+from coddl.core.parameter_server.costs import Point, fit_costs, served, servers_of
+from coddl.core.parameter_server.optimus import OptimusPs
 from coddl.core.speed.convergence import POINTS_MIN, LossCurve, Stop, epochs_left
-from coddl.core.speed.servers import Point, Servers, fit_costs, servers_of
-from coddl.core.speed.table import Speeds, served
+from coddl.core.speed.table import ServerTimes, Speeds
 from coddl.sim.loop import Beliefs
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.reproduce.optimus import (
@@ -36,20 +36,22 @@ STOP: Final = Stop()
 SPEEDS, LOSSES = 10, 11  # chance of its own for each
 
 
-def probes(truth: Servers, curve: int, count: int, rng: np.random.Generator) -> list[Point]:
+def probes(truth: ServerTimes, curve: int, count: int, rng: np.random.Generator) -> list[Point]:
     """Measure a model with so many pairs of servers and workers, no pair twice."""
     pairs = rng.choice(PROBED**2, count, replace=False)
     return _measured(truth, curve, np.stack(np.divmod(pairs, PROBED), axis=1) + 1, rng)
 
 
-def even_probes(truth: Servers, curve: int, count: int, rng: np.random.Generator) -> list[Point]:
+def even_probes(
+    truth: ServerTimes, curve: int, count: int, rng: np.random.Generator
+) -> list[Point]:
     """The same with as many servers as workers, as the published code does."""
     tasks = rng.choice(PROBED, count, replace=False) + 1
     return _measured(truth, curve, np.stack((tasks, tasks), axis=1), rng)
 
 
 def _measured(
-    truth: Servers, curve: int, pairs: FloatMatrix, rng: np.random.Generator
+    truth: ServerTimes, curve: int, pairs: FloatMatrix, rng: np.random.Generator
 ) -> list[Point]:
     off = 1.0 + NOISE * rng.standard_normal(len(pairs))
     return [
@@ -58,13 +60,13 @@ def _measured(
     ]
 
 
-def off_by(truth: Servers, curve: int, points: Sequence[Point]) -> FloatMatrix:
+def off_by(truth: ServerTimes, curve: int, points: Sequence[Point]) -> FloatMatrix:
     """How far off a fit to these points is, relative, with all workers and servers there may be."""
     fitted = servers_of([fit_costs(points)], MOST).step_s[0, 1:, 1:]
     return np.abs(fitted / truth.step_s[curve, 1:, 1:] - 1.0)
 
 
-def true_servers() -> Servers:
+def true_servers() -> ServerTimes:
     """What the nine models really cost."""
     model = speeds_with_servers().servers
     assert model is not None

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import policy_from
 from coddl.sim.api import reconfigure_from
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
-from coddl.sim.simulate import Case, steps_of, world_before
+from coddl.sim.simulate import Case, step_loop_of, world_before
 from coddl.sim.world import CANCELLED, FINISH_S, HELD, LOGGED, MOVING_S, NOW
 from coddl.traces.files import read_trace
 from coddl.traces.make import poisson
@@ -75,8 +75,8 @@ def watched(trace: Trace, reconfigure: str) -> Probe:
         "afs-p", policy_from("afs-p"), trace, GPUS, reconfigure=reconfigure_from(reconfigure)
     )
     world = world_before(case)
-    steps = steps_of(case, world)
-    real, whole, all_of_it = world.jobs.real, world.jobs.whole, trace.iterations[0]
+    steps = step_loop_of(case, world)
+    real, whole, all_of_it = world.jobs.floats, world.jobs.ints, trace.iterations[0]
     progress, still_s = [(0.0, 0.0)], 0.0
     before_s, held, moving_s = 0.0, 0, 0.0
     while steps.run(1):

@@ -9,9 +9,8 @@ import numpy as np
 from coddl.core.allocation import Allocation, because
 from coddl.core.cluster import Cluster
 from coddl.core.columns import FloatMatrix
-from coddl.core.placement.registry import placement_from
 from coddl.core.policies.policy import Policy
-from coddl.core.policies.registry import policy_from
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.table import interpolated
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table

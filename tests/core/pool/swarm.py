@@ -18,7 +18,7 @@ from coddl.core.pool.control import Control
 from coddl.core.pool.orders import Lead, Orders
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
-from coddl.core.scheduler import Rules
+from coddl.core.scheduler import Stability
 
 TICK_S = 0.5
 LEASE_S = 10.0
@@ -90,8 +90,8 @@ class Swarm:
         self.policy = policy
         self.now_s = 1000.0
         self.journal: list[tuple[float, r.Record]] = []
-        self.rules = Rules(cool_down_s=self.random.choice([0.0, 3.0]), reserve_s=5.0)
-        self.control = Control(Pool(policy=policy), self.rules)
+        self.stability = Stability(cool_down_s=self.random.choice([0.0, 3.0]), reserve_s=5.0)
+        self.control = Control(Pool(policy=policy), self.stability)
         self.agents = {
             name: Agent(name, self.random.randint(1, 4))
             for name in "abc"[: self.random.randint(1, 3)]
@@ -145,7 +145,7 @@ class Swarm:
     def undo(self, said: list[Said]) -> None:
         """Let it not have happened; what is said only once is kept for the next time."""
         awaited = self.control.awaited
-        self.control = Control(self.folded(), self.rules)
+        self.control = Control(self.folded(), self.stability)
         if awaited:
             self.control.await_nodes(awaited)
         self.control.reconsider("the journal was read again")
@@ -168,7 +168,7 @@ class Swarm:
 
     def crash(self) -> None:
         """Kill the server and start it again: all it knows is its journal."""
-        self.control = Control(self.folded(), self.rules)
+        self.control = Control(self.folded(), self.stability)
         self.control.await_nodes([n.name for n in self.pool.nodes.values() if n.is_up])
         self.inbox.clear()
         for said in reversed(self.again):  # was not acknowledged

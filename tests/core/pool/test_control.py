@@ -7,7 +7,7 @@ from coddl.core.lifecycle import TRANSITIONS, IllegalTransition
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, Infeasible, NotFound
 from coddl.core.pool.explain import explain, sentence_of
-from coddl.core.pool.sight import look
+from coddl.core.pool.snapshot import snapshot_of_pool
 from coddl.core.pool.spec import JobSpec, Launch
 from tests.core.pool.story import Story
 
@@ -435,6 +435,6 @@ def test_jobs_of_one_users_group_are_one_app_and_weigh_what_they_were_given() ->
     story, launch = Story(4), Launch(argv=("train.py",))
     for user, group in (("ann", "search"), ("ann", ""), ("ben", "search"), ("ann", "search")):
         story.hand_in(JobSpec(name="job", launch=launch, user=user, group=group, weight=2.0))
-    jobs = look(story.pool, story.now_s, 1).snapshot.jobs
+    jobs = snapshot_of_pool(story.pool, story.now_s, 1).snapshot.jobs
     assert jobs.group.tolist() == [0, -1, 1, 0]
     assert jobs.weight.tolist() == [2.0] * 4

@@ -2,9 +2,9 @@
 
 import pytest
 
-from coddl.core.allocation import Waiting
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, NotFound
+from coddl.core.waiting import Waiting
 from tests.core.pool.story import Story
 
 

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from coddl.core.cluster import Cluster, Link, Links, Node
-from coddl.core.placement.registry import placement_from
-from coddl.core.policies.registry import policy_from
 from coddl.core.pool import records as r
-from coddl.core.pool.deciding import CALM
+from coddl.core.pool.deciding import POOL_STABILITY
 from coddl.core.pool.explain import sentence_of
-from coddl.core.pool.sight import look
+from coddl.core.pool.snapshot import snapshot_of_pool
+from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler
 from tests.core.pool.story import Story
 
@@ -25,7 +24,7 @@ def test_a_known_model_is_slower_across_nodes_as_the_links_say_and_another_is_no
     story.train(unknown)
     for gpus, step_s in ((1, 2.0), (2, 1.2)):
         story.happen(r.RunProgressed(known, 1, 10, gpus, step_s, 10))
-    places = look(story.pool, story.now_s, 1, site=SITE).snapshot.speeds.places
+    places = snapshot_of_pool(story.pool, story.now_s, 1, site=SITE).snapshot.speeds.places
     # Within a node 1 GB is averaged in 1 GB / 20 GB/s and two messages of 5 us, at the end of the
     # backward pass as it is one tensor; so a step of 1.2 s computes for 1.14999 s. Between the two
     # nodes it takes a second.
@@ -40,7 +39,7 @@ def test_a_size_beyond_a_jobs_own_costs_what_its_largest_does() -> None:
     story = Story(2, 2)
     small, large = story.submit(1, 2), story.submit(1, 4)
     story.train(small, large, gradients=ONE_TENSOR)
-    nodes = look(story.pool, story.now_s, 1, site=SITE).snapshot.speeds.places.nodes
+    nodes = snapshot_of_pool(story.pool, story.now_s, 1, site=SITE).snapshot.speeds.places.nodes
     assert nodes.shape == (2, 5, 3)
     assert (nodes[0, 3:] == nodes[0, 2]).all()
 
@@ -48,16 +47,18 @@ def test_a_size_beyond_a_jobs_own_costs_what_its_largest_does() -> None:
 @pytest.mark.parametrize(("names", "cpus"), [("ab", 16), ("a", 0)])
 def test_cores_count_if_those_of_every_node_are_known(names: str, cpus: int) -> None:
     site = Cluster(tuple(Node(name, 2, cpus=8) for name in names))
-    cluster = look(Story(2, 2).pool, 0.0, 1, site=site).snapshot.cluster
-    assert cluster.ground.node_cpus.sum() == cpus
+    cluster = snapshot_of_pool(Story(2, 2).pool, 0.0, 1, site=site).snapshot.cluster
+    assert cluster.columns.node_cpus.sum() == cpus
 
 
 @pytest.mark.parametrize(("placement", "asks"), [("consolidate", False), ("tiresias", True)])
 def test_places_are_worked_out_for_those_who_ask(placement: str, asks: bool) -> None:
     story = Story(2, 2)
     story.train(story.submit(), gradients=ONE_TENSOR)
-    snapshot = look(story.pool, story.now_s, 1).snapshot
-    Scheduler(policy_from(story.pool.policy), CALM, placement_from(placement)).decide(snapshot)
+    snapshot = snapshot_of_pool(story.pool, story.now_s, 1).snapshot
+    Scheduler(policy_from(story.pool.policy), POOL_STABILITY, placement_from(placement)).decide(
+        snapshot
+    )
     assert ("places" in vars(snapshot.speeds)) == asks
 
 
@@ -119,4 +120,6 @@ def test_a_run_that_tells_more_than_the_last_is_heard() -> None:
 def test_any_size_a_script_tells_can_be_estimated() -> None:
     story = Story(2, 2)
     story.train(story.submit(), gradients=(10**15, 1))
-    assert np.isfinite(look(story.pool, story.now_s, 1).snapshot.speeds.places.nodes).all()
+    assert np.isfinite(
+        snapshot_of_pool(story.pool, story.now_s, 1).snapshot.speeds.places.nodes
+    ).all()

@@ -8,7 +8,7 @@ from tests.core.pool.story import Story
 
 def restarted(story: Story, rest_s: float = 0.0) -> None:
     """Start the server of a story anew."""
-    story.control = Control(story.pool, story.control.rules)
+    story.control = Control(story.pool, story.control.stability)
     story.control.await_nodes(list(story.pool.nodes), story.now_s + rest_s)
 
 

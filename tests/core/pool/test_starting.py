@@ -66,7 +66,7 @@ def test_one_that_has_made_a_step_has_no_deadline() -> None:
 def test_while_its_lead_is_not_heard_nobody_knows_whether_it_has_started() -> None:
     story = Story(1)
     job = story.submit(1, 1, start_within_s=WITHIN_S)
-    story.control = Control(story.pool, story.control.rules)
+    story.control = Control(story.pool, story.control.stability)
     story.control.await_nodes(["a"])
     wake(story, story.now_s + 2 * WITHIN_S)
     story.join("a", 1)

@@ -6,7 +6,7 @@ import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import kernel, part
-from coddl.core.policies.gandiva.homes import GROW_AT_S
+from coddl.core.policies.gandiva.assignment import GROW_AT_S
 
 
 class Idle(NamedTuple):

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.policies.gandiva.homes import BITS, FAILED, MATE, TURN
+from coddl.core.policies.gandiva.assignment import BITS, FAILED, PACKED_WITH, TURN
 from coddl.core.snapshot import Snapshot
 
 
@@ -14,7 +14,7 @@ from coddl.core.snapshot import Snapshot
 class Overload:
     """Rows that might share GPUs, and by how many GPUs each server has too few."""
 
-    node: IntColumn  # of rows that are at home on one server; -1 for others
+    node: IntColumn  # of rows that are assigned to one server; -1 for others
     excess: IntColumn  # by node: load over what it has; packing lowers it
     now: int  # the slice of time
     profiled_s: float  # a job's utilisation is known after so long
@@ -37,41 +37,41 @@ def pack(snapshot: Snapshot, overload: Overload, memory: FloatMatrix) -> IntColu
     else it is undone and not tried again. As long as a server has too many jobs, the two that keep
     GPUs least busy are tried next, one pair at a time. (Gandiva, OSDI '18, section 4.)
     """
-    mates = np.full(snapshot.jobs.size, -1)
+    packed_with = np.full(snapshot.jobs.size, -1)
     trials: set[int] = set()  # servers with a pair whose worth is not known yet
     for a, b in _pairs(snapshot, overload, memory):
         node = int(overload.node[a])
         ran = snapshot.jobs.gpus[a] > 0 and overload.now > memory[a, TURN]
-        if memory[a, MATE] > 0 and ran:
+        if memory[a, PACKED_WITH] > 0 and ran:
             if rate_of_pair(snapshot, a, b) <= 1.0:
                 _give_up(snapshot, memory, a, b)
                 continue
-            memory[[a, b], MATE] *= -1.0
+            memory[[a, b], PACKED_WITH] *= -1.0
         if overload.excess[node] > 0:
-            mates[a], mates[b] = b, a
+            packed_with[a], packed_with[b] = b, a
             overload.excess[node] -= snapshot.jobs.gpus_requested[a]
-            trials |= {node} if memory[a, MATE] > 0 else set()
-    memory[mates < 0, MATE] = 0.0
-    for a, b in _candidates(snapshot, overload, memory, mates):
+            trials |= {node} if memory[a, PACKED_WITH] > 0 else set()
+    memory[packed_with < 0, PACKED_WITH] = 0.0
+    for a, b in _candidates(snapshot, overload, memory, packed_with):
         node = int(overload.node[a])
         if node not in trials and overload.excess[node] > 0:
-            mates[a], mates[b] = b, a
-            memory[[a, b], MATE] = snapshot.jobs.id[[b, a]] + 1.0
+            packed_with[a], packed_with[b] = b, a
+            memory[[a, b], PACKED_WITH] = snapshot.jobs.id[[b, a]] + 1.0
             memory[[a, b], TURN] = overload.now
             trials.add(node)
-    return mates
+    return packed_with
 
 
 def _pairs(snapshot: Snapshot, overload: Overload, memory: FloatMatrix) -> list[tuple[int, int]]:
     """Rows that are packed now, and still could be."""
-    jobs, rows = snapshot.jobs, np.flatnonzero(memory[:, MATE])
-    others = np.searchsorted(jobs.id, np.abs(memory[rows, MATE]) - 1.0)
+    jobs, rows = snapshot.jobs, np.flatnonzero(memory[:, PACKED_WITH])
+    others = np.searchsorted(jobs.id, np.abs(memory[rows, PACKED_WITH]) - 1.0)
     return [
         (int(a), int(b))
         for a, b in zip(rows, others, strict=True)
         if a < b < jobs.size
-        and abs(memory[b, MATE]) == jobs.id[a] + 1
-        and abs(memory[a, MATE]) == jobs.id[b] + 1
+        and abs(memory[b, PACKED_WITH]) == jobs.id[a] + 1
+        and abs(memory[a, PACKED_WITH]) == jobs.id[b] + 1
         and overload.node[a] == overload.node[b] >= 0
         and jobs.gpus_requested[a] == jobs.gpus_requested[b]
     ]
@@ -84,11 +84,11 @@ def _give_up(snapshot: Snapshot, memory: FloatMatrix, a: int, b: int) -> None:
 
 
 def _candidates(
-    snapshot: Snapshot, overload: Overload, memory: FloatMatrix, mates: IntColumn
+    snapshot: Snapshot, overload: Overload, memory: FloatMatrix, packed_with: IntColumn
 ) -> list[tuple[int, int]]:
     """For each server with too many jobs, the first pair to try: the least busy that may."""
     jobs, busy = snapshot.jobs, _busy(snapshot)
-    crowded = (overload.node >= 0) & (overload.excess[overload.node] > 0) & (mates < 0)
+    crowded = (overload.node >= 0) & (overload.excess[overload.node] > 0) & (packed_with < 0)
     rows = np.flatnonzero(
         crowded & (busy < overload.busy_below) & (jobs.executed_s >= overload.profiled_s)
     )

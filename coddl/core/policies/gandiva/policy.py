@@ -1,4 +1,4 @@
-"""The policy: homes, turns, packing, migration and growth, in one decision."""
+"""The policy: servers, turns, packing, migration and growth, in one decision."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple
@@ -9,62 +9,62 @@ from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import ELASTIC
 from coddl.core.named import Part
-from coddl.core.placement.affinity import Servers, no_servers
+from coddl.core.placement.affinity import NodeLoads, no_loads
 from coddl.core.placement.close import leaders_of
-from coddl.core.policies.gandiva.growth import Idle, Sizes, grow
-from coddl.core.policies.gandiva.homes import (
-    HOME,
-    MATE,
+from coddl.core.policies.gandiva.assignment import (
+    NODE,
     OTHERS,
+    PACKED_WITH,
     TURN,
-    Homes,
     Kinds,
+    NodeAssignment,
     Wants,
-    close_ranks,
-    find_homes,
+    assign_nodes,
+    gather_jobs,
     lone_nodes,
     move_where_faster,
     remember,
 )
+from coddl.core.policies.gandiva.growth import Idle, Sizes, grow
 from coddl.core.policies.gandiva.packing import Overload, pack
-from coddl.core.policies.gandiva.seating import by_node, seat
+from coddl.core.policies.gandiva.slots import by_node, slots_on_nodes
 from coddl.core.policies.gandiva.turns import (
     deal,
-    let_in,
     midst_of_turn,
     order_of_turns,
+    run_unassigned,
     slice_at,
 )
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 
 
-class Scene(NamedTuple):
+class GandivaState(NamedTuple):
     """What a decision works on."""
 
     snapshot: Snapshot
     now: int  # the slice of time
-    servers: Servers
+    servers: NodeLoads
     kinds: Kinds
-    seated: Seats  # by server
+    slots_by_node: Slots  # by server
     memory: FloatMatrix
     wants: Wants
 
 
-def scene_of(snapshot: Snapshot, quantum_s: float) -> Scene:
-    """The scene before anybody is at home. Where nobody places jobs, all GPUs are one server's."""
+def state_of(snapshot: Snapshot, quantum_s: float) -> GandivaState:
+    """The state before any job is assigned. Where nobody places jobs, all GPUs are one server's."""
     jobs, memory = snapshot.jobs, snapshot.memory.copy()
-    ground, seats = snapshot.cluster.ground, snapshot.seats
-    if seats is None:
+    columns, slots = snapshot.cluster.columns, snapshot.slots
+    if slots is None:
         gpus, of_node = np.array([snapshot.cluster.gpus_total]), np.zeros(1, np.int64)
-        seated = Seats.of([{0: held} if held > 0 else {} for held in jobs.gpus.tolist()])
-        memory[:, HOME] = 1.0
+        slots_by_node = Slots.of([{0: held} if held > 0 else {} for held in jobs.gpus.tolist()])
+        memory[:, NODE] = 1.0
     else:
-        gpus, of_node, seated = ground.node_gpus, ground.node_kind, by_node(ground, seats)
+        gpus, of_node, slots_by_node = columns.node_gpus, columns.node_kind, by_node(columns, slots)
     kinds = Kinds(of_node, snapshot.speeds.places.kinds, jobs.curve.copy())
     wants = Wants(jobs.gpus_requested.copy(), jobs.spans.copy())
     now = slice_at(snapshot.now_s, quantum_s)
-    return Scene(snapshot, now, no_servers(gpus), kinds, seated, memory, wants)
+    return GandivaState(snapshot, now, no_loads(gpus), kinds, slots_by_node, memory, wants)
 
 
 @dataclass(frozen=True)
@@ -83,95 +83,104 @@ class Gandiva:
     idle: Part = 0.75  # of a server's GPUs: if so many are free, its jobs may be moved elsewhere
     grow_after_s: float = 60.0  # idle GPUs go to elastic jobs beside them after so long; 0: never
 
+    rigid = True
     own_placement: ClassVar[str] = "gandiva"
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
-        scene = scene_of(snapshot, self.quantum_s)
-        jobs, servers, memory, wants = snapshot.jobs, scene.servers, scene.memory, scene.wants
-        midst = midst_of_turn(jobs, memory[:, TURN], scene.now)
+        state = state_of(snapshot, self.quantum_s)
+        jobs, servers, memory, wants = snapshot.jobs, state.servers, state.memory, state.wants
+        midst = midst_of_turn(jobs, memory[:, TURN], state.now)
         order = order_of_turns(jobs, midst)
-        homes = find_homes(servers, wants, scene.seated, memory)
-        _migrate(self, scene, homes, order)
-        mates = _mates(self, scene, lone_nodes(homes))
-        free, at_home = servers.gpus.copy(), homes.head >= 0
-        kept = Homes(homes.head.copy(), *homes[1:])
-        runs = deal(free, homes, order, mates)
-        let_in(free, homes, wants, order, scene.seated, runs)
-        memory[runs & ~midst, TURN] = scene.now
+        assigned = assign_nodes(servers, wants, state.slots_by_node, memory)
+        _migrate(self, state, assigned, order)
+        packed_with = _packed_with(self, state, lone_nodes(assigned))
+        free, is_assigned = servers.gpus.copy(), assigned.head >= 0
+        kept = NodeAssignment(assigned.head.copy(), *assigned[1:])
+        runs = deal(free, assigned, order, packed_with)
+        run_unassigned(free, assigned, wants, order, state.slots_by_node, runs)
+        memory[runs & ~midst, TURN] = state.now
         shares = np.where(runs, wants.gpus, 0)
-        wake_at_s = _grow(self, scene, Idle(free, lone_nodes(homes), runs & (mates < 0)), shares)
-        guests = runs & ~at_home
-        waits = ~runs & (at_home | guests.any()) & (wants.gpus <= servers.gpus.sum())
-        if waits.any() or (memory[:, MATE] > 0).any():
-            wake_at_s = min(wake_at_s, (scene.now + 1) * self.quantum_s)
-        if snapshot.seats is None:
-            memory[:, HOME] = snapshot.memory[:, HOME]
-            return Allocation(shares, _why(self, scene, shares, at_home), wake_at_s, memory)
+        wake_at_s = _grow(
+            self, state, Idle(free, lone_nodes(assigned), runs & (packed_with < 0)), shares
+        )
+        guests = runs & ~is_assigned
+        waits = ~runs & (is_assigned | guests.any()) & (wants.gpus <= servers.gpus.sum())
+        if waits.any() or (memory[:, PACKED_WITH] > 0).any():
+            wake_at_s = min(wake_at_s, (state.now + 1) * self.quantum_s)
+        if snapshot.slots is None:
+            memory[:, NODE] = snapshot.memory[:, NODE]
+            return Allocation(shares, _why(self, state, shares, is_assigned), wake_at_s, memory)
         remember(kept, memory)
         found = Allocation(
             shares,
-            _why(self, scene, shares, at_home),
+            _why(self, state, shares, is_assigned),
             wake_at_s,
             memory,
-            mates=np.where(runs, mates, -1),
+            packed_with=np.where(runs, packed_with, -1),
         )
-        leaders = leaders_of(snapshot.seats, found)
+        leaders = leaders_of(snapshot.slots, found)
         alone = np.where(leaders == np.arange(jobs.size), shares, 0)
-        seats = seat(snapshot.cluster.ground, snapshot.seats, homes, alone)
-        return replace(found, seats=seats.take(leaders))
+        slots = slots_on_nodes(snapshot.cluster.columns, snapshot.slots, assigned, alone)
+        return replace(found, slots=slots.take(leaders))
 
 
-def _migrate(policy: Gandiva, scene: Scene, homes: Homes, order: IntColumn) -> None:
+def _migrate(
+    policy: Gandiva, state: GandivaState, assigned: NodeAssignment, order: IntColumn
+) -> None:
     """Move jobs to where they are faster, and together where GPUs lie idle."""
-    jobs, now_s = scene.snapshot.jobs, scene.snapshot.now_s
-    if len(scene.servers.gpus) == 1:
+    jobs, now_s = state.snapshot.jobs, state.snapshot.now_s
+    if len(state.servers.gpus) == 1:
         return
-    packed = scene.memory[:, MATE] != 0.0
+    packed = state.memory[:, PACKED_WITH] != 0.0
     in_turns = (jobs.gpus == 0) | packed
-    move_where_faster(scene.servers, homes, scene.wants, scene.kinds, order, in_turns)
-    if ((scene.memory[:, [HOME, OTHERS]] == 0.0).all(axis=1) & (jobs.gpus == 0)).any():
+    move_where_faster(state.servers, assigned, state.wants, state.kinds, order, in_turns)
+    if ((state.memory[:, [NODE, OTHERS]] == 0.0).all(axis=1) & (jobs.gpus == 0)).any():
         return  # a job that has come is no reason to move others about
     settled = (jobs.gpus > 0) & (now_s >= jobs.last_start_s + policy.quantum_s)
-    close_ranks(scene.servers, homes, scene.wants, scene.kinds, settled, policy.idle, policy.moves)
+    gather_jobs(
+        state.servers, assigned, state.wants, state.kinds, settled, policy.idle, policy.moves
+    )
 
 
-def _mates(policy: Gandiva, scene: Scene, node: IntColumn) -> IntColumn:
+def _packed_with(policy: Gandiva, state: GandivaState, node: IntColumn) -> IntColumn:
     """Who shares GPUs with whom."""
-    if not policy.packing or scene.snapshot.seats is None:
-        scene.memory[:, MATE] = 0.0
+    if not policy.packing or state.snapshot.slots is None:
+        state.memory[:, PACKED_WITH] = 0.0
         return np.full(len(node), -1)
-    excess = scene.servers.load - scene.servers.gpus
-    overload = Overload(node, excess, scene.now, policy.quantum_s, policy.pack_below)
-    return pack(scene.snapshot, overload, scene.memory)
+    excess = state.servers.load - state.servers.gpus
+    overload = Overload(node, excess, state.now, policy.quantum_s, policy.pack_below)
+    return pack(state.snapshot, overload, state.memory)
 
 
-def _grow(policy: Gandiva, scene: Scene, idle: Idle, shares: IntColumn) -> float:
+def _grow(policy: Gandiva, state: GandivaState, idle: Idle, shares: IntColumn) -> float:
     """Hand out idle GPUs; say when to look again."""
-    jobs, servers = scene.snapshot.jobs, scene.servers
+    jobs, servers = state.snapshot.jobs, state.servers
     if policy.grow_after_s == 0.0:
         return np.inf
-    elastic = (jobs.tier == ELASTIC) & (jobs.gpus_max > scene.wants.gpus) & (idle.node >= 0)
+    elastic = (jobs.tier == ELASTIC) & (jobs.gpus_max > state.wants.gpus) & (idle.node >= 0)
     calm = servers.load[idle.node] <= servers.gpus[idle.node]
     able = idle._replace(may_grow=idle.may_grow & elastic & calm)
-    last = scene.snapshot.speeds.steps.last
+    last = state.snapshot.speeds.steps.last
     sizes = Sizes(jobs.gpus.copy(), jobs.gpus_max.copy(), jobs.curve.copy(), last)
-    now_s = scene.snapshot.now_s
-    return grow(sizes, able, scene.memory, now_s, policy.grow_after_s, shares)
+    now_s = state.snapshot.now_s
+    return grow(sizes, able, state.memory, now_s, policy.grow_after_s, shares)
 
 
-def _why(policy: Gandiva, scene: Scene, shares: IntColumn, at_home: BoolColumn) -> Reasons:
+def _why(
+    policy: Gandiva, state: GandivaState, shares: IntColumn, is_assigned: BoolColumn
+) -> Reasons:
     """Why rows have nothing now."""
-    need, gpus, without = scene.wants.gpus, scene.servers.gpus, shares == 0
+    need, gpus, without = state.wants.gpus, state.servers.gpus, shares == 0
     if not without.any():
         return Reasons()
     total, largest = int(gpus.sum()), int(gpus.max(initial=0))
-    left_s = (scene.now + 1) * policy.quantum_s - scene.snapshot.now_s
+    left_s = (state.now + 1) * policy.quantum_s - state.snapshot.now_s
     turn = f"its server has more jobs than GPUs: the next turns begin in {left_s:.0f} s"
     lone = f"its GPUs must be on one node, and the largest has {largest}"
     queue = "no server has room for it, and none with jobs of its size is there to share"
     return (
         because(without & (need > total), "Infeasible", f"it needs more than all {total} GPUs")
-        | because(without & at_home, "Resources", turn)
-        | because(without & (scene.wants.spans == 0) & (need > largest), "Topology", lone)
+        | because(without & is_assigned, "Resources", turn)
+        | because(without & (state.wants.spans == 0) & (need > largest), "Topology", lone)
         | because(without, "Resources", queue)
     )

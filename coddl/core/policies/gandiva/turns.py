@@ -7,9 +7,9 @@ import numpy as np
 from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.jobs import JobTable
-from coddl.core.placement.affinity import ANY, Servers, find_nodes
-from coddl.core.policies.gandiva.homes import Homes, Wants, enter
-from coddl.core.seats import Seats
+from coddl.core.placement.affinity import ANY, NodeLoads, find_nodes
+from coddl.core.policies.gandiva.assignment import NodeAssignment, Wants, add_node
+from coddl.core.slots import Slots
 
 SLACK = 1e-9  # of a slice: a wake-up for its beginning belongs to it, whatever the rounding
 
@@ -39,55 +39,62 @@ def order_of_turns(jobs: JobTable, midst: BoolColumn) -> IntColumn:
 
 
 @kernel
-def deal(free: IntColumn, homes: Homes, order: IntColumn, mates: IntColumn) -> BoolColumn:
-    """Let rows run at home, in order, as far as there are GPUs; mates run together."""
+def deal(
+    free: IntColumn, assigned: NodeAssignment, order: IntColumn, packed_with: IntColumn
+) -> BoolColumn:
+    """Let rows run on their servers, in order, as far as there are GPUs; packed ones together."""
     runs = np.zeros(order.shape[0], np.bool_)
     for row in order:
-        if runs[row] or homes.head[row] < 0:
+        if runs[row] or assigned.head[row] < 0:
             continue
-        fits, i = True, homes.head[row]
+        fits, i = True, assigned.head[row]
         while i >= 0:
-            fits = fits and homes.gpus[i] <= free[homes.node[i]]
-            i = homes.after[i]
-        i = homes.head[row] if fits else -1
+            fits = fits and assigned.gpus[i] <= free[assigned.node[i]]
+            i = assigned.after[i]
+        i = assigned.head[row] if fits else -1
         while i >= 0:
-            free[homes.node[i]] -= homes.gpus[i]
-            i = homes.after[i]
+            free[assigned.node[i]] -= assigned.gpus[i]
+            i = assigned.after[i]
         runs[row] = fits
-        if fits and mates[row] >= 0:
-            runs[mates[row]] = True
+        if fits and packed_with[row] >= 0:
+            runs[packed_with[row]] = True
     return runs
 
 
 @part
-def still_free(free: IntColumn, seated: Seats, row: int, need: int) -> bool:
+def still_free(free: IntColumn, slots_by_node: Slots, row: int, need: int) -> bool:
     """Tell whether what a row sits on is what it needs and nobody else's turn."""
-    for i in range(seated.first[row], seated.first[row + 1]):
-        need -= seated.gpus[i]
-        if seated.gpus[i] > free[seated.island[i]]:
+    for i in range(slots_by_node.first[row], slots_by_node.first[row + 1]):
+        need -= slots_by_node.gpus[i]
+        if slots_by_node.gpus[i] > free[slots_by_node.island[i]]:
             return False
     return need == 0
 
 
 @kernel
-def let_in(
-    free: IntColumn, homes: Homes, wants: Wants, order: IntColumn, seated: Seats, runs: BoolColumn
+def run_unassigned(
+    free: IntColumn,
+    assigned: NodeAssignment,
+    wants: Wants,
+    order: IntColumn,
+    slots_by_node: Slots,
+    runs: BoolColumn,
 ) -> None:
-    """Let rows without a home run where GPUs would be idle in this slice; enter them in `homes`."""
+    """Let rows without servers run where GPUs would be idle in this slice, and assign them."""
     nothing, parts = np.zeros_like(free), np.zeros_like(free)
     for row in order:
-        if homes.head[row] >= 0:
+        if assigned.head[row] >= 0:
             continue
         parts[:] = 0
-        if still_free(free, seated, row, wants.gpus[row]):
-            for i in range(seated.first[row], seated.first[row + 1]):
-                parts[seated.island[i]] = seated.gpus[i]
+        if still_free(free, slots_by_node, row, wants.gpus[row]):
+            for i in range(slots_by_node.first[row], slots_by_node.first[row + 1]):
+                parts[slots_by_node.island[i]] = slots_by_node.gpus[i]
             runs[row] = True
         else:
-            idle = Servers(free, nothing, nothing)
+            idle = NodeLoads(free, nothing, nothing)
             runs[row] = find_nodes(idle, wants.gpus[row], wants.spans[row], ANY, parts)
         if runs[row]:
             for node in range(free.shape[0]):
                 if parts[node] > 0:
-                    enter(homes, row, node, parts[node])
+                    add_node(assigned, row, node, parts[node])
                     free[node] -= parts[node]

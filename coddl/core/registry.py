@@ -1,22 +1,30 @@
-"""Every policy by name, and `name:parameter=value,…` as users write it."""
+"""Every policy and every placement by name, and `name:parameter=value,…` as users write it."""
 
 from collections.abc import Mapping
 from typing import Final
 
-from coddl.core.named import chosen
+from coddl.core.named import from_spec
+from coddl.core.parameter_server.drf import Drf
+from coddl.core.parameter_server.optimus import OptimusPs
+from coddl.core.parameter_server.placement import OptimusPlacement
+from coddl.core.parameter_server.tetris import Tetris
+from coddl.core.placement.consolidate import Consolidate
+from coddl.core.placement.estimate import ByEstimate
+from coddl.core.placement.gandiva import GandivaPlacement
+from coddl.core.placement.philly import PhillyPlacement
+from coddl.core.placement.placement import NamedPlacement
+from coddl.core.placement.spread import SpreadOut
+from coddl.core.placement.tiresias import TiresiasPlacement
 from coddl.core.policies.afs import AfsL, AfsP
-from coddl.core.policies.drf import Drf
 from coddl.core.policies.fifo import Fifo
 from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.policies.gittins import TiresiasG
 from coddl.core.policies.kinds import AfsLKinds, AfsPKinds, MaxMinKinds
 from coddl.core.policies.marginal_gain import MaxSpeedup, Optimus
 from coddl.core.policies.max_min import MaxMin
-from coddl.core.policies.optimus_ps import OptimusPs
 from coddl.core.policies.philly import Philly
 from coddl.core.policies.policy import NamedPolicy
 from coddl.core.policies.shortest import Srsf, Srtf
-from coddl.core.policies.tetris import Tetris
 from coddl.core.policies.themis import Themis
 from coddl.core.policies.tiresias import TiresiasL
 
@@ -41,8 +49,22 @@ POLICIES: Final[Mapping[str, type[NamedPolicy]]] = {
     "tiresias-g": TiresiasG,
     "tiresias-l": TiresiasL,
 }
+PLACEMENTS: Final[Mapping[str, type[NamedPlacement]]] = {
+    "consolidate": Consolidate,
+    "estimate": ByEstimate,
+    "gandiva": GandivaPlacement,
+    "optimus": OptimusPlacement,
+    "philly": PhillyPlacement,
+    "spread": SpreadOut,
+    "tiresias": TiresiasPlacement,
+}
 
 
 def policy_from(spec: str) -> NamedPolicy:
     """Build the policy that `name:parameter=value,…` describes."""
-    return chosen(POLICIES, spec, "policy", ", or path/to/file.py:name")
+    return from_spec(POLICIES, spec, "policy", ", or path/to/file.py:name")
+
+
+def placement_from(spec: str) -> NamedPlacement:
+    """Build the placement that `name:parameter=value,…` describes."""
+    return from_spec(PLACEMENTS, spec, "placement", ", or path/to/file.py:name")

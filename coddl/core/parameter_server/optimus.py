@@ -7,31 +7,34 @@ import numpy as np
 from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn
 from coddl.core.compiling import ZERO, as_part, kernel, part
+from coddl.core.heaps import make_heap, sink
 from coddl.core.jobs import CURVE, GPUS_MAX, REMAINING_ITERATIONS
-from coddl.core.kernels import make_heap, next_share, sink
+from coddl.core.kernels import next_share
 from coddl.core.named import Part
-from coddl.core.policies.tasks import Grant, InSlots, Tasks, add, start_all
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.parameter_server.tasks import Grant, IntervalPolicy, Tasks, add, start_all
+from coddl.core.snapshot import KernelSnapshot, Snapshot
 
 begin = as_part(start_all)
 
 
 @part
-def iteration_s(picture: Picture, tasks: Tasks, row: int, workers: int, servers: int) -> float:
+def iteration_s(
+    snapshot: KernelSnapshot, tasks: Tasks, row: int, workers: int, servers: int
+) -> float:
     """Seconds per iteration with these tasks."""
-    curve, table = picture.jobs.whole[CURVE, row], tasks.speeds.step_s
+    curve, table = snapshot.jobs.ints[CURVE, row], tasks.speeds.step_s
     if table.shape[0] == 0:
-        return float(picture.step_s[curve, min(workers, picture.step_s.shape[1] - 1)])
+        return float(snapshot.step_s[curve, min(workers, snapshot.step_s.shape[1] - 1)])
     w, p = min(workers, table.shape[1] - 1), min(servers, table.shape[2] - 1)
     return float(table[curve, w, p])
 
 
 @part
-def more_workers(picture: Picture, tasks: Tasks, row: int, workers: int) -> int:
+def more_workers(snapshot: KernelSnapshot, tasks: Tasks, row: int, workers: int) -> int:
     """How many workers a job can take at the next step, 0 if none."""
     if tasks.speeds.step_s.shape[0] == 0:
-        return max(0, next_share(picture, row, workers) - workers)
-    return 1 if workers < picture.jobs.whole[GPUS_MAX, row] else 0
+        return max(0, next_share(snapshot, row, workers) - workers)
+    return 1 if workers < snapshot.jobs.ints[GPUS_MAX, row] else 0
 
 
 @part
@@ -51,27 +54,29 @@ def dominant(tasks: Tasks, gpus: int, cpus: int) -> float:
 
 
 @part
-def best_task(picture: Picture, tasks: Tasks, grant: Grant, row: int) -> tuple[float, int, int]:
+def best_task(
+    snapshot: KernelSnapshot, tasks: Tasks, grant: Grant, row: int
+) -> tuple[float, int, int]:
     """What a job's best next task gains per dominant resource, and its workers and servers.
 
     Time left is Q/f(p, w); a length that nobody knows counts as one iteration, so that the job gets
     what others leave.
     """
     left, w, p = (
-        picture.jobs.real[REMAINING_ITERATIONS, row],
+        snapshot.jobs.floats[REMAINING_ITERATIONS, row],
         grant.workers[row],
         grant.servers[row],
     )
     left = left if left >= 0.0 else 1.0
-    now_s = left * iteration_s(picture, tasks, row, w, p)
+    now_s = left * iteration_s(snapshot, tasks, row, w, p)
     best, workers, servers = -np.inf, 0, 0
     # A server comes first where both gain the same.
     if tasks.speeds.step_s.shape[0] > 0 and p < tasks.speeds.step_s.shape[2] - 1:
-        gain_s = now_s - left * iteration_s(picture, tasks, row, w, p + 1)
+        gain_s = now_s - left * iteration_s(snapshot, tasks, row, w, p + 1)
         best, servers = per_demand(gain_s, dominant(tasks, ZERO, tasks.server_cpus)), 1
-    added = more_workers(picture, tasks, row, w)
+    added = more_workers(snapshot, tasks, row, w)
     if added > 0:
-        gain_s = now_s - left * iteration_s(picture, tasks, row, w + added, p)
+        gain_s = now_s - left * iteration_s(snapshot, tasks, row, w + added, p)
         gain = per_demand(gain_s, dominant(tasks, added, added * tasks.worker_cpus))
         if gain > best:
             best, workers, servers = gain, added, 0
@@ -79,20 +84,22 @@ def best_task(picture: Picture, tasks: Tasks, grant: Grant, row: int) -> tuple[f
 
 
 @kernel
-def hand_out_by_gain(picture: Picture, tasks: Tasks, trust: FloatColumn, grant: Grant) -> None:
+def hand_out_by_gain(
+    snapshot: KernelSnapshot, tasks: Tasks, trust: FloatColumn, grant: Grant
+) -> None:
     """A worker and a server for all, then task by task where it gains most.
 
     It ends when the best task does not fit, as a resource is used up, or gains nothing. A step of
     several GPUs that does not fit is left out instead: others may need fewer. `trust` is a factor
     on each row's gains.
     """
-    begin(picture, tasks, grant)
-    size, count = picture.rows.shape[0], ZERO
+    begin(snapshot, tasks, grant)
+    size, count = snapshot.rows.shape[0], ZERO
     heap, keys = np.empty(size, np.int64), np.empty((2, size))
     task = np.empty((2, size), np.int64)
     for row in range(size):
         if grant.workers[row] > 0:
-            gain, task[0, row], task[1, row] = best_task(picture, tasks, grant, row)
+            gain, task[0, row], task[1, row] = best_task(snapshot, tasks, grant, row)
             keys[0, row], keys[1, row] = gain * trust[row], -row
             heap[count] = row
             count += 1
@@ -100,7 +107,7 @@ def hand_out_by_gain(picture: Picture, tasks: Tasks, trust: FloatColumn, grant: 
     while count > 0 and keys[0, heap[0]] > 0.0:
         row = heap[0]
         if add(tasks, grant, row, task[0, row], task[1, row]):
-            gain, task[0, row], task[1, row] = best_task(picture, tasks, grant, row)
+            gain, task[0, row], task[1, row] = best_task(snapshot, tasks, grant, row)
             keys[0, row] = gain * trust[row]
         elif task[0, row] <= 1:
             break
@@ -111,7 +118,7 @@ def hand_out_by_gain(picture: Picture, tasks: Tasks, trust: FloatColumn, grant: 
 
 
 @dataclass(frozen=True)
-class OptimusPs(InSlots):
+class OptimusPs(IntervalPolicy):
     """Gives the next worker or parameter server to the job whose remaining time drops most for it
     (EuroSys '18), slot by slot; jobs that have just begun count a little less.
 
@@ -127,7 +134,7 @@ class OptimusPs(InSlots):
         trust = np.where(snapshot.jobs.executed_s < self.young_s, self.young, 1.0)
 
         def hand_out(grant: Grant) -> None:
-            hand_out_by_gain(snapshot.picture(), tasks, trust, grant)
+            hand_out_by_gain(snapshot.for_kernels(), tasks, trust, grant)
 
         why = "jobs submitted earlier hold them until the next slot"
         return self.allocation(snapshot, tasks, hand_out, why)

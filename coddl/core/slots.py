@@ -5,12 +5,12 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import IntColumn, IntMatrix
 from coddl.core.compiling import kernel
 
 
-class Seats(NamedTuple):
+class Slots(NamedTuple):
     """Row r holds `gpus[i]` GPUs of island `island[i]` for i in first[r] .. first[r+1]-1.
 
     Islands of a row are in rising order, each once, and every entry holds at least one GPU.
@@ -49,30 +49,30 @@ class Seats(NamedTuple):
         part = slice(self.first[row], self.first[row + 1])
         return dict(zip(self.island[part].tolist(), self.gpus[part].tolist(), strict=True))
 
-    def nodes(self, row: int, ground: Ground) -> dict[int, int]:
+    def nodes(self, row: int, columns: ClusterColumns) -> dict[int, int]:
         """What one row holds, as {node: gpus}."""
         held: dict[int, int] = {}
         for island, gpus in self.row(row).items():
-            node = int(ground.island_node[island])
+            node = int(columns.island_node[island])
             held[node] = held.get(node, 0) + gpus
         return held
 
-    def by_kind(self, ground: Ground, kinds: int) -> IntMatrix:
+    def by_kind(self, columns: ClusterColumns, kinds: int) -> IntMatrix:
         """GPUs of each row, by kind."""
         if kinds == 1:
             return self.totals.reshape(-1, 1)
         held = np.zeros((self.rows, kinds), np.int64)
         row = np.repeat(np.arange(self.rows), np.diff(self.first))
-        np.add.at(held, (row, ground.node_kind[ground.island_node[self.island]]), self.gpus)
+        np.add.at(held, (row, columns.node_kind[columns.island_node[self.island]]), self.gpus)
         return held
 
     def take(self, rows: IntColumn) -> Self:
         """The same seats with only these rows, -1 standing for one that holds nothing."""
         return type(self)(*taken(self.first, self.island, self.gpus, rows))
 
-    def in_use(self, ground: Ground) -> IntColumn:
+    def in_use(self, columns: ClusterColumns) -> IntColumn:
         """GPUs of each island that somebody holds."""
-        return summed(self.island, self.gpus, len(ground.island_gpus))
+        return summed(self.island, self.gpus, len(columns.island_gpus))
 
 
 @kernel

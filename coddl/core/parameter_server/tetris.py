@@ -8,8 +8,8 @@ from coddl.core.allocation import Allocation
 from coddl.core.compiling import kernel, part
 from coddl.core.jobs import GPUS_MIN, GPUS_REQUESTED
 from coddl.core.kernels import NOBODY, seconds_left
-from coddl.core.policies.tasks import Grant, InSlots, Tasks, add, servers_beside
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.parameter_server.tasks import Grant, IntervalPolicy, Tasks, add, servers_beside
+from coddl.core.snapshot import KernelSnapshot, Snapshot
 
 
 @part
@@ -28,43 +28,43 @@ def alignment(tasks: Tasks, grant: Grant, workers: int) -> float:
 
 
 @kernel
-def hand_out_by_fit(picture: Picture, tasks: Tasks, grant: Grant) -> None:
+def hand_out_by_fit(snapshot: KernelSnapshot, tasks: Tasks, grant: Grant) -> None:
     """The job with the best score gets its request, or as much of it as there is; then the next.
 
     score = demand . free + eps / time left, with eps = mean(demand . free) / mean(1 / time left):
     packing and shortest remaining time first, weighed so that neither outdoes the other. (Tetris,
     SIGCOMM '14, §3.)
     """
-    whole, size = picture.jobs.whole, picture.rows.shape[0]
+    ints, size = snapshot.jobs.ints, snapshot.rows.shape[0]
     hurry, waits = np.zeros(size), np.ones(size, np.bool_)
     for row in range(size):
-        asked = min(whole[GPUS_REQUESTED, row], picture.step_s.shape[1] - 1)
-        hurry[row] = 1.0 / max(seconds_left(picture, row, asked), 1e-9)
+        asked = min(ints[GPUS_REQUESTED, row], snapshot.step_s.shape[1] - 1)
+        hurry[row] = 1.0 / max(seconds_left(snapshot, row, asked), 1e-9)
     while grant.left[0] > 0:
         fits, hurries = 0.0, 0.0
         for row in range(size):
-            least = whole[GPUS_MIN, row]
+            least = ints[GPUS_MIN, row]
             waits[row] &= least <= grant.left[0] and cores(tasks, least) <= grant.left[1]
             if waits[row]:
-                fits += alignment(tasks, grant, whole[GPUS_REQUESTED, row])
+                fits += alignment(tasks, grant, ints[GPUS_REQUESTED, row])
                 hurries += hurry[row]
         eps = fits / hurries if hurries > 0.0 else 0.0
         best, highest = NOBODY, 0.0
         for row in range(size):
             if waits[row]:
-                score = alignment(tasks, grant, whole[GPUS_REQUESTED, row]) + eps * hurry[row]
+                score = alignment(tasks, grant, ints[GPUS_REQUESTED, row]) + eps * hurry[row]
                 if best < 0 or score > highest:
                     best, highest = row, score
         if best < 0:
             break
         waits[best] = False
-        workers = whole[GPUS_REQUESTED, best]
+        workers = ints[GPUS_REQUESTED, best]
         while not add(tasks, grant, best, workers, servers_beside(tasks, workers)):
             workers -= 1  # no further than to its minimum, which fits
 
 
 @dataclass(frozen=True)
-class Tetris(InSlots):
+class Tetris(IntervalPolicy):
     """Serves jobs whose request fits best into what is free, and those that are soon done
     (SIGCOMM '14), with as many parameter servers as workers.
 
@@ -76,7 +76,7 @@ class Tetris(InSlots):
         tasks = self.tasks(snapshot, even=True)
 
         def hand_out(grant: Grant) -> None:
-            hand_out_by_fit(snapshot.picture(), tasks, grant)
+            hand_out_by_fit(snapshot.for_kernels(), tasks, grant)
 
         why = "jobs that fit better or are sooner done hold them"
         return self.allocation(snapshot, tasks, hand_out, why)

@@ -8,10 +8,10 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.compiling import ZERO, kernel, part
+from coddl.core.heaps import make_heap, sink
 from coddl.core.jobs import GPUS_MAX, GPUS_MIN
-from coddl.core.kernels import make_heap, sink
-from coddl.core.policies.tasks import Grant, InSlots, Tasks, add, servers_beside
-from coddl.core.snapshot import Picture, Snapshot
+from coddl.core.parameter_server.tasks import Grant, IntervalPolicy, Tasks, add, servers_beside
+from coddl.core.snapshot import KernelSnapshot, Snapshot
 
 
 @part
@@ -23,20 +23,20 @@ def dominant_share(tasks: Tasks, grant: Grant, row: int) -> float:
 
 
 @kernel
-def hand_out_evenly(picture: Picture, tasks: Tasks, grant: Grant) -> None:
+def hand_out_evenly(snapshot: KernelSnapshot, tasks: Tasks, grant: Grant) -> None:
     """The job with the smallest dominant share gets the next worker and its server.
 
     Who does not fit gets no more; ties go to the job submitted first.
     """
-    whole, size = picture.jobs.whole, picture.rows.shape[0]
+    ints, size = snapshot.jobs.ints, snapshot.rows.shape[0]
     heap, keys, count = np.arange(size), np.zeros((2, size)), size
     for row in range(size):
         keys[1, row] = -row
     make_heap(heap, count, keys)
     while count > 0:
         row = heap[0]
-        added = 1 if grant.workers[row] > 0 else whole[GPUS_MIN, row]
-        capped = grant.workers[row] + added > whole[GPUS_MAX, row]
+        added = 1 if grant.workers[row] > 0 else ints[GPUS_MIN, row]
+        capped = grant.workers[row] + added > ints[GPUS_MAX, row]
         if not capped and add(tasks, grant, row, added, servers_beside(tasks, added)):
             keys[0, row] = -dominant_share(tasks, grant, row)
         else:
@@ -46,7 +46,7 @@ def hand_out_evenly(picture: Picture, tasks: Tasks, grant: Grant) -> None:
 
 
 @dataclass(frozen=True)
-class Drf(InSlots):
+class Drf(IntervalPolicy):
     """Gives the next worker, with a parameter server, to the job that has the smallest part of its
     dominant resource (NSDI '11); what it brings plays no part.
 
@@ -58,7 +58,7 @@ class Drf(InSlots):
         tasks = self.tasks(snapshot, even=True)
 
         def hand_out(grant: Grant) -> None:
-            hand_out_evenly(snapshot.picture(), tasks, grant)
+            hand_out_evenly(snapshot.for_kernels(), tasks, grant)
 
         why = "jobs submitted earlier hold an equal share of them"
         return self.allocation(snapshot, tasks, hand_out, why)

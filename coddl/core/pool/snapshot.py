@@ -12,8 +12,8 @@ from coddl.core.jobs import ELASTIC, OPAQUE, RESTARTABLE, JobTable
 from coddl.core.pool.job import JobState
 from coddl.core.pool.places import places_of
 from coddl.core.pool.state import Pool
-from coddl.core.seats import Seats
-from coddl.core.snapshot import Snapshot, no_memory
+from coddl.core.slots import Slots
+from coddl.core.snapshot import Snapshot, empty_memory
 from coddl.core.speed.live import Speed, curve
 from coddl.core.speed.table import Speeds, speeds_of
 
@@ -21,7 +21,7 @@ TIERS = {"elastic": ELASTIC, "restartable": RESTARTABLE, "opaque": OPAQUE}
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class PoolSnapshot:
     """A snapshot, with the jobs its rows are of and the slots its GPUs are."""
 
     snapshot: Snapshot
@@ -31,7 +31,7 @@ class Sight:
     held: tuple[tuple[int, ...], ...]  # by row: the slots that it stays on if it may
 
 
-def look(
+def snapshot_of_pool(
     pool: Pool,
     now_s: float,
     seed: int,
@@ -39,8 +39,8 @@ def look(
     site: Cluster | None = None,
     *,
     among: Collection[str] | None = None,
-) -> Sight:
-    """Take a picture of the jobs that compete, leaving some out, for some nodes or for all.
+) -> PoolSnapshot:
+    """Take a snapshot of the jobs that compete, leaving some out, for some nodes or for all.
 
     `site` is what the operator says of the nodes: racks, islands, links.
     """
@@ -62,10 +62,10 @@ def look(
         speeds=_speeds(jobs, cluster, cap),
         memory=_memory(jobs),
         seed=seed,
-        seats=Seats.of([Counter(island_of[slot] for slot in slots) for slots in held]),
+        slots=Slots.of([Counter(island_of[slot] for slot in slots) for slots in held]),
         past_gpu_s=np.array(pool.past_gpu_s, np.float64),
     )
-    return Sight(snapshot, jobs, islands, island_of, held)
+    return PoolSnapshot(snapshot, jobs, islands, island_of, held)
 
 
 def _cluster(
@@ -217,7 +217,7 @@ def _table(
         last_start_s=[_or_inf(job.last_start_s) for job in jobs],
         changed_s=[job.decided_s for job in jobs],
         spans=[job.spec.is_elastic for job in jobs],
-        home=[nodes.get(job.lead or "", -1) for job in jobs],
+        preferred_node=[nodes.get(job.lead or "", -1) for job in jobs],
     )
 
 
@@ -246,7 +246,7 @@ def _or_inf(value: float | None) -> float:
 
 
 def _memory(jobs: tuple[JobState, ...]) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
-    memory = no_memory(len(jobs))
+    memory = empty_memory(len(jobs))
     for row, job in enumerate(jobs):
         memory[row, : len(job.memory)] = job.memory
     return memory

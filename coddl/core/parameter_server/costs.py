@@ -6,20 +6,23 @@ them; a server holds 1/p of the parameters. The cost model and its fit are those
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from coddl.core.cluster import Ground
-from coddl.core.columns import BoolColumn, FloatColumn, FloatCube, FloatMatrix, IntColumn
+from coddl.core.cluster import ClusterColumns
+from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.errors import UserError
-from coddl.core.seats import Seats
+from coddl.core.slots import Slots
 from coddl.core.speed.nnls import nnls
+from coddl.core.speed.table import ServerTimes, Speeds, speeds_of
 
 Mode = Literal["sync", "async"]
 TERMS: Final[Mapping[Mode, int]] = {"sync": 5, "async": 4}  # and the points a fit needs
+WORKER_CPUS: Final = 2  # cores that a task takes, as in the published scheduler
+SERVER_CPUS: Final = 3
 TASKS_MOST: Final = 256  # workers of a job, and servers: a table of both must fit in memory
 
 
@@ -29,15 +32,6 @@ class Point(NamedTuple):
     servers: int
     workers: int
     step_s: float  # seconds per iteration
-
-
-class Servers(NamedTuple):
-    """What every curve costs with parameter servers; beyond its last entry an axis goes on as it
-    ends.
-    """
-
-    step_s: FloatCube  # [curve, workers, servers], with no two tasks on one node; 0 of either: inf
-    transfer_s: FloatCube  # the part of it that tasks on one node would save
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +98,10 @@ def costs_of_curve(step_s: Sequence[float], mode: Mode = "sync") -> ServerCosts:
 
 def servers_of(
     costs: Sequence[ServerCosts], most: int, exact: Sequence[Sequence[Point]] = ()
-) -> Servers:
+) -> ServerTimes:
     """A table for up to `most` workers and servers; what was measured exactly stands as it is."""
     shape = (len(costs), most + 1, most + 1)
-    table = Servers(np.full(shape, np.inf), np.zeros(shape))
+    table = ServerTimes(np.full(shape, np.inf), np.zeros(shape))
     workers, servers = (each.ravel() for each in np.mgrid[1 : most + 1, 1 : most + 1])
     for curve, cost in enumerate(costs):
         table.step_s[curve, workers, servers] = cost.step_s(servers, workers)
@@ -120,7 +114,7 @@ def servers_of(
     return table
 
 
-def servers_within(costs: Sequence[ServerCosts], fewest: IntColumn, most: IntColumn) -> Servers:
+def servers_within(costs: Sequence[ServerCosts], fewest: IntColumn, most: IntColumn) -> ServerTimes:
     """A table that goes no further than each curve is known.
 
     With less than its `fewest` workers a model does not train. Workers and servers beyond its
@@ -137,23 +131,23 @@ def servers_within(costs: Sequence[ServerCosts], fewest: IntColumn, most: IntCol
     tasks, rows = np.arange(width + 1), np.arange(len(costs))[:, None, None]
     known = np.minimum(tasks, most[:, None])
     wide = servers_of(costs, width)
-    table = Servers(*(times[rows, known[:, :, None], known[:, None, :]] for times in wide))
+    table = ServerTimes(*(times[rows, known[:, :, None], known[:, None, :]] for times in wide))
     table.step_s[tasks < fewest[:, None]] = np.inf
     return table
 
 
 @part
-def gpus_at(ground: Ground, seats: Seats, row: int, node: int) -> int:
+def gpus_at(columns: ClusterColumns, slots: Slots, row: int, node: int) -> int:
     """How many of a row's seats are on a node."""
     count = 0
-    for i in range(seats.first[row], seats.first[row + 1]):
-        if ground.island_node[seats.island[i]] == node:
-            count += seats.gpus[i]
+    for i in range(slots.first[row], slots.first[row + 1]):
+        if columns.island_node[slots.island[i]] == node:
+            count += slots.gpus[i]
     return int(count)
 
 
 @kernel
-def remote_parts(ground: Ground, workers: Seats, servers: Seats) -> FloatColumn:
+def remote_parts(columns: ClusterColumns, workers: Slots, servers: Slots) -> FloatColumn:
     """Which part of its transfer each row has over the network: that of its slowest task.
 
     A server on a node with w' of w workers talks to w - w' over the network, a worker on a node
@@ -170,18 +164,18 @@ def remote_parts(ground: Ground, workers: Seats, servers: Seats) -> FloatColumn:
             p += servers.gpus[i]
         slowest = 0
         for i in range(workers.first[row], workers.first[row + 1]):
-            node = ground.island_node[workers.island[i]]
-            slowest = max(slowest, p - gpus_at(ground, servers, row, node))
+            node = columns.island_node[workers.island[i]]
+            slowest = max(slowest, p - gpus_at(columns, servers, row, node))
         for i in range(servers.first[row], servers.first[row + 1]):
-            node = ground.island_node[servers.island[i]]
-            slowest = max(slowest, w - gpus_at(ground, workers, row, node))
+            node = columns.island_node[servers.island[i]]
+            slowest = max(slowest, w - gpus_at(columns, workers, row, node))
         if w > 0 and p > 0:
             out[row] = slowest / max(w, p)
     return out
 
 
-class Crew(NamedTuple):
-    """Who works for each row."""
+class TaskCounts(NamedTuple):
+    """The tasks of each row."""
 
     curve: IntColumn
     workers: IntColumn
@@ -189,11 +183,29 @@ class Crew(NamedTuple):
     remote: FloatColumn  # the part of the transfer that goes over the network
 
 
-def server_slowdowns(model: Servers, table_s: FloatMatrix, crew: Crew) -> FloatColumn:
+def server_slowdowns(model: ServerTimes, table_s: FloatMatrix, tasks: TaskCounts) -> FloatColumn:
     """The factor on each row's step time of a table that knows no servers; 1 without them."""
     most = np.array(model.step_s.shape) - 1
-    at = (crew.curve, np.minimum(crew.workers, most[1]), np.minimum(crew.servers, most[2]))
-    served: BoolColumn = (crew.workers > 0) & (crew.servers > 0)
-    step_s = model.step_s[at] - model.transfer_s[at] * (1.0 - crew.remote)
-    plain_s = table_s[crew.curve, np.minimum(crew.workers, table_s.shape[1] - 1)]
+    at = (tasks.curve, np.minimum(tasks.workers, most[1]), np.minimum(tasks.servers, most[2]))
+    served: BoolColumn = (tasks.workers > 0) & (tasks.servers > 0)
+    step_s = model.step_s[at] - model.transfer_s[at] * (1.0 - tasks.remote)
+    plain_s = table_s[tasks.curve, np.minimum(tasks.workers, table_s.shape[1] - 1)]
     return np.where(served, step_s, 1.0) / np.where(served, plain_s, 1.0)
+
+
+def served(names: tuple[str, ...], model: ServerTimes) -> Speeds:
+    """Speeds with parameter servers; the table is for as many as workers."""
+    workers = np.arange(model.step_s.shape[1])
+    step_s = model.step_s[:, workers, workers]
+    return replace(speeds_of(names, step_s, np.zeros(step_s.shape, np.bool_)), servers=model)
+
+
+def with_servers(speeds: Speeds, mode: Mode) -> Speeds:
+    """The same models trained with parameter servers, at costs that follow from their curves."""
+    fewest, most = np.isinf(speeds.step_s).sum(axis=1), speeds.gpus_max
+    costs = [
+        costs_of_curve(step_s[1 : end + 1].tolist(), mode)
+        for step_s, end in zip(speeds.step_s, most, strict=True)
+    ]
+    found = served(speeds.names, servers_within(costs, fewest, most))
+    return replace(found, known_places=speeds.known_places, kinds=speeds.kinds)

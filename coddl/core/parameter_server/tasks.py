@@ -14,12 +14,13 @@ from coddl.core.allocation import Allocation, because
 from coddl.core.columns import IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.jobs import GPUS_MIN
-from coddl.core.policies.policy import told
-from coddl.core.snapshot import Picture, Snapshot
-from coddl.core.speed.servers import Servers
+from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS
+from coddl.core.policies.policy import with_reasons
+from coddl.core.snapshot import KernelSnapshot, Snapshot
+from coddl.core.speed.table import ServerTimes
 
 SLOT_END_S = 0  # memory
-NO_SERVERS: Final = Servers(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
+NO_SERVERS: Final = ServerTimes(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
 
 
 class Tasks(NamedTuple):
@@ -29,7 +30,7 @@ class Tasks(NamedTuple):
     cpus: int  # 0: there are none left, or nobody counts them
     worker_cpus: int
     server_cpus: int
-    speeds: Servers  # without curves: nobody knows speeds with servers
+    speeds: ServerTimes  # without curves: nobody knows speeds with servers
     even: int  # 1: a job has as many servers as workers
 
 
@@ -42,7 +43,7 @@ class Grant(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InSlots:
+class IntervalPolicy:
     """What tasks take and how long shares stay; the parameters that such policies have in common.
 
     At the end of a slot all shares are decided anew. Within one nobody is resized: what jobs leave
@@ -50,19 +51,19 @@ class InSlots:
     one before it has ended and there are jobs.
     """
 
-    worker_cpus: int = 2  # cores of a worker and of a server, as in the published scheduler
-    server_cpus: int = 3
+    worker_cpus: int = WORKER_CPUS  # cores of a worker and of a server
+    server_cpus: int = SERVER_CPUS
     slot_s: float = 600.0  # 0: decide anew at every event
 
     def tasks(self, snapshot: Snapshot, *, even: bool) -> Tasks:
         """What tasks take, as far as it plays a part in this cluster."""
-        cpus, speeds = int(snapshot.cluster.ground.node_cpus.sum()), snapshot.speeds.servers
+        cpus, speeds = int(snapshot.cluster.columns.node_cpus.sum()), snapshot.speeds.servers
         of_worker = self.worker_cpus if cpus else 0
         of_server = self.server_cpus if cpus and speeds is not None else 0
-        beside = snapshot.beside
+        pinned_tasks = snapshot.pinned_tasks
         return Tasks(
             snapshot.cluster.gpus_total,
-            max(0, cpus - beside.workers * of_worker - beside.servers * of_server),
+            max(0, cpus - pinned_tasks.workers * of_worker - pinned_tasks.servers * of_server),
             of_worker,
             of_server,
             speeds or NO_SERVERS,
@@ -77,7 +78,7 @@ class InSlots:
         end_s = float(memory[:, SLOT_END_S].max(initial=0.0))
         grant = held(snapshot, tasks)
         if now_s < end_s and grant is not None:
-            start_all(snapshot.picture(), tasks, grant)
+            start_all(snapshot.for_kernels(), tasks, grant)
         else:
             grant, end_s = nothing(snapshot, tasks), now_s + self.slot_s
             hand_out(grant)
@@ -91,7 +92,9 @@ class InSlots:
         )
         servers = grant.servers if tasks.speeds.step_s.shape[0] else None
         wake_at_s = end_s if end_s > now_s and jobs.size else np.inf
-        return told(snapshot, Allocation(grant.workers, few, wake_at_s, memory, servers), why)
+        return with_reasons(
+            snapshot, Allocation(grant.workers, few, wake_at_s, memory, servers), why
+        )
 
 
 def nothing(snapshot: Snapshot, tasks: Tasks) -> Grant:
@@ -134,9 +137,9 @@ def servers_beside(tasks: Tasks, workers: int) -> int:
 
 
 @kernel
-def start_all(picture: Picture, tasks: Tasks, grant: Grant) -> None:
+def start_all(snapshot: KernelSnapshot, tasks: Tasks, grant: Grant) -> None:
     """Give rows without GPUs their minimum as they came; what does not fit is skipped."""
-    for row in range(picture.rows.shape[0]):
-        need = picture.jobs.whole[GPUS_MIN, row]
+    for row in range(snapshot.rows.shape[0]):
+        need = snapshot.jobs.ints[GPUS_MIN, row]
         if grant.workers[row] == 0:
             add(tasks, grant, row, need, servers_beside(tasks, need))

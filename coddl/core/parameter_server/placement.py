@@ -6,18 +6,19 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.allocation import Allocation, because
-from coddl.core.cluster import Ground
+from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, ZERO, kernel, part
-from coddl.core.kernels import comes_before, make_heap, sink
+from coddl.core.heaps import comes_before, make_heap, sink
+from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS
 from coddl.core.placement.close import kept_back, leaders_of, placed_close
 from coddl.core.placement.placement import Placed
-from coddl.core.placement.room import NONE, Taken, note, nothing_taken, seats_from, take_islands
-from coddl.core.seats import Seats
+from coddl.core.placement.room import NONE, Taken, note, nothing_taken, slots_from, take_islands
+from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 
 
-class Crew(NamedTuple):
+class TaskDemands(NamedTuple):
     """What the rows shall have, what they need at least, and what their tasks take."""
 
     workers: IntColumn
@@ -28,10 +29,10 @@ class Crew(NamedTuple):
     server_cpus: int
 
 
-class Board(NamedTuple):
+class FreeNodes(NamedTuple):
     """What is free on each node, and the order in which they are tried."""
 
-    crew: Crew
+    tasks: TaskDemands
     gpus: IntColumn  # free GPUs and cores of each node
     cpus: IntColumn
     heap: IntColumn  # `size[0]` nodes, the one with most room on top
@@ -40,7 +41,7 @@ class Board(NamedTuple):
     start: IntColumn  # nodes before these have no room for a worker, for a server
 
 
-class Plan(NamedTuple):
+class NodePlan(NamedTuple):
     """What a row may be given on which nodes, before it is: `size[0]` entries."""
 
     node: IntColumn
@@ -61,46 +62,46 @@ class Given(NamedTuple):
 
 
 @part
-def fits(board: Board, node: int, workers: int, servers: int) -> bool:
+def fits(room: FreeNodes, node: int, workers: int, servers: int) -> bool:
     """Tell whether a node has room for these tasks."""
-    cpus = workers * board.crew.worker_cpus + servers * board.crew.server_cpus
-    return bool(workers <= board.gpus[node] and cpus <= board.cpus[node])
+    cpus = workers * room.tasks.worker_cpus + servers * room.tasks.server_cpus
+    return bool(workers <= room.gpus[node] and cpus <= room.cpus[node])
 
 
 @part
-def room_at(board: Board, node: int) -> int:
+def room_at(room: FreeNodes, node: int) -> int:
     """What nodes are ordered by: free cores, or GPUs where cores are free."""
-    counted = board.crew.worker_cpus > 0 or board.crew.server_cpus > 0
-    return int(board.cpus[node] if counted else board.gpus[node])
+    counted = room.tasks.worker_cpus > 0 or room.tasks.server_cpus > 0
+    return int(room.cpus[node] if counted else room.gpus[node])
 
 
 @part
-def pop(board: Board) -> int:
+def pop(room: FreeNodes) -> int:
     """The node with most room, taken off the heap; -1 if none has a GPU left."""
-    while board.size[0] > 0:
-        node = board.heap[0]
-        if board.gpus[node] > 0 and board.keys[0, node] != room_at(board, node):
-            board.keys[0, node] = room_at(board, node)
-            sink(board.heap, ZERO, board.size[0], board.keys)
+    while room.size[0] > 0:
+        node = room.heap[0]
+        if room.gpus[node] > 0 and room.keys[0, node] != room_at(room, node):
+            room.keys[0, node] = room_at(room, node)
+            sink(room.heap, ZERO, room.size[0], room.keys)
             continue
-        board.size[0] -= 1
-        board.heap[0] = board.heap[board.size[0]]
-        sink(board.heap, ZERO, board.size[0], board.keys)
-        if board.gpus[node] > 0:
+        room.size[0] -= 1
+        room.heap[0] = room.heap[room.size[0]]
+        sink(room.heap, ZERO, room.size[0], room.keys)
+        if room.gpus[node] > 0:
             return int(node)
     return -1
 
 
 @part
-def push(board: Board, node: int) -> None:
+def push(room: FreeNodes, node: int) -> None:
     """Put a node back on the heap."""
-    at = board.size[0]
-    board.size[0] += 1
-    board.keys[0, node] = room_at(board, node)
-    while at > 0 and comes_before(board.keys, board.heap[(at - 1) // 2], node):
-        board.heap[at] = board.heap[(at - 1) // 2]
+    at = room.size[0]
+    room.size[0] += 1
+    room.keys[0, node] = room_at(room, node)
+    while at > 0 and comes_before(room.keys, room.heap[(at - 1) // 2], node):
+        room.heap[at] = room.heap[(at - 1) // 2]
         at = (at - 1) // 2
-    board.heap[at] = node
+    room.heap[at] = node
 
 
 @part
@@ -110,14 +111,14 @@ def dealt(tasks: int, nodes: int, at: int) -> int:
 
 
 @part
-def clear(board: Board, plan: Plan) -> None:
+def clear(room: FreeNodes, plan: NodePlan) -> None:
     """Begin a plan for another row."""
     plan.size[0] = 0
-    plan.start[0], plan.start[1] = board.start[0], board.start[1]
+    plan.start[0], plan.start[1] = room.start[0], room.start[1]
 
 
 @part
-def plan_task(board: Board, plan: Plan, node: int, kind: int) -> bool:
+def plan_task(room: FreeNodes, plan: NodePlan, node: int, kind: int) -> bool:
     """Add a worker (0) or a server (1) on a node; False if it has no room beside what is there."""
     at, size = 0, plan.size[0]
     while at < size and plan.node[at] != node:
@@ -125,7 +126,7 @@ def plan_task(board: Board, plan: Plan, node: int, kind: int) -> bool:
     if at == size:
         plan.node[at], plan.workers[at], plan.servers[at] = node, 0, 0
     workers, servers = plan.workers[at] + 1 - kind, plan.servers[at] + kind
-    if not fits(board, node, workers, servers):
+    if not fits(room, node, workers, servers):
         return False
     plan.workers[at], plan.servers[at] = workers, servers
     plan.size[0] = max(size, at + 1)
@@ -133,23 +134,23 @@ def plan_task(board: Board, plan: Plan, node: int, kind: int) -> bool:
 
 
 @part
-def plan_first_fit(board: Board, plan: Plan, kind: int) -> bool:
+def plan_first_fit(room: FreeNodes, plan: NodePlan, kind: int) -> bool:
     """Add a task on the first node that has room for it; False if there is none."""
-    while plan.start[kind] < board.cpus.shape[0]:
-        if plan_task(board, plan, plan.start[kind], kind):
+    while plan.start[kind] < room.cpus.shape[0]:
+        if plan_task(room, plan, plan.start[kind], kind):
             return True
         plan.start[kind] += 1  # nodes only fill up: no need to look here again
     return False
 
 
 @part
-def plan_evenly(board: Board, plan: Plan, row: int) -> bool:
+def plan_evenly(room: FreeNodes, plan: NodePlan, row: int) -> bool:
     """Plan a row on the fewest of the emptiest nodes that hold it evenly; False if none do."""
-    w, p = board.crew.workers[row], board.crew.servers[row]
-    most = max(w, p) if board.crew.spans[row] else 1
+    w, p = room.tasks.workers[row], room.tasks.servers[row]
+    most = max(w, p) if room.tasks.spans[row] else 1
     count, found = 0, False
     while count < most and not found:
-        node = pop(board)
+        node = pop(room)
         if node < 0:
             break
         plan.node[count] = node
@@ -157,33 +158,33 @@ def plan_evenly(board: Board, plan: Plan, row: int) -> bool:
         found = True
         for i in range(count):
             plan.workers[i], plan.servers[i] = dealt(w, count, i), dealt(p, count, i)
-            found = found and fits(board, plan.node[i], plan.workers[i], plan.servers[i])
+            found = found and fits(room, plan.node[i], plan.workers[i], plan.servers[i])
     for i in range(count):
-        push(board, plan.node[i])
+        push(room, plan.node[i])
     plan.size[0] = count if found else 0
     return found
 
 
 @part
-def plan_anywhere(board: Board, plan: Plan, row: int) -> None:
+def plan_anywhere(room: FreeNodes, plan: NodePlan, row: int) -> None:
     """Plan servers and workers of a row in turn where there is room; it shrinks to what fits."""
     wanted, got = np.zeros(2, np.int64), np.zeros(2, np.int64)
-    wanted[0], wanted[1] = board.crew.workers[row], board.crew.servers[row]
+    wanted[0], wanted[1] = room.tasks.workers[row], room.tasks.servers[row]
     kind = 1 if wanted[1] > 0 else 0
-    while got[kind] < wanted[kind] and plan_first_fit(board, plan, kind):
+    while got[kind] < wanted[kind] and plan_first_fit(room, plan, kind):
         got[kind] += 1
         if got[1 - kind] < wanted[1 - kind]:
             kind = 1 - kind
-    if got[0] < board.crew.gpus_min[row] or (wanted[1] > 0 and got[1] == 0):
-        clear(board, plan)
+    if got[0] < room.tasks.gpus_min[row] or (wanted[1] > 0 and got[1] == 0):
+        clear(room, plan)
 
 
 @part
-def plan_on_one_node(board: Board, plan: Plan, row: int) -> None:
+def plan_on_one_node(room: FreeNodes, plan: NodePlan, row: int) -> None:
     """Plan a row that can't span on the node that its workers fill best and that has the cores."""
-    w, p, best = board.crew.workers[row], board.crew.servers[row], NONE
-    for node in range(board.gpus.shape[0]):
-        if fits(board, node, w, p) and (best < 0 or board.gpus[node] < board.gpus[best]):
+    w, p, best = room.tasks.workers[row], room.tasks.servers[row], NONE
+    for node in range(room.gpus.shape[0]):
+        if fits(room, node, w, p) and (best < 0 or room.gpus[node] < room.gpus[best]):
             best = node
     if best >= 0:
         plan.node[0], plan.workers[0], plan.servers[0] = best, w, p
@@ -191,127 +192,139 @@ def plan_on_one_node(board: Board, plan: Plan, row: int) -> None:
 
 
 @part
-def plan_servers(board: Board, plan: Plan, row: int, ground: Ground, seats: Seats) -> None:
+def plan_servers(
+    room: FreeNodes, plan: NodePlan, row: int, columns: ClusterColumns, slots: Slots
+) -> None:
     """Plan the servers of a row that stays evenly on its nodes, else where there is room."""
-    p, count, even = board.crew.servers[row], 0, True
-    for i in range(seats.first[row], seats.first[row + 1]):
-        node = ground.island_node[seats.island[i]]
+    p, count, even = room.tasks.servers[row], 0, True
+    for i in range(slots.first[row], slots.first[row + 1]):
+        node = columns.island_node[slots.island[i]]
         if count == 0 or plan.node[count - 1] != node:
             plan.node[count], plan.workers[count] = node, 0
             count += 1
     for i in range(count):
         plan.servers[i] = dealt(p, count, i)
-        even = even and fits(board, plan.node[i], plan.workers[i], plan.servers[i])
+        even = even and fits(room, plan.node[i], plan.workers[i], plan.servers[i])
     plan.size[0] = count
     if even:
         return
     for i in range(count):
         plan.servers[i] = 0
     for i in range(count):
-        while p > 0 and plan_task(board, plan, plan.node[i], ONE):
+        while p > 0 and plan_task(room, plan, plan.node[i], ONE):
             p -= 1
-    while p > 0 and plan_first_fit(board, plan, ONE):
+    while p > 0 and plan_first_fit(room, plan, ONE):
         p -= 1
 
 
 @part
-def carry_out(board: Board, plan: Plan, row: int, given: Given) -> None:
+def carry_out(room: FreeNodes, plan: NodePlan, row: int, given: Given) -> None:
     """Give a row what was planned for it."""
     for i in range(plan.size[0]):
         node, workers, servers, at = plan.node[i], plan.workers[i], plan.servers[i], given.size[0]
         given.row[at], given.node[at] = row, node
         given.workers[at], given.servers[at] = workers, servers
         given.size[0] += 1
-        board.gpus[node] -= workers
-        board.cpus[node] -= workers * board.crew.worker_cpus + servers * board.crew.server_cpus
-    board.start[0], board.start[1] = plan.start[0], plan.start[1]
+        room.gpus[node] -= workers
+        room.cpus[node] -= workers * room.tasks.worker_cpus + servers * room.tasks.server_cpus
+    room.start[0], room.start[1] = plan.start[0], plan.start[1]
 
 
 @part
-def stay(ground: Ground, seats: Seats, crew: Crew, used: IntColumn, taken: Taken) -> BoolColumn:
+def stay(
+    columns: ClusterColumns, slots: Slots, tasks: TaskDemands, used: IntColumn, taken: Taken
+) -> BoolColumn:
     """Let rows that keep their share keep their GPUs; say which do."""
-    rows = crew.workers.shape[0]
+    rows = tasks.workers.shape[0]
     stays = np.zeros(rows, np.bool_)
     for row in range(rows):
         held, free = 0, True
-        for i in range(seats.first[row], seats.first[row + 1]):
-            held += seats.gpus[i]
+        for i in range(slots.first[row], slots.first[row + 1]):
+            held += slots.gpus[i]
             # Of two rows that hold the same GPUs, as packed jobs do, the first keeps them.
-            free &= used[seats.island[i]] + seats.gpus[i] <= ground.island_gpus[seats.island[i]]
-        stays[row] = free and held > 0 and held == crew.workers[row]
-        for i in range(seats.first[row], seats.first[row + 1] if stays[row] else 0):
-            note(taken, row, seats.island[i], seats.gpus[i])
-            used[seats.island[i]] += seats.gpus[i]
+            free &= used[slots.island[i]] + slots.gpus[i] <= columns.island_gpus[slots.island[i]]
+        stays[row] = free and held > 0 and held == tasks.workers[row]
+        for i in range(slots.first[row], slots.first[row + 1] if stays[row] else 0):
+            note(taken, row, slots.island[i], slots.gpus[i])
+            used[slots.island[i]] += slots.gpus[i]
     return stays
 
 
 @part
-def board_of(ground: Ground, crew: Crew, used: IntColumn, taken: Taken) -> Board:
+def free_nodes_of(
+    columns: ClusterColumns, tasks: TaskDemands, used: IntColumn, taken: Taken
+) -> FreeNodes:
     """The room beside the workers that stay."""
-    nodes = ground.node_gpus.shape[0]
+    nodes = columns.node_gpus.shape[0]
     counts, keys = np.zeros((2, 2), np.int64), np.empty((2, nodes))
-    gpus, cpus, heap = np.zeros(nodes, np.int64), ground.node_cpus.copy(), np.arange(nodes)
+    gpus, cpus, heap = np.zeros(nodes, np.int64), columns.node_cpus.copy(), np.arange(nodes)
     for island in range(used.shape[0]):
-        gpus[ground.island_node[island]] += ground.island_gpus[island] - used[island]
+        gpus[columns.island_node[island]] += columns.island_gpus[island] - used[island]
     for i in range(taken.size[0]):
-        cpus[ground.island_node[taken.island[i]]] -= taken.gpus[i] * crew.worker_cpus
+        cpus[columns.island_node[taken.island[i]]] -= taken.gpus[i] * tasks.worker_cpus
     for node in range(nodes):
-        if ground.node_gpus[node] == 0:
+        if columns.node_gpus[node] == 0:
             cpus[node] = 0  # a place is part of an island, and this node has none
     counts[0, 0] = nodes
-    board = Board(crew, gpus, cpus, heap, keys, counts[0], counts[1])
+    room = FreeNodes(tasks, gpus, cpus, heap, keys, counts[0], counts[1])
     for node in range(nodes):
-        keys[0, node], keys[1, node] = room_at(board, node), -node
+        keys[0, node], keys[1, node] = room_at(room, node), -node
     make_heap(heap, nodes, keys)
-    return board
+    return room
 
 
 @part
-def give(board: Board, order: IntColumn, stays: BoolColumn, ground: Ground, seats: Seats) -> Given:
+def give(
+    room: FreeNodes,
+    order: IntColumn,
+    stays: BoolColumn,
+    columns: ClusterColumns,
+    slots: Slots,
+) -> Given:
     """Find places for the servers of rows that stay, and then for all of the others."""
-    crew, rows, most, total = board.crew, stays.shape[0], 0, 0
+    tasks, rows, most, total = room.tasks, stays.shape[0], 0, 0
     for row in range(rows):
-        most = max(most, crew.workers[row] + crew.servers[row])
-        total += crew.workers[row] + crew.servers[row]
+        most = max(most, tasks.workers[row] + tasks.servers[row])
+        total += tasks.workers[row] + tasks.servers[row]
     entries, counts = np.empty((3, most + 1), np.int64), np.zeros((3, 2), np.int64)
-    plan = Plan(entries[0], entries[1], entries[2], counts[0], counts[1])
+    plan = NodePlan(entries[0], entries[1], entries[2], counts[0], counts[1])
     out = np.empty((4, total + 1), np.int64)
     given = Given(out[0], out[1], out[2], out[3], counts[2])
     for turn in range(rows + order.shape[0]):
         first = turn < rows
         row = turn if first else order[turn - rows]
-        clear(board, plan)
+        clear(room, plan)
         if first and stays[row]:
-            plan_servers(board, plan, row, ground, seats)
-        elif first or stays[row] or crew.workers[row] == 0:
+            plan_servers(room, plan, row, columns, slots)
+        elif first or stays[row] or tasks.workers[row] == 0:
             continue
-        elif not plan_evenly(board, plan, row):
-            if crew.spans[row]:
-                plan_anywhere(board, plan, row)
+        elif not plan_evenly(room, plan, row):
+            if tasks.spans[row]:
+                plan_anywhere(room, plan, row)
             else:
-                plan_on_one_node(board, plan, row)
-        carry_out(board, plan, row, given)
+                plan_on_one_node(room, plan, row)
+        carry_out(room, plan, row, given)
     return given
 
 
 @kernel
 def place_evenly(
-    ground: Ground, seats: Seats, crew: Crew, order: IntColumn, reserved: IntColumn
-) -> tuple[Seats, Seats]:
+    columns: ClusterColumns, slots: Slots, tasks: TaskDemands, order: IntColumn, reserved: IntColumn
+) -> tuple[Slots, Slots]:
     """Seats of workers and of servers. Who keeps its share keeps its GPUs; others go by `order`."""
-    rows, used = crew.workers.shape[0], reserved.copy()
-    workers = nothing_taken(int(crew.workers.sum()) + seats.island.shape[0] + 1)
-    stays = stay(ground, seats, crew, used, workers)
-    given = give(board_of(ground, crew, used, workers), order, stays, ground, seats)
-    free = ground.island_gpus - used
+    rows, used = tasks.workers.shape[0], reserved.copy()
+    workers = nothing_taken(int(tasks.workers.sum()) + slots.island.shape[0] + 1)
+    stays = stay(columns, slots, tasks, used, workers)
+    given = give(free_nodes_of(columns, tasks, used, workers), order, stays, columns, slots)
+    free = columns.island_gpus - used
     servers = nothing_taken(given.size[0] + 1)
     for i in range(given.size[0]):
         if given.workers[i] > 0:
             node = given.node[i]
-            take_islands(ground.first, free, workers, given.row[i], node, given.workers[i])
+            take_islands(columns.first, free, workers, given.row[i], node, given.workers[i])
         if given.servers[i] > 0:
-            note(servers, given.row[i], ground.first[given.node[i]], given.servers[i])
-    return seats_from(rows, workers), seats_from(rows, servers)
+            note(servers, given.row[i], columns.first[given.node[i]], given.servers[i])
+    return slots_from(rows, workers), slots_from(rows, servers)
 
 
 @dataclass(frozen=True)
@@ -325,31 +338,31 @@ class OptimusPlacement:
     close together instead, without servers.
     """
 
-    worker_cpus: int = 2  # cores of a worker and of a server, as in the published scheduler
-    server_cpus: int = 3
+    worker_cpus: int = WORKER_CPUS  # cores of a worker and of a server
+    server_cpus: int = SERVER_CPUS
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
-        ground, jobs, seats = snapshot.cluster.ground, snapshot.jobs, snapshot.seats
-        assert seats is not None, "rows that are placed sit somewhere, if only nowhere"
+        columns, jobs, slots = snapshot.cluster.columns, snapshot.jobs, snapshot.slots
+        assert slots is not None, "rows that are placed sit somewhere, if only nowhere"
         wanted, servers = allocation.gpus, allocation.servers
-        tasks = wanted if servers is None else wanted + servers
-        order = np.lexsort((jobs.id, tasks))
+        count = wanted if servers is None else wanted + servers
+        order = np.lexsort((jobs.id, count))
         if allocation.by_kind.shape[1] > 1:
             return placed_close(snapshot, allocation, order)
-        counted = servers is not None and bool(ground.node_cpus.any())
-        leaders, rows = leaders_of(seats, allocation), np.arange(seats.rows)
+        counted = servers is not None and bool(columns.node_cpus.any())
+        leaders, rows = leaders_of(slots, allocation), np.arange(slots.rows)
         leads = leaders == rows
-        crew = Crew(
+        tasks = TaskDemands(
             np.where(leads, wanted, 0),
-            np.where(leads, tasks - wanted, 0),
+            np.where(leads, count - wanted, 0),
             jobs.gpus_min,
             jobs.spans,
             self.worker_cpus if counted else 0,
             self.server_cpus if counted else 0,
         )
-        at, served = place_evenly(ground, seats, crew, order, kept_back(snapshot))
+        at, served = place_evenly(columns, slots, tasks, order, kept_back(snapshot))
         # Who stays may have found no core for a server: without one it can't train.
-        idle = (crew.servers > 0) & (served.totals == 0)
+        idle = (tasks.servers > 0) & (served.totals == 0)
         at = at.take(np.where(idle, -1, rows)).take(leaders)
         why = "no nodes have room for the workers that it needs, with a server beside them"
         refused = because((at.totals == 0) & (wanted > 0), "Topology", why)

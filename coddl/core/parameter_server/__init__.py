@@ -1,0 +1,1 @@
+"""Jobs that train with parameter servers: their costs, policies and placement (Optimus)."""
