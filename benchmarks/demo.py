@@ -3,6 +3,7 @@
 python benchmarks/demo.py      takes a minute, as `coddl demo` does
 """
 
+import argparse
 import io
 import re
 import tempfile
@@ -35,6 +36,9 @@ class Photographer(Curtain):
 
 def main() -> None:
     """Play the demo and write the image."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=IMAGE, help="the file to write")
+    out: Path = parser.parse_args().out
     stage = Photographer()
     with tempfile.TemporaryDirectory(prefix="coddl-demo-", ignore_cleanup_errors=True) as folder:
         summary = played(Path(folder), None, stage, for_program=False)
@@ -45,8 +49,8 @@ def main() -> None:
     show(picture(stage.bill, COLUMNS), console)
     show(summary_lines(summary), console)
     drawn = console.export_svg(title="coddl demo", unique_id="coddl-demo")
-    IMAGE.write_text(FONTS.sub("", drawn), "utf-8")
-    print(f"wrote {IMAGE}")
+    out.write_text(FONTS.sub("", drawn), "utf-8")
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from coddl.core.policies.policy import Policy
 from coddl.core.policies.registry import POLICIES, policy_from
 from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, Watch, run_case
 from coddl.sim.world import Reconfigure
 from coddl.traces.files import read_trace
@@ -104,10 +105,9 @@ def cases(options: argparse.Namespace, trace: Trace) -> Iterator[Case]:
         for spec in options.policy or POLICIES:
             for name in options.placement or ["consolidate"]:
                 yield Case(
-                    f"{spec} + {name}",
+                    RunKey(f"{spec} + {name}", gpus),
                     policy_from(spec),
                     placed,
-                    gpus,
                     reconfigure=Reconfigure("stall", pause_s=options.pause_s),
                     cluster=cluster,
                     placement=placement_from(name),
@@ -129,8 +129,8 @@ def measure(case: Case, limit_s: float) -> dict[str, object]:
     timer.cancel()
     metrics = run.metrics()
     return {
-        "case": case.label,
-        "gpus": case.gpus,
+        "case": case.key.policy,
+        "gpus": case.key.gpus,
         "jobs": case.trace.size,
         "finished": metrics.jobs,
         "avg_jct_h": metrics.avg_jct_s / 3600.0,

@@ -6,6 +6,7 @@ DATA is a folder with philly/, t4_placements/ and k80_p100_v100/. With names, on
 are run and shown, a quick look at how a section will read: the page goes to stdout.
 """
 
+import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -68,9 +69,11 @@ def run(experiments: Sequence[Experiment], setting: Setting) -> Found:
 
 def main() -> None:
     """Run everything, write the page."""
-    if len(sys.argv) < 2:
-        sys.exit(f"{__doc__}")
-    folder, names = Path(sys.argv[1]), sys.argv[2:]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, metavar="DATA", help="folder with the measured data")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these, to stdout")
+    options = parser.parse_args()
+    folder, names = options.data, options.names
     for name in ("philly", "t4_placements", "k80_p100_v100"):
         if not (folder / name).is_dir():
             sys.exit(f"error: the results cannot be made\n  because {folder} has no {name}/")

@@ -206,7 +206,7 @@ def _write(study: "Study", report: str, jobs_csv: str) -> None:
         from coddl.sim.report import write_report
 
         # A page compares runs of one workload, so of several seeds it shows the first.
-        runs = [run for run in study.runs if run.seed == 0]
+        runs = [run for run in study.runs if run.key.seed == 0]
         write_report(runs, Path(report), title=f"Policies on {study.trace.name}")
         print(f"report written to {report}", file=sys.stderr)
     if jobs_csv:

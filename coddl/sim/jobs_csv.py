@@ -8,7 +8,7 @@ from pathlib import Path
 from coddl.sim.run import Run
 from coddl.traces.whole_file import write_whole
 
-RUN = ("policy", "vc", "gpus", "load", "seed")
+RUN = ("policy", "placement", "vc", "cluster", "gpus", "load", "seed")
 JOB = ("job", "model", "submitted_s", "gpus_requested", "first_start_s", "finish_s")
 HEADER = (*RUN, *JOB, "jct_s", "wait_s", "gpu_s", "rho")
 
@@ -43,7 +43,7 @@ def _lines(run: Run) -> list[list[object]]:
         strict=True,
     )
     return [
-        [run.policy, queue, run.gpus, run.load, run.seed, job, name]
+        [*(run.key.columns | {"vc": queue}).values(), job, name]
         + [
             "" if value != value or value in (float("inf"), -float("inf")) else value
             for value in rest

@@ -23,6 +23,7 @@ from coddl.sim.failures import failures_from
 from coddl.sim.plugin import policy_named
 from coddl.sim.quotas import quotas_from
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, Watch, run_cases
 from coddl.sim.world import Reconfigure
 from coddl.traces.clusters import cluster_from
@@ -145,11 +146,10 @@ class Study(dict[str, "np.ndarray[Any, Any]"]):  # Any: strings, whole and real 
         self.trace = trace
         self.runs = tuple(runs)
         self.planned = planned  # jobs of all runs together, finished or not
-        groups: dict[tuple[object, ...], list[Run]] = {}
+        groups: dict[RunKey, list[Run]] = {}
         for run in runs:
-            key = (run.policy, run.placement, run.queue, run.cluster, run.gpus, run.load)
-            groups.setdefault(key, []).append(run)
-        # One row per policy, queue, cluster and load.
+            groups.setdefault(run.key.any_seed, []).append(run)
+        self.row_keys = list(groups)
         self.rows = [_row(runs, seeds) for runs in groups.values()]
         flat = [_flat(row) for row in self.rows]
         super().__init__(
@@ -197,7 +197,7 @@ def study(question: Question, watch: Watch | None = None) -> Study:
         if not run.finished.all() and not watch.stop.is_set():
             left = int((~run.finished).sum())
             raise UserError(
-                f"{run.policy} on {run.gpus} GPUs does not come to an end",
+                f"{run.key.policy} on {run.key.gpus} GPUs does not come to an end",
                 f"it leaves {left:,} of {run.trace.size:,} jobs without GPUs for ever",
                 "a policy that serves every job in the end; coddl.testing.PolicyContract helps",
             )
@@ -233,19 +233,13 @@ def _cases(question: Question, workload: Workload) -> Iterator[Case]:
             quota_gpus = quotas_from(question.quotas, trace, gpus)
             for label, policy, where, placement in pairs:
                 yield Case(
-                    label=label,
-                    policy=policy,
-                    trace=trace,
-                    gpus=gpus,
-                    queue=queue,
-                    load=load,
-                    seed=seed,
+                    RunKey(label, gpus, where, site, queue, load, seed),
+                    policy,
+                    trace,
                     reconfigure=question.reconfigure,
                     rules=question.rules,
                     cluster=cluster,
-                    cluster_name=site,
                     placement=placement,
-                    placement_name=where,
                     beliefs=beliefs,
                     quota_gpus=quota_gpus,
                     failures=failures,
@@ -353,17 +347,9 @@ def _source(question: Question) -> Workload:
 
 def _row(runs: Sequence[Run], seeds: int) -> dict[str, object]:
     """One line of results from the runs of all seeds."""
-    first = runs[0]
     table = [asdict(run.metrics()) for run in runs]
-    row: dict[str, object] = {
-        "policy": first.policy,
-        "placement": first.placement,
-        "vc": first.queue,
-        "cluster": first.cluster,
-        "gpus": first.gpus,
-        "load": first.load,
-        **table[0],
-    }
+    row = runs[0].key.columns | table[0]
+    del row["seed"]
     if seeds > 1:
         means = {name: float(np.mean([line[name] for line in table])) for name in table[0]}
         row |= {**means, "seeds": len(runs)}

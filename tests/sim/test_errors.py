@@ -15,6 +15,7 @@ from coddl.core.speed.table import speeds_of
 from coddl.sim.errors import LEAST, VARIANTS, Error, beliefs_of, error_from
 from coddl.sim.loop import Beliefs
 from coddl.sim.run import Events
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.traces.make import poisson
 from coddl.traces.trace import Trace, trace_of
@@ -26,7 +27,7 @@ def trace(jobs: int = 40, seed: int = 0) -> Trace:
 
 def events(policy: str, jobs: Trace, error: Error | None) -> Events:
     beliefs = None if error is None else beliefs_of(jobs, error, seed=3)
-    case = Case(policy, policy_from(policy), jobs, 16, beliefs=beliefs, keep_events=True)
+    case = Case(RunKey(policy, 16), policy_from(policy), jobs, beliefs=beliefs, keep_events=True)
     found = run_case(case).events
     assert found is not None
     return found
@@ -119,7 +120,7 @@ def test_a_scheduler_is_told_what_its_stage_says() -> None:
         gpus_requested=np.ones(1, np.int64),
     )
     beliefs = Beliefs(speeds, length=np.array([[0.5, 2.0]]))
-    run_case(Case("looks", Looks(), job, 1, beliefs=beliefs))
+    run_case(Case(RunKey("looks", 1), Looks(), job, beliefs=beliefs))
     assert told[:4] == [(0.0, [20.0]), (10.0, [15.0]), (20.0, [40.0]), (30.0, [20.0])]
 
 

@@ -27,6 +27,7 @@ from coddl.sim.report.series import (
 )
 from coddl.sim.report.summary import best_of, finding, labels_of, table_of
 from coddl.sim.run import Events, Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.world import ARRIVE, FINISH, SHARE, SWAP, WAKE_UP
 from coddl.traces.trace import Trace
 
@@ -53,14 +54,9 @@ def events(told: Sequence[Told]) -> Events:
 def run(policy: str = "p", finish_s: Times = (10.0, 30.0), **changes: Any) -> Run:
     """Job 0 holds 2 GPUs for 10 s. Job 1 comes at 5 s and has 4 from 10 s on, 2 from 20 s on."""
     ends_s = np.array(finish_s, float) + START_S
+    key = {name: changes.pop(name) for name in [*changes] if name in RunKey.__slots__}
     plain = Run(
-        policy=policy,
-        placement="",
-        cluster="",
-        queue=None,
-        gpus=4,
-        load=1.0,
-        seed=0,
+        key=replace(RunKey(policy, gpus=4), **key),
         trace=trace((0.0, 5.0)),
         end_s=START_S + 30.0,
         finish_s=ends_s,
@@ -279,7 +275,7 @@ def test_a_long_run_stays_small(tmp_path: Path) -> None:
     assert len(shown["cdf"]["jct_s"]) <= QUANTILES + 1
     assert shown["cdf"]["part"][-1] == 1.0
     line = shown["timeline"]
-    assert len(line["time_s"]) <= TIMELINE_CHANGES + made.gpus
+    assert len(line["time_s"]) <= TIMELINE_CHANGES + made.key.gpus
     assert 0.0 <= line["from_s"] < page.data["window_s"][0] + 1.0
     assert line["to_s"] < shown["end_s"]
     assert np.mean(shown["busy"]) == pytest.approx(made.metrics().utilization, abs=1e-4)
@@ -289,7 +285,7 @@ def test_part_of_a_timeline_is_as_the_whole() -> None:
     made = many_jobs(500)
     held = held_of(made.events or events([]), START_S)
     part = timeline(made, held, (200.0, 210.0), at_most=100)
-    assert len(part.time_s) <= 100 + made.gpus
+    assert len(part.time_s) <= 100 + made.key.gpus
     assert part.from_s < 200.0 < 210.0 < part.to_s
     for now_s in np.linspace(part.from_s, part.to_s, 9)[:-1]:
         shares = np.zeros(500, np.int64)
@@ -331,6 +327,14 @@ LABELS = {
         [run("a", load=0.5, seed=1), run("a", seed=2)],
         ["a, load 0.5, seed 1", "a, load 1, seed 2"],
     ),
+    "placements": (
+        [run("a", placement="spread"), run("a", placement="close")],
+        ["a + spread", "a + close"],
+    ),
+    "clusters of one size": (
+        [run("a", cluster="1x4"), run("a", cluster="2x2")],
+        ["a, 1x4", "a, 2x2"],
+    ),
     "a number for the same thing twice": ([run("a"), run("a"), run("b")], ["a #1", "a #2", "b"]),
 }
 
@@ -346,7 +350,9 @@ def test_with_many_runs_the_table_shows_all_and_the_plots_the_first(tmp_path: Pa
     assert "The plots show the first 12 of 14 runs." in data["notes"]
 
 
-SLOW, SLOWER, PARTIAL = (10.0, 55.0), (10.0, 125.0), (10.0, np.nan)  # avg JCT 30, 65, 10 (one job)
+QUICK, SLOW, SLOWER = (10.0, 30.0), (10.0, 55.0), (10.0, 125.0)  # avg JCT 17.5, 30, 65
+PARTIAL = (10.0, np.nan)  # one job of two
+TWO_CLUSTERS = (("a", QUICK, "1x4"), ("b", SLOWER, "1x4"), ("a", SLOWER, "2x2"), ("b", SLOW, "2x2"))
 FINDINGS = {
     "two": ([run("a"), run("b", SLOW)], "a finishes jobs 1.71× sooner on average than b."),
     "three": (
@@ -372,6 +378,16 @@ FINDINGS = {
     "seeds": (
         [run("a"), run("a", SLOWER, seed=1), run("b", SLOW), run("b", SLOW, seed=1)],
         "b finishes jobs 1.38× sooner on average than a.",
+    ),
+    "placements": (
+        [run("a", placement="spread"), run("a", SLOWER, placement="close"), run("b", SLOW)],
+        "a + spread finishes jobs 3.71× sooner on average than a + close, "
+        "and 1.71× sooner than b, the next best.",
+    ),
+    "clusters of one size": (
+        [run(name, ends, cluster=cluster) for name, ends, cluster in TWO_CLUSTERS],
+        "a finishes jobs soonest on average in 1 of 2 settings; "
+        "over all, 1.31× sooner than b (geometric mean).",
     ),
     "one is incomplete": (
         [run("a"), run("b", SLOW), run("c", PARTIAL)],

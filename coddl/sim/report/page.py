@@ -101,13 +101,16 @@ def _facts(runs: Sequence[Run]) -> list[list[str]]:
     """Name and value of what the header tells."""
     facts = {
         "Trace": _listed([run.trace.name for run in runs]),
-        "Queue": _listed([run.queue for run in runs if run.queue]),
+        "Queue": _listed([run.key.queue for run in runs if run.key.queue]),
         "Jobs": _range({run.trace.size for run in runs}),
-        "GPUs": _range({run.gpus for run in runs}),
+        "GPUs": _range({run.key.gpus for run in runs}),
+        "Cluster": _listed([run.key.cluster for run in runs if run.key.cluster]),
         "Load": _listed(
-            [f"{run.load:g}" for run in runs] if any(run.load != 1.0 for run in runs) else []
+            [f"{run.key.load:g}" for run in runs]
+            if any(run.key.load != 1.0 for run in runs)
+            else []
         ),
-        "Policies": _listed([run.policy for run in runs]),
+        "Policies": _listed([run.key.policy for run in runs]),
     }
     return [[name, value] for name, value in facts.items() if value]
 
@@ -172,7 +175,7 @@ def _timeline(run: Run, held: Held, window_s: tuple[float, float], at_most: int)
     return {
         "from_s": shown.from_s,
         "to_s": shown.to_s,
-        "gpus_total": run.gpus,
+        "gpus_total": run.key.gpus,
         "left_out": shown.left_out,
         "models": [trace.speeds.names[curve] for curve in curves],
         "row": rows.tolist(),

@@ -116,7 +116,7 @@ def over_time(run: Run, held: Held | None) -> OverTime:
     else:
         begun = (held.gpus > 0).astype(np.int64) - (held.before > 0)
         waiting = arrived - gone - _step_means(held.time_s, begun, until_s)
-        busy = _step_means(held.time_s, held.gpus - held.before, until_s) / run.gpus
+        busy = _step_means(held.time_s, held.gpus - held.before, until_s) / run.key.gpus
     return OverTime(until_s, arrived - gone, np.maximum(waiting, 0.0), busy)
 
 

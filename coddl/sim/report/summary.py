@@ -8,6 +8,7 @@ from typing import Final, Literal
 import numpy as np
 
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 
 Unit = Literal["seconds", "part", "hours", "ratio", "times", "count"]
 
@@ -41,26 +42,30 @@ COLUMNS: Final = (
     Column("reallocations", "Resizes", "count", "least", "Changes of share of started jobs"),
 )
 
-Setting = tuple[str, str | None, int, float]
+Setting = tuple[str, RunKey]  # the trace, and what else is the same
 Row = dict[str, float]
 
 
 def setting_of(run: Run) -> Setting:
     """What two runs must have in common to be compared."""
-    return run.trace.name, run.queue, run.gpus, run.load
+    return run.trace.name, run.key.setting
 
 
 def labels_of(runs: Sequence[Run]) -> list[str]:
-    """Name each run after its policy and whatever differs between the runs; no two alike."""
+    """Name each run after its scheduler and what differs between the runs; no two alike."""
     parts: tuple[Callable[[Run], str], ...] = (
         lambda run: run.trace.name,
-        lambda run: "all queues" if run.queue is None else run.queue,
-        lambda run: f"{run.gpus} GPUs",
-        lambda run: f"load {run.load:g}",
-        lambda run: f"seed {run.seed}",
+        lambda run: "all queues" if run.key.queue is None else run.key.queue,
+        lambda run: run.key.cluster,
+        lambda run: f"{run.key.gpus} GPUs",
+        lambda run: f"load {run.key.load:g}",
+        lambda run: f"seed {run.key.seed}",
     )
     telling = [part for part in parts if len({part(run) for run in runs}) > 1]
-    labels = [", ".join((run.policy, *(part(run) for part in telling))) for run in runs]
+    labels = [
+        ", ".join((run.key.scheduler, *filter(None, (part(run) for part in telling))))
+        for run in runs
+    ]
     total, seen = Counter(labels), Counter[str]()
     for at, label in enumerate(labels):
         seen[label] += 1
@@ -117,7 +122,9 @@ def finding(runs: Sequence[Run], labels: Sequence[str], rows: Sequence[Row]) -> 
             f"{label} finishes {row['jobs']:,} jobs in {duration(row['makespan_s'])}, "
             f"each in {duration(row['avg_jct_s'])} on average."
         )
-    means = [_policy_means([(runs[at].policy, rows[at]) for at in group]) for group in groups]
+    means = [
+        _scheduler_means([(runs[at].key.scheduler, rows[at]) for at in group]) for group in groups
+    ]
     told = _comparison(means) or _extremes([(labels[at], rows[at]) for at in compared])
     complete = all(runs[at].finished.all() for at in compared)
     return f"{told}." if complete else f"{told} (counting finished jobs only)."
@@ -173,7 +180,7 @@ def _over_all(policy: str, means: Sequence[dict[str, float]]) -> str:
     return f"{ratio[slowest]:.2f}× sooner than {slowest} (geometric mean)"
 
 
-def _policy_means(named: Sequence[tuple[str, Row]]) -> dict[str, float]:
+def _scheduler_means(named: Sequence[tuple[str, Row]]) -> dict[str, float]:
     """The mean of avg JCT of each policy over its seeds, least first."""
     seeds: dict[str, list[float]] = {}
     for policy, row in named:

@@ -8,6 +8,7 @@ import numpy as np
 from coddl.core.policies.registry import policy_from
 from coddl.sim.errors import Error, beliefs_of
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.make import poisson
 
@@ -34,11 +35,9 @@ def sensitivity(setting: Setting) -> Finding:
     traces = [poisson(gpus=GPUS, load=LOAD, seed=seed) for seed in range(setting.seeds)]
     cases = [
         Case(
-            policy,
+            RunKey(policy, GPUS, seed=seed),
             policy_from(policy),
             traces[seed],
-            GPUS,
-            seed=seed,
             beliefs=beliefs_of(traces[seed], error, seed) if error != TRUTH else None,
         )
         for seed, error, policy in todo

@@ -23,6 +23,7 @@ from coddl.core.snapshot import Snapshot
 from coddl.core.speed.table import Speeds, interpolated
 from coddl.sim.feedback import iterations_at, time_to_iterations
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import SHARE, Reconfigure
 from coddl.traces.packing import packing_speeds, packing_table
@@ -77,7 +78,7 @@ def alike(count: int, length_s: float, curve: int = 0) -> Jobs:
 def time_slicing(_setting: Setting) -> Finding:
     """Six jobs for one GPU on four GPUs."""
     trace = alike(6, 10 * HOUR_S).on(linear(1))
-    case = Case("gandiva", Gandiva(), trace, 4, reconfigure=SWITCH)
+    case = Case(RunKey("gandiva", 4), Gandiva(), trace, reconfigure=SWITCH)
     minutes = list(range(0, 61, 2))
     done = iterations_at(case, [60.0 * minute for minute in minutes])
     share, lost = done[-1] / HOUR_S, 1.0 - done[-1].sum() / (4 * HOUR_S)
@@ -115,7 +116,7 @@ def sixteen_gpus(_setting: Setting) -> Finding:
     jobs = Jobs(came_s, np.full(len(gpus), 10 * HOUR_S), gpus, np.zeros_like(gpus))
     homes: dict[int, int] = {}
     policy = noting_homes(Gandiva(), homes)
-    case = Case("gandiva", policy, jobs.on(linear(4)), 16, cluster=Cluster.of(16, 4))
+    case = Case(RunKey("gandiva", 16), policy, jobs.on(linear(4)), cluster=Cluster.of(16, 4))
     before, after = iterations_at(case, [HOUR_S, 2 * HOUR_S])
     share = (after - before) / HOUR_S / gpus  # of the GPUs it asked for
     servers = [[job for job in range(len(gpus)) if homes[job] == at] for at in range(1, 5)]
@@ -156,7 +157,9 @@ def packed_gain(at: int) -> tuple[float, bool]:
         pairs[0] += answer.mates is not None and bool((answer.mates >= 0).any())
         return answer
 
-    case = Case("gandiva", counting, trace, 1, cluster=Cluster.of(1), placement=GandivaPlacement())
+    case = Case(
+        RunKey("gandiva", 1), counting, trace, cluster=Cluster.of(1), placement=GandivaPlacement()
+    )
     packed_s = run_case(case).end_s
     turns_s = run_case(replace(case, policy=Gandiva(packing=False))).end_s
     return turns_s / packed_s - 1.0, pairs[0] > 1
@@ -197,7 +200,9 @@ def grow_shrink(_setting: Setting) -> Finding:
     ones = np.ones(4, np.int64)
     jobs = Jobs(came_s, length_s, ones, np.zeros(4, np.int64))
     trace = jobs.on(linear(4), np.array([4, 1, 1, 1]))
-    run = run_case(Case("gandiva", Gandiva(), trace, 4, reconfigure=SWITCH, keep_events=True))
+    run = run_case(
+        Case(RunKey("gandiva", 4), Gandiva(), trace, reconfigure=SWITCH, keep_events=True)
+    )
     assert run.events is not None
     mine = (run.events.job == 0) & (run.events.kind == SHARE)
     times_s, shares = run.events.time_s[mine].tolist(), run.events.gpus[mine].tolist()
@@ -208,7 +213,9 @@ def grow_shrink(_setting: Setting) -> Finding:
     line: list[tuple[float, float]] = []
     for begin_s, end_s, gpus in zip(times_s, edges, shares, strict=True):
         line += [(begin_s / 60.0, gpus), (end_s / 60.0, gpus)]
-    alone = run_case(Case("gandiva", Gandiva(grow_after_s=0.0), trace, 4, reconfigure=SWITCH))
+    alone = run_case(
+        Case(RunKey("gandiva", 4), Gandiva(grow_after_s=0.0), trace, reconfigure=SWITCH)
+    )
     return Finding(
         (
             Figure("GPUs of the elastic job", "1 → 4 → 1", story),
@@ -253,10 +260,9 @@ def utilisation(setting: Setting) -> Finding:
         trace = mixed_jobs(seed)
         for name, policy in policies.items():
             case = Case(
-                name,
+                RunKey(name, CLUSTER_GPUS),
                 policy,
                 trace,
-                CLUSTER_GPUS,
                 reconfigure=SWITCH,
                 cluster=Cluster.of(CLUSTER_GPUS, SERVER_GPUS),
                 placement=Consolidate(),
@@ -303,7 +309,7 @@ def early_feedback(_setting: Setting) -> Finding:
     waits_h: dict[str, list[float]] = {}
     policies: Mapping[str, Policy] = {"fifo": Fifo(), "gandiva": Gandiva()}
     for name, policy in policies.items():
-        case = Case(name, policy, trace, SEARCH_GPUS, reconfigure=SWITCH)
+        case = Case(RunKey(name, SEARCH_GPUS), policy, trace, reconfigure=SWITCH)
         waits_h[name] = [
             float(time_to_iterations(case, part * SEARCH_LENGTH_S).mean()) / HOUR_S
             for part in SEARCH_PARTS

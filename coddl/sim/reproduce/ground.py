@@ -24,6 +24,7 @@ from coddl.core.speed.estimate import (
     sync_s,
 )
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.clusters import cluster_from
 from coddl.traces.make import poisson
@@ -245,11 +246,9 @@ def _on_a_cluster(folder: Path, seeds: int) -> dict[tuple[str, str], float]:
         trace = poisson(speeds, jobs=JOBS, gpus=cluster.gpus_total, load=LOAD, seed=seed)
         cases.append(
             Case(
-                label=f"{policy} {strategy}",
-                policy=policy_from(policy),
-                trace=trace.fitted_to(cluster.gpus_total, "clamp"),
-                gpus=cluster.gpus_total,
-                seed=seed,
+                RunKey(f"{policy} {strategy}", cluster.gpus_total, seed=seed),
+                policy_from(policy),
+                trace.fitted_to(cluster.gpus_total, "clamp"),
                 cluster=None if strategies[strategy] is None else cluster,
                 placement=strategies[strategy],
             )

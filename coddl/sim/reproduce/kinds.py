@@ -15,6 +15,7 @@ from coddl.core.speed.kinds import balanced, compute_s, equal
 from coddl.core.speed.nnls import nnls
 from coddl.core.speed.table import Speeds
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.clusters import cluster_from
 from coddl.traces.files import read_speeds
@@ -53,12 +54,9 @@ def jct_s(
     policies = [name + form for name in BLIND for form in ("", "-kinds")]
     cases = [
         Case(
-            policy,
+            RunKey(policy, gpus, load=load, seed=seed),
             policy_from(policy),
             poisson(speeds, jobs=JOBS, gpus=gpus, load=load, seed=seed),
-            gpus,
-            load=load,
-            seed=seed,
             cluster=cluster,
             placement=placement_from("consolidate"),
         )
@@ -66,7 +64,7 @@ def jct_s(
     ]
     found: dict[tuple[str, float], list[float]] = {}
     for run in run_cases(cases):
-        found.setdefault((run.policy, run.load), []).append(run.metrics().avg_jct_s)
+        found.setdefault((run.key.policy, run.key.load), []).append(run.metrics().avg_jct_s)
     return {key: float(np.mean(values)) for key, values in found.items()}
 
 

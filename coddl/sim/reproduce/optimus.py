@@ -25,6 +25,7 @@ from coddl.sim.errors import Error, beliefs_of
 from coddl.sim.loop import Beliefs
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import Reconfigure
 from coddl.traces.files import packaged_speeds
@@ -149,10 +150,9 @@ class Trial:
     def run(self) -> Run:
         """Make it."""
         case = Case(
-            self.policy,
+            RunKey(self.policy, NODES * self.gpus),
             policy_from(self.policy),
             self.trace,
-            NODES * self.gpus,
             reconfigure=Reconfigure("stall", 0.0, self.pause_s),
             cluster=cluster_of(NODES, self.gpus),
             placement=self.placement,

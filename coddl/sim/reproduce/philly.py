@@ -19,6 +19,7 @@ from coddl.sim.loop import Beliefs, Site, Steps
 from coddl.sim.quotas import quotas_from
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.sim.world import FINISH_S, LOGGED, Reconfigure, world_of
 from coddl.traces.files import read_trace
@@ -280,11 +281,11 @@ def quotas(setting: Setting) -> Finding:
     trace = trace.rows(trace.gpus_requested <= quota[trace.queue])  # else it fits no queue's part
     policy = policy_from("philly")
     walls = [
-        Case("philly", policy, trace.of_queue(name), int(quota[at]))
+        Case(RunKey("philly", int(quota[at])), policy, trace.of_queue(name))
         for at, name in enumerate(trace.queues)
         if (trace.queue == at).any()
     ]
-    one = Case("philly", policy, trace, GPUS)
+    one = Case(RunKey("philly", GPUS), policy, trace)
     runs = run_cases([*walls, replace(one, quota_gpus=quota), one])
     found = {
         "a cluster for each queue": lent_of(runs[:-2]),
@@ -332,7 +333,7 @@ FAILURES_HEAD: Final = (
 def failures(setting: Setting) -> Finding:
     """Let jobs fail and be killed as often as published, and count what that takes."""
     trace = jobs_of(setting, MANY).fitted_to(GPUS, "skip")
-    case = Case("fifo", policy_from("fifo:backfill=true"), trace, GPUS)
+    case = Case(RunKey("fifo", GPUS), policy_from("fifo:backfill=true"), trace)
     plain, *runs = run_cases([case, *(replace(case, failures=model) for model in MODELS.values())])
     rows, lost = [], {}
     for name, run in zip(MODELS, runs, strict=True):

@@ -10,6 +10,7 @@ from coddl.core.placement.registry import placement_from
 from coddl.core.policies.registry import policy_from
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.files import read_trace
 from coddl.traces.models import speeds_on
@@ -54,11 +55,9 @@ def case_of(name: str, trace: Trace, queue: str) -> Case:
     part = trace.of_queue(queue)
     part = part.rows(np.arange(part.size) < JOBS)
     return Case(
-        label=name,
-        policy=policy_from(system.policy),
-        trace=replace(part, speeds=speeds_on(part.speeds, cluster)),
-        gpus=NODES * NODE_GPUS,
-        queue=queue,
+        RunKey(name, NODES * NODE_GPUS, queue=queue),
+        policy_from(system.policy),
+        replace(part, speeds=speeds_on(part.speeds, cluster)),
         cluster=cluster,
         placement=placement_from(system.placement),
     )
@@ -68,7 +67,7 @@ def against_all(setting: Setting) -> Finding:
     """Run every system on every cluster."""
     trace = read_trace(setting.folder("philly") / "jobs.csv.gz")
     runs = run_cases([case_of(name, trace, queue) for queue in QUEUES for name in SYSTEMS])
-    found: dict[tuple[str, str], Run] = {(run.policy, run.queue or ""): run for run in runs}
+    found: dict[tuple[str, str], Run] = {(run.key.policy, run.key.queue or ""): run for run in runs}
     jct_s = {key: run.metrics().avg_jct_s for key, run in found.items()}
 
     def over(other: str, ours: str) -> str:

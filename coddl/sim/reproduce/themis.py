@@ -9,6 +9,7 @@ from coddl.core.columns import FloatColumn
 from coddl.core.policies.registry import policy_from
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.make import poisson
 from coddl.traces.trace import Trace
@@ -40,8 +41,8 @@ def jain(values: FloatColumn) -> float:
 def runs_of(setting: Setting, policies: tuple[str, ...]) -> dict[str, list[Run]]:
     """Every policy on every seed."""
     traces = [workload(seed) for seed in range(setting.seeds)]
-    runs = run_cases([Case(p, policy_from(p), t, GPUS) for p in policies for t in traces])
-    return {p: [run for run in runs if run.policy == p] for p in policies}
+    runs = run_cases([Case(RunKey(p, GPUS), policy_from(p), t) for p in policies for t in traces])
+    return {p: [run for run in runs if run.key.policy == p] for p in policies}
 
 
 def fairness(setting: Setting) -> Finding:

@@ -9,6 +9,7 @@ import numpy as np
 from coddl.core.policies.registry import policy_from
 from coddl.sim.api import reconfigure_from
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, steps_of, world_before
 from coddl.sim.world import CANCELLED, FINISH_S, HELD, LOGGED, MOVING_S, NOW
 from coddl.traces.files import read_trace
@@ -72,7 +73,10 @@ def with_probe(trace: Trace, iterations: float) -> Trace:
 def watched(trace: Trace, reconfigure: str) -> Probe:
     """Run a trace under AFS-P with one way of reconfiguring, and watch its first job."""
     case = Case(
-        "afs-p", policy_from("afs-p"), trace, GPUS, reconfigure=reconfigure_from(reconfigure)
+        RunKey("afs-p", GPUS),
+        policy_from("afs-p"),
+        trace,
+        reconfigure=reconfigure_from(reconfigure),
     )
     world = world_before(case)
     steps = steps_of(case, world)

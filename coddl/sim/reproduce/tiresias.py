@@ -16,6 +16,7 @@ from coddl.core.snapshot import Snapshot
 from coddl.core.speed.table import interpolated
 from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case, run_cases
 from coddl.traces.make import poisson, tiresias
 from coddl.traces.models import speeds_on
@@ -75,7 +76,7 @@ def worked_example(policy: str) -> Run:
         gpus_requested=gpus,
         iterations=hours * HOUR_S / step_s[gpus - 1],
     )
-    return run_case(Case(policy, policies[policy], trace, 2))
+    return run_case(Case(RunKey(policy, 2), policies[policy], trace))
 
 
 def example(_setting: Setting) -> Finding:
@@ -110,7 +111,13 @@ def jct_h_of(setting: Setting, systems: Mapping[str, tuple[str, str]]) -> dict[s
     """Average and median JCT of each system (policy, placement) by workload, over all seeds."""
     by_workload = workloads(setting)
     cases = [
-        Case(name, policy_from(policy), trace, GPUS, cluster=TESTBED, placement=placement_from(at))
+        Case(
+            RunKey(name, GPUS),
+            policy_from(policy),
+            trace,
+            cluster=TESTBED,
+            placement=placement_from(at),
+        )
         for traces in by_workload.values()
         for trace in traces
         for name, (policy, at) in systems.items()
