@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.job import ENVIRONMENT, RunningJob, machine, scratch, torchrun
-from coddl.sim.reproduce.experiment import Plot
-from coddl.sim.reproduce.plot import write_plot
+from coddl.reproduce.experiment import Plot
+from coddl.reproduce.plot import write_plot
 
 SIZES = (1, 4, 2, 3)
 STEPS_BEFORE, STEPS_AFTER = 50, 20

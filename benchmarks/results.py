@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from coddl.sim.reproduce.experiment import Experiment, Finding, Setting
-from coddl.sim.reproduce.plot import write_plot
-from coddl.sim.reproduce.registry import ALL, experiments_named
+from coddl.reproduce.experiment import Experiment, Finding, Setting
+from coddl.reproduce.plot import write_plot
+from coddl.reproduce.registry import ALL, experiments_named
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -18,8 +18,8 @@ from coddl.core.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from coddl.sim.reproduce.experiment import Experiment, Finding, Setting
-    from coddl.sim.reproduce.experiment import Table as Details
+    from coddl.reproduce.experiment import Experiment, Finding, Setting
+    from coddl.reproduce.experiment import Table as Details
 
 DATA_VARIABLE: Final = "CODDL_DATA"
 OTHER_PICTURES: Final = (".eps", ".gif", ".jpeg", ".jpg", ".pdf", ".png", ".webp")
@@ -41,7 +41,7 @@ Examples:
 def complete_experiments(incomplete: str) -> Iterator[tuple[str, str]]:
     """Offer the experiments by name."""
     with contextlib.suppress(Exception):  # a shell waits: no word of what went wrong
-        from coddl.sim.reproduce.registry import ALL
+        from coddl.reproduce.registry import ALL
 
         offered = [("all", "every experiment"), *((each.name, each.title) for each in ALL)]
         yield from (each for each in offered if each[0].startswith(incomplete))
@@ -90,8 +90,8 @@ def reproduce(
     """
     from rich.console import Console
 
-    from coddl.sim.reproduce.experiment import Setting
-    from coddl.sim.reproduce.registry import ALL, experiments_named
+    from coddl.reproduce.experiment import Setting
+    from coddl.reproduce.registry import ALL, experiments_named
 
     for_program = wants_json(output, as_json)
     console = Console(highlight=False)
@@ -187,7 +187,7 @@ def _run_all(
             return outcomes, True
         outcomes.append(outcome)
         if finding is not None and (path := pictures.get(experiment.name)) is not None:
-            from coddl.sim.reproduce.plot import write_plot
+            from coddl.reproduce.plot import write_plot
 
             write_plot(path, finding.plot)
             outcome["picture"] = str(path)
@@ -211,7 +211,7 @@ def _waiting(console: "Console", what: str) -> Iterator[None]:
 
 def _outcome(experiment: "Experiment", setting: "Setting") -> "tuple[Outcome, Finding | None]":
     """Run one; one that cannot run says why."""
-    from coddl.sim.reproduce.experiment import MissingData
+    from coddl.reproduce.experiment import MissingData
 
     began_s = time.perf_counter()
     about: Outcome = {

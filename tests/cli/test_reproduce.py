@@ -7,8 +7,8 @@ import pytest
 
 from coddl.cli.reproduce import complete_experiments
 from coddl.core.errors import UserError
-from coddl.sim.reproduce import registry
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce import registry
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from tests.cli.conftest import Coddl
 
 

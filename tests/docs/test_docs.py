@@ -13,8 +13,8 @@ import pytest
 from coddl.core.named import parameters_of
 from coddl.core.placement.registry import PLACEMENTS
 from coddl.core.policies.registry import POLICIES
+from coddl.reproduce.registry import EXPERIMENTS
 from coddl.sim.failures import PhillyFailures
-from coddl.sim.reproduce.registry import EXPERIMENTS
 from coddl.traces.files import write_trace
 from coddl.traces.make import poisson
 

@@ -13,7 +13,7 @@ from coddl.core.policies.registry import policy_from
 from coddl.core.seats import Seats
 from coddl.core.speed.servers import ServerCosts, servers_of
 from coddl.core.speed.table import speeds_of
-from coddl.sim.reproduce.optimus import MOST, OneByOne, cluster_of, speeds_with_servers
+from coddl.reproduce.optimus import MOST, OneByOne, cluster_of, speeds_with_servers
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case

@@ -7,8 +7,8 @@ import pytest
 
 from coddl.core.cluster import Link, Links
 from coddl.core.speed.estimate import even_buckets, step_s, sync_s
-from coddl.sim.reproduce.experiment import Setting
-from coddl.sim.reproduce.ground import (
+from coddl.reproduce.experiment import Setting
+from coddl.reproduce.ground import (
     Guess,
     errors_after_runs,
     estimate,

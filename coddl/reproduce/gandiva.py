@@ -21,8 +21,8 @@ from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.policies.policy import Policy
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.table import Speeds, interpolated
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.feedback import iterations_at, time_to_iterations
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import SHARE, Reconfigure

@@ -14,7 +14,7 @@ from coddl.core.speed.estimate import split_batch
 from coddl.core.speed.kinds import balanced, compute_s, equal
 from coddl.core.speed.nnls import nnls
 from coddl.core.speed.table import Speeds
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.clusters import cluster_from

@@ -7,7 +7,7 @@ import numpy as np
 
 from coddl.core.columns import FloatColumn
 from coddl.core.policies.registry import policy_from
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases

@@ -11,7 +11,7 @@ from coddl.core.columns import IntColumn, IntMatrix
 from coddl.core.placement.parameters import Piece, assign_parameters
 from coddl.core.speed.estimate import unit_bytes
 from coddl.core.speed.servers import costs_of_curve
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.traces.files import packaged_speeds
 from coddl.traces.models import BYTES
 

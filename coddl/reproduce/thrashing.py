@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from coddl.core.policies.registry import policy_from
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.api import reconfigure_from
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, steps_of, world_before
 from coddl.sim.world import CANCELLED, FINISH_S, HELD, LOGGED, MOVING_S, NOW

@@ -14,10 +14,10 @@ from coddl.core.plan import Plan
 from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.snapshot import Snapshot
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.failures import PhillyFailures
 from coddl.sim.loop import Beliefs, Site, Steps
 from coddl.sim.quotas import quotas_from
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
+from coddl.reproduce import thrashing
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.api import simulate
-from coddl.sim.reproduce import thrashing
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.study import Study
 from coddl.traces.files import read_trace
 from coddl.traces.trace import Trace

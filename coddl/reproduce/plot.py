@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from coddl.sim.reproduce.experiment import Plot, Points
+from coddl.reproduce.experiment import Plot, Points
 from coddl.traces.whole_file import write_whole
 
 # Okabe and Ito's colours, told apart by colour-blind readers too, in an order of falling contrast.

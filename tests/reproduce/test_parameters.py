@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from coddl.core.placement.parameters import Piece
-from coddl.sim.reproduce import parameters
-from coddl.sim.reproduce.experiment import Setting
-from coddl.sim.reproduce.parameters import (
+from coddl.reproduce import parameters
+from coddl.reproduce.experiment import Setting
+from coddl.reproduce.parameters import (
     MODELS,
     RULES,
     UNIT,

@@ -7,7 +7,7 @@ import pytest
 
 from coddl.core.speed.places import plain
 from coddl.core.speed.table import speeds_of
-from coddl.sim.reproduce.kinds import Line, line_of, lines_of, with_fixed_costs
+from coddl.reproduce.kinds import Line, line_of, lines_of, with_fixed_costs
 
 
 def test_a_line_is_found_again() -> None:

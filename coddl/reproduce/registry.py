@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from coddl.core.errors import UserError
-from coddl.sim.reproduce import (
+from coddl.reproduce import (
     afs,
     errors,
     gandiva,
@@ -20,7 +20,7 @@ from coddl.sim.reproduce import (
     themis,
     tiresias,
 )
-from coddl.sim.reproduce.experiment import Experiment
+from coddl.reproduce.experiment import Experiment
 
 ALL: Final[tuple[Experiment, ...]] = (
     *poster.EXPERIMENTS,

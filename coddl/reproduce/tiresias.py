@@ -14,7 +14,7 @@ from coddl.core.policies.policy import Policy
 from coddl.core.policies.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.table import interpolated
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case, run_cases

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.api import simulate
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.traces.placements import read_placements
 
 SOURCE: Final = 'poster "Distributed Deep Learning over Shared GPU Cluster"'

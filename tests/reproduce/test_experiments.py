@@ -13,10 +13,10 @@ import pytest
 
 from coddl.core.errors import UserError
 from coddl.core.placement.registry import placement_from
-from coddl.sim.reproduce import afs, philly, thrashing
-from coddl.sim.reproduce.experiment import Experiment, Finding, MissingData, Plot, Setting
-from coddl.sim.reproduce.plot import COLOURS, drawn, ticks, write_plot, written
-from coddl.sim.reproduce.registry import ALL, EXPERIMENTS, experiments_named
+from coddl.reproduce import afs, philly, thrashing
+from coddl.reproduce.experiment import Experiment, Finding, MissingData, Plot, Setting
+from coddl.reproduce.plot import COLOURS, drawn, ticks, write_plot, written
+from coddl.reproduce.registry import ALL, EXPERIMENTS, experiments_named
 from coddl.testing.builders import speeds_from
 from coddl.traces.make import poisson
 from coddl.traces.trace import Trace, trace_of

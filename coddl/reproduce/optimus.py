@@ -21,9 +21,9 @@ from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot, no_memory
 from coddl.core.speed.servers import Mode, costs_of_curve, servers_of
 from coddl.core.speed.table import Speeds, served
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting
 from coddl.sim.errors import Error, beliefs_of
 from coddl.sim.loop import Beliefs
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case

@@ -13,9 +13,8 @@ from coddl.core.policies.optimus_ps import OptimusPs
 from coddl.core.speed.convergence import POINTS_MIN, LossCurve, Stop, epochs_left
 from coddl.core.speed.servers import Point, Servers, fit_costs, servers_of
 from coddl.core.speed.table import Speeds, served
-from coddl.sim.loop import Beliefs
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
-from coddl.sim.reproduce.optimus import (
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.optimus import (
     MOST,
     PLACED,
     SETUP,
@@ -24,6 +23,7 @@ from coddl.sim.reproduce.optimus import (
     nine_jobs,
     speeds_with_servers,
 )
+from coddl.sim.loop import Beliefs
 from coddl.traces.trace import Trace
 
 NOISE: Final = 0.03  # standard deviation of a measured step time and of a loss, relative

@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from coddl.core.policies.registry import policy_from
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.errors import Error, beliefs_of
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.make import poisson

@@ -23,7 +23,7 @@ from coddl.core.speed.estimate import (
     step_s,
     sync_s,
 )
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.clusters import cluster_from
