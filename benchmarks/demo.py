@@ -24,7 +24,7 @@ COLUMNS: Final = 112
 FONTS: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)  # an image fetches nothing
 
 
-class Photographer(Curtain):
+class FrameRecorder(Curtain):
     """Keeps the newest picture."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=IMAGE, help="the file to write")
     out: Path = parser.parse_args().out
-    stage = Photographer()
+    stage = FrameRecorder()
     with tempfile.TemporaryDirectory(prefix="coddl-demo-", ignore_cleanup_errors=True) as folder:
         summary = played(Path(folder), None, stage, for_program=False)
     assert stage.bill is not None

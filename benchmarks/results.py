@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from coddl.reproduce.experiment import Experiment, Finding, Setting
+from coddl.reproduce.experiment import Experiment, Finding, Inputs
 from coddl.reproduce.plot import write_plot
 from coddl.reproduce.registry import ALL, experiments_named
 
@@ -56,12 +56,12 @@ def overview(found: Found) -> str:
     return table(["experiment", "published", "ours"], rows)
 
 
-def run(experiments: Sequence[Experiment], setting: Setting) -> Found:
+def run(experiments: Sequence[Experiment], inputs: Inputs) -> Found:
     """Run experiments in turn, and say on stderr how long each took."""
     found = []
     for experiment in experiments:
         began_s = time.perf_counter()
-        found.append((experiment, experiment.run(setting)))
+        found.append((experiment, experiment.run(inputs)))
         took_s = time.perf_counter() - began_s
         print(f"{experiment.name:24} {took_s:6.1f} s", file=sys.stderr, flush=True)
     return found
@@ -77,7 +77,7 @@ def main() -> None:
     for name in ("philly", "t4_placements", "k80_p100_v100"):
         if not (folder / name).is_dir():
             sys.exit(f"error: the results cannot be made\n  because {folder} has no {name}/")
-    found = run(experiments_named(names) if names else ALL, Setting(folder))
+    found = run(experiments_named(names) if names else ALL, Inputs(folder))
     sections = "\n\n".join(section(*each) for each in found)
     if names:
         print(sections)

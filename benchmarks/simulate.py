@@ -26,7 +26,7 @@ from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.traces.files import read_trace
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace
 from tests import oracle
 

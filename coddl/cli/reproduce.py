@@ -18,8 +18,7 @@ from coddl.core.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from coddl.reproduce.experiment import Experiment, Finding, Setting
-    from coddl.reproduce.experiment import Table as Details
+    from coddl.reproduce.experiment import Details, Experiment, Finding, Inputs
 
 DATA_VARIABLE: Final = "CODDL_DATA"
 OTHER_PICTURES: Final = (".eps", ".gif", ".jpeg", ".jpg", ".pdf", ".png", ".webp")
@@ -90,7 +89,7 @@ def reproduce(
     """
     from rich.console import Console
 
-    from coddl.reproduce.experiment import Setting
+    from coddl.reproduce.experiment import Inputs
     from coddl.reproduce.registry import ALL, experiments_named
 
     for_program = wants_json(output, as_json)
@@ -103,8 +102,8 @@ def reproduce(
     chosen = experiments_named(names)
     pictures = _pictures(plot, chosen)
     folder = data or os.environ.get(DATA_VARIABLE, "")
-    setting = Setting(Path(folder).expanduser() if folder else None, seeds)
-    outcomes, stopped = _run_all(chosen, setting, pictures, None if for_program else console)
+    inputs = Inputs(Path(folder).expanduser() if folder else None, seeds)
+    outcomes, stopped = _run_all(chosen, inputs, pictures, None if for_program else console)
     if for_program:
         print(json.dumps({"stopped": stopped, "results": outcomes}, indent=2))
     failed = [each for each in outcomes if each["status"] == "failed"]
@@ -168,7 +167,7 @@ Outcome = dict[str, object]
 
 def _run_all(
     experiments: "Sequence[Experiment]",
-    setting: "Setting",
+    inputs: "Inputs",
     pictures: dict[str, Path],
     console: "Console | None",
 ) -> tuple[list[Outcome], bool]:
@@ -181,7 +180,7 @@ def _run_all(
         counted = f"{at} of {len(experiments)}: " if len(experiments) > 1 else ""
         try:
             with _waiting(aside, f"{counted}{experiment.name}"):
-                outcome, finding = _outcome(experiment, setting)
+                outcome, finding = _outcome(experiment, inputs)
         except KeyboardInterrupt:
             print(f"stopped in {experiment.name}", file=sys.stderr)
             return outcomes, True
@@ -209,7 +208,7 @@ def _waiting(console: "Console", what: str) -> Iterator[None]:
         yield
 
 
-def _outcome(experiment: "Experiment", setting: "Setting") -> "tuple[Outcome, Finding | None]":
+def _outcome(experiment: "Experiment", inputs: "Inputs") -> "tuple[Outcome, Finding | None]":
     """Run one; one that cannot run says why."""
     from coddl.reproduce.experiment import MissingData
 
@@ -218,7 +217,7 @@ def _outcome(experiment: "Experiment", setting: "Setting") -> "tuple[Outcome, Fi
         key: getattr(experiment, key) for key in ("name", "title", "source", "differs")
     }
     try:
-        finding = experiment.run(setting)
+        finding = experiment.run(inputs)
     except UserError as error:
         status = "skipped" if isinstance(error, MissingData) else "failed"
         told = {"what": error.what, "because": error.because, "try": error.try_}

@@ -15,7 +15,7 @@ from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
-    from coddl.sim.study import Question, Study
+    from coddl.sim.study import Study, StudySpec
 
 EXAMPLES = """
 Examples:
@@ -78,7 +78,7 @@ Quotas = Annotated[
         metavar="SPEC", help="GPUs that queues are entitled to: equal, demand, or a=32,b=16."
     ),
 ]
-PredictionError = Annotated[
+ErrorSpec = Annotated[
     str,
     typer.Option(
         "--error",
@@ -147,7 +147,7 @@ def simulate(
     cool_down: CoolDown = 0.0,
     min_runtime: MinRuntime = 0.0,
     quotas: Quotas = "none",
-    error: PredictionError = "",
+    error: ErrorSpec = "",
     failures: Failures = "none",
     oversize: TooLarge = "error",
     report: ReportFile = "",
@@ -162,9 +162,9 @@ def simulate(
     loads = _numbers("--load", load, whole=False)
     from coddl.core.scheduler import Rules
     from coddl.sim.api import reconfigure_from
-    from coddl.sim.study import DEFAULT_POLICIES, Question
+    from coddl.sim.study import DEFAULT_POLICIES, StudySpec
 
-    question = Question(
+    spec = StudySpec(
         workload=trace or None,
         policies=policy or DEFAULT_POLICIES,
         gpus=[int(number) for number in sizes],
@@ -184,7 +184,7 @@ def simulate(
         failures=failures,
         keep_events=bool(report),
     )
-    study, stopped = _watched(question)
+    study, stopped = _watched(spec)
     _show(study, stopped, wants_json(output, as_json))
     _write(study, report, jobs_csv)
     _tell_of_the_rest(study, stopped)
@@ -216,7 +216,7 @@ def _write(study: "Study", report: str, jobs_csv: str) -> None:
         print(f"jobs written to {jobs_csv}", file=sys.stderr)
 
 
-def _watched(question: "Question") -> tuple["Study", bool]:
+def _watched(spec: "StudySpec") -> tuple["Study", bool]:
     """Run a study with a progress bar; tell whether it was stopped."""
     from rich.console import Console
     from rich.progress import (
@@ -253,7 +253,7 @@ def _watched(question: "Question") -> tuple["Study", bool]:
             progress=lambda jobs: bar.advance(task, jobs),
         )
         signal.signal(signal.SIGINT, _interrupt)
-        return study(question, watch), watch.stop.is_set()
+        return study(spec, watch), watch.stop.is_set()
 
 
 def _interrupt(_signal: int, _frame: object) -> None:

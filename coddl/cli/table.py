@@ -22,10 +22,10 @@ def hours(value: float) -> str:
     return f"{value / 3600:,.1f}"
 
 
-Line: TypeAlias = tuple[str, dict[str, object]]  # policy and placement, and their results
-Column: TypeAlias = tuple[str, str, Callable[[float], str], int]
+TableRow: TypeAlias = tuple[str, dict[str, object]]  # policy and placement, and their results
+TableColumn: TypeAlias = tuple[str, str, Callable[[float], str], int]
 # (column, title, how a value is written, +1 if less is better, -1 if more is, 0 if neither)
-COLUMNS: Final[tuple[Column, ...]] = (
+COLUMNS: Final[tuple[TableColumn, ...]] = (
     ("avg_jct_s", "avg JCT\nmin", minutes, 1),
     ("p50_jct_s", "p50\nmin", minutes, 1),
     ("p95_jct_s", "p95\nmin", minutes, 1),
@@ -38,7 +38,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     ("reallocations", "real-\nlocations", "{:,.0f}".format, 0),
 )
 # What is shown where it happens at all.
-RARE: Final[tuple[Column, ...]] = (
+RARE: Final[tuple[TableColumn, ...]] = (
     ("migrations", "moves", "{:,.0f}".format, 0),
     ("failed_jobs", "failed\njobs", "{:,.0f}".format, 0),
     ("killed_jobs", "killed\njobs", "{:,.0f}".format, 0),
@@ -48,7 +48,7 @@ RARE: Final[tuple[Column, ...]] = (
 
 def print_table(study: "Study") -> None:
     """Print one block of rows per cluster and load; the best of a column is starred."""
-    blocks: dict[RunKey, list[Line]] = {}
+    blocks: dict[RunKey, list[TableRow]] = {}
     for key, row in zip(study.row_keys, study.rows, strict=True):
         blocks.setdefault(key.setting, []).append((key.scheduler, row))
     for key, lines in blocks.items():
@@ -61,7 +61,7 @@ def print_table(study: "Study") -> None:
         _print_fitting(lines, escape(" · ".join(parts)))
 
 
-def _print_fitting(lines: Sequence[Line], title: str) -> None:
+def _print_fitting(lines: Sequence[TableRow], title: str) -> None:
     """Print a block; a terminal too narrow for all columns gets the first ones whole."""
     console, wide = _console(), Console(width=10_000)
     columns = COLUMNS + tuple(each for each in RARE if any(row[each[0]] for _, row in lines))
@@ -80,7 +80,7 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=10_000)
 
 
-def _block(lines: Sequence[Line], title: str, columns: Sequence[Column]) -> Table:
+def _block(lines: Sequence[TableRow], title: str, columns: Sequence[TableColumn]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
     for _, heading, _, _ in columns:

@@ -80,7 +80,7 @@ def make(
 ) -> None:
     """Make a workload: Poisson arrivals over a model mix, the poster's 512 jobs, Tiresias' 240."""
     from coddl.traces.files import read_speeds, write_trace
-    from coddl.traces.make import GENERATORS
+    from coddl.traces.generators import GENERATORS
 
     table = read_speeds(Path(speeds)) if speeds else None
     extra = {"jobs": jobs, "gpus": gpus, "load": load} if kind == "poisson" else {}

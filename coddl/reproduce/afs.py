@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from coddl.reproduce import thrashing
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce import afs_thrashing
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.api import simulate
 from coddl.sim.study import Study
 from coddl.traces.files import read_trace
@@ -65,9 +65,9 @@ def heads(policies: Sequence[str]) -> list[str]:
     return [NAMES.get(policy, policy) for policy in policies]
 
 
-def against_rivals(setting: Setting) -> Finding:
+def against_rivals(inputs: Inputs) -> Finding:
     """Average JCT of every policy on every cluster, and what AFS gains."""
-    study = philly_study(setting.folder("philly"))
+    study = philly_study(inputs.folder("philly"))
     jct_s, jobs = by_queue(study.rows, "avg_jct_s"), by_queue(study.rows, "jobs")
     over = {
         "srtf / afs-l": [line["srtf"] / line["afs-l"] for line in jct_s.values()],
@@ -92,13 +92,13 @@ def against_rivals(setting: Setting) -> Finding:
             categories=named,
         ),
         ("The table is of average JCT in minutes.",),
-        Table(["cluster (jobs)", *heads(POLICIES), *over], rows),
+        Details(["cluster (jobs)", *heads(POLICIES), *over], rows),
     )
 
 
-def agreement(setting: Setting) -> Finding:
+def agreement(inputs: Inputs) -> Finding:
     """Ours against the authors' simulator, where that was run."""
-    folder = setting.folder("philly")
+    folder = inputs.folder("philly")
     with (folder / "golden.csv").open(encoding="utf-8") as file:
         golden = list(csv.DictReader(file))
     jct_s = by_queue(philly_study(folder).rows, "avg_jct_s")
@@ -133,9 +133,9 @@ def agreement(setting: Setting) -> Finding:
     )
 
 
-def reconfigurations(setting: Setting) -> Finding:
+def reconfigurations(inputs: Inputs) -> Finding:
     """How much more often elastic policies change a job's share."""
-    study = philly_study(setting.folder("philly"))
+    study = philly_study(inputs.folder("philly"))
     changes, jobs = by_queue(study.rows, "reallocations"), by_queue(study.rows, "jobs")
     pairs = {
         "elastic / rigid": (ELASTIC, RIGID),
@@ -175,13 +175,13 @@ def reconfigurations(setting: Setting) -> Finding:
             "suspensions and resumptions included. The table counts the changes. Which pair is "
             "meant is not published, so the one figure stands beside all three.",
         ),
-        Table(["cluster", *heads(POLICIES), *pairs], rows),
+        Details(["cluster", *heads(POLICIES), *pairs], rows),
     )
 
 
-def stalls(setting: Setting) -> Finding:
+def stalls(inputs: Inputs) -> Finding:
     """What it costs if every change adds a stall to the job's own work."""
-    trace = philly(setting.folder("philly"))
+    trace = philly(inputs.folder("philly"))
     policies = ("afs-l", "afs-p", "afs-p:tie=keep", "srtf")
     minutes: dict[str, list[float]] = {policy: [] for policy in policies}
     for seconds in STALLS_S:
@@ -211,9 +211,9 @@ def stalls(setting: Setting) -> Finding:
     )
 
 
-def contests(setting: Setting) -> Finding:
+def contests(inputs: Inputs) -> Finding:
     """The exact scan of AFS against the tournament, and the coin against keeping shares."""
-    study = simulate(philly(setting.folder("philly")), CONTESTS, vc="all", gpus=GPUS)
+    study = simulate(philly(inputs.folder("philly")), CONTESTS, vc="all", gpus=GPUS)
     jct_s, changes = by_queue(study.rows, "avg_jct_s"), by_queue(study.rows, "reallocations")
     scan_l, knock_l, scan_p, knock_p, keep = CONTESTS
     compared = {"afs-l, tournament": (knock_l, scan_l), "afs-p, tournament": (knock_p, scan_p),
@@ -248,13 +248,13 @@ def contests(setting: Setting) -> Finding:
             "Nothing is published to compare with: tournament and tie=keep are our own. For afs-p "
             "the tournament's difference includes the coin.",
         ),
-        Table(["cluster", *more, "changes with tie=keep"], rows),
+        Details(["cluster", *more, "changes with tie=keep"], rows),
     )
 
 
-def without_data(setting: Setting) -> Finding:
+def without_data(inputs: Inputs) -> Finding:
     """The policies on the Tiresias-like workload of the AFS evaluation."""
-    study = simulate("tiresias", POLICIES, gpus=GPUS, seeds=setting.seeds)
+    study = simulate("tiresias", POLICIES, gpus=GPUS, seeds=inputs.seeds)
     minutes = {str(row["policy"]): float(str(row["avg_jct_s"])) / 60 for row in study.rows}
     ratios = {"AFS-L over SRTF": ("srtf", "afs-l"), "AFS-P over Tiresias-L": (TIRESIAS, "afs-p"),
               "AFS-L over Optimus": ("optimus", "afs-l")}  # fmt: skip
@@ -271,7 +271,7 @@ def without_data(setting: Setting) -> Finding:
             categories=heads(list(minutes)),
         ),
         (
-            f"Means of {setting.seeds} seeds. The authors' code has this workload; no figures of "
+            f"Means of {inputs.seeds} seeds. The authors' code has this workload; no figures of "
             "it are published.",
         ),
     )
@@ -313,7 +313,7 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
         stalls,
         "philly",
     ),
-    *thrashing.EXPERIMENTS,
+    *afs_thrashing.EXPERIMENTS,
     Experiment(
         "afs-tiresias-jobs",
         "AFS against its rivals on 240 generated jobs",

@@ -32,7 +32,7 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Details:
     """The numbers behind the figures."""
 
     head: Sequence[str]
@@ -46,7 +46,7 @@ class Finding:
     figures: tuple[Figure, ...]
     plot: Plot
     notes: tuple[str, ...] = ()  # sentences on how to read the figures
-    details: Table | None = None
+    details: Details | None = None
 
 
 class MissingData(UserError):
@@ -54,7 +54,7 @@ class MissingData(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Inputs:
     """What an experiment may use."""
 
     data: Path | None = None  # a folder with philly/, t4_placements/, k80_p100_v100/
@@ -80,5 +80,5 @@ class Experiment:
     title: str
     source: str  # where the claim is made
     differs: str  # how our set-up differs from the published one
-    run: Callable[[Setting], Finding]
+    run: Callable[[Inputs], Finding]
     needs: Literal["", "philly", "t4_placements", "k80_p100_v100"] = ""  # measured data

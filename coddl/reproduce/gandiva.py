@@ -21,12 +21,12 @@ from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.policies.policy import Policy
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.table import Speeds, interpolated
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
-from coddl.sim.feedback import iterations_at, time_to_iterations
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
+from coddl.sim.progress import iterations_at, time_to_iterations
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import SHARE, Reconfigure
-from coddl.traces.packing import packing_speeds, packing_table
+from coddl.traces.gandiva_table import packing_speeds, packing_table
 from coddl.traces.trace import Trace, trace_of
 
 SOURCE: Final = "Xiao et al., OSDI '18 (Gandiva)"
@@ -43,7 +43,7 @@ LOAD: Final = 1.5  # work that arrives, in GPU-seconds at the requests, over wha
 LENGTH_H: Final = (0.5, 3.0)
 
 
-class Jobs(NamedTuple):
+class JobColumns(NamedTuple):
     """Jobs that take so long at the GPUs they ask for."""
 
     submitted_s: FloatColumn
@@ -69,13 +69,13 @@ def linear(gpus_max: int) -> Speeds:
     return interpolated({"linear": [(gpus, 1.0 / gpus) for gpus in range(1, gpus_max + 1)]})
 
 
-def alike(count: int, length_s: float, curve: int = 0) -> Jobs:
+def alike(count: int, length_s: float, curve: int = 0) -> JobColumns:
     """Jobs for one GPU that come together and are all the same."""
     ones = np.ones(count, np.int64)
-    return Jobs(np.zeros(count), np.full(count, length_s), ones, ones * curve)
+    return JobColumns(np.zeros(count), np.full(count, length_s), ones, ones * curve)
 
 
-def time_slicing(_setting: Setting) -> Finding:
+def time_slicing(_inputs: Inputs) -> Finding:
     """Six jobs for one GPU on four GPUs."""
     trace = alike(6, 10 * HOUR_S).on(linear(1))
     case = Case(RunKey("gandiva", 4), Gandiva(), trace, reconfigure=SWITCH)
@@ -109,11 +109,11 @@ def noting_homes(policy: Policy, homes: dict[int, int]) -> Policy:
     return decide
 
 
-def sixteen_gpus(_setting: Setting) -> Finding:
+def sixteen_gpus(_inputs: Inputs) -> Finding:
     """Jobs of three sizes on four servers with four GPUs, and one more of each size than fits."""
     gpus = np.array(EXAMPLE_SIZES)
     came_s = np.arange(len(gpus)) * np.float64(60.0)
-    jobs = Jobs(came_s, np.full(len(gpus), 10 * HOUR_S), gpus, np.zeros_like(gpus))
+    jobs = JobColumns(came_s, np.full(len(gpus), 10 * HOUR_S), gpus, np.zeros_like(gpus))
     homes: dict[int, int] = {}
     policy = noting_homes(Gandiva(), homes)
     case = Case(RunKey("gandiva", 16), policy, jobs.on(linear(4)), cluster=Cluster.of(16, 4))
@@ -144,7 +144,7 @@ def sixteen_gpus(_setting: Setting) -> Finding:
             categories=[f"{job + 1} ({size})" for job, size in enumerate(gpus.tolist())],
         ),
         ("In the table, jobs are numbered by arrival, with the GPUs they ask for.",),
-        Table(["server", "jobs", "part of the time they run"], rows),
+        Details(["server", "jobs", "part of the time they run"], rows),
     )
 
 
@@ -165,7 +165,7 @@ def packed_gain(at: int) -> tuple[float, bool]:
     return turns_s / packed_s - 1.0, pairs[0] > 1
 
 
-def packing(_setting: Setting) -> Finding:
+def packing(_inputs: Inputs) -> Finding:
     """Two jobs of each model of Table 1 on one GPU: in turns, and with packing tried."""
     table = packing_table()
     found = [packed_gain(at) for at in range(len(table))]
@@ -194,11 +194,11 @@ def packing(_setting: Setting) -> Finding:
     )
 
 
-def grow_shrink(_setting: Setting) -> Finding:
+def grow_shrink(_inputs: Inputs) -> Finding:
     """A job that asks for one GPU of a server with four, alone at first and at last."""
     came_s, length_s = np.array([0.0, 600.0, 620.0, 640.0]), np.array([HOUR_S, 900.0, 900.0, 900.0])
     ones = np.ones(4, np.int64)
-    jobs = Jobs(came_s, length_s, ones, np.zeros(4, np.int64))
+    jobs = JobColumns(came_s, length_s, ones, np.zeros(4, np.int64))
     trace = jobs.on(linear(4), np.array([4, 1, 1, 1]))
     run = run_case(
         Case(RunKey("gandiva", 4), Gandiva(), trace, reconfigure=SWITCH, keep_events=True)
@@ -236,7 +236,9 @@ def mixed_jobs(seed: int) -> Trace:
     length_s = rng.uniform(LENGTH_H[0], LENGTH_H[1], count) * HOUR_S
     gpus = rng.choice(np.array(sizes), p=odds, size=count)
     speeds = packing_speeds(int(gpus.max()))
-    return Jobs(submitted_s, length_s, gpus, rng.integers(len(speeds.names), size=count)).on(speeds)
+    return JobColumns(submitted_s, length_s, gpus, rng.integers(len(speeds.names), size=count)).on(
+        speeds
+    )
 
 
 def busy_gpus(case: Case) -> FloatColumn:
@@ -248,7 +250,7 @@ def busy_gpus(case: Case) -> FloatColumn:
     return busy / HOUR_S
 
 
-def utilisation(setting: Setting) -> Finding:
+def utilisation(inputs: Inputs) -> Finding:
     """An overloaded cluster under Gandiva and under a scheduler that gives GPUs away for good."""
     policies: Mapping[str, Policy] = {
         "fifo": Fifo(backfill=True),
@@ -256,7 +258,7 @@ def utilisation(setting: Setting) -> Finding:
         "gandiva": Gandiva(),
     }
     runs: dict[str, list[FloatColumn]] = {name: [] for name in policies}
-    for seed in range(setting.seeds):
+    for seed in range(inputs.seeds):
         trace = mixed_jobs(seed)
         for name, policy in policies.items():
             case = Case(
@@ -303,7 +305,7 @@ def utilisation(setting: Setting) -> Finding:
     )
 
 
-def early_feedback(_setting: Setting) -> Finding:
+def early_feedback(_inputs: Inputs) -> Finding:
     """A search: as many jobs as are to be compared, all at once, on few GPUs."""
     trace = alike(SEARCH_JOBS, SEARCH_LENGTH_S).on(linear(1))
     waits_h: dict[str, list[float]] = {}

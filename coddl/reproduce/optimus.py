@@ -21,9 +21,9 @@ from coddl.core.seats import Seats
 from coddl.core.snapshot import Snapshot, no_memory
 from coddl.core.speed.servers import Mode, costs_of_curve, servers_of
 from coddl.core.speed.table import Speeds, served
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting
-from coddl.sim.errors import Error, beliefs_of
+from coddl.reproduce.experiment import Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.loop import Beliefs
+from coddl.sim.prediction_error import PredictionError, beliefs_of
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
@@ -190,9 +190,9 @@ def ratios(of: Mapping[str, tuple[float, float]], name: str) -> tuple[float, flo
     return of[name][0] / of["Optimus"][0], of[name][1] / of["Optimus"][1]
 
 
-def versus(setting: Setting) -> Finding:
+def versus(inputs: Inputs) -> Finding:
     """Optimus, DRF and Tetris on the testbed's jobs."""
-    traces = [nine_jobs(seed) for seed in range(setting.seeds)]
+    traces = [nine_jobs(seed) for seed in range(inputs.seeds)]
     of, few = compared(traces), ratios(compared(traces, gpus=2), "DRF")
     (drf_jct, drf_makespan), (tetris_jct, tetris_makespan) = ratios(of, "DRF"), ratios(of, "Tetris")
     published_h = {"Optimus": "4.1", "DRF": "6.7", "Tetris": "5.0"}
@@ -230,9 +230,9 @@ def _gains(workloads: Mapping[str, Sequence[Trace]], title: str, notes: tuple[st
     return Finding(figures, plot, notes)
 
 
-def modes(setting: Setting) -> Finding:
+def modes(inputs: Inputs) -> Finding:
     """Synchronous and asynchronous training."""
-    seeds = range(setting.seeds)
+    seeds = range(inputs.seeds)
     workloads = {
         "synchronous": [nine_jobs(seed) for seed in seeds],
         "asynchronous": [nine_jobs(seed, "async") for seed in seeds],
@@ -248,10 +248,10 @@ def bursts(rng: np.random.Generator, jobs: int) -> FloatColumn:
     return np.minimum(at_s, SPAN_S)
 
 
-def arrivals(setting: Setting) -> Finding:
+def arrivals(inputs: Inputs) -> Finding:
     """Poisson arrivals and bursts, each for seven hours."""
     workloads: dict[str, list[Trace]] = {"Poisson": [], "bursts": []}
-    for seed in range(setting.seeds):
+    for seed in range(inputs.seeds):
         rng, speeds = np.random.default_rng((seed, 2)), speeds_with_servers()
         for name, at_s in (("Poisson", rng.uniform(0.0, SPAN_S, 36)), ("bursts", bursts(rng, 36))):
             workloads[name].append(jobs_of(speeds, at_s, (0.25, 1.0), seed))
@@ -262,15 +262,15 @@ def arrivals(setting: Setting) -> Finding:
 ERRORS: Final = (0.0, 0.1, 0.2, 0.3, 0.45)
 
 
-def sensitivity(setting: Setting) -> Finding:
+def sensitivity(inputs: Inputs) -> Finding:
     """Errors of the predicted length and speed."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for name in ("convergence", "speed"):
         field_of = "length" if name == "convergence" else "speed"
         points = []
         for error in ERRORS:
-            wrong = Error(**{field_of: error})
-            traces = [nine_jobs(seed) for seed in range(3 * setting.seeds)]
+            wrong = PredictionError(**{field_of: error})
+            traces = [nine_jobs(seed) for seed in range(3 * inputs.seeds)]
             runs = [
                 Trial(trace, beliefs=beliefs_of(trace, wrong, seed)).run()
                 for seed, trace in enumerate(traces)
@@ -290,7 +290,7 @@ def sensitivity(setting: Setting) -> Finding:
     return Finding(figures, plot, notes)
 
 
-def ablation(setting: Setting) -> Finding:
+def ablation(inputs: Inputs) -> Finding:
     """Each half of Optimus replaced by that of another system."""
     parts: dict[str, tuple[str, Placement]] = {
         "Optimus": ("optimus-ps", OptimusPlacement()),
@@ -301,7 +301,7 @@ def ablation(setting: Setting) -> Finding:
     }
     jct_h = {}
     for name, (policy, placement) in parts.items():
-        runs = [Trial(nine_jobs(seed), policy, placement).run() for seed in range(setting.seeds)]
+        runs = [Trial(nine_jobs(seed), policy, placement).run() for seed in range(inputs.seeds)]
         jct_h[name] = mean([run.metrics().avg_jct_s for run in runs]) / HOUR_S
     figures = tuple(
         Figure(f"average JCT with {name}, over Optimus'", "", f"{hours / jct_h['Optimus']:.2f}")
@@ -314,9 +314,9 @@ def ablation(setting: Setting) -> Finding:
     return Finding(figures, plot, notes)
 
 
-def overhead(setting: Setting) -> Finding:
+def overhead(inputs: Inputs) -> Finding:
     """What adjusting costs, for several pauses."""
-    seeds = range(setting.seeds)
+    seeds = range(inputs.seeds)
     spans_h, points, pauses = {}, [], []
     for pause_s in (0.0, 5.0, 10.0, 20.0, 40.0):
         runs = [Trial(nine_jobs(seed), pause_s=pause_s).run() for seed in seeds]
@@ -359,7 +359,7 @@ def large_snapshot(jobs: int, nodes: int) -> Snapshot:
     return Snapshot(0.0, cluster_of(nodes, SLOTS), table, speeds, no_memory(jobs), seats=nothing)
 
 
-def scale(_setting: Setting) -> Finding:
+def scale(_inputs: Inputs) -> Finding:
     """How long one decision takes, with placement."""
     scheduler = Scheduler(policy_from("optimus-ps"), placement=OptimusPlacement())
     scheduler.decide(large_snapshot(10, 40))  # compile
@@ -397,7 +397,7 @@ NINE: Final = (
 
 
 def _experiment(
-    name: str, title: str, differs: str, run: Callable[[Setting], Finding]
+    name: str, title: str, differs: str, run: Callable[[Inputs], Finding]
 ) -> Experiment:
     return Experiment(f"optimus-{name}", title, SOURCE, differs, run)
 

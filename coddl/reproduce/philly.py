@@ -14,7 +14,7 @@ from coddl.core.plan import Plan
 from coddl.core.policies.registry import policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.snapshot import Snapshot
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.failures import PhillyFailures
 from coddl.sim.loop import Beliefs, Site, Steps
 from coddl.sim.quotas import quotas_from
@@ -23,7 +23,7 @@ from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.sim.world import FINISH_S, LOGGED, Reconfigure, world_of
 from coddl.traces.files import read_trace
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.models import speeds_on
 from coddl.traces.trace import Trace
 
@@ -52,14 +52,14 @@ def servers(gpus: int) -> Cluster:
     )
 
 
-def jobs_of(setting: Setting, jobs: int) -> Trace:
+def jobs_of(inputs: Inputs, jobs: int) -> Trace:
     """The first so many jobs, of all virtual clusters from each one's first day on."""
-    trace = read_trace(setting.folder(DATA) / "jobs.csv.gz", None)
+    trace = read_trace(inputs.folder(DATA) / "jobs.csv.gz", None)
     return trace.rows(np.arange(trace.size) < jobs)
 
 
 @dataclass(eq=False)
-class Seen:
+class WaitLog:
     """What was seen of the jobs that waited and of the servers, from decision to decision."""
 
     waited_s: FloatColumn  # [cause, job]
@@ -89,10 +89,10 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Watching(Scheduler):
+class RecordingScheduler(Scheduler):
     """A scheduler that is watched."""
 
-    seen: Seen = field(default_factory=lambda: Seen(np.zeros((3, 0))))
+    seen: WaitLog = field(default_factory=lambda: WaitLog(np.zeros((3, 0))))
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Decide as it would."""
@@ -101,35 +101,37 @@ class Watching(Scheduler):
         return plan
 
 
-class Watched(NamedTuple):
+class RecordedRun(NamedTuple):
     """How a run went for each job."""
 
     trace: Trace
-    seen: Seen
+    seen: WaitLog
     jct_s: FloatColumn
     slowdown: FloatColumn  # of a step, by where the job was
 
 
-def watch(trace: Trace, gpus: int, placement: Placement, quotas: str) -> Watched:
+def watch(trace: Trace, gpus: int, placement: Placement, quotas: str) -> RecordedRun:
     """Run a trace under Philly's queues with a placement, and see who waits for what."""
     cluster = servers(gpus)
     speeds = speeds_on(trace.speeds, cluster)
     trace = replace(trace.fitted_to(gpus, "skip"), speeds=speeds)
     world = world_of(trace, gpus, Reconfigure(), seed=0)
     site = Site(cluster, speeds, Beliefs(speeds), quotas_from(quotas, trace, gpus))
-    seen = Seen(np.zeros((3, trace.size)))
-    steps = Steps(world, site, Watching(policy_from("philly"), placement=placement, seen=seen))
+    seen = WaitLog(np.zeros((3, trace.size)))
+    steps = Steps(
+        world, site, RecordingScheduler(policy_from("philly"), placement=placement, seen=seen)
+    )
     while steps.run(1000):
         world.counts[LOGGED] = 0
     jct_s = world.jobs.real[FINISH_S] - trace.submitted_s
-    return Watched(trace, seen, jct_s, world.jobs.executed_s / trace.length_s)
+    return RecordedRun(trace, seen, jct_s, world.jobs.executed_s / trace.length_s)
 
 
 MOST: Final = 10**6  # GPUs of a job
 SIZES: Final = {"1": (1, 1), "2-4": (2, 4), "5-8": (5, 8), "more than 8": (9, MOST)}
 
 
-class Trade(NamedTuple):
+class LocalityResult(NamedTuple):
     """What jobs of some sizes pay under a strategy: waits by cause, speed, completion."""
 
     fair_min: float
@@ -139,7 +141,7 @@ class Trade(NamedTuple):
     jct_h: float
 
     @classmethod
-    def of(cls, one: Watched, least: int, most: int) -> Self:
+    def of(cls, one: RecordedRun, least: int, most: int) -> Self:
         """The means over jobs that ask for `least` to `most` GPUs."""
         sizes = one.trace.gpus_requested
         some = (sizes >= least) & (sizes <= most)
@@ -148,7 +150,7 @@ class Trade(NamedTuple):
         return cls(fair, fragmented, other, float(one.slowdown[some].mean()), jct_h)
 
 
-def _trade_in_words(large: Mapping[tuple[int, str], Trade], best: Sequence[str]) -> str:
+def _trade_in_words(large: Mapping[tuple[int, str], LocalityResult], best: Sequence[str]) -> str:
     """Say whether relaxed lies between the extremes, and whether one strategy is best."""
     between = True
     for jobs in LENGTHS:
@@ -164,14 +166,14 @@ def _trade_in_words(large: Mapping[tuple[int, str], Trade], best: Sequence[str])
     )
 
 
-def locality(setting: Setting) -> Finding:
+def locality(inputs: Inputs) -> Finding:
     """Wait for close GPUs for ever, for a while, or not at all, on two lengths of the trace."""
     found = {
-        (jobs, name): watch(jobs_of(setting, jobs), GPUS, placement_from(spec), "demand")
+        (jobs, name): watch(jobs_of(inputs, jobs), GPUS, placement_from(spec), "demand")
         for jobs in LENGTHS
         for name, spec in LOCALITY.items()
     }
-    large = {key: Trade.of(one, 5, MOST) for key, one in found.items()}
+    large = {key: LocalityResult.of(one, 5, MOST) for key, one in found.items()}
     figures = [
         Figure(
             f"first {jobs:,} jobs, locality {name}: waits, step time, JCT",
@@ -190,7 +192,7 @@ def locality(setting: Setting) -> Finding:
         )
     )
     by_size = {
-        (*key, label): Trade.of(one, *span)
+        (*key, label): LocalityResult.of(one, *span)
         for key, one in found.items()
         for label, span in SIZES.items()
     }
@@ -221,16 +223,16 @@ def locality(setting: Setting) -> Finding:
             "What a job waits for is what the last decision before told it: QueueQuota, or "
             "Topology. The trade is published, but not in numbers.",
         ),
-        Table(head, rows),
+        Details(head, rows),
     )
 
 
-def empty_servers(setting: Setting) -> Finding:
+def empty_servers(inputs: Inputs) -> Finding:
     """Count servers without a job where two thirds of the GPUs are in use."""
     names, parts = ("philly", "consolidate", "spread"), {}
     for name in names:
         empty, weight = 0.0, 0.0
-        for seed in range(setting.seeds):
+        for seed in range(inputs.seeds):
             trace = poisson(jobs=2000, gpus=256, load=0.8, seed=seed)
             history = np.array(watch(trace, 256, placement_from(name), "none").seen.history)
             since_s, _, none = history[np.abs(history[:, 1] - 2 / 3) < 0.05].T
@@ -259,7 +261,7 @@ def empty_servers(setting: Setting) -> Finding:
     )
 
 
-class Lent(NamedTuple):
+class SharingResult(NamedTuple):
     """How a way to share GPUs among queues went."""
 
     wait_h: float
@@ -267,16 +269,16 @@ class Lent(NamedTuple):
     preemptions: int
 
 
-def lent_of(runs: list[Run]) -> Lent:
+def sharing_result_of(runs: list[Run]) -> SharingResult:
     """The same from the runs of one cluster, or of its parts."""
     wait_h = np.concatenate([run.jct_s - run.executed_s for run in runs]) / 3600.0
     stops = sum(run.reallocations for run in runs) // 2  # a stop and a resumption
-    return Lent(float(wait_h.mean()), float(np.percentile(wait_h, 99)), stops)
+    return SharingResult(float(wait_h.mean()), float(np.percentile(wait_h, 99)), stops)
 
 
-def quotas(setting: Setting) -> Finding:
+def quotas(inputs: Inputs) -> Finding:
     """Walls between queues, quotas that are lent, or one queue for all."""
-    trace = jobs_of(setting, JOBS)
+    trace = jobs_of(inputs, JOBS)
     quota = quotas_from("demand", trace, GPUS)
     trace = trace.rows(trace.gpus_requested <= quota[trace.queue])  # else it fits no queue's part
     policy = policy_from("philly")
@@ -288,9 +290,9 @@ def quotas(setting: Setting) -> Finding:
     one = Case(RunKey("philly", GPUS), policy, trace)
     runs = run_cases([*walls, replace(one, quota_gpus=quota), one])
     found = {
-        "a cluster for each queue": lent_of(runs[:-2]),
-        "quotas, lent and taken back": lent_of(runs[-2:-1]),
-        "one queue for all": lent_of(runs[-1:]),
+        "a cluster for each queue": sharing_result_of(runs[:-2]),
+        "quotas, lent and taken back": sharing_result_of(runs[-2:-1]),
+        "one queue for all": sharing_result_of(runs[-1:]),
     }
     return Finding(
         tuple(
@@ -330,9 +332,9 @@ FAILURES_HEAD: Final = (
 )  # fmt: skip
 
 
-def failures(setting: Setting) -> Finding:
+def failures(inputs: Inputs) -> Finding:
     """Let jobs fail and be killed as often as published, and count what that takes."""
-    trace = jobs_of(setting, MANY).fitted_to(GPUS, "skip")
+    trace = jobs_of(inputs, MANY).fitted_to(GPUS, "skip")
     case = Case(RunKey("fifo", GPUS), policy_from("fifo:backfill=true"), trace)
     plain, *runs = run_cases([case, *(replace(case, failures=model) for model in MODELS.values())])
     rows, lost = [], {}
@@ -378,7 +380,7 @@ def failures(setting: Setting) -> Finding:
             f"Without failures the same jobs take {plain.metrics().gpu_hours:,.0f} GPU-hours: the "
             "difference is what killed and unsuccessful jobs no longer run.",
         ),
-        Table(FAILURES_HEAD, rows),
+        Details(FAILURES_HEAD, rows),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from coddl.reproduce.experiment import Plot, Points
-from coddl.traces.whole_file import write_whole
+from coddl.traces.atomic_write import write_atomically
 
 # Okabe and Ito's colours, told apart by colour-blind readers too, in an order of falling contrast.
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
@@ -28,7 +28,7 @@ MARKED: Final = 24  # lines of up to so many points show each of them
 
 def write_plot(path: Path, plot: Plot) -> None:
     """Write the picture; at `path` there is all of it or what was there before."""
-    write_whole(path, drawn(plot).encode(), "plot")
+    write_atomically(path, drawn(plot).encode(), "plot")
 
 
 def drawn(plot: Plot) -> str:

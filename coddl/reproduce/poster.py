@@ -3,25 +3,25 @@
 from collections.abc import Mapping
 from typing import Final
 
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.api import simulate
-from coddl.traces.placements import read_placements
+from coddl.traces.pollux import read_pollux
 
 SOURCE: Final = 'poster "Distributed Deep Learning over Shared GPU Cluster"'
 GPUS: Final = 512
 POLICIES: Final = {"static (fifo)": "fifo", "dynamic (max-min)": "max-min", "afs-l": "afs-l"}
 
 
-def static_or_dynamic(setting: Setting) -> Finding:
+def static_or_dynamic(inputs: Inputs) -> Finding:
     """512 jobs of 8 models on 512 GPUs."""
-    study = simulate("poster", list(POLICIES.values()), gpus=GPUS, seeds=setting.seeds)
+    study = simulate("poster", list(POLICIES.values()), gpus=GPUS, seeds=inputs.seeds)
     jct, makespan = "average JCT, h", "makespan, h"
     hours = {
         shown: [float(study[column][at]) / 3600 for at in range(len(POLICIES))]
         for shown, column in ((jct, "avg_jct_s"), (makespan, "makespan_s"))
     }
     spread = {
-        shown: study[f"{column}_ci95"] / 3600 if setting.seeds > 1 else None
+        shown: study[f"{column}_ci95"] / 3600 if inputs.seeds > 1 else None
         for shown, column in ((jct, "avg_jct_s"), (makespan, "makespan_s"))
     }
 
@@ -42,9 +42,9 @@ def static_or_dynamic(setting: Setting) -> Finding:
         Plot("512 jobs on 512 GPUs", "allocation", "hours", bars=hours, categories=list(POLICIES)),
         (
             "The poster shows both as bars without numbers.",
-            f"Means of {setting.seeds} seeds, with 95 % intervals in the table.",
+            f"Means of {inputs.seeds} seeds, with 95 % intervals in the table.",
         ),
-        Table(["allocation", jct, makespan], rows),
+        Details(["allocation", jct, makespan], rows),
     )
 
 
@@ -58,9 +58,9 @@ TWO_OR_THREE: Final[Mapping[str, tuple[int, int]]] = {
 ALIKE: Final = 0.05
 
 
-def two_or_three(setting: Setting) -> Finding:
+def two_or_three(inputs: Inputs) -> Finding:
     """Two GPUs in a node against three across two, as measured."""
-    speeds = read_placements(setting.folder("t4_placements"))
+    speeds = read_pollux(inputs.folder("t4_placements"))
     near, far, _ = TWO_OR_THREE
     speedup: dict[str, list[float]] = {
         place: [

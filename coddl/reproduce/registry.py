@@ -7,16 +7,16 @@ from typing import Final
 from coddl.core.errors import UserError
 from coddl.reproduce import (
     afs,
-    errors,
+    all_systems,
     gandiva,
-    ground,
-    kinds,
+    gpu_types,
     optimus,
-    parameters,
+    optimus_parameters,
+    optimus_predictions,
     philly,
+    placement_effect,
     poster,
-    predictions,
-    rivals,
+    prediction_error,
     themis,
     tiresias,
 )
@@ -24,18 +24,18 @@ from coddl.reproduce.experiment import Experiment
 
 ALL: Final[tuple[Experiment, ...]] = (
     *poster.EXPERIMENTS,
-    *ground.EXPERIMENTS,
+    *placement_effect.EXPERIMENTS,
     *optimus.EXPERIMENTS,
-    *predictions.EXPERIMENTS,
-    *parameters.EXPERIMENTS,
+    *optimus_predictions.EXPERIMENTS,
+    *optimus_parameters.EXPERIMENTS,
     *gandiva.EXPERIMENTS,
     *philly.EXPERIMENTS,
     *tiresias.EXPERIMENTS,
     *themis.EXPERIMENTS,
     *afs.EXPERIMENTS,
-    *rivals.EXPERIMENTS,
-    *kinds.EXPERIMENTS,
-    *errors.EXPERIMENTS,
+    *all_systems.EXPERIMENTS,
+    *gpu_types.EXPERIMENTS,
+    *prediction_error.EXPERIMENTS,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in ALL}
 

@@ -7,11 +7,11 @@ import numpy as np
 
 from coddl.core.columns import FloatColumn
 from coddl.core.policies.registry import policy_from
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace
 
 GPUS: Final = 64
@@ -38,16 +38,16 @@ def jain(values: FloatColumn) -> float:
     return float(values.sum() ** 2 / (values.size * (values**2).sum()))
 
 
-def runs_of(setting: Setting, policies: tuple[str, ...]) -> dict[str, list[Run]]:
+def runs_of(inputs: Inputs, policies: tuple[str, ...]) -> dict[str, list[Run]]:
     """Every policy on every seed."""
-    traces = [workload(seed) for seed in range(setting.seeds)]
+    traces = [workload(seed) for seed in range(inputs.seeds)]
     runs = run_cases([Case(RunKey(p, GPUS), policy_from(p), t) for p in policies for t in traces])
     return {p: [run for run in runs if run.key.policy == p] for p in policies}
 
 
-def fairness(setting: Setting) -> Finding:
+def fairness(inputs: Inputs) -> Finding:
     """Finish-time fairness of several policies on the same jobs."""
-    runs = runs_of(setting, POLICIES)
+    runs = runs_of(inputs, POLICIES)
     worst = {p: float(np.mean([run.rho.max() for run in each])) for p, each in runs.items()}
     equal = {p: float(np.mean([jain(run.rho) for run in each])) for p, each in runs.items()}
     jct_s = {p: float(np.mean([run.jct_s.mean() for run in each])) for p, each in runs.items()}
@@ -74,13 +74,13 @@ def fairness(setting: Setting) -> Finding:
         + ". Policies that give every job a share at once need no lease to be fair.",
     )
     head = ("policy", "worst rho", "Jain's index", "average JCT, hours")
-    return Finding(figures, plot, notes, Table(head, rows))
+    return Finding(figures, plot, notes, Details(head, rows))
 
 
-def filters(setting: Setting) -> Finding:
+def filters(inputs: Inputs) -> Finding:
     """What the filter trades: who is asked at all."""
     specs = tuple(f"themis:filter={f:g}" for f in FILTERS)
-    runs = runs_of(setting, specs)
+    runs = runs_of(inputs, specs)
     worst = [float(np.mean([run.rho.max() for run in runs[spec]])) for spec in specs]
     jct_h = [float(np.mean([run.jct_s.mean() for run in runs[spec]])) / 3600 for spec in specs]
     best = FILTERS[int(np.argmin(worst))]

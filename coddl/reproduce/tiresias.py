@@ -14,11 +14,11 @@ from coddl.core.policies.policy import Policy
 from coddl.core.policies.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.table import interpolated
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case, run_cases
-from coddl.traces.make import poisson, tiresias
+from coddl.traces.generators import poisson, tiresias
 from coddl.traces.models import speeds_on
 from coddl.traces.trace import Trace, trace_of
 
@@ -79,7 +79,7 @@ def worked_example(policy: str) -> Run:
     return run_case(Case(RunKey(policy, 2), policies[policy], trace))
 
 
-def example(_setting: Setting) -> Finding:
+def example(_inputs: Inputs) -> Finding:
     """What each order of three jobs costs."""
     jct_h = {name: worked_example(name).jct_s / HOUR_S for name in PUBLISHED_H}
     figures = (
@@ -92,24 +92,24 @@ def example(_setting: Setting) -> Finding:
     return Finding(tuple(figures), plot)
 
 
-def workloads(setting: Setting) -> dict[str, list[Trace]]:
+def workloads(inputs: Inputs) -> dict[str, list[Trace]]:
     """Jobs for the testbed of the paper, one trace a seed."""
     made: dict[str, list[Trace]] = {}
     for load in LOADS:
         traces = (
-            poisson(jobs=JOBS, gpus=GPUS, load=load, seed=seed) for seed in range(setting.seeds)
+            poisson(jobs=JOBS, gpus=GPUS, load=load, seed=seed) for seed in range(inputs.seeds)
         )
         made[f"long tail, load {load:g}"] = list(traces)
-    made["2 to 120 min"] = [tiresias(seed=seed) for seed in range(setting.seeds)]
+    made["2 to 120 min"] = [tiresias(seed=seed) for seed in range(inputs.seeds)]
     return {
         name: [replace(trace, speeds=speeds_on(trace.speeds, TESTBED)) for trace in traces]
         for name, traces in made.items()
     }
 
 
-def jct_h_of(setting: Setting, systems: Mapping[str, tuple[str, str]]) -> dict[str, FloatMatrix]:
+def jct_h_of(inputs: Inputs, systems: Mapping[str, tuple[str, str]]) -> dict[str, FloatMatrix]:
     """Average and median JCT of each system (policy, placement) by workload, over all seeds."""
-    by_workload = workloads(setting)
+    by_workload = workloads(inputs)
     cases = [
         Case(
             RunKey(name, GPUS),
@@ -124,13 +124,13 @@ def jct_h_of(setting: Setting, systems: Mapping[str, tuple[str, str]]) -> dict[s
     ]
     found = [run.metrics() for run in run_cases(cases)]
     table = np.array([(each.avg_jct_s, each.p50_jct_s) for each in found]) / HOUR_S
-    means = table.reshape(len(by_workload), setting.seeds, len(systems), 2).mean(axis=1)
+    means = table.reshape(len(by_workload), inputs.seeds, len(systems), 2).mean(axis=1)
     return {name: means[:, at] for at, name in enumerate(systems)}
 
 
-def against_fifo(setting: Setting) -> Finding:
+def against_fifo(inputs: Inputs) -> Finding:
     """What age-based scheduling gains over first come, first served."""
-    jct_h, names = jct_h_of(setting, AGAINST_FIFO), list(workloads(replace(setting, seeds=1)))
+    jct_h, names = jct_h_of(inputs, AGAINST_FIFO), list(workloads(replace(inputs, seeds=1)))
     gain = {name: jct_h["FIFO, gathered"] / times_h for name, times_h in jct_h.items()}
     figures = [
         Figure(f"average JCT, FIFO over {name}", published, f"up to {gain[name][:, 0].max():.1f}x")
@@ -142,12 +142,12 @@ def against_fifo(setting: Setting) -> Finding:
     plot = Plot("Tiresias and FIFO", "workload", "average JCT, hours", bars=bars, categories=names)
     rows = [[name, *(f"{hours:.2f}" for hours in line)] for name, line in bars.items()]
     notes = ("SRSF knows what is left of each job: it shows how much there is to gain at all.",)
-    return Finding(tuple(figures), plot, notes, Table(("average JCT, hours", *names), rows))
+    return Finding(tuple(figures), plot, notes, Details(("average JCT, hours", *names), rows))
 
 
-def by_profile(setting: Setting) -> Finding:
+def by_profile(inputs: Inputs) -> Finding:
     """What it is worth to gather only those that need it."""
-    found, names = jct_h_of(setting, BY_PROFILE), list(workloads(replace(setting, seeds=1)))
+    found, names = jct_h_of(inputs, BY_PROFILE), list(workloads(replace(inputs, seeds=1)))
     skewed, *others = BY_PROFILE
     figures = tuple(
         Figure(f"average JCT, {other} over {skewed}: {name}", "", f"{ratio:.2f}x")

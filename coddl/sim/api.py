@@ -11,7 +11,7 @@ from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
 from coddl.core.scheduler import Rules
 from coddl.core.speed.servers import Mode
-from coddl.sim.study import DEFAULT_POLICIES, Question, Study, study
+from coddl.sim.study import DEFAULT_POLICIES, Study, StudySpec, study
 from coddl.sim.world import MODES, Reconfigure
 from coddl.traces.trace import Oversize, Trace
 
@@ -55,7 +55,7 @@ def simulate(
         pandas.DataFrame(results)   # the whole table
     """
     named = [policies] if isinstance(policies, str) or callable(policies) else list(policies)
-    question = Question(
+    spec = StudySpec(
         workload=trace,
         policies=named,
         gpus=list(gpus) if isinstance(gpus, Sequence | np.ndarray) else [gpus],
@@ -77,7 +77,7 @@ def simulate(
         failures=failures,
         keep_events=events,
     )
-    return study(question)
+    return study(spec)
 
 
 def reconfigure_from(spec: str) -> Reconfigure:

@@ -29,7 +29,7 @@ class Faults(NamedTuple):
     checkpoint_s: float  # what a failure spares is as old as this, at most
 
 
-class Drawn(NamedTuple):
+class TraceWithFaults(NamedTuple):
     """What goes wrong, and the trace as the cluster gets to see it."""
 
     trace: Trace
@@ -39,7 +39,7 @@ class Drawn(NamedTuple):
 class FailureModel(Protocol):
     """What draws the misfortunes of a trace."""
 
-    def draw(self, trace: Trace, seed: int) -> Drawn:
+    def draw(self, trace: Trace, seed: int) -> TraceWithFaults:
         """Draw what goes wrong with each job; the same seed, the same misfortunes."""
 
 
@@ -69,7 +69,7 @@ class PhillyFailures:
                 "retries=3",
             )
 
-    def draw(self, trace: Trace, seed: int) -> Drawn:
+    def draw(self, trace: Trace, seed: int) -> TraceWithFaults:
         """Draw what goes wrong with each job."""
         rng = np.random.default_rng((seed, trace.size))
         length_s, odds = trace.length_s, _odds(trace)
@@ -91,7 +91,11 @@ class PhillyFailures:
             fails_at[1:][errs & (strikes_s == error_s)] = np.inf
         faults = Faults(fails_at, ends_at, self.checkpoint_s)
         caught = errs & (error_s <= PRERUN_S) & (trace.gpus_requested > 1)
-        return _prerun(trace, faults, caught, error_s) if self.prerun else Drawn(trace, faults)
+        return (
+            _prerun(trace, faults, caught, error_s)
+            if self.prerun
+            else TraceWithFaults(trace, faults)
+        )
 
 
 def failures_from(spec: str) -> FailureModel | None:
@@ -150,7 +154,9 @@ def _bisected(low: float, high: float, is_low: Callable[[float], bool]) -> float
     return (low + high) / 2.0
 
 
-def _prerun(trace: Trace, faults: Faults, caught: BoolColumn, error_s: FloatColumn) -> Drawn:
+def _prerun(
+    trace: Trace, faults: Faults, caught: BoolColumn, error_s: FloatColumn
+) -> TraceWithFaults:
     """Let the jobs that the pre-run catches have one GPU and one try.
 
     What it costs the others is left out: a few iterations on one GPU.
@@ -167,4 +173,4 @@ def _prerun(trace: Trace, faults: Faults, caught: BoolColumn, error_s: FloatColu
         gpus_min=np.where(caught, one, trace.gpus_min),
         gpus_max=np.where(caught, one, trace.gpus_max),
     )
-    return Drawn(tried, faults._replace(fails_at=fails_at))
+    return TraceWithFaults(tried, faults._replace(fails_at=fails_at))

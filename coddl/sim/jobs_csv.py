@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coddl.sim.run import Run
-from coddl.traces.whole_file import write_whole
+from coddl.traces.atomic_write import write_atomically
 
 RUN = ("policy", "placement", "vc", "cluster", "gpus", "load", "seed")
 JOB = ("job", "model", "submitted_s", "gpus_requested", "first_start_s", "finish_s")
@@ -22,7 +22,7 @@ def write_jobs(runs: Sequence[Run], path: Path) -> None:
     lines.writerow(HEADER)
     for run in runs:
         lines.writerows(_lines(run))
-    write_whole(path, out.getvalue().encode(), "file of jobs")
+    write_atomically(path, out.getvalue().encode(), "file of jobs")
 
 
 def _lines(run: Run) -> list[list[object]]:

@@ -18,9 +18,9 @@ from coddl.core.policies.policy import Policy
 from coddl.core.scheduler import Rules
 from coddl.core.speed.servers import Mode
 from coddl.core.speed.table import with_servers
-from coddl.sim.errors import beliefs_of, error_from
 from coddl.sim.failures import failures_from
 from coddl.sim.plugin import policy_named
+from coddl.sim.prediction_error import beliefs_of, error_from
 from coddl.sim.quotas import quotas_from
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
@@ -28,7 +28,7 @@ from coddl.sim.simulate import Case, Watch, run_cases
 from coddl.sim.world import Reconfigure
 from coddl.traces.clusters import cluster_from
 from coddl.traces.files import read_speeds, read_trace, small_trace
-from coddl.traces.make import GENERATORS
+from coddl.traces.generators import GENERATORS
 from coddl.traces.models import speeds_on
 from coddl.traces.trace import Oversize, Trace
 
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Question:
+class StudySpec:
     """What to compare.
 
     A workload is a file, a trace at hand, or a generator's name; that is made anew for each seed.
@@ -187,10 +187,10 @@ def _flat(row: Mapping[str, object]) -> dict[str, object]:
     return flat | {f"{name}_ci95": width for name, width in intervals.items()}
 
 
-def study(question: Question, watch: Watch | None = None) -> Study:
-    """Answer a question."""
-    workload = _workload(question)
-    cases = list(_cases(question, workload))
+def study(spec: StudySpec, watch: Watch | None = None) -> Study:
+    """Run a study."""
+    workload = _workload(spec)
+    cases = list(_cases(spec, workload))
     watch = watch or Watch()
     runs = run_cases(cases, watch)
     for run in runs:
@@ -201,66 +201,66 @@ def study(question: Question, watch: Watch | None = None) -> Study:
                 f"it leaves {left:,} of {run.trace.size:,} jobs without GPUs for ever",
                 "a policy that serves every job in the end; coddl.testing.PolicyContract helps",
             )
-    whole = workload(question.loads[0], 0, question.sites[0][1])
+    whole = workload(spec.loads[0], 0, spec.sites[0][1])
     planned = sum(case.trace.size for case in cases)
-    return Study(whole, runs, question.seeds, planned)
+    return Study(whole, runs, spec.seeds, planned)
 
 
 Workload: TypeAlias = Callable[[float, int, int], Trace]  # load, seed, GPUs -> trace
 
 
-def _cases(question: Question, workload: Workload) -> Iterator[Case]:
-    """Every run the question asks for."""
+def _cases(spec: StudySpec, workload: Workload) -> Iterator[Case]:
+    """Every run the spec asks for."""
     policies = {
         name: policy_named(policy) if isinstance(policy, str) else _decides(policy, "policy")
-        for name, policy in _labelled(question.policies, _with_parameters).items()
+        for name, policy in _labelled(spec.policies, _with_parameters).items()
     }
-    loads = dict.fromkeys(map(float, question.loads))
-    pairs = _placed(policies, question)
-    failures = failures_from(question.failures)
-    error = error_from(question.error) if question.error else None
-    for seed, load, (site, gpus, cluster) in product(range(question.seeds), loads, question.sites):
+    loads = dict.fromkeys(map(float, spec.loads))
+    pairs = _placed(policies, spec)
+    failures = failures_from(spec.failures)
+    error = error_from(spec.error) if spec.error else None
+    for seed, load, (site, gpus, cluster) in product(range(spec.seeds), loads, spec.sites):
         whole = workload(load, seed, gpus)
         if cluster is not None:
             whole = replace(whole, speeds=speeds_on(whole.speeds, cluster))
-        queues: list[str | None] = [question.queue]
-        if question.queue == "all":  # those that have jobs
+        queues: list[str | None] = [spec.queue]
+        if spec.queue == "all":  # those that have jobs
             queues = [whole.queues[at] for at in np.unique(whole.queue)]
         for queue in queues:
             trace = whole if queue is None else whole.of_queue(queue)
-            trace = trace.fitted_to(gpus, question.oversize)
+            trace = trace.fitted_to(gpus, spec.oversize)
             beliefs = beliefs_of(trace, error, seed) if error is not None else None
-            quota_gpus = quotas_from(question.quotas, trace, gpus)
+            quota_gpus = quotas_from(spec.quotas, trace, gpus)
             for label, policy, where, placement in pairs:
                 yield Case(
                     RunKey(label, gpus, where, site, queue, load, seed),
                     policy,
                     trace,
-                    reconfigure=question.reconfigure,
-                    rules=question.rules,
+                    reconfigure=spec.reconfigure,
+                    rules=spec.rules,
                     cluster=cluster,
                     placement=placement,
                     beliefs=beliefs,
                     quota_gpus=quota_gpus,
                     failures=failures,
-                    keep_events=question.keep_events,
+                    keep_events=spec.keep_events,
                 )
 
 
 Pair: TypeAlias = tuple[str, Policy, str, Placement | None]  # each behind what results call it
 
 
-def _placed(policies: Mapping[str, Policy], question: Question) -> list[Pair]:
+def _placed(policies: Mapping[str, Policy], spec: StudySpec) -> list[Pair]:
     """Each policy with each placement to try; one that places jobs itself, once."""
-    if not question.clusters:
+    if not spec.clusters:
         return [(label, policy, "", None) for label, policy in policies.items()]
-    given = _labelled(_each_once(question.placements or ("consolidate",)))
+    given = _labelled(_each_once(spec.placements or ("consolidate",)))
     placements = {
         name: placement_from(p) if isinstance(p, str) else _decides(p, "placement")
         for name, p in given.items()
     }
     own = {label: getattr(policy, "own_placement", "") for label, policy in policies.items()}
-    if question.placements and all(own.values()):
+    if spec.placements and all(own.values()):
         why = f"where jobs go is up to {' and '.join(own)}"
         _refuse(True, "placement", next(iter(given)), why, "left out, or another policy")
     pairs: list[Pair] = []
@@ -313,9 +313,9 @@ def _decides(given: T, noun: str) -> T:
     return given
 
 
-def _workload(question: Question) -> Workload:
+def _workload(spec: StudySpec) -> Workload:
     """What gives the trace for a load, a seed and a size of the cluster."""
-    make, first, servers = _source(question), question.first, question.servers
+    make, first, servers = _source(spec), spec.first, spec.servers
 
     def made(load: float, seed: int, gpus: int) -> Trace:
         trace = make(load, seed, gpus)
@@ -328,11 +328,11 @@ def _workload(question: Question) -> Workload:
     return made
 
 
-def _source(question: Question) -> Workload:
+def _source(spec: StudySpec) -> Workload:
     """The same, with all its jobs, and with servers only if they were measured so."""
-    source, speeds = question.workload, None
-    if question.speeds is not None:
-        speeds = read_speeds(Path(question.speeds), question.servers)
+    source, speeds = spec.workload, None
+    if spec.speeds is not None:
+        speeds = read_speeds(Path(spec.speeds), spec.servers)
     if isinstance(source, str) and source in GENERATORS and not Path(source).exists():
         make = GENERATORS[source]
         if source == "poisson":

@@ -16,7 +16,7 @@ _reader = partial(csv.reader, skipinitialspace=True, strict=True)
 SHOWN_CHARS = 60  # of an offending value
 
 
-class Rule(NamedTuple):
+class Constraint(NamedTuple):
     """What the numbers of a column must be, and what to write instead."""
 
     ok: Callable[[FloatColumn], BoolColumn]
@@ -32,21 +32,21 @@ class Cells:
     text: str
     columns: dict[str, Sequence[str]]
 
-    def numbers(self, name: str, rule: Rule) -> FloatColumn:
+    def numbers(self, name: str, rule: Constraint) -> FloatColumn:
         """A column of numbers that all keep the rule."""
         return self._numbers(name, self.columns[name], rule)
 
-    def whole(self, name: str, rule: Rule) -> IntColumn:
+    def whole(self, name: str, rule: Constraint) -> IntColumn:
         """A column of numbers that all keep the rule, which asks for whole ones."""
         return self.numbers(name, rule).astype(np.int64)
 
-    def whole_or(self, name: str, rule: Rule, default: IntColumn) -> IntColumn:
+    def whole_or(self, name: str, rule: Constraint, default: IntColumn) -> IntColumn:
         """The same, with the default for an empty cell and for a column that is not there."""
         if name not in self.columns:
             return default
         return self.numbers_or(name, rule, default).astype(np.int64)
 
-    def numbers_or(self, name: str, rule: Rule, default: IntColumn | float) -> FloatColumn:
+    def numbers_or(self, name: str, rule: Constraint, default: IntColumn | float) -> FloatColumn:
         """A column of numbers that all keep the rule, with the default for an empty cell."""
         cells = self.columns[name]
         blank = np.array([cell == "" for cell in cells])
@@ -83,7 +83,7 @@ class Cells:
         reader = _reader(io.StringIO(self.text, newline=""))
         return np.array([reader.line_num for cells in reader if not _is_blank(cells)][1:])
 
-    def _numbers(self, name: str, cells: Sequence[str], rule: Rule) -> FloatColumn:
+    def _numbers(self, name: str, cells: Sequence[str], rule: Constraint) -> FloatColumn:
         try:
             numbers = np.fromiter(map(float, cells), np.float64, len(cells))
         except ValueError:

@@ -20,7 +20,7 @@ import yaml
 from coddl.core.cluster import Cluster, Link, Links, Node
 from coddl.core.errors import UserError
 from coddl.traces.cells import listed, shown
-from coddl.traces.source import read_text
+from coddl.traces.text_file import read_text
 
 SHORT: Final = re.compile(r"([1-9]\d*)x([1-9]\d*)(?::([\w.-]+))?")
 SHORT_TRY: Final = "16x4 (16 nodes of 4 GPUs), 8x4:v100+8x8:k80, or the path of a YAML file"

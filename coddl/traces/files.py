@@ -19,14 +19,14 @@ from coddl.core.columns import IntColumn
 from coddl.core.errors import UserError
 from coddl.core.speed.servers import TERMS, Mode, Point, fit_costs, servers_within
 from coddl.core.speed.table import Speeds, interpolated, served
-from coddl.traces.cells import Cells, Rule, cells_of, listed, shown
-from coddl.traces.packing import packing_speeds
-from coddl.traces.pairs import read_pairs
+from coddl.traces.atomic_write import write_atomically
+from coddl.traces.cells import Cells, Constraint, cells_of, listed, shown
+from coddl.traces.gandiva_table import packing_speeds
+from coddl.traces.gavel import read_gavel
 from coddl.traces.philly import AFS_MODELS, is_philly, philly_trace
-from coddl.traces.placements import read_placements
-from coddl.traces.source import read_text
+from coddl.traces.pollux import read_pollux
+from coddl.traces.text_file import read_text
 from coddl.traces.trace import Trace, smallest_shares, trace_of
-from coddl.traces.whole_file import write_whole
 
 TRACE_COLUMNS = ("submitted_s", "model", "iterations", "gpus_requested")
 TRACE_OPTIONS = ("gpus_min", "gpus_max", "queue", "user", "group", "weight", "vc")
@@ -37,33 +37,33 @@ TABLES_BESIDE = ("step_times.csv", "speeds.csv")  # taken for a trace that lies 
 
 # Past 1e15 a float no longer resolves seconds well enough to simulate; a table is as wide as its
 # largest share, so that one is kept within what fits in memory.
-TIME = Rule(
+TIME = Constraint(
     lambda v: (v >= 0) & (v <= 1e15),
     "be a number of seconds, 0 to 1e15",
     "seconds since the start of the trace, such as 0 or 3600.5",
 )
-ITERATIONS = Rule(
+ITERATIONS = Constraint(
     lambda v: (v > 0) & (v <= 1e15),
     "be a number above 0, up to 1e15",
     "the optimizer steps that the job trains for, such as 5000",
 )
-GPUS = Rule(
+GPUS = Constraint(
     lambda v: (v >= 1) & (v < 2**31) & (v == np.floor(v)),
     "be a whole number, 1 or more and below 2147483648",
     "a number of GPUs, such as 4",
 )
-WEIGHT = Rule(
+WEIGHT = Constraint(
     lambda v: (v > 0) & (v <= 1e6),
     "be a number above 0, up to 1e6",
     "the slices of time that a turn of the job lasts, such as 2",
 )
 BATCH = GPUS._replace(try_="the samples per iteration over all GPUs, such as 256")
-SHARE = Rule(
+SHARE = Constraint(
     lambda v: (v >= 1) & (v <= 65_536) & (v == np.floor(v)),
     "be a whole number from 1 to 65536",
     "a number of GPUs, such as 4",
 )
-STEP = Rule(
+STEP = Constraint(
     lambda v: (v >= 1e-9) & (v <= 1e9),
     "be a number of seconds above 0, from 1e-9 to 1e9",
     "the seconds that one iteration takes, such as 0.35",
@@ -99,11 +99,11 @@ def read_speeds(path: str | Path, servers: Mode | None = None) -> Speeds:
     if str(path) == PACKING and not path.exists():
         return packing_speeds(PACKING_GPUS)
     if path.is_dir():
-        return read_placements(path)
+        return read_pollux(path)
     what = f"speed table {path} cannot be read"
     text = read_text(path, what)
     if text.lstrip()[0] == "{":
-        return read_pairs(text, what)
+        return read_gavel(text, what)
     if "servers" in text.partition("\n")[0].split(","):
         return _fitted(text, what, servers)
     return interpolated(_points(text, what))
@@ -120,7 +120,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     data = out.getvalue().encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)  # no time of writing: equal traces, equal files
-    write_whole(path, data, "trace")
+    write_atomically(path, data, "trace")
 
 
 @cache

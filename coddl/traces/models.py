@@ -14,12 +14,12 @@ from coddl.core.errors import UserError
 from coddl.core.speed.estimate import Model, estimated_places
 from coddl.core.speed.places import beside_servers
 from coddl.core.speed.table import Speeds
-from coddl.traces.cells import Rule, cells_of, listed, shown
-from coddl.traces.source import read_text
+from coddl.traces.cells import Constraint, cells_of, listed, shown
+from coddl.traces.text_file import read_text
 
 COLUMNS: Final = ("model", "parameters", "largest_tensor", "source")
 BYTES: Final = 4  # of a gradient: single precision
-COUNT: Final = Rule(lambda v: v >= 1, "be a number, 1 or more", "25557032")
+COUNT: Final = Constraint(lambda v: v >= 1, "be a number, 1 or more", "25557032")
 ANY_KIND: Final = "gpu"  # of a cluster or a table that does not say
 
 

@@ -8,26 +8,26 @@ import pytest
 from coddl.cli.reproduce import complete_experiments
 from coddl.core.errors import UserError
 from coddl.reproduce import registry
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from tests.cli.conftest import Coddl
 
 
-def found(setting: Setting) -> Finding:
+def found(inputs: Inputs) -> Finding:
     plot = Plot("t", "x", "y", bars={"a": [1.0]}, categories=["one"])
-    figure = Figure("speed-up", "2.00x", f"{setting.seeds}.00x")
-    return Finding((figure,), plot, ("Read it so.",), Table(["a", "b"], [["c", "d"]]))
+    figure = Figure("speed-up", "2.00x", f"{inputs.seeds}.00x")
+    return Finding((figure,), plot, ("Read it so.",), Details(["a", "b"], [["c", "d"]]))
 
 
-def on_data(setting: Setting) -> Finding:
-    setting.folder("philly")
-    return found(setting)
+def on_data(inputs: Inputs) -> Finding:
+    inputs.folder("philly")
+    return found(inputs)
 
 
-def broken(_setting: Setting) -> Finding:
+def broken(_inputs: Inputs) -> Finding:
     raise UserError("the trace cannot be read", "line 7 is no number", "another file")
 
 
-def stopped(_setting: Setting) -> Finding:
+def stopped(_inputs: Inputs) -> Finding:
     raise KeyboardInterrupt
 
 

@@ -16,7 +16,7 @@ from coddl.core.policies.registry import POLICIES
 from coddl.reproduce.registry import EXPERIMENTS
 from coddl.sim.failures import PhillyFailures
 from coddl.traces.files import write_trace
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 
 ROOT = Path(__file__).parents[2]
 COMMAND = f"{Path(sys.executable).parent}/coddl"

@@ -13,12 +13,12 @@ import pytest
 
 from coddl.core.errors import UserError
 from coddl.core.placement.registry import placement_from
-from coddl.reproduce import afs, philly, thrashing
-from coddl.reproduce.experiment import Experiment, Finding, MissingData, Plot, Setting
+from coddl.reproduce import afs, afs_thrashing, philly
+from coddl.reproduce.experiment import Experiment, Finding, Inputs, MissingData, Plot
 from coddl.reproduce.plot import COLOURS, drawn, ticks, write_plot, written
 from coddl.reproduce.registry import ALL, EXPERIMENTS, experiments_named
 from coddl.testing.builders import speeds_from
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace, trace_of
 
 SVG: Final = "{http://www.w3.org/2000/svg}"
@@ -47,14 +47,14 @@ def test_an_experiment_says_what_it_tries_and_what_differs(experiment: Experimen
 def test_an_experiment_whose_data_is_missing_says_which(
     experiment: Experiment, tmp_path: Path
 ) -> None:
-    for setting in (Setting(), Setting(tmp_path)):
+    for inputs in (Inputs(), Inputs(tmp_path)):
         with pytest.raises(MissingData, match=experiment.needs):
-            experiment.run(setting)
+            experiment.run(inputs)
 
 
 @pytest.fixture(scope="module", params=QUICK)
 def finding(request: pytest.FixtureRequest) -> Finding:
-    return EXPERIMENTS[str(request.param)].run(Setting(seeds=2))
+    return EXPERIMENTS[str(request.param)].run(Inputs(seeds=2))
 
 
 def test_a_finding_compares_with_something_published_or_says_why_not(finding: Finding) -> None:
@@ -94,13 +94,13 @@ def test_an_unknown_name_is_answered_with_near_ones(name: str, meant: str) -> No
 def test_the_busiest_days_are_those_with_most_jobs() -> None:
     days = [0, 1, 1, 2, 5, 5, 5, 6]
     trace = submitted([day * 86400.0 + 7.0 for day in days])
-    assert thrashing.busiest_days(trace, "", 2).size == 4  # days 5 and 6
-    assert thrashing.busiest_days(trace, "", 3).size == 4  # days 0 to 2, or 4 to 6
-    assert thrashing.busiest_days(trace, "", 7).size == 8
+    assert afs_thrashing.busiest_days(trace, "", 2).size == 4  # days 5 and 6
+    assert afs_thrashing.busiest_days(trace, "", 3).size == 4  # days 0 to 2, or 4 to 6
+    assert afs_thrashing.busiest_days(trace, "", 7).size == 8
 
 
 def test_the_watched_job_comes_before_all_others_at_time_zero() -> None:
-    trace = thrashing.with_probe(submitted([50.0, 60.0]), 1000.0)
+    trace = afs_thrashing.with_probe(submitted([50.0, 60.0]), 1000.0)
     assert trace.submitted_s.tolist() == [0.0, 0.0, 10.0]
     assert trace.iterations[0] == 1000.0
     assert trace.speeds.names[trace.curve[0]] == "resnet50"
@@ -108,16 +108,16 @@ def test_the_watched_job_comes_before_all_others_at_time_zero() -> None:
 
 def test_a_job_alone_stands_still_for_its_start_and_no_longer() -> None:
     # The job of 10,000 s is over before the second comes; it starts at 28 GPUs, its best.
-    alone = thrashing.with_probe(submitted([1e6]), 1.0)
+    alone = afs_thrashing.with_probe(submitted([1e6]), 1.0)
     step_s = float(alone.speeds.step_s[alone.curve[0], 28])
     iterations = math.floor(10_000 / step_s)
     alone = replace(alone, submitted_s=np.array([0.0, 1e6]), iterations=np.array([iterations, 1.0]))
-    free = thrashing.watched(alone, "none")
+    free = afs_thrashing.watched(alone, "none")
     assert free.still_s == 0.0
     assert free.finish_s == pytest.approx(iterations * step_s)
-    serial = thrashing.watched(alone, "serial:60")
+    serial = afs_thrashing.watched(alone, "serial:60")
     assert serial.finish_s == pytest.approx(free.finish_s + 60.0)
-    concurrent = thrashing.watched(alone, "concurrent:60,1")
+    concurrent = afs_thrashing.watched(alone, "concurrent:60,1")
     assert concurrent.finish_s == pytest.approx(free.finish_s + 60.0)
     assert concurrent.still_s == 0.0  # it held nothing while it was prepared
 
@@ -138,7 +138,7 @@ def test_waits_are_told_apart_by_cause() -> None:
         gpus_requested=np.full(2, 8),
     )
     seen = philly.watch(jobs, 8, placement_from("philly"), "none")
-    assert philly.Trade.of(seen, 5, 8) == pytest.approx((0.0, 0.0, 30.0, 1.0, 1.5))
+    assert philly.LocalityResult.of(seen, 5, 8) == pytest.approx((0.0, 0.0, 30.0, 1.0, 1.5))
 
 
 def test_queues_are_told_from_small_to_large() -> None:

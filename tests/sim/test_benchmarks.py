@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coddl.traces.files import write_trace
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 
 ROOT = Path(__file__).parents[2]
 ALL = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))

@@ -11,13 +11,13 @@ from coddl.core.columns import BoolColumn
 from coddl.core.errors import UserError
 from coddl.core.placement.registry import placement_from
 from coddl.core.policies.registry import policy_from
-from coddl.sim.failures import PRERUN_S, Drawn, Faults, PhillyFailures, failures_from
+from coddl.sim.failures import PRERUN_S, Faults, PhillyFailures, TraceWithFaults, failures_from
 from coddl.sim.run import Losses, Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import FAIL, MODES, Reconfigure, ReconfigureMode
 from coddl.testing.builders import speeds_from
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace, trace_of
 
 NEVER = np.inf
@@ -32,13 +32,13 @@ class Told:
     checkpoint_s: float = NEVER
     given_up: bool = True  # after the last of them
 
-    def draw(self, trace: Trace, seed: int) -> Drawn:  # noqa: ARG002 (a test draws nothing)
+    def draw(self, trace: Trace, seed: int) -> TraceWithFaults:  # noqa: ARG002 (a test draws nothing)
         levels = np.zeros((len(self.fails_at) + 1, trace.size))
         levels[:-1, 0] = self.fails_at
         levels[-1, 0] = np.inf if self.given_up and self.fails_at else 0.0
         ends_at = np.zeros(trace.size)
         ends_at[0] = self.ends_at
-        return Drawn(trace, Faults(levels, ends_at, self.checkpoint_s))
+        return TraceWithFaults(trace, Faults(levels, ends_at, self.checkpoint_s))
 
 
 def trace(*rows: tuple[float, float], gpus: int = 1) -> Trace:

@@ -11,13 +11,13 @@ from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.policies.fifo import Fifo
 from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.speed.table import Speeds
-from coddl.sim.feedback import iterations_at, time_to_iterations
+from coddl.sim.progress import iterations_at, time_to_iterations
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import SHARE, Reconfigure
 from coddl.testing.builders import speeds_from
-from coddl.traces.make import poisson
-from coddl.traces.packing import packing_speeds, packing_table
+from coddl.traces.gandiva_table import packing_speeds, packing_table
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace, trace_of
 
 LINEAR = speeds_from([[1.0 / gpus for gpus in range(1, 9)]])  # an iteration a GPU-second

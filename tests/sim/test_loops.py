@@ -15,7 +15,7 @@ from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import MODES, SHARE, Reconfigure
 from coddl.testing.builders import speeds_from
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace
 from tests import oracle
 

@@ -22,7 +22,7 @@ from coddl.sim.report.series import (
     SHIPPED_JOBS,
     WINDOW_JOBS,
     busiest_window,
-    held_of,
+    gpu_changes_of,
     timeline,
 )
 from coddl.sim.report.summary import best_of, finding, labels_of, table_of
@@ -198,7 +198,7 @@ HELD = {
 
 @pytest.mark.parametrize(("told", "want"), HELD.values(), ids=HELD.keys())
 def test_what_is_held(told: list[Told], want: list[tuple[int, int, int]]) -> None:
-    held = held_of(events(told), START_S)
+    held = gpu_changes_of(events(told), START_S)
     assert list(zip(held.time_s, held.before, held.gpus, strict=True)) == want
 
 
@@ -283,7 +283,7 @@ def test_a_long_run_stays_small(tmp_path: Path) -> None:
 
 def test_part_of_a_timeline_is_as_the_whole() -> None:
     made = many_jobs(500)
-    held = held_of(made.events or events([]), START_S)
+    held = gpu_changes_of(made.events or events([]), START_S)
     part = timeline(made, held, (200.0, 210.0), at_most=100)
     assert len(part.time_s) <= 100 + made.key.gpus
     assert part.from_s < 200.0 < 210.0 < part.to_s
@@ -305,14 +305,16 @@ def test_jobs_that_wait_all_the_time_are_counted_beyond_a_number() -> None:
         first_start_s=np.full(jobs, np.inf),
         events=events([(0.0, SHARE, 7, 4)]),
     )
-    line = timeline(waits, held_of(events([(0.0, SHARE, 7, 4)]), START_S), (0.0, 1.0), at_most=10)
+    line = timeline(
+        waits, gpu_changes_of(events([(0.0, SHARE, 7, 4)]), START_S), (0.0, 1.0), at_most=10
+    )
     assert (len(line.rows), line.left_out) == (SHIPPED_JOBS, 500)
     assert line.rows[line.job].tolist() == [7]
 
 
 def test_the_window_opens_where_some_thirty_jobs_hold_gpus(tmp_path: Path) -> None:
     made = many_jobs(500)
-    first_s, last_s = busiest_window(made, held_of(made.events or events([]), START_S))
+    first_s, last_s = busiest_window(made, gpu_changes_of(made.events or events([]), START_S))
     start_s, stop_s = made.first_start_s - START_S, made.finish_s - START_S
     assert ((start_s < last_s) & (stop_s > first_s)).sum() == WINDOW_JOBS
     assert page_of([run()], tmp_path).data["window_s"] == [0.0, 30.0]  # all of a small run

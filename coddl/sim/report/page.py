@@ -14,17 +14,17 @@ import numpy as np
 from coddl.core.columns import FloatColumn
 from coddl.sim.report import summary
 from coddl.sim.report.series import (
-    Held,
+    GpuChanges,
     busiest_window,
     end_s,
-    held_of,
+    gpu_changes_of,
     jct_cdf,
     origin_s,
     over_time,
     timeline,
 )
 from coddl.sim.run import Run
-from coddl.traces.whole_file import write_whole
+from coddl.traces.atomic_write import write_atomically
 
 PLOTTED_RUNS: Final = 12
 TIMELINE_CHANGES: Final = 20_000  # of one run
@@ -46,7 +46,7 @@ def write_report(
     the page; by default a busy time with some thirty jobs.
     """
     page = _page(title, _payload(runs, title, window_s))
-    write_whole(path, page.encode("utf-8", "replace"), "report")
+    write_atomically(path, page.encode("utf-8", "replace"), "report")
 
 
 def _page(title: str, payload: Json) -> str:
@@ -69,7 +69,9 @@ def _page(title: str, payload: Json) -> str:
 def _payload(runs: Sequence[Run], title: str, window_s: tuple[float, float] | None) -> Json:
     labels, rows = summary.labels_of(runs), summary.table_of(runs)
     plotted = runs[:PLOTTED_RUNS]
-    held = [None if run.events is None else held_of(run.events, origin_s(run)) for run in plotted]
+    held = [
+        None if run.events is None else gpu_changes_of(run.events, origin_s(run)) for run in plotted
+    ]
     opened = _best_with_timeline(rows, held)
     if window_s is None:
         window_s = _default_window(plotted, held, opened)
@@ -117,7 +119,7 @@ def _facts(runs: Sequence[Run]) -> list[list[str]]:
 
 def _notes(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
     notes = []
-    if len({summary.setting_of(run) for run in runs}) > 1:
+    if len({summary.comparison_key(run) for run in runs}) > 1:
         notes.append("Best values and ratios are among runs of one trace, queue, cluster and load.")
     if len(runs) > PLOTTED_RUNS:
         notes.append(f"The plots show the first {PLOTTED_RUNS} of {len(runs)} runs.")
@@ -136,7 +138,7 @@ def _notes(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
     return notes
 
 
-def _best_with_timeline(rows: Sequence[summary.Row], held: Sequence[Held | None]) -> int:
+def _best_with_timeline(rows: Sequence[summary.Row], held: Sequence[GpuChanges | None]) -> int:
     """The run whose shares are shown first: of those that can show any the best."""
     able = [at for at, changes in enumerate(held) if changes is not None and len(changes.time_s)]
     jct = {at: [rows[at][key] for key in ("slower", "avg_jct_s")] for at in able}
@@ -144,7 +146,7 @@ def _best_with_timeline(rows: Sequence[summary.Row], held: Sequence[Held | None]
 
 
 def _default_window(
-    runs: Sequence[Run], held: Sequence[Held | None], opened: int
+    runs: Sequence[Run], held: Sequence[GpuChanges | None], opened: int
 ) -> tuple[float, float]:
     changes = held[opened] if held else None
     if changes is None or not len(changes.time_s):
@@ -152,7 +154,7 @@ def _default_window(
     return busiest_window(runs[opened], changes)
 
 
-def _plots(run: Run, held: Held | None, window_s: tuple[float, float], runs: int) -> Json:
+def _plots(run: Run, held: GpuChanges | None, window_s: tuple[float, float], runs: int) -> Json:
     """What the charts draw of a run."""
     cdf, lines = jct_cdf(run), over_time(run, held)
     plots: Json = {
@@ -168,7 +170,7 @@ def _plots(run: Run, held: Held | None, window_s: tuple[float, float], runs: int
     return plots
 
 
-def _timeline(run: Run, held: Held, window_s: tuple[float, float], at_most: int) -> Json:
+def _timeline(run: Run, held: GpuChanges, window_s: tuple[float, float], at_most: int) -> Json:
     shown = timeline(run, held, window_s, at_most)
     trace, rows, start_s = run.trace, shown.rows, origin_s(run)
     curves, model = np.unique(trace.curve[rows], return_inverse=True)

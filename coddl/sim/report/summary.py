@@ -14,7 +14,7 @@ Unit = Literal["seconds", "part", "hours", "ratio", "times", "count"]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ReportColumn:
     """One column of the table: what it shows of each run, and which value is the best."""
 
     key: str
@@ -25,28 +25,36 @@ class Column:
 
 
 COLUMNS: Final = (
-    Column("jobs", "Jobs", "count", "", "Jobs that finished"),
-    Column("avg_jct_s", "Avg JCT", "seconds", "least", "Mean completion time: finish - submission"),
-    Column("slower", "vs. best", "times", "", "Avg JCT over the best avg JCT in the same setting"),
-    Column("p50_jct_s", "p50", "seconds", "least", "Half of the jobs complete within"),
-    Column("p95_jct_s", "p95", "seconds", "least", "95 % of the jobs complete within"),
-    Column("p99_jct_s", "p99", "seconds", "least", "99 % of the jobs complete within"),
-    Column("avg_wait_s", "Avg wait", "seconds", "least", "Mean time without GPUs"),
-    Column("makespan_s", "Makespan", "seconds", "least", "First submission to last finish"),
-    Column("utilization", "GPUs in use", "part", "most", "Mean part of the GPUs that are held"),
-    Column("gpu_hours", "GPU-hours", "hours", "least", "GPU time all jobs together held"),
-    Column("rho_max", "ρ max", "ratio", "least", "Finish-time fairness, the job treated worst"),
-    Column(
+    ReportColumn("jobs", "Jobs", "count", "", "Jobs that finished"),
+    ReportColumn(
+        "avg_jct_s", "Avg JCT", "seconds", "least", "Mean completion time: finish - submission"
+    ),
+    ReportColumn(
+        "slower", "vs. best", "times", "", "Avg JCT over the best avg JCT in the same setting"
+    ),
+    ReportColumn("p50_jct_s", "p50", "seconds", "least", "Half of the jobs complete within"),
+    ReportColumn("p95_jct_s", "p95", "seconds", "least", "95 % of the jobs complete within"),
+    ReportColumn("p99_jct_s", "p99", "seconds", "least", "99 % of the jobs complete within"),
+    ReportColumn("avg_wait_s", "Avg wait", "seconds", "least", "Mean time without GPUs"),
+    ReportColumn("makespan_s", "Makespan", "seconds", "least", "First submission to last finish"),
+    ReportColumn(
+        "utilization", "GPUs in use", "part", "most", "Mean part of the GPUs that are held"
+    ),
+    ReportColumn("gpu_hours", "GPU-hours", "hours", "least", "GPU time all jobs together held"),
+    ReportColumn(
+        "rho_max", "ρ max", "ratio", "least", "Finish-time fairness, the job treated worst"
+    ),
+    ReportColumn(
         "rho_mean", "ρ mean", "ratio", "least", "Finish-time fairness: JCT over JCT at 1/n share"
     ),
-    Column("reallocations", "Resizes", "count", "least", "Changes of share of started jobs"),
+    ReportColumn("reallocations", "Resizes", "count", "least", "Changes of share of started jobs"),
 )
 
-Setting = tuple[str, RunKey]  # the trace, and what else is the same
+ComparisonKey = tuple[str, RunKey]  # the trace, and what else is the same
 Row = dict[str, float]
 
 
-def setting_of(run: Run) -> Setting:
+def comparison_key(run: Run) -> ComparisonKey:
     """What two runs must have in common to be compared."""
     return run.trace.name, run.key.setting
 
@@ -78,9 +86,9 @@ def comparable_of(runs: Sequence[Run]) -> list[list[int]]:
     """The runs of each setting that can be compared: those in which all jobs finished or, if there
     are none, those in which some did.
     """
-    groups: dict[Setting, list[int]] = {}
+    groups: dict[ComparisonKey, list[int]] = {}
     for at, run in enumerate(runs):
-        groups.setdefault(setting_of(run), []).append(at)
+        groups.setdefault(comparison_key(run), []).append(at)
     some = [[at for at in group if runs[at].finished.any()] for group in groups.values()]
     return [[at for at in group if runs[at].finished.all()] or group for group in some]
 

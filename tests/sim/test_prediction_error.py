@@ -12,12 +12,12 @@ from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import plain
 from coddl.core.speed.servers import Servers
 from coddl.core.speed.table import speeds_of
-from coddl.sim.errors import LEAST, VARIANTS, Error, beliefs_of, error_from
 from coddl.sim.loop import Beliefs
+from coddl.sim.prediction_error import LEAST, VARIANTS, PredictionError, beliefs_of, error_from
 from coddl.sim.run import Events
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace, trace_of
 
 
@@ -25,7 +25,7 @@ def trace(jobs: int = 40, seed: int = 0) -> Trace:
     return poisson(jobs=jobs, gpus=16, load=1.2, seed=seed)
 
 
-def events(policy: str, jobs: Trace, error: Error | None) -> Events:
+def events(policy: str, jobs: Trace, error: PredictionError | None) -> Events:
     beliefs = None if error is None else beliefs_of(jobs, error, seed=3)
     case = Case(RunKey(policy, 16), policy_from(policy), jobs, beliefs=beliefs, keep_events=True)
     found = run_case(case).events
@@ -37,7 +37,7 @@ def events(policy: str, jobs: Trace, error: Error | None) -> Events:
 def test_without_error_the_same_happens(policy: str) -> None:
     jobs = trace()
     for plain_column, column in zip(
-        events(policy, jobs, None), events(policy, jobs, Error()), strict=True
+        events(policy, jobs, None), events(policy, jobs, PredictionError()), strict=True
     ):
         assert np.array_equal(plain_column, column)
 
@@ -58,7 +58,9 @@ USES = {  # policy -> does an error of (lengths, speeds) reach it
 def test_an_error_reaches_the_policies_that_look(policy: str, uses: tuple[bool, bool]) -> None:
     jobs = trace(60)
     truth = events(policy, jobs, None)
-    for error, reaches in zip((Error(length=0.9), Error(speed=0.9)), uses, strict=True):
+    for error, reaches in zip(
+        (PredictionError(length=0.9), PredictionError(speed=0.9)), uses, strict=True
+    ):
         found = events(policy, jobs, error)
         same = len(found.kind) == len(truth.kind) and np.array_equal(found.gpus, truth.gpus)
         assert same != reaches
@@ -68,7 +70,11 @@ def test_lengths_are_off_by_a_factor_that_stays_with_the_job() -> None:
     jobs = trace(2000)
     length, with_speeds, of_another_seed = (
         beliefs_of(jobs, error, seed).length
-        for error, seed in ((Error(length=0.3), 1), (Error(0.3, 0.2), 1), (Error(length=0.3), 2))
+        for error, seed in (
+            (PredictionError(length=0.3), 1),
+            (PredictionError(0.3, 0.2), 1),
+            (PredictionError(length=0.3), 2),
+        )
     )
     assert length is not None
     assert with_speeds is not None
@@ -125,14 +131,14 @@ def test_a_scheduler_is_told_what_its_stage_says() -> None:
 
 
 def test_what_is_left_to_do_is_never_nothing() -> None:
-    length = beliefs_of(trace(2000), Error(length=1.0), seed=1).length
+    length = beliefs_of(trace(2000), PredictionError(length=1.0), seed=1).length
     assert length is not None
     assert length.min() == LEAST
 
 
 def test_a_job_has_a_wrong_curve_of_its_own_model() -> None:
     jobs = trace(2000)
-    truth, beliefs = jobs.speeds, beliefs_of(jobs, Error(speed=0.2), seed=1)
+    truth, beliefs = jobs.speeds, beliefs_of(jobs, PredictionError(speed=0.2), seed=1)
     assert beliefs.curve is not None
     assert beliefs.speeds.variants == VARIANTS
     assert np.array_equal(beliefs.curve // VARIANTS, jobs.curve)
@@ -148,7 +154,7 @@ def test_a_job_has_a_wrong_curve_of_its_own_model() -> None:
 
 def test_no_share_becomes_useful_beyond_the_largest() -> None:
     jobs = trace()
-    speeds = beliefs_of(jobs, Error(speed=0.3), seed=1).speeds
+    speeds = beliefs_of(jobs, PredictionError(speed=0.3), seed=1).speeds
     assert (speeds.gpus_max <= np.repeat(jobs.speeds.gpus_max, VARIANTS)).all()
     useful = speeds.useful
     assert not useful[:, 0].any()
@@ -166,7 +172,7 @@ def test_places_and_servers_go_with_the_model() -> None:
     speeds = replace(
         jobs.speeds, known_places=places, servers=Servers(steps, steps / 2), kinds=("a", "b")
     )
-    beliefs = beliefs_of(replace(jobs, speeds=speeds), Error(speed=0.2), seed=1)
+    beliefs = beliefs_of(replace(jobs, speeds=speeds), PredictionError(speed=0.2), seed=1)
     assert beliefs.curve is not None
     told = beliefs.speeds
     assert told.kinds == ("a", "b")
@@ -183,15 +189,15 @@ def test_places_and_servers_go_with_the_model() -> None:
 
 
 READ = {
-    "length=0.3,speed=0.1": Error(0.3, 0.1),
-    "speed=0.1": Error(0.0, 0.1),
-    "length=0": Error(),
-    "length=1": Error(1.0),
+    "length=0.3,speed=0.1": PredictionError(0.3, 0.1),
+    "speed=0.1": PredictionError(0.0, 0.1),
+    "length=0": PredictionError(),
+    "length=1": PredictionError(1.0),
 }
 
 
 @pytest.mark.parametrize(("spec", "want"), READ.items())
-def test_errors_are_read_as_users_write_them(spec: str, want: Error) -> None:
+def test_errors_are_read_as_users_write_them(spec: str, want: PredictionError) -> None:
     assert error_from(spec) == want
 
 

@@ -24,23 +24,25 @@ from coddl.core.columns import FloatCube, FloatMatrix
 from coddl.core.errors import UserError
 from coddl.core.speed.places import Places, plain
 from coddl.core.speed.table import Speeds, interpolated
-from coddl.traces.cells import Cells, Rule, cells_of
+from coddl.traces.cells import Cells, Constraint, cells_of
 from coddl.traces.models import skews_of
-from coddl.traces.source import read_text
+from coddl.traces.text_file import read_text
 
 COLUMNS: Final = ("placement", "local_bsz", "step_time", "sync_time")
-SECONDS: Final = Rule(lambda v: (v >= 0) & (v <= 1e9), "be a number of seconds, 0 or more", "0.35")
-SAMPLES: Final = Rule(lambda v: (v >= 1) & (v <= 1e9), "be a number, 1 or more", "32")
+SECONDS: Final = Constraint(
+    lambda v: (v >= 0) & (v <= 1e9), "be a number of seconds, 0 or more", "0.35"
+)
+SAMPLES: Final = Constraint(lambda v: (v >= 1) & (v <= 1e9), "be a number, 1 or more", "32")
 
 
-class Step(NamedTuple):
+class StepTime(NamedTuple):
     """A step, and its part in which only gradients are under way."""
 
     step_s: float
     sync_s: float
 
 
-class Placement(NamedTuple):
+class MeasuredPlacement(NamedTuple):
     """GPUs used on each node."""
 
     on_nodes: tuple[int, ...]
@@ -52,10 +54,10 @@ class Placement(NamedTuple):
 
 
 # What was measured of a model: local batch -> step, for each placement.
-Measured = Mapping[Placement, Mapping[float, Step]]
+Measured = Mapping[MeasuredPlacement, Mapping[float, StepTime]]
 
 
-def read_placements(folder: Path) -> Speeds:
+def read_pollux(folder: Path) -> Speeds:
     """Speeds at the best placement of each share, and what other numbers of nodes cost."""
     measured = measurements(folder)
     tables = {name: _by_nodes(each) for name, each in measured.items()}
@@ -79,21 +81,21 @@ def _measured(path: Path) -> Measured:
     cells = cells_of(read_text(path, what), what, COLUMNS)
     batch = cells.numbers("local_bsz", SAMPLES).tolist()
     step_s, sync_s = (cells.numbers(name, SECONDS) for name in COLUMNS[2:])
-    out: defaultdict[Placement, dict[float, Step]] = defaultdict(dict)
+    out: defaultdict[MeasuredPlacement, dict[float, StepTime]] = defaultdict(dict)
     for row, size in enumerate(batch):
-        step = Step(float(step_s[row]), float(sync_s[row]))
+        step = StepTime(float(step_s[row]), float(sync_s[row]))
         if not 0.0 < step.step_s >= step.sync_s:
             raise cells.bad(row, "sync_time", "be a part of step_time, which is above 0", "0.01")
         out[_placement(cells, row)][size] = step
     return out
 
 
-def _placement(cells: Cells, row: int) -> Placement:
+def _placement(cells: Cells, row: int) -> MeasuredPlacement:
     digits = cells.columns["placement"][row]
     if not (digits.isascii() and digits.isdigit() and "0" not in digits and len(digits) <= 64):
         must = "be a digit above 0 for each node"
         raise cells.bad(row, "placement", must, "12, for 1 GPU of a node and 2 of another")
-    return Placement(tuple(map(int, digits)))
+    return MeasuredPlacement(tuple(map(int, digits)))
 
 
 def global_batch(measured: Measured) -> int:
@@ -103,7 +105,7 @@ def global_batch(measured: Measured) -> int:
     return most.gpus * round(sqrt(min(sizes) * max(sizes)))
 
 
-def step_at(steps: Mapping[float, Step], samples: float) -> Step:
+def step_at(steps: Mapping[float, StepTime], samples: float) -> StepTime:
     """The step in which a GPU has so many samples, in as few passes as hold them."""
     sizes = sorted(steps)
     passes = ceil(samples / sizes[-1])
@@ -111,28 +113,28 @@ def step_at(steps: Mapping[float, Step], samples: float) -> Step:
         float(np.interp(samples / passes, sizes, [steps[size][part] for size in sizes]))
         for part in (0, 1)
     )
-    return Step(passes * (step_s - sync_s) + sync_s, sync_s)
+    return StepTime(passes * (step_s - sync_s) + sync_s, sync_s)
 
 
-def _by_nodes(measured: Measured) -> dict[int, dict[int, Step]]:
+def _by_nodes(measured: Measured) -> dict[int, dict[int, StepTime]]:
     """The mean step of all placements with so many GPUs on so many nodes."""
     batch = global_batch(measured)
-    found: defaultdict[int, defaultdict[int, list[Step]]]
+    found: defaultdict[int, defaultdict[int, list[StepTime]]]
     found = defaultdict(lambda: defaultdict(list))
     for placement, steps in measured.items():
         samples = ceil(batch / placement.gpus)
         found[placement.gpus][len(placement.on_nodes)].append(step_at(steps, samples))
     return {
-        gpus: {nodes: Step(*np.mean(each, axis=0).tolist()) for nodes, each in by_nodes.items()}
+        gpus: {nodes: StepTime(*np.mean(each, axis=0).tolist()) for nodes, each in by_nodes.items()}
         for gpus, by_nodes in found.items()
     }
 
 
-def _best(table: Mapping[int, Mapping[int, Step]]) -> list[tuple[int, float]]:
+def _best(table: Mapping[int, Mapping[int, StepTime]]) -> list[tuple[int, float]]:
     return [(gpus, min(step.step_s for step in by.values())) for gpus, by in table.items()]
 
 
-def _places(tables: Mapping[str, Mapping[int, Mapping[int, Step]]], speeds: Speeds) -> Places:
+def _places(tables: Mapping[str, Mapping[int, Mapping[int, StepTime]]], speeds: Speeds) -> Places:
     """What other numbers of nodes cost than the best, and company on a network card.
 
     Another job on the card halves the bandwidth, so that what was seen of the exchange takes twice

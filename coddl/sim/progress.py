@@ -14,7 +14,7 @@ from coddl.sim.simulate import Case, steps_of, world_before
 from coddl.sim.world import BASE_ITERATIONS, LOGGED, MOVING_S, NOW, STEP_S, World
 
 
-class Lines(NamedTuple):
+class ProgressLines(NamedTuple):
     """The lines that the jobs' progress is on until the next event."""
 
     from_s: float
@@ -47,13 +47,13 @@ class Lines(NamedTuple):
         return out
 
 
-def lines_of(case: Case) -> Iterator[Lines]:
+def progress_of(case: Case) -> Iterator[ProgressLines]:
     """Make a run step by step; after each event, the lines that hold until the next."""
     world = world_before(case)
     steps = steps_of(case, world)
     while steps.run(1):
         world.counts[LOGGED] = 0
-        yield Lines.of(world)
+        yield ProgressLines.of(world)
 
 
 def time_to_iterations(case: Case, iterations: float) -> FloatColumn:
@@ -65,7 +65,7 @@ def time_to_iterations(case: Case, iterations: float) -> FloatColumn:
     trace = case.trace
     mark = np.maximum(0.0, trace.iterations - iterations)
     reached_s, before = np.full(trace.size, np.nan), None
-    for lines in lines_of(case):
+    for lines in progress_of(case):
         if before is not None:
             reach_s = before.reach_s(mark)
             new = np.isnan(reached_s) & (reach_s <= lines.from_s)
@@ -79,7 +79,7 @@ def iterations_at(case: Case, times_s: Sequence[float]) -> FloatMatrix:
     iterations = case.trace.iterations
     done = np.zeros((len(times_s), len(iterations)))
     before, at = None, 0
-    for lines in lines_of(case):
+    for lines in progress_of(case):
         while at < len(times_s) and lines.from_s > times_s[at]:
             if before is not None:
                 done[at] = iterations - before.left_at(times_s[at])

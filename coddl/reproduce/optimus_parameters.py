@@ -11,7 +11,7 @@ from coddl.core.columns import IntColumn, IntMatrix
 from coddl.core.placement.parameters import Piece, assign_parameters
 from coddl.core.speed.estimate import unit_bytes
 from coddl.core.speed.servers import costs_of_curve
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.traces.files import packaged_speeds
 from coddl.traces.models import BYTES
 
@@ -183,7 +183,7 @@ def step_factor(model: str, servers: int, imbalance: float) -> float:
     return 1.0 + float((imbalance - 1.0) * (transfer_s / even_s)[0])
 
 
-class Dealt(NamedTuple):
+class ParameterSplit(NamedTuple):
     """What a rule makes of a model, on six servers and when one comes or leaves."""
 
     worst: float  # the fullest server over the average, on any number of them
@@ -197,13 +197,13 @@ class Dealt(NamedTuple):
     taken_renumbered: float
 
 
-def dealt_by(rule: str, model: str) -> Dealt:
+def split_by(rule: str, model: str) -> ParameterSplit:
     """Deal a model's parameters out by a rule."""
     sizes, deal = MODELS[model](), RULES[rule]
     few, more = deal(sizes, FEW), deal(sizes, MORE)
     added, taken = changed(rule, sizes, FEW, MORE), changed(rule, sizes, MORE, FEW)
     fullest = imbalance(more, MORE)
-    return Dealt(
+    return ParameterSplit(
         max(imbalance(deal(sizes, servers), servers) for servers in SERVERS),
         fullest,
         step_factor(model, MORE, fullest),
@@ -216,7 +216,7 @@ def dealt_by(rule: str, model: str) -> Dealt:
     )
 
 
-def figures_of(model: str, found: Mapping[str, Dealt]) -> list[Figure]:
+def figures_of(model: str, found: Mapping[str, ParameterSplit]) -> list[Figure]:
     """The rules side by side on one model."""
     parts = {
         f"fullest server over the average, at worst of {SERVERS[0]} to {SERVERS[-1]}": [
@@ -238,7 +238,7 @@ def figures_of(model: str, found: Mapping[str, Dealt]) -> list[Figure]:
     ]
 
 
-def row_of(model: str, rule: str, each: Dealt) -> list[str]:
+def row_of(model: str, rule: str, each: ParameterSplit) -> list[str]:
     """One row of the table, on six servers."""
     parts = (each.added, each.added_renumbered, each.taken, each.taken_renumbered)
     return [
@@ -257,9 +257,9 @@ HEAD: Final = (
 )  # fmt: skip
 
 
-def compared(_setting: Setting) -> Finding:
+def compared(_inputs: Inputs) -> Finding:
     """Four rules on two models, on 2 to 16 servers."""
-    found = {model: {rule: dealt_by(rule, model) for rule in RULES} for model in MODELS}
+    found = {model: {rule: split_by(rule, model) for rule in RULES} for model in MODELS}
     drawn = {
         rule: [
             (float(servers), imbalance(deal(resnet50(), servers), servers)) for servers in SERVERS
@@ -288,7 +288,7 @@ def compared(_setting: Setting) -> Finding:
             f"A unit is of {UNIT * BYTES / 1e3:.0f} kB, so that messages cost a tenth of their "
             "time on the wire. A large model has more units than blocks.",
         ),
-        Table(HEAD, [row_of(model, *each) for model, of in found.items() for each in of.items()]),
+        Details(HEAD, [row_of(model, *each) for model, of in found.items() for each in of.items()]),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from coddl.core.cluster import Link, Links
 from coddl.core.columns import FloatColumn
-from coddl.core.placement.placement import Placement as Strategy
+from coddl.core.placement.placement import Placement
 from coddl.core.placement.registry import placement_from
 from coddl.core.policies.registry import policy_from
 from coddl.core.speed.estimate import (
@@ -23,31 +23,31 @@ from coddl.core.speed.estimate import (
     step_s,
     sync_s,
 )
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.clusters import cluster_from
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.models import model_named, speeds_on
-from coddl.traces.placements import (
+from coddl.traces.pollux import (
     Measured,
-    Placement,
+    MeasuredPlacement,
     global_batch,
     measurements,
-    read_placements,
+    read_pollux,
     step_at,
 )
 
 DATA: Final = "t4_placements"
 SOURCE: Final = "T4 measurements of the Pollux artifact (OSDI '21)"
-ONE, PAIR, APART = Placement((1,)), Placement((2,)), Placement((1, 1))
+ONE, PAIR, APART = MeasuredPlacement((1,)), MeasuredPlacement((2,)), MeasuredPlacement((1, 1))
 YARDSTICK: Final = "bert"  # what the links are measured with: it sends most
 ALGORITHMS: Final[tuple[Algorithm, ...]] = ("flat", "hierarchical")
 CLUSTER, LOAD, JOBS = "4x4:t4", 0.9, 300
 POLICIES: Final = ("srtf", "afs-l")
 
 
-class Guess(NamedTuple):
+class Prediction(NamedTuple):
     """A step as it was measured, and as it was foretold."""
 
     where: Locality
@@ -60,7 +60,7 @@ class Guess(NamedTuple):
         return abs(self.estimated_s / self.measured_s - 1.0)
 
 
-def spread_of(placement: Placement) -> Spread:
+def spread_of(placement: MeasuredPlacement) -> Spread:
     """How the GPUs lie, on nodes without islands."""
     nodes = len(placement.on_nodes)
     return Spread(placement.gpus, nodes, nodes)
@@ -91,7 +91,9 @@ def links_from(measured: Measured, name: str) -> Links:
     )
 
 
-def guesses(measured: Measured, name: str, links: Links, algorithm: Algorithm) -> list[Guess]:
+def predicted_steps(
+    measured: Measured, name: str, links: Links, algorithm: Algorithm
+) -> list[Prediction]:
     """Estimates of all steps on several GPUs, in the order of the measurements."""
     buckets, out = even_buckets(model_named(name)), []
     for placement, steps in measured.items():
@@ -102,11 +104,11 @@ def guesses(measured: Measured, name: str, links: Links, algorithm: Algorithm) -
             alone = step_at(measured[ONE], batch)
             computing = np.array(alone.step_s - alone.sync_s)
             estimated_s = float(step_s(computing, buckets.ready, sync)) + alone.sync_s
-            out.append(Guess(locality(spread_of(placement)), step.step_s, estimated_s))
+            out.append(Prediction(locality(spread_of(placement)), step.step_s, estimated_s))
     return out
 
 
-def errors_after_runs(known: list[Guess]) -> FloatColumn:
+def errors_after_runs(known: list[Prediction]) -> FloatColumn:
     """Errors where every step that was run corrects the estimates of those that come after it."""
     factors: dict[Locality, float] = {}
     errors = []
@@ -117,14 +119,14 @@ def errors_after_runs(known: list[Guess]) -> FloatColumn:
     return np.array(errors)
 
 
-def estimate(setting: Setting) -> Finding:
+def estimate(inputs: Inputs) -> Finding:
     """Foretell the steps on 107 placements from those on one GPU."""
-    measured = measurements(setting.folder(DATA))
+    measured = measurements(inputs.folder(DATA))
     links = links_from(measured[YARDSTICK], YARDSTICK)
     series: dict[str, list[float]] = {}
     others = [name for name in measured if name != YARDSTICK]
     for algorithm in ALGORITHMS:
-        known = {name: guesses(measured[name], name, links, algorithm) for name in measured}
+        known = {name: predicted_steps(measured[name], name, links, algorithm) for name in measured}
         errors = {name: np.array([guess.error for guess in each]) for name, each in known.items()}
         series[f"one GPU, {algorithm} ring"] = _medians(errors, others)
         if algorithm == "hierarchical":
@@ -154,7 +156,7 @@ def estimate(setting: Setting) -> Finding:
             "Corrected: each step, in the order of the files, by what steps of the same locality "
             "before it had been off by.",
         ),
-        Table(columns, rows),
+        Details(columns, rows),
     )
 
 
@@ -184,9 +186,9 @@ def extremes(measured: Measured, gpus: int) -> Extremes:
     return Extremes(best, worst, step_of[worst] / step_of[best])
 
 
-def worth(setting: Setting) -> Finding:
+def worth(inputs: Inputs) -> Finding:
     """What the best place is worth over the worst, by model; and to a cluster."""
-    folder = setting.folder(DATA)
+    folder = inputs.folder(DATA)
     measured = measurements(folder)
     found = {gpus: [extremes(each, gpus) for each in measured.values()] for gpus in (4, 8)}
     rows = [
@@ -194,7 +196,7 @@ def worth(setting: Setting) -> Finding:
                  for each in found.values())]
         for at, name in enumerate(measured)
     ]  # fmt: skip
-    over_alone = _on_a_cluster(folder, setting.seeds)
+    over_alone = _on_a_cluster(folder, inputs.seeds)
     saved = " and ".join(f"{_saved(over_alone, policy):.0%} ({policy})" for policy in POLICIES)
     return Finding(
         tuple(
@@ -223,7 +225,7 @@ def worth(setting: Setting) -> Finding:
             "Share alone: the same jobs where every place is the best one. Where `estimate` places "
             f"them by these measurements, {saved} of what consolidating costs is saved.",
         ),
-        Table(["model", "4 GPUs", "8 GPUs"], rows),
+        Details(["model", "4 GPUs", "8 GPUs"], rows),
     )
 
 
@@ -236,8 +238,8 @@ def _saved(over_alone: Mapping[tuple[str, str], float], policy: str) -> float:
 def _on_a_cluster(folder: Path, seeds: int) -> dict[tuple[str, str], float]:
     """Average JCT under placements over that where the place makes no difference."""
     cluster = cluster_from(CLUSTER)
-    speeds = speeds_on(read_placements(folder), cluster)
-    strategies: dict[str, Strategy | None] = {
+    speeds = speeds_on(read_pollux(folder), cluster)
+    strategies: dict[str, Placement | None] = {
         "share alone": None,
         **{name: placement_from(name) for name in ("consolidate", "estimate", "spread")},
     }

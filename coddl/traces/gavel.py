@@ -37,7 +37,7 @@ Job: TypeAlias = tuple[str, int]  # model, GPUs
 Rates: TypeAlias = Mapping[Job, float]  # steps per second
 
 
-def read_pairs(text: str, what: str) -> Speeds:
+def read_gavel(text: str, what: str) -> Speeds:
     """Speeds on the base kind, and what other kinds, distance and company cost."""
     content = _content(text, what)
     try:

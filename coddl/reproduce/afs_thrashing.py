@@ -7,13 +7,13 @@ from typing import Any, Final
 import numpy as np
 
 from coddl.core.policies.registry import policy_from
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.api import reconfigure_from
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, steps_of, world_before
 from coddl.sim.world import CANCELLED, FINISH_S, HELD, LOGGED, MOVING_S, NOW
 from coddl.traces.files import read_trace
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace
 
 GPUS: Final = 64
@@ -136,19 +136,19 @@ def finding(trace: Trace, title: str) -> Finding:
             },
         ),
         ("The talk shows both as curves of progress without numbers.",),
-        Table(["reconfiguration", "its JCT", "stood still", "avg JCT of all", "cancelled"], rows),
+        Details(["reconfiguration", "its JCT", "stood still", "avg JCT of all", "cancelled"], rows),
     )
 
 
-def replayed(setting: Setting) -> Finding:
+def replayed(inputs: Inputs) -> Finding:
     """The days of the Philly trace."""
-    trace = read_trace(setting.folder("philly") / "jobs.csv.gz")
+    trace = read_trace(inputs.folder("philly") / "jobs.csv.gz")
     # About 16 days on one GPU, some three in this company.
     days = with_probe(busiest_days(trace, QUEUE, DAYS), 1_500_000.0)
     return finding(days, f"A job submitted at time zero, {DAYS} days of Philly, afs-p, 64 GPUs")
 
 
-def generated(_setting: Setting) -> Finding:
+def generated(_inputs: Inputs) -> Finding:
     """The bursts."""
     trace = with_probe(bursts(seed=0), 200_000.0)
     return finding(trace, f"A job submitted at time zero, {BURST_JOBS} more every hour, afs-p")
@@ -163,7 +163,7 @@ HOW: Final = (
 )
 
 
-def _experiment(name: str, title: str, run: Callable[[Setting], Finding], rest: str) -> Experiment:
+def _experiment(name: str, title: str, run: Callable[[Inputs], Finding], rest: str) -> Experiment:
     return Experiment(
         name,
         title,

@@ -14,12 +14,12 @@ from coddl.core.speed.estimate import split_batch
 from coddl.core.speed.kinds import balanced, compute_s, equal
 from coddl.core.speed.nnls import nnls
 from coddl.core.speed.table import Speeds
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.clusters import cluster_from
 from coddl.traces.files import read_speeds
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.models import speeds_on
 
 BLIND: Final = ("max-min", "afs-l", "afs-p")
@@ -40,9 +40,9 @@ BATCHES: Final = {"ResNet-50": 128, "LM": 80}
 SIZED: Final = re.compile(r"(.+) \(batch size (\d+)\)")
 
 
-def measured(setting: Setting) -> Speeds:
+def measured(inputs: Inputs) -> Speeds:
     """Rates of 26 models on the three kinds."""
-    return read_speeds(setting.folder("k80_p100_v100") / "throughputs.json.gz")
+    return read_speeds(inputs.folder("k80_p100_v100") / "throughputs.json.gz")
 
 
 def jct_s(
@@ -68,11 +68,11 @@ def jct_s(
     return {key: float(np.mean(values)) for key, values in found.items()}
 
 
-def awareness(setting: Setting) -> Finding:
+def awareness(inputs: Inputs) -> Finding:
     """Policies that deal GPUs by kind against the same ones that take what they find."""
-    table = measured(setting)
-    large = jct_s(LARGE_NODES, LOADS, table, setting.seeds)
-    small = jct_s(SMALL_NODES, (SMALL_LOAD,), table, setting.seeds)
+    table = measured(inputs)
+    large = jct_s(LARGE_NODES, LOADS, table, inputs.seeds)
+    small = jct_s(SMALL_NODES, (SMALL_LOAD,), table, inputs.seeds)
     gains = {
         name: [large[name, load] / large[f"{name}-kinds", load] for load in LOADS] for name in BLIND
     }
@@ -110,7 +110,7 @@ def awareness(setting: Setting) -> Finding:
             "On nodes of 4 GPUs, jobs of either sort lie on more nodes than they need, as the "
             "placement gathers nobody whom resizes have scattered; that takes much of the gain.",
         ),
-        Table(["policy", *(f"load {load:g}" for load in LOADS)], rows),
+        Details(["policy", *(f"load {load:g}" for load in LOADS)], rows),
     )
 
 
@@ -132,30 +132,30 @@ def rates(mix: Mapping[str, int], table: Speeds) -> FloatColumn:
     return medians
 
 
-class Line(NamedTuple):
+class StepCost(NamedTuple):
     """What a step takes on a device: so much, and so much for each sample."""
 
     fixed_s: float
     sample_s: float
 
 
-def line_of(batches: Sequence[int], times_s: FloatColumn) -> Line:
+def step_cost_of(batches: Sequence[int], times_s: FloatColumn) -> StepCost:
     """The line that is closest to measured step times, by relative error."""
     sizes = np.array(batches, float)
     terms = np.stack((1.0 / times_s, sizes / times_s), axis=1)
-    return Line(*map(float, nnls(terms, np.ones(len(sizes)))))
+    return StepCost(*map(float, nnls(terms, np.ones(len(sizes)))))
 
 
-def lines_of(model: str, table: Speeds) -> dict[str, Line]:
+def step_costs_of(model: str, table: Speeds) -> dict[str, StepCost]:
     """Kind -> what a step of a model takes, from all batches it was measured with."""
     sized = [SIZED.fullmatch(name) for name in table.names]
     rows = [row for row, found in enumerate(sized) if found and found[1] == model]
     batches = [int(found[2]) for found in sized if found and found[1] == model]
     step_s = table.step_s[rows, 1][:, None] * table.places.kinds[rows]
-    return {kind: line_of(batches, step_s[:, at]) for at, kind in enumerate(table.kinds)}
+    return {kind: step_cost_of(batches, step_s[:, at]) for at, kind in enumerate(table.kinds)}
 
 
-def with_fixed_costs(batch: int, devices: Sequence[Line]) -> list[float]:
+def with_fixed_costs(batch: int, devices: Sequence[StepCost]) -> list[float]:
     """Seconds of a step on devices: samples by speed, by the line, and virtual nodes by speed.
 
     The speed is that with the whole batch. Each virtual node takes what a step of its size does.
@@ -174,22 +174,22 @@ def with_fixed_costs(batch: int, devices: Sequence[Line]) -> list[float]:
     ]
 
 
-def fixed_costs(table: Speeds) -> Table:
+def fixed_costs(table: Speeds) -> Details:
     """What splits are worth where a step has a fixed cost, over a V100 with the whole batch."""
     rows = []
     for (model, batch), (name, mix) in product(BATCHES.items(), MIXES.items()):
-        lines = lines_of(model, table)
+        lines = step_costs_of(model, table)
         devices = [lines[kind] for kind, count in mix.items() for _ in range(count)]
         alone_s = lines["v100"].fixed_s + lines["v100"].sample_s * batch
         rates_x = [f"{alone_s / step_s:.2f}x" for step_s in with_fixed_costs(batch, devices)]
         rows.append([model, str(batch), name, *rates_x])
     head = "model", "batch", "devices", "by speed", "by fixed cost too", f"{FEW} virtual nodes"
-    return Table(head, rows)
+    return Details(head, rows)
 
 
-def balance(setting: Setting) -> Finding:
+def balance(inputs: Inputs) -> Finding:
     """Virtual nodes dealt alike, and by the speed of each device."""
-    table = measured(setting)
+    table = measured(inputs)
     found = {name: rates(mix, table) for name, mix in MIXES.items()}
     figures = [
         Figure(

@@ -6,11 +6,11 @@ from typing import Final
 import numpy as np
 
 from coddl.core.policies.registry import policy_from
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
-from coddl.sim.errors import Error, beliefs_of
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
+from coddl.sim.prediction_error import PredictionError, beliefs_of
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 
 POLICIES: Final = (  # that look at lengths or speeds; those by kind need several kinds
     *("afs-l", "afs-p", "optimus", "optimus-ps", "max-speedup", "max-min"),
@@ -20,19 +20,19 @@ GPUS, LOAD = 64, 1.0
 LENGTHS: Final = (0.1, 0.2, 0.3, 0.4, 0.5)
 SPEEDS: Final = (0.1, 0.2, 0.3)
 SAME: Final = 0.3  # the error at which lengths and speeds are compared
-TRUTH: Final = Error()
+TRUTH: Final = PredictionError()
 ERRORS: Final = (
     TRUTH,
-    *(Error(length=each) for each in LENGTHS),
-    *(Error(speed=each) for each in SPEEDS),
+    *(PredictionError(length=each) for each in LENGTHS),
+    *(PredictionError(speed=each) for each in SPEEDS),
 )
 
 
-def sensitivity(setting: Setting) -> Finding:
+def sensitivity(inputs: Inputs) -> Finding:
     """Average JCT of every policy with each error, against what it is with none."""
-    jct_s: dict[tuple[str, Error], list[float]] = {}
-    todo = list(product(range(setting.seeds), ERRORS, POLICIES))
-    traces = [poisson(gpus=GPUS, load=LOAD, seed=seed) for seed in range(setting.seeds)]
+    jct_s: dict[tuple[str, PredictionError], list[float]] = {}
+    todo = list(product(range(inputs.seeds), ERRORS, POLICIES))
+    traces = [poisson(gpus=GPUS, load=LOAD, seed=seed) for seed in range(inputs.seeds)]
     cases = [
         Case(
             RunKey(policy, GPUS, seed=seed),
@@ -48,7 +48,7 @@ def sensitivity(setting: Setting) -> Finding:
         (policy, error): (float(np.mean(found)) / float(np.mean(jct_s[policy, TRUTH])) - 1) * 100
         for (policy, error), found in jct_s.items()
     }
-    length, speed = Error(length=SAME), Error(speed=SAME)
+    length, speed = PredictionError(length=SAME), PredictionError(speed=SAME)
     published = {"optimus": "speeds hurt more than lengths"}
     heads = [f"lengths {error.length:.0%}" if error.length else f"speeds {error.speed:.0%}"
              for error in ERRORS[1:]]  # fmt: skip
@@ -75,7 +75,7 @@ def sensitivity(setting: Setting) -> Finding:
             "afs-p, max-speedup, max-min and gandiva do not look at lengths.",
             "optimus-ps and tetris have no parameter servers here, and decide every 10 minutes.",
         ),
-        Table(
+        Details(
             ["policy", *heads],
             [
                 [policy, *(f"{more[policy, error]:+.1f}" for error in ERRORS[1:])]

@@ -13,7 +13,7 @@ from coddl.core.policies.optimus_ps import OptimusPs
 from coddl.core.speed.convergence import POINTS_MIN, LossCurve, Stop, epochs_left
 from coddl.core.speed.servers import Point, Servers, fit_costs, servers_of
 from coddl.core.speed.table import Speeds, served
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.reproduce.optimus import (
     MOST,
     PLACED,
@@ -211,9 +211,9 @@ def unknown_s(workloads: Sequence[Workload]) -> FloatColumn:
     return np.concatenate(out)
 
 
-def predictions(setting: Setting) -> Finding:
+def predictions(inputs: Inputs) -> Finding:
     """How good the predictions are, and what Optimus loses by them."""
-    workloads = [workload(seed) for seed in range(2 * setting.seeds)]
+    workloads = [workload(seed) for seed in range(2 * inputs.seeds)]
     speed_off = {count: errors_of_fits(count) for count in COUNTS}
     even_off = errors_of_fits(PROBES, even=True)
     end_off = np.abs(np.concatenate([each.ends for each in workloads]) - 1.0)
@@ -248,7 +248,7 @@ def predictions(setting: Setting) -> Finding:
         "error, %",
         {"worst": _by_part(end_off.max(axis=0)), "median": _by_part(np.median(end_off, axis=0))},
     )
-    table = Table(("predicted", "error, median", "error, worst"), rows)
+    table = Details(("predicted", "error, median", "error, worst"), rows)
     return Finding(figures, plot, _notes(workloads, found), table)
 
 

@@ -8,16 +8,16 @@ import numpy as np
 
 from coddl.core.speed.places import plain
 from coddl.core.speed.table import Speeds, interpolated
-from coddl.traces.cells import Rule, cells_of
-from coddl.traces.source import read_text
+from coddl.traces.cells import Constraint, cells_of
+from coddl.traces.text_file import read_text
 
 COLUMNS: Final = ("model", "gpu_busy", "in_turns_per_s", "packed_per_s", "gain_percent")
-RATE: Final = Rule(lambda v: v > 0, "be a number above 0", "10.3")
-GAIN: Final = Rule(lambda v: v > -100, "be a number above -100", "46")
-PART: Final = Rule(lambda v: (v >= 0) & (v <= 1), "be a part, 0 to 1", "0.94")
+RATE: Final = Constraint(lambda v: v > 0, "be a number above 0", "10.3")
+GAIN: Final = Constraint(lambda v: v > -100, "be a number above -100", "46")
+PART: Final = Constraint(lambda v: (v >= 0) & (v <= 1), "be a part, 0 to 1", "0.94")
 
 
-class Packing(NamedTuple):
+class PackingRow(NamedTuple):
     """Jobs of one model on one GPU."""
 
     model: str
@@ -41,7 +41,7 @@ class Packing(NamedTuple):
         return max(1.0, 2.0 / (1.0 + self.gain))
 
 
-def packing_table() -> list[Packing]:
+def packing_table() -> list[PackingRow]:
     """The models of the table, the least busy first."""
     what = "the packaged table of packing cannot be read"
     with as_file(files("coddl.traces") / "data" / "gandiva_packing.csv") as path:
@@ -50,7 +50,7 @@ def packing_table() -> list[Packing]:
     in_turns, packed = (cells.numbers(name, RATE).tolist() for name in COLUMNS[2:4])
     gain_percent = cells.numbers("gain_percent", GAIN).tolist()
     columns = (cells.columns["model"], busy, in_turns, packed, gain_percent)
-    return [Packing(*row) for row in zip(*columns, strict=True)]
+    return [PackingRow(*row) for row in zip(*columns, strict=True)]
 
 
 def packing_speeds(gpus_max: int = 1) -> Speeds:

@@ -8,7 +8,7 @@ import numpy as np
 from coddl.core.cluster import Cluster
 from coddl.core.placement.registry import placement_from
 from coddl.core.policies.registry import policy_from
-from coddl.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
@@ -63,9 +63,9 @@ def case_of(name: str, trace: Trace, queue: str) -> Case:
     )
 
 
-def against_all(setting: Setting) -> Finding:
+def against_all(inputs: Inputs) -> Finding:
     """Run every system on every cluster."""
-    trace = read_trace(setting.folder("philly") / "jobs.csv.gz")
+    trace = read_trace(inputs.folder("philly") / "jobs.csv.gz")
     runs = run_cases([case_of(name, trace, queue) for queue in QUEUES for name in SYSTEMS])
     found: dict[tuple[str, str], Run] = {(run.key.policy, run.key.queue or ""): run for run in runs}
     jct_s = {key: run.metrics().avg_jct_s for key, run in found.items()}
@@ -109,7 +109,7 @@ def against_all(setting: Setting) -> Finding:
             "The table has the 95th percentile of rho, as the largest is that of a job of seconds: "
             "whatever it waits is many times its length.",
         ),
-        Table(["system", *(f"{m}, {queue}" for m in measures for queue in QUEUES)], rows),
+        Details(["system", *(f"{m}, {queue}" for m in measures for queue in QUEUES)], rows),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from coddl.core.errors import UserError
 from coddl.traces.files import read_speeds
-from coddl.traces.placements import Step, global_batch, measurements, step_at
+from coddl.traces.pollux import StepTime, global_batch, measurements, step_at
 from tests.shared import T4_PLACEMENTS, needs_t4
 
 HEADER = "placement,local_bsz,step_time,sync_time\n"
@@ -42,7 +42,7 @@ def test_the_global_batch_gives_the_most_gpus_the_middle_of_what_was_measured(
 
 
 def test_a_large_part_is_accumulated_and_a_small_one_interpolated() -> None:
-    steps = {4.0: Step(1.0, 0.2), 8.0: Step(2.0, 0.4)}
+    steps = {4.0: StepTime(1.0, 0.2), 8.0: StepTime(2.0, 0.4)}
     assert step_at(steps, 6.0) == pytest.approx((1.5, 0.3))
     assert step_at(steps, 8.0) == pytest.approx((2.0, 0.4))
     assert step_at(steps, 12.0) == pytest.approx((1.2 + 1.5, 0.3))  # two passes of 6

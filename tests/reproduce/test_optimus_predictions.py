@@ -7,9 +7,8 @@ import pytest
 
 from coddl.core.speed.convergence import LossCurve, Stop
 from coddl.core.speed.servers import Point
-from coddl.reproduce.experiment import Setting
-from coddl.reproduce.plot import drawn
-from coddl.reproduce.predictions import (
+from coddl.reproduce.experiment import Inputs
+from coddl.reproduce.optimus_predictions import (
     NOISE,
     PROBED,
     STAGES,
@@ -24,6 +23,7 @@ from coddl.reproduce.predictions import (
     training,
     true_servers,
 )
+from coddl.reproduce.plot import drawn
 
 # Its first loss is 1; 2.5 / ((e/4 - 1.75)(e/4 + 0.75)) <= 0.05 first holds at e = 31.
 CURVE = LossCurve(0.25, 0.75, 0.0)
@@ -89,7 +89,7 @@ def test_probes_are_of_different_pairs_and_off_by_noise(draw: Callable[..., list
 
 
 def test_probes_without_noise_give_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coddl.reproduce.predictions.NOISE", 0.0)
+    monkeypatch.setattr("coddl.reproduce.optimus_predictions.NOISE", 0.0)
     truth, rng = true_servers(), np.random.default_rng(1)
     for curve in range(len(truth.step_s)):
         assert off_by(truth, curve, probes(truth, curve, 8, rng)).max() < 1e-6
@@ -106,8 +106,8 @@ def test_outcomes_are_told_relative_to_the_truth() -> None:
 
 
 def test_the_experiment_tells_all_that_optimus_may_go_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coddl.reproduce.predictions.DRAWS", 2)
-    finding = predictions(Setting(seeds=1))
+    monkeypatch.setattr("coddl.reproduce.optimus_predictions.DRAWS", 2)
+    finding = predictions(Inputs(seeds=1))
     ours = {figure.what: figure.ours for figure in finding.figures}
     jct = {what: float(number) for what, number in ours.items() if what.startswith("average JCT")}
     assert len(jct) == 7

@@ -7,7 +7,7 @@ from pathlib import Path
 from coddl.core.errors import UserError
 
 
-def write_whole(path: Path, data: bytes, what: str) -> None:
+def write_atomically(path: Path, data: bytes, what: str) -> None:
     """Write a file; at `path` there is all of it, or what was there before and a UserError.
 
     A link stays a link, and what is no regular file (a pipe, a device) is written to as it is.

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from coddl.core.placement.parameters import Piece
-from coddl.reproduce import parameters
-from coddl.reproduce.experiment import Setting
-from coddl.reproduce.parameters import (
+from coddl.reproduce import optimus_parameters
+from coddl.reproduce.experiment import Inputs
+from coddl.reproduce.optimus_parameters import (
     MODELS,
     RULES,
     UNIT,
@@ -107,15 +107,15 @@ def test_the_fullest_server_lengthens_the_transfer_alone() -> None:
 
 
 def test_units_move_what_a_new_server_must_get_and_other_rules_more() -> None:
-    by_rule = {rule: parameters.dealt_by(rule, "resnet50") for rule in RULES}
+    by_rule = {rule: optimus_parameters.split_by(rule, "resnet50") for rule in RULES}
     assert by_rule["units"].added == pytest.approx(1 / 6, rel=0.05)
     assert all(each.added_renumbered > 2 / 6 for rule, each in by_rule.items() if rule != "units")
     assert by_rule["PAA"].worst < 1.1 < by_rule["MXNet"].worst < by_rule["round robin"].worst
 
 
 def test_the_table_has_a_row_for_each_rule_and_model() -> None:
-    (experiment,) = parameters.EXPERIMENTS
-    finding = experiment.run(Setting())
+    (experiment,) = optimus_parameters.EXPERIMENTS
+    finding = experiment.run(Inputs())
     assert finding.details is not None
     assert len(finding.details.rows) == len(RULES) * len(MODELS)
     assert {len(row) for row in finding.details.rows} == {len(finding.details.head)}

@@ -19,7 +19,7 @@ LENGTHS, SPEEDS = range(2)  # chance of its own for each, so that one does not m
 
 
 @dataclass(frozen=True, slots=True)
-class Error:
+class PredictionError:
     """How far off predictions are: each is multiplied by 1 + error x u, u uniform in -1..1.
 
     One u for the length of each job, as long as it lives; and one u for the speed of each job at
@@ -30,7 +30,7 @@ class Error:
     speed: float = 0.0
 
 
-def error_from(spec: str) -> Error:
+def error_from(spec: str) -> PredictionError:
     """Read `length=0.3,speed=0.1`, either or both."""
     what, given = f'error "{spec}" cannot be simulated', dict[str, float]()
     for each in spec.split(","):
@@ -45,10 +45,10 @@ def error_from(spec: str) -> Error:
             given[name] = np.nan
         if not 0.0 <= given[name] <= 1.0:
             raise UserError(what, f'{name}="{text}" is not within 0..1', f"{name}=0.3")
-    return Error(**given)
+    return PredictionError(**given)
 
 
-def beliefs_of(trace: Trace, error: Error, seed: int) -> Beliefs:
+def beliefs_of(trace: Trace, error: PredictionError, seed: int) -> Beliefs:
     """What a scheduler takes for the lengths and speeds of a trace's jobs."""
     length = curve = None
     speeds = trace.speeds

@@ -11,7 +11,7 @@ from coddl.core.columns import FloatColumn
 from coddl.core.errors import UserError
 from coddl.core.speed.table import interpolated
 from coddl.traces.files import packaged_speeds, small_trace
-from coddl.traces.make import GENERATORS, POSTER_MODELS, poisson, poster, tiresias
+from coddl.traces.generators import GENERATORS, POSTER_MODELS, poisson, poster, tiresias
 from coddl.traces.trace import Trace
 
 TINY = interpolated({"a": [(2, 1.0), (3, 0.8)]})
