@@ -1,4 +1,4 @@
-"""One job watched while bursts of arrivals resize everybody, as in the AFS talk (NSDI '21)."""
+"""One job watched while bursts of arrivals resize all jobs, as in the AFS talk (NSDI '21)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

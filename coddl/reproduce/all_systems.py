@@ -17,7 +17,7 @@ from coddl.traces.models import speeds_on
 from coddl.traces.trace import Trace
 
 NODES, NODE_GPUS = 16, 4  # the testbed of the AFS paper
-QUEUES: Final = ("ed69ec", "2869ce")  # of Philly: a quiet one, and a crowded one
+QUEUES: Final = {"ed69ec": "a quiet cluster", "2869ce": "a crowded cluster"}  # of Philly
 JOBS: Final = 300  # of each, from its start: policies that take turns decide every minute
 
 
@@ -74,7 +74,10 @@ def against_all(inputs: Inputs) -> Finding:
         ratios = [jct_s[other, q] / jct_s[ours, q] for q in QUEUES]
         return " · ".join(f"{ratio:.2f}x" for ratio in ratios)
 
-    minutes = {queue: [jct_s[name, queue] / 60 for name in SYSTEMS] for queue in QUEUES}
+    minutes = {
+        f"{said} ({queue})": [jct_s[name, queue] / 60 for name in SYSTEMS]
+        for queue, said in QUEUES.items()
+    }
     rows = [
         [
             name,

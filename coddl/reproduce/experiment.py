@@ -21,7 +21,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """The picture of a finding: lines of (x, y), or bars with a value for each category."""
+    """The picture of a finding: lines of (x, y), or bars with a value for each category.
+
+    Where values are means over seeds, `errors` are half the widths of their 95 % intervals.
+    """
 
     title: str
     x: str
@@ -29,6 +32,7 @@ class Plot:
     lines: Mapping[str, Points] = field(default_factory=dict)
     bars: Mapping[str, Sequence[float]] = field(default_factory=dict)  # series -> by category
     categories: Sequence[str] = ()
+    errors: Mapping[str, Sequence[float]] = field(default_factory=dict)  # series -> half the width
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inp
 from coddl.sim.progress import iterations_at, time_to_iterations
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
+from coddl.sim.study import ci95
 from coddl.sim.world import SHARE, Reconfigure
 from coddl.traces.gandiva_table import packing_speeds, packing_table
 from coddl.traces.trace import Trace, trace_of
@@ -137,7 +138,7 @@ def sixteen_gpus(_inputs: Inputs) -> Finding:
             Figure("longest wait for the first iteration", "", f"{first_s.max():.0f} s"),
         ),
         Plot(
-            "What each job gets of what it asked for",
+            "What each job gets of what it requested",
             "job (GPUs it asks for)",
             "part of the time",
             bars={"gandiva": share.tolist()},
@@ -290,7 +291,7 @@ def utilisation(inputs: Inputs) -> Finding:
             ),
         ),
         Plot(
-            f"{CLUSTER_GPUS} GPUs under too many jobs",
+            f"An overloaded cluster of {CLUSTER_GPUS} GPUs",
             "hours",
             "GPU utilisation, %",
             lines={
@@ -299,6 +300,10 @@ def utilisation(inputs: Inputs) -> Finding:
                     for hour, busy in zip(WINDOW_H, hours, strict=True)
                 ]
                 for name, hours in by_hour.items()
+            },
+            errors={
+                name: [100.0 * ci95(busy) for busy in np.transpose(each)]
+                for name, each in runs.items()
             },
         ),
         ("Utilisation is counted from the second hour on, when the cluster is full.",),

@@ -17,6 +17,7 @@ from coddl.core.speed.table import Speeds
 from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
+from coddl.sim.study import ci95
 from coddl.traces.clusters import cluster_from
 from coddl.traces.files import read_speeds
 from coddl.traces.generators import poisson
@@ -47,8 +48,8 @@ def measured(inputs: Inputs) -> Speeds:
 
 def jct_s(
     spec: str, loads: Sequence[float], table: Speeds, seeds: int
-) -> dict[tuple[str, float], float]:
-    """(policy, load) -> average JCT on a cluster, the mean of all seeds."""
+) -> dict[tuple[str, float], FloatColumn]:
+    """(policy, load) -> average JCT on a cluster, by seed."""
     cluster = cluster_from(spec)
     speeds, gpus = speeds_on(table, cluster), cluster.gpus_total
     policies = [name + form for name in BLIND for form in ("", "-kinds")]
@@ -65,14 +66,18 @@ def jct_s(
     found: dict[tuple[str, float], list[float]] = {}
     for run in run_cases(cases):
         found.setdefault((run.key.policy, run.key.load), []).append(run.metrics().avg_jct_s)
-    return {key: float(np.mean(values)) for key, values in found.items()}
+    return {key: np.array(values) for key, values in found.items()}
 
 
 def awareness(inputs: Inputs) -> Finding:
     """Policies that deal GPUs by kind against the same ones that take what they find."""
     table = measured(inputs)
-    large = jct_s(LARGE_NODES, LOADS, table, inputs.seeds)
-    small = jct_s(SMALL_NODES, (SMALL_LOAD,), table, inputs.seeds)
+    by_seed = jct_s(LARGE_NODES, LOADS, table, inputs.seeds)
+    large = {key: float(np.mean(each)) for key, each in by_seed.items()}
+    small = {
+        key: float(np.mean(each))
+        for key, each in jct_s(SMALL_NODES, (SMALL_LOAD,), table, inputs.seeds).items()
+    }
     gains = {
         name: [large[name, load] / large[f"{name}-kinds", load] for load in LOADS] for name in BLIND
     }
@@ -100,15 +105,20 @@ def awareness(inputs: Inputs) -> Finding:
     return Finding(
         tuple(figures),
         Plot(
-            "How many times sooner jobs finish where kinds of GPU are known",
+            "Average JCT without / with knowledge of GPU types",
             "load, as if all GPUs were V100s",
             "average JCT without / with",
             {name: list(zip(LOADS, gain, strict=True)) for name, gain in gains.items()},
+            errors={
+                name: [ci95(by_seed[name, load] / by_seed[f"{name}-kinds", load]) for load in LOADS]
+                for name in BLIND
+            },
         ),
         (
             "The table is of average JCT in minutes, by load.",
             "On nodes of 4 GPUs, jobs of either sort lie on more nodes than they need, as the "
-            "placement gathers nobody whom resizes have scattered; that takes much of the gain.",
+            "placement does not move jobs that resizes have spread out; that takes much of the "
+            "gain.",
         ),
         Details(["policy", *(f"load {load:g}" for load in LOADS)], rows),
     )
@@ -204,7 +214,7 @@ def balance(inputs: Inputs) -> Finding:
     return Finding(
         tuple(figures),
         Plot(
-            "A batch on unlike GPUs",
+            "One batch on GPUs of several types",
             "devices",
             "speed, one V100 = 1",
             bars={name: [rate[at] for rate in found.values()] for at, name in enumerate(series)},
@@ -229,7 +239,7 @@ def balance(inputs: Inputs) -> Finding:
 EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     Experiment(
         "kinds-awareness",
-        "What it is worth to know kinds of GPU",
+        "The gain from taking GPU types into account",
         "Narayanan et al., OSDI '20 (Gavel): policies that know kinds, up to 3.5x",
         "Gavel's max-min shares time on GPUs between jobs of fixed size, with a linear program in "
         "rounds of six minutes; ours shares GPUs between elastic jobs, at every event, in one "
@@ -241,7 +251,7 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     ),
     Experiment(
         "kinds-balance",
-        "A batch split by the speed of unlike GPUs",
+        "A batch split by the speed of GPUs of several types",
         "CoDDL's first poster: shares of the batch by device speed; rates from Gavel, OSDI '20",
         "The poster has no figures on this. In the figures time per sample is taken to be the same "
         "for any share of the batch; in the table a step takes a fixed time and one per sample, of "

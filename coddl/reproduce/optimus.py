@@ -5,7 +5,7 @@ EuroSys '18.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from coddl.core.speed.table import Speeds, served
 from coddl.reproduce.experiment import Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.loop import Beliefs
 from coddl.sim.prediction_error import PredictionError, beliefs_of
-from coddl.sim.run import Run
+from coddl.sim.run import Metrics, Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
+from coddl.sim.study import ci95
 from coddl.sim.world import Reconfigure
 from coddl.traces.files import packaged_speeds
 from coddl.traces.philly import AFS_MODELS
@@ -169,25 +170,39 @@ PLACED: Final[Mapping[str, Placement]] = {
 }
 
 
-def mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float] | FloatColumn) -> float:
     """The average over seeds."""
     return float(np.mean(values))
 
 
-def compared(traces: Sequence[Trace], gpus: int = SLOTS) -> dict[str, tuple[float, float]]:
-    """Average JCT and makespan of each system, in hours, over these workloads."""
+class SystemResult(NamedTuple):
+    """What a system made of several workloads, in hours."""
+
+    jct_h: float
+    makespan_h: float
+    jct_error_h: float  # half the width of the 95 % interval
+    makespan_error_h: float
+
+    @classmethod
+    def of(cls, found: Sequence[Metrics]) -> Self:
+        """The means over these runs."""
+        jct_s, makespan_s = [m.avg_jct_s for m in found], [m.makespan_s for m in found]
+        columns_s = (mean(jct_s), mean(makespan_s), ci95(jct_s), ci95(makespan_s))
+        return cls(*(seconds / HOUR_S for seconds in columns_s))
+
+
+def compared(traces: Sequence[Trace], gpus: int = SLOTS) -> dict[str, SystemResult]:
+    """What each system makes of these workloads."""
     out = {}
     for name, policy in SYSTEMS.items():
         trials = [Trial(trace, policy, PLACED[name], gpus=gpus) for trace in traces]
-        found = [trial.run().metrics() for trial in trials]
-        jct_h = mean([each.avg_jct_s for each in found]) / HOUR_S
-        out[name] = jct_h, mean([each.makespan_s for each in found]) / HOUR_S
+        out[name] = SystemResult.of([trial.run().metrics() for trial in trials])
     return out
 
 
-def ratios(of: Mapping[str, tuple[float, float]], name: str) -> tuple[float, float]:
+def ratios(of: Mapping[str, SystemResult], name: str) -> tuple[float, float]:
     """How many times Optimus' JCT and makespan a system's are."""
-    return of[name][0] / of["Optimus"][0], of[name][1] / of["Optimus"][1]
+    return of[name].jct_h / of["Optimus"].jct_h, of[name].makespan_h / of["Optimus"].makespan_h
 
 
 def versus(inputs: Inputs) -> Finding:
@@ -202,7 +217,9 @@ def versus(inputs: Inputs) -> Finding:
         Figure("average JCT, Tetris over Optimus", "", f"{tetris_jct:.2f}"),
         Figure("makespan, Tetris over Optimus", "1.22", f"{tetris_makespan:.2f}"),
         *(
-            Figure(f"hours until all jobs are done, {name}", published, f"{of[name][1]:.1f}")
+            Figure(
+                f"hours until all jobs are done, {name}", published, f"{of[name].makespan_h:.1f}"
+            )
             for name, published in published_h.items()
         ),
     )
@@ -212,8 +229,16 @@ def versus(inputs: Inputs) -> Finding:
         f"With 2 GPUs a server, as in the published code's settings, it is {few[0]:.2f} and "
         f"{few[1]:.2f}: GPUs run out first, Optimus stops there, and most cores stay idle.",
     )
-    bars = {"average JCT": [of[n][0] for n in SYSTEMS], "makespan": [of[n][1] for n in SYSTEMS]}
-    plot = Plot("Nine jobs on 13 servers", "", "hours", bars=bars, categories=list(SYSTEMS))
+    shown = ("average JCT", "makespan")
+    columns = [list(column) for column in zip(*of.values(), strict=True)]
+    plot = Plot(
+        "Nine jobs on 13 servers",
+        "",
+        "hours",
+        bars=dict(zip(shown, columns[:2], strict=True)),
+        categories=list(SYSTEMS),
+        errors=dict(zip(shown, columns[2:], strict=True)),
+    )
     return Finding(figures, plot, notes)
 
 
@@ -225,8 +250,11 @@ def _gains(workloads: Mapping[str, Sequence[Trace]], title: str, notes: tuple[st
         for at, what in enumerate(("average JCT", "makespan"))
         for name in workloads
     )
-    bars = {system: [of[name][system][0] for name in workloads] for system in SYSTEMS}
-    plot = Plot(title, "", "average JCT, hours", bars=bars, categories=list(workloads))
+    bars = {system: [of[name][system].jct_h for name in workloads] for system in SYSTEMS}
+    errors = {system: [of[name][system].jct_error_h for name in workloads] for system in SYSTEMS}
+    plot = Plot(
+        title, "", "average JCT, hours", bars=bars, categories=list(workloads), errors=errors
+    )
     return Finding(figures, plot, notes)
 
 
@@ -265,9 +293,10 @@ ERRORS: Final = (0.0, 0.1, 0.2, 0.3, 0.45)
 def sensitivity(inputs: Inputs) -> Finding:
     """Errors of the predicted length and speed."""
     lines: dict[str, list[tuple[float, float]]] = {}
+    errors: dict[str, list[float]] = {}
     for name in ("convergence", "speed"):
         field_of = "length" if name == "convergence" else "speed"
-        points = []
+        jct_s: dict[float, FloatColumn] = {}
         for error in ERRORS:
             wrong = PredictionError(**{field_of: error})
             traces = [nine_jobs(seed) for seed in range(3 * inputs.seeds)]
@@ -275,8 +304,10 @@ def sensitivity(inputs: Inputs) -> Finding:
                 Trial(trace, beliefs=beliefs_of(trace, wrong, seed)).run()
                 for seed, trace in enumerate(traces)
             ]
-            points.append((error * 100.0, mean([run.metrics().avg_jct_s for run in runs])))
-        lines[name] = [(x, y / points[0][1]) for x, y in points]
+            jct_s[error] = np.array([run.metrics().avg_jct_s for run in runs])
+        truth_s = mean(jct_s[0.0])
+        lines[name] = [(error * 100.0, mean(each) / truth_s) for error, each in jct_s.items()]
+        errors[name] = [ci95(each / jct_s[0.0]) for each in jct_s.values()]
     figures = tuple(
         Figure(
             f"average JCT with {name} off by up to 30 %, over that without error",
@@ -286,7 +317,7 @@ def sensitivity(inputs: Inputs) -> Finding:
         for name, points in lines.items()
     )
     notes = ("Published: errors of speed hurt more than those of convergence.",)
-    plot = Plot("Prediction error", "error, %", "average JCT, relative", lines=lines)
+    plot = Plot("Prediction error", "error, %", "average JCT, relative", lines, errors=errors)
     return Finding(figures, plot, notes)
 
 
@@ -299,32 +330,44 @@ def ablation(inputs: Inputs) -> Finding:
         "placement by load": ("optimus-ps", OneByOne()),
         "placement by packing": ("optimus-ps", OneByOne(packs=True)),
     }
-    jct_h = {}
+    of = {}
     for name, (policy, placement) in parts.items():
         runs = [Trial(nine_jobs(seed), policy, placement).run() for seed in range(inputs.seeds)]
-        jct_h[name] = mean([run.metrics().avg_jct_s for run in runs]) / HOUR_S
+        of[name] = SystemResult.of([run.metrics() for run in runs])
     figures = tuple(
-        Figure(f"average JCT with {name}, over Optimus'", "", f"{hours / jct_h['Optimus']:.2f}")
-        for name, hours in jct_h.items()
+        Figure(f"average JCT with {name}, over Optimus'", "", f"{ratios(of, name)[0]:.2f}")
+        for name in of
         if name != "Optimus"
     )
     notes = ("Published: allocation contributes more than placement.",)
-    bars = {"average JCT": list(jct_h.values())}
-    plot = Plot("Where the gain comes from", "", "hours", bars=bars, categories=list(jct_h))
+    plot = Plot(
+        "Where the gain comes from",
+        "",
+        "hours",
+        bars={"average JCT": [each.jct_h for each in of.values()]},
+        categories=list(of),
+        errors={"average JCT": [each.jct_error_h for each in of.values()]},
+    )
     return Finding(figures, plot, notes)
 
 
 def overhead(inputs: Inputs) -> Finding:
     """What adjusting costs, for several pauses."""
     seeds = range(inputs.seeds)
-    spans_h, points, pauses = {}, [], []
+    still, added = "time that jobs stand still", "added to the makespan"
+    makespan_s: dict[float, FloatColumn] = {}
+    lines: dict[str, list[tuple[float, float]]] = {still: [], added: []}
+    errors: dict[str, list[float]] = {still: [], added: []}
     for pause_s in (0.0, 5.0, 10.0, 20.0, 40.0):
         runs = [Trial(nine_jobs(seed), pause_s=pause_s).run() for seed in seeds]
-        spans_h[pause_s] = mean([run.metrics().makespan_s for run in runs]) / HOUR_S
-        part = mean([paused_part(run, pause_s) for run in runs])
-        pauses.append((pause_s, part * 100.0))
-        points.append((pause_s, (spans_h[pause_s] / spans_h[0.0] - 1.0) * 100.0))
-    longer, paused = dict(points)[PAUSE_S], dict(pauses)[PAUSE_S]
+        makespan_s[pause_s] = np.array([run.metrics().makespan_s for run in runs])
+        parts = [paused_part(run, pause_s) * 100.0 for run in runs]
+        longer = mean(makespan_s[pause_s]) / mean(makespan_s[0.0]) - 1.0
+        lines[still].append((pause_s, mean(parts)))
+        lines[added].append((pause_s, longer * 100.0))
+        errors[still].append(ci95(parts))
+        errors[added].append(ci95(makespan_s[pause_s] / makespan_s[0.0] * 100.0))
+    paused, longer = (dict(lines[name])[PAUSE_S] for name in (still, added))
     figures = (
         Figure("part of the time that jobs stand still", "2.54 %", f"{paused:.2f} %"),
         Figure("what pauses add to the makespan", "2.54 %", f"{longer:.2f} %"),
@@ -334,8 +377,7 @@ def overhead(inputs: Inputs) -> Finding:
         "published code counts it, or what they lose in the end, is not told; both are here. They "
         "scale with the pause, which is our guess: where one agrees, it is chance.",
     )
-    lines = {"time that jobs stand still": pauses, "added to the makespan": points}
-    plot = Plot("What adjusting costs", "pause, s", "%", lines=lines)
+    plot = Plot("What adjusting costs", "pause, s", "%", lines, errors=errors)
     return Finding(figures, plot, notes)
 
 

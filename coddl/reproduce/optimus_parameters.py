@@ -15,7 +15,7 @@ from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inp
 from coddl.traces.files import packaged_speeds
 from coddl.traces.models import BYTES
 
-Rule: TypeAlias = Callable[[Sequence[int], int], list[Piece]]
+SplitRule: TypeAlias = Callable[[Sequence[int], int], list[Piece]]
 
 LARGE: Final = 1_000_000  # parameters, from which MXNet splits a block
 PRIME: Final = 9973  # MXNet's hash of a block's number is this many times it
@@ -117,7 +117,7 @@ def moved_units(pieces: Sequence[Piece], servers: int) -> list[Piece]:
         put(unit, emptiest)
 
 
-RULES: Final[Mapping[str, Rule]] = {
+RULES: Final[Mapping[str, SplitRule]] = {
     "round robin": round_robin,
     "MXNet": hashed,
     "PAA": assign_parameters,
@@ -295,7 +295,7 @@ def compared(_inputs: Inputs) -> Finding:
 EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     Experiment(
         "optimus-parameters",
-        "Which server holds which parameters",
+        "Distribution of parameters over servers",
         "Peng et al., EuroSys '18 (Optimus): PAA; CoDDL's first poster: units of parameters",
         "Nothing is trained: blocks are those of the published architectures, in order, and the "
         "rules are written anew. Round robin is TensorFlow's default, MXNet's hash is a block's "

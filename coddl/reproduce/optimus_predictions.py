@@ -126,7 +126,7 @@ def length_factors(jobs: Sequence[Training], ends: FloatMatrix) -> FloatMatrix:
 
 
 @dataclass(frozen=True, eq=False)
-class Workload:
+class PredictedWorkload:
     """The testbed's jobs, and all that can be predicted of them."""
 
     trace: Trace
@@ -155,7 +155,7 @@ class Workload:
         }
 
 
-def workload(seed: int) -> Workload:
+def workload(seed: int) -> PredictedWorkload:
     """Nine jobs, eight probes of each model, and losses of each job."""
     trace, truth = nine_jobs(seed), true_servers()
     names, rng = trace.speeds.names, np.random.default_rng((seed, SPEEDS))
@@ -164,7 +164,7 @@ def workload(seed: int) -> Workload:
     costs, even_costs = ([fit_costs(each) for each in every] for every in (points, even))
     losses_rng = np.random.default_rng((seed, LOSSES))
     jobs = [training(losses_rng) for _ in range(trace.size)]
-    return Workload(
+    return PredictedWorkload(
         trace,
         served(names, servers_of(costs, MOST)),
         served(names, servers_of(costs, MOST, points)),
@@ -174,7 +174,7 @@ def workload(seed: int) -> Workload:
     )
 
 
-def outcomes(workloads: Sequence[Workload]) -> dict[str, FloatMatrix]:
+def outcomes(workloads: Sequence[PredictedWorkload]) -> dict[str, FloatMatrix]:
     """Average JCT and makespan in seconds, [workload, these two], by what Optimus goes by."""
     found: dict[str, list[tuple[float, float]]] = {}
     for each in workloads:
@@ -201,7 +201,7 @@ def spread(found: Mapping[str, FloatMatrix], name: str) -> str:
     return f"{more.min():+.1f} to {more.max():+.1f} %"
 
 
-def unknown_s(workloads: Sequence[Workload]) -> FloatColumn:
+def unknown_s(workloads: Sequence[PredictedWorkload]) -> FloatColumn:
     """How long losses tell nothing of each job, were it on 4 workers and 4 servers."""
     out = []
     for each in workloads:
@@ -243,7 +243,7 @@ def predictions(inputs: Inputs) -> Finding:
         ),
     )
     plot = Plot(
-        "When a training ends, foretold from its losses",
+        "Error of the predicted end of training",
         "part of the training done, %",
         "error, %",
         {"worst": _by_part(end_off.max(axis=0)), "median": _by_part(np.median(end_off, axis=0))},
@@ -262,7 +262,9 @@ def _percent(off: FloatColumn) -> tuple[str, str]:
     return f"{np.median(off) * 100:.1f} %", f"{off.max() * 100:.0f} %"
 
 
-def _notes(workloads: Sequence[Workload], found: Mapping[str, FloatMatrix]) -> tuple[str, ...]:
+def _notes(
+    workloads: Sequence[PredictedWorkload], found: Mapping[str, FloatMatrix]
+) -> tuple[str, ...]:
     late = float((unknown_s(workloads) > OptimusPs.young_s).mean())
     return (
         "Published, as text: errors of speed affect the scheduler more than errors of convergence, "
@@ -299,7 +301,7 @@ DIFFERS: Final = (
 EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     Experiment(
         "optimus-predictions",
-        "Optimus run on its own predictions",
+        "Optimus with its own predictions",
         SOURCE,
         DIFFERS + SETUP,
         predictions,

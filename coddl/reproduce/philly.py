@@ -21,6 +21,7 @@ from coddl.sim.quotas import quotas_from
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
+from coddl.sim.study import ci95
 from coddl.sim.world import FINISH_S, LOGGED, Reconfigure, world_of
 from coddl.traces.files import read_trace
 from coddl.traces.generators import poisson
@@ -229,15 +230,18 @@ def locality(inputs: Inputs) -> Finding:
 
 def empty_servers(inputs: Inputs) -> Finding:
     """Count servers without a job where two thirds of the GPUs are in use."""
-    names, parts = ("philly", "consolidate", "spread"), {}
+    names = ("philly", "consolidate", "spread")
+    parts: dict[str, float] = {}
+    errors: dict[str, float] = {}
     for name in names:
-        empty, weight = 0.0, 0.0
+        empty, weight, by_seed = 0.0, 0.0, []
         for seed in range(inputs.seeds):
             trace = poisson(jobs=2000, gpus=256, load=0.8, seed=seed)
             history = np.array(watch(trace, 256, placement_from(name), "none").seen.history)
             since_s, _, none = history[np.abs(history[:, 1] - 2 / 3) < 0.05].T
             empty, weight = empty + float(since_s @ none), weight + float(since_s.sum())
-        parts[name] = 100.0 * empty / weight
+            by_seed.append(100.0 * float(since_s @ none) / float(since_s.sum()))
+        parts[name], errors[name] = 100.0 * empty / weight, ci95(by_seed)
     return Finding(
         tuple(
             Figure(
@@ -253,6 +257,7 @@ def empty_servers(inputs: Inputs) -> Finding:
             "% of servers",
             bars={"empty": [parts[name] for name in names]},
             categories=names,
+            errors={"empty": [errors[name] for name in names]},
         ),
         (
             "What was published tells that jobs were spread more than they had to be. Ours fill "
@@ -304,7 +309,7 @@ def quotas(inputs: Inputs) -> Finding:
             for name, one in found.items()
         ),
         Plot(
-            "Queues that lend what they do not use",
+            "Queues that lend idle GPUs",
             "GPUs are",
             "hours a job waits",
             bars={"mean": [one.wait_h for one in found.values()]},
@@ -394,7 +399,7 @@ def _parts(run: Run) -> tuple[FloatColumn, FloatColumn]:
 EXPERIMENTS: Final = (
     Experiment(
         "philly-locality",
-        "Wait for GPUs that are close, or start at once on such as are not",
+        "Waiting for GPUs on few nodes, or starting at once on any",
         SOURCE,
         "The first 2,000 and 3,000 jobs of twelve virtual clusters, which all begin at once, on "
         "1,024 GPUs (8 a server, 16 servers a rack) instead of months on the whole cluster; quotas "
@@ -404,7 +409,7 @@ EXPERIMENTS: Final = (
     ),
     Experiment(
         "philly-quotas",
-        "Queues that lend what they do not use",
+        "Queues that lend idle GPUs",
         SOURCE,
         "The first 2,000 of the same jobs, those of them that fit their queue's quota, and no "
         "placement; the source states the rule and no number.",
@@ -413,7 +418,7 @@ EXPERIMENTS: Final = (
     ),
     Experiment(
         "philly-failures",
-        "What jobs that fail and jobs that are killed take",
+        "GPU time of failed and killed jobs",
         SOURCE,
         "Our form of the trace does not say how jobs ended: ends are drawn, from a model that is "
         "fitted to the published parts of jobs and of GPU-time. That half of the errors are quick "
@@ -426,7 +431,7 @@ EXPERIMENTS: Final = (
     ),
     Experiment(
         "philly-fragmentation",
-        "Hardly a server is empty when two thirds of the GPUs are in use",
+        "Few servers are empty when two thirds of the GPUs are in use",
         SOURCE,
         "Poisson arrivals of jobs of 1 to 8 GPUs on 32 servers of 8; published is what was seen in "
         "production, where jobs are larger and servers have 2, 4 or 8 GPUs.",

@@ -1,4 +1,4 @@
-"""The ground jobs stand on: what a place is worth, and how well that is foretold from one GPU."""
+"""The effect of placement on step times, and how well it is predicted from one GPU."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -48,7 +48,7 @@ POLICIES: Final = ("srtf", "afs-l")
 
 
 class Prediction(NamedTuple):
-    """A step as it was measured, and as it was foretold."""
+    """A step as measured and as predicted."""
 
     where: Locality
     measured_s: float
@@ -120,7 +120,7 @@ def errors_after_runs(known: list[Prediction]) -> FloatColumn:
 
 
 def estimate(inputs: Inputs) -> Finding:
-    """Foretell the steps on 107 placements from those on one GPU."""
+    """Predict the steps on 107 placements from those on one GPU."""
     measured = measurements(inputs.folder(DATA))
     links = links_from(measured[YARDSTICK], YARDSTICK)
     series: dict[str, list[float]] = {}
@@ -211,7 +211,7 @@ def worth(inputs: Inputs) -> Finding:
             for (policy, placement), ratio in over_alone.items()
         ),
         Plot(
-            "What the place is worth",
+            "Step time on the worst placement, relative to the best",
             "model",
             "worst over best step time",
             bars={f"{gpus} GPUs": [e.factor for e in each] for gpus, each in found.items()},
@@ -269,7 +269,7 @@ def _on_a_cluster(folder: Path, seeds: int) -> dict[tuple[str, str], float]:
 EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     Experiment(
         "estimate-t4",
-        "Step times on 107 placements, foretold from one GPU",
+        "Step times on 107 placements, predicted from one GPU",
         f'poster "Distributed Deep Learning over Shared GPU Cluster", question; {SOURCE}',
         "The poster gives the steps of the method and no numbers. Computation comes from the "
         "measurements on one GPU, gradient bytes from the published architectures, and the two "
@@ -280,7 +280,7 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     ),
     Experiment(
         "locality-t4",
-        "What the place of a job is worth",
+        "The effect of placement on step time",
         SOURCE,
         "Nothing was published in this form. A model has one global batch at all sizes: what "
         "gives 16 GPUs the middle of the local batches that were measured. The workload of the "

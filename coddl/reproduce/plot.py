@@ -1,7 +1,8 @@
 """A plot as an SVG picture: lines, or bars in groups. It needs no library and fetches nothing.
 
 The ground is white and the ink dark whatever the page around it, so a picture reads the same in
-light and dark. Lines carry their name where they end, bars their value.
+light and dark. Lines carry their name where they end, bars their value. Thin strokes across the
+ends of bars and the points of lines are 95 % intervals over the seeds.
 """
 
 import math
@@ -11,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from coddl.reproduce.experiment import Plot, Points
+from coddl.reproduce.experiment import Plot
 from coddl.traces.atomic_write import write_atomically
 
 # Okabe and Ito's colours, told apart by colour-blind readers too, in an order of falling contrast.
@@ -23,6 +24,7 @@ TOP, BOTTOM, LEFT = 44.0, 52.0, 76.0  # what title, lower axis and left axis nee
 LETTER: Final = 7.4  # mean width of a letter at FONT
 FONT, LINE = 13, 18.0
 BAR, GAP = 15.0, 9.0  # thickness of a bar; space between two groups
+INTERVALS: Final = "strokes: 95 % intervals over seeds"
 MARKED: Final = 24  # lines of up to so many points show each of them
 
 
@@ -75,11 +77,17 @@ def written(value: float) -> str:
 
 def _lines(plot: Plot) -> str:
     finite = {
-        name: [each for each in line if _is_number(*each)] for name, line in plot.lines.items()
+        name: [
+            (x, y, half)
+            for (x, y), half in zip(line, _errors(plot, name, len(line)), strict=True)
+            if _is_number(x, y)
+        ]
+        for name, line in plot.lines.items()
     }
     named = max((_length(name) for name in finite), default=0.0) + 30.0
     points = [point for line in finite.values() for point in line]
-    xs, ys = ([point[axis] for point in points] or [0.0] for axis in (0, 1))
+    xs = [x for x, _, _ in points] or [0.0]
+    ys = [end for _, y, half in points for end in (y - half, y + half)] or [0.0]
     across = Scale(ticks(min(xs), max(xs)), LEFT, WIDTH - EDGE - named)
     up = Scale(ticks(min(ys), max(ys)), HEIGHT - BOTTOM, TOP + 8.0)
     parts = [*_frame(plot, HEIGHT), *_lower_axis(across, HEIGHT, plot.x)]
@@ -95,15 +103,25 @@ def _lines(plot: Plot) -> str:
     return "".join([*parts, "</svg>\n"])
 
 
-def _line(line: Points, across: Scale, up: Scale, i: int) -> Iterator[str]:
+def _errors(plot: Plot, name: str, count: int) -> list[float]:
+    """The errors of a series' values, 0 where there is none."""
+    halves = plot.errors.get(name, [0.0] * count)
+    return [half if _is_number(half) else 0.0 for half in halves]
+
+
+def _line(
+    line: Sequence[tuple[float, float, float]], across: Scale, up: Scale, i: int
+) -> Iterator[str]:
     """One line; one of few points shows them."""
-    drawn = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in line)
+    drawn = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y, _ in line)
     dash = DASHES[i // len(COLOURS) % len(DASHES)]
     yield (
         f'<polyline points="{drawn}" fill="none" stroke="{_colour(i)}" stroke-width="2" '
         f'stroke-linejoin="round"' + (f' stroke-dasharray="{dash}"' if dash else "") + "/>"
     )
-    for x, y in line if len(line) <= MARKED else ():
+    for x, y, half in line if len(line) <= MARKED else ():
+        if half > 0.0:
+            yield _error(across.at(x), (up.at(y - half), up.at(y + half)), _colour(i), upright=True)
         yield f'<circle cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="3" fill="{_colour(i)}"/>'
 
 
@@ -122,11 +140,15 @@ def _apart(wanted: Sequence[float], up: Scale) -> list[float]:
 
 def _bars(plot: Plot) -> str:
     series, categories = plot.bars, plot.categories
-    values = [value for line in series.values() for value in line if _is_number(value)] or [0.0]
+    halves = {name: _errors(plot, name, len(line)) for name, line in series.items()}
+    ends = [end for name, line in series.items()
+            for value, half in zip(line, halves[name], strict=True)
+            for end in _interval(value, half)]  # fmt: skip
+    values = [value for value in ends if _is_number(value)] or [0.0]
     left = min(max((_length(name) for name in categories), default=0.0) + 24.0, WIDTH / 2)
     group = len(series) * BAR + GAP
-    legend = list(_legend(list(series), left)) if len(series) > 1 else []
-    top = TOP + (LINE * (_rows(list(series), left) + 0.4) if legend else 4.0)
+    legend, rows = _legend(list(series), left) if len(series) > 1 else ([], 0)
+    top = TOP + (LINE * (rows + 0.4) if rows else 4.0)
     height = top + group * len(categories) + BOTTOM
     longest = max(_length(written(value)) for value in values) + 6.0
     across = Scale(ticks(min(values), max(values)), left, WIDTH - EDGE - longest)
@@ -134,15 +156,16 @@ def _bars(plot: Plot) -> str:
     for at, category in enumerate(categories):
         middle = top + group * at + group / 2
         parts.append(_text(left - 8, middle + 4, _fitted(category, left - 20), "end"))
-        for i, line in enumerate(series.values()):
-            parts.extend(_bar(line[at], across, top + group * at + GAP / 2 + BAR * i, i))
+        for i, (name, line) in enumerate(series.items()):
+            y = top + group * at + GAP / 2 + BAR * i
+            parts.extend(_bar(line[at], halves[name][at], across, y, i))
     parts.append(_text(EDGE, height - 12, plot.x, "start", FAINT))  # what the categories are
     zero = across.at(0.0)
     parts.append(_rule(zero, top, zero, height - BOTTOM, FAINT))
     return "".join([*parts, "</svg>\n"])
 
 
-def _bar(value: float, across: Scale, y: float, i: int) -> Iterator[str]:
+def _bar(value: float, half: float, across: Scale, y: float, i: int) -> Iterator[str]:
     """A bar from zero on with its value at the end, or a dash where there is none."""
     zero = across.at(0.0)
     if not _is_number(value):
@@ -153,35 +176,46 @@ def _bar(value: float, across: Scale, y: float, i: int) -> Iterator[str]:
         f'<rect x="{min(zero, end):.1f}" y="{y + 1:.1f}" width="{abs(end - zero):.1f}" '
         f'height="{BAR - 2:g}" fill="{_colour(i)}"/>'
     )
-    yield _text(max(zero, end) + 5, y + BAR - 3, written(value), "start", size=FONT - 2)
+    outer = max(zero, end)
+    if half > 0.0:
+        low, high = (across.at(each) for each in _interval(value, half))
+        outer = max(zero, high)
+        yield _error(y + BAR / 2, (low, high), INK, upright=False)
+    yield _text(outer + 5, y + BAR - 3, written(value), "start", size=FONT - 2)
 
 
-def _legend(names: Sequence[str], left: float) -> Iterator[str]:
-    """Names of the series in rows above the bars."""
-    x, y = left, TOP + 4.0
+def _interval(value: float, half: float) -> tuple[float, float]:
+    """The interval of a bar's value; it ends at zero, as bars are of what has one sign."""
+    low, high = value - half, value + half
+    return (max(0.0, low), high) if value >= 0.0 else (low, min(0.0, high))
+
+
+def _error(at: float, ends: tuple[float, float], colour: str, *, upright: bool) -> str:
+    """A stroke from end to end with a short one across each."""
+    low, high = ends
+    strokes = f"M{at:.1f} {low:.1f}V{high:.1f}" if upright else f"M{low:.1f} {at:.1f}H{high:.1f}"
+    for end in ends:
+        strokes += f"M{at:.1f} {end:.1f}m-3 0h6" if upright else f"M{end:.1f} {at:.1f}m0 -3v6"
+    return f'<path d="{strokes}" stroke="{colour}" fill="none"/>'
+
+
+def _legend(names: Sequence[str], left: float) -> tuple[list[str], int]:
+    """Names of the series above the bars, and in how many rows."""
+    parts, x, rows = [], left, 1
     for i, name in enumerate(names):
-        if x > left and x + _entry(name) > WIDTH - EDGE:
-            x, y = left, y + LINE
-        yield f'<rect x="{x:.1f}" y="{y:.1f}" width="11" height="11" fill="{_colour(i)}"/>'
-        yield _text(x + 16, y + 10, name, "start")
-        x += _entry(name)
-
-
-def _rows(names: Sequence[str], left: float) -> int:
-    rows, x = 1, left
-    for name in names:
-        if x > left and x + _entry(name) > WIDTH - EDGE:
-            rows, x = rows + 1, left
-        x += _entry(name)
-    return rows
-
-
-def _entry(name: str) -> float:
-    return _length(name) + 34.0
+        width = _length(name) + 34.0
+        if x > left and x + width > WIDTH - EDGE:
+            x, rows = left, rows + 1
+        y = TOP + 4.0 + LINE * (rows - 1)
+        parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="11" height="11" fill="{_colour(i)}"/>')
+        parts.append(_text(x + 16, y + 10, name, "start"))
+        x += width
+    return parts, rows
 
 
 def _frame(plot: Plot, height: float) -> Iterator[str]:
     """What every picture begins with."""
+    drawn = any(_is_number(half) and half > 0.0 for line in plot.errors.values() for half in line)
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:g}" role="img" '
         f'aria-label="{escape(plot.title)}" font-family="system-ui, sans-serif" '
@@ -191,6 +225,8 @@ def _frame(plot: Plot, height: float) -> Iterator[str]:
         f'<text x="{EDGE:g}" y="26" font-size="15" font-weight="600" fill="{INK}">'
         f"{escape(plot.title)}</text>"
     )
+    if drawn:
+        yield _text(WIDTH - EDGE, 26, INTERVALS, "end", FAINT, size=FONT - 2)
 
 
 def _lower_axis(across: Scale, height: float, name: str, top: float = 0.0) -> Iterator[str]:

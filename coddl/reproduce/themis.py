@@ -11,6 +11,7 @@ from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inp
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
+from coddl.sim.study import ci95
 from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace
 
@@ -48,7 +49,8 @@ def runs_of(inputs: Inputs, policies: tuple[str, ...]) -> dict[str, list[Run]]:
 def fairness(inputs: Inputs) -> Finding:
     """Finish-time fairness of several policies on the same jobs."""
     runs = runs_of(inputs, POLICIES)
-    worst = {p: float(np.mean([run.rho.max() for run in each])) for p, each in runs.items()}
+    worst_by_seed = {p: [float(run.rho.max()) for run in each] for p, each in runs.items()}
+    worst = {p: float(np.mean(each)) for p, each in worst_by_seed.items()}
     equal = {p: float(np.mean([jain(run.rho) for run in each])) for p, each in runs.items()}
     jct_s = {p: float(np.mean([run.jct_s.mean() for run in each])) for p, each in runs.items()}
     slower = [
@@ -66,7 +68,14 @@ def fairness(inputs: Inputs) -> Finding:
     )  # fmt: skip
     rows = [[p, f"{worst[p]:.2f}", f"{equal[p]:.3f}", f"{jct_s[p] / 3600:.2f}"] for p in POLICIES]
     bars = {"worst rho": [worst[p] for p in POLICIES]}
-    plot = Plot("Finish-time fairness", "policy", "worst rho", bars=bars, categories=POLICIES)
+    plot = Plot(
+        "Finish-time fairness",
+        "policy",
+        "worst rho",
+        bars=bars,
+        categories=POLICIES,
+        errors={"worst rho": [ci95(each) for each in worst_by_seed.values()]},
+    )
     notes = (
         "rho is the JCT over that of an equal share alone; Jain's index is over all jobs' rho.",
         "A lower worst rho than the auction has: "
@@ -81,7 +90,8 @@ def filters(inputs: Inputs) -> Finding:
     """What the filter trades: who is asked at all."""
     specs = tuple(f"themis:filter={f:g}" for f in FILTERS)
     runs = runs_of(inputs, specs)
-    worst = [float(np.mean([run.rho.max() for run in runs[spec]])) for spec in specs]
+    worst_by_seed = [[float(run.rho.max()) for run in runs[spec]] for spec in specs]
+    worst = [float(np.mean(each)) for each in worst_by_seed]
     jct_h = [float(np.mean([run.jct_s.mean() for run in runs[spec]])) / 3600 for spec in specs]
     best = FILTERS[int(np.argmin(worst))]
     figures = (
@@ -90,7 +100,9 @@ def filters(inputs: Inputs) -> Finding:
           for f, w, j in zip(FILTERS, worst, jct_h, strict=True)),
     )  # fmt: skip
     lines = {"worst rho": list(zip(FILTERS, worst, strict=True))}
-    return Finding(figures, Plot("Who is asked", "filter f", "worst rho", lines=lines))
+    errors = {"worst rho": [ci95(each) for each in worst_by_seed]}
+    plot = Plot("Which apps take part", "filter f", "worst rho", lines=lines, errors=errors)
+    return Finding(figures, plot)
 
 
 SOURCE: Final = "Mahajan et al., NSDI '20 (Themis)"

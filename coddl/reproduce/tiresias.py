@@ -1,6 +1,6 @@
 """Tiresias, as in *Tiresias: A GPU Cluster Manager for Distributed Deep Learning*, NSDI '19."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,6 +18,7 @@ from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inp
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case, run_cases
+from coddl.sim.study import ci95
 from coddl.traces.generators import poisson, tiresias
 from coddl.traces.models import speeds_on
 from coddl.traces.trace import Trace, trace_of
@@ -30,15 +31,15 @@ JOBS: Final = 240
 LOADS: Final = (1.0, 4.0)
 # Who gathers all jobs lets them wait for it, as production does.
 AGAINST_FIFO: Final = {
-    "FIFO, gathered": ("fifo", "tiresias:pack_limit=0"),
+    "FIFO, consolidated": ("fifo", "tiresias:pack_limit=0"),
     "Tiresias-L": ("tiresias-l", "tiresias"),
     "Tiresias-G": ("tiresias-g", "tiresias"),
     "SRSF": ("srsf", "tiresias"),
 }
 BY_PROFILE: Final = {
-    "skewed models gathered": ("tiresias-l", "tiresias"),
-    "everybody gathered": ("tiresias-l", "tiresias:pack_limit=0"),
-    "nobody gathered": ("tiresias-l", "tiresias:pack_limit=1"),
+    "skewed models consolidated": ("tiresias-l", "tiresias"),
+    "all jobs consolidated": ("tiresias-l", "tiresias:pack_limit=0"),
+    "no job consolidated": ("tiresias-l", "tiresias:pack_limit=1"),
     "by a fitted limit": ("tiresias-l", "tiresias:fit=true"),
 }
 ALIKE: Final = 0.05  # less is no difference worth the name
@@ -108,7 +109,9 @@ def workloads(inputs: Inputs) -> dict[str, list[Trace]]:
 
 
 def jct_h_of(inputs: Inputs, systems: Mapping[str, tuple[str, str]]) -> dict[str, FloatMatrix]:
-    """Average and median JCT of each system (policy, placement) by workload, over all seeds."""
+    """Hours by system (policy, placement), [workload, what]: average and median JCT, the means of
+    all seeds, and the error of the first.
+    """
     by_workload = workloads(inputs)
     cases = [
         Case(
@@ -124,23 +127,37 @@ def jct_h_of(inputs: Inputs, systems: Mapping[str, tuple[str, str]]) -> dict[str
     ]
     found = [run.metrics() for run in run_cases(cases)]
     table = np.array([(each.avg_jct_s, each.p50_jct_s) for each in found]) / HOUR_S
-    means = table.reshape(len(by_workload), inputs.seeds, len(systems), 2).mean(axis=1)
-    return {name: means[:, at] for at, name in enumerate(systems)}
+    table = table.reshape(len(by_workload), inputs.seeds, len(systems), 2)
+    errors = np.array([[ci95(each[:, at, 0]) for at in range(len(systems))] for each in table])
+    found_h = np.concatenate((table.mean(axis=1), errors[..., None]), axis=2)
+    return {name: found_h[:, at] for at, name in enumerate(systems)}
+
+
+def plot_of(title: str, jct_h: Mapping[str, FloatMatrix], workloads: Sequence[str]) -> Plot:
+    """Average JCT of each system on each workload."""
+    return Plot(
+        title,
+        "workload",
+        "average JCT, hours",
+        bars={name: times_h[:, 0].tolist() for name, times_h in jct_h.items()},
+        categories=workloads,
+        errors={name: times_h[:, 2].tolist() for name, times_h in jct_h.items()},
+    )
 
 
 def against_fifo(inputs: Inputs) -> Finding:
     """What age-based scheduling gains over first come, first served."""
     jct_h, names = jct_h_of(inputs, AGAINST_FIFO), list(workloads(replace(inputs, seeds=1)))
-    gain = {name: jct_h["FIFO, gathered"] / times_h for name, times_h in jct_h.items()}
+    fifo_h = jct_h["FIFO, consolidated"][:, :2]
+    gain = {name: fifo_h / times_h[:, :2] for name, times_h in jct_h.items()}
     figures = [
         Figure(f"average JCT, FIFO over {name}", published, f"up to {gain[name][:, 0].max():.1f}x")
         for name, published in (("Tiresias-L", "up to 5.5x"), ("Tiresias-G", ""), ("SRSF", ""))
     ]
     median = gain["Tiresias-L"][:, 1].max()
     figures.append(Figure("median JCT, FIFO over Tiresias-L", "", f"up to {median:.1f}x"))
-    bars = {name: times_h[:, 0].tolist() for name, times_h in jct_h.items()}
-    plot = Plot("Tiresias and FIFO", "workload", "average JCT, hours", bars=bars, categories=names)
-    rows = [[name, *(f"{hours:.2f}" for hours in line)] for name, line in bars.items()]
+    plot = plot_of("Tiresias and FIFO", jct_h, names)
+    rows = [[name, *(f"{hours:.2f}" for hours in line)] for name, line in plot.bars.items()]
     notes = ("SRSF knows what is left of each job: it shows how much there is to gain at all.",)
     return Finding(tuple(figures), plot, notes, Details(("average JCT, hours", *names), rows))
 
@@ -154,14 +171,13 @@ def by_profile(inputs: Inputs) -> Finding:
         for other in others
         for name, ratio in zip(names, found[other][:, 0] / found[skewed][:, 0], strict=True)
     )
-    bars = {name: times_h[:, 0].tolist() for name, times_h in found.items()}
-    plot = Plot("Who is gathered", "workload", "average JCT, hours", bars=bars, categories=names)
+    plot = plot_of("Which jobs are kept together", found, names)
     most = max(
         float(np.abs(found[other][:, 0] / found[skewed][:, 0] - 1).max()) for other in others
     )
     notes = (
         f"The largest difference is {most:.1%}"
-        + (": who is gathered hardly matters to these jobs." if most < ALIKE else "."),
+        + (": which jobs are consolidated hardly matters here." if most < ALIKE else "."),
     )
     return Finding(figures, plot, notes)
 
@@ -169,7 +185,7 @@ def by_profile(inputs: Inputs) -> Finding:
 EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     Experiment(
         "tiresias-example",
-        "What is known of three jobs decides their average JCT",
+        "Average JCT of three jobs, by what is known of them",
         SOURCE,
         "The talk that shows the example states the jobs' GPU-time, 4, 8 and 12, and the averages. "
         "GPUs and hours are ours: 2 x 2, 1 x 8 and 2 x 6, all at once on two GPUs. 2D-Gittins has "
@@ -188,7 +204,7 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     ),
     Experiment(
         "tiresias-placement",
-        "Gathering only the jobs whose models are skewed",
+        "Consolidating only the jobs whose models are skewed",
         SOURCE,
         "The same jobs and nodes, under Tiresias-L. The paper gives no number for this part alone. "
         "What spread costs a model is estimated here from its parameters, not measured.",

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar, cast, get_args
 import numpy as np
 
 from coddl.core.cluster import Cluster
+from coddl.core.columns import FloatColumn
 from coddl.core.errors import UserError
 from coddl.core.placement.placement import Placement
 from coddl.core.placement.registry import placement_from
@@ -353,11 +354,11 @@ def _row(runs: Sequence[Run], seeds: int) -> dict[str, object]:
     if seeds > 1:
         means = {name: float(np.mean([line[name] for line in table])) for name in table[0]}
         row |= {**means, "seeds": len(runs)}
-        row["ci95"] = {name: _ci95([line[name] for line in table]) for name in means}
+        row["ci95"] = {name: ci95([line[name] for line in table]) for name in means}
     return row
 
 
-def _ci95(values: Sequence[float]) -> float:
+def ci95(values: Sequence[float] | FloatColumn) -> float:
     """Half the width of the 95 % interval of the mean."""
     if len(values) < 2:
         return math.nan

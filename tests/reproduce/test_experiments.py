@@ -210,6 +210,26 @@ def test_what_is_no_number_is_left_out() -> None:
     assert "nan" not in drawn(line)
 
 
+def strokes(plot: Plot) -> list[str]:
+    """The strokes of the intervals."""
+    found = ET.fromstring(drawn(plot)).iter(f"{SVG}path")
+    return [path.attrib["d"] for path in found if path.get("fill") == "none"]
+
+
+def test_a_mean_over_seeds_shows_its_interval() -> None:
+    plain = bars(a=[10.0, 20.0])
+    assert strokes(plain) == []
+    assert len(strokes(replace(plain, errors={"a": [1.0, math.nan]}))) == 1  # one seed: no interval
+    line = Plot("t", "x", "y", {"a": [(0.0, 1.0), (1.0, 2.0)]}, errors={"a": [0.5, 0.5]})
+    assert len(strokes(line)) == 2
+
+
+def test_an_axis_has_room_for_intervals() -> None:
+    wide = replace(bars(a=[10.0, 0.0]), errors={"a": [11.0, 0.0]})  # 0..21: a bar has one sign
+    [(_, plain)], [(_, beside)] = rectangles(bars(a=[10.0, 0.0]))[:1], rectangles(wide)[:1]
+    assert 0.35 * plain < beside < 0.6 * plain
+
+
 def test_names_beside_lines_do_not_overlap() -> None:
     lines = {f"line {i}": [(0.0, 1.0), (1.0, 5.0 + i / 100)] for i in range(9)}
     picture = ET.fromstring(drawn(Plot("t", "x", "y", lines)))

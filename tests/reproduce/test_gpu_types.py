@@ -1,4 +1,4 @@
-"""A batch on unlike GPUs where a step has a fixed cost: whoever splits it has to know."""
+"""One batch on GPUs of several types, where a step has a fixed cost."""
 
 from dataclasses import replace
 

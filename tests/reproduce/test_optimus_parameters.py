@@ -1,4 +1,4 @@
-"""Which server holds which parameters: the blocks of real models, and rules that deal them out."""
+"""Distribution of parameters over servers: the blocks of real models, and rules to assign them."""
 
 from collections.abc import Sequence
 

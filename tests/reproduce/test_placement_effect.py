@@ -1,4 +1,4 @@
-"""What a place is worth, and how well that is foretold."""
+"""The effect of placement, and how well it is predicted."""
 
 from itertools import product
 
@@ -45,7 +45,7 @@ def test_the_links_are_found_from_two_gpus() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "vgg16", "resnet50"])
-def test_a_cluster_as_the_model_says_is_foretold(name: str) -> None:
+def test_a_cluster_as_the_model_says_is_predicted(name: str) -> None:
     known = predicted_steps(as_the_model_says(name), name, TRUE, "hierarchical")
     assert len(known) == 2 * (len(PLACEMENTS) - 1)
     assert max(guess.error for guess in known) < 1e-9
@@ -73,7 +73,7 @@ def test_the_best_and_the_worst_place_are_named() -> None:
 
 
 @needs_t4
-def test_steps_on_t4s_are_foretold_within_a_quarter() -> None:
+def test_steps_on_t4s_are_predicted_within_a_quarter() -> None:
     finding = estimate(Inputs(T4_PLACEMENTS.parent))
     flat, hierarchical, later = (float(each.ours.rstrip("%")) for each in finding.figures)
     assert max(flat, hierarchical) < 25.0
