@@ -149,7 +149,9 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, default=PHILLY, help="folder with jobs.csv.gz")
     parser.add_argument("--policy", action="append", help="only this policy; repeat for several")
-    parser.add_argument("--jobs", type=int, default=20_000, help="the first so many; 0: all")
+    parser.add_argument(
+        "--jobs", type=int, default=20_000, help="number of jobs from the start; 0: all"
+    )
     parser.add_argument("--gpus", type=int, action="append", help="repeat for several")
     parser.add_argument("--placement", action="append", help="repeat for several")
     parser.add_argument("--pause-s", type=float, default=0.0, help="what each change costs a job")

@@ -147,7 +147,7 @@ class Bench:
         return time.perf_counter() - start_s
 
     def decide_s(self) -> float:
-        """Decide once, for nobody; tell how much of a core's time it took."""
+        """Make a decision without applying it; return its CPU time."""
         start_s = time.thread_time()
         deciding.decide(self.loop.pool, deciding.CALM, "a measurement", self.now_s)
         return time.thread_time() - start_s

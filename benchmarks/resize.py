@@ -51,7 +51,7 @@ def read(path: Path) -> Times:
 
 
 def wait_for_steps(path: Path, steps: int, check: Callable[[], None]) -> Times:
-    """Wait until so many more steps are complete."""
+    """Wait until this many more steps are complete."""
     deadline_s = time.monotonic() + WAIT_S
     last = max(read(path), default=-1) + steps
     while max(times := read(path), default=-1) < last:

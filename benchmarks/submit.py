@@ -77,7 +77,7 @@ def by_python_s(folder: Path, number: int) -> float:
 
 
 def submitted_s(folder: Path, state: Path, number: int) -> float:
-    """Submit a script that nobody has seen; tell how long its first step took to come."""
+    """Submit a new script; return the seconds until its first step."""
     project = folder / f"project-{number}"
     project.mkdir()
     noted = folder / f"pooled-{number}"

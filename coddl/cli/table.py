@@ -1,4 +1,4 @@
-"""The results of a study as a table for people."""
+"""The results of a study as a table in the terminal."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -32,14 +32,14 @@ COLUMNS: Final[tuple[TableColumn, ...]] = (
     ("p99_jct_s", "p99\nmin", minutes, 1),
     ("makespan_s", "makespan\nh", hours, 1),
     ("avg_wait_s", "wait\nmin", minutes, 1),
-    ("utilization", "GPUs\nbusy", "{:.0%}".format, 0),
+    ("utilization", "GPUs\nin use", "{:.0%}".format, 0),
     ("gpu_hours", "GPU-h", "{:,.0f}".format, 0),
     ("rho_max", "worst\nrho", "{:,.2f}".format, 1),
-    ("reallocations", "real-\nlocations", "{:,.0f}".format, 0),
+    ("reallocations", "resizes", "{:,.0f}".format, 0),
 )
-# What is shown where it happens at all.
+# Shown only if one of their values is not 0.
 RARE: Final[tuple[TableColumn, ...]] = (
-    ("migrations", "moves", "{:,.0f}".format, 0),
+    ("migrations", "migrations", "{:,.0f}".format, 0),
     ("failed_jobs", "failed\njobs", "{:,.0f}".format, 0),
     ("killed_jobs", "killed\njobs", "{:,.0f}".format, 0),
     ("lost_gpu_hours", "lost\nGPU-h", "{:,.0f}".format, 1),
@@ -71,11 +71,11 @@ def _print_fitting(lines: Sequence[TableRow], title: str) -> None:
             console.print(table)
             break
     if count < len(columns):
-        console.print(f"{len(columns) - count} more columns fit a wider terminal, or -o json")
+        console.print(f"{len(columns) - count} columns hidden: widen the terminal, or use -o json")
 
 
 def _console() -> Console:
-    # A program or a file has no edge to wrap at.
+    # Output to a file or a pipe is not wrapped.
     console = Console()
     return console if console.is_terminal else Console(width=10_000)
 

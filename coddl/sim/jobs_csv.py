@@ -1,4 +1,4 @@
-"""How each job of each run fared, as a CSV file."""
+"""The results of each job of each run, as a CSV file."""
 
 import csv
 import io

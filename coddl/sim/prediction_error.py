@@ -1,4 +1,4 @@
-"""What a scheduler believes where predictions are wrong: lengths and speeds, off by chance."""
+"""Prediction error: lengths and speeds as a scheduler believes them, with random errors."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -13,17 +13,17 @@ from coddl.core.speed.table import Speeds, speeds_of
 from coddl.sim.loop import Beliefs
 from coddl.traces.trace import Trace
 
-VARIANTS: Final = 32  # wrong curves of each model, one of which a job has
-LEAST: Final = 0.05  # the smallest factor: what is left is never nothing
-LENGTHS, SPEEDS = range(2)  # chance of its own for each, so that one does not move the other
+VARIANTS: Final = 32  # curves with errors per model; each job has one of them
+LEAST: Final = 0.05  # the smallest factor: a prediction stays above 0
+LENGTHS, SPEEDS = range(2)  # each has its own random stream
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionError:
-    """How far off predictions are: each is multiplied by 1 + error x u, u uniform in -1..1.
+    """Largest relative error: a prediction is multiplied by 1 + error x u, u uniform in -1..1.
 
-    One u for the length of each job, as long as it lives; and one u for the speed of each job at
-    each share. Places cost what they do.
+    Each job has one u for its length, and one u for its speed at each number of GPUs. The costs of
+    placements are predicted without error.
     """
 
     length: float = 0.0

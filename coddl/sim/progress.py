@@ -1,6 +1,6 @@
-"""How far jobs have come while they run: when their first results are in, what is done by a time.
+"""Progress of jobs during a run: when an iteration is reached, and what is done by a given time.
 
-A job's progress is a straight line from one event to the next, so both are exact.
+Progress is linear between two events, so both are exact.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from coddl.sim.world import BASE_ITERATIONS, LOGGED, MOVING_S, NOW, STEP_S, Worl
 
 
 class ProgressLines(NamedTuple):
-    """The lines that the jobs' progress is on until the next event."""
+    """The progress of all jobs, linear from now until the next event."""
 
     from_s: float
     left: FloatColumn  # iterations of a job that trains, at `moving_s`; of others, now
@@ -37,7 +37,7 @@ class ProgressLines(NamedTuple):
         return left
 
     def reach_s(self, left: FloatColumn) -> FloatColumn:
-        """When so many iterations are left, if the line goes on; inf for one that does not train.
+        """When this many iterations are left, if progress continues; inf without training.
 
         The formula of the simulator's own predictions: a finish is reached when it happens.
         """
@@ -57,7 +57,7 @@ def progress_of(case: Case) -> Iterator[ProgressLines]:
 
 
 def time_to_iterations(case: Case, iterations: float) -> FloatColumn:
-    """Seconds from each job's submission until it has done so many iterations, or all it has.
+    """Seconds from each job's submission until it has done this many iterations, or all of them.
 
     NaN where the run ends before. What a search waits for: Gandiva, OSDI '18, calls it early
     feedback.
@@ -75,7 +75,7 @@ def time_to_iterations(case: Case, iterations: float) -> FloatColumn:
 
 
 def iterations_at(case: Case, times_s: Sequence[float]) -> FloatMatrix:
-    """Iterations that each job has done by each of these times, which rise; one row a time."""
+    """Iterations that each job has done by each of these ascending times, one row per time."""
     iterations = case.trace.iterations
     done = np.zeros((len(times_s), len(iterations)))
     before, at = None, 0

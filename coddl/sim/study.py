@@ -1,4 +1,4 @@
-"""A comparison: policies x clusters x loads x seeds on one workload, and its results as a table."""
+"""A study: policies x clusters x loads x seeds on one workload, and its results as a table."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Final, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -44,54 +44,42 @@ DEFAULT_POLICIES = (
     "fifo",
 )
 # Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom; the last serves for more.
-T95: tuple[float, ...] = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
+T95: Final = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160),
+    *(2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056),
 )
-T95 += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class StudySpec:
-    """What to compare.
+    """What a study compares.
 
-    A workload is a file, a trace at hand, or a generator's name; that is made anew for each seed.
+    A workload is a file, a Trace, or the name of a generator, which makes a new one per seed.
     """
 
-    workload: str | Path | Trace | None = None  # None: the small trace of the package
+    workload: str | Path | Trace | None = None  # None: the small trace in the package
     policies: Sequence[str | Policy] = DEFAULT_POLICIES
-    gpus: Sequence[int] = ()  # none: 64, or 512 for the poster's jobs
-    clusters: Sequence[str | Cluster] = ()  # instead of `gpus`, where it matters which GPUs
-    placements: Sequence[str | Placement] = ()  # on a cluster; none: consolidate
+    gpus: Sequence[int] = ()  # empty: 64, or 512 for poster
+    clusters: Sequence[str | Cluster] = ()  # instead of `gpus`: placement matters
+    placements: Sequence[str | Placement] = ()  # on a cluster; empty: consolidate
     loads: Sequence[float] = (1.0,)
     seeds: int = 1
-    first: int | None = None  # only so many jobs, from the start
-    queue: str | None = None  # None: all jobs share a cluster; "all": each queue has its own
+    first: int | None = None  # only the first jobs
+    queue: str | None = None  # None: all on one cluster; "all": a cluster per queue
     speeds: str | Path | None = None
-    servers: Mode | None = None  # how jobs train with parameter servers; None: without
+    servers: Mode | None = None  # mode of parameter servers; None: without
     oversize: Oversize = "error"
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
     rules: Rules = field(default_factory=Rules)
-    quotas: str = "none"  # what each queue is entitled to
-    error: str = ""  # of lengths and speeds; empty: schedulers know them
+    quotas: str = "none"  # GPUs guaranteed to each queue
+    error: str = ""  # of predicted lengths and speeds; empty: none
     failures: str = "none"
     keep_events: bool = False
 
     def __post_init__(self) -> None:
-        _refuse(not self.policies, "policies", self.policies, "there is none", "afs-l")
+        _refuse(not self.policies, "policies", self.policies, "no policy is given", "afs-l")
         for gpus in self.gpus:
             given: object = gpus  # a notebook may pass anything
             whole = isinstance(given, int | np.integer) and 0 < given < 2**31
@@ -99,21 +87,21 @@ class StudySpec:
         for load in self.loads:
             _refuse(not 1e-6 <= load <= 1e6, "load", load, "it is not within 1e-6..1e6", "1")
         for gpus in self.gpus if self.clusters else ():
-            _refuse(True, "gpus", gpus, "a cluster is given, which has its own", "or a cluster")
+            _refuse(True, "gpus", gpus, "the cluster determines the number of GPUs", "or a cluster")
         for each in self.placements if not self.clusters else ():
-            nodes = "it is not said which nodes there are"
+            nodes = "no cluster is given, so there are no nodes to choose from"
             _refuse(True, "placement", _name(each), nodes, "with --cluster 16x4, for example")
         if isinstance(self.workload, Trace):
-            own = "the trace has speeds of its own"
+            own = "the trace has its own speeds"
             _refuse(self.speeds is not None, "speeds", self.speeds, own, "in read_trace instead")
             twice = self.servers is not None and self.workload.speeds.servers is not None
             _refuse(twice, "servers", self.servers, own, "None")
         odd = self.servers not in (None, *get_args(Mode))
-        _refuse(odd, "servers", self.servers, "there is no such training", "sync, or async")
+        _refuse(odd, "servers", self.servers, "there is no such mode", "sync or async")
         none = self.first is not None and self.first < 1
-        _refuse(none, "first", self.first, "a study needs a job", "1000")
-        _refuse(not self.loads, "load", self.loads, "there is none", "1")
-        _refuse(self.seeds < 1, "seeds", self.seeds, "a study needs one run", "1")
+        _refuse(none, "first", self.first, "a study needs at least one job", "1000")
+        _refuse(not self.loads, "load", self.loads, "no load is given", "1")
+        _refuse(self.seeds < 1, "seeds", self.seeds, "a study needs at least one seed", "1")
         for name in ("cool_down_s", "min_runtime_s"):
             value = getattr(self.rules, name)
             _refuse(not 0 <= value < 1e12, name, value, "it is not a number of seconds", "30")
@@ -121,8 +109,8 @@ class StudySpec:
         _refuse(not known, "oversize", self.oversize, "there is no such choice", "skip")
 
     @property
-    def sites(self) -> list[tuple[str, int, Cluster | None]]:
-        """What to run on, each once: its name, its GPUs, and the cluster if nodes matter."""
+    def targets(self) -> list[tuple[str, int, Cluster | None]]:
+        """The clusters to run on: name, GPUs, and the cluster if placement matters."""
         given = _labelled(_each_once(self.clusters))
         built = {name: cluster_from(c) if isinstance(c, str) else c for name, c in given.items()}
         if built:
@@ -198,19 +186,20 @@ def study(spec: StudySpec, watch: Watch | None = None) -> Study:
         if not run.finished.all() and not watch.stop.is_set():
             left = int((~run.finished).sum())
             raise UserError(
-                f"{run.key.policy} on {run.key.gpus} GPUs does not come to an end",
-                f"it leaves {left:,} of {run.trace.size:,} jobs without GPUs for ever",
-                "a policy that serves every job in the end; coddl.testing.PolicyContract helps",
+                f"{run.key.policy} on {run.key.gpus} GPUs does not finish",
+                f"{left:,} of {run.trace.size:,} jobs never get GPUs",
+                "a policy that serves every job at some time; check it with "
+                "coddl.testing.PolicyContract",
             )
-    whole = workload(spec.loads[0], 0, spec.sites[0][1])
+    whole = workload(spec.loads[0], 0, spec.targets[0][1])
     planned = sum(case.trace.size for case in cases)
     return Study(whole, runs, spec.seeds, planned)
 
 
-Workload: TypeAlias = Callable[[float, int, int], Trace]  # load, seed, GPUs -> trace
+TraceSource: TypeAlias = Callable[[float, int, int], Trace]  # load, seed, GPUs -> trace
 
 
-def _cases(spec: StudySpec, workload: Workload) -> Iterator[Case]:
+def _cases(spec: StudySpec, workload: TraceSource) -> Iterator[Case]:
     """Every run the spec asks for."""
     policies = {
         name: policy_named(policy) if isinstance(policy, str) else _decides(policy, "policy")
@@ -220,7 +209,9 @@ def _cases(spec: StudySpec, workload: Workload) -> Iterator[Case]:
     pairs = _placed(policies, spec)
     failures = failures_from(spec.failures)
     error = error_from(spec.error) if spec.error else None
-    for seed, load, (site, gpus, cluster) in product(range(spec.seeds), loads, spec.sites):
+    for seed, load, (cluster_name, gpus, cluster) in product(
+        range(spec.seeds), loads, spec.targets
+    ):
         whole = workload(load, seed, gpus)
         if cluster is not None:
             whole = replace(whole, speeds=speeds_on(whole.speeds, cluster))
@@ -234,7 +225,7 @@ def _cases(spec: StudySpec, workload: Workload) -> Iterator[Case]:
             quota_gpus = quotas_from(spec.quotas, trace, gpus)
             for label, policy, where, placement in pairs:
                 yield Case(
-                    RunKey(label, gpus, where, site, queue, load, seed),
+                    RunKey(label, gpus, where, cluster_name, queue, load, seed),
                     policy,
                     trace,
                     reconfigure=spec.reconfigure,
@@ -262,8 +253,8 @@ def _placed(policies: Mapping[str, Policy], spec: StudySpec) -> list[Pair]:
     }
     own = {label: getattr(policy, "own_placement", "") for label, policy in policies.items()}
     if spec.placements and all(own.values()):
-        why = f"where jobs go is up to {' and '.join(own)}"
-        _refuse(True, "placement", next(iter(given)), why, "left out, or another policy")
+        why = f"{' and '.join(own)} has its own placement"
+        _refuse(True, "placement", next(iter(given)), why, "with another policy, or no --placement")
     pairs: list[Pair] = []
     for label, policy in policies.items():
         if own[label]:
@@ -308,13 +299,13 @@ def _decides(given: T, noun: str) -> T:
     if isinstance(given, type) or not callable(given):
         raise UserError(
             f"{noun} {given!r} cannot be used",
-            "it is neither a name nor something that takes a snapshot",
+            "it is neither a name nor a function of a snapshot",
             f"the name of one, or an instance of your {noun}",
         )
     return given
 
 
-def _workload(spec: StudySpec) -> Workload:
+def _workload(spec: StudySpec) -> TraceSource:
     """What gives the trace for a load, a seed and a size of the cluster."""
     make, first, servers = _source(spec), spec.first, spec.servers
 
@@ -329,7 +320,7 @@ def _workload(spec: StudySpec) -> Workload:
     return made
 
 
-def _source(spec: StudySpec) -> Workload:
+def _source(spec: StudySpec) -> TraceSource:
     """The same, with all its jobs, and with servers only if they were measured so."""
     source, speeds = spec.workload, None
     if spec.speeds is not None:

@@ -14,7 +14,7 @@ from coddl.traces.text_file import read_text
 COLUMNS: Final = ("model", "gpu_busy", "in_turns_per_s", "packed_per_s", "gain_percent")
 RATE: Final = Constraint(lambda v: v > 0, "be a number above 0", "10.3")
 GAIN: Final = Constraint(lambda v: v > -100, "be a number above -100", "46")
-PART: Final = Constraint(lambda v: (v >= 0) & (v <= 1), "be a part, 0 to 1", "0.94")
+PART: Final = Constraint(lambda v: (v >= 0) & (v <= 1), "be within 0..1", "0.94")
 
 
 class PackingRow(NamedTuple):
@@ -24,7 +24,7 @@ class PackingRow(NamedTuple):
     busy: float  # the part of the time that one of them keeps the GPU busy
     in_turns_per_s: float  # mini-batches of all together, one job at a time
     packed_per_s: float  # the same with as many at once as is best
-    gain_percent: float  # as the paper prints it, which rounds up or down as it likes
+    gain_percent: float  # as printed in the paper, with its rounding
 
     @property
     def gain(self) -> float:

@@ -4,8 +4,8 @@ The JSON object of Gavel (OSDI '20) holds steps per second by kind of GPU, then 
 `('MODEL', GPUS)`, then alone (`"null"`) or beside another job on the same GPUs (both rates). A
 kind with `_unconsolidated` has its GPUs on different nodes.
 
-A step there is a batch of the size in the model's name, whoever works on it: GPUs work on batches
-of their own, and the rate counts all of them. So an iteration here is one such batch, and more GPUs
+A step there is a batch of the size in the model's name, however many GPUs there are: each GPU works
+on its own batches, and the rate counts all. So an iteration here is one such batch, and more GPUs
 do more of them a second, as if they shared each (strong scaling). Kinds are compared on one GPU. A
 pair with rate 0 does not fit into memory. Pairs on several GPUs were not measured (all are 0), and
 count as pairs on one.
@@ -33,12 +33,12 @@ KEY: Final = re.compile(r"\('(.+)', (\d+)\)")
 TRY: Final = "the throughputs.json of the Gavel artifact"
 
 Json: TypeAlias = Mapping[str, Any]  # Any: what it is shows where it is read
-Job: TypeAlias = tuple[str, int]  # model, GPUs
-Rates: TypeAlias = Mapping[Job, float]  # steps per second
+ModelOnGpus: TypeAlias = tuple[str, int]  # model, GPUs
+Rates: TypeAlias = Mapping[ModelOnGpus, float]  # steps per second
 
 
 def read_gavel(text: str, what: str) -> Speeds:
-    """Speeds on the base kind, and what other kinds, distance and company cost."""
+    """Speeds on the base kind, and the cost of other kinds, of distance and of sharing a GPU."""
     content = _content(text, what)
     try:
         alone = {kind: _alone(jobs) for kind, jobs in content.items()}
@@ -73,14 +73,14 @@ def _content(text: str, what: str) -> Json:
     return found
 
 
-def _job(key: str) -> Job:
+def _job(key: str) -> ModelOnGpus:
     found = KEY.fullmatch(key)
     if found is None:
         raise ValueError(f"{key} does not name a job")
     return found[1], int(found[2])
 
 
-def _alone(jobs: Json) -> dict[Job, float]:
+def _alone(jobs: Json) -> dict[ModelOnGpus, float]:
     """Rates of jobs that have their GPUs to themselves, where they run at all."""
     rates = {_job(key): float(beside[ALONE]) for key, beside in jobs.items()}
     return {job: rate for job, rate in rates.items() if rate > 0.0}

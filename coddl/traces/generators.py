@@ -1,4 +1,4 @@
-"""Workloads made by chance; one seed, one workload."""
+"""Generators of workloads: the same seed gives the same workload."""
 
 from collections.abc import Callable
 from typing import Final
@@ -89,7 +89,7 @@ def poster(speeds: Speeds | None = None, *, seed: int = 0) -> Trace:
     missing = [name for name in POSTER_MODELS if name not in speeds.names]
     if missing:
         raise UserError(
-            'workload "poster" cannot be made',
+            'workload "poster" cannot be generated',
             f"the speed table has no {listed(missing)}",
             "the packaged speeds, or a table with all eight models of the experiment",
         )
@@ -120,7 +120,7 @@ def tiresias(speeds: Speeds | None = None, *, seed: int = 0) -> Trace:
     fits = (smallest_shares(speeds) <= requested[:, None]) & (requested[:, None] <= speeds.gpus_max)
     if not fits.any(axis=1).all():
         raise UserError(
-            'workload "tiresias" cannot be made',
+            'workload "tiresias" cannot be generated',
             f"no model of the speed table can use {requested[~fits.any(axis=1)].max()} GPUs",
             "the packaged speeds, or a table with models for 2, 4, 8, 16 and 32 GPUs",
         )
@@ -177,8 +177,8 @@ def _rng(name: str, seed: int) -> np.random.Generator:
 def _check(name: str, option: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         raise UserError(
-            f'workload "{name}" cannot be made',
-            f"{option} is {value}, and must be {least} or more"
-            + (f", up to {most}" if most < np.inf else ""),
+            f'workload "{name}" cannot be generated',
+            f"{option} is {value} and must be "
+            + (f"within {least}..{most}" if most < np.inf else f"at least {least}"),
             f"--{option} {max(least, 1):g}",
         )

@@ -47,7 +47,7 @@ class LoggedJob(NamedTuple):
 
 
 class JobWithModel(NamedTuple):
-    """A logged job and what it shall have trained."""
+    """A logged job and the model that was drawn for it."""
 
     job: LoggedJob
     curve: int

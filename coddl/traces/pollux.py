@@ -30,9 +30,9 @@ from coddl.traces.text_file import read_text
 
 COLUMNS: Final = ("placement", "local_bsz", "step_time", "sync_time")
 SECONDS: Final = Constraint(
-    lambda v: (v >= 0) & (v <= 1e9), "be a number of seconds, 0 or more", "0.35"
+    lambda v: (v >= 0) & (v <= 1e9), "be a number of seconds, at least 0", "0.35"
 )
-SAMPLES: Final = Constraint(lambda v: (v >= 1) & (v <= 1e9), "be a number, 1 or more", "32")
+SAMPLES: Final = Constraint(lambda v: (v >= 1) & (v <= 1e9), "be a number, at least 1", "32")
 
 
 class StepTime(NamedTuple):
@@ -106,7 +106,7 @@ def global_batch(measured: Measured) -> int:
 
 
 def step_at(steps: Mapping[float, StepTime], samples: float) -> StepTime:
-    """The step in which a GPU has so many samples, in as few passes as hold them."""
+    """The step with this number of samples per GPU, in the fewest passes that hold them."""
     sizes = sorted(steps)
     passes = ceil(samples / sizes[-1])
     step_s, sync_s = (
@@ -117,7 +117,7 @@ def step_at(steps: Mapping[float, StepTime], samples: float) -> StepTime:
 
 
 def _by_nodes(measured: Measured) -> dict[int, dict[int, StepTime]]:
-    """The mean step of all placements with so many GPUs on so many nodes."""
+    """The mean step of all placements, by number of GPUs and of nodes."""
     batch = global_batch(measured)
     found: defaultdict[int, defaultdict[int, list[StepTime]]]
     found = defaultdict(lambda: defaultdict(list))
@@ -135,7 +135,7 @@ def _best(table: Mapping[int, Mapping[int, StepTime]]) -> list[tuple[int, float]
 
 
 def _places(tables: Mapping[str, Mapping[int, Mapping[int, StepTime]]], speeds: Speeds) -> Places:
-    """What other numbers of nodes cost than the best, and company on a network card.
+    """The cost of other numbers of nodes than the best, and of sharing a network card.
 
     Another job on the card halves the bandwidth, so that what was seen of the exchange takes twice
     as long. A number of nodes that was not measured costs what the next one does that was.

@@ -1,4 +1,4 @@
-"""The text of an input file, plain or gzipped, or one error that says why there is none."""
+"""Read a text file, plain or gzipped; errors say why it cannot be read."""
 
 import gzip
 import zlib
@@ -28,9 +28,7 @@ def _bytes_of(path: Path, what: str) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise UserError(
-            what, "there is no such file", "the path of a file, as seen from the current folder"
-        ) from None
+        raise UserError(what, "there is no such file", "the path of an existing file") from None
     except IsADirectoryError:
         raise UserError(what, "it is a folder", "the path of a file in it") from None
     except (OSError, ValueError) as error:  # ValueError: a path that no file system takes
@@ -43,8 +41,8 @@ def _unpacked(data: bytes, path: Path, what: str) -> bytes:
         if path.suffix == ".gz" and data:
             raise UserError(
                 what,
-                f"its name ends in .gz, and its first bytes, {data[:2]!r}, are not those of gzip",
-                "the name without .gz, or packing it with gzip",
+                f"its name ends in .gz, but it starts with {data[:2]!r}, which is not gzip",
+                "a name without .gz, or compressing it with gzip",
             )
         return data
     try:
@@ -53,9 +51,9 @@ def _unpacked(data: bytes, path: Path, what: str) -> bytes:
         because = f"its gzip data is cut off after {len(data)} bytes"
     except (gzip.BadGzipFile, zlib.error) as error:
         because = f"its gzip data is damaged: {error}"
-    raise UserError(what, because, "copying it again from where it came from")
+    raise UserError(what, because, "copying it again from its source")
 
 
 def _not_text(what: str, line: int, byte: int) -> UserError:
     because = f"line {line}: the byte 0x{byte:02x} there is not UTF-8 text"
-    return UserError(what, because, "a text file, saved as UTF-8, plain or packed with gzip")
+    return UserError(what, because, "a text file, saved as UTF-8, plain or compressed with gzip")

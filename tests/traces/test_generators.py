@@ -106,12 +106,12 @@ def test_the_small_trace_is_made_as_its_readme_says() -> None:
 @pytest.mark.parametrize(
     ("column", "value", "why"),
     [
-        ("submitted_s", np.array([5.0, 1.0]), "comes before"),
+        ("submitted_s", np.array([5.0, 1.0]), "submitted before the previous"),
         ("submitted_s", np.array([0.0, np.nan]), "seconds"),
         ("iterations", np.array([1.0, 0.0]), "iterations"),
         ("curve", np.array([0, 99]), "model"),
         ("gpus_min", np.array([1, 0]), "gpus_min"),
-        ("gpus_requested", np.array([1, 0]), "asks for less"),
+        ("gpus_requested", np.array([1, 0]), "less than gpus_min"),
     ],
 )
 def test_a_trace_made_by_hand_is_checked(column: str, value: object, why: str) -> None:

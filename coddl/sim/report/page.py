@@ -120,7 +120,9 @@ def _facts(runs: Sequence[Run]) -> list[list[str]]:
 def _notes(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
     notes = []
     if len({summary.comparison_key(run) for run in runs}) > 1:
-        notes.append("Best values and ratios are among runs of one trace, queue, cluster and load.")
+        notes.append(
+            "Best values and ratios compare runs with the same trace, queue, cluster and load."
+        )
     if len(runs) > PLOTTED_RUNS:
         notes.append(f"The plots show the first {PLOTTED_RUNS} of {len(runs)} runs.")
     partial = [at for at, run in enumerate(runs) if not run.finished.all()]
@@ -128,12 +130,12 @@ def _notes(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
         jobs, left = runs[at].trace.size, int((~runs[at].finished).sum())
         notes.append(f"{labels[at]}: {left:,} of {jobs:,} jobs did not finish.")
     if more := len(partial[PLOTTED_RUNS:]):
-        notes.append(f"Nor did all jobs finish in {more} other runs.")
+        notes.append(f"{more} more runs have unfinished jobs.")
     silent = [label for run, label in zip(runs, labels, strict=True) if run.events is None]
     if silent:
         notes.append(
-            f"No events were kept of {_listed(silent)}: no utilisation, no GPU timeline, and jobs "
-            "count as waiting until their first start only."
+            f"No events were kept of {_listed(silent)}: no utilization, no GPU timeline, and jobs "
+            "count as waiting only until their first start."
         )
     return notes
 
@@ -202,7 +204,7 @@ def _range(numbers: set[int]) -> str:
     if not numbers:
         return ""
     least, most = min(numbers), max(numbers)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{least:,}" if least == most else f"{least:,}..{most:,}"
 
 
 def _number(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""What a report says about runs: their names, the table, and the finding in a sentence."""
+"""The text of a report: names of runs, the table, and the finding in one sentence."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -38,16 +38,22 @@ COLUMNS: Final = (
     ReportColumn("avg_wait_s", "Avg wait", "seconds", "least", "Mean time without GPUs"),
     ReportColumn("makespan_s", "Makespan", "seconds", "least", "First submission to last finish"),
     ReportColumn(
-        "utilization", "GPUs in use", "part", "most", "Mean part of the GPUs that are held"
+        "utilization", "GPUs in use", "part", "most", "Mean fraction of the GPUs that jobs hold"
     ),
-    ReportColumn("gpu_hours", "GPU-hours", "hours", "least", "GPU time all jobs together held"),
+    ReportColumn("gpu_hours", "GPU-hours", "hours", "least", "GPU time held by all jobs"),
     ReportColumn(
-        "rho_max", "ρ max", "ratio", "least", "Finish-time fairness, the job treated worst"
+        "rho_max", "ρ max", "ratio", "least", "Finish-time fairness of the worst-treated job"
     ),
     ReportColumn(
         "rho_mean", "ρ mean", "ratio", "least", "Finish-time fairness: JCT over JCT at 1/n share"
     ),
-    ReportColumn("reallocations", "Resizes", "count", "least", "Changes of share of started jobs"),
+    ReportColumn(
+        "reallocations",
+        "Resizes",
+        "count",
+        "least",
+        "Changes of the number of GPUs of started jobs",
+    ),
 )
 
 ComparisonKey = tuple[str, RunKey]  # the trace, and what else is the same
@@ -94,7 +100,7 @@ def comparable_of(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def table_of(runs: Sequence[Run]) -> list[Row]:
-    """The numbers of each run, one row a run."""
+    """The numbers of each run, one row per run."""
     rows: list[Row] = [asdict(run.metrics()) | {"slower": np.nan} for run in runs]
     for group in comparable_of(runs):
         best_s = min((rows[at]["avg_jct_s"] for at in group), default=np.nan)
