@@ -39,8 +39,8 @@ test: install ## run all tests
 test-fast: install ## run the tests that take seconds: core, traces, cli, docs
 	$(BIN)/pytest -n 2 -m 'not slow' $(FAST)
 
-test-sim: install ## run the simulator's tests: golden traces, properties
-	$(BIN)/pytest -n 2 tests/sim
+test-sim: install ## run the simulator's tests: golden traces, properties, experiments
+	$(BIN)/pytest -n 2 tests/sim tests/reproduce
 
 test-runtime: install ## run the elastic runtime's tests: real processes, resized and killed
 	$(BIN)/pytest -n 2 tests/runtime

@@ -3,12 +3,12 @@
     python benchmarks/decide.py --jobs 4000 --nodes 16000 --gpus-per-node 8 --gpus-max 256 --policy
     afs-l --json
 
-Each of 20 warm decisions is made on a picture of its own, with jobs, lengths and speed curves of
-its own: nothing that one decision computes serves the next. The answer is compared with that of the
+Each of 20 warm decisions is made on its own snapshot, with its own jobs, lengths and speed
+curves: no decision can reuse what another has computed. The answer is compared with that of the
 rule's uncompiled twin.
 
-With --placement a decision also says which GPUs. `seconds` is then for a cluster on which nobody
-sits yet, so that every job is placed; `seconds_seated` for one where four jobs of five hold GPUs.
+With --placement a decision also chooses GPUs. `seconds` is then for an empty cluster, on which
+every job must be placed; `seconds_seated` for one where four of five jobs hold GPUs.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from coddl.core.speed.table import speeds_of
 from coddl.testing import twin
 
 
-def picture(jobs: int, nodes: int, gpus_per_node: int, gpus_max: int, seed: int) -> Snapshot:
-    """A busy cluster: jobs with sublinear curves and lengths of their own; most hold GPUs."""
+def busy_snapshot(jobs: int, nodes: int, gpus_per_node: int, gpus_max: int, seed: int) -> Snapshot:
+    """A busy cluster: each job has its own sublinear curve and length; most hold GPUs."""
     random = np.random.default_rng(seed)
     shares = np.arange(gpus_max + 1)
     serial = random.uniform(0.0005, 0.05, (jobs, 1))  # Amdahl's part that does not scale
@@ -65,12 +65,12 @@ def picture(jobs: int, nodes: int, gpus_per_node: int, gpus_max: int, seed: int)
 
 
 def empty(snapshot: Snapshot) -> Snapshot:
-    """The same picture, nobody sitting anywhere yet."""
+    """The same snapshot before any job has been placed."""
     return replace(snapshot, slots=Slots.none(snapshot.jobs.size))
 
 
 def seated(snapshot: Snapshot) -> Snapshot:
-    """The same picture, with places for those that hold GPUs."""
+    """The same snapshot, with GPUs placed for the jobs that hold some."""
     held = Allocation(snapshot.jobs.gpus)
     return replace(snapshot, slots=placement_from("consolidate")(empty(snapshot), held).slots)
 
@@ -83,11 +83,11 @@ class Timed(NamedTuple):
     last: Plan
 
 
-def timed(scheduler: Scheduler, pictures: Iterator[Snapshot]) -> Timed:
-    """Time a decision on each picture; the first is for compiling."""
+def timed(scheduler: Scheduler, snapshots: Iterator[Snapshot]) -> Timed:
+    """Time a decision on each snapshot; the first is for compiling."""
     seconds, cpu_seconds = [], []
-    plan = scheduler.decide(next(pictures))
-    for snapshot in pictures:
+    plan = scheduler.decide(next(snapshots))
+    for snapshot in snapshots:
         start_s, cpu_s = time.perf_counter(), time.process_time()
         plan = scheduler.decide(snapshot)
         seconds.append(time.perf_counter() - start_s)
@@ -98,13 +98,15 @@ def timed(scheduler: Scheduler, pictures: Iterator[Snapshot]) -> Timed:
 def measure(
     spec: str, placement: str | None, size: dict[str, int], repeats: int
 ) -> dict[str, object]:
-    """Time decisions on different pictures; check one against the twin."""
+    """Time decisions on different snapshots; check one against the twin."""
     policy = policy_from(spec)
     assert isinstance(policy, RulePolicy)
     scheduler = Scheduler(policy, placement=placement_from(placement) if placement else None)
     seeds = range(repeats + 1)
     look: Callable[[Snapshot], Snapshot] = empty if placement else lambda snapshot: snapshot
-    seconds, cpu_seconds, last = timed(scheduler, (look(picture(**size, seed=s)) for s in seeds))
+    seconds, cpu_seconds, last = timed(
+        scheduler, (look(busy_snapshot(**size, seed=s)) for s in seeds)
+    )
     shares = np.zeros(size["jobs"], np.int64)
     start_s = time.perf_counter()
     memory = last.snapshot.memory.copy()
@@ -121,8 +123,8 @@ def measure(
         "gpus_given": int(last.shares.sum()),
     }
     if placement:
-        pictures = (seated(picture(**size, seed=s)) for s in seeds)
-        seconds, cpu_seconds, last = timed(scheduler, pictures)
+        snapshots = (seated(busy_snapshot(**size, seed=s)) for s in seeds)
+        seconds, cpu_seconds, last = timed(scheduler, snapshots)
         result["seconds_seated"] = statistics.median(seconds)
         result["seconds_seated_max"] = max(seconds)
         result["cpu_seconds_seated"] = statistics.median(cpu_seconds)

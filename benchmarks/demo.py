@@ -3,6 +3,7 @@
 python benchmarks/demo.py      takes a minute, as `coddl demo` does
 """
 
+import argparse
 import io
 import re
 import tempfile
@@ -23,8 +24,8 @@ COLUMNS: Final = 112
 FONTS: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)  # an image fetches nothing
 
 
-class Photographer(Curtain):
-    """Keeps the picture that shows most: many jobs that train, with shares that differ."""
+class FrameRecorder(Curtain):
+    """Keeps the frame that shows most: many jobs that train, with shares that differ."""
 
     def __init__(self) -> None:
         self.lines: list[Text] = []
@@ -39,7 +40,10 @@ class Photographer(Curtain):
 
 def main() -> None:
     """Play the demo and write the image."""
-    stage = Photographer()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=IMAGE, help="the file to write")
+    out: Path = parser.parse_args().out
+    stage = FrameRecorder()
     with tempfile.TemporaryDirectory(prefix="coddl-demo-", ignore_cleanup_errors=True) as folder:
         played(Path(folder), None, stage, for_program=False)
     console = Console(
@@ -47,8 +51,8 @@ def main() -> None:
     )
     show(stage.lines, console)
     drawn = console.export_svg(title="coddl demo", unique_id="coddl-demo")
-    IMAGE.write_text(FONTS.sub("", drawn), "utf-8")
-    print(f"wrote {IMAGE}")
+    out.write_text(FONTS.sub("", drawn), "utf-8")
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":

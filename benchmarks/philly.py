@@ -32,6 +32,7 @@ from coddl.core.policies.policy import Policy
 from coddl.core.registry import POLICIES, placement_from, policy_from
 from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, Watch, run_case
 from coddl.sim.world import Reconfigure
 from coddl.traces.files import read_trace
@@ -103,10 +104,9 @@ def cases(options: argparse.Namespace, trace: Trace) -> Iterator[Case]:
         for spec in options.policy or POLICIES:
             for name in options.placement or ["consolidate"]:
                 yield Case(
-                    f"{spec} + {name}",
+                    RunKey(f"{spec} + {name}", gpus),
                     policy_from(spec),
                     placed,
-                    gpus,
                     reconfigure=Reconfigure("stall", pause_s=options.pause_s),
                     cluster=cluster,
                     placement=placement_from(name),
@@ -128,8 +128,8 @@ def measure(case: Case, limit_s: float) -> dict[str, object]:
     timer.cancel()
     metrics = run.metrics()
     return {
-        "case": case.label,
-        "gpus": case.gpus,
+        "case": case.key.policy,
+        "gpus": case.key.gpus,
         "jobs": case.trace.size,
         "finished": metrics.jobs,
         "avg_jct_h": metrics.avg_jct_s / 3600.0,
@@ -148,7 +148,9 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, default=PHILLY, help="folder with jobs.csv.gz")
     parser.add_argument("--policy", action="append", help="only this policy; repeat for several")
-    parser.add_argument("--jobs", type=int, default=20_000, help="the first so many; 0: all")
+    parser.add_argument(
+        "--jobs", type=int, default=20_000, help="number of jobs from the start; 0: all"
+    )
     parser.add_argument("--gpus", type=int, action="append", help="repeat for several")
     parser.add_argument("--placement", action="append", help="repeat for several")
     parser.add_argument("--pause-s", type=float, default=0.0, help="what each change costs a job")

@@ -76,7 +76,7 @@ KINDS = {
 }
 
 
-class Case(NamedTuple):
+class Comparison(NamedTuple):
     """One comparison."""
 
     name: str
@@ -85,7 +85,7 @@ class Case(NamedTuple):
     with_memory: bool
 
 
-def cases(options: argparse.Namespace) -> list[Case]:
+def cases(options: argparse.Namespace) -> list[Comparison]:
     """List the comparisons that are asked for."""
     found = []
     for workers in (1, 2) if options.workers is None else (options.workers,):
@@ -109,7 +109,9 @@ def cases(options: argparse.Namespace) -> list[Case]:
                     folder="",
                 )
                 memory = options.device == "cuda" and workers == 1 and not loaders
-                found.append(Case(name, plan, BY_RUN if workers > 1 else options.under, memory))
+                found.append(
+                    Comparison(name, plan, BY_RUN if workers > 1 else options.under, memory)
+                )
     return [case for case in found if options.only in case.name]
 
 
@@ -183,7 +185,7 @@ def summary(rounds: Rounds, steps: int) -> dict[str, Any]:
     }
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case: Comparison) -> dict[str, Any]:
     """Compare once."""
     result = summary(run(case.plan, case.under), case.plan.steps)
     if case.with_memory:
@@ -215,7 +217,7 @@ def row(name: str, result: dict[str, Any]) -> str:
 
 
 def measure_all(
-    wanted: Sequence[Case], show: Callable[[str, dict[str, Any]], None]
+    wanted: Sequence[Comparison], show: Callable[[str, dict[str, Any]], None]
 ) -> dict[str, dict[str, Any]]:
     """Compare everything; a comparison that fails does not end the others."""
     results = {}

@@ -25,13 +25,13 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.job import ENVIRONMENT, RunningJob, machine, scratch, torchrun
-from coddl.sim.reproduce.experiment import Plot
-from coddl.sim.reproduce.plot import write_plot
+from coddl.reproduce.experiment import Plot
+from coddl.reproduce.plot import write_plot
 
 SIZES = (1, 4, 2, 3)
 STEPS_BEFORE, STEPS_AFTER = 50, 20
@@ -51,7 +51,7 @@ def read(path: Path) -> Times:
 
 
 def wait_for_steps(path: Path, steps: int, check: Callable[[], None]) -> Times:
-    """Wait until so many more steps are complete."""
+    """Wait until this many more steps are complete."""
     deadline_s = time.monotonic() + WAIT_S
     last = max(read(path), default=-1) + steps
     while max(times := read(path), default=-1) < last:
@@ -95,13 +95,15 @@ def running(folder: Path, workers: int, processes: int = 0) -> RunningJob:
     return RunningJob("train.py", [str(folder / "times"), str(processes)], workers)
 
 
-def resize_elastic(processes: int = 0) -> tuple[list[dict[str, Any]], Times]:
+def resize_elastic(
+    processes: int = 0, sizes: Sequence[int] = SIZES
+) -> tuple[list[dict[str, Any]], Times]:
     """Resize a running job; one account per resize, and when each step was complete."""
     accounts = []
-    with scratch() as folder, running(folder, SIZES[0], processes) as job:
+    with scratch() as folder, running(folder, sizes[0], processes) as job:
         path = folder / "times"
         wait_for_steps(path, STEPS_WARM, job.check)
-        for size in SIZES[1:]:
+        for size in sizes[1:]:
             wait_for_steps(path, STEPS_BEFORE + 1, job.check)
             command_s = time.monotonic()
             change = job.resize(size)
@@ -144,12 +146,12 @@ def storm() -> dict[str, Any]:
     }
 
 
-def resize_by_restart() -> tuple[list[float], Times]:
+def resize_by_restart(sizes: Sequence[int] = SIZES) -> tuple[list[float], Times]:
     """End torchrun's job and start it with the other size; one pause per resize, and the steps."""
     pauses_s = []
     with scratch() as folder:
         path = folder / "times"
-        for size in SIZES:
+        for size in sizes:
             began = max(read(path), default=-1) + 1
             with restarted(folder, size) as check:
                 times = wait_for_steps(path, STEPS_BEFORE + 1, check)

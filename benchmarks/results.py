@@ -10,6 +10,7 @@ replaced by the sections of the experiments whose names begin with `afs-`, `{{ov
 of all experiments.
 """
 
+import argparse
 import re
 import sys
 import time
@@ -17,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from coddl.sim.reproduce.experiment import Experiment, Finding, Setting
-from coddl.sim.reproduce.plot import write_plot
-from coddl.sim.reproduce.registry import ALL, experiments_named
+from coddl.reproduce.experiment import Experiment, Finding, Inputs
+from coddl.reproduce.plot import write_plot
+from coddl.reproduce.registry import ALL, experiments_named
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -92,12 +93,12 @@ def overview(found: Found, pages: Mapping[str, str]) -> str:
     return table(["experiment", "published", "ours"], rows)
 
 
-def run(experiments: Sequence[Experiment], setting: Setting) -> Found:
+def run(experiments: Sequence[Experiment], inputs: Inputs) -> Found:
     """Run experiments in turn, and say on stderr how long each took."""
     found = []
     for experiment in experiments:
         began_s = time.perf_counter()
-        found.append((experiment, experiment.run(setting)))
+        found.append((experiment, experiment.run(inputs)))
         took_s = time.perf_counter() - began_s
         print(f"{experiment.name:24} {took_s:6.1f} s", file=sys.stderr, flush=True)
     return found
@@ -105,13 +106,15 @@ def run(experiments: Sequence[Experiment], setting: Setting) -> Found:
 
 def main() -> None:
     """Run everything, write the page."""
-    if len(sys.argv) < 2:
-        sys.exit(f"{__doc__}")
-    folder, names = Path(sys.argv[1]), sys.argv[2:]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, metavar="DATA", help="folder with the measured data")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these, to stdout")
+    options = parser.parse_args()
+    folder, names = options.data, options.names
     for name in ("philly", "t4_placements", "k80_p100_v100"):
         if not (folder / name).is_dir():
             sys.exit(f"error: the results cannot be made\n  because {folder} has no {name}/")
-    found = run(experiments_named(names) if names else ALL, Setting(folder))
+    found = run(experiments_named(names) if names else ALL, Inputs(folder))
     sections = {experiment.name: section(experiment, finding) for experiment, finding in found}
     if names:
         print("\n\n".join(sections.values()))

@@ -5,6 +5,7 @@
 Both simulate the same jobs on 64 GPUs, in this process, one after the other: the Philly clusters
 ed69ec and 103959 and the first 5,000 jobs of 6214e9 (`--data` names the folder; where there is
 none, a generated trace). Event lists are compared; a policy whose lists differ is an error.
+Policies that the plain loop does not know are left out.
 `engine_us` is what the step-by-step loop costs per event besides the policy.
 """
 
@@ -22,9 +23,10 @@ from coddl.core.policies.policy import Policy
 from coddl.core.registry import POLICIES, policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.traces.files import read_trace
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace
 from tests import oracle
 
@@ -50,7 +52,7 @@ def measure(name: str, traces: list[Trace]) -> dict[str, float]:
     """Jobs per second of the compiled loop, and how many times the plain one's that is."""
     jobs = compiled_s = plain_s = 0.0
     for trace in traces:
-        case = Case(name, policy_from(name), trace, 64)
+        case = Case(RunKey(name, 64), policy_from(name), trace)
         runs = [run_case(case) for _ in range(3)]
         recorded = run_case(replace(case, keep_events=True))
         start_s = time.perf_counter()
@@ -77,7 +79,7 @@ def engine_us(trace: Trace) -> float:
 
         return decide
 
-    case = Case("afs-l", timed(policy_from("afs-l")), trace, 64)
+    case = Case(RunKey("afs-l", 64), timed(policy_from("afs-l")), trace)
     run_case(case)
     inside = 0.0
     run = run_case(case)
@@ -90,11 +92,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, default=PHILLY, help="folder with jobs.csv.gz")
-    parser.add_argument("--policy", action="append", help="only this policy; repeat for several")
+    known = [name for name in POLICIES if name in oracle.policies_of({})]
+    parser.add_argument("--policy", action="append", choices=known, help="repeat for several")
+    parser.add_argument("--jobs", type=int, help="only the first jobs of each trace")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    traces = workloads(options.data)
-    results = {name: measure(name, traces) for name in options.policy or POLICIES}
+    traces = [trace.rows(np.arange(trace.size) < (options.jobs or trace.size))
+              for trace in workloads(options.data)]  # fmt: skip
+    results = {name: measure(name, traces) for name in options.policy or known}
     overhead_us = engine_us(traces[0])
     if options.json:
         print(json.dumps({"policies": results, "engine_us": overhead_us}))

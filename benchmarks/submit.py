@@ -45,7 +45,6 @@ for epoch in coddl.epochs(1):
             file.write(f"{{time.time()}}\\n")
         break
 """
-JOBS = 10
 WAIT_S = 120.0
 
 
@@ -78,7 +77,7 @@ def by_python_s(folder: Path, number: int) -> float:
 
 
 def submitted_s(folder: Path, state: Path, number: int) -> float:
-    """Submit a script that nobody has seen; tell how long its first step took to come."""
+    """Submit a new script; return the seconds until its first step."""
     project = folder / f"project-{number}"
     project.mkdir()
     noted = folder / f"pooled-{number}"
@@ -95,22 +94,22 @@ def submitted_s(folder: Path, state: Path, number: int) -> float:
     return wait_s
 
 
-def measure() -> dict[str, Any]:
-    """Make the measurement."""
+def measure(jobs: int) -> dict[str, Any]:
+    """Submit that many jobs, and run as many scripts by plain python."""
     with tempfile.TemporaryDirectory(prefix="coddl-bench-") as name:
         folder, state = Path(name), Path(name) / "state"
         coddl("up", "--slots", "2", "--port", "0", "--state-dir", str(state))
         try:
-            submitted_s(folder, state, JOBS)  # by its end the pool is warm
+            submitted_s(folder, state, jobs)  # by its end the pool is warm
             pooled_s, alone_s = [], []
-            for number in range(JOBS):
+            for number in range(jobs):
                 pooled_s.append(submitted_s(folder, state, number))
                 alone_s.append(by_python_s(folder, number))
         finally:
             coddl("down", "--state-dir", str(state))
     return {
         "machine": machine(),
-        "jobs": JOBS,
+        "jobs": jobs,
         "first_step_s": statistics.median(pooled_s),
         "first_step_s_all": [round(each, 3) for each in pooled_s],
         "python_s": statistics.median(alone_s),
@@ -122,13 +121,14 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--jobs", type=int, default=10)
     options = parser.parse_args()
-    found = measure()
+    found = measure(options.jobs)
     if options.json:
         print(json.dumps(found, indent=2))
         return
-    print(f"submit to first step  median of {JOBS}: {found['first_step_s']:.2f} s")
-    print(f"python script.py      median of {JOBS}: {found['python_s']:.2f} s")
+    print(f"submit to first step  median of {found['jobs']}: {found['first_step_s']:.2f} s")
+    print(f"python script.py      median of {found['jobs']}: {found['python_s']:.2f} s")
     print(f"ratio                 {found['ratio']:.1f}")
 
 

@@ -50,13 +50,13 @@ class Policy(Protocol):
         """Set `share` of every job that gets GPUs; return those jobs."""
 
 
-def policy_of(name: str, params: Params) -> Policy:
-    """The policy of this name."""
+def policies_of(params: Params) -> dict[str, Policy]:
+    """The policies that the oracle knows, by name."""
     form = params.get("contest", "auto")
     limits_gpu_s = [hours * 3600.0 for hours in params.get("threshold_gpu_h", (1.0,))]
     since_start = params.get("count", "total") == "since-start"
     lease_s = params.get("lease_h", 2.0) * 3600.0
-    policies: dict[str, Policy] = {
+    return {
         "afs-l": AfsL(form),
         "afs-p": AfsP(lease_s, params.get("tie", "coin"), form),
         "fifo": Fifo(strict=not params.get("backfill", False)),
@@ -67,7 +67,6 @@ def policy_of(name: str, params: Params) -> Policy:
         "srtf": Shortest(weigh=False),
         "tiresias-l": TiresiasL(limits_gpu_s, params.get("promote", 0.0), since_start),
     }
-    return policies[name]
 
 
 class Simulation(Crowd):
@@ -291,7 +290,7 @@ def simulate(
 ) -> list[Event]:
     """Run a trace under a policy; return all events, in order."""
     assert mode in MODES, mode
-    chosen = policy_of(policy, params or {})
+    chosen = policies_of(params or {})[policy]
     simulation = Simulation(jobs_of(trace, gpus, chosen.rigid), gpus, chosen, seed)
     simulation.mode, simulation.prepare_s, simulation.pause_s = mode, prepare_s, pause_s
     return simulation.run()

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -12,53 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import coddl
-
-
-class Bottleneck(nn.Module):
-    """The block of ResNet-50 (He et al., 2015)."""
-
-    def __init__(self, wide: int, narrow: int, stride: int) -> None:
-        super().__init__()
-        out = 4 * narrow
-        self.body = nn.Sequential(
-            nn.Conv2d(wide, narrow, 1, bias=False),
-            nn.BatchNorm2d(narrow),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(narrow, narrow, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(narrow),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(narrow, out, 1, bias=False),
-            nn.BatchNorm2d(out),
-        )
-        same = stride == 1 and wide == out
-        self.skip = (
-            nn.Identity()
-            if same
-            else nn.Sequential(nn.Conv2d(wide, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.body(x) + self.skip(x))
-
-
-def resnet50() -> nn.Module:
-    """Give ResNet-50: 25.6 million parameters."""
-    parts: OrderedDict[str, nn.Module] = OrderedDict(
-        stem=nn.Sequential(
-            nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-            nn.BatchNorm2d(64),
-            nn.ReLU(),
-            nn.MaxPool2d(3, 2, 1),
-        )
-    )
-    wide = 64
-    for stage, (narrow, depth) in enumerate([(64, 3), (128, 4), (256, 6), (512, 3)]):
-        for block in range(depth):
-            stride = 2 if block == 0 and stage > 0 else 1
-            parts[f"{stage}-{block}"] = Bottleneck(wide, narrow, stride)
-            wide = 4 * narrow
-    parts["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(wide, 1000))
-    return nn.Sequential(parts)
+from benchmarks.elastic.models import resnet
 
 
 class Transformer(nn.Module):
@@ -79,7 +32,7 @@ class Transformer(nn.Module):
         return out
 
 
-class Made(Dataset[tuple[Any, Any]]):
+class GeneratedSamples(Dataset[tuple[Any, Any]]):
     """Samples made in place."""
 
     def __init__(self, kind: str) -> None:
@@ -100,9 +53,9 @@ class Made(Dataset[tuple[Any, Any]]):
 kind, times_path = sys.argv[1:3]
 device = "cuda" if torch.cuda.is_available() else "cpu"
 with torch.device(device):
-    model = resnet50() if kind == "resnet50" else Transformer()
+    model = resnet((3, 4, 6, 3), 64, 1000) if kind == "resnet50" else Transformer()
 optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-loader = DataLoader(Made(kind), batch_size=64, shuffle=True)
+loader = DataLoader(GeneratedSamples(kind), batch_size=64, shuffle=True)
 model, optimizer, loader = coddl.prepare(model, optimizer, loader)
 with Path(times_path).open("a", buffering=1) as times:
     for epoch in coddl.epochs(10**6):

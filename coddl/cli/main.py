@@ -34,6 +34,7 @@ from coddl.cli import (
 )
 from coddl.cli.demo import command as demo
 from coddl.cli.output import asks_json
+from coddl.cli.plain_command import PlainCommand
 
 app = typer.Typer(
     name="coddl",
@@ -87,7 +88,7 @@ for panel, commands in COMMANDS.items():
     for name, function, examples in commands:
         app.command(
             name,
-            cls=SCRIPTED.get(name, TyperCommand),
+            cls=SCRIPTED.get(name, PlainCommand),
             epilog=examples or None,
             rich_help_panel=panel,
             context_settings={

@@ -1,5 +1,6 @@
 """How every command offers output for programs: `-o json`, alias `--json`."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -26,3 +27,12 @@ def asks_json(words: Sequence[str]) -> bool:
 def wants_json(output: str, as_json: bool) -> bool:
     """Tell whether a program will read the output."""
     return as_json or output == "json"
+
+
+def without_nan(value: object) -> object:
+    """Replace what JSON cannot express (NaN, infinity) by null."""
+    if isinstance(value, dict):
+        return {key: without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""`coddl policies` and `coddl placements`: what there is to choose from."""
+"""`coddl policies` and `coddl placements`: list policies and placements, with parameters."""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +10,22 @@ import typer
 from coddl.cli.connect import complete_placements, complete_policies
 from coddl.cli.output import AsJson, Output, wants_json
 
-POLICIES_EXAMPLES = "Examples:  coddl policies   coddl policies themis   coddl policies --json"
-PLACEMENTS_EXAMPLES = "Examples:  coddl placements   coddl placements philly"
+POLICIES_EXAMPLES = """
+Examples:
+
+  coddl policies
+
+  coddl policies themis
+
+  coddl policies -o json
+"""
+PLACEMENTS_EXAMPLES = """
+Examples:
+
+  coddl placements
+
+  coddl placements philly
+"""
 WIDTH = 15  # of the column of names
 
 
@@ -19,7 +33,9 @@ def policies(
     name: Annotated[
         str,
         typer.Argument(
-            help="Show one policy, with its parameters.", autocompletion=complete_policies
+            metavar="NAME",
+            help="Show this policy and its parameters.",
+            autocompletion=complete_policies,
         ),
     ] = "",
     output: Output = "table",
@@ -27,13 +43,13 @@ def policies(
 ) -> None:
     """List the scheduling policies, or show one with its parameters.
 
-    Parameters are given after a colon: tiresias-l:threshold_gpu_h=50,promote=8. A policy of your
-    own is path/to/file.py:name.
+    Parameters follow a colon: tiresias-l:threshold_gpu_h=50,promote=8.
+    Your own policy is path/to/file.py:name.
     """
     from coddl.core.registry import POLICIES, policy_from
 
     if name:
-        policy_from(name)  # says what is wrong with the name
+        policy_from(name)  # raises for an unknown name or parameter
     _show(POLICIES, name, "policies", wants_json(output, as_json))
 
 
@@ -41,15 +57,18 @@ def placements(
     name: Annotated[
         str,
         typer.Argument(
-            help="Show one placement, with its parameters.", autocompletion=complete_placements
+            metavar="NAME",
+            help="Show this placement and its parameters.",
+            autocompletion=complete_placements,
         ),
     ] = "",
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """List the placements, which say what GPUs jobs get, or show one with its parameters.
+    """List the placements, which choose the GPUs of each job, or show one.
 
-    Any goes with any policy: coddl simulate --cluster 16x4 --placement philly:timeout_s=60.
+    Any placement works with any policy:
+    coddl simulate --cluster 16x4 --placement philly:timeout_s=60
     """
     from coddl.core.registry import PLACEMENTS, placement_from
 
@@ -67,7 +86,7 @@ def _show(known: Mapping[str, type], name: str, command: str, for_program: bool)
         typer.echo(json.dumps([_as_data(*each) for each in chosen.items()], indent=2))
         return
     for each, cls in chosen.items():
-        summary, rules = _said(cls)
+        summary, rules = _docs(cls)
         typer.secho(each, bold=True, nl=False)
         typer.echo(f"{' ' * max(1, WIDTH - len(each))}{summary}")
         if name:
@@ -75,18 +94,18 @@ def _show(known: Mapping[str, type], name: str, command: str, for_program: bool)
             for parameter in parameters_of(cls):
                 typer.echo(f"  {parameter.name}={parameter.default or '…'}   ({parameter.kind})")
     if not name:
-        typer.echo(f"\nParameters and rules of one: coddl {command} NAME")
+        typer.echo(f"\nDetails and parameters: coddl {command} NAME")
 
 
 def _as_data(name: str, cls: type) -> dict[str, object]:
     from coddl.core.named import parameters_of
 
-    summary, rules = _said(cls)
+    summary, rules = _docs(cls)
     parameters = [asdict(parameter) for parameter in parameters_of(cls)]
     return {"name": name, "summary": summary, "rules": rules, "parameters": parameters}
 
 
-def _said(cls: type) -> tuple[str, str]:
-    """What a class says of itself: in a sentence, and the rules that decide results most."""
+def _docs(cls: type) -> tuple[str, str]:
+    """The first paragraph of a class's docstring, and the rest."""
     summary, _, rules = (cls.__doc__ or "").partition("\n\n")
     return " ".join(summary.split()), " ".join(rules.split())

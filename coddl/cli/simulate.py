@@ -1,7 +1,6 @@
 """`coddl simulate`: compare policies on a workload."""
 
 import json
-import math
 import os
 import signal
 import sys
@@ -10,55 +9,61 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from coddl.cli.connect import complete_placements
-from coddl.cli.output import AsJson, Output, wants_json
+from coddl.cli.connect import complete_placements, complete_policies
+from coddl.cli.output import AsJson, Output, wants_json, without_nan
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
-    from coddl.sim.study import Question, Study
+    from coddl.sim.study import Study, StudySpec
 
 EXAMPLES = """
 Examples:
 
-  coddl simulate                                     the small trace that comes with the package
-
-  coddl simulate jobs.csv.gz --vc all --gpus 64      each virtual cluster on 64 GPUs of its own
+  coddl simulate
 
   coddl simulate jobs.csv --policy afs-l --policy srtf --report report.html
 
-  coddl simulate poisson --load 0.6,0.9,1.2 --seeds 5 --policy afs-p --policy tiresias-l:promote=8
+  coddl simulate jobs.csv.gz --vc all --gpus 64
 
-  coddl simulate jobs.csv --policy afs-p --reconfigure concurrent:20,1 -o json
+  coddl simulate poisson --load 0.6,0.9,1.2 --seeds 5
 
-  coddl simulate --cluster 16x4 --placement consolidate --placement spread --policy afs-l
+  coddl simulate --policy tiresias-l:promote=8 --reconfigure stall:30 -o json
 
-  coddl simulate --servers sync --policy optimus-ps --policy drf --policy tetris
+  coddl simulate --cluster 16x4 --placement spread --placement philly
+
+  coddl simulate --servers sync --policy optimus-ps --policy drf
 """
 
 
 Workload = Annotated[
     str,
     typer.Argument(
-        metavar="[TRACE]",
-        help="A trace (CSV, .gz or Philly's cluster_job_log), or poisson, poster or tiresias. "
-        "Default: a small trace that comes with the package.",
+        metavar="TRACE",
+        help="Trace file (CSV, .gz, or Philly's cluster_job_log), or a generator: poisson, poster, "
+        "tiresias. Default: a small trace that is part of the package.",
     ),
 ]
 Policies = Annotated[
     list[str] | None,
-    typer.Option("--policy", help="A policy, parameters after a colon; repeat it for several."),
+    typer.Option(
+        "--policy",
+        metavar="SPEC",
+        help="Policy, as NAME or NAME:PARAMETER=VALUE,...; repeat to compare several. "
+        "Default: eight policies. See coddl policies.",
+        autocompletion=complete_policies,
+    ),
 ]
 Gpus = Annotated[
     str,
-    typer.Option(help="GPUs of the cluster; several, as in 32,64. Default: 64; 512 for poster."),
+    typer.Option(metavar="N[,N...]", help="GPUs of the cluster. Default: 64, or 512 for poster."),
 ]
 Clusters = Annotated[
     list[str] | None,
     typer.Option(
         "--cluster",
         metavar="SPEC",
-        help="Nodes, where it matters which GPUs jobs get: 16x4, 8x4:v100+8x8:k80, or a YAML file. "
-        "Repeat it for several.",
+        help="Nodes of the cluster, instead of --gpus: 16x4, 8x4:v100+8x8:k80, or a YAML file; "
+        "repeat for several.",
     ),
 ]
 Placements = Annotated[
@@ -66,8 +71,8 @@ Placements = Annotated[
     typer.Option(
         "--placement",
         metavar="NAME",
-        help="Which GPUs of the cluster jobs get; repeat it for several. Default: consolidate. "
-        "gandiva places jobs itself.",
+        help="How jobs are placed on the nodes of --cluster; repeat for several. Default: "
+        "consolidate. The policy gandiva has its own.",
         autocompletion=complete_placements,
     ),
 ]
@@ -75,59 +80,78 @@ First = Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the fi
 Quotas = Annotated[
     str,
     typer.Option(
-        metavar="SPEC", help="GPUs that queues are entitled to: equal, demand, or a=32,b=16."
+        metavar="SPEC", help="GPUs guaranteed to each queue: none, equal, demand, or a=32,b=16."
     ),
 ]
-PredictionError = Annotated[
+ErrorSpec = Annotated[
     str,
     typer.Option(
         "--error",
         metavar="SPEC",
-        help="How wrong schedulers are about jobs: length=0.3,speed=0.1 is up to 30 % and 10 %.",
+        help="Prediction error: length=0.3,speed=0.1 lets predictions be off by up to 30 % and "
+        "10 %.",
     ),
 ]
 Failures = Annotated[
     str,
     typer.Option(
-        metavar="SPEC", help="Have jobs fail as in a real cluster: philly, philly:retries=3."
+        metavar="SPEC", help="Job failures: none, or philly (as in that cluster), philly:retries=3."
     ),
 ]
-Queue = Annotated[str, typer.Option(help="Only this virtual cluster, or each by itself: all.")]
-Load = Annotated[str, typer.Option(help="How many times as fast jobs arrive; several, as in 1,2.")]
-Seeds = Annotated[int, typer.Option(help="Repeat with this many seeds, and show means.")]
+Queue = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="Only the jobs of this queue; all: each queue on its own cluster."
+    ),
+]
+Load = Annotated[
+    str, typer.Option(metavar="X[,X...]", help="Arrival rate, as a multiple of the trace's.")
+]
+Seeds = Annotated[int, typer.Option(metavar="N", help="Number of seeds; results are their means.")]
 SpeedTable = Annotated[
     str,
     typer.Option(
+        metavar="PATH",
         help="Step times of the models: a file, a folder, or gandiva. Default: step_times.csv "
-        "beside the trace, or the table that comes with the package."
+        "beside the trace, or the table in the package.",
     ),
 ]
 Servers = Annotated[
     Literal["sync", "async"] | None,
     typer.Option(
-        help="Train with parameter servers, which optimus-ps, drf and tetris hand out; with other "
-        "policies a job has as many as workers, for free. Costs follow from the step times."
+        help="Train with parameter servers. optimus-ps, drf and tetris allocate them; under other "
+        "policies a job has one per worker, at no cost."
     ),
 ]
 ResizeCost = Annotated[
     str,
     typer.Option(
-        help="What a resize costs: none, stall:S, stall:S,MOVE_1_S,MOVE_8_S (a move with 1 GPU and "
-        "with 8), serial:S, concurrent:PREPARE_S,PAUSE_S, uncancelled:PREPARE_S,PAUSE_S."
+        metavar="SPEC",
+        help="Cost of a resize in seconds: none, stall:PAUSE, stall:PAUSE,MOVE_1,MOVE_8 "
+        "(migrating a job with 1 and with 8 GPUs), serial:PAUSE, concurrent:PREPARE,PAUSE, "
+        "uncancelled:PREPARE,PAUSE.",
     ),
 ]
 CoolDown = Annotated[
-    float, typer.Option(help="Seconds for which a share stays after it has changed.")
+    float,
+    typer.Option(
+        metavar="SECONDS", help="Minimum time between two changes of a job's number of GPUs."
+    ),
 ]
 MinRuntime = Annotated[
-    float, typer.Option(help="Seconds that a job which was started runs at least.")
+    float,
+    typer.Option(metavar="SECONDS", help="Minimum time a started job runs before preemption."),
 ]
 TooLarge = Annotated[
     Literal["error", "skip", "clamp"],
-    typer.Option(help="What becomes of a job that asks for more GPUs than there are."),
+    typer.Option(help="What to do with a job that requests more GPUs than the cluster has."),
 ]
-ReportFile = Annotated[str, typer.Option(help="Write a page with plots to this file.")]
-JobsFile = Annotated[str, typer.Option(help="Write how each job fared to this file, as CSV.")]
+ReportFile = Annotated[
+    str, typer.Option(metavar="FILE", help="Write an HTML report with plots to this file.")
+]
+JobsFile = Annotated[
+    str, typer.Option(metavar="FILE", help="Write the results of each job to this file, as CSV.")
+]
 
 
 def simulate(
@@ -147,7 +171,7 @@ def simulate(
     cool_down: CoolDown = 0.0,
     min_runtime: MinRuntime = 0.0,
     quotas: Quotas = "none",
-    error: PredictionError = "",
+    error: ErrorSpec = "",
     failures: Failures = "none",
     oversize: TooLarge = "error",
     report: ReportFile = "",
@@ -155,16 +179,16 @@ def simulate(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Compare scheduling policies on a workload, in virtual time."""
+    """Compare scheduling policies on a workload, in simulated time."""
     for name, path in (("--report", report), ("--jobs-csv", jobs_csv)):
         _check_writable(name, path)
     sizes = _numbers("--gpus", gpus, whole=True) if gpus else []
     loads = _numbers("--load", load, whole=False)
     from coddl.core.scheduler import Stability
     from coddl.sim.api import reconfigure_from
-    from coddl.sim.study import DEFAULT_POLICIES, Question
+    from coddl.sim.study import DEFAULT_POLICIES, StudySpec
 
-    question = Question(
+    spec = StudySpec(
         workload=trace or None,
         policies=policy or DEFAULT_POLICIES,
         gpus=[int(number) for number in sizes],
@@ -184,20 +208,20 @@ def simulate(
         failures=failures,
         keep_events=bool(report),
     )
-    study, stopped = _watched(question)
+    study, stopped = _watched(spec)
     _show(study, stopped, wants_json(output, as_json))
     _write(study, report, jobs_csv)
-    _tell_of_the_rest(study, stopped)
+    _note_unfinished(study, stopped)
     if stopped:
         raise typer.Exit(130)
 
 
-def _tell_of_the_rest(study: "Study", stopped: bool) -> None:
-    """Say so where the figures are not of all jobs."""
+def _note_unfinished(study: "Study", stopped: bool) -> None:
+    """Say so where the results do not cover all jobs."""
     if study.finished < study.planned:
-        told = "stopped: only" if stopped else "note: only"
+        told = "stopped" if stopped else "note"
         done = f"{study.finished:,} of {study.planned:,} jobs finished"
-        print(f"{told} {done}; the figures are of those", file=sys.stderr)
+        print(f"{told}: {done}; results cover only those", file=sys.stderr)
 
 
 def _write(study: "Study", report: str, jobs_csv: str) -> None:
@@ -206,7 +230,7 @@ def _write(study: "Study", report: str, jobs_csv: str) -> None:
         from coddl.sim.report import write_report
 
         # A page compares runs of one workload, so of several seeds it shows the first.
-        runs = [run for run in study.runs if run.seed == 0]
+        runs = [run for run in study.runs if run.key.seed == 0]
         write_report(runs, Path(report), title=f"Policies on {study.trace.name}")
         print(f"report written to {report}", file=sys.stderr)
     if jobs_csv:
@@ -216,8 +240,8 @@ def _write(study: "Study", report: str, jobs_csv: str) -> None:
         print(f"jobs written to {jobs_csv}", file=sys.stderr)
 
 
-def _watched(question: "Question") -> tuple["Study", bool]:
-    """Run a study with a progress bar; tell whether it was stopped."""
+def _watched(spec: "StudySpec") -> tuple["Study", bool]:
+    """Run a study with a progress bar; return it, and whether the user stopped it."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -253,13 +277,13 @@ def _watched(question: "Question") -> tuple["Study", bool]:
             progress=lambda jobs: bar.advance(task, jobs),
         )
         signal.signal(signal.SIGINT, _interrupt)
-        return study(question, watch), watch.stop.is_set()
+        return study(spec, watch), watch.stop.is_set()
 
 
 def _interrupt(_signal: int, _frame: object) -> None:
-    """Stop at the next opportunity; a second time, at once."""
+    """Stop after the current events; the second time, exit at once."""
     signal.signal(signal.SIGINT, lambda _signal, _frame: os._exit(130))
-    print("stopping … (Ctrl-C again leaves at once)", file=sys.stderr)
+    print("stopping … (press Ctrl-C again to exit now)", file=sys.stderr)
     raise KeyboardInterrupt
 
 
@@ -273,21 +297,12 @@ def _show(study: "Study", stopped: bool, for_program: bool) -> None:
             "queues": [queue for queue in trace.queues if queue],
             "models": list(trace.speeds.names),
         }
-        results = {"trace": about, "stopped": stopped, "results": _plain(study.rows)}
+        results = {"trace": about, "stopped": stopped, "results": without_nan(study.rows)}
         print(json.dumps(results, indent=2))
         return
     from coddl.cli.table import print_table
 
     print_table(study)
-
-
-def _plain(value: object) -> object:
-    """Numbers that JSON has no word for become null."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _numbers(option: str, text: str, *, whole: bool) -> list[float]:
@@ -307,9 +322,9 @@ def _numbers(option: str, text: str, *, whole: bool) -> list[float]:
 
 
 def _check_writable(option: str, path: str) -> None:
-    """Find out before a long run that its results could not be written."""
+    """Fail before a long run if its results could not be written."""
     folder = Path(path).resolve().parent
     if path and (Path(path).is_dir() or not os.access(folder, os.W_OK)):
-        because = "it is a folder" if Path(path).is_dir() else f"{folder} is no folder to write to"
+        because = "it is a folder" if Path(path).is_dir() else f"{folder} is not a writable folder"
         name = "report.html" if option == "--report" else "jobs.csv"
         raise UserError(f"{option} {path} cannot be written", because, f"{option} {name}")

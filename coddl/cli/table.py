@@ -1,4 +1,4 @@
-"""The results of a study as a table for people."""
+"""The results of a study as a table in the terminal."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -10,6 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from coddl.sim.run_key import RunKey
     from coddl.sim.study import Study
 
 
@@ -21,23 +22,24 @@ def hours(value: float) -> str:
     return f"{value / 3600:,.1f}"
 
 
-Column: TypeAlias = tuple[str, str, Callable[[float], str], int]
+TableRow: TypeAlias = tuple[str, dict[str, object]]  # policy and placement, and their results
+TableColumn: TypeAlias = tuple[str, str, Callable[[float], str], int]
 # (column, title, how a value is written, +1 if less is better, -1 if more is, 0 if neither)
-COLUMNS: Final[tuple[Column, ...]] = (
+COLUMNS: Final[tuple[TableColumn, ...]] = (
     ("avg_jct_s", "avg JCT\nmin", minutes, 1),
     ("p50_jct_s", "p50\nmin", minutes, 1),
     ("p95_jct_s", "p95\nmin", minutes, 1),
     ("p99_jct_s", "p99\nmin", minutes, 1),
     ("makespan_s", "makespan\nh", hours, 1),
     ("avg_wait_s", "wait\nmin", minutes, 1),
-    ("utilization", "GPUs\nbusy", "{:.0%}".format, 0),
+    ("utilization", "GPUs\nin use", "{:.0%}".format, 0),
     ("gpu_hours", "GPU-h", "{:,.0f}".format, 0),
     ("rho_max", "worst\nrho", "{:,.2f}".format, 1),
-    ("reallocations", "real-\nlocations", "{:,.0f}".format, 0),
+    ("reallocations", "resizes", "{:,.0f}".format, 0),
 )
-# What is shown where it happens at all.
-RARE: Final[tuple[Column, ...]] = (
-    ("migrations", "moves", "{:,.0f}".format, 0),
+# Shown only if one of their values is not 0.
+RARE: Final[tuple[TableColumn, ...]] = (
+    ("migrations", "migrations", "{:,.0f}".format, 0),
     ("failed_jobs", "failed\njobs", "{:,.0f}".format, 0),
     ("killed_jobs", "killed\njobs", "{:,.0f}".format, 0),
     ("lost_gpu_hours", "lost\nGPU-h", "{:,.0f}".format, 1),
@@ -46,60 +48,58 @@ RARE: Final[tuple[Column, ...]] = (
 
 def print_table(study: "Study") -> None:
     """Print one block of rows per cluster and load; the best of a column is starred."""
-    blocks: dict[tuple[object, ...], list[dict[str, object]]] = {}
-    for row in study.rows:
-        key = (row["vc"], row["cluster"], row["gpus"], row["load"])
-        blocks.setdefault(key, []).append(row)
-    for (queue, cluster, gpus, load), rows in blocks.items():
+    blocks: dict[RunKey, list[TableRow]] = {}
+    for key, row in zip(study.row_keys, study.rows, strict=True):
+        blocks.setdefault(key.setting, []).append((key.scheduler, row))
+    for key, lines in blocks.items():
+        rows = [row for _, row in lines]
         jobs = sum(cast(float, rows[0][name]) for name in ("jobs", "failed_jobs", "killed_jobs"))
-        parts = [study.trace.name if queue is None else f"{queue}", f"{jobs:,.0f} jobs"]
-        parts += [f"{gpus} GPUs" + f" ({cluster})" * bool(cluster)] + [f"load {load:g}"] * (
-            load != 1.0
-        )
+        parts = [study.trace.name if key.queue is None else key.queue, f"{jobs:,.0f} jobs"]
+        parts.append(f"{key.gpus} GPUs" + (f" ({key.cluster})" if key.cluster else ""))
+        parts += [f"load {key.load:g}"] if key.load != 1.0 else []
         parts += [f"{rows[0]['seeds']} seeds, ± 95 %"] if "seeds" in rows[0] else []
-        _print_fitting(rows, escape(" · ".join(parts)))
+        _print_fitting(lines, escape(" · ".join(parts)))
 
 
-def _print_fitting(rows: list[dict[str, object]], title: str) -> None:
+def _print_fitting(lines: Sequence[TableRow], title: str) -> None:
     """Print a block; a terminal too narrow for all columns gets the first ones whole."""
     console, wide = _console(), Console(width=10_000)
-    columns = COLUMNS + tuple(each for each in RARE if any(row[each[0]] for row in rows))
+    columns = COLUMNS + tuple(each for each in RARE if any(row[each[0]] for _, row in lines))
     for count in range(len(columns), 0, -1):
-        table = _block(rows, title, columns[:count])
+        table = _block(lines, title, columns[:count])
         if Measurement.get(wide, wide.options, table).maximum <= console.width or count == 1:
             console.print(table)
             break
     if count < len(columns):
-        console.print(f"{len(columns) - count} more columns fit a wider terminal, or -o json")
+        console.print(f"{len(columns) - count} columns hidden: widen the terminal, or use -o json")
 
 
 def _console() -> Console:
-    # A program or a file has no edge to wrap at.
+    # Output to a file or a pipe is not wrapped.
     console = Console()
     return console if console.is_terminal else Console(width=10_000)
 
 
-def _block(rows: list[dict[str, object]], title: str, columns: Sequence[Column]) -> Table:
+def _block(lines: Sequence[TableRow], title: str, columns: Sequence[TableColumn]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
     for _, heading, _, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("avg JCT\nto best", justify="right", no_wrap=True)
     best = {
-        name: min(sign * cast(float, row[name]) for row in rows) * sign
+        name: min(sign * cast(float, row[name]) for _, row in lines) * sign
         for name, _, _, sign in columns
         if sign
     }
-    for row in sorted(rows, key=lambda row: cast(float, row["avg_jct_s"])):
+    for scheduler, row in sorted(lines, key=lambda line: cast(float, line[1]["avg_jct_s"])):
         cells = []
         for name, _, written, sign in columns:
             value = cast(float, row[name])
             cell = written(value)
-            is_best = sign and len(rows) > 1 and value == value and cell == written(best[name])
+            is_best = sign and len(lines) > 1 and value == value and cell == written(best[name])
             if "ci95" in row and name == "avg_jct_s":
                 cell += f" ± {written(cast(dict[str, float], row['ci95'])[name])}"
             cells.append(f"[bold green]{cell}*[/]" if is_best else f"{cell} ")
         ratio = cast(float, row["avg_jct_s"]) / best["avg_jct_s"] if best["avg_jct_s"] else 1.0
-        name = f"{row['policy']}" + f" + {row['placement']}" * bool(row["placement"])
-        table.add_row(escape(name), *cells, f"{ratio:.2f}x")
+        table.add_row(escape(scheduler), *cells, f"{ratio:.2f}x")
     return table

@@ -1,4 +1,4 @@
-"""`coddl trace`: look at a workload, or make one."""
+"""`coddl trace`: show a trace, or generate one."""
 
 import json
 from pathlib import Path
@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from coddl.cli.output import AsJson, Output, wants_json
+from coddl.cli.plain_command import PlainCommand
 
 if TYPE_CHECKING:
     from coddl.traces.trace import Trace
 
-app = typer.Typer(help="Look at a workload, or make one.", no_args_is_help=True)
+app = typer.Typer(help="Show a trace, or generate one.", no_args_is_help=True)
 
 
-@app.command(epilog="Example:  coddl trace info jobs.csv.gz")
+@app.command(cls=PlainCommand, epilog="Example:  coddl trace info jobs.csv.gz")
 def info(
-    trace: Annotated[str, typer.Argument(metavar="FILE", help="A trace.")],
-    speeds: Annotated[str, typer.Option(help="Step times of its models.")] = "",
+    trace: Annotated[str, typer.Argument(metavar="FILE", help="Trace file.")],
+    speeds: Annotated[str, typer.Option(metavar="PATH", help="Step times of the models.")] = "",
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Show what a trace holds: jobs, span, models, requests, queues."""
+    """Show a summary of a trace: jobs, duration, models, requested GPUs, queues."""
     from coddl.traces.files import read_speeds, read_trace
 
     table = read_speeds(Path(speeds)) if speeds else None
@@ -37,7 +38,7 @@ def info(
 
 
 def _about(trace: "Trace") -> dict[str, object]:
-    """The facts of a trace."""
+    """The summary of a trace."""
     import numpy as np
 
     step_s = trace.speeds.step_s
@@ -63,27 +64,32 @@ def _about(trace: "Trace") -> dict[str, object]:
     }
 
 
-@app.command(epilog="Example:  coddl trace make poisson --jobs 1000 --load 1.2 --out jobs.csv.gz")
+@app.command(
+    cls=PlainCommand,
+    epilog="Example:  coddl trace make poisson --jobs 1000 --load 1.2 --out jobs.csv.gz",
+)
 def make(
     *,
-    kind: Annotated[
-        Literal["poisson", "poster", "tiresias"], typer.Argument(help="Which workload.")
+    kind: Annotated[Literal["poisson", "poster", "tiresias"], typer.Argument(help="Generator.")],
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="File to write; compressed if it ends in .gz.")
     ],
-    out: Annotated[str, typer.Option(help="The file to write; .gz compresses it.")],
-    seed: Annotated[int, typer.Option(help="Another seed, another trace.")] = 0,
-    jobs: Annotated[int, typer.Option(help="poisson: how many jobs.")] = 200,
-    gpus: Annotated[int, typer.Option(help="poisson: the cluster that the load refers to.")] = 64,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random generator.")] = 0,
+    jobs: Annotated[int, typer.Option(metavar="N", help="poisson: number of jobs.")] = 200,
+    gpus: Annotated[
+        int, typer.Option(metavar="N", help="poisson: GPUs that --load refers to.")
+    ] = 64,
     load: Annotated[
-        float, typer.Option(help="poisson: GPU-time asked for over what there is.")
+        float, typer.Option(metavar="X", help="poisson: requested GPU time / available GPU time.")
     ] = 0.8,
-    speeds: Annotated[str, typer.Option(help="Step times of the models to draw from.")] = "",
+    speeds: Annotated[str, typer.Option(metavar="PATH", help="Step times of the models.")] = "",
 ) -> None:
-    """Make a workload: Poisson arrivals over a model mix, the poster's 512 jobs, Tiresias' 240."""
+    """Generate a trace: poisson, the 512 jobs of poster, or the 240 of tiresias."""
     from coddl.traces.files import read_speeds, write_trace
-    from coddl.traces.make import GENERATORS
+    from coddl.traces.generators import GENERATORS
 
     table = read_speeds(Path(speeds)) if speeds else None
     extra = {"jobs": jobs, "gpus": gpus, "load": load} if kind == "poisson" else {}
     trace = GENERATORS[kind](table, seed=seed, **extra)
     write_trace(trace, Path(out))
-    typer.echo(f"{trace.size} jobs written to {out}")
+    typer.echo(f"{trace.size:,} jobs written to {out}")

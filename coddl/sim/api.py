@@ -1,4 +1,4 @@
-"""`coddl.simulate`: the simulator for a notebook."""
+"""`coddl.simulate`: the simulator as a Python function."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from coddl.core.parameter_server.costs import Mode
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
 from coddl.core.scheduler import Stability
-from coddl.sim.study import DEFAULT_POLICIES, Question, Study, study
+from coddl.sim.study import DEFAULT_POLICIES, Study, StudySpec, study
 from coddl.sim.world import MODES, Reconfigure
 from coddl.traces.trace import Oversize, Trace
 
@@ -40,22 +40,22 @@ def simulate(
 ) -> Study:
     """Run policies on a trace and return the results as columns.
 
-    `trace` is a file, a generator's name (poisson, poster, tiresias), a Trace, or None for the
-    small one that comes with the package. `gpus` are 64 by default, 512 for poster.
-    `vc="all"` gives each queue a cluster of its own. `events=True` keeps all that happened, in
-    `.runs`. `cool_down_s` and `min_runtime_s` are what a live pool calms its policy with.
+    `trace` is a file, a generator (poisson, poster, tiresias), a Trace, or None for the small trace
+    in the package. `gpus` is 64 by default, 512 for poster. `vc="all"` gives each queue its own
+    cluster. `events=True` keeps the events of each run, in `.runs`. `cool_down_s` and
+    `min_runtime_s` limit how often jobs are resized, as in a live pool.
 
-    Where it matters which GPUs jobs hold, give a `cluster` instead of `gpus` ("16x4", a file, a
-    Cluster) and, if not "consolidate", a `placement`. `first` cuts the trace. `quotas` ("equal",
+    To simulate placement, give a `cluster` ("16x4", a file, a Cluster) instead of `gpus`, and a
+    `placement` if not "consolidate". `first` limits the number of jobs. `quotas` ("equal",
     "demand", "a=32,b=16"), `error` ("length=0.3,speed=0.1") and `failures` ("philly") are as on the
     command line. With `servers` ("sync", "async") jobs train with parameter servers.
 
         results = coddl.simulate("jobs.csv.gz", ["afs-l", "srtf"], gpus=64, vc="ed69ec")
-        results["avg_jct_s"]        # an array, one value a policy
+        results["avg_jct_s"]        # an array, one value per policy
         pandas.DataFrame(results)   # the whole table
     """
     named = [policies] if isinstance(policies, str) or callable(policies) else list(policies)
-    question = Question(
+    spec = StudySpec(
         workload=trace,
         policies=named,
         gpus=list(gpus) if isinstance(gpus, Sequence | np.ndarray) else [gpus],
@@ -77,7 +77,7 @@ def simulate(
         failures=failures,
         keep_events=events,
     )
-    return study(question)
+    return study(spec)
 
 
 def reconfigure_from(spec: str) -> Reconfigure:

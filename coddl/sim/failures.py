@@ -1,4 +1,4 @@
-"""What goes wrong with jobs: failures and users who give up, drawn from published rates."""
+"""Failures of jobs, and jobs killed by their users, drawn from published rates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,29 +18,29 @@ PASSED_TIME, KILLED_TIME, UNSUCCESSFUL_TIME = 44.5, 37.7, 17.8  # % of the GPU-t
 QUICK: Final = 0.5  # of the errors
 ERROR_SPREAD: Final = 2.0  # of the logarithm of the time to a quick one
 PER_DOUBLING: Final = 0.25  # by which the odds of an error grow with each doubling of the request
-PRERUN_S: Final = 120.0  # a run on one GPU shows what goes wrong in the first so many seconds
+PRERUN_S: Final = 120.0  # a pre-run on one GPU finds the errors of these first seconds
 
 
 class Faults(NamedTuple):
-    """What goes wrong with the jobs of a trace, in iterations that are left when it does."""
+    """When jobs fail or are killed, as the number of iterations that are left."""
 
     fails_at: FloatMatrix  # [failures so far, job]; 0: not again; inf: the job is given up
     ends_at: FloatColumn  # [job]: its user stops it; 0: it trains to its end
     checkpoint_s: float  # what a failure spares is as old as this, at most
 
 
-class Drawn(NamedTuple):
-    """What goes wrong, and the trace as the cluster gets to see it."""
+class TraceWithFaults(NamedTuple):
+    """The trace as submitted to the cluster, and the faults of its jobs."""
 
     trace: Trace
     faults: Faults
 
 
 class FailureModel(Protocol):
-    """What draws the misfortunes of a trace."""
+    """Draws the faults of a trace."""
 
-    def draw(self, trace: Trace, seed: int) -> Drawn:
-        """Draw what goes wrong with each job; the same seed, the same misfortunes."""
+    def draw(self, trace: Trace, seed: int) -> TraceWithFaults:
+        """Draw the faults of each job; the same seed gives the same faults."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class PhillyFailures:
         if not 0 <= self.retries <= 100:
             raise UserError(
                 f"failures with retries={self.retries} cannot be simulated",
-                "a job is retried 0 to 100 times",
+                "retries must be within 0..100",
                 "retries=3",
             )
 
-    def draw(self, trace: Trace, seed: int) -> Drawn:
-        """Draw what goes wrong with each job."""
+    def draw(self, trace: Trace, seed: int) -> TraceWithFaults:
+        """Draw the faults of each job."""
         rng = np.random.default_rng((seed, trace.size))
         length_s, odds = trace.length_s, _odds(trace)
         quick, late, kills = (rng.random(trace.size) < each for each in odds)
@@ -91,7 +91,11 @@ class PhillyFailures:
             fails_at[1:][errs & (strikes_s == error_s)] = np.inf
         faults = Faults(fails_at, ends_at, self.checkpoint_s)
         caught = errs & (error_s <= PRERUN_S) & (trace.gpus_requested > 1)
-        return _prerun(trace, faults, caught, error_s) if self.prerun else Drawn(trace, faults)
+        return (
+            _prerun(trace, faults, caught, error_s)
+            if self.prerun
+            else TraceWithFaults(trace, faults)
+        )
 
 
 def failures_from(spec: str) -> FailureModel | None:
@@ -118,10 +122,10 @@ def _odds(trace: Trace) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
 def _by_length(
     gpu_s: FloatColumn, some: FloatColumn, of_jobs: float, of_time: float
 ) -> FloatColumn:
-    """How likely it strikes a job, given the GPU-time it would take and the odds that it can.
+    """The probability that each job is affected, from its GPU time and whether it can be at all.
 
-    The odds are min(1, exp(c) gpu_s^a). Of all jobs, and of the GPU-time that those would take
-    whom it can strike, it strikes these parts; where all jobs are alike, of jobs.
+    It is min(1, exp(c) gpu_s^a), with a and c such that the expected parts of all jobs, and of the
+    GPU time of those that can be affected, are as given; if all jobs are alike, only of jobs.
     """
     log_gpu_s = np.log(gpu_s) - np.log(gpu_s.max(initial=1.0))
 
@@ -150,7 +154,9 @@ def _bisected(low: float, high: float, is_low: Callable[[float], bool]) -> float
     return (low + high) / 2.0
 
 
-def _prerun(trace: Trace, faults: Faults, caught: BoolColumn, error_s: FloatColumn) -> Drawn:
+def _prerun(
+    trace: Trace, faults: Faults, caught: BoolColumn, error_s: FloatColumn
+) -> TraceWithFaults:
     """Let the jobs that the pre-run catches have one GPU and one try.
 
     What it costs the others is left out: a few iterations on one GPU.
@@ -167,4 +173,4 @@ def _prerun(trace: Trace, faults: Faults, caught: BoolColumn, error_s: FloatColu
         gpus_min=np.where(caught, one, trace.gpus_min),
         gpus_max=np.where(caught, one, trace.gpus_max),
     )
-    return Drawn(tried, faults._replace(fails_at=fails_at))
+    return TraceWithFaults(tried, faults._replace(fails_at=fails_at))

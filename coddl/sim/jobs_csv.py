@@ -1,4 +1,4 @@
-"""How each job of each run fared, as a CSV file."""
+"""The results of each job of each run, as a CSV file."""
 
 import csv
 import io
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coddl.sim.run import Run
-from coddl.traces.whole_file import write_whole
+from coddl.traces.atomic_write import write_atomically
 
-RUN = ("policy", "vc", "gpus", "load", "seed")
+RUN = ("policy", "placement", "vc", "cluster", "gpus", "load", "seed")
 JOB = ("job", "model", "submitted_s", "gpus_requested", "first_start_s", "finish_s")
 HEADER = (*RUN, *JOB, "jct_s", "wait_s", "gpu_s", "rho")
 
@@ -22,7 +22,7 @@ def write_jobs(runs: Sequence[Run], path: Path) -> None:
     lines.writerow(HEADER)
     for run in runs:
         lines.writerows(_lines(run))
-    write_whole(path, out.getvalue().encode(), "file of jobs")
+    write_atomically(path, out.getvalue().encode(), "file of jobs")
 
 
 def _lines(run: Run) -> list[list[object]]:
@@ -43,7 +43,7 @@ def _lines(run: Run) -> list[list[object]]:
         strict=True,
     )
     return [
-        [run.policy, queue, run.gpus, run.load, run.seed, job, name]
+        [*(run.key.columns | {"vc": queue}).values(), job, name]
         + [
             "" if value != value or value in (float("inf"), -float("inf")) else value
             for value in rest

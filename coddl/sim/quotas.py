@@ -1,4 +1,4 @@
-"""What each queue of a trace is entitled to."""
+"""Quotas: the GPUs guaranteed to each queue of a trace."""
 
 import numpy as np
 
@@ -8,12 +8,12 @@ from coddl.traces.trace import Trace
 
 
 def quotas_from(spec: str, trace: Trace, gpus: int) -> IntColumn:
-    """GPUs of each queue of the trace, by index, from what a user writes.
+    """The quota of each queue, by its index in the trace.
 
-    none      nobody is entitled to anything: one queue owns all (an empty column)
-    equal     as many for each queue
-    demand    in proportion to the GPU-time that each queue's jobs take at their request
-    a=32,b=16 by name; queues that are not named live on what others lend
+    none      no quotas (an empty column)
+    equal     the same for each queue
+    demand    in proportion to the GPU time that each queue's jobs request
+    a=32,b=16 by name; other queues have none and use what is idle
     """
     if spec in ("", "none"):
         return np.zeros(0, np.int64)
@@ -44,10 +44,10 @@ def _named(spec: str, trace: Trace, gpus: int) -> IntColumn:
         name, equals, number = entry.rpartition("=")
         if not equals or not (number.isascii() and number.isdigit()):
             raise UserError(
-                what, f'"{entry}" is not a queue=GPUs', f"equal, demand, or such as {some}"
+                what, f'"{entry}" is not QUEUE=GPUS', f"equal, demand, or for example {some}"
             )
         if name not in trace.queues or name in given:
-            twice = "is given twice" if name in given else f"is no queue of {trace.name}"
+            twice = "is given twice" if name in given else f"is not a queue of {trace.name}"
             columns = "a trace with a column vc or queue; this one has none"
             raise UserError(
                 what, f'"{name}" {twice}', f"one of {', '.join(known)}" if known else columns
@@ -55,5 +55,7 @@ def _named(spec: str, trace: Trace, gpus: int) -> IntColumn:
         given.add(name)
         out[trace.queues.index(name)] = int(number[:10])
     if out.sum() > gpus:
-        raise UserError(what, f"they add up to {out.sum()} of {gpus} GPUs", f"such as {some}")
+        raise UserError(
+            what, f"they add up to {out.sum()}, and the cluster has {gpus} GPUs", f"{some}"
+        )
     return out

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
+from coddl.sim.run_key import RunKey
 from coddl.traces.trace import Trace
 
 
@@ -56,13 +57,7 @@ class Losses(NamedTuple):
 class Run:
     """A policy on a trace on so many GPUs, and how it went for each job."""
 
-    policy: str
-    placement: str  # empty: nobody places jobs, or the policy does
-    queue: str | None  # None: all together
-    cluster: str  # as it was described; empty: it does not matter which GPUs
-    gpus: int
-    load: float
-    seed: int
+    key: RunKey
     trace: Trace
     end_s: float  # when the last event happened
     finish_s: FloatColumn  # NaN: not finished
@@ -106,7 +101,7 @@ class Run:
         until_s = np.where(done, self.finish_s, self.end_s)
         crowd = np.ones(trace.size)
         crowd[came] = _mean_present(trace.submitted_s[came], until_s[came])
-        share = np.minimum(self.gpus / crowd[done], trace.gpus_max[done])
+        share = np.minimum(self.key.gpus / crowd[done], trace.gpus_max[done])
         whole = np.maximum(np.floor(share), trace.gpus_min[done]).astype(np.int64)
         step_s = trace.speeds.step_s[trace.curve[done], whole] / np.minimum(1.0, share / whole)
         rho = np.full(trace.size, np.nan)
@@ -133,7 +128,7 @@ class Run:
             p99_jct_s=float(p99),
             makespan_s=makespan_s,
             avg_wait_s=float(wait_s.mean()),
-            utilization=gpu_s / (self.gpus * span_s) if span_s > 0 else np.nan,
+            utilization=gpu_s / (self.key.gpus * span_s) if span_s > 0 else np.nan,
             gpu_hours=gpu_s / 3600.0,
             rho_max=float(rho.max()),
             rho_mean=float(rho.mean()),

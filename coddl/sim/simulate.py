@@ -21,6 +21,7 @@ from coddl.sim.dispatch import RULES
 from coddl.sim.failures import FailureModel
 from coddl.sim.loop import Beliefs, SimulatedCluster, StepLoop
 from coddl.sim.run import Events, Losses, Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.world import (
     ACTIVE,
     ARRIVED,
@@ -51,19 +52,13 @@ PATIENCE = 2_000_000  # events in which not one job finishes, before a run is gi
 class Case:
     """One run to be made."""
 
-    label: str  # the policy as the user named it
+    key: RunKey
     policy: Policy
     trace: Trace
-    gpus: int
-    queue: str | None = None
-    load: float = 1.0
-    seed: int = 0
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
     stability: Stability = field(default_factory=Stability)
     cluster: Cluster | None = None  # None: `gpus` GPUs, it does not matter where
-    cluster_name: str = ""
     placement: Placement | None = None
-    placement_name: str = ""
     beliefs: Beliefs | None = None  # None: the scheduler knows the truth
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))
     failures: FailureModel | None = None  # None: nothing goes wrong
@@ -102,14 +97,14 @@ def chunks_of(case: Case, world: World, step_by_step: bool) -> Callable[[], bool
         and policy.rule in RULES
     ):
         code, shares = RULES.index(policy.rule), np.empty(case.trace.size, np.int64)
-        return partial(run_compiled, world, case.gpus, code, policy.parameters, shares, CHUNK)
+        return partial(run_compiled, world, case.key.gpus, code, policy.parameters, shares, CHUNK)
     return partial(step_loop_of(case, world).run, STEPS)
 
 
 def step_loop_of(case: Case, world: World) -> StepLoop:
     """What runs a case in its world, step by step."""
     speeds = case.trace.speeds
-    cluster, beliefs = case.cluster or Cluster.of(case.gpus), case.beliefs or Beliefs(speeds)
+    cluster, beliefs = case.cluster or Cluster.of(case.key.gpus), case.beliefs or Beliefs(speeds)
     simulated = SimulatedCluster(cluster, speeds, beliefs, case.quota_gpus, case.reconfigure.move_s)
     return StepLoop(world, simulated, Scheduler(case.policy, case.stability, case.placement))
 
@@ -136,13 +131,7 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
     done = np.arange(case.trace.size) < world.counts[ARRIVED]
     done[world.active[: world.counts[ACTIVE]]] = False
     return Run(
-        policy=case.label,
-        placement=case.placement_name,
-        queue=case.queue,
-        cluster=case.cluster_name,
-        gpus=case.gpus,
-        load=case.load,
-        seed=case.seed,
+        key=case.key,
         trace=case.trace,
         end_s=float(world.clock[NOW]),
         finish_s=np.where(done, world.floats[FINISH_S], np.nan),
@@ -163,8 +152,8 @@ def world_before(case: Case) -> World:
     """The world of a run before anything has happened, what will go wrong in it included."""
     trace, faults = case.trace, None
     if case.failures is not None:
-        trace, faults = case.failures.draw(trace, case.seed)
-    return world_of(trace, case.gpus, case.reconfigure, case.seed, faults)
+        trace, faults = case.failures.draw(trace, case.key.seed)
+    return world_of(trace, case.key.gpus, case.reconfigure, case.key.seed, faults)
 
 
 def _losses(world: World, done: BoolColumn) -> Losses:
@@ -212,7 +201,7 @@ def cores() -> int:
 
 def _thrashing(case: Case, events: int, jobs: int) -> UserError:
     return UserError(
-        f"{case.label} on {case.gpus} GPUs does not come to an end",
+        f"{case.key.policy} on {case.key.gpus} GPUs does not come to an end",
         f"in the last {events:,} events none of {jobs:,} jobs finished: they are resized or put "
         "off sooner than they can begin to train",
         "a longer lease_h or threshold_gpu_h, or a cheaper --reconfigure",

@@ -1,4 +1,4 @@
-"""A comparison: policies x clusters x loads x seeds on one workload, and its results as a table."""
+"""A study: policies x clusters x loads x seeds on one workload, and its results as a table."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,27 +6,29 @@ from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Final, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
 from coddl.core.cluster import Cluster
+from coddl.core.columns import FloatColumn
 from coddl.core.errors import UserError
 from coddl.core.parameter_server.costs import Mode, with_servers
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
 from coddl.core.registry import placement_from
 from coddl.core.scheduler import Stability
-from coddl.sim.errors import beliefs_of, error_from
 from coddl.sim.failures import failures_from
 from coddl.sim.plugin import placement_named, policy_named
+from coddl.sim.prediction_error import beliefs_of, error_from
 from coddl.sim.quotas import quotas_from
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, Watch, run_cases
 from coddl.sim.world import Reconfigure
 from coddl.traces.clusters import cluster_from
 from coddl.traces.files import read_speeds, read_trace, small_trace
-from coddl.traces.make import GENERATORS
+from coddl.traces.generators import GENERATORS
 from coddl.traces.models import speeds_on
 from coddl.traces.trace import Oversize, Trace
 
@@ -41,54 +43,42 @@ DEFAULT_POLICIES = (
     "fifo",
 )
 # Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom; the last serves for more.
-T95: tuple[float, ...] = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
+T95: Final = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160),
+    *(2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056),
 )
-T95 += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Question:
-    """What to compare.
+class StudySpec:
+    """What a study compares.
 
-    A workload is a file, a trace at hand, or a generator's name; that is made anew for each seed.
+    A workload is a file, a Trace, or the name of a generator, which makes a new one per seed.
     """
 
-    workload: str | Path | Trace | None = None  # None: the small trace of the package
+    workload: str | Path | Trace | None = None  # None: the small trace in the package
     policies: Sequence[str | Policy] = DEFAULT_POLICIES
-    gpus: Sequence[int] = ()  # none: 64, or 512 for the poster's jobs
-    clusters: Sequence[str | Cluster] = ()  # instead of `gpus`, where it matters which GPUs
-    placements: Sequence[str | Placement] = ()  # on a cluster; none: consolidate
+    gpus: Sequence[int] = ()  # empty: 64, or 512 for poster
+    clusters: Sequence[str | Cluster] = ()  # instead of `gpus`: placement matters
+    placements: Sequence[str | Placement] = ()  # on a cluster; empty: consolidate
     loads: Sequence[float] = (1.0,)
     seeds: int = 1
-    first: int | None = None  # only so many jobs, from the start
-    queue: str | None = None  # None: all jobs share a cluster; "all": each queue has its own
+    first: int | None = None  # only the first jobs
+    queue: str | None = None  # None: all on one cluster; "all": a cluster per queue
     speeds: str | Path | None = None
-    servers: Mode | None = None  # how jobs train with parameter servers; None: without
+    servers: Mode | None = None  # mode of parameter servers; None: without
     oversize: Oversize = "error"
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
     stability: Stability = field(default_factory=Stability)
-    quotas: str = "none"  # what each queue is entitled to
-    error: str = ""  # of lengths and speeds; empty: schedulers know them
+    quotas: str = "none"  # GPUs guaranteed to each queue
+    error: str = ""  # of predicted lengths and speeds; empty: none
     failures: str = "none"
     keep_events: bool = False
 
     def __post_init__(self) -> None:
-        _refuse(not self.policies, "policies", self.policies, "there is none", "afs-l")
+        _refuse(not self.policies, "policies", self.policies, "no policy is given", "afs-l")
         for gpus in self.gpus:
             given: object = gpus  # a notebook may pass anything
             whole = isinstance(given, int | np.integer) and 0 < given < 2**31
@@ -96,21 +86,21 @@ class Question:
         for load in self.loads:
             _refuse(not 1e-6 <= load <= 1e6, "load", load, "it is not within 1e-6..1e6", "1")
         for gpus in self.gpus if self.clusters else ():
-            _refuse(True, "gpus", gpus, "a cluster is given, which has its own", "or a cluster")
+            _refuse(True, "gpus", gpus, "the cluster determines the number of GPUs", "or a cluster")
         for each in self.placements if not self.clusters else ():
-            nodes = "it is not said which nodes there are"
+            nodes = "no cluster is given, so there are no nodes to choose from"
             _refuse(True, "placement", _name(each), nodes, "with --cluster 16x4, for example")
         if isinstance(self.workload, Trace):
-            own = "the trace has speeds of its own"
+            own = "the trace has its own speeds"
             _refuse(self.speeds is not None, "speeds", self.speeds, own, "in read_trace instead")
             twice = self.servers is not None and self.workload.speeds.servers is not None
             _refuse(twice, "servers", self.servers, own, "None")
         odd = self.servers not in (None, *get_args(Mode))
-        _refuse(odd, "servers", self.servers, "there is no such training", "sync, or async")
+        _refuse(odd, "servers", self.servers, "there is no such mode", "sync or async")
         none = self.first is not None and self.first < 1
-        _refuse(none, "first", self.first, "a study needs a job", "1000")
-        _refuse(not self.loads, "load", self.loads, "there is none", "1")
-        _refuse(self.seeds < 1, "seeds", self.seeds, "a study needs one run", "1")
+        _refuse(none, "first", self.first, "a study needs at least one job", "1000")
+        _refuse(not self.loads, "load", self.loads, "no load is given", "1")
+        _refuse(self.seeds < 1, "seeds", self.seeds, "a study needs at least one seed", "1")
         for name in ("cool_down_s", "min_runtime_s"):
             value = getattr(self.stability, name)
             _refuse(not 0 <= value < 1e12, name, value, "it is not a number of seconds", "30")
@@ -118,8 +108,8 @@ class Question:
         _refuse(not known, "oversize", self.oversize, "there is no such choice", "skip")
 
     @property
-    def sites(self) -> list[tuple[str, int, Cluster | None]]:
-        """What to run on, each once: its name, its GPUs, and the cluster if nodes matter."""
+    def targets(self) -> list[tuple[str, int, Cluster | None]]:
+        """The clusters to run on: name, GPUs, and the cluster if placement matters."""
         given = _labelled(_each_once(self.clusters))
         built = {name: cluster_from(c) if isinstance(c, str) else c for name, c in given.items()}
         if built:
@@ -144,11 +134,10 @@ class Study(dict[str, "np.ndarray[Any, Any]"]):  # Any: strings, whole and real 
         self.trace = trace
         self.runs = tuple(runs)
         self.planned = planned  # jobs of all runs together, finished or not
-        groups: dict[tuple[object, ...], list[Run]] = {}
+        groups: dict[RunKey, list[Run]] = {}
         for run in runs:
-            key = (run.policy, run.placement, run.queue, run.cluster, run.gpus, run.load)
-            groups.setdefault(key, []).append(run)
-        # One row per policy, queue, cluster and load.
+            groups.setdefault(run.key.any_seed, []).append(run)
+        self.row_keys = list(groups)
         self.rows = [_row(runs, seeds) for runs in groups.values()]
         flat = [_flat(row) for row in self.rows]
         super().__init__(
@@ -186,88 +175,85 @@ def _flat(row: Mapping[str, object]) -> dict[str, object]:
     return flat | {f"{name}_ci95": width for name, width in intervals.items()}
 
 
-def study(question: Question, watch: Watch | None = None) -> Study:
-    """Answer a question."""
-    workload = _workload(question)
-    cases = list(_cases(question, workload))
+def study(spec: StudySpec, watch: Watch | None = None) -> Study:
+    """Run a study."""
+    workload = _workload(spec)
+    cases = list(_cases(spec, workload))
     watch = watch or Watch()
     runs = run_cases(cases, watch)
     for run in runs:
         if not run.finished.all() and not watch.stop.is_set():
             left = int((~run.finished).sum())
             raise UserError(
-                f"{run.policy} on {run.gpus} GPUs does not come to an end",
-                f"it leaves {left:,} of {run.trace.size:,} jobs without GPUs for ever",
-                "a policy that serves every job in the end; coddl.testing.PolicyContract helps",
+                f"{run.key.policy} on {run.key.gpus} GPUs does not finish",
+                f"{left:,} of {run.trace.size:,} jobs never get GPUs",
+                "a policy that serves every job at some time; check it with "
+                "coddl.testing.PolicyContract",
             )
-    whole = workload(question.loads[0], 0, question.sites[0][1])
+    whole = workload(spec.loads[0], 0, spec.targets[0][1])
     planned = sum(case.trace.size for case in cases)
-    return Study(whole, runs, question.seeds, planned)
+    return Study(whole, runs, spec.seeds, planned)
 
 
-Workload: TypeAlias = Callable[[float, int, int], Trace]  # load, seed, GPUs -> trace
+TraceSource: TypeAlias = Callable[[float, int, int], Trace]  # load, seed, GPUs -> trace
 
 
-def _cases(question: Question, workload: Workload) -> Iterator[Case]:
-    """Every run the question asks for."""
+def _cases(spec: StudySpec, workload: TraceSource) -> Iterator[Case]:
+    """Every run the spec asks for."""
     policies = {
         name: policy_named(policy) if isinstance(policy, str) else _decides(policy, "policy")
-        for name, policy in _labelled(question.policies, _with_parameters).items()
+        for name, policy in _labelled(spec.policies, _with_parameters).items()
     }
-    loads = dict.fromkeys(map(float, question.loads))
-    pairs = _placed(policies, question)
-    failures = failures_from(question.failures)
-    error = error_from(question.error) if question.error else None
-    for seed, load, (site, gpus, cluster) in product(range(question.seeds), loads, question.sites):
+    loads = dict.fromkeys(map(float, spec.loads))
+    pairs = _placed(policies, spec)
+    failures = failures_from(spec.failures)
+    error = error_from(spec.error) if spec.error else None
+    for seed, load, (cluster_name, gpus, cluster) in product(
+        range(spec.seeds), loads, spec.targets
+    ):
         whole = workload(load, seed, gpus)
         if cluster is not None:
             whole = replace(whole, speeds=speeds_on(whole.speeds, cluster))
-        queues: list[str | None] = [question.queue]
-        if question.queue == "all":  # those that have jobs
+        queues: list[str | None] = [spec.queue]
+        if spec.queue == "all":  # those that have jobs
             queues = [whole.queues[at] for at in np.unique(whole.queue)]
         for queue in queues:
             trace = whole if queue is None else whole.of_queue(queue)
-            trace = trace.fitted_to(gpus, question.oversize)
+            trace = trace.fitted_to(gpus, spec.oversize)
             beliefs = beliefs_of(trace, error, seed) if error is not None else None
-            quota_gpus = quotas_from(question.quotas, trace, gpus)
+            quota_gpus = quotas_from(spec.quotas, trace, gpus)
             for label, policy, where, placement in pairs:
                 yield Case(
-                    label=label,
-                    policy=policy,
-                    trace=trace,
-                    gpus=gpus,
-                    queue=queue,
-                    load=load,
-                    seed=seed,
-                    reconfigure=question.reconfigure,
-                    stability=question.stability,
+                    RunKey(label, gpus, where, cluster_name, queue, load, seed),
+                    policy,
+                    trace,
+                    reconfigure=spec.reconfigure,
+                    stability=spec.stability,
                     cluster=cluster,
-                    cluster_name=site,
                     placement=placement,
-                    placement_name=where,
                     beliefs=beliefs,
                     quota_gpus=quota_gpus,
                     failures=failures,
-                    keep_events=question.keep_events,
+                    keep_events=spec.keep_events,
                 )
 
 
 Pair: TypeAlias = tuple[str, Policy, str, Placement | None]  # each behind what results call it
 
 
-def _placed(policies: Mapping[str, Policy], question: Question) -> list[Pair]:
+def _placed(policies: Mapping[str, Policy], spec: StudySpec) -> list[Pair]:
     """Each policy with each placement to try; one that places jobs itself, once."""
-    if not question.clusters:
+    if not spec.clusters:
         return [(label, policy, "", None) for label, policy in policies.items()]
-    given = _labelled(_each_once(question.placements or ("consolidate",)))
+    given = _labelled(_each_once(spec.placements or ("consolidate",)))
     placements = {
         name: placement_named(p) if isinstance(p, str) else _decides(p, "placement")
         for name, p in given.items()
     }
     own = {label: getattr(policy, "own_placement", "") for label, policy in policies.items()}
-    if question.placements and all(own.values()):
-        why = f"where jobs go is up to {' and '.join(own)}"
-        _refuse(True, "placement", next(iter(given)), why, "left out, or another policy")
+    if spec.placements and all(own.values()):
+        why = f"{' and '.join(own)} has its own placement"
+        _refuse(True, "placement", next(iter(given)), why, "with another policy, or no --placement")
     pairs: list[Pair] = []
     for label, policy in policies.items():
         if own[label]:
@@ -312,15 +298,15 @@ def _decides(given: T, noun: str) -> T:
     if isinstance(given, type) or not callable(given):
         raise UserError(
             f"{noun} {given!r} cannot be used",
-            "it is neither a name nor something that takes a snapshot",
+            "it is neither a name nor a function of a snapshot",
             f"the name of one, or an instance of your {noun}",
         )
     return given
 
 
-def _workload(question: Question) -> Workload:
+def _workload(spec: StudySpec) -> TraceSource:
     """What gives the trace for a load, a seed and a size of the cluster."""
-    make, first, servers = _source(question), question.first, question.servers
+    make, first, servers = _source(spec), spec.first, spec.servers
 
     def made(load: float, seed: int, gpus: int) -> Trace:
         trace = make(load, seed, gpus)
@@ -333,11 +319,11 @@ def _workload(question: Question) -> Workload:
     return made
 
 
-def _source(question: Question) -> Workload:
+def _source(spec: StudySpec) -> TraceSource:
     """The same, with all its jobs, and with servers only if they were measured so."""
-    source, speeds = question.workload, None
-    if question.speeds is not None:
-        speeds = read_speeds(Path(question.speeds), question.servers)
+    source, speeds = spec.workload, None
+    if spec.speeds is not None:
+        speeds = read_speeds(Path(spec.speeds), spec.servers)
     if isinstance(source, str) and source in GENERATORS and not Path(source).exists():
         make = GENERATORS[source]
         if source == "poisson":
@@ -352,25 +338,17 @@ def _source(question: Question) -> Workload:
 
 def _row(runs: Sequence[Run], seeds: int) -> dict[str, object]:
     """One line of results from the runs of all seeds."""
-    first = runs[0]
     table = [asdict(run.metrics()) for run in runs]
-    row: dict[str, object] = {
-        "policy": first.policy,
-        "placement": first.placement,
-        "vc": first.queue,
-        "cluster": first.cluster,
-        "gpus": first.gpus,
-        "load": first.load,
-        **table[0],
-    }
+    row = runs[0].key.columns | table[0]
+    del row["seed"]
     if seeds > 1:
         means = {name: float(np.mean([line[name] for line in table])) for name in table[0]}
         row |= {**means, "seeds": len(runs)}
-        row["ci95"] = {name: _ci95([line[name] for line in table]) for name in means}
+        row["ci95"] = {name: ci95([line[name] for line in table]) for name in means}
     return row
 
 
-def _ci95(values: Sequence[float]) -> float:
+def ci95(values: Sequence[float] | FloatColumn) -> float:
     """Half the width of the 95 % interval of the mean."""
     if len(values) < 2:
         return math.nan

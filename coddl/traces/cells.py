@@ -1,4 +1,4 @@
-"""Comma-separated text as columns, checked whole; the line of a bad cell is sought only then."""
+"""CSV text as columns. A column is checked as a whole; the line of a bad cell is searched later."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ _reader = partial(csv.reader, skipinitialspace=True, strict=True)
 SHOWN_CHARS = 60  # of an offending value
 
 
-class Rule(NamedTuple):
+class Constraint(NamedTuple):
     """What the numbers of a column must be, and what to write instead."""
 
     ok: Callable[[FloatColumn], BoolColumn]
@@ -32,29 +32,31 @@ class Cells:
     text: str
     columns: dict[str, Sequence[str]]
 
-    def numbers(self, name: str, rule: Rule) -> FloatColumn:
-        """A column of numbers that all keep the rule."""
-        return self._numbers(name, self.columns[name], rule)
+    def numbers(self, name: str, constraint: Constraint) -> FloatColumn:
+        """A column of numbers that all satisfy the constraint."""
+        return self._numbers(name, self.columns[name], constraint)
 
-    def whole(self, name: str, rule: Rule) -> IntColumn:
-        """A column of numbers that all keep the rule, which asks for whole ones."""
-        return self.numbers(name, rule).astype(np.int64)
+    def whole(self, name: str, constraint: Constraint) -> IntColumn:
+        """A column of numbers that all satisfy the constraint, which requires whole numbers."""
+        return self.numbers(name, constraint).astype(np.int64)
 
-    def whole_or(self, name: str, rule: Rule, default: IntColumn) -> IntColumn:
-        """The same, with the default for an empty cell and for a column that is not there."""
+    def whole_or(self, name: str, constraint: Constraint, default: IntColumn) -> IntColumn:
+        """A column of whole numbers; the default fills empty cells and a missing column."""
         if name not in self.columns:
             return default
-        return self.numbers_or(name, rule, default).astype(np.int64)
+        return self.numbers_or(name, constraint, default).astype(np.int64)
 
-    def numbers_or(self, name: str, rule: Rule, default: IntColumn | float) -> FloatColumn:
-        """A column of numbers that all keep the rule, with the default for an empty cell."""
+    def numbers_or(
+        self, name: str, constraint: Constraint, default: IntColumn | float
+    ) -> FloatColumn:
+        """A column of numbers, with the default for an empty cell."""
         cells = self.columns[name]
         blank = np.array([cell == "" for cell in cells])
         filled = [cell or "1" for cell in cells]
-        return np.where(blank, default, self._numbers(name, filled, rule))
+        return np.where(blank, default, self._numbers(name, filled, constraint))
 
     def indices(self, name: str, among: Collection[str], must: str, try_: str) -> IntColumn:
-        """A column of names as their places in `among`."""
+        """A column of names as their indices in `among`."""
         place = {known: at for at, known in enumerate(among)}
         found = list(map(place.get, self.columns[name]))
         if None in found:
@@ -64,7 +66,7 @@ class Cells:
     def bad(self, row: int, name: str, must: str, try_: str) -> UserError:
         """The error for one cell."""
         value = shown(self.columns[name][row])
-        because = f"line {self.line_of(row)}: {name} is {value}, and must {must}"
+        because = f"line {self.line_of(row)}: {name} is {value} and must {must}"
         return UserError(self.what, because, try_)
 
     def line_of(self, row: int) -> int:
@@ -78,20 +80,20 @@ class Cells:
     def lines(self) -> IntColumn:
         """The line of every row."""
         rows = len(next(iter(self.columns.values())))
-        if self.text.strip("\n").count("\n") == rows:  # nothing but the header and a line a row
+        if self.text.strip("\n").count("\n") == rows:  # only the header and one line per row
             return np.arange(2, rows + 2)
         reader = _reader(io.StringIO(self.text, newline=""))
         return np.array([reader.line_num for cells in reader if not _is_blank(cells)][1:])
 
-    def _numbers(self, name: str, cells: Sequence[str], rule: Rule) -> FloatColumn:
+    def _numbers(self, name: str, cells: Sequence[str], constraint: Constraint) -> FloatColumn:
         try:
             numbers = np.fromiter(map(float, cells), np.float64, len(cells))
         except ValueError:
             row = next(at for at, cell in enumerate(cells) if not _is_number(cell))
-            raise self.bad(row, name, rule.must, rule.try_) from None
-        ok = rule.ok(numbers)
+            raise self.bad(row, name, constraint.must, constraint.try_) from None
+        ok = constraint.ok(numbers)
         if not ok.all():
-            raise self.bad(int(np.argmin(ok)), name, rule.must, rule.try_)
+            raise self.bad(int(np.argmin(ok)), name, constraint.must, constraint.try_)
         return numbers
 
 
@@ -108,7 +110,7 @@ def cells_of(
         _check_widths(rows, nothing)
         columns = list(zip(*rows, strict=True))
     if len(columns[0]) == 1:
-        raise UserError(what, "it has a header and no line below it", "at least one line of data")
+        raise UserError(what, "it has a header and no data", "at least one line of data")
     return Cells(what, text, {column[0]: column[1:] for column in columns})
 
 
@@ -148,7 +150,7 @@ def _rows(text: str, what: str) -> list[list[str]]:
         raise UserError(
             what,
             f"line {reader.line_num}: it is not comma-separated: {error}",
-            "quotes only around a whole value, or none",
+            "quotes around whole values, or no quotes",
         ) from None
 
 
@@ -175,12 +177,12 @@ def _check_header(
     elif unknown:
         problem = f"column {listed([shown(name) for name in unknown])} is unknown"
     elif repeated:
-        problem = f"column {shown(repeated[0])} is there twice"
+        problem = f"column {shown(repeated[0])} appears twice"
     else:
         return
     try_ = f"the columns {', '.join(required)}, separated by commas"
     if optional:
-        try_ += f"; and, if wanted, {', '.join(optional)}"
+        try_ += f"; optional: {', '.join(optional)}"
     line = f"line {cells.line_of(-1)} reads {shown(','.join(header))}"
     raise UserError(cells.what, f"{line}: {problem}", try_)
 

@@ -20,7 +20,7 @@ import yaml
 from coddl.core.cluster import Cluster, Link, Links, Node
 from coddl.core.errors import UserError
 from coddl.traces.cells import listed, shown
-from coddl.traces.source import read_text
+from coddl.traces.text_file import read_text
 
 SHORT: Final = re.compile(r"([1-9]\d*)x([1-9]\d*)(?::([\w.-]+))?")
 SHORT_TRY: Final = "16x4 (16 nodes of 4 GPUs), 8x4:v100+8x8:k80, or the path of a YAML file"
@@ -40,7 +40,7 @@ KIND: Final = "gpu"  # of nodes that don't say
 
 
 def with_whole_path(spec: str) -> str:
-    """Give the same words for somebody who works in another folder: a short form stays as it is."""
+    """Make the path of a file absolute; a short form stays as it is."""
     return spec if all(map(SHORT.fullmatch, spec.split("+"))) else str(Path(spec).absolute())
 
 
@@ -61,7 +61,7 @@ def _from_file(spec: str) -> Cluster:
     what = f'cluster "{spec}" cannot be used'
     path = Path(spec)
     if not path.is_file():
-        because = "it is neither a short form nor a file that is there"
+        because = "it is neither a short form nor an existing file"
         raise UserError(what, because, SHORT_TRY)
     try:
         content: object = yaml.safe_load(read_text(path, what))
@@ -82,7 +82,7 @@ def _from_file(spec: str) -> Cluster:
 
 
 class _Reader:
-    """Checks what a user wrote, value by value; an error names the key."""
+    """Checks a description value by value; an error names the key."""
 
     def __init__(self, what: str, try_: str) -> None:
         self._what = what
@@ -98,11 +98,11 @@ class _Reader:
         names = [node.name for node in nodes]
         if len(set(names)) < len(names):
             twice = Counter(names).most_common(1)[0][0]
-            raise self.bad("names", twice, "be there once", "another name")
+            raise self.bad("names", twice, "be unique", "another name")
         without = [node.name for node in nodes if not node.cpus]
         if 0 < len(without) < len(nodes):
-            # Nobody could tell whether a task fits there.
-            because = f"some nodes say how many cpus they have, and {without[0]} does not"
+            # It would be unknown whether a task fits there.
+            because = f"some nodes state cpus, and {without[0]} does not"
             raise UserError(self._what, because, "cpus for every group of nodes, or for none")
         return Cluster(tuple(nodes), tuple(kinds), self._links(links))
 
@@ -118,8 +118,8 @@ class _Reader:
         per_rack = self._whole(at, group, "nodes_per_rack", 1, NODES_MOST, default=NODES_MOST)
         kind = kinds.setdefault(self._text(at, group, "kind", KIND), len(kinds))
         for number, name in enumerate(self._names(at, group, first)):
-            # Groups that name a rack stand there together; others have racks of their own, or, if
-            # nobody speaks of racks, all stand in one.
+            # Groups that name a rack share it. A group with nodes_per_rack has its own racks; all
+            # other nodes are in one rack.
             rack = self._text(at, group, "rack", "")
             if "nodes_per_rack" in group:
                 rack = f"{at}/{number // per_rack}"
@@ -127,7 +127,7 @@ class _Reader:
             yield Node(name, gpus, kind, where, 0 if island == gpus else island, cpus)
 
     def _names(self, at: str, group: Mapping[str, object], first: int) -> Sequence[str]:
-        """Tell the names of a group's nodes: those given, or the next numbers."""
+        """The names of a group's nodes: those given, or node-N."""
         names = group.get("names")
         if names is None:
             count = self._whole(at, group, "count", 1, NODES_MOST, default=1)
@@ -135,7 +135,7 @@ class _Reader:
         if not isinstance(names, list) or not names or not all(map(_is_name, names)):
             raise self.bad(f"{at}.names", names, "be a list of names", "[gpu-a, gpu-b]")
         if group.get("count", len(names)) != len(names):
-            must = f"be {len(names)}, as there are so many names, or be left out"
+            must = f"be {len(names)}, the number of names, or be left out"
             raise self.bad(f"{at}.count", group["count"], must, f"count: {len(names)}")
         return list(map(str, names))
 
@@ -151,7 +151,7 @@ class _Reader:
             value, least = link.get(key), 0.0 if key == "latency_us" else 1e-6
             number = float(value) if isinstance(value, int | float) else -1.0
             if isinstance(value, bool) or not least <= number <= 1e9:
-                must = "be a number, 0 or more" if least == 0 else "be a number above 0"
+                must = "be a number, at least 0" if least == 0 else "be a number above 0"
                 raise self.bad(f"{at}.{key}", value, must, f"{key}: {example}")
             numbers.append(number)
         return Link(*numbers)
@@ -179,7 +179,7 @@ class _Reader:
         value = group.get(key, default)
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
-        must = f"be a whole number from {least} to {most}"
+        must = f"be a whole number within {least}..{most}"
         raise self.bad(f"{at}.{key}", value, must, f"{key}: {max(least, min(4, most))}")
 
     def _text(self, at: str, group: Mapping[str, object], key: str, default: str) -> str:
@@ -189,9 +189,9 @@ class _Reader:
         raise self.bad(f"{at}.{key}", value, "be a name", f"{key}: a100")
 
     def bad(self, at: str, value: object, must: str, try_: str) -> UserError:
-        """Say what is wrong with one value."""
+        """The error for one value."""
         is_ = "missing" if value is None else shown(str(value))
-        return UserError(self._what, f"{at} is {is_}, and must {must}", try_)
+        return UserError(self._what, f"{at} is {is_} and must {must}", try_)
 
 
 def _is_name(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Traces and speed tables as files, and those that come with the package.
+"""Traces and speed tables as files, and those in the package.
 
 A trace has the columns `submitted_s,model,iterations,gpus_requested` and, if wanted,
 `gpus_min,gpus_max,queue,user,group,weight`; a speed table has `model,global_batch,gpus,step_s`, or
@@ -19,14 +19,14 @@ from coddl.core.columns import IntColumn
 from coddl.core.errors import UserError
 from coddl.core.parameter_server.costs import TERMS, Mode, Point, fit_costs, served, servers_within
 from coddl.core.speed.table import Speeds, interpolated
-from coddl.traces.cells import Cells, Rule, cells_of, listed, shown
-from coddl.traces.packing import packing_speeds
-from coddl.traces.pairs import read_pairs
+from coddl.traces.atomic_write import write_atomically
+from coddl.traces.cells import Cells, Constraint, cells_of, listed, shown
+from coddl.traces.gandiva_table import packing_speeds
+from coddl.traces.gavel import read_gavel
 from coddl.traces.philly import AFS_MODELS, is_philly, philly_trace
-from coddl.traces.placements import read_placements
-from coddl.traces.source import read_text
+from coddl.traces.pollux import read_pollux
+from coddl.traces.text_file import read_text
 from coddl.traces.trace import Trace, smallest_shares, trace_of
-from coddl.traces.whole_file import write_whole
 
 TRACE_COLUMNS = ("submitted_s", "model", "iterations", "gpus_requested")
 TRACE_OPTIONS = ("gpus_min", "gpus_max", "queue", "user", "group", "weight", "vc")
@@ -37,35 +37,35 @@ TABLES_BESIDE = ("step_times.csv", "speeds.csv")  # taken for a trace that lies 
 
 # Past 1e15 a float no longer resolves seconds well enough to simulate; a table is as wide as its
 # largest share, so that one is kept within what fits in memory.
-TIME = Rule(
+TIME = Constraint(
     lambda v: (v >= 0) & (v <= 1e15),
-    "be a number of seconds, 0 to 1e15",
+    "be a number of seconds within 0..1e15",
     "seconds since the start of the trace, such as 0 or 3600.5",
 )
-ITERATIONS = Rule(
+ITERATIONS = Constraint(
     lambda v: (v > 0) & (v <= 1e15),
     "be a number above 0, up to 1e15",
     "the optimizer steps that the job trains for, such as 5000",
 )
-GPUS = Rule(
+GPUS = Constraint(
     lambda v: (v >= 1) & (v < 2**31) & (v == np.floor(v)),
-    "be a whole number, 1 or more and below 2147483648",
+    "be a whole number within 1..2147483647",
     "a number of GPUs, such as 4",
 )
-WEIGHT = Rule(
+WEIGHT = Constraint(
     lambda v: (v > 0) & (v <= 1e6),
     "be a number above 0, up to 1e6",
-    "the slices of time that a turn of the job lasts, such as 2",
+    "the time slices of one turn of the job, such as 2",
 )
 BATCH = GPUS._replace(try_="the samples per iteration over all GPUs, such as 256")
-SHARE = Rule(
+SHARE = Constraint(
     lambda v: (v >= 1) & (v <= 65_536) & (v == np.floor(v)),
-    "be a whole number from 1 to 65536",
+    "be a whole number within 1..65536",
     "a number of GPUs, such as 4",
 )
-STEP = Rule(
+STEP = Constraint(
     lambda v: (v >= 1e-9) & (v <= 1e9),
-    "be a number of seconds above 0, from 1e-9 to 1e9",
+    "be a number of seconds within 1e-9..1e9",
     "the seconds that one iteration takes, such as 0.35",
 )
 
@@ -74,7 +74,7 @@ def read_trace(path: str | Path, speeds: Speeds | None = None) -> Trace:
     """The jobs of a file in our format, or of a Philly job log, sorted by submission.
 
     Without `speeds`, they are those of `step_times.csv` or `speeds.csv` beside the file, else those
-    that come with the package. A job may hold its model's smallest to largest useful share, or what
+    in the package. A job may hold its model's smallest to largest useful share, or what
     the file says if that is less.
     """
     path = Path(path)
@@ -93,17 +93,17 @@ def read_speeds(path: str | Path, servers: Mode | None = None) -> Speeds:
 
     Between two measured shares, step time is linear. What was measured with parameter servers is
     fitted; `servers` says how jobs train with them. `gandiva`, if no file is called that, is the
-    table of packing that comes with the package.
+    table of packing in the package.
     """
     path = Path(path)
     if str(path) == PACKING and not path.exists():
         return packing_speeds(PACKING_GPUS)
     if path.is_dir():
-        return read_placements(path)
+        return read_pollux(path)
     what = f"speed table {path} cannot be read"
     text = read_text(path, what)
     if text.lstrip()[0] == "{":
-        return read_pairs(text, what)
+        return read_gavel(text, what)
     if "servers" in text.partition("\n")[0].split(","):
         return _fitted(text, what, servers)
     return interpolated(_points(text, what))
@@ -120,12 +120,12 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     data = out.getvalue().encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)  # no time of writing: equal traces, equal files
-    write_whole(path, data, "trace")
+    write_atomically(path, data, "trace")
 
 
 @cache
 def packaged_speeds(*models: str) -> Speeds:
-    """The measured speeds that come with the package, of all models or of these."""
+    """The measured speeds in the package, of all models or of these."""
     with as_file(files("coddl.traces") / "data" / "step_times.csv") as path:
         what = "the packaged speeds cannot be read"
         points = _points(read_text(path, what), what)
@@ -133,7 +133,7 @@ def packaged_speeds(*models: str) -> Speeds:
 
 
 def small_trace(speeds: Speeds | None = None) -> Trace:
-    """The small workload that comes with the package: `poisson` for 64 GPUs at load 1, seed 1."""
+    """The small workload in the package: `poisson` for 64 GPUs at load 1, seed 1."""
     with as_file(files("coddl.traces") / "data" / "small.csv") as path:
         return read_trace(path, speeds or packaged_speeds())
 
@@ -161,12 +161,12 @@ def _points(text: str, what: str) -> dict[str, list[tuple[int, float]]]:
             raise cells.bad(
                 row,
                 "global_batch",
-                f"be that of the lines above for {shown(name)}, {batch_of[name]}",
+                f"be {batch_of[name]}, as in the lines above for {shown(name)}",
                 "another model name for another batch, such as resnet50-512",
             )
         if share in points.setdefault(name, {}):
             raise cells.bad(
-                row, "gpus", f"not be there twice for {shown(name)}", "one line per model and gpus"
+                row, "gpus", f"not appear twice for {shown(name)}", "one line per model and gpus"
             )
         points[name][share] = seconds
     return {name: list(curve.items()) for name, curve in points.items()}
@@ -175,8 +175,8 @@ def _points(text: str, what: str) -> dict[str, list[tuple[int, float]]]:
 def _fitted(text: str, what: str, servers: Mode | None) -> Speeds:
     """Speeds with parameter servers from points, each model's costs fitted to its own."""
     if servers is None:
-        because = "it tells of parameter servers, but not how jobs train with them"
-        raise UserError(what, because, "--speeds with --servers sync, or async")
+        because = "it was measured with parameter servers, and their mode is not given"
+        raise UserError(what, because, "--servers sync or --servers async")
     cells = cells_of(text, what, SERVED_COLUMNS)
     counts = [cells.whole(name, SHARE).tolist() for name in ("servers", "workers")]
     measured = map(Point, *counts, cells.numbers("step_s", STEP).tolist())
@@ -185,8 +185,8 @@ def _fitted(text: str, what: str, servers: Mode | None) -> Speeds:
         points.setdefault(name, []).append(point)
     for name, known in points.items():
         if len(known) < TERMS[servers]:
-            because = f"{len(known)} lines of {shown(name)} do not determine what its steps cost"
-            raise UserError(what, because, f"{TERMS[servers]} lines of each model, or more")
+            because = f"{len(known)} lines for {shown(name)} are too few to fit its step time"
+            raise UserError(what, because, f"at least {TERMS[servers]} lines per model")
     costs = [fit_costs(known, servers) for known in points.values()]
     most = np.array([max(max(point[:2]) for point in known) for known in points.values()])
     return served(tuple(points), servers_within(costs, np.ones_like(most), most))
@@ -203,7 +203,7 @@ def _trace(cells: Cells, name: str, speeds: Speeds) -> Trace:
     below = requested < gpus_min
     if below.any():
         row = int(np.argmax(below))
-        must = f"be at least {gpus_min[row]}, the smallest share that the job runs on"
+        must = f"be at least {gpus_min[row]}, the fewest GPUs that the job runs on"
         raise cells.bad(row, "gpus_requested", must, "a larger request, or a smaller gpus_min")
     queue = cells.columns.get("queue", cells.columns.get("vc"))
     return trace_of(
@@ -231,8 +231,8 @@ def _check_range(cells: Cells, gpus_min: IntColumn, gpus_max: IntColumn, speeds:
     model = cells.columns["model"][row]
     said = []
     for name, value, origin in (
-        ("gpus_min", gpus_min[row], "the least it runs on"),
-        ("gpus_max", gpus_max[row], "the most it gains from"),
+        ("gpus_min", gpus_min[row], "the fewest GPUs it runs on"),
+        ("gpus_max", gpus_max[row], "the most GPUs it uses"),
     ):
         cell = cells.columns[name][row] if name in cells.columns else ""
         given = cell != "" and float(cell) == value
@@ -242,7 +242,7 @@ def _check_range(cells: Cells, gpus_min: IntColumn, gpus_max: IntColumn, speeds:
         cells.what,
         f"line {cells.line_of(row)}: for {shown(model)}, {said[0]} and {said[1]}",
         f"gpus_min no larger than gpus_max, both within "
-        f"{smallest_shares(speeds)[at]} to {speeds.gpus_max[at]}",
+        f"{smallest_shares(speeds)[at]}..{speeds.gpus_max[at]}",
     )
 
 

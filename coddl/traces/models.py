@@ -14,12 +14,12 @@ from coddl.core.errors import UserError
 from coddl.core.speed.estimate import Model, estimated_places
 from coddl.core.speed.places import beside_servers
 from coddl.core.speed.table import Speeds
-from coddl.traces.cells import Rule, cells_of, listed, shown
-from coddl.traces.source import read_text
+from coddl.traces.cells import Constraint, cells_of, listed, shown
+from coddl.traces.text_file import read_text
 
 COLUMNS: Final = ("model", "parameters", "largest_tensor", "source")
 BYTES: Final = 4  # of a gradient: single precision
-COUNT: Final = Rule(lambda v: v >= 1, "be a number, 1 or more", "25557032")
+COUNT: Final = Constraint(lambda v: v >= 1, "be a number, at least 1", "25557032")
 ANY_KIND: Final = "gpu"  # of a cluster or a table that does not say
 
 
@@ -61,7 +61,7 @@ def speeds_on(speeds: Speeds, cluster: Cluster) -> Speeds:
     of the cluster, in its order. With parameter servers it is not the links that count: see there.
     """
     places = speeds.places
-    if speeds.known_places is None:  # what they cost nobody has measured
+    if speeds.known_places is None:  # not measured
         models = [model_named(name) for name in speeds.names]
         places = estimated_places(speeds.step_s, models, cluster)
     if speeds.servers is not None:

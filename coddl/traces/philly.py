@@ -15,7 +15,7 @@ import numpy as np
 from coddl.core.errors import UserError
 from coddl.core.speed.table import Speeds
 from coddl.traces.cells import shown
-from coddl.traces.source import read_text
+from coddl.traces.text_file import read_text
 from coddl.traces.trace import Trace, smallest_shares, trace_of
 
 # The models of the evaluation, in the order that its draws depend on.
@@ -36,7 +36,7 @@ TRY = (
 )
 
 
-class Logged(NamedTuple):
+class LoggedJob(NamedTuple):
     """What the log says of a job that ran to its end."""
 
     vc: str
@@ -46,15 +46,15 @@ class Logged(NamedTuple):
     gpus: int  # of its first attempt
 
 
-class Drawn(NamedTuple):
-    """A logged job and what it shall have trained."""
+class JobWithModel(NamedTuple):
+    """A logged job and the model that was drawn for it."""
 
-    job: Logged
+    job: LoggedJob
     curve: int
     iterations: float
 
 
-class OddError(ValueError):
+class FormatError(ValueError):
     """Something in the log that its format does not have."""
 
 
@@ -75,10 +75,10 @@ def philly_trace(text: str, path: Path, speeds: Speeds, seed: int = 0) -> Trace:
     A job stays if every attempt has start and end, its first had a GPU, some model of the table can
     use that many, and it makes an iteration or more of the one drawn for it.
     """
-    clusters: dict[str, list[Logged]] = {}
+    clusters: dict[str, list[LoggedJob]] = {}
     for job in _logged(text, _what(path)):
         clusters.setdefault(job.vc, []).append(job)
-    kept: list[Drawn] = []
+    kept: list[JobWithModel] = []
     start_s: dict[str, float] = {}
     for vc, jobs in sorted(clusters.items()):
         drawn = _drawn(sorted(jobs, key=lambda job: job.submitted_s), speeds, seed)
@@ -108,7 +108,7 @@ def _what(path: Path) -> str:
     return f"trace {path} cannot be read"
 
 
-def _drawn(jobs: list[Logged], speeds: Speeds, seed: int) -> list[Drawn]:
+def _drawn(jobs: list[LoggedJob], speeds: Speeds, seed: int) -> list[JobWithModel]:
     """One virtual cluster's jobs, each with a model that can use the GPUs it had."""
     # The evaluation's generator, seeded anew for each cluster and asked once per job, also for the
     # jobs that turn out too short: only so do the models come out as they did there.
@@ -125,11 +125,11 @@ def _drawn(jobs: list[Logged], speeds: Speeds, seed: int) -> list[Drawn]:
         curve = int(pool[chance.randint(0, len(pool))])
         iterations = job.service_s / float(speeds.step_s[curve, job.gpus])
         if iterations >= 1:
-            drawn.append(Drawn(job, curve, iterations))
+            drawn.append(JobWithModel(job, curve, iterations))
     return drawn
 
 
-def _logged(text: str, what: str) -> Iterator[Logged]:
+def _logged(text: str, what: str) -> Iterator[LoggedJob]:
     """The jobs of the log whose every attempt has a start and an end, and that had a GPU."""
     try:
         log = json.loads(text)
@@ -141,14 +141,14 @@ def _logged(text: str, what: str) -> Iterator[Logged]:
     for at, entry in enumerate(log):
         try:
             job = _job(entry)
-        except OddError as odd:
+        except FormatError as odd:
             because = f"line {_line_of(text, at)}: in job {at + 1} of the list, {odd}"
             raise UserError(what, because, TRY) from None
         if job is not None:
             yield job
 
 
-def _job(entry: object) -> Logged | None:
+def _job(entry: object) -> LoggedJob | None:
     attempts = _field(entry, "attempts", list)
     vc, user = _name(entry, "vc"), _name(entry, "user")
     submitted_s = _time_s(entry, "submitted_time")
@@ -163,25 +163,27 @@ def _job(entry: object) -> Logged | None:
     if gpus == 0:
         return None
     if submitted_s is None:
-        raise OddError("submitted_time is missing although the job ran")
-    return Logged(vc, user, submitted_s, service_s, gpus)
+        raise FormatError("submitted_time is missing although the job ran")
+    return LoggedJob(vc, user, submitted_s, service_s, gpus)
 
 
 def _field(entry: object, name: str, kind: type) -> Any:  # Any: of the kind asked for
     if not isinstance(entry, dict):
-        raise OddError(f"{_shown(entry)} is not an object with {name}")
+        raise FormatError(f"{_shown(entry)} is not an object with {name}")
     if name not in entry:
-        raise OddError(f"there is no {name}")
+        raise FormatError(f"there is no {name}")
     value = entry[name]
     if not isinstance(value, kind):
-        raise OddError(f"{name} is {_shown(value)}, not a {'list' if kind is list else 'string'}")
+        raise FormatError(
+            f"{name} is {_shown(value)}, not a {'list' if kind is list else 'string'}"
+        )
     return value
 
 
 def _name(entry: object, name: str) -> str:
     value: str = _field(entry, name, str)
     if not value.isprintable():
-        raise OddError(f"{name} is {_shown(value)}, not a printable name")
+        raise FormatError(f"{name} is {_shown(value)}, not a printable name")
     return value
 
 
@@ -195,9 +197,9 @@ def _time_s(entry: object, name: str) -> float | None:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise OddError(f"{name} is {_shown(text)}, not a time") from None
+        raise FormatError(f"{name} is {_shown(text)}, not a time") from None
     if len(text) != 19 or time.tzinfo is not None:
-        raise OddError(f"{name} is {_shown(text)}, not YYYY-MM-DD HH:MM:SS")
+        raise FormatError(f"{name} is {_shown(text)}, not YYYY-MM-DD HH:MM:SS")
     return time.replace(tzinfo=UTC).timestamp()
 
 

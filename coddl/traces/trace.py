@@ -42,21 +42,19 @@ class Trace:
     def __post_init__(self) -> None:
         widest = self.speeds.step_s.shape[1] - 1
         checks = {
-            "its time is not a number of seconds from 0 on": (self.submitted_s >= 0)
+            "submitted_s is not a number of seconds, at least 0": (self.submitted_s >= 0)
             & np.isfinite(self.submitted_s),
-            "its iterations are not a number above 0": (self.iterations > 0)
+            "iterations is not a number above 0": (self.iterations > 0)
             & np.isfinite(self.iterations),
-            "its model is not in the table of speeds": (self.curve >= 0)
+            "its model is not in the speed table": (self.curve >= 0)
             & (self.curve < len(self.speeds.names)),
-            "its gpus_min is not within 1 and gpus_max, or is off the table of speeds": (
-                self.gpus_min >= 1
-            )
+            "gpus_min is not within 1..gpus_max, or not in the speed table": (self.gpus_min >= 1)
             & (self.gpus_min <= np.minimum(self.gpus_max, widest)),
-            "it asks for less than its gpus_min": self.gpus_requested >= self.gpus_min,
-            "its weight is not a number above 0": np.isfinite(self.weight) & (self.weight > 0)
+            "gpus_requested is less than gpus_min": self.gpus_requested >= self.gpus_min,
+            "weight is not a number above 0": np.isfinite(self.weight) & (self.weight > 0)
             if self.weight is not None
             else np.ones(self.size, np.bool_),
-            "it comes before the job in front of it": np.diff(self.submitted_s, prepend=0.0) >= 0,
+            "it was submitted before the previous job": np.diff(self.submitted_s, prepend=0.0) >= 0,
         }
         for because, holds in checks.items():
             if not holds.all():
@@ -120,12 +118,12 @@ class Trace:
             raise UserError(
                 f"{self.name} cannot run on {gpus} GPUs",
                 (
-                    f"the job of {self.submitted_s[row]:g} s"
+                    f"the job submitted at {self.submitted_s[row]:g} s"
                     if self.line is None
                     else f"line {self.line[row]}"
                 )
-                + f" asks for {need[row]} GPUs"
-                + f", and {others} more jobs for too many" * (others > 0),
+                + f" requests {need[row]} GPUs"
+                + f", and {others} more jobs request too many" * (others > 0),
                 f"--gpus {need.max()}" + OVERSIZE_TRY[oversize],
             )
         fitting = self.rows(~too_large) if oversize == "skip" else self

@@ -25,7 +25,7 @@ TRACES: Mapping[str, tuple[str | bytes, tuple[str, ...]]] = {
     "a short line": (GOOD + "9,vgg16,100\n", ("line 4",)),
     "words for numbers": (GOOD + "soon,vgg16,100,2\n", ("line 4", "soon")),
     "an empty file": ("", ("empty",)),
-    "a header only": (HEADER, ("no line below",)),
+    "a header only": (HEADER, ("no data",)),
     "a binary file": (bytes(range(256)) * 8, ("jobs.csv",)),
 }
 OPTIONS = {
@@ -40,7 +40,7 @@ OPTIONS = {
     "no seeds": (("--seeds", "0"), "seeds 0"),
     "an unknown cost": (("--reconfigure", "free:1"), "free"),
     "a cost without numbers": (("--reconfigure", "concurrent:5"), "5"),
-    "a job larger than the cluster": (("--gpus", "1"), "line 3 asks for 2 GPUs"),
+    "a job larger than the cluster": (("--gpus", "1"), "line 3 requests 2 GPUs"),
     "a queue that is not there": (("--vc", "vc9"), "vc9"),
     "speeds that are not there": (("--speeds", "nothere.csv"), "nothere.csv"),
     "a cluster of nothing": (("--cluster", "0x4"), "0x4"),

@@ -91,6 +91,26 @@ def test_jobs_csv_tells_how_each_job_fared(coddl: Coddl, tmp_path: Path) -> None
     assert mean == pytest.approx(json.loads(out)["results"][0]["avg_jct_s"])
 
 
+def test_jobs_csv_tells_runs_apart_by_placement_and_cluster(coddl: Coddl, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    where = (
+        "--cluster",
+        "2x8",
+        "--cluster",
+        "4x4",
+        "--placement",
+        "spread",
+        "--placement",
+        "consolidate",
+    )
+    assert (
+        coddl("simulate", "--first", "5", "--policy", "srtf", *where, "--jobs-csv", path).code == 0
+    )
+    with path.open() as file:
+        keys = [(row["cluster"], row["placement"], row["job"]) for row in csv.DictReader(file)]
+    assert len(set(keys)) == len(keys) == 2 * 2 * 5
+
+
 def test_a_report_opens_without_a_network(coddl: Coddl, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     assert coddl("simulate", "--policy", "afs-l", "--policy", "srtf", "--report", path).code == 0

@@ -1,33 +1,35 @@
 """`coddl reproduce`: lists, runs, draws, and says what could not be run."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from coddl.cli.reproduce import complete_experiments
 from coddl.core.errors import UserError
-from coddl.sim.reproduce import registry
-from coddl.sim.reproduce.experiment import Experiment, Figure, Finding, Plot, Setting, Table
+from coddl.reproduce import registry
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from tests.cli.conftest import Coddl
 
 
-def found(setting: Setting) -> Finding:
-    plot = Plot("t", "x", "y", bars={"a": [1.0]}, categories=["one"])
-    figure = Figure("speed-up", "2.00x", f"{setting.seeds}.00x")
-    return Finding((figure,), plot, ("Read it so.",), Table(["a", "b"], [["c", "d"]]))
+def found(inputs: Inputs) -> Finding:
+    interval = 0.5 if inputs.seeds > 1 else math.nan
+    plot = Plot("t", "x", "y", bars={"a": [1.0]}, categories=["one"], errors={"a": [interval]})
+    figure = Figure("speed-up", "2.00x", f"{inputs.seeds}.00x")
+    return Finding((figure,), plot, ("Read it so.",), Details(["a", "b"], [["c", "d"]]))
 
 
-def on_data(setting: Setting) -> Finding:
-    setting.folder("philly")
-    return found(setting)
+def on_data(inputs: Inputs) -> Finding:
+    inputs.folder("philly")
+    return found(inputs)
 
 
-def broken(_setting: Setting) -> Finding:
+def broken(_inputs: Inputs) -> Finding:
     raise UserError("the trace cannot be read", "line 7 is no number", "another file")
 
 
-def stopped(_setting: Setting) -> Finding:
+def stopped(_inputs: Inputs) -> Finding:
     raise KeyboardInterrupt
 
 
@@ -87,6 +89,12 @@ def test_a_program_gets_all_of_it(coddl: Coddl) -> None:
     assert "philly" in skipped["error"]["because"]
 
 
+def test_what_json_cannot_express_is_null(coddl: Coddl) -> None:
+    _, out, _ = coddl("reproduce", "sys-quick", "--seeds", 1, "--json")
+    [quick] = json.loads(out, parse_constant=pytest.fail)["results"]
+    assert quick["plot"]["errors"] == {"a": [None]}
+
+
 CASES = {
     "one that was named has no data": (["sys-quick", "sys-data"], 1),
     "of all, some have no data": (["all"], 0),
@@ -112,7 +120,7 @@ def test_what_has_no_data_is_said_to_be_skipped(
     _, out, err = coddl("reproduce", "all")
     assert "skipped: there is no folder philly" in out
     assert "--data DIR" in out
-    assert "1 skipped" in err
+    assert "skipped 1 of 2 experiments" in err
 
 
 def test_data_is_found_by_option_or_variable(
@@ -133,7 +141,7 @@ def test_pictures_go_to_a_file_or_to_a_folder(coddl: Coddl, tmp_path: Path, data
     assert names == {"sys-quick.svg", "sys-data.svg"}
     refused = coddl(*words, tmp_path / "b.svg")
     assert refused.code == 2
-    assert "one file for 2 experiments" in refused.err
+    assert "2 experiments do not fit into one file" in refused.err
     assert coddl("reproduce", "sys-quick", "--plot", tmp_path / "a.svg" / "in").code == 2
 
 

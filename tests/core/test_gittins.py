@@ -10,7 +10,7 @@ from coddl.core.policies.gittins import Form, gittins_index, past_of, tiresias_g
 from coddl.core.policies.policy import parameters
 from coddl.core.registry import policy_from
 from coddl.core.snapshot import Snapshot
-from coddl.sim.reproduce.tiresias import worked_example
+from coddl.reproduce.tiresias import worked_example
 from coddl.testing import job, snapshot_of, snapshots, twin
 from coddl.testing.builders import JobRow
 

@@ -14,7 +14,7 @@ from coddl.core.named import parameters_of
 from coddl.core.registry import PLACEMENTS, POLICIES
 from coddl.sim.failures import PhillyFailures
 from coddl.traces.files import write_trace
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 
 ROOT = Path(__file__).parents[2]
 COMMAND = f"{Path(sys.executable).parent}/coddl"

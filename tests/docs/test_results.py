@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.results import PLACE, filled, page_of, templates
-from coddl.sim.reproduce.registry import ALL
+from coddl.reproduce.registry import ALL
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = templates()

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks import pool, submit
 from benchmarks.plain import interval, summary
+from benchmarks.resize import resize_by_restart, resize_elastic
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {"ratio", "ci95", "added_us", "plain_step_ms", "noise", "noise_ci95", "pairs"}
@@ -61,3 +63,27 @@ def test_a_ratio_is_of_blocks_in_the_same_round() -> None:
 def test_the_interval_of_a_median_leaves_out_a_lone_outlier() -> None:
     low, high = interval([1.0] * 20 + [50.0])
     assert (low, high) == (1.0, 1.0)
+
+
+@pytest.mark.slow
+def test_resize_accounts_for_each_resize_and_each_restart() -> None:
+    [account], steps = resize_elastic(sizes=(1, 2))
+    assert (account["from"], account["to"]) == (1, 2)
+    assert account["serving_s"] > 0
+    assert len(steps) > 0
+    [pause_s], _ = resize_by_restart(sizes=(1, 2))
+    assert pause_s > 0
+
+
+@pytest.mark.slow
+def test_pool_measures_submits_to_a_small_pool() -> None:
+    found = pool.measure(nodes=3, devices=2, jobs=8, submits=2)
+    assert found["active_jobs"] == 8 + 2 - 1  # one has ended meanwhile
+    assert found["submit_over_bare_p50"] > 0
+
+
+@pytest.mark.slow
+def test_submit_measures_the_wait_for_a_first_step() -> None:
+    found = submit.measure(jobs=1)
+    assert found["jobs"] == len(found["first_step_s_all"]) == 1
+    assert found["ratio"] > 0

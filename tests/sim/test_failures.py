@@ -10,12 +10,13 @@ from coddl.core.cluster import Cluster
 from coddl.core.columns import BoolColumn
 from coddl.core.errors import UserError
 from coddl.core.registry import placement_from, policy_from
-from coddl.sim.failures import PRERUN_S, Drawn, Faults, PhillyFailures, failures_from
+from coddl.sim.failures import PRERUN_S, Faults, PhillyFailures, TraceWithFaults, failures_from
 from coddl.sim.run import Losses, Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import FAIL, MODES, Reconfigure, ReconfigureMode
 from coddl.testing.builders import speeds_from
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace, trace_of
 
 NEVER = np.inf
@@ -30,13 +31,13 @@ class Told:
     checkpoint_s: float = NEVER
     given_up: bool = True  # after the last of them
 
-    def draw(self, trace: Trace, seed: int) -> Drawn:  # noqa: ARG002 (a test draws nothing)
+    def draw(self, trace: Trace, seed: int) -> TraceWithFaults:  # noqa: ARG002 (a test draws nothing)
         levels = np.zeros((len(self.fails_at) + 1, trace.size))
         levels[:-1, 0] = self.fails_at
         levels[-1, 0] = np.inf if self.given_up and self.fails_at else 0.0
         ends_at = np.zeros(trace.size)
         ends_at[0] = self.ends_at
-        return Drawn(trace, Faults(levels, ends_at, self.checkpoint_s))
+        return TraceWithFaults(trace, Faults(levels, ends_at, self.checkpoint_s))
 
 
 def trace(*rows: tuple[float, float], gpus: int = 1) -> Trace:
@@ -54,7 +55,7 @@ def trace(*rows: tuple[float, float], gpus: int = 1) -> Trace:
 
 
 def run(told: Told, jobs: Trace, policy: str = "fifo", gpus: int = 1) -> tuple[Run, Losses]:
-    case = Case(policy, policy_from(policy), jobs, gpus, failures=told, keep_events=True)
+    case = Case(RunKey(policy, gpus), policy_from(policy), jobs, failures=told, keep_events=True)
     made = run_case(case)
     assert made.losses is not None
     return made, made.losses
@@ -139,10 +140,9 @@ def test_both_loops_fail_the_same_jobs_at_the_same_times(
 ) -> None:
     often = PhillyFailures(hardware_gpu_h=5.0, checkpoint_s=600.0)
     case = Case(
-        policy,
+        RunKey(policy, 16),
         policy_from(policy),
         poisson(jobs=120, gpus=16, load=1.5, seed=4),
-        16,
         reconfigure=Reconfigure(mode, 20.0, 5.0),
         failures=often,
         keep_events=True,
@@ -160,7 +160,7 @@ def test_both_loops_fail_the_same_jobs_at_the_same_times(
 def test_a_job_that_failed_is_placed_anew() -> None:
     jobs = trace((0.0, 100.0), (60.0, 30.0), gpus=2)
     cluster, place = Cluster.of(4, gpus_per_node=2), placement_from("consolidate")
-    case = Case("fifo", policy_from("fifo"), jobs, 4, cluster=cluster, placement=place)
+    case = Case(RunKey("fifo", 4), policy_from("fifo"), jobs, cluster=cluster, placement=place)
     made = run_case(replace(case, failures=Told([40.0], given_up=False)))
     assert made.finish_s == pytest.approx([30.0 + 50.0, 60.0 + 15.0])
     assert made.migrations == 0

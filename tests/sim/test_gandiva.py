@@ -11,12 +11,13 @@ from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.policies.fifo import Fifo
 from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.speed.table import Speeds
-from coddl.sim.feedback import iterations_at, time_to_iterations
+from coddl.sim.progress import iterations_at, time_to_iterations
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import SHARE, Reconfigure
 from coddl.testing.builders import speeds_from
-from coddl.traces.make import poisson
-from coddl.traces.packing import packing_speeds, packing_table
+from coddl.traces.gandiva_table import packing_speeds, packing_table
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace, trace_of
 
 LINEAR = speeds_from([[1.0 / gpus for gpus in range(1, 9)]])  # an iteration a GPU-second
@@ -41,7 +42,7 @@ def trace(
 
 @pytest.mark.parametrize("cluster", [None, Cluster.of(4, 2), Cluster.of(4, 1)])
 def test_six_jobs_on_four_gpus_get_four_sixths_of_one_each(cluster: Cluster | None) -> None:
-    case = Case("g", Gandiva(), trace([(0.0, 36_000.0, 1)] * 6), 4, cluster=cluster)
+    case = Case(RunKey("g", 4), Gandiva(), trace([(0.0, 36_000.0, 1)] * 6), cluster=cluster)
     hour = 3600.0
     got = iterations_at(case, [hour])[0]
     # Servers with two GPUs have three jobs each. Of four with one, two have one job, two have two:
@@ -55,7 +56,9 @@ def test_six_jobs_on_four_gpus_get_four_sixths_of_one_each(cluster: Cluster | No
 
 def test_a_switch_costs_what_a_change_of_share_does() -> None:
     jobs = trace([(0.0, 600.0, 1)] * 2)
-    run = run_case(Case("g", Gandiva(), jobs, 1, reconfigure=Reconfigure("stall", pause_s=0.1)))
+    run = run_case(
+        Case(RunKey("g", 1), Gandiva(), jobs, reconfigure=Reconfigure("stall", pause_s=0.1))
+    )
     # 20 slices on one GPU, each with a start but for the last, in which a job is alone already.
     assert run.finish_s.max() == pytest.approx(1200.0 + 0.1 * run.reallocations / 2, abs=0.2)
     assert run.reallocations > 30
@@ -64,7 +67,7 @@ def test_a_switch_costs_what_a_change_of_share_does() -> None:
 def test_a_move_costs_more_than_a_switch_though_the_job_was_suspended() -> None:
     jobs = trace([(0.0, 1000.0, 1), (0.0, 90.0, 1), (0.0, 1000.0, 1)])
     switch = Reconfigure("stall", pause_s=0.1, move_s=(1.5, 35.0))
-    case = Case("g", Gandiva(), jobs, 2, cluster=Cluster.of(2, 1), reconfigure=switch)
+    case = Case(RunKey("g", 2), Gandiva(), jobs, cluster=Cluster.of(2, 1), reconfigure=switch)
     # The third job takes the first one's turn at 60 s. The second ends after 0.1 + 90 s, and the
     # first, which has trained for 59.9 s, goes on in its place.
     assert run_case(case).finish_s == pytest.approx([90.1 + 1.5 + 940.1, 90.1, 60.0 + 0.1 + 1000.0])
@@ -76,7 +79,7 @@ def test_a_job_on_slow_gpus_moves_when_faster_ones_are_free() -> None:
     places = LINEAR.places._replace(kinds=np.array([[1.0, 5.0]]))
     jobs = replace(jobs, speeds=replace(LINEAR, known_places=places, kinds=cluster.kinds))
     move = Reconfigure("stall", move_s=(2.0, 9.0))
-    run = run_case(Case("g", Gandiva(), jobs, 2, cluster=cluster, reconfigure=move))
+    run = run_case(Case(RunKey("g", 2), Gandiva(), jobs, cluster=cluster, reconfigure=move))
     # In its first 90 s it does a fifth of that.
     assert run.finish_s == pytest.approx([100.0, 100.0 + 2.0 + 200.0 - 18.0])
     assert run.migrations == 1
@@ -85,17 +88,17 @@ def test_a_job_on_slow_gpus_moves_when_faster_ones_are_free() -> None:
 def test_a_job_of_weight_two_stays_for_two_slices() -> None:
     jobs = replace(trace([(0.0, 3600.0, 1)] * 2), weight=np.array([2.0, 1.0]))
     times_s = [120.0, 180.0, 300.0, 1800.0]
-    got = iterations_at(Case("g", Gandiva(), jobs, 1), times_s)
+    got = iterations_at(Case(RunKey("g", 1), Gandiva(), jobs), times_s)
     assert got.tolist() == [[120.0, 0.0], [120.0, 60.0], [240.0, 60.0], [1200.0, 600.0]]
 
 
 def test_jobs_do_not_wait_for_long_jobs_ahead_of_them() -> None:
     jobs = trace([(0.0, 36_000.0, 4), (10.0, 60.0, 4)])
-    gandiva = run_case(Case("g", Gandiva(), jobs, 8, cluster=Cluster.of(8, 4)))
+    gandiva = run_case(Case(RunKey("g", 8), Gandiva(), jobs, cluster=Cluster.of(8, 4)))
     assert gandiva.jct_s[1] == pytest.approx(60.0)
-    crowded = run_case(Case("g", Gandiva(), jobs, 4))
+    crowded = run_case(Case(RunKey("g", 4), Gandiva(), jobs))
     assert crowded.jct_s[1] <= 180.0  # its turn comes at once, and again after one of the other
-    assert run_case(Case("f", Fifo(), jobs, 4)).jct_s[1] == pytest.approx(36_050.0)
+    assert run_case(Case(RunKey("f", 4), Fifo(), jobs)).jct_s[1] == pytest.approx(36_050.0)
 
 
 @pytest.mark.parametrize("row", packing_table(), ids=lambda row: row.model)
@@ -107,7 +110,7 @@ def test_packing_stays_only_where_it_pays(row: object) -> None:
     jobs = replace(jobs, iterations=3600.0 / speeds.step_s[jobs.curve, 1])
     cluster, place = Cluster.of(1), GandivaPlacement()
     tries = Gandiva(pack_below=1.0)
-    run = run_case(Case("g", tries, jobs, 1, cluster=cluster, placement=place))
+    run = run_case(Case(RunKey("g", 1), tries, jobs, cluster=cluster, placement=place))
     gain = 7200.0 / run.end_s - 1.0
     if table[at].gain > 0:
         assert gain == pytest.approx(min(1.0, table[at].gain), rel=0.1)
@@ -118,7 +121,7 @@ def test_packing_stays_only_where_it_pays(row: object) -> None:
 def test_a_job_grows_to_the_idle_gpus_of_its_server_and_shrinks_for_others() -> None:
     # Alone on the server, then grown after a minute, then two jobs come.
     jobs = trace([(0.0, 1000.0, 1), (200.0, 100.0, 1), (200.0, 100.0, 1)], most=4)
-    run = run_case(Case("g", Gandiva(), jobs, 4, keep_events=True))
+    run = run_case(Case(RunKey("g", 4), Gandiva(), jobs, keep_events=True))
     assert run.events is not None
     first = (run.events.job == 0) & (run.events.kind == SHARE)
     story = list(zip(run.events.time_s[first], run.events.gpus[first], strict=True))
@@ -127,7 +130,7 @@ def test_a_job_grows_to_the_idle_gpus_of_its_server_and_shrinks_for_others() -> 
 
 def test_the_first_iterations_are_timed_through_suspensions_and_slowdowns() -> None:
     jobs = trace([(0.0, 600.0, 1)] * 3)
-    case = Case("g", Gandiva(), jobs, 1)
+    case = Case(RunKey("g", 1), Gandiva(), jobs)
     # Turns of 60 s: the first job has done 90 iterations 30 s into its second turn, at 210 s.
     assert time_to_iterations(case, 90.0).tolist() == [210.0, 270.0, 330.0]
     assert time_to_iterations(case, 60.0).tolist() == [60.0, 120.0, 180.0]
@@ -135,7 +138,9 @@ def test_the_first_iterations_are_timed_through_suspensions_and_slowdowns() -> N
     assert everything.tolist() == run_case(case).jct_s.tolist()
     slow = LINEAR.places._replace(nodes=np.full((1, 1, 1), 2.0))
     slowed = replace(jobs, speeds=replace(LINEAR, known_places=slow))
-    case = Case("f", Fifo(), slowed, 3, cluster=Cluster.of(3, 1), placement=GandivaPlacement())
+    case = Case(
+        RunKey("f", 3), Fifo(), slowed, cluster=Cluster.of(3, 1), placement=GandivaPlacement()
+    )
     assert time_to_iterations(case, 90.0).tolist() == [180.0] * 3
     assert iterations_at(case, [0.0, 100.0, 1e6]).tolist() == [[0.0] * 3, [50.0] * 3, [600.0] * 3]
 
@@ -160,7 +165,7 @@ def test_too_many_jobs_of_all_sizes_come_to_an_end(nodes: list[Node]) -> None:
     )
     jobs = replace(jobs, speeds=replace(jobs.speeds, known_places=places))
     cluster = Cluster(tuple(nodes), kinds=("a", "b") if nodes[1].kind else ("a",))
-    run = run_case(Case("g", Gandiva(), jobs, cluster.gpus_total, cluster=cluster))
+    run = run_case(Case(RunKey("g", cluster.gpus_total), Gandiva(), jobs, cluster=cluster))
     assert run.finished.all()
     assert run.migrations > 0
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from coddl.core.registry import policy_from
 from coddl.core.scheduler import Stability
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import MODES, SHARE, Reconfigure
 from coddl.testing.builders import speeds_from
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace
 from tests import oracle
 
@@ -49,7 +50,9 @@ def events_of(run: Run) -> Events:
 
 
 def stories(spec: str, trace: Trace, gpus: int, reconfigure: Reconfigure) -> list[Events]:
-    case = Case(spec, policy_from(spec), trace, gpus, reconfigure=reconfigure, keep_events=True)
+    case = Case(
+        RunKey(spec, gpus), policy_from(spec), trace, reconfigure=reconfigure, keep_events=True
+    )
     told = oracle.simulate(
         trace,
         gpus,
@@ -120,7 +123,7 @@ def test_the_same_on_a_crowded_trace(spec: str) -> None:
 
 def test_a_log_that_fills_up_is_emptied_and_loses_nothing() -> None:
     trace = poisson(jobs=400, gpus=8, load=3.0, seed=5)
-    case = Case("afs-p", policy_from("afs-p:lease_h=0.02"), trace, 8, keep_events=True)
+    case = Case(RunKey("afs-p", 8), policy_from("afs-p:lease_h=0.02"), trace, keep_events=True)
     run = run_case(case)
     assert run.events is not None
     assert len(run.events.time_s) > 10 * trace.size + 65536
@@ -130,15 +133,17 @@ def test_a_log_that_fills_up_is_emptied_and_loses_nothing() -> None:
 
 def test_another_seed_flips_other_coins() -> None:
     trace = poisson(jobs=60, gpus=16, load=0.9, seed=1)
-    case = Case("afs-p", policy_from("afs-p"), trace, 16, keep_events=True)
-    first, again, other = (events_of(run_case(replace(case, seed=seed))) for seed in (0, 0, 1))
+    case = Case(RunKey("afs-p", 16), policy_from("afs-p"), trace, keep_events=True)
+    first, again, other = (
+        events_of(run_case(replace(case, key=replace(case.key, seed=seed)))) for seed in (0, 0, 1)
+    )
     assert first == again
     assert first != other
 
 
 def test_a_cool_down_makes_a_policy_change_its_mind_less_often() -> None:
     trace = poisson(jobs=60, gpus=16, load=1.0, seed=3)
-    case = Case("afs-p", policy_from("afs-p"), trace, gpus=16, keep_events=True)
+    case = Case(RunKey("afs-p", 16), policy_from("afs-p"), trace, keep_events=True)
     calm = run_case(replace(case, stability=Stability(cool_down_s=1800.0, min_runtime_s=600.0)))
     wild = run_case(case)
     assert calm.finished.all()

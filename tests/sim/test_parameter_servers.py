@@ -13,8 +13,9 @@ from coddl.core.placement.placement import Placement, check_placed
 from coddl.core.registry import policy_from
 from coddl.core.slots import Slots
 from coddl.core.speed.table import speeds_of
-from coddl.sim.reproduce.optimus import MOST, OneByOne, cluster_of, speeds_with_servers
+from coddl.reproduce.optimus import MOST, OneByOne, cluster_of, speeds_with_servers
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import Reconfigure
 from coddl.testing import job, snapshot_of
@@ -39,10 +40,9 @@ def run_of(iterations: list[float], cpus: int, placement: Placement | None = Non
         gpus_requested=np.ones(size, np.int64),
     )
     case = Case(
-        "optimus-ps",
+        RunKey("optimus-ps", size),
         policy_from("optimus-ps"),
         trace,
-        size,
         cluster=Cluster((Node("node", size, cpus=cpus),)),
         placement=placement,
         reconfigure=Reconfigure("stall", 0.0, PAUSE_S),

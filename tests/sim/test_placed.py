@@ -9,10 +9,11 @@ from coddl.core.cluster import Cluster
 from coddl.core.registry import placement_from, policy_from
 from coddl.core.speed.places import plain
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.sim.world import MODES, MOVE, Reconfigure, ReconfigureMode
 from coddl.testing.builders import speeds_from
-from coddl.traces.make import poisson
+from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace, trace_of
 
 
@@ -29,7 +30,9 @@ def test_where_places_cost_nothing_shares_alone_tell_the_story(
 ) -> None:
     trace = poisson(jobs=60, gpus=12, load=1.2, seed=2)
     reconfigure = Reconfigure(mode, 5.0, 1.0)
-    bare = Case(spec, policy_from(spec), trace, 12, reconfigure=reconfigure, keep_events=True)
+    bare = Case(
+        RunKey(spec, 12), policy_from(spec), trace, reconfigure=reconfigure, keep_events=True
+    )
     cluster, placement = Cluster.of(12, per_node), placement_from("consolidate")
     placed = run_case(replace(bare, cluster=cluster, placement=placement))
     assert events_of(placed) == events_of(run_case(bare))
@@ -47,7 +50,7 @@ def test_who_queued_for_a_share_starts_as_soon_as_it_has_one(name: str) -> None:
         iterations=np.full(2, 200.0),
         gpus_requested=np.full(2, 4),
     )
-    case = Case("fifo", policy_from("fifo"), trace, 4, cluster=Cluster.of(4, 4))
+    case = Case(RunKey("fifo", 4), policy_from("fifo"), trace, cluster=Cluster.of(4, 4))
     run = run_case(replace(case, placement=placement_from(name)))
     assert run.first_start_s.tolist() == pytest.approx([0.0, 200.0])
 
@@ -68,17 +71,16 @@ def scattering() -> Trace:
 
 
 def test_a_scattered_job_is_slower() -> None:
-    case = Case("fifo", policy_from("fifo"), scattering(), 8, cluster=Cluster.of(8, 4))
+    case = Case(RunKey("fifo", 8), policy_from("fifo"), scattering(), cluster=Cluster.of(8, 4))
     run = run_case(replace(case, placement=placement_from("consolidate")))
     assert run.finish_s.tolist() == pytest.approx([100.0, 100.0, 600.0])
 
 
 def test_defragmenting_gathers_it_at_the_cost_of_a_pause() -> None:
     case = Case(
-        "fifo",
+        RunKey("fifo", 8),
         policy_from("fifo"),
         scattering(),
-        8,
         cluster=Cluster.of(8, 4),
         placement=placement_from("consolidate:defragment_h=0.05"),
         reconfigure=Reconfigure("stall", pause_s=10.0),
@@ -103,7 +105,7 @@ def test_by_estimate_a_job_takes_two_near_gpus_of_three() -> None:
         iterations=np.array([100.0]),
         gpus_requested=np.array([3]),
     )
-    case = Case("max-min", policy_from("max-min"), trace, 4, cluster=Cluster.of(4, 2))
+    case = Case(RunKey("max-min", 4), policy_from("max-min"), trace, cluster=Cluster.of(4, 2))
     near, far = (
         run_case(replace(case, placement=placement_from(name))).finish_s[0]
         for name in ("estimate", "consolidate")

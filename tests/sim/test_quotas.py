@@ -8,6 +8,7 @@ import pytest
 from coddl.core.errors import UserError
 from coddl.core.registry import policy_from
 from coddl.sim.quotas import quotas_from
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
 from coddl.testing.builders import speeds_from
 from coddl.traces.trace import Trace, trace_of
@@ -57,7 +58,9 @@ def test_quotas_that_make_no_sense_are_refused(spec: str) -> None:
 def test_a_queue_gets_its_gpus_back_from_who_borrowed_them() -> None:
     # Queue b borrows all eight; a claims its four at 10 s, and the second job of b stops for it.
     jobs = trace(("b", 0.0, 4, 100.0), ("b", 1.0, 4, 100.0), ("a", 10.0, 4, 50.0))
-    case = Case("philly", policy_from("philly"), jobs, 8, quota_gpus=quotas_from("equal", jobs, 8))
+    case = Case(
+        RunKey("philly", 8), policy_from("philly"), jobs, quota_gpus=quotas_from("equal", jobs, 8)
+    )
     assert run_case(case).finish_s == pytest.approx([100.0, 151.0, 60.0])
-    without = Case("philly", policy_from("philly"), jobs, 8)
+    without = Case(RunKey("philly", 8), policy_from("philly"), jobs)
     assert run_case(without).finish_s == pytest.approx([100.0, 101.0, 150.0])

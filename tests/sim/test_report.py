@@ -22,11 +22,12 @@ from coddl.sim.report.series import (
     SHIPPED_JOBS,
     WINDOW_JOBS,
     busiest_window,
-    held_of,
+    gpu_changes_of,
     timeline,
 )
 from coddl.sim.report.summary import best_of, finding, labels_of, table_of
 from coddl.sim.run import Events, Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.world import ARRIVE, FINISH, SHARE, SWAP, WAKE_UP
 from coddl.traces.trace import Trace
 
@@ -53,14 +54,9 @@ def events(told: Sequence[Told]) -> Events:
 def run(policy: str = "p", finish_s: Times = (10.0, 30.0), **changes: Any) -> Run:
     """Job 0 holds 2 GPUs for 10 s. Job 1 comes at 5 s and has 4 from 10 s on, 2 from 20 s on."""
     ends_s = np.array(finish_s, float) + START_S
+    key = {name: changes.pop(name) for name in [*changes] if name in RunKey.__slots__}
     plain = Run(
-        policy=policy,
-        placement="",
-        cluster="",
-        queue=None,
-        gpus=4,
-        load=1.0,
-        seed=0,
+        key=replace(RunKey(policy, gpus=4), **key),
         trace=trace((0.0, 5.0)),
         end_s=START_S + 30.0,
         finish_s=ends_s,
@@ -202,7 +198,7 @@ HELD = {
 
 @pytest.mark.parametrize(("told", "want"), HELD.values(), ids=HELD.keys())
 def test_what_is_held(told: list[Told], want: list[tuple[int, int, int]]) -> None:
-    held = held_of(events(told), START_S)
+    held = gpu_changes_of(events(told), START_S)
     assert list(zip(held.time_s, held.before, held.gpus, strict=True)) == want
 
 
@@ -279,7 +275,7 @@ def test_a_long_run_stays_small(tmp_path: Path) -> None:
     assert len(shown["cdf"]["jct_s"]) <= QUANTILES + 1
     assert shown["cdf"]["part"][-1] == 1.0
     line = shown["timeline"]
-    assert len(line["time_s"]) <= TIMELINE_CHANGES + made.gpus
+    assert len(line["time_s"]) <= TIMELINE_CHANGES + made.key.gpus
     assert 0.0 <= line["from_s"] < page.data["window_s"][0] + 1.0
     assert line["to_s"] < shown["end_s"]
     assert np.mean(shown["busy"]) == pytest.approx(made.metrics().utilization, abs=1e-4)
@@ -287,9 +283,9 @@ def test_a_long_run_stays_small(tmp_path: Path) -> None:
 
 def test_part_of_a_timeline_is_as_the_whole() -> None:
     made = many_jobs(500)
-    held = held_of(made.events or events([]), START_S)
+    held = gpu_changes_of(made.events or events([]), START_S)
     part = timeline(made, held, (200.0, 210.0), at_most=100)
-    assert len(part.time_s) <= 100 + made.gpus
+    assert len(part.time_s) <= 100 + made.key.gpus
     assert part.from_s < 200.0 < 210.0 < part.to_s
     for now_s in np.linspace(part.from_s, part.to_s, 9)[:-1]:
         shares = np.zeros(500, np.int64)
@@ -309,14 +305,16 @@ def test_jobs_that_wait_all_the_time_are_counted_beyond_a_number() -> None:
         first_start_s=np.full(jobs, np.inf),
         events=events([(0.0, SHARE, 7, 4)]),
     )
-    line = timeline(waits, held_of(events([(0.0, SHARE, 7, 4)]), START_S), (0.0, 1.0), at_most=10)
+    line = timeline(
+        waits, gpu_changes_of(events([(0.0, SHARE, 7, 4)]), START_S), (0.0, 1.0), at_most=10
+    )
     assert (len(line.rows), line.left_out) == (SHIPPED_JOBS, 500)
     assert line.rows[line.job].tolist() == [7]
 
 
 def test_the_window_opens_where_some_thirty_jobs_hold_gpus(tmp_path: Path) -> None:
     made = many_jobs(500)
-    first_s, last_s = busiest_window(made, held_of(made.events or events([]), START_S))
+    first_s, last_s = busiest_window(made, gpu_changes_of(made.events or events([]), START_S))
     start_s, stop_s = made.first_start_s - START_S, made.finish_s - START_S
     assert ((start_s < last_s) & (stop_s > first_s)).sum() == WINDOW_JOBS
     assert page_of([run()], tmp_path).data["window_s"] == [0.0, 30.0]  # all of a small run
@@ -330,6 +328,14 @@ LABELS = {
     "all that varies": (
         [run("a", load=0.5, seed=1), run("a", seed=2)],
         ["a, load 0.5, seed 1", "a, load 1, seed 2"],
+    ),
+    "placements": (
+        [run("a", placement="spread"), run("a", placement="close")],
+        ["a + spread", "a + close"],
+    ),
+    "clusters of one size": (
+        [run("a", cluster="1x4"), run("a", cluster="2x2")],
+        ["a, 1x4", "a, 2x2"],
     ),
     "a number for the same thing twice": ([run("a"), run("a"), run("b")], ["a #1", "a #2", "b"]),
 }
@@ -346,7 +352,9 @@ def test_with_many_runs_the_table_shows_all_and_the_plots_the_first(tmp_path: Pa
     assert "The plots show the first 12 of 14 runs." in data["notes"]
 
 
-SLOW, SLOWER, PARTIAL = (10.0, 55.0), (10.0, 125.0), (10.0, np.nan)  # avg JCT 30, 65, 10 (one job)
+QUICK, SLOW, SLOWER = (10.0, 30.0), (10.0, 55.0), (10.0, 125.0)  # avg JCT 17.5, 30, 65
+PARTIAL = (10.0, np.nan)  # one job of two
+TWO_CLUSTERS = (("a", QUICK, "1x4"), ("b", SLOWER, "1x4"), ("a", SLOWER, "2x2"), ("b", SLOW, "2x2"))
 FINDINGS = {
     "two": ([run("a"), run("b", SLOW)], "a finishes jobs 1.71× sooner on average than b."),
     "three": (
@@ -372,6 +380,16 @@ FINDINGS = {
     "seeds": (
         [run("a"), run("a", SLOWER, seed=1), run("b", SLOW), run("b", SLOW, seed=1)],
         "b finishes jobs 1.38× sooner on average than a.",
+    ),
+    "placements": (
+        [run("a", placement="spread"), run("a", SLOWER, placement="close"), run("b", SLOW)],
+        "a + spread finishes jobs 3.71× sooner on average than a + close, "
+        "and 1.71× sooner than b, the next best.",
+    ),
+    "clusters of one size": (
+        [run(name, ends, cluster=cluster) for name, ends, cluster in TWO_CLUSTERS],
+        "a finishes jobs soonest on average in 1 of 2 settings; "
+        "over all, 1.31× sooner than b (geometric mean).",
     ),
     "one is incomplete": (
         [run("a"), run("b", SLOW), run("c", PARTIAL)],

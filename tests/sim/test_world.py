@@ -12,6 +12,7 @@ from coddl.core.errors import UserError
 from coddl.core.policies.policy import Policy
 from coddl.core.snapshot import Snapshot
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, Watch, run_case
 from coddl.sim.world import FINISH, SHARE, SWAP, Reconfigure
 from coddl.testing.builders import speeds_from
@@ -54,7 +55,9 @@ def run(
 ) -> Run:
     """Run a script until the first job has finished: those that get nothing would wait for ever."""
     watch = Watch()
-    case = Case("script", scripted(shares), trace_of(jobs), 4, reconfigure=cost, keep_events=True)
+    case = Case(
+        RunKey("script", 4), scripted(shares), trace_of(jobs), reconfigure=cost, keep_events=True
+    )
     return run_case(case, replace(watch, progress=lambda done: watch.stop.set() if done else None))
 
 

@@ -80,7 +80,7 @@ BAD = {
     "a share of a GPU": ("nodes: [{gpus: 1.5}]", 'nodes[0].gpus is "1.5"'),
     "true for a number": ("nodes: [{gpus: true}]", 'nodes[0].gpus is "True"'),
     "no nodes of a group": ("nodes: [{gpus: 4}, {count: 0, gpus: 4}]", 'nodes[1].count is "0"'),
-    "an island wider than its node": ("nodes: [{gpus: 4, island: 8}]", "from 1 to 4"),
+    "an island wider than its node": ("nodes: [{gpus: 4, island: 8}]", "within 1..4"),
     "a key nobody knows": ("nodes: [{gpu: 4}]", 'nodes[0] has the unknown key "gpu"'),
     "two ways to say the rack": (
         "nodes: [{gpus: 4, rack: a, nodes_per_rack: 2}]",

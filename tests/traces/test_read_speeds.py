@@ -39,7 +39,7 @@ def test_gandivas_table_has_a_name_unless_a_file_is_called_that(
 
 
 BAD = {
-    "no rows": ((), "no line below"),
+    "no rows": ((), "no data"),
     "a step of no time": (("a,8,1,0",), 'line 2: step_s is "0"'),
     "a negative step": (("a,8,1,1", "a,8,2,-1"), 'line 3: step_s is "-1"'),
     "a step that is no number": (("a,8,1,nan",), 'line 2: step_s is "nan"'),
@@ -47,10 +47,10 @@ BAD = {
     "a step too short to divide by": (("a,8,1,1e-320",), 'line 2: step_s is "1e-320"'),
     "no batch": (("a,0,1,1",), 'line 2: global_batch is "0"'),
     "a broken batch": (("a,1.5,1,1",), 'line 2: global_batch is "1.5"'),
-    "two batches": (("a,8,1,1", "b,9,1,1", "a,9,2,1"), 'line 4: global_batch is "9", and must be'),
+    "two batches": (("a,8,1,1", "b,9,1,1", "a,9,2,1"), 'line 4: global_batch is "9" and must be'),
     "a share of 0": (("a,8,0,1",), 'line 2: gpus is "0"'),
     "a share past memory": (("a,8,1000000000,1",), 'line 2: gpus is "1000000000"'),
-    "a point twice": (("a,8,2,1", "b,8,2,1", "a,8,2,1"), 'line 4: gpus is "2", and must not be'),
+    "a point twice": (("a,8,2,1", "b,8,2,1", "a,8,2,1"), 'line 4: gpus is "2" and must not appear'),
     "no name": ((",8,1,1",), 'line 2: model is ""'),
     "a short line": (("a,8,1",), 'line 2: "a,8,1" has 3 values for 4 columns'),
 }

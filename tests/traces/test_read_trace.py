@@ -72,7 +72,7 @@ def test_a_weight_is_one_unless_the_file_says_more(tmp_path: Path) -> None:
     trace = read(tmp_path, lines(f"{LINE},2.5", f"{LINE},", header=f"{HEADER},weight"))
     assert trace.weight is not None
     assert trace.weight.tolist() == [2.5, 1.0]
-    with pytest.raises(UserError, match="job 1: its weight is not a number above 0"):
+    with pytest.raises(UserError, match="job 1: weight is not a number above 0"):
         replace(trace, weight=np.array([1.0, 0.0]))
 
 
@@ -88,7 +88,7 @@ def test_gpus_min_is_no_less_than_the_model_runs_on(tmp_path: Path) -> None:
     )
     trace = read(tmp_path, lines(f"{LINE},1", f"{LINE},", header=f"{HEADER},gpus_min"))
     assert (trace.gpus_min.tolist(), trace.gpus_max.tolist()) == ([2, 2], [4, 4])
-    with pytest.raises(UserError, match='line 2: gpus_requested is "1", and must be at least 2'):
+    with pytest.raises(UserError, match='line 2: gpus_requested is "1" and must be at least 2'):
         read(tmp_path, lines("0,vgg16,1,1"))
 
 
@@ -107,7 +107,7 @@ BAD: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "an empty file": ("", ("empty",)),
     "only blanks": (" \n\n", ("empty",)),
     "an empty quote": ('""', ("no column submitted_s",)),
-    "a header only": (HEADER, ("no line below",)),
+    "a header only": (HEADER, ("no data",)),
     "a missing column": ("submitted_s,model,gpus_requested\n0,vgg16,1", ("line 1", "iterations")),
     "semicolons": (GOOD.replace(",", ";"), ("line 1", '"submitted_s;model', "no column")),
     "an unknown column": (f"{HEADER},colour\n{LINE},red", ("line 1", '"colour"', "unknown")),
@@ -137,7 +137,7 @@ BAD: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "min over max": (lines(LINE + ",2,1", header=MINMAX), ("line 2", "gpus_min is 2", "max is 1")),
     "min over the model's max": (
         lines("0,chatbot,1,8,8,", header=MINMAX),
-        ("line 2", '"chatbot", gpus_min is 8 and gpus_max is 4 (the most it gains from)'),
+        ("line 2", '"chatbot", gpus_min is 8 and gpus_max is 4 (the most GPUs it uses)'),
     ),
     "a request below min": (
         lines("0,vgg16,1,1,2,4", header=MINMAX),
@@ -177,7 +177,7 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
         tmp_path / "none" / "none.csv": "there is no such file",
         tmp_path: "it is a folder",
         tmp_path / "plain.csv.gz" / "x": "Not a directory",
-        tmp_path / "plain.csv.gz": "are not those of gzip",
+        tmp_path / "plain.csv.gz": "is not gzip",
         tmp_path / "empty.csv.gz": "the file is empty",
         Path("a\0b"): "null byte",
     }.items():
@@ -195,7 +195,7 @@ def test_a_bad_table_beside_a_trace_is_named(tmp_path: Path) -> None:
 
 def test_a_trace_is_cut_to_the_cluster(tmp_path: Path) -> None:
     trace = read(tmp_path, lines("0,vgg16,1,2", "0,resnet50,1,16", "0,dcgan,1,8"))
-    with pytest.raises(UserError, match="line 3 asks for 16 GPUs, and 1 more jobs"):
+    with pytest.raises(UserError, match="line 3 requests 16 GPUs, and 1 more jobs"):
         trace.fitted_to(4, "error")
     assert trace.fitted_to(4, "skip").gpus_requested.tolist() == [2]
     clamped = trace.fitted_to(4, "clamp")

@@ -119,6 +119,7 @@ def fifo_jct_s(jobs: Sequence[Fared], gpus: int) -> list[float]:
 
     from coddl.core.registry import policy_from
     from coddl.core.speed.table import interpolated
+    from coddl.sim.run_key import RunKey
     from coddl.sim.simulate import Case, run_case
     from coddl.traces.trace import trace_of
 
@@ -135,7 +136,7 @@ def fifo_jct_s(jobs: Sequence[Fared], gpus: int) -> list[float]:
         gpus_max=requested,
     )
     # Step by step: six jobs are not worth compiling the fast loop for.
-    run = run_case(Case(FIFO, policy_from(FIFO), trace, gpus), step_by_step=True)
+    run = run_case(Case(RunKey(FIFO, gpus), policy_from(FIFO), trace), step_by_step=True)
     return [float(jct_s) for jct_s in run.jct_s]
 
 

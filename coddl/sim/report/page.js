@@ -201,9 +201,9 @@ function drawShares(box) {
   const most = new Set([...present].sort((one, other) => other.gpuTime - one.gpuTime).slice(0, ROWS));
   const jobs = present.filter((job) => (stacked ? job.gpuTime > 0 : most.has(job)));
   const [from, to, first, last] = [...shown, line.from_s, line.to_s].map(when);
-  const less = jobs.length < present.length ? `, those that hold most of ${plain(present.length)}` : "";
+  const less = jobs.length < present.length ? ` with the most GPU time of ${plain(present.length)}` : "";
   const part = line.from_s > 0 || line.to_s < run.end_s ? `. This file holds ${first} to ${last} of it` : "";
-  const idle = line.left_out ? `, less ${count(line.left_out, "job")} that wait all that time` : "";
+  const idle = line.left_out ? `, without ${count(line.left_out, "job")} that wait all the time` : "";
   byId("shares-what").textContent = `${run.label}, ${from} to ${to}: ${count(jobs.length, "job")}${less}${part}${idle}`;
   const label = `GPUs held by ${count(jobs.length, "job")} of ${run.label} from ${from} to ${to}`;
   const spec = { label, xScale: linear, xDomain: shown, xTicks: timeTicks, xText: ACTIVE.xText };
@@ -226,9 +226,9 @@ function tellJob(job, time) {
   return [
     job.name,
     [null, `at ${moment(time, 1)}`, early || late || (gpus ? count(gpus, "GPU") : "waiting")],
-    [null, "asked for", count(job.requested, "GPU")],
+    [null, "requested", count(job.requested, "GPU")],
     [null, "submitted", when(job.submitted)],
-    [null, "completes in", job.finish < Infinity ? duration(job.finish - job.submitted) : "not finished"],
+    [null, "completion time", job.finish < Infinity ? duration(job.finish - job.submitted) : "not finished"],
   ];
 }
 

@@ -14,17 +14,17 @@ import numpy as np
 from coddl.core.columns import FloatColumn
 from coddl.sim.report import summary
 from coddl.sim.report.series import (
-    Held,
+    GpuChanges,
     busiest_window,
     end_s,
-    held_of,
+    gpu_changes_of,
     jct_cdf,
     origin_s,
     over_time,
     timeline,
 )
 from coddl.sim.run import Run
-from coddl.traces.whole_file import write_whole
+from coddl.traces.atomic_write import write_atomically
 
 PLOTTED_RUNS: Final = 12
 TIMELINE_CHANGES: Final = 20_000  # of one run
@@ -46,7 +46,7 @@ def write_report(
     the page; by default a busy time with some thirty jobs.
     """
     page = _page(title, _payload(runs, title, window_s))
-    write_whole(path, page.encode("utf-8", "replace"), "report")
+    write_atomically(path, page.encode("utf-8", "replace"), "report")
 
 
 def _page(title: str, payload: Json) -> str:
@@ -69,7 +69,9 @@ def _page(title: str, payload: Json) -> str:
 def _payload(runs: Sequence[Run], title: str, window_s: tuple[float, float] | None) -> Json:
     labels, rows = summary.labels_of(runs), summary.table_of(runs)
     plotted = runs[:PLOTTED_RUNS]
-    held = [None if run.events is None else held_of(run.events, origin_s(run)) for run in plotted]
+    held = [
+        None if run.events is None else gpu_changes_of(run.events, origin_s(run)) for run in plotted
+    ]
     opened = _best_with_timeline(rows, held)
     if window_s is None:
         window_s = _default_window(plotted, held, opened)
@@ -101,21 +103,26 @@ def _facts(runs: Sequence[Run]) -> list[list[str]]:
     """Name and value of what the header tells."""
     facts = {
         "Trace": _listed([run.trace.name for run in runs]),
-        "Queue": _listed([run.queue for run in runs if run.queue]),
+        "Queue": _listed([run.key.queue for run in runs if run.key.queue]),
         "Jobs": _range({run.trace.size for run in runs}),
-        "GPUs": _range({run.gpus for run in runs}),
+        "GPUs": _range({run.key.gpus for run in runs}),
+        "Cluster": _listed([run.key.cluster for run in runs if run.key.cluster]),
         "Load": _listed(
-            [f"{run.load:g}" for run in runs] if any(run.load != 1.0 for run in runs) else []
+            [f"{run.key.load:g}" for run in runs]
+            if any(run.key.load != 1.0 for run in runs)
+            else []
         ),
-        "Policies": _listed([run.policy for run in runs]),
+        "Policies": _listed([run.key.policy for run in runs]),
     }
     return [[name, value] for name, value in facts.items() if value]
 
 
 def _notes(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
     notes = []
-    if len({summary.setting_of(run) for run in runs}) > 1:
-        notes.append("Best values and ratios are among runs of one trace, queue, cluster and load.")
+    if len({summary.comparison_key(run) for run in runs}) > 1:
+        notes.append(
+            "Best values and ratios compare runs with the same trace, queue, cluster and load."
+        )
     if len(runs) > PLOTTED_RUNS:
         notes.append(f"The plots show the first {PLOTTED_RUNS} of {len(runs)} runs.")
     partial = [at for at, run in enumerate(runs) if not run.finished.all()]
@@ -123,17 +130,17 @@ def _notes(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
         jobs, left = runs[at].trace.size, int((~runs[at].finished).sum())
         notes.append(f"{labels[at]}: {left:,} of {jobs:,} jobs did not finish.")
     if more := len(partial[PLOTTED_RUNS:]):
-        notes.append(f"Nor did all jobs finish in {more} other runs.")
+        notes.append(f"{more} more runs have unfinished jobs.")
     silent = [label for run, label in zip(runs, labels, strict=True) if run.events is None]
     if silent:
         notes.append(
-            f"No events were kept of {_listed(silent)}: no utilisation, no GPU timeline, and jobs "
-            "count as waiting until their first start only."
+            f"No events were kept of {_listed(silent)}: no utilization, no GPU timeline, and jobs "
+            "count as waiting only until their first start."
         )
     return notes
 
 
-def _best_with_timeline(rows: Sequence[summary.Row], held: Sequence[Held | None]) -> int:
+def _best_with_timeline(rows: Sequence[summary.Row], held: Sequence[GpuChanges | None]) -> int:
     """The run whose shares are shown first: of those that can show any the best."""
     able = [at for at, changes in enumerate(held) if changes is not None and len(changes.time_s)]
     jct = {at: [rows[at][key] for key in ("slower", "avg_jct_s")] for at in able}
@@ -141,7 +148,7 @@ def _best_with_timeline(rows: Sequence[summary.Row], held: Sequence[Held | None]
 
 
 def _default_window(
-    runs: Sequence[Run], held: Sequence[Held | None], opened: int
+    runs: Sequence[Run], held: Sequence[GpuChanges | None], opened: int
 ) -> tuple[float, float]:
     changes = held[opened] if held else None
     if changes is None or not len(changes.time_s):
@@ -149,7 +156,7 @@ def _default_window(
     return busiest_window(runs[opened], changes)
 
 
-def _plots(run: Run, held: Held | None, window_s: tuple[float, float], runs: int) -> Json:
+def _plots(run: Run, held: GpuChanges | None, window_s: tuple[float, float], runs: int) -> Json:
     """What the charts draw of a run."""
     cdf, lines = jct_cdf(run), over_time(run, held)
     plots: Json = {
@@ -165,14 +172,14 @@ def _plots(run: Run, held: Held | None, window_s: tuple[float, float], runs: int
     return plots
 
 
-def _timeline(run: Run, held: Held, window_s: tuple[float, float], at_most: int) -> Json:
+def _timeline(run: Run, held: GpuChanges, window_s: tuple[float, float], at_most: int) -> Json:
     shown = timeline(run, held, window_s, at_most)
     trace, rows, start_s = run.trace, shown.rows, origin_s(run)
     curves, model = np.unique(trace.curve[rows], return_inverse=True)
     return {
         "from_s": shown.from_s,
         "to_s": shown.to_s,
-        "gpus_total": run.gpus,
+        "gpus_total": run.key.gpus,
         "left_out": shown.left_out,
         "models": [trace.speeds.names[curve] for curve in curves],
         "row": rows.tolist(),
@@ -197,7 +204,7 @@ def _range(numbers: set[int]) -> str:
     if not numbers:
         return ""
     least, most = min(numbers), max(numbers)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{least:,}" if least == most else f"{least:,}..{most:,}"
 
 
 def _number(value: float) -> float | None:

@@ -17,7 +17,7 @@ WINDOW_JOBS: Final = 30  # whose shares can be told apart by eye
 SHIPPED_JOBS: Final = 2000  # of a timeline
 
 
-class Held(NamedTuple):
+class GpuChanges(NamedTuple):
     """Every change of the GPUs a job trains on, in order."""
 
     time_s: FloatColumn
@@ -33,7 +33,7 @@ class Cdf(NamedTuple):
     part: FloatColumn
 
 
-class OverTime(NamedTuple):
+class TimeSeries(NamedTuple):
     """Means over equal parts of 0..end_s."""
 
     end_s: float
@@ -59,7 +59,7 @@ def origin_s(run: Run) -> float:
     return float(run.trace.submitted_s.min()) if run.trace.size else 0.0
 
 
-def held_of(events: Events, origin_s: float = 0.0) -> Held:
+def gpu_changes_of(events: Events, origin_s: float = 0.0) -> GpuChanges:
     """The changes of what jobs hold.
 
     Shares that are prepared are held once they are swapped in, others at once. Having none needs no
@@ -77,7 +77,7 @@ def held_of(events: Events, origin_s: float = 0.0) -> Held:
     earlier[1:] = np.where(np.diff(job[order]) == 0, gpus[order][:-1], 0)
     before = np.empty_like(earlier)
     before[order] = earlier
-    return Held(events.time_s[takes_effect] - origin_s, job, before, gpus)
+    return GpuChanges(events.time_s[takes_effect] - origin_s, job, before, gpus)
 
 
 def end_s(run: Run) -> float:
@@ -102,7 +102,7 @@ def jct_cdf(run: Run) -> Cdf:
     return Cdf(jct_s[picked], (picked + 1) / run.trace.size)
 
 
-def over_time(run: Run, held: Held | None) -> OverTime:
+def over_time(run: Run, held: GpuChanges | None) -> TimeSeries:
     """Jobs in the system, jobs without GPUs and the part of the GPUs in use.
 
     Of a run that kept no events, jobs count as waiting until their first start only.
@@ -116,8 +116,8 @@ def over_time(run: Run, held: Held | None) -> OverTime:
     else:
         begun = (held.gpus > 0).astype(np.int64) - (held.before > 0)
         waiting = arrived - gone - _step_means(held.time_s, begun, until_s)
-        busy = _step_means(held.time_s, held.gpus - held.before, until_s) / run.gpus
-    return OverTime(until_s, arrived - gone, np.maximum(waiting, 0.0), busy)
+        busy = _step_means(held.time_s, held.gpus - held.before, until_s) / run.key.gpus
+    return TimeSeries(until_s, arrived - gone, np.maximum(waiting, 0.0), busy)
 
 
 def _step_means(time_s: FloatColumn, change: IntColumn | int, end_s: float) -> FloatColumn:
@@ -133,7 +133,7 @@ def _step_means(time_s: FloatColumn, change: IntColumn | int, end_s: float) -> F
     return np.diff(np.interp(edges_s, times_s, area)) / np.diff(edges_s)
 
 
-def busiest_window(run: Run, held: Held) -> tuple[float, float]:
+def busiest_window(run: Run, held: GpuChanges) -> tuple[float, float]:
     """The time in which about WINDOW_JOBS jobs hold GPUs and their shares change most.
 
     A run with too few jobs is its own window; where more always run at once, a window has more.
@@ -155,7 +155,7 @@ def busiest_window(run: Run, held: Held) -> tuple[float, float]:
     return 0.0, until_s
 
 
-def _busy_between(held: Held, start_s: FloatColumn, stop_s: FloatColumn) -> FloatColumn:
+def _busy_between(held: GpuChanges, start_s: FloatColumn, stop_s: FloatColumn) -> FloatColumn:
     """The mean number of GPUs held in each of these times; 0 where they are empty."""
     level = np.cumsum(held.gpus - held.before)[:-1]
     area = np.concatenate(([0.0], np.cumsum(level * np.diff(held.time_s))))
@@ -164,7 +164,7 @@ def _busy_between(held: Held, start_s: FloatColumn, stop_s: FloatColumn) -> Floa
     return np.divide(used, lasts_s, out=np.zeros_like(used), where=lasts_s > 0.0)
 
 
-def timeline(run: Run, held: Held, window_s: tuple[float, float], at_most: int) -> Timeline:
+def timeline(run: Run, held: GpuChanges, window_s: tuple[float, float], at_most: int) -> Timeline:
     """Who holds what in and around a window, as far as `at_most` changes reach."""
     first, stop = np.searchsorted(held.time_s, window_s)
     spare = at_most - int(stop - first)

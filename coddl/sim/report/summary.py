@@ -1,4 +1,4 @@
-"""What a report says about runs: their names, the table, and the finding in a sentence."""
+"""The text of a report: names of runs, the table, and the finding in one sentence."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,12 +8,13 @@ from typing import Final, Literal
 import numpy as np
 
 from coddl.sim.run import Run
+from coddl.sim.run_key import RunKey
 
 Unit = Literal["seconds", "part", "hours", "ratio", "times", "count"]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ReportColumn:
     """One column of the table: what it shows of each run, and which value is the best."""
 
     key: str
@@ -24,43 +25,61 @@ class Column:
 
 
 COLUMNS: Final = (
-    Column("jobs", "Jobs", "count", "", "Jobs that finished"),
-    Column("avg_jct_s", "Avg JCT", "seconds", "least", "Mean completion time: finish - submission"),
-    Column("slower", "vs. best", "times", "", "Avg JCT over the best avg JCT in the same setting"),
-    Column("p50_jct_s", "p50", "seconds", "least", "Half of the jobs complete within"),
-    Column("p95_jct_s", "p95", "seconds", "least", "95 % of the jobs complete within"),
-    Column("p99_jct_s", "p99", "seconds", "least", "99 % of the jobs complete within"),
-    Column("avg_wait_s", "Avg wait", "seconds", "least", "Mean time without GPUs"),
-    Column("makespan_s", "Makespan", "seconds", "least", "First submission to last finish"),
-    Column("utilization", "GPUs in use", "part", "most", "Mean part of the GPUs that are held"),
-    Column("gpu_hours", "GPU-hours", "hours", "least", "GPU time all jobs together held"),
-    Column("rho_max", "ρ max", "ratio", "least", "Finish-time fairness, the job treated worst"),
-    Column(
+    ReportColumn("jobs", "Jobs", "count", "", "Jobs that finished"),
+    ReportColumn(
+        "avg_jct_s", "Avg JCT", "seconds", "least", "Mean completion time: finish - submission"
+    ),
+    ReportColumn(
+        "slower", "vs. best", "times", "", "Avg JCT over the best avg JCT in the same setting"
+    ),
+    ReportColumn("p50_jct_s", "p50", "seconds", "least", "Half of the jobs complete within"),
+    ReportColumn("p95_jct_s", "p95", "seconds", "least", "95 % of the jobs complete within"),
+    ReportColumn("p99_jct_s", "p99", "seconds", "least", "99 % of the jobs complete within"),
+    ReportColumn("avg_wait_s", "Avg wait", "seconds", "least", "Mean time without GPUs"),
+    ReportColumn("makespan_s", "Makespan", "seconds", "least", "First submission to last finish"),
+    ReportColumn(
+        "utilization", "GPUs in use", "part", "most", "Mean fraction of the GPUs that jobs hold"
+    ),
+    ReportColumn("gpu_hours", "GPU-hours", "hours", "least", "GPU time held by all jobs"),
+    ReportColumn(
+        "rho_max", "ρ max", "ratio", "least", "Finish-time fairness of the worst-treated job"
+    ),
+    ReportColumn(
         "rho_mean", "ρ mean", "ratio", "least", "Finish-time fairness: JCT over JCT at 1/n share"
     ),
-    Column("reallocations", "Resizes", "count", "least", "Changes of share of started jobs"),
+    ReportColumn(
+        "reallocations",
+        "Resizes",
+        "count",
+        "least",
+        "Changes of the number of GPUs of started jobs",
+    ),
 )
 
-Setting = tuple[str, str | None, int, float]
+ComparisonKey = tuple[str, RunKey]  # the trace, and what else is the same
 Row = dict[str, float]
 
 
-def setting_of(run: Run) -> Setting:
+def comparison_key(run: Run) -> ComparisonKey:
     """What two runs must have in common to be compared."""
-    return run.trace.name, run.queue, run.gpus, run.load
+    return run.trace.name, run.key.setting
 
 
 def labels_of(runs: Sequence[Run]) -> list[str]:
-    """Name each run after its policy and whatever differs between the runs; no two alike."""
+    """Name each run after its scheduler and what differs between the runs; no two alike."""
     parts: tuple[Callable[[Run], str], ...] = (
         lambda run: run.trace.name,
-        lambda run: "all queues" if run.queue is None else run.queue,
-        lambda run: f"{run.gpus} GPUs",
-        lambda run: f"load {run.load:g}",
-        lambda run: f"seed {run.seed}",
+        lambda run: "all queues" if run.key.queue is None else run.key.queue,
+        lambda run: run.key.cluster,
+        lambda run: f"{run.key.gpus} GPUs",
+        lambda run: f"load {run.key.load:g}",
+        lambda run: f"seed {run.key.seed}",
     )
     telling = [part for part in parts if len({part(run) for run in runs}) > 1]
-    labels = [", ".join((run.policy, *(part(run) for part in telling))) for run in runs]
+    labels = [
+        ", ".join((run.key.scheduler, *filter(None, (part(run) for part in telling))))
+        for run in runs
+    ]
     total, seen = Counter(labels), Counter[str]()
     for at, label in enumerate(labels):
         seen[label] += 1
@@ -73,15 +92,15 @@ def comparable_of(runs: Sequence[Run]) -> list[list[int]]:
     """The runs of each setting that can be compared: those in which all jobs finished or, if there
     are none, those in which some did.
     """
-    groups: dict[Setting, list[int]] = {}
+    groups: dict[ComparisonKey, list[int]] = {}
     for at, run in enumerate(runs):
-        groups.setdefault(setting_of(run), []).append(at)
+        groups.setdefault(comparison_key(run), []).append(at)
     some = [[at for at in group if runs[at].finished.any()] for group in groups.values()]
     return [[at for at in group if runs[at].finished.all()] or group for group in some]
 
 
 def table_of(runs: Sequence[Run]) -> list[Row]:
-    """The numbers of each run, one row a run."""
+    """The numbers of each run, one row per run."""
     rows: list[Row] = [asdict(run.metrics()) | {"slower": np.nan} for run in runs]
     for group in comparable_of(runs):
         best_s = min((rows[at]["avg_jct_s"] for at in group), default=np.nan)
@@ -117,7 +136,9 @@ def finding(runs: Sequence[Run], labels: Sequence[str], rows: Sequence[Row]) -> 
             f"{label} finishes {row['jobs']:,} jobs in {duration(row['makespan_s'])}, "
             f"each in {duration(row['avg_jct_s'])} on average."
         )
-    means = [_policy_means([(runs[at].policy, rows[at]) for at in group]) for group in groups]
+    means = [
+        _scheduler_means([(runs[at].key.scheduler, rows[at]) for at in group]) for group in groups
+    ]
     told = _comparison(means) or _extremes([(labels[at], rows[at]) for at in compared])
     complete = all(runs[at].finished.all() for at in compared)
     return f"{told}." if complete else f"{told} (counting finished jobs only)."
@@ -173,7 +194,7 @@ def _over_all(policy: str, means: Sequence[dict[str, float]]) -> str:
     return f"{ratio[slowest]:.2f}× sooner than {slowest} (geometric mean)"
 
 
-def _policy_means(named: Sequence[tuple[str, Row]]) -> dict[str, float]:
+def _scheduler_means(named: Sequence[tuple[str, Row]]) -> dict[str, float]:
     """The mean of avg JCT of each policy over its seeds, least first."""
     seeds: dict[str, list[float]] = {}
     for policy, row in named:
