@@ -64,7 +64,7 @@ class Agents:
             place = pool.nodes[node]
             orders = pool.orders(node)
             for lead in orders.leads:
-                job, slots = pool.jobs[lead.job], tuple(seat.slot for seat in lead.slots)
+                job, slots = pool.jobs[lead.job], tuple(seat.slot for seat in lead.seats)
                 ours = (lead.job, lead.attempt)
                 if lead.stop:
                     yield told(pool, r.RunEnded(*ours, "retired"))
@@ -78,7 +78,7 @@ class Agents:
                     yield told(pool, changed)
                 size = len(slots)
                 yield told(pool, r.RunProgressed(*ours, job.step + 10, size, 1.0 / size, 10))
-            yield r.NodeReported(node, place.boot, place.version, orders.slots)
+            yield r.NodeReported(node, place.boot, place.version, orders.seats)
         self.told.clear()
 
 
@@ -95,7 +95,7 @@ class Bench:
         self.agents = Agents()
         self.store = SqlStore(sqlite_url(folder / "journal.db"))
         self.reference = SqlStore(sqlite_url(folder / "reference.db"))
-        self.loop = ControlLoop(Journal(self.store), deciding.CALM, self.agents)
+        self.loop = ControlLoop(Journal(self.store), deciding.POOL_STABILITY, self.agents)
         self.bare = Journal(self.reference)
         self.now_s = 1e9
         self.next = 1
@@ -149,7 +149,7 @@ class Bench:
     def decide_s(self) -> float:
         """Decide once, for nobody; tell how much of a core's time it took."""
         start_s = time.thread_time()
-        deciding.decide(self.loop.pool, deciding.CALM, "a measurement", self.now_s)
+        deciding.decide(self.loop.pool, deciding.POOL_STABILITY, "a measurement", self.now_s)
         return time.thread_time() - start_s
 
     def close(self) -> None:
