@@ -80,7 +80,7 @@ def watched(trace: Trace, reconfigure: str) -> Probe:
     )
     world = world_before(case)
     steps = step_loop_of(case, world)
-    real, whole, all_of_it = world.jobs.floats, world.jobs.ints, trace.iterations[0]
+    floats, ints, all_of_it = world.floats, world.ints, trace.iterations[0]
     progress, still_s = [(0.0, 0.0)], 0.0
     before_s, held, moving_s = 0.0, 0, 0.0
     while steps.run(1):
@@ -88,11 +88,11 @@ def watched(trace: Trace, reconfigure: str) -> Probe:
         now_s = float(world.clock[NOW])
         if held > 0:
             still_s += max(0.0, min(now_s, moving_s) - before_s)
-        before_s, held, moving_s = now_s, int(whole[HELD, 0]), float(real[MOVING_S, 0])
+        before_s, held, moving_s = now_s, int(ints[HELD, 0]), float(floats[MOVING_S, 0])
         if now_s - progress[-1][0] > SAMPLE_S and progress[-1][1] < 1.0:
             done = 1.0 - float(world.jobs.remaining_iterations[0] / all_of_it)
             progress.append((now_s, done))
-    finish_s = real[FINISH_S]
+    finish_s = floats[FINISH_S]
     avg_jct_s = float((finish_s - trace.submitted_s).mean())
     return Probe(progress, float(finish_s[0]), still_s, avg_jct_s, int(world.counts[CANCELLED]))
 
