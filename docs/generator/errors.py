@@ -6,8 +6,8 @@ import re
 from typing import Final, get_args
 
 from coddl.cli import waiting
-from coddl.core.waiting import WaitingCode
 from coddl.core.errors import CoddlError, UserError
+from coddl.core.waiting import WaitingCode
 from coddl.live.problems import INVALID, STATUS
 from docs.generator.markdown import ROOT, page, table
 
