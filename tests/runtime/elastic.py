@@ -71,7 +71,7 @@ class Elastic:
             script=path,
             argv=(str(path), *args),
             cwd=folder,
-            env=environment(**(env or {})),
+            env=environment(TO_BE_HURRIED="1", **(env or {})),
             folder=folder / "checkpoints",
             workers=workers,
             **fields,

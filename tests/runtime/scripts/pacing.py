@@ -1,5 +1,6 @@
 """Slows a training down, so that there is time to disturb it, until there is a file "hurry"."""
 
+import os
 import time
 from pathlib import Path
 
@@ -21,8 +22,11 @@ def rest(seconds: float) -> None:
 
 
 def _slowness() -> float:
-    """Give 1 in the first half of a training; after it, half the steps for each that is left."""
+    """Give 1 in the first half of a training; after it, half the steps for each that is left.
+
+    Always 1 if nobody is going to hurry it.
+    """
     session = prepare._session
-    if session is None or not session.steps:
+    if session is None or not session.steps or "TO_BE_HURRIED" not in os.environ:
         return 1.0
     return max(1.0, session.steps / 2 / max(1, session.steps - session.step))
