@@ -25,10 +25,9 @@ class ProgressLines(NamedTuple):
     @classmethod
     def of(cls, world: World) -> Self:
         """The lines from now on."""
-        real = world.jobs.floats
-        trains = np.isfinite(real[STEP_S])
-        left = np.where(trains, real[BASE_ITERATIONS], real[REMAINING_ITERATIONS])
-        return cls(float(world.clock[NOW]), left, real[MOVING_S].copy(), real[STEP_S].copy())
+        floats, remaining = world.floats, world.jobs.floats[REMAINING_ITERATIONS]
+        left = np.where(np.isfinite(floats[STEP_S]), floats[BASE_ITERATIONS], remaining)
+        return cls(float(world.clock[NOW]), left, floats[MOVING_S].copy(), floats[STEP_S].copy())
 
     def left_at(self, time_s: float) -> FloatColumn:
         """Iterations left to do at a time before the next event."""

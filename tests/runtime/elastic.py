@@ -97,8 +97,12 @@ class Elastic:
         assert not self._thread.is_alive(), "the supervisor does not end"
 
     def _run(self) -> None:
-        workshop.Site = Site if self._cold else partial(Site, mother=warm())  # type: ignore[assignment,attr-defined]
-        self.code = self._supervisor.run()
+        mine = Site if self._cold else partial(Site, mother=warm())
+        workshop.Site = mine  # type: ignore[assignment,attr-defined]
+        try:
+            self.code = self._supervisor.run()
+        finally:
+            workshop.Site = Site  # type: ignore[attr-defined]
 
     def _hear(self, event: Message) -> None:
         with self._news:

@@ -262,8 +262,8 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_report_replaces_the_one_before(tmp_path: Path) -> None:
-    page_of([run("old")], tmp_path)
-    assert "old" not in page_of([run("new")], tmp_path).embedded
+    page_of([run("replaced")], tmp_path)
+    assert "replaced" not in page_of([run("new")], tmp_path).embedded
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
