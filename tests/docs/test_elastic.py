@@ -86,7 +86,14 @@ def test_the_script_before_the_change_runs_too(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_script_for_torchrun_runs_too(folder: Path) -> None:
     write_scripts(PORTING, folder)
-    run("python -m torch.distributed.run --standalone --nproc-per-node=2 plain.py", folder)
+    command = "python -m torch.distributed.run --standalone --nproc-per-node=2 plain.py"
+    for is_last in (False, False, True):  # torch itself aborts now and then as gloo is torn down
+        try:
+            run(command, folder)
+            break
+        except AssertionError as error:
+            if is_last or "terminate called without an active exception" not in f"{error}":
+                raise
     assert (folder / "model.pt").exists()
 
 
