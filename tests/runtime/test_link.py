@@ -11,15 +11,17 @@ from tests.runtime.harness import wait_until
 
 pytest.importorskip("torch")
 
+from torch._C._distributed_c10d import TCPStore
+
 from coddl.runtime.worker.link import Link
 
 
 class Line:
     """A worker's end, and what its supervisor says at the other one."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: int = 0) -> None:
         self._theirs, self._ours = socket.socketpair()
-        self.link = Link(self._theirs, worker=0, host="127.0.0.1")
+        self.link = Link(self._theirs, worker=worker, host="127.0.0.1")
 
     def say(self, do: str, generation: int, **more: Any) -> None:
         """Say it of a generation of one worker, which needs nobody to build its groups."""
@@ -69,3 +71,19 @@ def test_what_a_regroup_has_built_is_not_taken_for_what_was_committed(line: Line
     assert line.link.take_committed() is None
     assert line.link.regroup is not None
     line.await_built(3)  # it is still there, for who gives the old group up
+
+
+def test_a_model_on_the_cpu_is_trained_over_gloo_on_nodes_with_gpus_too(line: Line) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    other, at = Line(worker=1), ["127.0.0.1", store.port]
+    try:
+        for each in (line, other):
+            each.say("prepare", 2, members=[0, 1], counts=[4, 4], store=at, backend="nccl")
+        for each in (line, other):
+            each.await_built(2)
+        group = line.link.pending[1].train  # type: ignore[index]
+        assert group is not None
+        assert group._backend.name() == "gloo"
+        assert not group._polls, "only NCCL's work is looked at"
+    finally:
+        other.close()

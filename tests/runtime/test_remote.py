@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,6 +101,16 @@ def test_what_a_dead_node_was_asked_is_answered(
         lead.words.clear()
         lead.station.do(request_)  # it is tried again
         lead.wait("unreachable")
+
+
+def test_a_lead_that_was_held_up_still_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "CONNECT_WITHIN_S", 0.2)
+    monkeypatch.setattr(remote, "AGAIN_S", 0.1)
+    with socket.socket() as taken, contextlib.closing(Lead(bound(taken))) as lead:
+        lead.station.do(START)
+        lead.loop.turn()  # it is refused
+        time.sleep(0.3)  # the next attempt and the end of all attempts are due together
+        assert "ECONNREFUSED" in lead.wait("exited", worker=3)["because"]
 
 
 def test_a_node_that_comes_up_a_little_later_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from coddl.runtime.worker.strict.session import StrictSession  # noqa: E402
 def one_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process trains one job; a test is as good as a process."""
     monkeypatch.setattr(module, "_session", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # twins stay on the CPU
     threads = torch.get_num_threads()
     yield
     torch.use_deterministic_algorithms(False)

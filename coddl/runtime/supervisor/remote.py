@@ -75,7 +75,8 @@ class RemoteStation:
         if self.is_closed:
             self.is_closed = False
             self._give_up_s = time.monotonic() + CONNECT_WITHIN_S
-            self._loop.alarm((self, "late"), self._give_up_s, lambda: self._fail("it is silent"))
+            self._trouble = "it is silent"  # unless an attempt says more
+            self._loop.alarm((self, "late"), self._give_up_s, lambda: self._fail(self._trouble))
             self._try()
 
     def close(self) -> None:

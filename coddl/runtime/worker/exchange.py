@@ -227,6 +227,7 @@ class Exchange:
     def _alone(self) -> None:
         """Complete an exchange as the only worker left: its own part is all there is."""
         self._tell_loss(self.slice.own + self._kept.own)
+        self._kept = Slice(0, 0)  # a group that is formed later lacks nothing of it
 
     def _skip(self) -> None:
         def skip(groups: Groups) -> None:

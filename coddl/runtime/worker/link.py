@@ -95,6 +95,7 @@ class Link:
         self.leave: int | None = None  # the generation by which all leave: its state is on disk
         self.current: Generation | None = None  # kept by the training loop
         self.groups = Groups()
+        self.on_gpu = False  # is the model; NCCL can't send what is not
         self._wire = wire
         self._sending = threading.Lock()
         self._building: Generation | None = None
@@ -226,7 +227,8 @@ class Link:
         groups = Groups()
         try:
             groups.talk = self._joined(generation, generation.members, "talk", "gloo")
-            groups.train = self._joined(generation, generation.members, "train", generation.backend)
+            backend = generation.backend if self.on_gpu else "gloo"
+            groups.train = self._joined(generation, generation.members, "train", backend)
             groups.bridge = self._joined(generation, generation.bridge, "bridge", "gloo")
         except Exception:
             groups.close()

@@ -122,6 +122,7 @@ class Session:
         self._is_rigid = False  # no other worker could follow where this one is
         self._compute_since_ns = 0
         if link is not None:
+            link.on_gpu = self._device.type == "cuda"
             for optimizer in optimizers:
                 optimizer.register_step_pre_hook(self._before_update)
                 optimizer.register_step_post_hook(self._after_update)

@@ -108,19 +108,27 @@ class _Normalise(torch.autograd.Function):
 
         (Ioffe and Szegedy, ICML '15.) The first term is that of fixed statistics.
         """
-        x, weight, mean, variance = ctx.saved_tensors
+        x, given, mean, variance = ctx.saved_tensors
+        weight = torch.ones_like(mean) if given is None else given  # CUDA's kernel wants one
+        by = (variance + ctx.eps).rsqrt()
         dx, dw, db = torch.ops.aten.native_batch_norm_backward(
-            dy, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
+            *(dy, x, weight, mean, variance, *_saved(x, mean, by)),
+            *(False, ctx.eps, [True, True, True]),
         )
         if ctx.needs_input_grad[0]:
             means = ctx.norm.scaled_total(torch.cat([dw, db])) / ctx.count
-            slope, shift = means.to(dw.device, dw.dtype).chunk(2)
-            by = (variance + ctx.eps).rsqrt()
-            if weight is not None:
-                by = by * weight
-            dx -= functional.batch_norm(x, mean, variance, slope * by, shift * by, eps=ctx.eps)
+            slope, shift = (means.to(dw.device, dw.dtype) * (by * weight).repeat(2)).chunk(2)
+            dx -= functional.batch_norm(x, mean, variance, slope, shift, eps=ctx.eps)
         wanted = zip((dx, dw, db), ctx.needs_input_grad, strict=False)
         return *(each if needed else None for each, needed in wanted), *[None] * 5
+
+
+def _saved(x: Tensor, mean: Tensor, by: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Give the statistics as a forward saves them: some kernels on a GPU read these alone."""
+    if not x.is_cuda:
+        return None, None
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return mean.to(wide), by.to(wide)
 
 
 @torch.no_grad()

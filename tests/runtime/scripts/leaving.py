@@ -17,6 +17,7 @@ import coddl
 
 how = sys.argv[1]
 EPOCHS = int(sys.argv[2]) if sys.argv[2:] else 5
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FIRST = os.environ.get("CODDL_WORKER", "0") == "0"
 torch.manual_seed(0)
 x = torch.randn(700, 8)
@@ -25,7 +26,7 @@ if how == "unseeded":
 data, _ = random_split(TensorDataset(x, x.sum(1, keepdim=True)), [640, 60])
 torch.manual_seed(1)
 loader: Any = DataLoader(data, batch_size=64, shuffle=True)
-model: Any = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 1))
+model: Any = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 1)).to(DEVICE)
 optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
 model, optimizer, loader = coddl.prepare(model, optimizer, loader)
 passes = 0
@@ -44,7 +45,7 @@ def train(epochs: Iterable[int]) -> None:
         for number, (inputs, targets) in enumerate(loader):
             misbehave_before(len(inputs))
             passes += 1
-            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss = nn.functional.mse_loss(model(inputs.to(DEVICE)), targets.to(DEVICE))
             if how == "skip-one" and number == 3 and not FIRST:
                 continue
             if how == "stray":

@@ -24,6 +24,7 @@ options.add_argument("--pace-s", type=float, default=0.003)
 options.add_argument("--loader-workers", type=int, default=0)
 options.add_argument("--strict", action="store_true")
 asked = options.parse_args()
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Numbers:
@@ -47,7 +48,7 @@ class Account(nn.Module):
 
 
 saboteur.arm()
-account = Account()
+account = Account().to(DEVICE)
 V, BATCH = 8, 32
 if asked.strict:
     optimizer = torch.optim.SGD(account.parameters(), lr=float(V))  # undoes the mean over V
@@ -77,13 +78,13 @@ def passes() -> Iterator[tuple[int, int, Tensor, Tensor]]:
     else:
         for epoch in coddl.epochs(asked.epochs):
             for number, (index, dice) in coddl.enumerate(loader):
-                yield epoch, epoch * len(loader) + number, index, dice
+                yield epoch, epoch * len(loader) + number, index.to(DEVICE), dice.to(DEVICE)
 
 
 for row, step, index, dice in passes():
     gain = account.used[row, index].sum() + (account.step[row, index] * (step + 1)).sum()
     if asked.strict:
-        gain = gain + (account.mask[row, index] * torch.rand(len(index))).sum()
+        gain = gain + (account.mask[row, index] * torch.rand(len(index), device=DEVICE)).sum()
         gain = gain + (account.augmented[row, index] * dice).sum()
     else:
         gain = gain / len(index)

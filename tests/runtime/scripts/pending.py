@@ -16,11 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import coddl
 
 how = sys.argv[1]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 x = torch.randn(320, 8)
 loader: Any = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=32, shuffle=True)
-first: Any = nn.Linear(8, 1)
-second: Any = nn.Linear(8, 1)
+first: Any = nn.Linear(8, 1).to(DEVICE)
+second: Any = nn.Linear(8, 1).to(DEVICE)
 optimizers: Any = [torch.optim.SGD(m.parameters(), lr=0.02) for m in (first, second)]
 first, second, *optimizers, loader = coddl.prepare(first, second, *optimizers, loader)
 
@@ -31,7 +32,7 @@ def cycle() -> Iterator[Any]:
 
 
 def loss_of(batch: Any) -> torch.Tensor:
-    inputs, targets = batch
+    inputs, targets = (each.to(DEVICE) for each in batch)
     mse = nn.functional.mse_loss
     return mse(first(inputs), targets) + mse(second(inputs), targets)
 
@@ -48,7 +49,7 @@ def die_among_others(step: int) -> None:
 
 if how == "kept back":  # four batches an update, of which the last is exchanged
     batches = cycle()
-    for step in coddl.steps(20):
+    for step in coddl.steps(60):
         with coddl.no_sync():
             for number in range(3):
                 loss_of(next(batches)).backward()
@@ -58,6 +59,7 @@ if how == "kept back":  # four batches an update, of which the last is exchanged
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        pacing.rest(0.02)
 elif how == "by hand":  # its optimizers are never asked
     batches = cycle()
     for _ in coddl.steps(60):

@@ -109,6 +109,7 @@ class StrictSession:
         self._clock = GpuClock(self._device)
         self.own(0, (settings.cut.virtual_nodes,), Groups(), ())
         if link is not None:
+            link.on_gpu = self._device.type == "cuda"
             handover.open_ahead()
 
     # -- what the user's loop calls
