@@ -8,7 +8,7 @@ SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 FAST := $(wildcard tests/test_*.py tests/core tests/traces tests/cli tests/docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install fmt check docs test test-fast test-sim test-runtime test-live test-e2e test-gpu demo results bench clean
+.PHONY: help install fmt check docs test test-fast test-sim test-runtime test-server test-e2e test-gpu demo results bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -45,8 +45,8 @@ test-sim: install ## run the simulator's tests: golden traces, properties, exper
 test-runtime: install ## run the elastic runtime's tests: real processes, resized and killed
 	$(BIN)/pytest -n 2 tests/runtime
 
-test-live: install ## run the pool's tests: server and agents, each by itself
-	$(BIN)/pytest -n 2 tests/live tests/agent
+test-server: install ## run the pool's tests: server and agents, each by itself
+	$(BIN)/pytest -n 2 tests/server tests/agent
 
 test-e2e: install ## run whole pools: agents in network namespaces, killed and cut off (needs root)
 	$(BIN)/pytest -n 2 tests/e2e

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from coddl.cli.demo.command import played
-from coddl.cli.demo.playbill import Playbill
-from coddl.cli.demo.stage import Curtain, picture
+from coddl.cli.demo.display import NoDisplay, screen
+from coddl.cli.demo.history import DemoHistory
 from coddl.cli.poolview import show
 
 IMAGE: Final = Path(__file__).parents[1] / "docs" / "img" / "demo.svg"
@@ -24,18 +24,18 @@ COLUMNS: Final = 112
 FONTS: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)  # an image fetches nothing
 
 
-class FrameRecorder(Curtain):
+class FrameRecorder(NoDisplay):
     """Keeps the frame that shows most: many jobs that train, with shares that differ."""
 
     def __init__(self) -> None:
         self.lines: list[Text] = []
         self._most = 0
 
-    def show(self, bill: Playbill, new: Sequence[tuple[float, str, str]]) -> None:  # noqa: ARG002
-        shares = [part.job["gpus"] for part in bill.parts if part.job["state"] == "RUNNING"]
+    def show(self, history: DemoHistory, new: Sequence[tuple[float, str, str]]) -> None:  # noqa: ARG002
+        shares = [part.job["gpus"] for part in history.parts if part.job["state"] == "RUNNING"]
         shown = len(shares) + 2 * len(set(shares))
         if shown >= self._most:
-            self._most, self.lines = shown, list(picture(bill, COLUMNS))
+            self._most, self.lines = shown, list(screen(history, COLUMNS))
 
 
 def main() -> None:
@@ -43,13 +43,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=IMAGE, help="the file to write")
     out: Path = parser.parse_args().out
-    stage = FrameRecorder()
+    display = FrameRecorder()
     with tempfile.TemporaryDirectory(prefix="coddl-demo-", ignore_cleanup_errors=True) as folder:
-        played(Path(folder), None, stage, for_program=False)
+        played(Path(folder), None, display, for_program=False)
     console = Console(
         record=True, width=COLUMNS, force_terminal=True, highlight=False, file=io.StringIO()
     )
-    show(stage.lines, console)
+    show(display.lines, console)
     drawn = console.export_svg(title="coddl demo", unique_id="coddl-demo")
     out.write_text(FONTS.sub("", drawn), "utf-8")
     print(f"wrote {out}")

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.job import machine
-from coddl.core.pool import deciding
+from coddl.core.pool import decision
 from coddl.core.pool import records as r
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
-from coddl.live.journal import Journal, Noted
-from coddl.live.loop import Ask, ControlLoop, fact
-from coddl.live.store_sql import SqlStore, sqlite_url
+from coddl.server.journal import Journal, JournalEntry
+from coddl.server.loop import ControlLoop, LoopRequest, fact
+from coddl.server.store_sql import SqlStore, sqlite_url
 
 BATCH = 500  # jobs that are handed in together while the pool is filled
 STEPS = 100_000
@@ -39,7 +39,7 @@ class Agents:
     def __init__(self) -> None:
         self.told: set[str] = set()
 
-    def publish(self, _noted: Sequence[Noted]) -> None:
+    def publish(self, _noted: Sequence[JournalEntry]) -> None:
         """Nobody watches."""
 
     def tell(self, nodes: frozenset[str]) -> None:
@@ -95,12 +95,12 @@ class Bench:
         self.agents = Agents()
         self.store = SqlStore(sqlite_url(folder / "journal.db"))
         self.reference = SqlStore(sqlite_url(folder / "reference.db"))
-        self.loop = ControlLoop(Journal(self.store), deciding.POOL_STABILITY, self.agents)
+        self.loop = ControlLoop(Journal(self.store), decision.POOL_STABILITY, self.agents)
         self.bare = Journal(self.reference)
         self.now_s = 1e9
         self.next = 1
 
-    def turn(self, asks: Sequence[Ask], *, conclude: bool = True) -> float:
+    def turn(self, asks: Sequence[LoopRequest], *, conclude: bool = True) -> float:
         """Make a turn; tell how long it took."""
         self.now_s += 1.0
         start_s = time.perf_counter()
@@ -117,12 +117,12 @@ class Bench:
             taken_s.append(self.turn([fact(event) for event in events]))
         return taken_s
 
-    def submit(self) -> Ask:
+    def submit(self) -> LoopRequest:
         """Hand in a job."""
         number = self.next
         self.next += 1
         spec = JobSpec(name=f"job-{number}", launch=Launch(argv=("train.py",)), gpus_max=8)
-        return Ask(lambda _pool: (r.JobSubmitted(number, spec),))
+        return LoopRequest(lambda _pool: (r.JobSubmitted(number, spec),))
 
     def fill(self, nodes: int, devices: int, jobs: int) -> None:
         """Let agents join and jobs come."""
@@ -149,7 +149,7 @@ class Bench:
     def decide_s(self) -> float:
         """Make a decision without applying it; return its CPU time."""
         start_s = time.thread_time()
-        deciding.decide(self.loop.pool, deciding.POOL_STABILITY, "a measurement", self.now_s)
+        decision.decide(self.loop.pool, decision.POOL_STABILITY, "a measurement", self.now_s)
         return time.thread_time() - start_s
 
     def close(self) -> None:

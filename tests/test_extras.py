@@ -16,7 +16,7 @@ ENTRIES: Final = {
     "sim": ("coddl.cli.main", "coddl.sim.api", "coddl.sim.report", "coddl.cli.table"),
     "runtime": ("coddl", "coddl.runtime.worker.prepare"),
     "client": ("coddl.cli.main", "coddl.api.client", "coddl.cli.poolview"),
-    "server": ("coddl.cli.main", "coddl.live.main"),
+    "server": ("coddl.cli.main", "coddl.server.main"),
     "agent": ("coddl.cli.main", "coddl.agent.main", "coddl.agent.options"),
     "testing": ("coddl.testing",),
 }

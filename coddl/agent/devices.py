@@ -19,7 +19,7 @@ OTHERS_PART = 0.05  # of its memory; drivers and displays use some of an idle GP
 NONE = ("", "-1", "NoDevFiles")  # as it hides all GPUs
 
 
-class Gpus(Protocol):
+class GpuDriver(Protocol):
     """The GPUs of a machine. Each call may raise `GpuError`."""
 
     def count(self) -> int: ...
@@ -40,7 +40,7 @@ class GpuError(Exception):
     """A GPU can't be asked."""
 
 
-class Nvml:
+class NvmlDriver:
     """The GPUs as NVIDIA's driver tells of them."""
 
     def __init__(self, nvml: Any) -> None:  # Any: the module has no types
@@ -95,7 +95,7 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def gpus_here(devices: Path = Path("/dev")) -> Gpus | None:
+def gpus_here(devices: Path = Path("/dev")) -> GpuDriver | None:
     """Reach NVIDIA's driver; None if the machine has no GPU, or they are hidden from us.
 
     Raises UserError if there is one and the driver can't be asked: CPU slots in its place would be
@@ -110,7 +110,7 @@ def gpus_here(devices: Path = Path("/dev")) -> Gpus | None:
     except pynvml.NVMLError as error:
         because = f"NVIDIA's driver does not answer: {error}"
     else:
-        return Nvml(pynvml)
+        return NvmlDriver(pynvml)
     if any(devices.glob("nvidia[0-9]*")) or shutil.which("nvidia-smi"):
         raise _unusable(because)
     return None
@@ -127,7 +127,7 @@ def _unusable(because: str) -> UserError:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DiscoveredDevices:
     """The devices of a node, and what was wrong with others."""
 
     devices: tuple[Device, ...]
@@ -135,8 +135,8 @@ class Found:
 
 
 def discover(
-    gpus: Gpus | None, slots: int | None, cores: int, env: Mapping[str, str] = os.environ
-) -> Found:
+    gpus: GpuDriver | None, slots: int | None, cores: int, env: Mapping[str, str] = os.environ
+) -> DiscoveredDevices:
     """Find what jobs may use: `slots` CPU places if that was asked for, else GPUs, else cores.
 
     Raises UserError if there are GPUs and none of them can be used.
@@ -144,16 +144,16 @@ def discover(
     if slots is not None:
         if slots < 1:
             raise UserError(f"--slots {slots} can't be", "a node has at least one", "--slots 4")
-        return Found(_places(slots))
+        return DiscoveredDevices(_places(slots))
     if gpus is None or are_hidden(env):
-        return Found(_places(cores))
+        return DiscoveredDevices(_places(cores))
     found = _visible(gpus, env)
     if not found.devices and found.problems:
         raise _unusable("; ".join(found.problems))
-    return found if found.devices else Found(_places(cores))
+    return found if found.devices else DiscoveredDevices(_places(cores))
 
 
-def others_on(gpus: Gpus, device: Device) -> str:
+def others_on(gpus: GpuDriver, device: Device) -> str:
     """Describe the foreign processes on a GPU that runs none of ours; empty: none were seen.
 
     Processes in containers and of other users may be hidden from us: the memory they use is not.
@@ -180,14 +180,14 @@ def _places(count: int) -> tuple[Device, ...]:
     return tuple(Device(index, "cpu") for index in range(count))
 
 
-def _visible(gpus: Gpus, env: Mapping[str, str]) -> Found:
+def _visible(gpus: GpuDriver, env: Mapping[str, str]) -> DiscoveredDevices:
     """Describe the GPUs that this process may use, in the order it was told them."""
     healthy: dict[int, Device] = {}
     problems: list[str] = []
     try:
         count = gpus.count()
     except GpuError as error:
-        return Found((), (f"GPUs can't be counted: {error}",))
+        return DiscoveredDevices((), (f"GPUs can't be counted: {error}",))
     for index in range(count):
         try:
             healthy[index] = gpus.about(index)
@@ -197,7 +197,7 @@ def _visible(gpus: Gpus, env: Mapping[str, str]) -> Found:
     if (visible := env.get(VISIBLE)) is not None:
         wanted, words = _picked(visible, healthy)
         problems += words
-    return Found(tuple(wanted), tuple(problems))
+    return DiscoveredDevices(tuple(wanted), tuple(problems))
 
 
 def _picked(visible: str, healthy: Mapping[int, Device]) -> tuple[list[Device], list[str]]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from coddl.agent.leftovers import Leftovers, Process, below
+from coddl.agent.orphans import OrphanProcesses, Process, below
 
 TICK_S: Final = 0.2  # a wait does not count the time for which the machine sleeps
 AGAIN_S: Final = 0.05  # between looks at what was killed
@@ -30,17 +30,17 @@ def main() -> None:
     """Watch over an agent until it is gone."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # we end with the agent, and not before
-    agent, leftovers = int(sys.argv[1]), Leftovers(Path(sys.argv[2]))
+    agent, orphans = int(sys.argv[1]), OrphanProcesses(Path(sys.argv[2]))
     deadlines, wait_s = Deadlines(), TICK_S
     while deadlines.read(wait_s):
         left_s = deadlines.newest_s - now_s()
         if left_s > 0:
             wait_s = min(TICK_S, left_s)
         else:
-            wait_s = AGAIN_S if _kill(of_jobs(agent, leftovers)) else IDLE_S
+            wait_s = AGAIN_S if _kill(of_jobs(agent, orphans)) else IDLE_S
     # The next agent of this folder may have begun: what it starts is not ours to end.
     until = int(now_s() * os.sysconf("SC_CLK_TCK"))
-    while _kill(each for each in leftovers.left() if each.started <= until):
+    while _kill(each for each in orphans.left() if each.started <= until):
         time.sleep(AGAIN_S)
 
 
@@ -62,7 +62,7 @@ class Deadlines:
         return bool(data)
 
 
-def of_jobs(agent: int, leftovers: Leftovers) -> list[Process]:
+def of_jobs(agent: int, orphans: OrphanProcesses) -> list[Process]:
     """Find the processes of an agent's jobs, parents before children.
 
     A parent that supervises others is killed first, before it can report their end as their own. A
@@ -73,7 +73,7 @@ def of_jobs(agent: int, leftovers: Leftovers) -> list[Process]:
     for parent, children in family.items():
         if parent != agent:
             found += children
-    return [*{each.name: each for each in (*found, *leftovers.left())}.values()]
+    return [*{each.name: each for each in (*found, *orphans.left())}.values()]
 
 
 def _kill(processes: Iterable[Process]) -> bool:

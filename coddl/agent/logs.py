@@ -27,7 +27,7 @@ OURS: Final = "coddl"  # the stream of what we say ourselves
 
 
 @dataclass(slots=True)
-class _File:
+class _LogFile:
     file: IO[bytes]
     bytes_: int
 
@@ -36,7 +36,7 @@ class _File:
             self.file.close()
 
 
-class LogBook:
+class LogSpool:
     """The lines of all jobs here. For any thread."""
 
     def __init__(
@@ -52,7 +52,7 @@ class LogBook:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[int, LogLine]] = deque()
         self._dropped: Counter[int] = Counter()
-        self._files: dict[int, _File] = {}  # the one opened last is last
+        self._files: dict[int, _LogFile] = {}  # the one opened last is last
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, job: int, line: LogLine) -> None:
@@ -135,12 +135,12 @@ class LogBook:
                 self._files.pop(job).close()
                 self.path(job).replace(self.path(job).with_suffix(".log.1"))
 
-    def _opened(self, job: int) -> _File:
+    def _opened(self, job: int) -> _LogFile:
         if job not in self._files:
             if len(self._files) >= OPEN_MAX:
                 self._files.pop(next(iter(self._files))).close()
             file = self.path(job).open("ab")
-            self._files[job] = _File(file, file.tell())
+            self._files[job] = _LogFile(file, file.tell())
             if not file.tell():
                 self._make_room()
         return self._files[job]

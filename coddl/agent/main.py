@@ -23,20 +23,20 @@ from urllib.parse import urlsplit
 import structlog
 
 from coddl import __version__
-from coddl.agent import shares
-from coddl.agent.devices import Gpus, are_hidden, discover, gpus_here
-from coddl.agent.fencing import Fence
+from coddl.agent import node_resources
+from coddl.agent.devices import GpuDriver, are_hidden, discover, gpus_here
+from coddl.agent.fence_process import FenceProcess
+from coddl.agent.foreign_processes import ForeignProcessMonitor
 from coddl.agent.gpulocks import lock_gpus
-from coddl.agent.home import Homes, fetch_from
-from coddl.agent.household import Household, base_env
-from coddl.agent.landlord import Rooms
-from coddl.agent.leftovers import Leftovers, mark_of
-from coddl.agent.logs import LogBook
-from coddl.agent.memory import watch_memory
-from coddl.agent.node import Node, Place
+from coddl.agent.job_directories import JobDirectories, fetch_from
+from coddl.agent.job_environments import JobEnvironments, base_env
+from coddl.agent.logs import LogSpool
+from coddl.agent.memory_watch import watch_memory
+from coddl.agent.node_agent import NodeAgent, NodeInfo
 from coddl.agent.options import AgentOptions
-from coddl.agent.session import Outbox, Session, now_s
-from coddl.agent.strangers import Strangers
+from coddl.agent.orphans import OrphanProcesses, mark_of
+from coddl.agent.server_session import ReportOutbox, ServerSession, now_s
+from coddl.agent.slot_table import AgentBridge
 from coddl.api import jobsfolder
 from coddl.api.jobsfolder import JobsFolder
 from coddl.api.wire import PROTOCOL, Hello
@@ -78,47 +78,47 @@ def run_agent(options: AgentOptions) -> int:
 async def _serve(options: AgentOptions, token: str) -> int:
     """Put an agent together, and take it apart when it is told to stop."""
     log.info("starts", node=options.node, jobs_run_as=getpass.getuser(), version=__version__)
-    leftovers = Leftovers(options.folder)
+    orphans = OrphanProcesses(options.folder)
     on_wait = lambda count: log.warning("waits for old processes to end", count=count)  # noqa: E731
-    if killed := await asyncio.to_thread(leftovers.end, on_wait):
+    if killed := await asyncio.to_thread(orphans.end, on_wait):
         log.warning("ended what an earlier agent has left", processes=killed)
     boot = secrets.token_hex(8)
     jobs = await asyncio.to_thread(jobsfolder.make, options.jobs_folder, options.node, boot)
-    cores = shares.own_cores()
+    cores = node_resources.own_cores()
     gpus = None if options.slots is not None or are_hidden() else gpus_here()
     devices = _devices(gpus, options.slots, len(cores))
     locks = await asyncio.to_thread(lock_gpus, [each.gpu for each in devices if each.gpu])
-    logbook = LogBook(options.folder / "logs")
-    outbox = Outbox(logbook, lambda fact: node.on_safe(fact))
+    log_spool = LogSpool(options.folder / "logs")
+    outbox = ReportOutbox(log_spool, lambda fact: node.on_safe(fact))
     mark = mark_of(options.folder)
-    rooms = Rooms(
-        logbook,
+    bridge = AgentBridge(
+        log_spool,
         lambda version, held: node.hear_holding(version, held),
         _tell_warm,
         is_leased=lambda: session.is_leased,
     )
-    post, outposts = _listening(options, mark, rooms)
-    env = base_env(os.environ, shares.threads_of(len(devices), len(cores)))
-    parts = shares.Cores(shares.cores_of(len(devices), cores))
+    post, outposts = _listening(options, mark, bridge)
+    env = base_env(os.environ, node_resources.threads_of(len(devices), len(cores)))
+    parts = node_resources.SlotCores(node_resources.cores_of(len(devices), cores))
     fetch = fetch_from(options.server, token)
-    homes = Homes(options.jobs_folder, options.folder / "code", fetch)
-    household = Household(homes, env, mark, parts, lambda: node.on_home())
-    place = Place(options.node, post, devices)
-    node = Node(
-        place, household, rooms, outposts, speaker=outbox, logbook=logbook, leftovers=leftovers
+    directories = JobDirectories(options.jobs_folder, options.folder / "code", fetch)
+    environments = JobEnvironments(directories, env, mark, parts, lambda: node.on_environment())
+    info = NodeInfo(options.node, post, devices)
+    node = NodeAgent(
+        info, environments, bridge, outposts, sink=outbox, log_spool=log_spool, orphans=orphans
     )
-    fence = Fence(options.folder, locks)
-    session = Session(
+    fence = FenceProcess(options.folder, locks)
+    session = ServerSession(
         options.server,
         token,
-        _hello(place, boot, jobs),
+        _hello(info, boot, jobs),
         outbox,
-        on_pool=partial(_join, homes, jobs),
+        on_pool=partial(_join, directories, jobs),
         fence=fence.set,
     )
     outposts.start()
     if gpus is not None:
-        Strangers(gpus, devices, node.gpus, node.hear_others).start()
+        ForeignProcessMonitor(gpus, devices, node.gpus, node.hear_others).start()
     if options.warm:
         outposts.warm(sys.executable, env)
     try:
@@ -127,14 +127,14 @@ async def _serve(options: AgentOptions, token: str) -> int:
         node.end_all(STOPPED)
         await _first(GOODBYE_S, node.idle())
         await asyncio.to_thread(outposts.close)
-        household.close()
-        logbook.close()
+        environments.close()
+        log_spool.close()
         await asyncio.to_thread(fence.close)
     log.info("ends")
     return 0
 
 
-def _devices(gpus: Gpus | None, slots: int | None, cores: int) -> tuple[Device, ...]:
+def _devices(gpus: GpuDriver | None, slots: int | None, cores: int) -> tuple[Device, ...]:
     found = discover(gpus, slots, cores)
     for problem in found.problems:
         log.warning("device", problem=problem)
@@ -143,7 +143,7 @@ def _devices(gpus: Gpus | None, slots: int | None, cores: int) -> tuple[Device, 
     return found.devices
 
 
-def _join(homes: Homes, jobs: JobsFolder, pool: str) -> None:
+def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:
     """Have the jobs folder be that of the pool we are in; raises UserError if it is another's."""
     path = Path(jobs.path)
     try:
@@ -154,25 +154,25 @@ def _join(homes: Homes, jobs: JobsFolder, pool: str) -> None:
     except OSError as error:
         because = f"{error.filename}: {error.strerror}"
         raise UserError(f"{path} can't be written", because, "another --jobs-dir") from None
-    homes.pool = pool
+    directories.pool = pool
 
 
-def _hello(place: Place, boot: str, jobs: JobsFolder) -> Hello:
+def _hello(info: NodeInfo, boot: str, jobs: JobsFolder) -> Hello:
     return Hello(
         protocol=PROTOCOL,
         version=__version__,
-        node=place.name,
+        node=info.name,
         boot=boot,
-        host=place.post.host,
-        port=place.post.port,
-        peer_token=place.post.token,
-        devices=place.devices,
+        host=info.post.host,
+        port=info.post.port,
+        peer_token=info.post.token,
+        devices=info.devices,
         jobs=jobs,
     )
 
 
 async def _until_told(
-    node: Node, session: Session, outbox: Outbox, fence: Fence, devices: int
+    node: NodeAgent, session: ServerSession, outbox: ReportOutbox, fence: FenceProcess, devices: int
 ) -> None:
     """Serve; at the first signal, or defect, let jobs leave; at the next signal return at once."""
     loop = asyncio.get_running_loop()
@@ -205,7 +205,7 @@ async def _until_told(
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
-        log.info("stops", jobs=[lead.run.job for lead in node.leads])
+        log.info("stops", jobs=[runner.run.job for runner in node.runners])
         outbox.leave()
         node.leave("its agent is about to stop")
         await _first(STOP_S, node.idle(), kill.wait())
@@ -221,14 +221,14 @@ async def _until_told(
             raise error
 
 
-async def keep_lease(node: Node, session: Session) -> None:
+async def keep_lease(node: NodeAgent, session: ServerSession) -> None:
     """Have jobs leave in time when the lease runs out, and end all when it has."""
     is_closing = False
     while True:
         now = now_s()
         standing = session.lease.standing(now)
         if standing == "closing" and not is_closing:
-            log.warning("the lease runs out", jobs=[lead.run.job for lead in node.leads])
+            log.warning("the lease runs out", jobs=[runner.run.job for runner in node.runners])
             node.suspend_all("the server has not been heard of, and the lease runs out")
         elif standing == "over":
             log.warning("the lease is over: everything here ends")
@@ -241,14 +241,14 @@ async def keep_lease(node: Node, session: Session) -> None:
                 await session.lease_changed()
 
 
-async def _look_around(node: Node, fence: Fence) -> None:
+async def _look_around(node: NodeAgent, fence: FenceProcess) -> None:
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
         node.look()
         fence.look()
 
 
-async def _said(outbox: Outbox, session: Session) -> None:
+async def _said(outbox: ReportOutbox, session: ServerSession) -> None:
     """Wait until the server knows all there was to say."""
     while session.is_up and not outbox.is_safe:
         await asyncio.sleep(0.02)
@@ -263,12 +263,12 @@ async def _first(within_s: float, *works: "Coroutine[None, None, object]") -> No
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _listening(options: AgentOptions, mark: str, rooms: Rooms) -> tuple[Post, Outposts]:
+def _listening(options: AgentOptions, mark: str, bridge: AgentBridge) -> tuple[Post, Outposts]:
     """Listen for the leads of other nodes; give how they reach us."""
     token = secrets.token_urlsafe(32)
     host = options.host or _own_address(options.server)
     try:
-        outposts = Outposts(f"agent-{mark}", token, rooms, host=host)
+        outposts = Outposts(f"agent-{mark}", token, bridge, host=host)
     except OSError as error:
         because = f"{error.strerror or error}"
         raise UserError(f"{host} can't be listened on", because, "--host with an own one") from None

@@ -52,7 +52,7 @@ class Unreachable(UserError):
     was_asked = True  # the request may have reached it
 
 
-class Answered(UserError):
+class RequestRefused(UserError):
     """The server has refused a request."""
 
     def __init__(self, status: int, problem: Mapping[str, str]) -> None:
@@ -63,7 +63,7 @@ class Answered(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """Where a server is, and how it knows us."""
 
     url: str
@@ -73,7 +73,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StreamEvent:
     """One event of a stream."""
 
     kind: str
@@ -88,16 +88,16 @@ def state_folder(given: str = "", env: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "coddl" / "pool"
 
 
-def find(server: str, state_dir: str, env: Mapping[str, str] = os.environ) -> Address:
+def find(server: str, state_dir: str, env: Mapping[str, str] = os.environ) -> ServerAddress:
     """Find the server: the one given, else the one that this machine's state folder tells of."""
     folder = state_folder(state_dir, env)
     token = env.get("CODDL_TOKEN") or _read(folder / "token").strip()
     if url := server or env.get("CODDL_SERVER", ""):
-        return Address(_checked(url), token)
+        return ServerAddress(_checked(url), token)
     path = folder / "server.json"
     try:
         about = json.loads(_read(path) or "{}")
-        return Address(str(about["url"]), token, int(about["pid"]), path)
+        return ServerAddress(str(about["url"]), token, int(about["pid"]), path)
     except (ValueError, KeyError, TypeError):
         raise Unreachable(
             "there is no pool to talk to",
@@ -151,7 +151,7 @@ class Client:
 
     def __init__(
         self,
-        address: Address,
+        address: ServerAddress,
         *,
         within_s: float = ANSWER_S,
         pauses_s: tuple[float, ...] = PAUSES_S,
@@ -208,7 +208,7 @@ class Client:
         """Tell whether the server has an archive already."""
         try:
             self._asked("HEAD", f"/code/{hash_}")
-        except Answered as error:
+        except RequestRefused as error:
             if error.status == 404:
                 return False
             raise
@@ -237,7 +237,9 @@ class Client:
             return []
         return found
 
-    def watch(self, path: str, **parameters: str | int | float | bool | None) -> Iterator[Said]:
+    def watch(
+        self, path: str, **parameters: str | int | float | bool | None
+    ) -> Iterator[StreamEvent]:
         """Give the events of a stream; if it breaks off, go on after the last one."""
         last, tries = "", itertools.count()
         until_s = 0.0  # how long to look for a server that was there; at first it must be
@@ -259,7 +261,7 @@ class Client:
     @contextlib.contextmanager
     def _stream(
         self, path: str, parameters: Parameters, last: str
-    ) -> Iterator[Iterator[tuple[str, Said]]]:
+    ) -> Iterator[Iterator[tuple[str, StreamEvent]]]:
         """Be answered with a stream, and give its events with their numbers."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
         with (
@@ -365,10 +367,10 @@ class Client:
             f"{found.parent}/output/server.log says why" if is_kept else "coddl up",
         )
 
-    def _refusal(self, response: "httpx.Response") -> Answered:
+    def _refusal(self, response: "httpx.Response") -> RequestRefused:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             problem = response.json()
-            return Answered(
+            return RequestRefused(
                 response.status_code, {part: str(problem[part]) for part in _PARTS} | _code(problem)
             )
         problem = {
@@ -376,7 +378,7 @@ class Client:
             "because": f"it answered {response.status_code} {response.reason_phrase}",
             "try": "--server with the address of a CoDDL server",
         }
-        return Answered(response.status_code, problem)
+        return RequestRefused(response.status_code, problem)
 
 
 _PARTS: Final = ("what", "because", "try")
@@ -415,7 +417,7 @@ def in_path(name: object) -> str:
     return quote(str(name), safe="")
 
 
-def events_of(lines: Iterator[str]) -> Iterator[tuple[str, Said]]:
+def events_of(lines: Iterator[str]) -> Iterator[tuple[str, StreamEvent]]:
     """Read server-sent events: the id and what was said."""
     id_, kind, data = "", "message", list[str]()
     for line in lines:
@@ -430,7 +432,7 @@ def events_of(lines: Iterator[str]) -> Iterator[tuple[str, Said]]:
                 data.append(value)
             case "" if not line:
                 if data or kind == "end":
-                    yield id_, Said(kind, _decoded("\n".join(data)))
+                    yield id_, StreamEvent(kind, _decoded("\n".join(data)))
                 id_, kind, data = "", "message", []
             case _:
                 pass  # a comment, that keeps the line alive

@@ -28,7 +28,7 @@ LARGEST_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Archive:
+class CodeArchive:
     """A folder, packed."""
 
     hash: str
@@ -39,7 +39,7 @@ class Archive:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ArchiveEntry:
     """A file, folder or link that is to be packed."""
 
     name: str  # within the folder, with slashes
@@ -60,7 +60,7 @@ def digest_of(file: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def pack(folder: Path, archive: Path) -> Archive:
+def pack(folder: Path, archive: Path) -> CodeArchive:
     """Write a folder to an archive, less what is ignored; raise UserError if it is too large."""
     left_out: list[str] = []
     try:
@@ -76,7 +76,7 @@ def pack(folder: Path, archive: Path) -> Archive:
     with archive.open("rb") as file:
         digest = digest_of(file)
     names = frozenset(entry.name for entry in entries if stat.S_ISREG(entry.status.st_mode))
-    return Archive(digest, archive, archive.stat().st_size, names, tuple(left_out))
+    return CodeArchive(digest, archive, archive.stat().st_size, names, tuple(left_out))
 
 
 def _patterns(folder: Path) -> tuple[str, ...]:
@@ -99,10 +99,12 @@ def _is_ignored(name: str, patterns: tuple[str, ...]) -> bool:
 
 def _entries(
     folder: Path, root: Path, patterns: tuple[str, ...], left_out: list[str], above: str = ""
-) -> Iterator[Entry]:
+) -> Iterator[ArchiveEntry]:
     """Give what is to be packed, in the order of names."""
     for found in sorted(os.scandir(folder), key=lambda each: os.fsencode(each.name)):
-        entry = Entry(f"{above}{found.name}", Path(found.path), found.stat(follow_symlinks=False))
+        entry = ArchiveEntry(
+            f"{above}{found.name}", Path(found.path), found.stat(follow_symlinks=False)
+        )
         mode = entry.status.st_mode
         if _is_ignored(entry.name, patterns):
             continue
@@ -128,7 +130,7 @@ def _stays_inside(link: Path, root: Path) -> bool:
     return is_relative and Path(os.path.realpath(link)).is_relative_to(root)
 
 
-def _check_size(folder: Path, entries: list[Entry]) -> None:
+def _check_size(folder: Path, entries: list[ArchiveEntry]) -> None:
     total = sum(entry.bytes_ for entry in entries)
     if total <= BYTES_MAX:
         return
@@ -149,7 +151,7 @@ def _megabytes(bytes_: int) -> str:
     return f"{bytes_ / (1 << 20):,.0f} MB"
 
 
-def _write(entries: list[Entry], archive: Path) -> None:
+def _write(entries: list[ArchiveEntry], archive: Path) -> None:
     with (
         archive.open("wb") as raw,
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=3, mtime=0) as packed,
@@ -159,7 +161,7 @@ def _write(entries: list[Entry], archive: Path) -> None:
             _add(tar, entry)
 
 
-def _add(tar: tarfile.TarFile, entry: Entry) -> None:
+def _add(tar: tarfile.TarFile, entry: ArchiveEntry) -> None:
     about = tarfile.TarInfo(entry.name)
     about.mode = stat.S_IMODE(entry.status.st_mode) & 0o777
     if stat.S_ISDIR(entry.status.st_mode):

@@ -21,11 +21,11 @@ import msgspec
 from coddl.api.jobsfolder import JobsFolder
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import (
-    Claim,
     Device,
     RunChanged,
     RunEnded,
     RunFact,
+    RunId,
     RunPrepared,
     RunProgressed,
     RunStalled,
@@ -67,8 +67,8 @@ class Holding(Message, frozen=True):
     """
 
     version: int
-    slots: dict[int, Claim]
-    runs: frozenset[Claim] | None = None
+    slots: dict[int, RunId]
+    runs: frozenset[RunId] | None = None
     others: dict[int, str] = {}  # by index: who else uses a GPU that has no process of a job
 
 

@@ -111,13 +111,13 @@ def jobs_of(client: "Client", all_: bool) -> list[dict[str, Any]]:
 
 def cancel_all(client: "Client") -> list[dict[str, Any]]:
     """Cancel all jobs, and give them. One that has ended meanwhile needs no word."""
-    from coddl.api.client import Answered
+    from coddl.api.client import RequestRefused
 
     jobs = jobs_of(client, all_=False)
     for job in jobs:
         try:
             client.post(f"/jobs/{job['id']}:cancel")
-        except Answered as refused:
+        except RequestRefused as refused:
             if refused.status != HTTPStatus.CONFLICT:
                 raise
     return jobs

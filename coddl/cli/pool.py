@@ -301,7 +301,7 @@ def server(
     from coddl.api.client import state_folder
 
     with needs("server"):
-        from coddl.live.main import ServeOptions, serve
+        from coddl.server.main import ServeOptions, serve
     options = ServeOptions(
         state_dir=state_folder(state_dir),
         host=host,

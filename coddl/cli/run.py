@@ -127,10 +127,10 @@ def run(
 
 
 def _supervise(job: "Job", *, for_program: bool, quiet: bool) -> int:
-    from coddl.cli.runview import JsonView, TextView
+    from coddl.cli.runview import JsonRunView, TextRunView
     from coddl.runtime.supervisor.supervisor import Supervisor
 
-    view = JsonView() if for_program else TextView(quiet=quiet)
+    view = JsonRunView() if for_program else TextRunView(quiet=quiet)
     supervisor = Supervisor(job, view.tell)
 
     def interrupt(_signal: int, _frame: object) -> None:

@@ -8,14 +8,14 @@ from typing import Any, Protocol, TextIO
 Event = dict[str, Any]  # Any: what JSON can hold; `is` names the kind
 
 
-class View(Protocol):
+class RunView(Protocol):
     """Shows what a supervisor tells."""
 
     def tell(self, event: Event) -> None: ...
     def close(self) -> None: ...
 
 
-class JsonView:
+class JsonRunView:
     """One JSON object per event on stdout; the last is the summary."""
 
     def tell(self, event: Event) -> None:
@@ -25,7 +25,7 @@ class JsonView:
         """Nothing is left to show."""
 
 
-class TextView:
+class TextRunView:
     """Lines of all workers with their number; below them, in a terminal, the job's state."""
 
     def __init__(

@@ -48,7 +48,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PhaseTransition:
     """One step of a job's story."""
 
     at_s: float
@@ -60,13 +60,13 @@ class Move:
 class IllegalTransition(AssertionError):
     """A phase was to follow another that it can't; tells the job's story."""
 
-    def __init__(self, name: str, move: Move, story: list[Move]) -> None:
+    def __init__(self, name: str, move: PhaseTransition, story: list[PhaseTransition]) -> None:
         lines = [f"{name}: {move.before} -> {move.after} is not allowed; its story:"]
         lines += [f"  t={m.at_s:g}s {m.before} -> {m.after}: {m.because}" for m in story]
         super().__init__("\n".join(lines))
 
 
-def check(name: str, move: Move, story: list[Move]) -> None:
+def check(name: str, move: PhaseTransition, story: list[PhaseTransition]) -> None:
     """Raise unless the move is on the table."""
     if move.after not in TRANSITIONS[move.before]:
         raise IllegalTransition(name, move, story)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from coddl.live.store import Answer, Line, Link, Picture, Store
+from coddl.server.store import JournalStore, RecordJob, StoredAnswer, StoredRecord, StoredSnapshot
 
 
-def line(seq: int, kind: str = "JobHeld") -> Line:
+def line(seq: int, kind: str = "JobHeld") -> StoredRecord:
     """Make a line that can be told from others."""
-    return Line(seq, seq + 0.25, kind, f'{{"job":{seq},"by":"ü"}}')
+    return StoredRecord(seq, seq + 0.25, kind, f'{{"job":{seq},"by":"ü"}}')
 
 
 class StoreContract:
@@ -20,18 +20,18 @@ class StoreContract:
     """
 
     @pytest.fixture
-    def store(self) -> Store:
+    def store(self) -> JournalStore:
         """The store under test."""
         raise NotImplementedError("give the contract a store: a fixture named `store`")
 
-    def test_an_empty_store_has_nothing(self, store: Store) -> None:
+    def test_an_empty_store_has_nothing(self, store: JournalStore) -> None:
         assert store.last_seq() == 0
         assert store.lines(0, 10) == store.newest(10) == []
-        assert list(store.pictures()) == []
+        assert list(store.stored_snapshots()) == []
         assert store.notes() == {}
         assert store.answer("a") is None
 
-    def test_lines_come_back_in_order_and_unchanged(self, store: Store) -> None:
+    def test_lines_come_back_in_order_and_unchanged(self, store: JournalStore) -> None:
         store.append([line(1), line(2)], [], [])
         store.append([line(3)], [], [])
         assert store.lines(0, 10) == [line(1), line(2), line(3)]
@@ -40,8 +40,8 @@ class StoreContract:
         assert store.newest(0) == []
         assert store.last_seq() == 3
 
-    def test_a_job_has_its_own_lines(self, store: Store) -> None:
-        links = [Link(1, 7), Link(2, 7), Link(2, 8), Link(4, 7)]
+    def test_a_job_has_its_own_lines(self, store: JournalStore) -> None:
+        links = [RecordJob(1, 7), RecordJob(2, 7), RecordJob(2, 8), RecordJob(4, 7)]
         store.append([line(seq) for seq in (1, 2, 3, 4)], links, [])
         assert store.lines(0, 10, 7) == [line(1), line(2), line(4)]
         assert store.lines(1, 1, 7) == [line(2)]
@@ -49,43 +49,51 @@ class StoreContract:
         assert store.newest(5, 8) == [line(2)]
         assert store.lines(0, 10, 9) == []
 
-    def test_an_answer_is_kept_with_the_lines_it_is_about(self, store: Store) -> None:
-        answer = Answer("key", "hash", '{"id":1}', 12.5)
-        store.append([line(1)], [Link(1, 1)], [answer])
+    def test_an_answer_is_kept_with_the_lines_it_is_about(self, store: JournalStore) -> None:
+        answer = StoredAnswer("key", "hash", '{"id":1}', 12.5)
+        store.append([line(1)], [RecordJob(1, 1)], [answer])
         assert store.answer("key") == answer
         assert store.answer("other") is None
 
-    def test_old_answers_are_forgotten(self, store: Store) -> None:
-        store.append([], [], [Answer("old", "h", "r", 10.0), Answer("new", "h", "r", 20.0)])
+    def test_old_answers_are_forgotten(self, store: JournalStore) -> None:
+        store.append(
+            [], [], [StoredAnswer("old", "h", "r", 10.0), StoredAnswer("new", "h", "r", 20.0)]
+        )
         store.forget_answers(15.0)
         assert store.answer("old") is None
         assert store.answer("new") is not None
 
-    def test_two_pictures_are_kept_newest_first(self, store: Store) -> None:
+    def test_two_pictures_are_kept_newest_first(self, store: JournalStore) -> None:
         for seq in (3, 5, 9):
-            store.keep_picture(Picture(seq, 1, bytes([seq, 0, 255])))
-        kept = list(store.pictures())
-        assert kept == [Picture(9, 1, b"\x09\x00\xff"), Picture(5, 1, b"\x05\x00\xff")]
+            store.save_snapshot(StoredSnapshot(seq, 1, bytes([seq, 0, 255])))
+        kept = list(store.stored_snapshots())
+        assert kept == [
+            StoredSnapshot(9, 1, b"\x09\x00\xff"),
+            StoredSnapshot(5, 1, b"\x05\x00\xff"),
+        ]
 
-    def test_a_picture_of_the_same_moment_replaces_the_old_one(self, store: Store) -> None:
-        store.keep_picture(Picture(3, 1, b"a"))
-        store.keep_picture(Picture(5, 1, b"b"))
-        store.keep_picture(Picture(5, 2, b"c"))
-        assert list(store.pictures()) == [Picture(5, 2, b"c"), Picture(3, 1, b"a")]
+    def test_a_picture_of_the_same_moment_replaces_the_old_one(self, store: JournalStore) -> None:
+        store.save_snapshot(StoredSnapshot(3, 1, b"a"))
+        store.save_snapshot(StoredSnapshot(5, 1, b"b"))
+        store.save_snapshot(StoredSnapshot(5, 2, b"c"))
+        assert list(store.stored_snapshots()) == [
+            StoredSnapshot(5, 2, b"c"),
+            StoredSnapshot(3, 1, b"a"),
+        ]
 
-    def test_notes_are_replaced_one_by_one(self, store: Store) -> None:
+    def test_notes_are_replaced_one_by_one(self, store: JournalStore) -> None:
         store.note({"schema": "1", "version": "0.1"})
         store.note({"version": "0.2"})
         assert store.notes() == {"schema": "1", "version": "0.2"}
 
-    def test_a_batch_that_fails_leaves_nothing(self, store: Store) -> None:
+    def test_a_batch_that_fails_leaves_nothing(self, store: JournalStore) -> None:
         """The second line has a number that is taken: whatever a store makes of that."""
         store.append([line(1)], [], [])
-        answer = Answer("key", "hash", "r", 1.0)
+        answer = StoredAnswer("key", "hash", "r", 1.0)
         with pytest.raises(Exception, match=r".+"):
-            store.append([line(2), line(1)], [Link(2, 5)], [answer])
+            store.append([line(2), line(1)], [RecordJob(2, 5)], [answer])
         assert store.lines(0, 10) == [line(1)]
         assert store.lines(0, 10, 5) == []
         assert store.answer("key") is None
-        store.append([line(2)], [Link(2, 5)], [answer])
+        store.append([line(2)], [RecordJob(2, 5)], [answer])
         assert store.last_seq() == 2

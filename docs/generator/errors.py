@@ -8,7 +8,7 @@ from typing import Final, get_args
 from coddl.cli import waiting
 from coddl.core.errors import CoddlError, UserError
 from coddl.core.waiting import WaitingCode
-from coddl.live.problems import INVALID, STATUS
+from coddl.server.problems import INVALID, STATUS
 from docs.generator.markdown import ROOT, page, table
 
 # Why a job waits, for people; the code itself is in JSON, in metrics and in `coddl ls`.

@@ -8,8 +8,8 @@ from typing import cast
 import httpx
 
 from coddl.api import rest
-from coddl.live.http import create_app
-from coddl.live.server import Server
+from coddl.server.http import create_app
+from coddl.server.server import Server
 from docs.generator.markdown import Json, table
 
 

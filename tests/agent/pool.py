@@ -19,11 +19,11 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
 
-from coddl.agent.account import Fact
+from coddl.agent.run_reporter import Fact
 from coddl.api import wire
 from coddl.api.wire import Hello, Holding, NewOrders, Peer, Refused, Welcome
-from coddl.core.pool.orders import Lead, Orders, Seat
-from coddl.core.pool.records import Claim
+from coddl.core.pool.orders import AssignedSlot, JobOrder, Orders
+from coddl.core.pool.records import RunId
 from coddl.core.pool.spec import JobSpec
 
 PATIENCE_S = 90.0
@@ -162,7 +162,7 @@ class PaperServer:
         assert found is not None
         return found
 
-    def held(self, version: int, slots: Mapping[int, Claim]) -> None:
+    def held(self, version: int, slots: Mapping[int, RunId]) -> None:
         """Wait until an agent has said that just these slots have processes."""
         wanted = (version, dict(slots))
 
@@ -209,20 +209,20 @@ class PaperServer:
         return "\n".join(map(str, [*self.facts(job), *self.lines(job)[-40:], self.last_holding()]))
 
 
-def lead(job: int, slots: Iterable[int], **fields: Any) -> Lead:
+def lead(job: int, slots: Iterable[int], **fields: Any) -> JobOrder:
     """A lead's order on node n0; slots from 10 on are on n1, from 20 on on n2."""
-    seats = tuple(Seat(slot, f"n{slot // 10}", None) for slot in slots)
-    base = Lead(job, 1, 1, seats, False, False, "", "it was its turn")
+    seats = tuple(AssignedSlot(slot, f"n{slot // 10}", None) for slot in slots)
+    base = JobOrder(job, 1, 1, seats, False, False, "", "it was its turn")
     return replace(base, **fields)
 
 
 def orders(
-    version: int, leads: Iterable[Lead] = (), specs: Mapping[int, JobSpec] | None = None
+    version: int, leads: Iterable[JobOrder] = (), specs: Mapping[int, JobSpec] | None = None
 ) -> Orders:
     """Orders for n0 that give it the seats its leads need there."""
     leads = tuple(leads)
     seats = {
-        seat.slot: Claim(each.job, each.attempt)
+        seat.slot: RunId(each.job, each.attempt)
         for each in leads
         for seat in each.seats
         if seat.node == "n0"

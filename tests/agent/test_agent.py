@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from coddl.api.code import pack
-from coddl.core.pool.orders import Lead, Orders
-from coddl.core.pool.records import Claim, RunChanged, RunEnded, RunPrepared, RunStepped
+from coddl.core.pool.orders import JobOrder, Orders
+from coddl.core.pool.records import RunChanged, RunEnded, RunId, RunPrepared, RunStepped
 from coddl.core.pool.spec import JobSpec, Launch
 from tests.agent.pool import ROOT, TOKEN, Agent, PaperServer, lead, orders, served, wait_until
 from tests.runtime.elastic import SCRIPTS, alone
@@ -28,7 +28,7 @@ class Pool(NamedTuple):
     jobs: Iterator[int]
     versions: Iterator[int]
 
-    def order(self, *leads: Lead, **specs: JobSpec) -> int:
+    def order(self, *leads: JobOrder, **specs: JobSpec) -> int:
         """Send orders for jobs; give their version."""
         version = next(self.versions)
         by_job = {each.job: specs["spec"] for each in leads}
@@ -93,10 +93,10 @@ def test_a_job_is_led_and_resized_and_trains_the_same(pool: Pool) -> None:
     version = pool.order(lead(job, [0, 1]), spec=spec)
     grown = server.fact(RunChanged, job, kind="resized", gpus_before=1)
     assert set(grown.slots) == {0, 1}
-    server.held(version, {0: Claim(job, 1), 1: Claim(job, 1)})
+    server.held(version, {0: RunId(job, 1), 1: RunId(job, 1)})
     version = pool.order(lead(job, [1]), spec=spec)
     assert server.fact(RunChanged, job, kind="resized", gpus_before=2).slots == (1,)
-    server.held(version, {1: Claim(job, 1)})
+    server.held(version, {1: RunId(job, 1)})
     ended = server.fact(RunEnded, job)
     assert (ended.outcome, ended.exit_code, ended.step) == ("succeeded", 0, 48)
     printed = [line for line in server.lines(job) if line.startswith("stdout: hash")]
@@ -146,13 +146,13 @@ def test_a_worker_starts_only_where_the_table_gives_its_job_a_seat(pool: Pool) -
     pool.order(lead(job, [0]), spec=spec)
     server.wait_step(1, job)
     wanted, version = lead(job, [0, 1]), next(pool.versions)
-    server.order(Orders(version, {0: Claim(job, 1)}, (wanted,), {job: spec}))
-    server.held(version, {0: Claim(job, 1)})
+    server.order(Orders(version, {0: RunId(job, 1)}, (wanted,), {job: spec}))
+    server.held(version, {0: RunId(job, 1)})
     server.wait_step(server.progress(job)[-1].progressed.step + 20, job)
-    server.held(version, {0: Claim(job, 1)})  # still
+    server.held(version, {0: RunId(job, 1)})  # still
     version = pool.order(wanted, spec=spec)
     server.fact(RunChanged, job, kind="resized")
-    server.held(version, {0: Claim(job, 1), 1: Claim(job, 1)})
+    server.held(version, {0: RunId(job, 1), 1: RunId(job, 1)})
     pool.order(lead(job, [0, 1], stop="cancel"), spec=spec)
     server.fact(RunEnded, job, outcome="cancelled")
 
@@ -283,7 +283,7 @@ def test_a_job_may_sit_on_several_nodes(pool: Pool, tmp_path: Path) -> None:
     spec = script("net.py", *NET)
     with Agent(tmp_path, server.url, name="n1", jobs_dir=str(pool.agent.folder / "jobs")):
         server.hello("n1")
-        seats = {10: Claim(job, 1)}
+        seats = {10: RunId(job, 1)}
         server.order(Orders(1, seats, (), {job: spec}), "n1")
         first = orders(next(pool.versions), [lead(job, [0, 10])], {job: spec})
         server.order(first, nodes=["n1"])
@@ -306,14 +306,14 @@ def test_workers_of_a_killed_agents_job_are_adopted_by_another(pool: Pool, tmp_p
     ):
         server.hello("n1")
         server.hello("n2")
-        server.order(Orders(1, {10: Claim(job, 1)}, (), {job: spec}), "n1")
-        told = Orders(1, {20: Claim(job, 1)}, (lead(job, [20, 10]),), {job: spec})
+        server.order(Orders(1, {10: RunId(job, 1)}, (), {job: spec}), "n1")
+        told = Orders(1, {20: RunId(job, 1)}, (lead(job, [20, 10]),), {job: spec})
         server.order(told, "n2", nodes=["n1"])
         server.wait_step(5, job)
         lost.process.kill()
         lost.end()
         led = lead(job, [10], attempt=2, adopt=True)
-        server.order(Orders(2, {10: Claim(job, 2)}, (led,), {job: spec}), "n1")
+        server.order(Orders(2, {10: RunId(job, 2)}, (led,), {job: spec}), "n1")
         regrouped = server.fact(RunChanged, job, attempt=2)
         assert (regrouped.kind, regrouped.slots) == ("regrouped", (10,))
         assert server.fact(RunEnded, job, attempt=2).outcome == "succeeded"

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from coddl.agent.leftovers import MARK, mark_of
+from coddl.agent.orphans import MARK, mark_of
 from coddl.api.wire import Refused
 from coddl.core.pool.orders import Orders
-from coddl.core.pool.records import Claim, RunChanged, RunEnded, RunStepped
+from coddl.core.pool.records import RunChanged, RunEnded, RunId, RunStepped
 from coddl.core.pool.spec import JobSpec, Launch, Tier
 from tests.agent.pool import Agent, PaperServer, lead, lives, orders, served, wait_until
-from tests.agent.test_commands import DEAF, POLITE, SCATTER
+from tests.agent.test_command_runner import DEAF, POLITE, SCATTER
 from tests.runtime.elastic import SCRIPTS
 
 
@@ -56,7 +56,7 @@ def test_a_broken_line_is_dialled_again_by_the_same_boot(
         wait_until(lambda: len(server.hellos) == 2, "another hello")
         assert server.hello().boot == boot
         server.order(orders(2, [lead(1, [0])], {1: command(POLITE)}))
-        server.held(2, {0: Claim(1, 1)})  # it has run on
+        server.held(2, {0: RunId(1, 1)})  # it has run on
         server.order(orders(3, [lead(1, [0], stop="retire")], {1: command(POLITE)}))
         server.fact(RunEnded, outcome="retired")
         server.held(3, {})

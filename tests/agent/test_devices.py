@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coddl.agent.devices import GpuError, Nvml, discover, gpus_here, others_on
-from coddl.agent.strangers import Strangers
+from coddl.agent.devices import GpuError, NvmlDriver, discover, gpus_here, others_on
+from coddl.agent.foreign_processes import ForeignProcessMonitor
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device
 
@@ -133,7 +133,9 @@ def test_who_else_uses_a_gpu_is_named_or_known_by_the_memory_it_uses() -> None:
 
 def test_others_block_a_gpu_at_once_at_first_and_when_seen_twice_later() -> None:
     gpus, ours, told = PaperGpus(2, busy=(1,)), {"GPU-111-abc"}, list[dict[int, str]]()
-    strangers = Strangers(gpus, (gpu(0), gpu(1)), lambda: ours, lambda said: told.append({**said}))
+    strangers = ForeignProcessMonitor(
+        gpus, (gpu(0), gpu(1)), lambda: ours, lambda said: told.append({**said})
+    )
     strangers.look()
     assert [*map(list, told)] == [[0]], "what is ours is not looked at"
     ours.clear()
@@ -184,7 +186,7 @@ class Driver:
 
 
 def test_the_driver_is_asked_in_its_own_words() -> None:
-    gpus = Nvml(Driver(lambda: b"NVIDIA H200"))
+    gpus = NvmlDriver(Driver(lambda: b"NVIDIA H200"))
     assert gpus.count() == 1
     assert gpus.about(0) == Device(0, "NVIDIA H200", "GPU-1", 99)
     assert gpus.used_bytes(0) == 7
@@ -195,11 +197,11 @@ def test_what_the_driver_raises_is_told_as_an_error_of_the_gpu() -> None:
         raise Driver.NVMLError("fell off the bus")
 
     with pytest.raises(GpuError, match="fell off the bus"):
-        Nvml(Driver(fail)).about(0)
+        NvmlDriver(Driver(fail)).about(0)
 
 
 def test_a_gpu_that_is_cut_into_instances_can_not_be_used() -> None:
     name: Callable[[], str] = lambda: "NVIDIA H200"  # noqa: E731
-    assert Nvml(Driver(name, mig=0)).about(0).gpu == "GPU-1"
+    assert NvmlDriver(Driver(name, mig=0)).about(0).gpu == "GPU-1"
     with pytest.raises(GpuError, match="MIG"):
-        Nvml(Driver(name, mig=1)).about(0)
+        NvmlDriver(Driver(name, mig=1)).about(0)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coddl.agent.fence import of_jobs
-from coddl.agent.leftovers import MARK, Leftovers, mark_of
-from coddl.core.pool.records import Claim, RunEnded, RunStepped
+from coddl.agent.orphans import MARK, OrphanProcesses, mark_of
+from coddl.core.pool.records import RunEnded, RunId, RunStepped
 from coddl.core.pool.spec import JobSpec, Launch
 from tests.agent.pool import (
     Agent,
@@ -24,7 +24,7 @@ from tests.agent.pool import (
     wait_until,
 )
 from tests.agent.test_agent_faults import NESTED, command
-from tests.agent.test_commands import DEAF
+from tests.agent.test_command_runner import DEAF
 
 LEASE_S = 8.0
 
@@ -70,7 +70,7 @@ def test_a_stopped_agent_loses_its_jobs_with_its_lease_and_knows_it_later(
         server.order(orders(5))
         server.held(5, {})
         server.order(orders(6, [lead(2, [1], attempt=2)], specs))
-        server.held(6, {1: Claim(2, 2)})  # it is as good as before
+        server.held(6, {1: RunId(2, 2)})  # it is as good as before
 
 
 def test_a_fence_that_dies_is_started_again_and_knows_the_lease(
@@ -113,7 +113,7 @@ def test_what_has_started_nothing_and_has_no_mark_runs_no_job(tmp_path: Path) ->
     idle, busy = started(SLEEPS), started(STARTS)
     marked = started(SLEEPS, **{MARK: mark_of(tmp_path)})
     try:
-        found = [each.pid for each in of_jobs(os.getpid(), Leftovers(tmp_path))]
+        found = [each.pid for each in of_jobs(os.getpid(), OrphanProcesses(tmp_path))]
         assert {busy.pid, marked.pid} < {*found}
         assert idle.pid not in found
         (child,) = below(busy.pid)

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from coddl.api import client as api
-from coddl.api.client import Address, Answered, Client, Unreachable, events_of, find
+from coddl.api.client import Client, RequestRefused, ServerAddress, Unreachable, events_of, find
 from coddl.core.errors import UserError
 from tests.cli.stub_pool import BREAK, HANG_UP, TOKEN, Reply, StubPool, problem
 
 
 @pytest.fixture
 def client(pool: StubPool) -> Iterator[Client]:
-    with Client(Address(pool.url, TOKEN), pauses_s=(0.0, 0.0)) as found:
+    with Client(ServerAddress(pool.url, TOKEN), pauses_s=(0.0, 0.0)) as found:
         yield found
 
 
@@ -30,7 +30,7 @@ def nowhere() -> Iterator[Client]:
     """Give a client of a server that does not listen."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody else gets the port meanwhile
-        with Client(Address(f"http://127.0.0.1:{taken.getsockname()[1]}", "")) as found:
+        with Client(ServerAddress(f"http://127.0.0.1:{taken.getsockname()[1]}", "")) as found:
             yield found
 
 
@@ -47,7 +47,7 @@ def test_a_server_is_found_by_flag_then_variable_then_file(tmp_path: Path, pool:
     assert (found.url, found.token, found.pid) == (pool.url, TOKEN, os.getpid())
     assert find("", "", env | {"CODDL_SERVER": "http://head:1"}).url == "http://head:1"
     both = env | {"CODDL_SERVER": "http://head:1", "CODDL_TOKEN": "other"}
-    assert find("https://gpu/", "", both) == Address("https://gpu", "other")
+    assert find("https://gpu/", "", both) == ServerAddress("https://gpu", "other")
     assert find("head:7433", "", env).url == "http://head:7433"
 
 
@@ -86,7 +86,7 @@ def test_a_refusal_is_told_in_the_servers_words(
     client: Client, pool: StubPool, status: int, code: int
 ) -> None:
     pool.will("GET", "/jobs/9", problem(status, "no job 9", "there are 3", "coddl ls"))
-    with pytest.raises(Answered) as refused:
+    with pytest.raises(RequestRefused) as refused:
         client.get("/jobs/9")
     assert str(refused.value) == "no job 9\n  because there are 3\n  try     coddl ls"
     assert (refused.value.exit_code, refused.value.code) == (code, "x")
@@ -94,7 +94,7 @@ def test_a_refusal_is_told_in_the_servers_words(
 
 def test_an_answer_of_something_else_is_told_as_such(client: Client, pool: StubPool) -> None:
     pool.will("GET", "/pool", Reply(502, {"oops": 1}))
-    with pytest.raises(Answered) as refused:
+    with pytest.raises(RequestRefused) as refused:
         client.get("/pool")
     assert str(refused.value) == (
         f"{pool.url} did not do it\n  because it answered 502 Bad Gateway\n"
@@ -116,7 +116,7 @@ def test_a_server_that_is_not_there(nowhere: Client) -> None:
 def test_a_file_of_a_server_that_was_killed_is_no_riddle(nowhere: Client) -> None:
     pid, url = gone(), nowhere.address.url
     with (
-        Client(Address(url, "", pid, Path("server.json"))) as client,
+        Client(ServerAddress(url, "", pid, Path("server.json"))) as client,
         pytest.raises(Unreachable) as refused,
     ):
         client.get("/jobs")
@@ -139,7 +139,7 @@ def test_a_server_that_starts_again_is_waited_for() -> None:
             again = until_end.enter_context(StubPool(port=port))
             again.will("POST", "/jobs/1:cancel", {"id": 1})
 
-        address = Address(f"http://127.0.0.1:{port}", "")
+        address = ServerAddress(f"http://127.0.0.1:{port}", "")
         with Client(address, pauses_s=(0.01,), on_away=come_back) as client:
             assert client.post("/jobs/1:cancel") == {"id": 1}
     assert said == ["the server is away; waiting for it"]
@@ -148,7 +148,7 @@ def test_a_server_that_starts_again_is_waited_for() -> None:
 def test_what_a_server_may_have_done_is_not_asked_for_twice(pool: StubPool) -> None:
     pool.will("POST", "/jobs/1:cancel", HANG_UP)
     pool.will("GET", "/jobs/1", HANG_UP, {"id": 1})
-    with Client(Address(pool.url, TOKEN), pauses_s=(0.0,), on_away=lambda _: None) as client:
+    with Client(ServerAddress(pool.url, TOKEN), pauses_s=(0.0,), on_away=lambda _: None) as client:
         with pytest.raises(Unreachable, match="gave no answer"):
             client.post("/jobs/1:cancel")
         assert len(pool.saw("POST", "/jobs/1:cancel")) == 1
@@ -159,7 +159,7 @@ def test_who_keeps_a_pool_up_is_not_told_to_start_it(
     nowhere: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "KEPT_S", 0.0)
-    address = Address(nowhere.address.url, "", gone(), tmp_path / "server.json")
+    address = ServerAddress(nowhere.address.url, "", gone(), tmp_path / "server.json")
     with (tmp_path / "pool.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with (
@@ -236,7 +236,7 @@ def test_a_stream_that_had_nothing_to_say_yet_is_asked_for_again_too(
 
 
 def test_a_stream_that_is_refused_is_not_asked_for_again(client: Client, pool: StubPool) -> None:
-    with pytest.raises(Answered):
+    with pytest.raises(RequestRefused):
         next(client.watch("/jobs/1/logs"))
     assert len(pool.asked) == 1
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coddl.api import code
-from coddl.api.code import Archive, digest_of, pack
+from coddl.api.code import CodeArchive, digest_of, pack
 from coddl.core.errors import UserError
 
 Fill = Callable[[Path], None]
@@ -29,11 +29,11 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def packed(folder: Path) -> Archive:
+def packed(folder: Path) -> CodeArchive:
     return pack(folder, folder.parent / f"{folder.name}.tar.gz")
 
 
-def members(archive: Archive) -> dict[str, tarfile.TarInfo]:
+def members(archive: CodeArchive) -> dict[str, tarfile.TarInfo]:
     with tarfile.open(archive.path) as tar:
         return {member.name: member for member in tar}
 

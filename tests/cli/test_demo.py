@@ -6,18 +6,27 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coddl.cli.demo.playbill import Playbill, Sample
-from coddl.cli.demo.scenario import ACTS, REHEARSAL, SCRIPT, SCRIPTS, Kind
-from coddl.cli.demo.stage import Reader, picture, timeline
-from coddl.cli.demo.summary import Fared, Summary, curve_of, fared, fifo_jct_s, summary_lines
+from coddl.cli.demo.display import LineDisplay, screen, timeline
+from coddl.cli.demo.history import DemoHistory, Sample
+from coddl.cli.demo.scenario import SCHEDULED_JOBS, SCRIPT, SCRIPTS, WARM_UP_JOB, StepProfile
+from coddl.cli.demo.summary import (
+    DemoSummary,
+    JobResult,
+    curve_of,
+    fared,
+    fifo_jct_s,
+    summary_lines,
+)
 from tests.cli.recorded import EXPLAINED, JOB, NOW_S
 
 
-def bill_of(*names: str) -> Playbill:
-    bill = Playbill(4, "GPUs", "afs-p", NOW_S)
-    for number, act in enumerate((act for act in ACTS if act.name in names), start=1):
-        bill.enter(act, JOB | {"id": number, "name": act.name})
-    return bill
+def bill_of(*names: str) -> DemoHistory:
+    history = DemoHistory(4, "GPUs", "afs-p", NOW_S)
+    for number, scheduled in enumerate(
+        (scheduled for scheduled in SCHEDULED_JOBS if scheduled.name in names), start=1
+    ):
+        history.enter(scheduled, JOB | {"id": number, "name": scheduled.name})
+    return history
 
 
 def event(what: str, job: int | None, at_s: float = 1.0, **detail: Any) -> dict[str, Any]:
@@ -57,41 +66,41 @@ HEARD = {
 
 @pytest.mark.parametrize(("heard", "want"), HEARD.values(), ids=HEARD.keys())
 def test_what_is_worth_a_line(heard: dict[str, Any], want: list[tuple[float, str, str]]) -> None:
-    bill = bill_of("resnet")
-    new = bill.hear([heard])
+    history = bill_of("resnet")
+    new = history.hear([heard])
     assert [(round(at_s, 1), who, what) for at_s, who, what in new] == want
-    assert bill.lines == new
+    assert history.lines == new
     is_change = "trains on" in "".join(what for _, _, what in want)
-    assert bill.parts[0].pauses_s == ([0.02] if is_change else [])
+    assert history.parts[0].pauses_s == ([0.02] if is_change else [])
 
 
 def test_shares_are_kept_where_they_change() -> None:
-    bill = bill_of("resnet")
+    history = bill_of("resnet")
     for at_s, gpus, state in ((0, 0, "PENDING"), (1, 2, "RUNNING"), (2, 2, "RUNNING")):
-        bill.see([JOB | {"id": 1, "gpus": gpus, "state": state}], NOW_S + at_s)
-    assert not bill.is_over
-    bill.see([JOB | {"id": 1, "gpus": 0, "state": "SUCCEEDED"}], NOW_S + 3)
-    assert bill.parts[0].samples == [Sample(0, 0), Sample(1, 2), Sample(3, None)]
-    assert bill.is_over
+        history.see([JOB | {"id": 1, "gpus": gpus, "state": state}], NOW_S + at_s)
+    assert not history.is_over
+    history.see([JOB | {"id": 1, "gpus": 0, "state": "SUCCEEDED"}], NOW_S + 3)
+    assert history.parts[0].samples == [Sample(0, 0), Sample(1, 2), Sample(3, None)]
+    assert history.is_over
 
 
 def test_a_share_over_time_is_a_line_of_heights() -> None:
-    bill = bill_of("resnet")
-    part = bill.parts[0]
+    history = bill_of("resnet")
+    part = history.parts[0]
     part.samples = [Sample(1, 0), Sample(3, 1), Sample(5, 4), Sample(7, 2), Sample(8, None)]
-    bill.now_s = 9.5
-    assert timeline(part, bill, 12, 12.0) == " ··▂▂██▄    "
-    assert timeline(part, bill, 6, 12.0) == "·▂█▄  "
-    part.samples, bill.now_s = [Sample(0, 3)], 2.0
-    assert timeline(part, bill, 4, 4.0) == "▆▆▆ "  # the future is empty
+    history.now_s = 9.5
+    assert timeline(part, history, 12, 12.0) == " ··▂▂██▄    "
+    assert timeline(part, history, 6, 12.0) == "·▂█▄  "
+    part.samples, history.now_s = [Sample(0, 3)], 2.0
+    assert timeline(part, history, 4, 4.0) == "▆▆▆ "  # the future is empty
 
 
 def test_the_picture_has_a_row_and_a_reason_per_job() -> None:
-    bill = bill_of("resnet", "vit")
+    history = bill_of("resnet", "vit")
     ended = JOB | {"id": 2, "state": "SUCCEEDED", "jct_s": 13.04}
-    bill.see([JOB | {"id": 1}, ended], NOW_S + 20)
-    bill.hear([event("JobSubmitted", 2)])
-    lines = [line.plain for line in picture(bill, 100)]
+    history.see([JOB | {"id": 1}, ended], NOW_S + 20)
+    history.hear([event("JobSubmitted", 2)])
+    lines = [line.plain for line in screen(history, 100)]
     assert lines[0] == "CoDDL demo  4 GPUs, shared by afs-p, 20 s"
     assert lines[2].split()[0] == "resnet"
     assert lines[2].split()[-4:] == ["■■■□", "RUNNING", "━" * 10, "42%"]
@@ -104,18 +113,18 @@ def test_the_picture_has_a_row_and_a_reason_per_job() -> None:
 
 def test_a_file_gets_lines() -> None:
     out = io.StringIO()
-    with Reader(Console(file=out)) as stage:
-        stage.show(bill_of("vit"), [(1.0, "vit", "x" * 200)])
+    with LineDisplay(Console(file=out)) as display:
+        display.show(bill_of("vit"), [(1.0, "vit", "x" * 200)])
     assert out.getvalue() == f"   1.0 s  vit      {'x' * 200}\n"
 
 
-def job(name: str, at_s: float, steps: int, step_s: dict[int, float], **more: Any) -> Fared:
-    fields = {"kind": Kind(0.0, 0.0), "state": "SUCCEEDED", "jct_s": 10.0, "gpus_max": 4,
+def job(name: str, at_s: float, steps: int, step_s: dict[int, float], **more: Any) -> JobResult:
+    fields = {"kind": StepProfile(0.0, 0.0), "state": "SUCCEEDED", "jct_s": 10.0, "gpus_max": 4,
               "resizes": 1, "pauses_s": (0.01, 0.03)}  # fmt: skip
-    return Fared(name, submitted_s=at_s, steps=steps, step_s=step_s, **{**fields, **more})
+    return JobResult(name, submitted_s=at_s, steps=steps, step_s=step_s, **{**fields, **more})
 
 
-LINEAR, FLAT = Kind(0.05, 0.0), Kind(0.0, 0.1)
+LINEAR, FLAT = StepProfile(0.05, 0.0), StepProfile(0.0, 0.1)
 
 
 def test_fifo_gives_each_job_its_maximum_when_those_before_are_done() -> None:
@@ -161,7 +170,7 @@ def test_the_summary_says_what_was_measured_and_what_simulated() -> None:
         job("a", 0.0, 9, {1: 0.4, 4: 0.1}),
         job("b", 1.0, 9, {1: 0.4}, kind=FLAT, pauses_s=()),
     )
-    summary = Summary("afs-p", 4, jobs, (20.0, 30.0))
+    summary = DemoSummary("afs-p", 4, jobs, (20.0, 30.0))
     text = "\n".join(line.plain.rstrip() for line in summary_lines(summary))
     assert text.startswith(SUMMARY)
     assert "FIFO is simulated" in text
@@ -174,7 +183,9 @@ def test_the_summary_says_what_was_measured_and_what_simulated() -> None:
 def test_the_jobs_of_the_demo_are_such_as_the_pool_takes() -> None:
     from coddl.api.spec import read_request
 
-    assert [act.at_s for act in ACTS] == sorted(act.at_s for act in ACTS)
-    for act in (REHEARSAL, *ACTS):
+    assert [scheduled.at_s for scheduled in SCHEDULED_JOBS] == sorted(
+        scheduled.at_s for scheduled in SCHEDULED_JOBS
+    )
+    for scheduled in (WARM_UP_JOB, *SCHEDULED_JOBS):
         assert (SCRIPTS / SCRIPT).is_file()
-        assert read_request(act.request(2, "ann")).to_spec(2).gpus_max == 2
+        assert read_request(scheduled.request(2, "ann")).to_spec(2).gpus_max == 2

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coddl.cli.runview import TextView, change_sentence, fitted, sentence, status_line
+from coddl.cli.runview import TextRunView, change_sentence, fitted, sentence, status_line
 from tests.cli.conftest import Coddl
 from tests.runtime.harness import (
     ROOT,
@@ -340,7 +340,7 @@ class Terminal(io.StringIO):
 
 def test_in_a_terminal_the_state_stays_below_the_lines() -> None:
     out, err = io.StringIO(), Terminal()
-    view = TextView(quiet=False, out=out, err=err)
+    view = TextRunView(quiet=False, out=out, err=err)
     view.tell({"is": "progress", **STATUS})
     view.tell({"is": "log", "worker": 3, "stream": "stderr", "text": "hello"})
     view.close()
@@ -353,6 +353,6 @@ def test_in_a_terminal_the_state_stays_below_the_lines() -> None:
 
 def test_a_file_gets_no_state_line() -> None:
     err = io.StringIO()
-    view = TextView(quiet=False, out=io.StringIO(), err=err)
+    view = TextRunView(quiet=False, out=io.StringIO(), err=err)
     view.tell({"is": "progress", **STATUS})
     assert err.getvalue() == ""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from coddl.core.pool import records as r
-from coddl.core.pool.control import Control
+from coddl.core.pool.control import ControlPlane
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
 from coddl.core.registry import policy_from
@@ -65,7 +65,7 @@ def learn(
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Run never-seen jobs in a pool until nothing changes; give their shares and resizes."""
     pool = Pool()
-    control = Control(pool, Stability(cool_down_s=0.0, reserve_s=0.0))
+    control = ControlPlane(pool, Stability(cool_down_s=0.0, reserve_s=0.0))
 
     def tell(fact: r.RunFact | r.RunProgressed, now_s: float) -> None:
         control.handle(r.RunReported("n", "b", fact), now_s)
@@ -84,7 +84,7 @@ def learn(
             tell(r.RunStepped(each.id, 1, 1), now_s)
             tell(r.RunChanged(each.id, 1, tick, "resized", 1, slots, tick, 0.0, 0.0), now_s)
         version = pool.nodes["n"].version
-        holding = {s: r.Claim(j.id, 1) for j in pool.live_jobs() for s in j.granted}
+        holding = {s: r.RunId(j.id, 1) for j in pool.live_jobs() for s in j.granted}
         control.handle(r.NodeReported("n", "b", version, holding), now_s)
         for each in pool.live_jobs():
             gpus = len(each.granted)

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coddl.core.pool.job import Measured
+from coddl.core.pool.job import MeasuredSpeed
 from coddl.core.pool.records import Decided
 from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
 from coddl.core.pool.state import Pool as Fold
 from coddl.core.registry import policy_from
-from coddl.live.journal import Noted
+from coddl.server.journal import JournalEntry
 from tests.e2e.pool import COOL_DOWN_S, Pool
 
 
@@ -26,7 +26,7 @@ def quiet(pool: Pool, *jobs: int) -> Quiet:
     return pool.wait(f"a quiet moment for jobs {jobs}", lambda: _quiet(pool, jobs))
 
 
-def folded(records: Sequence[Noted]) -> Fold:
+def folded(records: Sequence[JournalEntry]) -> Fold:
     """Fold records; which asserts that a slot is granted to nobody while it has an owner."""
     fold = Fold()
     for _, at_s, record in records:
@@ -58,13 +58,13 @@ def _quiet(pool: Pool, jobs: Sequence[int]) -> Quiet | None:
     )
 
 
-def _sight(before: Sequence[Noted], noted: Noted) -> PoolSnapshot:
+def _sight(before: Sequence[JournalEntry], noted: JournalEntry) -> PoolSnapshot:
     """Give the picture that a decision was made on; speeds are in its rows, as far as new."""
     fold, decided = folded(before), noted.record
     assert isinstance(decided, Decided)
     rows = {job.id: job.row for job in fold.live_jobs() if job.row is not None}
     for row in (rows | {row.job: row for row in decided.rows}).values():
-        speeds = {gpus: Measured(step_s, 0) for gpus, step_s in row.step_s.items()}
+        speeds = {gpus: MeasuredSpeed(step_s, 0) for gpus, step_s in row.step_s.items()}
         fold.jobs[row.job].step_s = speeds
     return snapshot_of_pool(fold, noted.at_s, decided.seed)
 

@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from coddl.agent.leftovers import mark_of
-from coddl.api.client import Address, Client, Unreachable
+from coddl.agent.orphans import mark_of
+from coddl.api.client import Client, ServerAddress, Unreachable
 from coddl.api.code import pack
 from coddl.core.pool import records as r
-from coddl.live.journal import KINDS, Noted
 from coddl.runtime.supervisor.jobdir import MEMORY
+from coddl.server.journal import KINDS, JournalEntry
 from tests.e2e.netns import Cluster, Machine, Visit
 from tests.e2e.observer import Observer, Sitter
 
@@ -66,7 +66,7 @@ class Pool:
             self.start_server()
             for node in NODES:
                 self.start_agent(node)
-            address = Address(self.url, (self.state / "token").read_text().strip())
+            address = ServerAddress(self.url, (self.state / "token").read_text().strip())
             self._client = self._visit.do(lambda: Client(address))
             stack.callback(self._client.__exit__)
             self.wait("agents", lambda: self.nodes_in("UP") == list(NODES) and self.is_ready())
@@ -276,13 +276,13 @@ class Pool:
 
     # The journal.
 
-    def records(self, after: int = 0) -> list[Noted]:
+    def records(self, after: int = 0) -> list[JournalEntry]:
         """Read the journal, whether or not there is a server."""
         with contextlib.closing(self._journal()) as journal:
             query = "SELECT seq, at_s, kind, body FROM records WHERE seq > ? ORDER BY seq"
             rows = journal.execute(query, (after,)).fetchall()
         return [
-            Noted(seq, at_s, msgspec.json.decode(body, type=KINDS[kind]))
+            JournalEntry(seq, at_s, msgspec.json.decode(body, type=KINDS[kind]))
             for seq, at_s, kind, body in rows
         ]
 

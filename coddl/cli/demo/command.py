@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coddl.api.client import Client
-    from coddl.cli.demo.playbill import Playbill
-    from coddl.cli.demo.stage import Stage
-    from coddl.cli.demo.summary import Summary
+    from coddl.cli.demo.display import DemoDisplay
+    from coddl.cli.demo.history import DemoHistory
+    from coddl.cli.demo.summary import DemoSummary
     from coddl.engines.local import PoolOptions
 
 EXAMPLES = "Examples:  coddl demo   coddl demo --slots 8   coddl demo -o json"
@@ -48,20 +48,20 @@ def demo(slots: Slots = None, output: Output = "table", as_json: AsJson = False)
 
     from rich.console import Console
 
-    from coddl.cli.demo.stage import Curtain, Reader, Theatre
+    from coddl.cli.demo.display import LineDisplay, NoDisplay, TerminalDisplay
 
     for_program = wants_json(output, as_json)
     console = Console(highlight=False)
-    stage: Stage = Curtain() if for_program else Reader(console)
+    display: DemoDisplay = NoDisplay() if for_program else LineDisplay(console)
     if not for_program and console.is_terminal:
-        stage = Theatre(console)
+        display = TerminalDisplay(console)
     with tempfile.TemporaryDirectory(prefix="coddl-demo-", ignore_cleanup_errors=True) as folder:
-        summary = played(Path(folder), slots, stage, for_program)
+        summary = played(Path(folder), slots, display, for_program)
     _tell(summary, console, for_program)
     raise typer.Exit(0 if all(job.state == "SUCCEEDED" for job in summary.jobs) else 1)
 
 
-def _tell(summary: "Summary", console: "Console", for_program: bool) -> None:
+def _tell(summary: "DemoSummary", console: "Console", for_program: bool) -> None:
     from coddl.cli.demo.summary import summary_lines
     from coddl.cli.poolview import show
 
@@ -71,9 +71,11 @@ def _tell(summary: "Summary", console: "Console", for_program: bool) -> None:
         show(summary_lines(summary), console)
 
 
-def played(folder: Path, slots: int | None, stage: "Stage", for_program: bool) -> "Summary":
+def played(
+    folder: Path, slots: int | None, display: "DemoDisplay", for_program: bool
+) -> "DemoSummary":
     """Play the demo with a pool in a folder, and sum it up."""
-    from coddl.cli.demo.playbill import Playbill
+    from coddl.cli.demo.history import DemoHistory
     from coddl.engines.local import PoolOptions
 
     slots, kind = _devices(slots)
@@ -86,10 +88,10 @@ def played(folder: Path, slots: int | None, stage: "Stage", for_program: bool) -
     with pool(options) as client:
         about = client.get("/pool")
         code = _rehearse(client)
-        bill = Playbill(about["slots_total"], kind, POLICY, time.time())
-        with stage:
-            _play(client, bill, stage, code)
-        return _summed_up(client, bill)
+        history = DemoHistory(about["slots_total"], kind, POLICY, time.time())
+        with display:
+            _play(client, history, display, code)
+        return _summed_up(client, history)
 
 
 def _devices(slots: int | None) -> tuple[int | None, str]:
@@ -137,14 +139,14 @@ def _rehearse(client: "Client") -> str:
 
     from coddl.api.client import user
     from coddl.api.code import pack
-    from coddl.cli.demo.scenario import REHEARSAL, SCRIPTS
+    from coddl.cli.demo.scenario import SCRIPTS, WARM_UP_JOB
     from coddl.cli.waiting import wait_for
 
     with tempfile.TemporaryDirectory(prefix="coddl-") as scratch:
         archive = pack(SCRIPTS, Path(scratch) / "code.tar.gz")
         with archive.path.open("rb") as file:
             client.send_code(archive.hash, file)
-    job = client.submit(REHEARSAL.request(1, user()) | {"code": archive.hash})
+    job = client.submit(WARM_UP_JOB.request(1, user()) | {"code": archive.hash})
     ended = wait_for(client, str(job["id"]), within_s=PATIENCE_S)
     if ended["state"] != "SUCCEEDED":
         told = ended["trouble"] or {}
@@ -156,23 +158,25 @@ def _rehearse(client: "Client") -> str:
     return archive.hash
 
 
-def _play(client: "Client", bill: "Playbill", stage: "Stage", code: str) -> None:
+def _play(client: "Client", history: "DemoHistory", display: "DemoDisplay", code: str) -> None:
     """Hand in the jobs when their time has come, and show what happens until all are over."""
     from coddl.api.client import user
-    from coddl.cli.demo.scenario import ACTS
+    from coddl.cli.demo.scenario import SCHEDULED_JOBS
 
     after = client.get("/events", limit=1)["next"]
-    left = list(ACTS)
-    while left or not bill.is_over:
+    left = list(SCHEDULED_JOBS)
+    while left or not history.is_over:
         now_s = time.time()
-        while left and now_s - bill.begin_s >= left[0].at_s:
-            act = left.pop(0)
-            bill.enter(act, client.submit(act.request(bill.gpus, user()) | {"code": code}))
-        bill.see(client.get("/jobs", limit=EVENTS)["items"], time.time())
+        while left and now_s - history.begin_s >= left[0].at_s:
+            scheduled = left.pop(0)
+            history.enter(
+                scheduled, client.submit(scheduled.request(history.gpus, user()) | {"code": code})
+            )
+        history.see(client.get("/jobs", limit=EVENTS)["items"], time.time())
         page = client.get("/events", after=after, limit=EVENTS)
         after = page["next"]
-        stage.show(bill, bill.hear(page["items"]))
-        if now_s - bill.begin_s > PATIENCE_S:
+        display.show(history, history.hear(page["items"]))
+        if now_s - history.begin_s > PATIENCE_S:
             raise UserError(
                 "the demo does not end",
                 f"its jobs are not over after {PATIENCE_S:.0f} s",
@@ -181,11 +185,13 @@ def _play(client: "Client", bill: "Playbill", stage: "Stage", code: str) -> None
         time.sleep(LOOK_S)
 
 
-def _summed_up(client: "Client", bill: "Playbill") -> "Summary":
-    from coddl.cli.demo.summary import Summary, fared, fifo_jct_s
+def _summed_up(client: "Client", history: "DemoHistory") -> "DemoSummary":
+    from coddl.cli.demo.summary import DemoSummary, fared, fifo_jct_s
 
     jobs = []
-    for part in bill.parts:
+    for part in history.parts:
         told = client.get(f"/jobs/{part.number}/explain")
-        jobs.append(fared(part.act.kind, told, bill.begin_s, part.pauses_s))
-    return Summary(bill.policy, bill.gpus, tuple(jobs), tuple(fifo_jct_s(jobs, bill.gpus)))
+        jobs.append(fared(part.scheduled.kind, told, history.begin_s, part.pauses_s))
+    return DemoSummary(
+        history.policy, history.gpus, tuple(jobs), tuple(fifo_jct_s(jobs, history.gpus))
+    )

@@ -10,7 +10,7 @@ PARTS: Final = 8  # of a batch, of 8 samples each
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class StepProfile:
     """What the steps of a job are like."""
 
     shared_s: float  # per part: more devices share them
@@ -21,21 +21,21 @@ class Kind:
         return PARTS / gpus * self.shared_s + self.serial_s
 
 
-LINEAR: Final = Kind(0.020, 0.0)
-FAIR: Final = Kind(0.015, 0.04)  # on four devices 2.3 times as fast as on one
-POOR: Final = Kind(0.012, 0.07)  # 1.8 times
-FLAT: Final = Kind(0.0, 0.15)
-SHORT: Final = Kind(0.0, 0.0)
+LINEAR: Final = StepProfile(0.020, 0.0)
+FAIR: Final = StepProfile(0.015, 0.04)  # on four devices 2.3 times as fast as on one
+POOR: Final = StepProfile(0.012, 0.07)  # 1.8 times
+FLAT: Final = StepProfile(0.0, 0.15)
+SHORT: Final = StepProfile(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class ScheduledJob:
     """A job, and when it is handed in."""
 
     at_s: float
     name: str
     steps: int
-    kind: Kind
+    kind: StepProfile
     style: str  # its colour
     gpus_max: int = 4
 
@@ -51,12 +51,12 @@ class Act:
 
 
 # Before the show: its workers are there when the others come.
-REHEARSAL: Final = Act(0.0, "rehearsal", 16, SHORT, "")
-ACTS: Final = (
-    Act(0.0, "resnet", 256, LINEAR, "cyan"),
-    Act(3.0, "recsys", 112, FLAT, "magenta"),
-    Act(7.0, "vit", 64, FAIR, "green"),
-    Act(11.0, "bert", 192, FAIR, "yellow"),
-    Act(18.0, "gan", 48, FAIR, "blue"),
-    Act(24.0, "lstm", 80, POOR, "red"),
+WARM_UP_JOB: Final = ScheduledJob(0.0, "rehearsal", 16, SHORT, "")
+SCHEDULED_JOBS: Final = (
+    ScheduledJob(0.0, "resnet", 256, LINEAR, "cyan"),
+    ScheduledJob(3.0, "recsys", 112, FLAT, "magenta"),
+    ScheduledJob(7.0, "vit", 64, FAIR, "green"),
+    ScheduledJob(11.0, "bert", 192, FAIR, "yellow"),
+    ScheduledJob(18.0, "gan", 48, FAIR, "blue"),
+    ScheduledJob(24.0, "lstm", 80, POOR, "red"),
 )

@@ -7,18 +7,18 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from coddl.cli.demo.scenario import Kind
+from coddl.cli.demo.scenario import StepProfile
 from coddl.cli.poolview import Answer, table
 
 FIFO: Final = "fifo"
 
 
 @dataclass(frozen=True, slots=True)
-class Fared:
+class JobResult:
     """How one job fared."""
 
     name: str
-    kind: Kind  # jobs of one kind run the same steps
+    kind: StepProfile  # jobs of one kind run the same steps
     state: str
     submitted_s: float  # since the beginning
     jct_s: float
@@ -30,15 +30,15 @@ class Fared:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class DemoSummary:
     """All jobs, beside what FIFO would have given."""
 
     policy: str
     gpus: int
-    jobs: tuple[Fared, ...]
+    jobs: tuple[JobResult, ...]
     fifo_jct_s: tuple[float, ...]
 
-    def is_worked_out(self, job: Fared) -> bool:
+    def is_worked_out(self, job: JobResult) -> bool:
         """Tell whether the speed that FIFO would give a job was never measured."""
         return job.gpus_max not in measured_of(job, self.jobs)
 
@@ -74,10 +74,10 @@ class Summary:
         }
 
 
-def fared(kind: Kind, told: Answer, begin_s: float, pauses_s: Sequence[float]) -> Fared:
+def fared(kind: StepProfile, told: Answer, begin_s: float, pauses_s: Sequence[float]) -> JobResult:
     """Take from what the server explains how a job fared."""
     job, speeds = told["job"], told["speeds"]
-    return Fared(
+    return JobResult(
         name=job["name"],
         kind=kind,
         state=job["state"],
@@ -91,7 +91,7 @@ def fared(kind: Kind, told: Answer, begin_s: float, pauses_s: Sequence[float]) -
     )
 
 
-def measured_of(job: Fared, jobs: Sequence[Fared]) -> dict[int, float]:
+def measured_of(job: JobResult, jobs: Sequence[JobResult]) -> dict[int, float]:
     """Give the step times that were measured of jobs of its kind, by GPUs; its own come first."""
     alike = [other for other in jobs if other.kind == job.kind and other is not job]
     found: dict[int, float] = {}
@@ -100,7 +100,7 @@ def measured_of(job: Fared, jobs: Sequence[Fared]) -> dict[int, float]:
     return found
 
 
-def curve_of(job: Fared, jobs: Sequence[Fared]) -> dict[int, float]:
+def curve_of(job: JobResult, jobs: Sequence[JobResult]) -> dict[int, float]:
     """Give a job's step times up to its maximum.
 
     What was never measured is worked out: the pauses that its script makes are known, and the rest
@@ -113,7 +113,7 @@ def curve_of(job: Fared, jobs: Sequence[Fared]) -> dict[int, float]:
     return {gpus: found.get(gpus, job.kind.step_s(gpus) + more_s) for gpus in sizes}
 
 
-def fifo_jct_s(jobs: Sequence[Fared], gpus: int) -> list[float]:
+def fifo_jct_s(jobs: Sequence[JobResult], gpus: int) -> list[float]:
     """Simulate strict FIFO: each job waits for its gpus_max and keeps them to its end."""
     import numpy as np
 
@@ -140,7 +140,7 @@ def fifo_jct_s(jobs: Sequence[Fared], gpus: int) -> list[float]:
     return [float(jct_s) for jct_s in run.jct_s]
 
 
-def summary_lines(summary: Summary) -> list[Text]:
+def summary_lines(summary: DemoSummary) -> list[Text]:
     """Tell it to people."""
     rows = []
     for job, fifo_s in zip(summary.jobs, summary.fifo_jct_s, strict=True):

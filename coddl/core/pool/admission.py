@@ -9,8 +9,8 @@ from coddl.core.registry import placement_from, policy_from
 UserEvent = (
     r.JobSubmitted
     | r.JobCancelled
-    | r.JobHeld
-    | r.JobReleased
+    | r.JobSuspended
+    | r.JobResumed
     | r.JobBounded
     | r.JobPrioritised
     | r.NodeDrained
@@ -30,9 +30,9 @@ def is_news(pool: Pool, event: UserEvent) -> bool:
             return True
         case r.JobCancelled(job):
             return not _alive(pool, job, "cancelled").cancelled
-        case r.JobHeld(job):
+        case r.JobSuspended(job):
             return _may_hold(_alive(pool, job, "suspended"))
-        case r.JobReleased(job):
+        case r.JobResumed(job):
             return _may_release(_alive(pool, job, "resumed"))
         case r.JobBounded():
             return _may_bound(pool, event)
@@ -118,11 +118,11 @@ def _may_hold(job: JobState) -> bool:
             f"it {fixed}: what it has done so far would be lost",
             f"coddl cancel {job.id}, or wait for it",
         )
-    return not job.held
+    return not job.suspended
 
 
 def _may_release(job: JobState) -> bool:
-    if not job.held:
+    if not job.suspended:
         raise Conflict(
             f"job {job.id} cannot be resumed",
             f"it is not suspended: {job.phase.upper()}",

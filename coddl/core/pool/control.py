@@ -25,8 +25,8 @@ from typing import Final, NamedTuple, assert_never
 from coddl.core.cluster import Cluster
 from coddl.core.pool import records as r
 from coddl.core.pool.admission import UserEvent, is_news
-from coddl.core.pool.deciding import POOL_STABILITY, decide
-from coddl.core.pool.job import JobState, Measured
+from coddl.core.pool.decision import POOL_STABILITY, decide
+from coddl.core.pool.job import JobState, MeasuredSpeed
 from coddl.core.pool.spec import JobSpec
 from coddl.core.pool.state import NodeState, Pool
 from coddl.core.scheduler import Stability
@@ -35,7 +35,7 @@ MEASURED_MIN: Final = 3  # iterations after which a speed counts as measured
 SPEED_NEWS: Final = 0.2  # by how much a speed must differ from the one last decided on
 
 
-class Outcome(NamedTuple):
+class ControlOutput(NamedTuple):
     """What follows from events: to be journalled, then told."""
 
     records: tuple[r.Record, ...]
@@ -77,7 +77,7 @@ def _is_known_limit(fact: r.SliceDidNotFit, job: JobState) -> bool:
     return fact.gpus_min <= job.gpus_expected or fact.gpus_min > job.gpus_most
 
 
-class Control:
+class ControlPlane:
     """Decides for a pool. Not thread-safe; knows no clock."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Control:
         self._awaited: set[str] = set()
         self._rest_until_s = 0.0  # nothing is decided, unless all of them are back
 
-    def handle(self, event: r.Event, now_s: float) -> Outcome:
+    def handle(self, event: r.Event, now_s: float) -> ControlOutput:
         """Take in one event and draw the conclusions."""
         self.take(event, now_s)
         return self.conclude(now_s)
@@ -129,7 +129,7 @@ class Control:
 
     def preview(self, spec: JobSpec, now_s: float) -> Preview:
         """Tell what submitting a job would do to everyone; changes nothing."""
-        twin = Control(deepcopy(self.pool), self.stability, self.site)
+        twin = ControlPlane(deepcopy(self.pool), self.stability, self.site)
         number = twin.pool.next_job
         twin.handle(r.JobSubmitted(number, spec), now_s)
         effects = []
@@ -150,8 +150,8 @@ class Control:
             case (
                 r.JobSubmitted()
                 | r.JobCancelled()
-                | r.JobHeld()
-                | r.JobReleased()
+                | r.JobSuspended()
+                | r.JobResumed()
                 | r.JobBounded()
                 | r.JobPrioritised()
                 | r.NodeDrained()
@@ -186,9 +186,9 @@ class Control:
                 return f"{self._name(job)} was submitted"
             case r.JobCancelled(job):
                 return f"{self._name(job)} was cancelled"
-            case r.JobHeld(job):
+            case r.JobSuspended(job):
                 return f"{self._name(job)} was suspended"
-            case r.JobReleased(job):
+            case r.JobResumed(job):
                 return f"{self._name(job)} was resumed"
             case r.JobBounded(job, least, most):
                 return f"{self._name(job)} may have {least}..{most}"
@@ -270,12 +270,12 @@ class Control:
         if event.runs is not None:
             self._compare_runs(place, event.runs, now_s)
 
-    def _compare_runs(self, place: NodeState, runs: Set[r.Claim], now_s: float) -> None:
+    def _compare_runs(self, place: NodeState, runs: Set[r.RunId], now_s: float) -> None:
         """Take runs for lost that a node shall lead and does not list.
 
         Its word of how they ended will never come: it lists a run until that is acknowledged.
         """
-        wanted = {r.Claim(job, self.pool.jobs[job].attempt) for job in place.leads}
+        wanted = {r.RunId(job, self.pool.jobs[job].attempt) for job in place.leads}
         for job, attempt in sorted(wanted - runs):
             because = f"node {place.name} no longer leads it, and has not told how it ended"
             trouble = r.Trouble("its run is gone", because, f"coddl logs {job}")
@@ -369,7 +369,7 @@ class Control:
         is_size = 1 <= event.gpus <= len(self.pool.slots)
         if event.iterations < MEASURED_MIN or not is_size or event.step_s <= 0.0:
             return
-        job.step_s[event.gpus] = Measured(event.step_s, event.iterations)
+        job.step_s[event.gpus] = MeasuredSpeed(event.step_s, event.iterations)
         if event.gpus != len(job.granted) or job.phase != "running":
             return
         used_s = job.row.step_s.get(event.gpus) if job.row is not None else None
@@ -380,7 +380,7 @@ class Control:
 
     # Conclusions.
 
-    def conclude(self, now_s: float) -> Outcome:
+    def conclude(self, now_s: float) -> ControlOutput:
         """Decide if something calls for it, and put into effect what devices allow."""
         self._end_overdue(now_s)
         if self._awaited and now_s < self._rest_until_s:
@@ -413,13 +413,13 @@ class Control:
                 self._add(r.StartOverdue(number, job.attempt, within_s), now_s)
                 self._call(f"{self._name(number)} did not start")
 
-    def note(self) -> Outcome:
+    def note(self) -> ControlOutput:
         """Give what has happened since the last time, without drawing conclusions."""
         records, self._records = tuple(self._records), []
         instruct = frozenset(self.pool.touched)
         self.pool.touched.clear()
         dropped, self._dropped = tuple(self._dropped), []
-        return Outcome(records, instruct, self.wake_at_s, dropped)
+        return ControlOutput(records, instruct, self.wake_at_s, dropped)
 
     def _settle(self, job: JobState, now_s: float) -> None:
         """Give a job what it was decided to have, if that can be now."""
@@ -471,7 +471,7 @@ class Control:
     def _aim(self, job: JobState, slots: tuple[int, ...], attempt: int, now_s: float) -> None:
         lead = job.lead if job.lead is not None else self._best_lead(slots)
         precheck = bool(job.spec.launch.precheck) and not job.prechecked
-        reason = job.reason if not job.held else "a user suspended it"
+        reason = job.reason if not job.suspended else "a user suspended it"
         ours = (job.id, attempt, job.generation + 1, slots)
         self._add(r.Aimed(*ours, lead=lead, reason=reason, precheck=precheck), now_s)
 

@@ -166,9 +166,9 @@ def sentence_of(record: r.Record, job: int | None = None) -> str:
             return f'job {number} "{spec.name}" was submitted: {spec.tier}, {sizes}'
         case r.JobCancelled(number, by):
             return f"job {number} was cancelled by {by or 'a user'}"
-        case r.JobHeld(number, by):
+        case r.JobSuspended(number, by):
             return f"job {number} was suspended by {by or 'a user'}"
-        case r.JobReleased(number, by):
+        case r.JobResumed(number, by):
             return f"job {number} was resumed by {by or 'a user'}"
         case r.JobBounded(number, least, most, by):
             return f"job {number} may have {least}..{most} devices, says {by or 'a user'}"

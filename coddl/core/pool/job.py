@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from coddl.core.lifecycle import OVER, RUNNING, WAITING, Move, Phase, check
+from coddl.core.lifecycle import OVER, RUNNING, WAITING, Phase, PhaseTransition, check
 from coddl.core.pool.orders import Stop
-from coddl.core.pool.records import Row, Trouble
+from coddl.core.pool.records import DecisionRow, Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.core.waiting import Waiting
 
@@ -26,7 +26,7 @@ def counted(count: int, what: str) -> str:
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredSpeed:
     """How long an iteration takes at one size."""
 
     step_s: float
@@ -44,7 +44,7 @@ class JobState:
     gpus_max: int
     priority: int
     phase: Phase = "pending"
-    story: list[Move] = field(default_factory=list)
+    story: list[PhaseTransition] = field(default_factory=list)
     # What it shall have, and what its agents were told.
     target: tuple[int, ...] = ()  # slots, as decided last
     reason: str = ""  # for the target
@@ -56,12 +56,12 @@ class JobState:
     generation: int = 0
     lead: str | None = None  # node
     led_by: str | None = None  # node that leads, or led, the newest attempt
-    home: str = ""  # the id of the jobs folder with its files; empty: none yet, or unknown
+    jobs_folder: str = ""  # the id of the jobs folder with its files; empty: none yet, or unknown
     adopt: bool = False
     precheck: bool = False  # what runs is its precheck
     stop: Stop = ""
     # What users want.
-    held: bool = False
+    suspended: bool = False
     cancelled: bool = False
     # What its runs have told.
     prechecked: bool = False
@@ -81,7 +81,7 @@ class JobState:
     largest_tensor_bytes: int = 0  # of them
     steps: int | None = None
     step: int = 0
-    step_s: dict[int, Measured] = field(default_factory=dict)  # by GPUs
+    step_s: dict[int, MeasuredSpeed] = field(default_factory=dict)  # by GPUs
     change: int = -1  # the newest change of its group, in this attempt
     serves: tuple[int, ...] = ()  # slots it trains on, by its own account
     last_pause_s: float | None = None
@@ -103,7 +103,7 @@ class JobState:
     executed_s: float = 0.0  # up to `changed_s`
     attained_gpu_s: float = 0.0
     memory: tuple[float, ...] = ()  # the policy's
-    row: Row | None = None  # what the last decision knew of it
+    row: DecisionRow | None = None  # what the last decision knew of it
 
     @property
     def is_over(self) -> bool:
@@ -264,7 +264,7 @@ class JobState:
         """Go to another phase, along the table."""
         if phase == self.phase:
             return
-        step = Move(at_s, self.phase, phase, because)
+        step = PhaseTransition(at_s, self.phase, phase, because)
         check(self.spec.name, step, self.story)
         self.story = [*self.story, step][-STORY_MAX:]
         self.phase = phase

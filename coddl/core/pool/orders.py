@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from coddl.core.pool.limits import MemoryLimit
-from coddl.core.pool.records import Claim
+from coddl.core.pool.memory_limits import MemoryLimit
+from coddl.core.pool.records import RunId
 from coddl.core.pool.spec import JobSpec
 
 Stop = Literal["", "retire", "cancel"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class AssignedSlot:
     """A device given to a job."""
 
     slot: int
@@ -25,7 +25,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class JobOrder:
     """A job that the agent leads: with which seats it shall run, or that it shall stop.
 
     `attempt` is higher than that of a lead the agent may have for the job: then the old one is
@@ -36,7 +36,7 @@ class Lead:
     job: int
     attempt: int
     generation: int
-    seats: tuple[Seat, ...]
+    seats: tuple[AssignedSlot, ...]
     adopt: bool  # first look for workers that an earlier lead has left
     precheck: bool  # run the precheck, and nothing else
     stop: Stop
@@ -50,6 +50,6 @@ class Orders:
     """All that one agent shall do."""
 
     version: int
-    seats: Mapping[int, Claim]  # by slot: who may have processes there
-    leads: tuple[Lead, ...]
+    seats: Mapping[int, RunId]  # by slot: who may have processes there
+    leads: tuple[JobOrder, ...]
     jobs: Mapping[int, JobSpec]  # those it leads or has seats of

@@ -7,7 +7,7 @@ read back and never drawn anew. The state of the pool is a fold of both. (`state
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from coddl.core.pool.spec import JobSpec
 from coddl.core.waiting import Waiting
@@ -30,7 +30,7 @@ class JobCancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class JobHeld:
+class JobSuspended:
     """A user has suspended a job: it gives up its devices and gets none until released."""
 
     job: int
@@ -38,7 +38,7 @@ class JobHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class JobReleased:
+class JobResumed:
     """A user has resumed a job."""
 
     job: int
@@ -104,7 +104,7 @@ class Device:
     memory_bytes: int = 0
 
 
-class Claim(NamedTuple):
+class RunId(NamedTuple):
     """Whose processes may be, or are, on a device."""
 
     job: int
@@ -134,8 +134,8 @@ class NodeReported:
     node: str
     boot: str
     version: int
-    holding: Mapping[int, Claim]  # slots that have live processes
-    runs: frozenset[Claim] | None = None
+    holding: Mapping[int, RunId]  # slots that have live processes
+    runs: frozenset[RunId] | None = None
     others: Mapping[int, str] = field(default_factory=dict)  # by index: who else uses a GPU
 
 
@@ -336,7 +336,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DecisionRow:
     """What a decision knew of a job; less than a tenth is no news, and not decided on."""
 
     job: int
@@ -358,7 +358,7 @@ class Decided:
     why: str  # what made us decide
     targets: Mapping[int, Target]  # by job; only those that changed
     waiting: Mapping[int, Waiting]  # by job; only those that changed
-    rows: tuple[Row, ...]  # only those that differ from what was told of the job before
+    rows: tuple[DecisionRow, ...]  # only those that differ from what was told of the job before
     memory: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # the policy's, by job
     wake_at_s: float | None = None
 
@@ -384,8 +384,8 @@ class Aimed:
 Event = (
     JobSubmitted
     | JobCancelled
-    | JobHeld
-    | JobReleased
+    | JobSuspended
+    | JobResumed
     | JobBounded
     | JobPrioritised
     | NodeDrained
@@ -403,8 +403,8 @@ Event = (
 Record = (
     JobSubmitted
     | JobCancelled
-    | JobHeld
-    | JobReleased
+    | JobSuspended
+    | JobResumed
     | JobBounded
     | JobPrioritised
     | NodeDrained
@@ -425,3 +425,11 @@ Record = (
     | Decided
     | Aimed
 )
+
+# Kinds whose class has another name by now: journals, and clients of REST, know them by these.
+_KINDS: Final[dict[type, str]] = {JobSuspended: "JobHeld", JobResumed: "JobReleased"}
+
+
+def kind_of(record: type[Record]) -> str:
+    """Give the name of a kind of record in journals and in REST. It never changes."""
+    return _KINDS.get(record, record.__name__)

@@ -10,7 +10,7 @@ import numpy as np
 from coddl.core.cluster import Cluster, Links, Node
 from coddl.core.jobs import ELASTIC, OPAQUE, RESTARTABLE, JobTable
 from coddl.core.pool.job import JobState
-from coddl.core.pool.places import places_of
+from coddl.core.pool.placement_costs import placement_costs
 from coddl.core.pool.state import Pool
 from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot, empty_memory
@@ -47,7 +47,7 @@ def snapshot_of_pool(
     jobs = tuple(
         job
         for job in pool.live_jobs()
-        if not job.held and not job.cancelled and job.fits and job.id not in without
+        if not job.suspended and not job.cancelled and job.fits and job.id not in without
     )
     nodes, cap = usable(pool), size_cap(pool)
     nodes = {slot: node for slot, node in nodes.items() if among is None or node in among}
@@ -177,7 +177,7 @@ def _speeds(jobs: tuple[JobState, ...], cluster: Cluster, cap: int) -> Speeds:
         step_s[row, len(each) + 1 :] = step_s[row, len(each)]
         measured[row, [gpus for gpus in job.step_s if gpus <= len(each)]] = True
     names = tuple(str(job.id) for job in jobs) or ("none",)
-    places = partial(places_of, jobs, [len(each) for each in curves], step_s, cluster)
+    places = partial(placement_costs, jobs, [len(each) for each in curves], step_s, cluster)
     speeds = speeds_of(names, step_s, measured)
     return replace(speeds, known_places=places, kinds=cluster.kinds)
 

@@ -10,9 +10,9 @@ from typing import Final, assert_never
 
 from coddl.core.lifecycle import Phase
 from coddl.core.pool import records as r
-from coddl.core.pool.job import JobState, Measured, is_news
-from coddl.core.pool.limits import MemoryLimit, limits_on, with_limit, without_limits
-from coddl.core.pool.orders import Lead, Orders, Seat
+from coddl.core.pool.job import JobState, MeasuredSpeed, is_news
+from coddl.core.pool.memory_limits import MemoryLimit, limits_on, with_limit, without_limits
+from coddl.core.pool.orders import AssignedSlot, JobOrder, Orders
 from coddl.core.snapshot import REFUSED_S
 
 PAST_MAX: Final = 1000  # jobs that are over whose GPU-time policies may learn from
@@ -84,23 +84,23 @@ class Pool:
 
     def orders(self, node: str) -> Orders:
         """Give all that an agent shall do."""
-        place = self.nodes[node]
-        seats: dict[int, r.Claim] = {}
-        for slot in place.slots:
+        node_state = self.nodes[node]
+        seats: dict[int, r.RunId] = {}
+        for slot in node_state.slots:
             owner = self.slots[slot].owner
             if owner is not None and slot in self.jobs[owner].granted:
-                seats[slot] = r.Claim(owner, self.jobs[owner].attempt)
-        leads = tuple(self._lead(self.jobs[job]) for job in place.leads)
-        concerned = sorted({claim.job for claim in seats.values()} | place.leads.keys())
+                seats[slot] = r.RunId(owner, self.jobs[owner].attempt)
+        leads = tuple(self._job_order(self.jobs[job]) for job in node_state.leads)
+        concerned = sorted({run.job for run in seats.values()} | node_state.leads.keys())
         specs = {job: self.jobs[job].spec for job in concerned}
-        return Orders(place.version, seats, leads, specs)
+        return Orders(node_state.version, seats, leads, specs)
 
-    def _lead(self, job: JobState) -> Lead:
-        return Lead(
+    def _job_order(self, job: JobState) -> JobOrder:
+        return JobOrder(
             job=job.id,
             attempt=job.attempt,
             generation=job.generation,
-            seats=tuple(self.seat(slot) for slot in job.granted),
+            seats=tuple(self.assigned_slot(slot) for slot in job.granted),
             adopt=job.adopt,
             precheck=job.precheck,
             stop=job.stop,
@@ -113,10 +113,10 @@ class Pool:
         """Name the kinds of device that a job has."""
         return sorted({self.slots[slot].device.kind for slot in job.granted})
 
-    def seat(self, slot: int) -> Seat:
+    def assigned_slot(self, slot: int) -> AssignedSlot:
         """Name a slot's place."""
         state = self.slots[slot]
-        return Seat(slot, state.node, state.device.gpu)
+        return AssignedSlot(slot, state.node, state.device.gpu)
 
     def is_deaf(self, job: JobState) -> bool:
         """Tell whether a job's lead can't be told anything now: it keeps what it has."""
@@ -163,11 +163,11 @@ class Pool:
                 self.next_job = max(self.next_job, job + 1)
             case r.JobCancelled(job, by):
                 self._cancel(self.jobs[job], by, now_s)
-            case r.JobHeld(job, by):
+            case r.JobSuspended(job, by):
                 self._hold(self.jobs[job], by, now_s)
-            case r.JobReleased(job, by):
+            case r.JobResumed(job, by):
                 state = self.jobs[job]
-                state.held = False
+                state.suspended = False
                 if state.phase == "suspended":
                     state.move("pending", now_s, f"{by or 'a user'} resumed it")
             case r.JobBounded(job, gpus_min, gpus_max):
@@ -223,7 +223,7 @@ class Pool:
         self._touch([job.lead])
 
     def _hold(self, job: JobState, by: str, now_s: float) -> None:
-        job.held = True
+        job.suspended = True
         job.waiting = None
         job.memory = job.memory[:REFUSED_S]  # it asks for no place until it is released
         if not job.has_run:
@@ -232,13 +232,13 @@ class Pool:
     # Nodes.
 
     def _join(self, joined: r.NodeJoined) -> None:
-        place = self.nodes.get(joined.node)
-        if place is None:
-            place = NodeState(joined.node, joined.boot, joined.host, ())
-            self.nodes[joined.node] = place
-        place.boot, place.host, place.slots = joined.boot, joined.host, joined.slots
-        place.folder = joined.folder
-        place.is_up, place.is_silent = True, False
+        node_state = self.nodes.get(joined.node)
+        if node_state is None:
+            node_state = NodeState(joined.node, joined.boot, joined.host, ())
+            self.nodes[joined.node] = node_state
+        node_state.boot, node_state.host, node_state.slots = joined.boot, joined.host, joined.slots
+        node_state.folder = joined.folder
+        node_state.is_up, node_state.is_silent = True, False
         for slot, device in zip(joined.slots, joined.devices, strict=True):
             owner = self.slots[slot].owner if slot in self.slots else None
             self.slots[slot] = SlotState(slot, joined.node, device, owner)
@@ -247,9 +247,9 @@ class Pool:
 
     def _lose(self, node: str, because: str, now_s: float) -> None:
         """Take note that nothing lives on a node: its devices have no owner any more."""
-        place = self.nodes[node]
-        place.is_up = False
-        for slot in place.slots:
+        node_state = self.nodes[node]
+        node_state.is_up = False
+        for slot in node_state.slots:
             self.slots[slot].owner, self.slots[slot].is_stuck = None, False
         for job in list(self.live_jobs()):
             left = tuple(slot for slot in job.granted if self.slots[slot].node != node)
@@ -285,7 +285,7 @@ class Pool:
         elif not job.fits:
             job.trouble = job.misfit
             self._end(job, "failed", now_s, job.misfit.because)
-        elif job.held:
+        elif job.suspended:
             job.move("stopping", now_s, because)
             job.move("suspended", now_s, because)
         else:
@@ -318,7 +318,7 @@ class Pool:
             job.row = row
             for gpus, step_s in row.step_s.items():
                 if gpus not in job.step_s or is_news(job.step_s[gpus].step_s, step_s):
-                    job.step_s[gpus] = Measured(step_s, 0)  # read back; nobody counted them
+                    job.step_s[gpus] = MeasuredSpeed(step_s, 0)  # read back; nobody counted them
             if job.steps is not None and row.remaining is not None:
                 job.step = max(job.step, job.steps - row.remaining)
 
@@ -336,7 +336,7 @@ class Pool:
             job.change, job.serves, job.unsaved = -1, (), None
         before = len(job.granted)
         job.attempt = aimed.attempt
-        job.home = self.nodes[aimed.lead].folder
+        job.jobs_folder = self.nodes[aimed.lead].folder
         self._be_led(job, aimed.lead)
         job.adopt, job.precheck, job.stop = aimed.adopt, aimed.precheck, ""
         job.hold(aimed.slots, now_s)
@@ -442,7 +442,7 @@ class Pool:
                     self._end(job, "failed", now_s, f"lost {job.losses} times in a row: {words}")
                 else:
                     self._release(job, words, now_s)
-            case "prechecked" if not job.cancelled and not job.held:
+            case "prechecked" if not job.cancelled and not job.suspended:
                 job.prechecked = True
                 self._give_up_run(job, now_s)
                 job.move("pending", now_s, "its precheck has passed")

@@ -1,7 +1,7 @@
 """A pool whose agents do at once what they are told, for stories told event by event."""
 
 from coddl.core.pool import records as r
-from coddl.core.pool.control import Control, Outcome
+from coddl.core.pool.control import ControlOutput, ControlPlane
 from coddl.core.pool.job import JobState
 from coddl.core.pool.spec import JobSpec, Launch, Tier
 from coddl.core.pool.state import Pool
@@ -13,7 +13,7 @@ class Story:
 
     def __init__(self, *devices: int, stability: Stability | None = None) -> None:
         self.now_s = 0.0
-        self.control = Control(Pool(), stability or Stability(cool_down_s=0.0, reserve_s=0.0))
+        self.control = ControlPlane(Pool(), stability or Stability(cool_down_s=0.0, reserve_s=0.0))
         self.journal: list[tuple[int, float, r.Record]] = []
         for number, count in enumerate(devices):
             self.join("abc"[number], count)
@@ -25,7 +25,7 @@ class Story:
     def job(self, number: int) -> JobState:
         return self.pool.jobs[number]
 
-    def happen(self, event: r.Event | r.RunFact | r.RunProgressed) -> Outcome:
+    def happen(self, event: r.Event | r.RunFact | r.RunProgressed) -> ControlOutput:
         """Let something happen; what runs tell is told by their lead."""
         self.now_s += 1.0
         if isinstance(event, r.RunFact | r.RunProgressed):
@@ -40,7 +40,7 @@ class Story:
         lead = self.pool.nodes[self.job(fact.job).led_by or ""]
         return r.RunReported(lead.name, lead.boot, fact)
 
-    def join(self, node: str, devices: int, boot: str = "1", folder: str = "") -> Outcome:
+    def join(self, node: str, devices: int, boot: str = "1", folder: str = "") -> ControlOutput:
         kinds = tuple(r.Device(i, "cpu") for i in range(devices))
         return self.happen(r.NodeJoined(node, boot, "host", kinds, folder=folder))
 

@@ -14,8 +14,8 @@ import msgspec
 
 from coddl.core.errors import UserError
 from coddl.core.pool import records as r
-from coddl.core.pool.control import Control
-from coddl.core.pool.orders import Lead, Orders
+from coddl.core.pool.control import ControlPlane
+from coddl.core.pool.orders import JobOrder, Orders
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Stability
@@ -33,7 +33,7 @@ PLACEMENTS = ("", "consolidate", "spread", "tiresias", "philly")
 class Run:
     """A job that an agent leads."""
 
-    order: Lead
+    order: JobOrder
     told_prepared: bool = False
     told_step: bool = False
     serves: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ class Agent:
     runs: dict[int, Run] = field(default_factory=dict)
     # Not acknowledged yet.
     reports: list[r.RunFact | r.RunProgressed] = field(default_factory=list)
-    ended: set[r.Claim] = field(default_factory=set)  # runs that are never begun again
+    ended: set[r.RunId] = field(default_factory=set)  # runs that are never begun again
 
     def die(self) -> None:
         self.workers.clear()
@@ -91,7 +91,7 @@ class Swarm:
         self.now_s = 1000.0
         self.journal: list[tuple[float, r.Record]] = []
         self.stability = Stability(cool_down_s=self.random.choice([0.0, 3.0]), reserve_s=5.0)
-        self.control = Control(Pool(policy=policy), self.stability)
+        self.control = ControlPlane(Pool(policy=policy), self.stability)
         self.agents = {
             name: Agent(name, self.random.randint(1, 4))
             for name in "abc"[: self.random.randint(1, 3)]
@@ -145,7 +145,7 @@ class Swarm:
     def undo(self, said: list[Said]) -> None:
         """Let it not have happened; what is said only once is kept for the next time."""
         awaited = self.control.awaited
-        self.control = Control(self.folded(), self.stability)
+        self.control = ControlPlane(self.folded(), self.stability)
         if awaited:
             self.control.await_nodes(awaited)
         self.control.reconsider("the journal was read again")
@@ -168,7 +168,7 @@ class Swarm:
 
     def crash(self) -> None:
         """Kill the server and start it again: all it knows is its journal."""
-        self.control = Control(self.folded(), self.stability)
+        self.control = ControlPlane(self.folded(), self.stability)
         self.control.await_nodes([n.name for n in self.pool.nodes.values() if n.is_up])
         self.inbox.clear()
         for said in reversed(self.again):  # was not acknowledged
@@ -211,8 +211,8 @@ class Swarm:
         least = self.random.choice([1, 1, 2, 3])
         wishes: list[r.Event] = [
             r.JobCancelled(job, "ada"),
-            *[r.JobHeld(job, "ada")] * 2,
-            *[r.JobReleased(job, "ada")] * 3,
+            *[r.JobSuspended(job, "ada")] * 2,
+            *[r.JobResumed(job, "ada")] * 3,
             r.JobBounded(job, least, least + self.random.randint(0, 6), "ada"),
             r.JobPrioritised(job, self.random.randint(0, 2), "ada"),
             r.NodeDrained(node, "ada"),
@@ -232,7 +232,7 @@ class Swarm:
         for node in list(self.pool.nodes):
             self.wish(r.NodeUndrained(node, "ada"))
         for job in [each.id for each in self.pool.live_jobs()]:
-            self.wish(r.JobReleased(job, "ada"))
+            self.wish(r.JobResumed(job, "ada"))
             self.wish(r.JobBounded(job, 1, 8, "ada"))
 
     # Time.
@@ -317,7 +317,7 @@ class Swarm:
                 self.happen(report, agent.name)  # a repeat
         self.gossip(agent)
         if agent.orders is not None:
-            holding = {slot: r.Claim(job, 0) for slot, job in agent.workers.items()}
+            holding = {slot: r.RunId(job, 0) for slot, job in agent.workers.items()}
             told = (agent.name, str(agent.boot), agent.orders.version, holding)
             self.happen(r.NodeReported(*told, self.listed(agent)))
 
@@ -340,11 +340,11 @@ class Swarm:
         self.happen(r.RunReported(agent.name, str(agent.boot), fact), agent.name)
         assert fact not in [record for _, record in self.journal[before:]]
 
-    def listed(self, agent: Agent) -> frozenset[r.Claim]:
+    def listed(self, agent: Agent) -> frozenset[r.RunId]:
         """Name the runs that an agent has, or whose end it has yet to tell."""
         told = [*agent.reports, *(e.fact for e in self.unwritten if e.node == agent.name)]
-        ended = [r.Claim(e.job, e.attempt) for e in told if isinstance(e, r.RunEnded)]
-        led = [r.Claim(job, run.order.attempt) for job, run in agent.runs.items()]
+        ended = [r.RunId(e.job, e.attempt) for e in told if isinstance(e, r.RunEnded)]
+        led = [r.RunId(job, run.order.attempt) for job, run in agent.runs.items()]
         return frozenset([*led, *ended])
 
     @property
@@ -360,7 +360,7 @@ class Swarm:
         for job, lead in wanted.items():
             if job in agent.runs:
                 agent.runs[job].order = lead
-            elif r.Claim(job, lead.attempt) not in agent.ended:
+            elif r.RunId(job, lead.attempt) not in agent.ended:
                 hangs = self.faults and self.random.random() < 0.1
                 agent.runs[job] = Run(lead, hangs=hangs)
         for slot, job in list(agent.workers.items()):
@@ -388,7 +388,7 @@ class Swarm:
             for slot, each in mine.items():
                 del each.workers[slot]
             agent.reports.append(r.RunEnded(job, order.attempt, outcome))
-            agent.ended.add(r.Claim(job, order.attempt))
+            agent.ended.add(r.RunId(job, order.attempt))
             del agent.runs[job]
             return
         for slot, each in mine.items():
@@ -396,7 +396,7 @@ class Swarm:
                 del each.workers[slot]
         for slot, each in seats.items():
             claim = each.orders.seats.get(slot) if each.orders else None
-            fenced = claim is None or claim != r.Claim(job, order.attempt)
+            fenced = claim is None or claim != r.RunId(job, order.attempt)
             if each.is_up and slot not in each.workers and not fenced:
                 each.workers[slot] = job
         serves = tuple(s for s, each in seats.items() if each.workers.get(s) == job)

@@ -76,7 +76,7 @@ def test_a_device_changes_hands_only_when_it_was_seen_to_be_empty() -> None:
     assert story.pool.slots[slot].owner == first
     assert "reserved" in explain(story.pool, second, (), story.now_s).sentence
     node = story.pool.nodes["a"]
-    still_there = {s: r.Claim(first, 1) for s in node.slots}
+    still_there = {s: r.RunId(first, 1) for s in node.slots}
     story.happen(r.NodeReported("a", "1", node.version, still_there))
     assert story.job(second).granted == ()
     story.happen(r.NodeReported("a", "1", node.version - 1, {}))  # of older orders
@@ -85,7 +85,7 @@ def test_a_device_changes_hands_only_when_it_was_seen_to_be_empty() -> None:
     assert story.job(second).granted == ()
     story.report()
     assert story.job(second).granted == (slot,)
-    assert story.pool.orders("a").seats[slot] == r.Claim(second, 1)
+    assert story.pool.orders("a").seats[slot] == r.RunId(second, 1)
 
 
 def test_words_of_another_attempt_are_not_heard() -> None:
@@ -182,9 +182,9 @@ def test_a_device_that_others_use_is_given_to_nobody_until_they_are_gone() -> No
     assert story.job(job).granted == (1,)
     story.train(job)
     assert story.job(job).granted == (1,), "it does not grow onto the other"
-    story.happen(r.NodeReported("a", "1", node.version, {1: r.Claim(job, 1)}))
+    story.happen(r.NodeReported("a", "1", node.version, {1: r.RunId(job, 1)}))
     assert story.job(job).granted == (1, 0)
-    reported = r.NodeReported("a", "1", node.version, {1: r.Claim(job, 1)}, others={1: "late word"})
+    reported = r.NodeReported("a", "1", node.version, {1: r.RunId(job, 1)}, others={1: "late word"})
     story.happen(reported)
     story.catch_up()
     assert 1 in story.job(job).granted, "what it has it keeps"
@@ -194,14 +194,14 @@ def test_suspend_and_resume_give_up_and_take_back() -> None:
     story = Story(2)
     job = story.submit()
     story.train(job)
-    story.happen(r.JobHeld(job, "ada"))
+    story.happen(r.JobSuspended(job, "ada"))
     assert story.pool.orders("a").leads[0].stop == "retire"
     assert story.job(job).granted, "its seats stay until its state is safe"
     story.happen(r.RunEnded(job, 1, "retired", 7))
     assert (story.job(job).phase, story.job(job).granted) == ("suspended", ())
     assert explain(story.pool, job, (), 0.0).code == "Held"
     story.report()
-    story.happen(r.JobReleased(job, "ada"))
+    story.happen(r.JobResumed(job, "ada"))
     assert (story.job(job).phase, story.job(job).attempt) == ("starting", 2)
 
 
@@ -345,7 +345,11 @@ REFUSED = {
         Infeasible,
         "it needs 3 devices on one node and the largest node, a, has 2",
     ),
-    "an unknown job": (lambda s: s.happen(r.JobHeld(99, "")), NotFound, "no job has that number"),
+    "an unknown job": (
+        lambda s: s.happen(r.JobSuspended(99, "")),
+        NotFound,
+        "no job has that number",
+    ),
     "an unknown node": (
         lambda s: s.happen(r.NodeDrained("x", "")),
         NotFound,
@@ -357,12 +361,12 @@ REFUSED = {
         'there is no policy named "best"',
     ),
     "resuming what runs": (
-        lambda s: s.happen(r.JobReleased(1, "")),
+        lambda s: s.happen(r.JobResumed(1, "")),
         Conflict,
         "it is not suspended: RUNNING",
     ),
     "suspending what would lose its work": (
-        lambda s: s.happen(r.JobHeld(s.submit(1, tier="opaque"), "")),
+        lambda s: s.happen(r.JobSuspended(s.submit(1, tier="opaque"), "")),
         Conflict,
         "it is opaque: what it has done so far would be lost",
     ),
@@ -409,7 +413,7 @@ def test_every_record_of_a_story_has_a_sentence() -> None:
     story = Story(2, 2)
     first, second = story.submit(1, 4), story.submit(2, 2, priority=3)
     story.train(first, second)
-    story.happen(r.JobHeld(first, "ada"))
+    story.happen(r.JobSuspended(first, "ada"))
     story.catch_up()
     told = explain(story.pool, first, story.journal, story.now_s)
     assert len(told.story) == len(story.journal)

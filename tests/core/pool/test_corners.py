@@ -10,10 +10,10 @@ from tests.core.pool.story import Story
 
 
 @pytest.mark.parametrize(
-    ("wish", "phase"), [(r.JobCancelled, "cancelled"), (r.JobHeld, "suspended")]
+    ("wish", "phase"), [(r.JobCancelled, "cancelled"), (r.JobSuspended, "suspended")]
 )
 def test_a_precheck_that_passes_when_nobody_wants_the_job_any_more(
-    wish: type[r.JobCancelled] | type[r.JobHeld], phase: str
+    wish: type[r.JobCancelled] | type[r.JobSuspended], phase: str
 ) -> None:
     story = Story(4)
     job = story.submit(4, tier="restartable", precheck=("true",))
@@ -168,8 +168,8 @@ def test_since_when_a_job_has_no_place_is_in_the_journal_and_a_hold_ends_it() ->
     for _, now_s, record in story.journal:
         copy.apply(record, now_s)
     assert copy.jobs[job].memory == story.job(job).memory
-    story.happen(r.JobHeld(job, "ada"))
-    story.happen(r.JobReleased(job, "ada"))
+    story.happen(r.JobSuspended(job, "ada"))
+    story.happen(r.JobResumed(job, "ada"))
     assert story.job(job).memory[REFUSED_S] == story.now_s + 1.0
     story.join("c", 2)
     assert story.job(job).memory[REFUSED_S] == 0.0

@@ -7,8 +7,8 @@ import pytest
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Infeasible
 from coddl.core.pool.explain import explain, sentence_of
-from coddl.core.pool.limits import LIMITS_MAX, MemoryLimit, limits_on, with_limit
-from coddl.core.pool.orders import Lead
+from coddl.core.pool.memory_limits import LIMITS_MAX, MemoryLimit, limits_on, with_limit
+from coddl.core.pool.orders import JobOrder
 from coddl.core.pool.state import Pool
 from tests.core.pool.story import Story
 
@@ -174,7 +174,7 @@ def after_a_failure() -> Story:
     return story
 
 
-def leads(story: Story, job: int) -> Lead:
+def leads(story: Story, job: int) -> JobOrder:
     """Give what the lead of a job is told."""
     lead = story.job(job).lead
     assert lead is not None

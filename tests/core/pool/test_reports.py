@@ -6,7 +6,7 @@ from coddl.core.pool import records as r
 from tests.core.pool.story import Story
 
 
-def listing(story: Story, *runs: r.Claim, version: int | None = None) -> r.NodeReported:
+def listing(story: Story, *runs: r.RunId, version: int | None = None) -> r.NodeReported:
     """Give a report of node a, which knows its newest orders and lists these runs."""
     node = story.pool.nodes["a"]
     known = node.version if version is None else version
@@ -63,7 +63,7 @@ def test_a_node_that_does_not_tell_its_runs_misses_none() -> None:
 def test_a_node_that_lists_a_run_which_it_shall_not_have_is_told_again() -> None:
     story = Story(1)
     job = story.submit()
-    run, ghost = r.Claim(job, 1), r.Claim(9, 3)
+    run, ghost = r.RunId(job, 1), r.RunId(9, 3)
     assert story.happen(listing(story, run)).instruct == frozenset()
     assert story.happen(listing(story, run, ghost)).instruct == {"a"}
     assert story.pool.orders("a").leads[0].job == job

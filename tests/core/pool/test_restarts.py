@@ -1,14 +1,14 @@
 """What a restarted server decides before all of its nodes are back."""
 
 from coddl.core.pool import records as r
-from coddl.core.pool.control import Control
+from coddl.core.pool.control import ControlPlane
 from coddl.core.pool.explain import explain
 from tests.core.pool.story import Story
 
 
 def restarted(story: Story, rest_s: float = 0.0) -> None:
     """Start the server of a story anew."""
-    story.control = Control(story.pool, story.control.stability)
+    story.control = ControlPlane(story.pool, story.control.stability)
     story.control.await_nodes(list(story.pool.nodes), story.now_s + rest_s)
 
 

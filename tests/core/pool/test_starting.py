@@ -1,7 +1,7 @@
 """A job that has devices and never comes to its first step is given up after a while."""
 
 from coddl.core.pool import records as r
-from coddl.core.pool.control import Control
+from coddl.core.pool.control import ControlPlane
 from coddl.core.pool.state import LOSSES_MAX
 from tests.core.pool.story import Story
 
@@ -66,7 +66,7 @@ def test_one_that_has_made_a_step_has_no_deadline() -> None:
 def test_while_its_lead_is_not_heard_nobody_knows_whether_it_has_started() -> None:
     story = Story(1)
     job = story.submit(1, 1, start_within_s=WITHIN_S)
-    story.control = Control(story.pool, story.control.stability)
+    story.control = ControlPlane(story.pool, story.control.stability)
     story.control.await_nodes(["a"])
     wake(story, story.now_s + 2 * WITHIN_S)
     story.join("a", 1)

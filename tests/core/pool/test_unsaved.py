@@ -35,7 +35,7 @@ def test_what_is_known_already_is_no_news() -> None:
 def test_a_suspended_job_stops_once_it_is_saved() -> None:
     story = Story(2)
     job = story.prepare(story.submit(1, 2))
-    story.happen(r.JobHeld(job, "ann"))
+    story.happen(r.JobSuspended(job, "ann"))
     story.happen(r.RunUnsaved(job, 1, 5, FULL))
     state = story.job(job)
     assert (state.phase, bool(state.granted)) == ("stopping", True)

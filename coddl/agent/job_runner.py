@@ -1,0 +1,253 @@
+"""Leads one elastic job: hosts its supervisor in a thread, and tells the agent what becomes of it.
+
+Whatever the agent wants of a lead may be asked in any thread; what a lead tells is told in its own.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from coddl.agent.job_directories import note_attempt
+from coddl.agent.reconcile import Posts
+from coddl.agent.run_reporter import Asked, Fact, RunReporter
+from coddl.api.wire import RunProgress
+from coddl.core.pool.memory_limits import MemoryLimit
+from coddl.core.pool.orders import AssignedSlot
+from coddl.core.pool.records import RunEnded, RunStepped, Trouble
+from coddl.core.pool.spec import JobSpec
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor import seats as places
+from coddl.runtime.supervisor.fitting import Remembered
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.scripts import calls_prepare
+from coddl.runtime.supervisor.seats import Home
+from coddl.runtime.supervisor.supervisor import Supervisor
+from coddl.runtime.wire import Message
+
+QUIET_S: Final = 5.0  # a script that does not call coddl.prepare counts as running after that
+STOP_S: Final = 3.0  # between SIGTERM and SIGKILL, for workers that have saved, or need not
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobRun:
+    """One attempt at a job; the same as no other."""
+
+    job: int
+    attempt: int
+    spec: JobSpec
+    node: str  # that leads it
+    environment: Home
+    reason: str = ""  # for the attempt
+    adopt: bool = False
+    precheck: bool = False
+    limits: tuple[MemoryLimit, ...] = ()  # that other jobs have found
+
+
+class RunListener(Protocol):
+    """Whoever hosts leads. All are called in a lead's own thread."""
+
+    def on_fact(self, run: JobRun, fact: Fact) -> None: ...
+    def on_progress(self, run: JobRun, progress: RunProgress) -> None: ...
+    def on_line(self, run: JobRun, stream: str, text: str) -> None: ...
+    def on_slots(self, run: JobRun, slots: Sequence[int], pid: int | None) -> None:
+        """Hear which slots a command's processes hold; workers are told of by their station."""
+        ...
+
+    def on_over(self, run: JobRun) -> None:
+        """Hear that nothing of the run is left here but workers that others may adopt."""
+        ...
+
+
+class JobRunner(Protocol):
+    """A run under way."""
+
+    @property
+    def run(self) -> JobRun: ...
+    def start(self, slots: Sequence[AssignedSlot], posts: Posts) -> None:
+        """Start it."""
+        ...
+
+    def resize(self, slots: Sequence[AssignedSlot], posts: Posts) -> None:
+        """Have it run on exactly these seats."""
+        ...
+
+    def mark_lost(self, nodes: Sequence[str]) -> None:
+        """Count its workers on nodes as gone; again does no harm."""
+        ...
+
+    def suspend(self, reason: str) -> None:
+        """Have it make its state durable and leave."""
+        ...
+
+    def cancel(self) -> None:
+        """End it."""
+        ...
+
+    def fail(self, trouble: Trouble) -> None:
+        """End it, and say that this was why."""
+        ...
+
+    def force(self, *, at_all_costs: bool) -> bool:
+        """End it now, since it did not leave in time; False if it is saving its state."""
+        ...
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Tell whether it was to leave, could not be saved, and goes on until it can."""
+        ...
+
+    def release(self) -> None:
+        """Stop leading without a word; workers elsewhere are left to the next lead."""
+        ...
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end; tell whether it came."""
+        ...
+
+
+class ElasticRunner:
+    """Leads a job that can be resized."""
+
+    def __init__(self, run: JobRun, listener: RunListener) -> None:
+        self.run = run
+        self._listener = listener
+        self._reporter = RunReporter(run.job, run.attempt)
+        self._asked: Asked = ""
+        self._ours: Trouble | None = None  # why we ended it ourselves
+        self._is_dropped = False
+        self._quiet: threading.Timer | None = None
+        self._supervisor = Supervisor(job_of(run), self._hear, node=run.node, adopt=run.adopt)
+        self._thread = threading.Thread(target=self._work, name=f"lead-{run.job}", daemon=True)
+
+    def start(self, slots: Sequence[AssignedSlot], posts: Posts) -> None:
+        self._thread.start()
+        self.resize(slots, posts)
+
+    def resize(self, slots: Sequence[AssignedSlot], posts: Posts) -> None:
+        aimed = [places.Seat(each.slot, each.node, each.gpu) for each in slots]
+        self._supervisor.aim(aimed, posts)
+
+    def mark_lost(self, nodes: Sequence[str]) -> None:
+        self._supervisor.lose(nodes)
+
+    def suspend(self, reason: str) -> None:
+        self._listener.on_line(self.run, "coddl", f"leaves: {reason}")
+        self._asked = self._asked or "retire"
+        self._supervisor.retire()
+
+    def cancel(self) -> None:
+        self._asked = "cancel"
+        self._supervisor.interrupt()
+        self._supervisor.interrupt()  # what is cancelled needs no last checkpoint
+
+    def fail(self, trouble: Trouble) -> None:
+        self._ours = trouble
+        self.cancel()
+
+    def force(self, *, at_all_costs: bool) -> bool:
+        if self.is_unsaved or (self._supervisor.is_saving and not at_all_costs):
+            return False
+        for _ in range(3):
+            self._supervisor.interrupt()
+        return True
+
+    @property
+    def is_unsaved(self) -> bool:
+        return self._supervisor.is_unsaved
+
+    def release(self) -> None:
+        self._is_dropped = True
+        self._supervisor.abandon()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        end: RunEnded | None = None
+        try:
+            note_attempt(self.run.environment, self.run.attempt)
+            end = self._end(self._supervisor.run())
+        except TrainingError as error:
+            end = self._reporter.refused(error)
+        except Exception as error:  # a defect of ours must not take other jobs along
+            end = self._reporter.failed(defect_of(error), "lost")
+            log.exception("a defect of the supervisor", job=self.run.job)
+        finally:  # whatever ends this thread: a run that is not led is not listed
+            if self._quiet is not None:
+                self._quiet.cancel()
+            if end is not None and not self._is_dropped:
+                self._listener.on_fact(self.run, end)
+            self._listener.on_over(self.run)
+
+    def _end(self, code: int) -> RunEnded | None:
+        if self._ours is not None and code != 0:
+            return self._reporter.failed(self._ours)
+        return self._reporter.ended(code, self._asked)
+
+    def _hear(self, event: Message) -> None:
+        if event["is"] == "forked" and self._quiet is None:
+            self._quiet = threading.Timer(QUIET_S, self._tell_quiet)
+            self._quiet.daemon = True
+            self._quiet.start()
+        facts, line = self._reporter.hear(event)
+        for fact in facts:
+            self._listener.on_fact(self.run, fact)
+        if line:
+            self._listener.on_line(self.run, "coddl", line)
+        if event["is"] in ("progress", "still") and self._reporter.progress is not None:
+            self._listener.on_progress(self.run, self._reporter.progress)
+
+    def _tell_quiet(self) -> None:
+        """Tell that a script runs that will never tell of its steps; others are still starting."""
+        script = self.run.environment.cwd / self.run.spec.launch.argv[0]
+        if not self._reporter.is_quiet or calls_prepare(script):
+            return
+        if self._thread.is_alive() and not self._is_dropped:
+            self._listener.on_fact(self.run, RunStepped(self.run.job, self.run.attempt, 0))
+
+
+def job_of(run: JobRun) -> Job:
+    """Describe a run as the runtime wants it."""
+    launch, spec, environment = run.spec.launch, run.spec, run.environment
+    return Job(
+        name=spec.name,
+        script=environment.cwd / launch.argv[0],
+        argv=launch.argv,
+        cwd=environment.cwd,
+        env=environment.env,
+        folder=environment.folder,
+        python=environment.python,
+        workers_min=spec.gpus_min,
+        workers_max=spec.gpus_max,
+        checkpoint_every_s=launch.checkpoint_every_s,
+        watchdog_s=launch.watchdog_s,
+        id=str(run.job),
+        attempt=run.attempt,
+        restart_reason=run.reason if run.attempt > 1 else "",
+        must_prepare=False,
+        grace_s=STOP_S,
+        limits=tuple(Remembered(limit.model, limit.samples, limit.job) for limit in run.limits),
+    )
+
+
+def defect_of(error: Exception) -> Trouble:
+    """Tell of a run that ended by a defect of ours."""
+    what = "the agent failed to lead the job"
+    return Trouble(what, f"{error!r}", "the agent's log, which has more")
+
+
+def missing_script(run: JobRun) -> Trouble | None:
+    """Tell that a job's script is not where it should be; None if it is."""
+    script = run.environment.cwd / run.spec.launch.argv[0]
+    if script.is_file():
+        return None
+    where = Path(run.spec.launch.folder) / run.spec.launch.argv[0]
+    because = f"the submitted folder has no {where}" if run.spec.launch.code else f"no {script}"
+    return Trouble(f"{run.spec.launch.argv[0]} can't be run", because, "submit the script's folder")

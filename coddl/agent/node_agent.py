@@ -1,0 +1,453 @@
+"""Does what the orders say: leads jobs, keeps homes and seats, tells the server what happens.
+
+Everything here runs in the agent's own thread. Leads and outposts have threads of their own, and
+what they say is posted to this one.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Protocol, assert_never
+
+import structlog
+
+from coddl.agent.command_runner import CommandRunner
+from coddl.agent.job_environments import JobEnvironments
+from coddl.agent.job_runner import ElasticRunner, JobRun, JobRunner, missing_script
+from coddl.agent.logs import OURS, LogSpool
+from coddl.agent.orphans import OrphanProcesses
+from coddl.agent.reconcile import (
+    AppliedOrder,
+    DeclineRun,
+    MarkNodesLost,
+    Overstays,
+    ReleaseRun,
+    ResizeRun,
+    RunAction,
+    StartRun,
+    StopRun,
+    granted_slots,
+    reconcile,
+)
+from coddl.agent.run_reporter import Fact
+from coddl.agent.slot_table import AgentBridge, Held, SlotTable
+from coddl.api.wire import LogLine, Peer, RunProgress
+from coddl.core.pool import orders as told
+from coddl.core.pool.orders import Orders
+from coddl.core.pool.records import Device, RunEnded, RunId, Trouble
+from coddl.runtime.supervisor.outposts import Outposts
+from coddl.runtime.supervisor.seats import Post
+
+NOTHING: Final = Orders(0, {}, (), {})
+SAVING_S: Final = 600.0  # what a job that is saving its state may take beyond its time
+AGAIN_S: Final = 1.0  # between looks at one that is
+
+log = structlog.get_logger()
+
+
+class ReportSink(Protocol):
+    """The way to the server. For the agent's own thread."""
+
+    def report(self, fact: Fact) -> None:
+        """Tell a fact, until it is acknowledged."""
+        ...
+
+    def hold(
+        self,
+        version: int,
+        slots: Mapping[int, RunId],
+        runs: Set[RunId],
+        others: Mapping[int, str],
+    ) -> None:
+        """Tell which slots have processes, by that version of the orders, and our runs.
+
+        And which GPUs others use, by their index here.
+        """
+        ...
+
+    def progress(self, progress: RunProgress) -> None:
+        """Tell how a run is doing, some time soon."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What a node is made of."""
+
+    name: str
+    post: Post  # of its own outposts
+    devices: tuple[Device, ...]
+
+
+class NodeAgent:
+    """The agent's work, apart from the line to the server and the lease."""
+
+    def __init__(
+        self,
+        info: NodeInfo,
+        environments: JobEnvironments,
+        bridge: AgentBridge,
+        outposts: Outposts,
+        *,
+        sink: ReportSink,
+        log_spool: LogSpool,
+        orphans: OrphanProcesses,
+    ) -> None:
+        self._info = info
+        self._environments = environments
+        self._bridge = bridge
+        self._outposts = outposts
+        self._sink = sink
+        self._log_spool = log_spool
+        self._orphans = orphans
+        self._loop = asyncio.get_running_loop()
+        self._orders = NOTHING
+        self._posts: dict[str, Post] = {}
+        self._runners: dict[int, JobRunner] = {}
+        self._applied: dict[int, AppliedOrder] = {}
+        self._parting: list[JobRunner] = []  # dropped, and not gone yet
+        self._ended: set[RunId] = set()
+        self._unsafe: set[RunId] = set()  # ended, and the server has not acknowledged it
+        self._untidy: dict[RunId, JobRun] = {}  # over for good, as soon as the server knows it
+        self._overstays = Overstays()
+        self._workers: Held = {}
+        self._version = 0  # of the orders that `_workers` are true with
+        self._commands: dict[int, tuple[JobRun, int | None]] = {}  # by slot: whose, and its process
+        self._others: Mapping[int, str] = {}  # who use our GPUs, by index
+        self._is_leaving = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # The server's word.
+
+    def take(self, orders: Orders, peers: Iterable[Peer]) -> None:
+        """Do what the orders say; again does no harm."""
+        self._orders = orders
+        self._posts = {p.node: Post(p.node, p.host, p.port, p.token) for p in peers}
+        self._posts[self._info.name] = self._info.post
+        wanted = {RunId(order.job, order.attempt) for order in orders.leads}
+        self._ended &= wanted
+        self._environments.failed.clear()  # it may go better this time
+        self._prepare_environments()
+        self._bridge.table = SlotTable(orders.version, dict(orders.seats))
+        self._act()
+        self._outposts.look_again()  # and `on_holding` is told, with this table
+
+    def look(self) -> None:
+        """See to what time brings about."""
+        assert self._outposts.is_alive, "the outposts' thread has ended"
+        now_s = time.monotonic()
+        for slot in self._overstays.overdue(self._orders.seats, self.holding, now_s):
+            log.warning("overstayed", slot=slot, job=self.holding[slot].job)
+            self._outposts.kill_slot(slot)
+        self._tell_holding()
+
+    @property
+    def runs(self) -> set[RunId]:
+        """Name the runs that are led here or about to be, and those whose end may get lost."""
+        running = {RunId(runner.run.job, runner.run.attempt) for runner in self._runners.values()}
+        wanted = {RunId(order.job, order.attempt) for order in self._orders.leads}
+        return running | self._unsafe | (set() if self._is_leaving else wanted - self._ended)
+
+    @property
+    def holding(self) -> dict[int, RunId]:
+        """Tell which slots have processes, and whose."""
+        run_ids = {slot: RunId(int(at.job), at.attempt) for slot, at in self._workers.items()}
+        runs = {slot: run for slot, (run, _) in self._commands.items()}
+        return run_ids | {slot: RunId(run.job, run.attempt) for slot, run in runs.items()}
+
+    @property
+    def runners(self) -> list[JobRunner]:
+        """Give the runs that are led here."""
+        return list(self._runners.values())
+
+    def gpus(self) -> set[str]:
+        """Name the GPUs that have processes of jobs. From any thread."""
+        orders = [applied.order for applied in list(self._applied.values())]
+        found = {s.gpu for order in orders for s in order.seats if s.slot in self._commands}
+        found |= {at.gpu for at in self._workers.values()}
+        return {gpu for gpu in found if gpu is not None}
+
+    def pids(self) -> dict[int, list[int]]:
+        """Give the first processes of each job here."""
+        found: dict[int, list[int]] = {}
+        for at in self._workers.values():
+            if at.pid is not None:
+                found.setdefault(int(at.job), []).append(at.pid)
+        for run, pid in set(self._commands.values()):
+            if pid is not None:
+                found.setdefault(run.job, []).append(pid)
+        return found
+
+    # The end.
+
+    def leave(self, reason: str) -> None:
+        """Have every job that is led here leave, and begin no other."""
+        self._is_leaving = True
+        self.suspend_all(reason)
+
+    def suspend_all(self, reason: str) -> None:
+        """Have every job that is led here make its state durable and leave."""
+        for job, runner in self._runners.items():
+            if not self._applied[job].order.stop:
+                self._stop_run(StopRun(job, "retire", reason), runner)
+
+    def end_all(self, trouble: Trouble) -> None:
+        """End every process here at once; what is led here may be led by others from now on.
+
+        A server that has not given us up yet must hear of it: the runs are not runner again.
+        """
+        self._orders = NOTHING
+        self._bridge.table = SlotTable(0, {})
+        for job, runner in list(self._runners.items()):
+            self._drop(job)
+            self._report(RunEnded(job, runner.run.attempt, "lost", trouble=trouble))
+        for run_id in set(self.holding.values()):
+            self._outposts.kill(str(run_id.job))
+        self._outposts.look_again()
+
+    def end(self, job: int, trouble: Trouble) -> None:
+        """End a job here for a reason of ours."""
+        self._say(job, 0, f"{trouble.what}, because {trouble.because}")
+        if job in self._runners:
+            self._runners[job].fail(trouble)
+        else:
+            self._outposts.kill(str(job))
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Tell whether a job that was to leave goes on, as its state can't be saved."""
+        return any(runner.is_unsaved for runner in self._runners.values())
+
+    async def idle(self) -> None:
+        """Wait until nothing is led here."""
+        await self._idle.wait()
+
+    # Duties.
+
+    def _act(self) -> None:
+        for action in reconcile(self._orders, self._posts, self._applied, self._ended):
+            self._do(action)
+        self._note_idle()
+
+    def _do(self, action: RunAction) -> None:
+        match action:
+            case StartRun() if self._is_leaving or not self._bridge.is_leased():
+                pass  # the server will see that we are gone, or have ended all
+            case StartRun(order, posts):
+                self._start_run(order, posts)
+            case ResizeRun(order, posts):
+                self._applied[order.job] = AppliedOrder(
+                    order, posts, granted_slots(self._orders, order)
+                )
+                self._say_others(order)
+                self._runners[order.job].resize(order.seats, self._with_own(posts))
+            case MarkNodesLost(job, nodes):
+                self._runners[job].mark_lost(nodes)
+            case StopRun(job) if job in self._runners:
+                self._stop_run(action, self._runners[job])
+            case StopRun():
+                pass  # its home is not ready: it will be told when it begins
+            case ReleaseRun(job):
+                self._drop(job)
+                if job not in self._orders.jobs:  # no lead will come to adopt its workers here
+                    self._outposts.kill(str(job))
+            case DeclineRun(order):
+                outcome: Final = "cancelled" if order.stop == "cancel" else "retired"
+                self._report(RunEnded(order.job, order.attempt, outcome))
+            case _:
+                assert_never(action)
+
+    def _start_run(self, order: told.JobOrder, posts: Mapping[str, Post]) -> None:
+        job = order.job
+        if job in self._environments.failed:
+            outcome, trouble = self._environments.failed[job]
+            is_refused = outcome == "lost"
+            ended = RunEnded(job, order.attempt, outcome, trouble=trouble, refused=is_refused)
+            self._report(ended)
+            return
+        if job not in self._environments.ready:
+            return  # asked again when it is
+        spec = self._orders.jobs[job]
+        run = JobRun(
+            job=job,
+            attempt=order.attempt,
+            spec=spec,
+            node=self._info.name,
+            environment=self._environments.ready[job],
+            reason=order.reason,
+            adopt=order.adopt,
+            precheck=order.precheck,
+            limits=order.limits,
+        )
+        is_elastic = spec.is_elastic and not order.precheck
+        if not is_elastic and any(assigned.slot in self.holding for assigned in order.seats):
+            return  # asked again when the slots are empty; workers are kept waiting by outposts
+        if is_elastic and (trouble_ := missing_script(run)) is not None:
+            self._report(RunEnded(job, order.attempt, "failed", trouble=trouble_))
+            return
+        log.info("leads", job=job, attempt=order.attempt, seats=[s.slot for s in order.seats])
+        runner: JobRunner = ElasticRunner(run, self) if is_elastic else CommandRunner(run, self)
+        self._runners[job] = runner
+        self._applied[job] = AppliedOrder(order, posts, granted_slots(self._orders, order))
+        self._say_others(order)
+        if not is_elastic:
+            self._occupy(self._commands | {assigned.slot: (run, None) for assigned in order.seats})
+        runner.start(order.seats, self._with_own(posts))
+
+    def _with_own(self, posts: Mapping[str, Post]) -> dict[str, Post]:
+        return {**posts, self._info.name: self._info.post}
+
+    def _stop_run(self, stop: StopRun, runner: JobRunner) -> None:
+        applied = self._applied[stop.job]
+        self._applied[stop.job] = replace(applied, order=replace(applied.order, stop=stop.how))
+        log.info("halts", job=stop.job, how=stop.how, why=stop.reason)
+        if stop.how == "cancel":
+            runner.cancel()
+            return
+        runner.suspend(stop.reason)
+        grace_s = runner.run.spec.launch.grace_s
+        give_up_s = time.monotonic() + grace_s + SAVING_S
+        self._loop.call_later(grace_s, self._force, runner, give_up_s)
+
+    def _force(self, runner: JobRunner, give_up_s: float) -> None:
+        """End a run that was to leave and is still there, unless it is saving its state."""
+        if self._runners.get(runner.run.job) is not runner:
+            return
+        if not runner.force(at_all_costs=time.monotonic() > give_up_s):
+            self._loop.call_later(AGAIN_S, self._force, runner, give_up_s)
+
+    def _drop(self, job: int) -> None:
+        runner = self._runners.pop(job)
+        log.info("drops", job=job, attempt=runner.run.attempt)
+        del self._applied[job]
+        self._parting.append(runner)
+        runner.release()
+
+    def _prepare_environments(self) -> None:
+        """See to the homes of the jobs that are here, or are to be."""
+        here = {run_id.job for run_id in self.holding.values()}
+        self._environments.want(self._orders.jobs, {*here, *self._runners})
+        self._bridge.environments = {
+            str(job): environment for job, environment in self._environments.ready.items()
+        }
+
+    def on_environment(self) -> None:
+        """Go on with what has waited for a home."""
+        self._prepare_environments()
+        self._act()
+        self._outposts.look_again()
+
+    def _say_others(self, order: told.JobOrder) -> None:
+        """Say so if others use a GPU that is given to a job."""
+        index_of = {device.gpu: device.index for device in self._info.devices}
+        for assigned in order.seats:
+            if assigned.gpu in index_of and (who := self._others.get(index_of[assigned.gpu])):
+                words = f"GPU {index_of[assigned.gpu]} ({assigned.gpu}) is also used by {who}"
+                self._say(order.job, order.attempt, words)
+
+    def _report(self, ended: RunEnded) -> None:
+        run_id = RunId(ended.job, ended.attempt)
+        self._ended.add(run_id)
+        self._unsafe.add(run_id)
+        self._sink.report(ended)
+
+    def _say(self, job: int, attempt: int, text: str) -> None:
+        log.info("says", job=job, text=text)
+        self._log_spool.add(job, LogLine(time.time(), attempt, -1, None, OURS, text))
+
+    def _note_idle(self) -> None:
+        if self._runners or self._parting:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    # Words of other threads.
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(action)
+
+    def hear_holding(self, version: int, held: Held) -> None:
+        """Hear of workers here, and of the orders' version that is true with."""
+        self._post(partial(self._on_holding, version, held))
+
+    def _on_holding(self, version: int, held: Held) -> None:
+        self._workers, self._version = held, version
+        self._orphans.note(pid for pids in self.pids().values() for pid in pids)
+        self._tell_holding()
+        self._act()  # a command may have waited for a slot
+
+    def _tell_holding(self) -> None:
+        self._sink.hold(self._version, self.holding, self.runs, self._others)
+
+    def hear_others(self, others: Mapping[int, str]) -> None:
+        """Hear which GPUs that have no job are used by others, and by whom."""
+        self._post(partial(self._on_others, others))
+
+    def _on_others(self, others: Mapping[int, str]) -> None:
+        self._others = others
+        for index, who in others.items():
+            log.warning("used by others", gpu=index, who=who)
+        self._outposts.look_again()  # and `on_holding` is told
+
+    def on_fact(self, run: JobRun, fact: Fact) -> None:
+        """Hear of a run."""
+        self._post(partial(self._on_fact, run, fact))
+
+    def _on_fact(self, run: JobRun, fact: Fact) -> None:
+        if not isinstance(fact, RunEnded):
+            self._sink.report(fact)
+            return
+        log.info("ended", job=run.job, attempt=run.attempt, outcome=fact.outcome)
+        self._report(fact)
+        is_final = fact.outcome in ("succeeded", "cancelled") or (
+            fact.outcome == "failed" and not run.spec.max_failures
+        )
+        if is_final:
+            self._untidy[RunId(run.job, run.attempt)] = run
+
+    def on_safe(self, fact: Fact) -> None:
+        """Hear that the server knows a fact; only then may the state of a job that is over go."""
+        if not isinstance(fact, RunEnded):
+            return
+        self._unsafe.discard(RunId(fact.job, fact.attempt))
+        if (run := self._untidy.pop(RunId(fact.job, fact.attempt), None)) is not None:
+            forget = fact.outcome != "failed"
+            self._environments.tidy(run.job, run.spec, run.attempt, forget=forget)
+
+    def on_progress(self, run: JobRun, progress: RunProgress) -> None:  # noqa: ARG002 - it is in there
+        """Hear how a run is doing."""
+        self._post(partial(self._sink.progress, progress))
+
+    def on_line(self, run: JobRun, stream: str, text: str) -> None:
+        """Keep a line of a run; what a command prints is its only worker's."""
+        worker, rank = (-1, None) if stream == OURS else (0, 0)
+        self._log_spool.add(run.job, LogLine(time.time(), run.attempt, worker, rank, stream, text))
+
+    def on_slots(self, run: JobRun, slots: Iterable[int], pid: int | None) -> None:
+        """Hear which slots a command holds."""
+        self._post(partial(self._on_slots, run, tuple(slots), pid))
+
+    def _on_slots(self, run: JobRun, slots: tuple[int, ...], pid: int | None) -> None:
+        others = {s: at for s, at in self._commands.items() if at[0] is not run}
+        self._occupy(others | dict.fromkeys(slots, (run, pid)))
+        self._outposts.look_again()
+
+    def _occupy(self, commands: dict[int, tuple[JobRun, int | None]]) -> None:
+        """Take down which slots have commands; no worker starts there."""
+        self._commands = commands
+        self._bridge.commands = commands.keys()
+
+    def on_over(self, run: JobRun) -> None:
+        """Hear that a run is no longer led here."""
+        self._post(partial(self._on_over, run))
+
+    def _on_over(self, run: JobRun) -> None:
+        self._parting = [runner for runner in self._parting if runner.run is not run]
+        runner = self._runners.get(run.job)
+        if runner is not None and runner.run is run:
+            del self._runners[run.job], self._applied[run.job]
+            self._ended.add(RunId(run.job, run.attempt))
+        self._act()

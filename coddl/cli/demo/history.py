@@ -1,0 +1,104 @@
+"""What has happened in the demo so far, from what the server tells; reads no clock."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from coddl.cli.demo.scenario import ScheduledJob
+from coddl.cli.poolview import counted
+
+Answer = Mapping[str, Any]  # Any: what JSON can hold
+
+OVER: Final = ("SUCCEEDED", "FAILED", "CANCELLED")
+RESIZES: Final = ("resized", "moved", "rebalanced", "regrouped")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a job held from a moment on; None: it is over."""
+
+    at_s: float
+    gpus: int | None
+
+
+@dataclass(slots=True)
+class DemoJob:
+    """One job of the demo."""
+
+    scheduled: ScheduledJob
+    number: int
+    job: Answer
+    samples: list[Sample] = field(default_factory=list)
+    pauses_s: list[float] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return self.job["state"] in OVER
+
+
+@dataclass(slots=True)
+class DemoHistory:
+    """The jobs in the order they came, and the newest lines about them."""
+
+    gpus: int
+    kind: str  # of devices
+    policy: str
+    begin_s: float  # wall clock
+    parts: list[DemoJob] = field(default_factory=list)
+    lines: list[tuple[float, str, str]] = field(default_factory=list)  # when, who, what
+    now_s: float = 0.0  # since the beginning
+
+    def enter(self, scheduled: ScheduledJob, job: Answer) -> None:
+        """Take note of a job that was handed in."""
+        self.parts.append(DemoJob(scheduled, int(job["id"]), job))
+
+    def see(self, jobs: Sequence[Answer], now_s: float) -> None:
+        """Take note of how the jobs stand at a moment."""
+        self.now_s = now_s - self.begin_s
+        known = {int(job["id"]): job for job in jobs}
+        for part in self.parts:
+            part.job = known.get(part.number, part.job)
+            gpus = None if part.is_over else int(part.job["gpus"])
+            if not part.samples or part.samples[-1].gpus != gpus:
+                part.samples.append(Sample(self.now_s, gpus))
+
+    def hear(self, events: Sequence[Answer]) -> list[tuple[float, str, str]]:
+        """Take note of events; give what is worth a line."""
+        new = [line for event in events for line in self._told(event)]
+        self.lines += new
+        return new
+
+    def _told(self, event: Answer) -> list[tuple[float, str, str]]:
+        at_s, detail = event["at_s"] - self.begin_s, event["detail"]
+        parts = {part.number: part for part in self.parts}
+        if event["kind"] == "Decided":
+            return [
+                (at_s, parts[int(job)].scheduled.name, _aim(target))
+                for job, target in detail["targets"].items()
+                if int(job) in parts
+            ]
+        part = parts.get(event["job"] or 0)
+        if part is None:
+            return []
+        if event["kind"] == "JobSubmitted":
+            return [(at_s, part.scheduled.name, "is handed in")]
+        if event["kind"] == "RunEnded":
+            return [(at_s, part.scheduled.name, f"{detail['outcome']} at step {detail['step']}")]
+        if event["kind"] == "RunChanged" and detail["kind"] in RESIZES:
+            part.pauses_s.append(float(detail["pause_s"]))
+            before, now = detail["gpus_before"], len(detail["slots"])
+            pause = f"after a pause of {detail['pause_s'] * 1000:.0f} ms"
+            return [(at_s, part.scheduled.name, f"trains on {before} -> {now}, {pause}")]
+        return []
+
+    @property
+    def is_over(self) -> bool:
+        return all(part.is_over for part in self.parts)
+
+
+def _aim(target: Answer) -> str:
+    count, reason = len(target["slots"]), str(target["reason"])
+    _, since, why = reason.partition(", since ")
+    if count and since:  # how large its share is beside how many stands in its row
+        return f"shall have {counted(count, 'device')}{since}{why}"
+    return f"shall have {counted(count, 'device') if count else 'no devices'}: {reason}"

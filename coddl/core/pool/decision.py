@@ -1,0 +1,215 @@
+"""One decision: shares by the policy, devices by placement, and a sentence for every change."""
+
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Final
+
+from coddl.core.cluster import Cluster
+from coddl.core.plan import Plan
+from coddl.core.pool.folder_groups import folder_groups, stranded
+from coddl.core.pool.job import PRERUN_S, JobState, counted
+from coddl.core.pool.records import Decided, DecisionRow, Target
+from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
+from coddl.core.pool.state import Pool
+from coddl.core.registry import placement_from, policy_from
+from coddl.core.scheduler import Scheduler, Stability
+from coddl.core.seeds import next_seed
+from coddl.core.waiting import Waiting
+
+POOL_STABILITY: Final = Stability(
+    cool_down_s=10.0, reserve_s=10.0
+)  # what a pool keeps to unless told otherwise
+UNPLACED: Final = Waiting("Resources", "no devices are left for it")
+OTHERS: Final = Waiting("Resources", "every GPU is used by processes that are not the pool's")
+NO_NODES: Final = Waiting("NodeDown", "no node of the pool can be used now")
+
+
+def decide(
+    pool: Pool, stability: Stability, why: str, now_s: float, site: Cluster | None = None
+) -> Decided:
+    """Decide who shall have which devices; `why` says what made us decide."""
+    seed = next_seed(pool.seed)
+    scheduler = Scheduler(policy_from(pool.policy), stability, placement_from(pool.placement))
+    aside = stranded(pool) | _resting(pool, now_s)
+    found = []
+    for part in folder_groups(pool):
+        others = pool.active.keys() - part.jobs
+        seen = snapshot_of_pool(pool, now_s, seed, {*aside, *others}, site, among=part.nodes)
+        plan = scheduler.decide(seen.snapshot)
+        found.append(_decided(pool, seen, plan, _Placements(seed, why, _slots(seen, plan), aside)))
+    return reduce(_joined, found)
+
+
+def _joined(one: Decided, other: Decided) -> Decided:
+    """Make one decision of those for two parts of a pool."""
+    times = [at_s for at_s in (one.wake_at_s, other.wake_at_s) if at_s is not None]
+    return replace(
+        one,
+        gpus=one.gpus + other.gpus,
+        targets={**one.targets, **other.targets},
+        waiting={**one.waiting, **other.waiting},
+        rows=(*one.rows, *other.rows),
+        memory={**one.memory, **other.memory},
+        wake_at_s=min(times, default=None),
+    )
+
+
+def _resting(pool: Pool, now_s: float) -> dict[int, Waiting]:
+    """Name the jobs that are not to be started yet, as run after run came no further."""
+    return {
+        job.id: Waiting("CoolDown", f"{job.story[-1].because}; it rests before the next run")
+        for job in pool.live_jobs()
+        if job.is_waiting and now_s < job.rest_until_s
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Placements:
+    """What a decision has come to."""
+
+    seed: int
+    why: str
+    placed: dict[int, tuple[int, ...]]
+    aside: dict[int, Waiting]  # jobs that were left out, and why
+
+
+def _slots(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Name the slots of every job that was placed: of an island, first those it has there."""
+    assert plan.placed is not None
+    assert plan.allocation.packed_with is None or (plan.allocation.packed_with < 0).all(), (
+        "one job a device"
+    )
+    placed = plan.placed.slots
+    rows = {row: placed.row(row) for row in range(placed.rows) if plan.shares[row] > 0}
+    kept: dict[int, list[int]] = {}
+    for row, shares in rows.items():
+        left = dict(shares)
+        kept[row] = []
+        for slot in seen.held[row]:
+            if left.get(at := seen.island_of[slot], 0) > 0:
+                left[at] -= 1
+                kept[row].append(slot)
+    taken = {slot for slots in kept.values() for slot in slots}
+    free = [[slot for slot in slots if slot not in taken] for slots in seen.islands]
+    for row, shares in rows.items():
+        for at, gpus in shares.items():
+            lacking = gpus - sum(seen.island_of[slot] == at for slot in kept[row])
+            kept[row] += free[at][:lacking]
+            free[at] = free[at][lacking:]
+    return {seen.jobs[row].id: tuple(slots) for row, slots in kept.items()}
+
+
+def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> Decided:
+    changes, drained = {change.job for change in plan.changes}, _drained(pool)
+    targets: dict[int, Target] = {}
+    waiting: dict[int, Waiting] = {}
+    for row, job in enumerate(seen.jobs):
+        slots = found.placed.get(job.id, ())
+        if set(slots) != set(job.target):
+            # A share may also be cut from outside: by other bounds, or by the loss of a node.
+            moves = job.id not in changes and len(slots) == len(job.target)
+            reason = f"it keeps {len(slots)} and moves" if moves else plan.reason(row)
+            targets[job.id] = Target(slots, f"{reason}, since {found.why}")
+        if not slots:
+            waits = (plan.waiting(row) or UNPLACED) if seen.islands else _nothing(pool)
+            waiting[job.id] = _with_memory(_with_drained(waits, drained), job)
+    for number, why in found.aside.items():
+        if pool.jobs[number].target:
+            targets[number] = Target((), f"{why.code}: {why.sentence}, since {found.why}")
+        waiting[number] = why
+    for job in pool.live_jobs():
+        if job.target and not job.fits:
+            targets[job.id] = Target((), job.misfit.because)
+        elif job.target and (job.suspended or job.cancelled):
+            targets[job.id] = Target((), "a user wants it to stop")
+    return Decided(
+        policy=pool.policy,
+        seed=found.seed,
+        gpus=seen.snapshot.cluster.gpus_total,
+        why=found.why,
+        targets=targets,
+        waiting={n: why for n, why in waiting.items() if pool.jobs[n].waiting != why},
+        rows=_rows(seen, plan),
+        memory=_memories(seen, plan),
+        wake_at_s=_wake_at_s(pool, seen, plan),
+    )
+
+
+def _nothing(pool: Pool) -> Waiting:
+    """Say why no device can be used."""
+    up = [slot for node in pool.nodes.values() if node.is_up for slot in node.slots]
+    return OTHERS if up and all(pool.slots[slot].others for slot in up) else NO_NODES
+
+
+def _drained(pool: Pool) -> str:
+    """Say which devices an operator keeps jobs from; empty if there are none."""
+    up = [node for node in pool.nodes.values() if node.is_up]
+    free = {
+        node.name: count
+        for node in up
+        if node.is_drained and (count := sum(pool.slots[s].owner is None for s in node.slots))
+    }
+    if not free:
+        return ""
+    nodes, devices = ", ".join(sorted(free)), counted(sum(free.values()), "device")
+    all_of_them = "all nodes are drained: " if all(node.is_drained for node in up) else ""
+    return f"{all_of_them}{devices} on drained nodes can't be used ({nodes})"
+
+
+def _with_drained(waits: Waiting, drained: str) -> Waiting:
+    """Add to why a job waits that nodes are drained, if that may be why."""
+    if not drained or waits.code not in ("NodeDown", "Resources"):
+        return waits
+    return Waiting(waits.code, drained if waits is NO_NODES else f"{waits.sentence}; {drained}")
+
+
+def _with_memory(waits: Waiting, job: JobState) -> Waiting:
+    """Add to why a job waits that its memory requires more GPUs than its user does."""
+    if job.gpus_memory <= job.gpus_min:
+        return waits
+    return Waiting(waits.code, f"{waits.sentence}; it needs {job.fit_sentence}")
+
+
+def _wake_at_s(pool: Pool, seen: PoolSnapshot, plan: Plan) -> float | None:
+    """Say when to decide anew: as the policy asks, when a job may grow though unmeasured, or when
+    one has rested.
+    """
+    now_s = seen.snapshot.now_s
+    rested = [job.rest_until_s for job in pool.live_jobs() if job.rest_until_s > now_s]
+    small = [
+        job.proven_s + PRERUN_S
+        for job in seen.jobs
+        if job.proven_s is not None and job.prepared and not job.may_grow(now_s)
+    ]
+    wake_at_s = min(float(plan.allocation.wake_at_s), *small, *rested, float("inf"))
+    return wake_at_s if wake_at_s < float("inf") else None
+
+
+def _memories(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[float, ...]]:
+    """Give what is to be remembered, where that is new."""
+    return {
+        job.id: memory
+        for job, values in zip(seen.jobs, plan.memory.tolist(), strict=True)
+        if (memory := tuple(values)) != job.memory and (job.memory or any(values))
+    }
+
+
+def _rows(seen: PoolSnapshot, plan: Plan) -> tuple[DecisionRow, ...]:
+    jobs = seen.snapshot.jobs
+    columns = (jobs.gpus, jobs.gpus_min, jobs.gpus_max, plan.shares)
+    news = []
+    for job, gpus, least, most, share in zip(
+        seen.jobs, *(column.tolist() for column in columns), strict=True
+    ):
+        row = DecisionRow(
+            job=job.id,
+            gpus=gpus,
+            gpus_min=least,
+            gpus_max=most,
+            remaining=job.remaining,
+            step_s=dict(sorted(job.speeds.items())),
+            share=share,
+        )
+        if row != job.row:
+            news.append(row)
+    return tuple(news)

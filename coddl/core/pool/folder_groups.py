@@ -1,0 +1,77 @@
+"""Which nodes a job may run on: those that share a jobs folder, where its checkpoints lie.
+
+Usually all nodes of a pool share one. Where they do not, each folder's nodes are scheduled by
+themselves, for a job can neither span two folders nor take its checkpoints from one to another.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from coddl.core.pool.job import JobState
+from coddl.core.pool.snapshot import usable
+from coddl.core.pool.state import Pool
+from coddl.core.waiting import Waiting
+
+STRANDED: Final = Waiting(
+    "NodeDown", "its files lie in a jobs folder that no node shares which is up now"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderGroup:
+    """Nodes that share a jobs folder, and the jobs that may run on them."""
+
+    nodes: frozenset[str]
+    jobs: frozenset[int]
+
+
+def stranded(pool: Pool) -> dict[int, Waiting]:
+    """Name the jobs whose files no node can reach now."""
+    folders = _folders(pool)
+    return {
+        job.id: STRANDED
+        for job in pool.live_jobs()
+        if job.jobs_folder and job.jobs_folder not in folders and not job.has_run and folders
+    }
+
+
+def folder_groups(pool: Pool) -> list[FolderGroup]:
+    """Part a pool into nodes that share a folder; one part, if all do."""
+    folders = _folders(pool)
+    if len(folders) <= 1:
+        return [FolderGroup(frozenset(pool.nodes), frozenset(pool.active))]
+    chosen = _chosen(pool, folders)
+    return [
+        FolderGroup(frozenset(nodes), frozenset(job for job, at in chosen.items() if at == folder))
+        for folder, nodes in folders.items()
+    ]
+
+
+def _folders(pool: Pool) -> dict[str, list[str]]:
+    """Name the jobs folders of the nodes that are up, and their nodes."""
+    found: dict[str, list[str]] = {}
+    for node in sorted(pool.nodes.values(), key=lambda node: node.name):
+        if node.is_up:
+            found.setdefault(node.folder, []).append(node.name)
+    return found
+
+
+def _chosen(pool: Pool, folders: dict[str, list[str]]) -> dict[int, str]:
+    """Say in which folder each job runs: where its files are, or where most room is left."""
+    slots = usable(pool)
+    room = {
+        folder: sum(node in nodes for node in slots.values()) for folder, nodes in folders.items()
+    }
+    chosen = {job.id: job.jobs_folder for job in pool.live_jobs() if job.jobs_folder in folders}
+    for number, folder in chosen.items():
+        room[folder] -= _least(pool.jobs[number])
+    for job in pool.live_jobs():
+        if job.id not in chosen:
+            best = max(room, key=lambda folder: (room[folder], folder))
+            chosen[job.id] = best
+            room[best] -= _least(job)
+    return chosen
+
+
+def _least(job: JobState) -> int:
+    return 0 if job.suspended else job.gpus_least

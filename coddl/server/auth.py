@@ -1,0 +1,133 @@
+"""Who may come in: the outermost layer of the app, for HTTP and WebSocket alike.
+
+A bearer token opens everything but the probes. A server on loopback answers only to names of
+loopback, so that no web page can reach it through a name of its own. Bodies have a limit. What
+fails inside is answered here, with an id that the log knows.
+"""
+
+import hmac
+import secrets
+from typing import Final
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coddl.core.errors import UserError
+from coddl.server.errors import HostRefused, TooLarge, Unauthorized
+from coddl.server.problems import bug, problem
+
+BODY_BYTES_MAX: Final = 1 << 20
+OPEN: Final = frozenset({"/healthz", "/readyz", "/version"})
+INSTANCE: Final = "coddl.instance"  # of a scope: what the log knows a request by
+UPLOADS: Final = "/api/v1/code/"  # these count their bytes themselves
+
+log = structlog.get_logger(__name__)
+
+
+class AuthMiddleware:
+    """Lets in who may come in; `hosts` empty: by any name."""
+
+    def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str]) -> None:
+        self._app, self._hosts = app, hosts
+        self._token = token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check(scope)
+        except UserError as error:
+            await problem(error)(scope, receive, send)
+            return
+        await self._serve(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        host = _host_name(headers.get("host", ""))
+        if self._hosts and host not in self._hosts:
+            raise HostRefused(
+                "the request cannot be met",
+                f'it is for "{host[:100]}", and this server answers to '
+                f"{', '.join(sorted(self._hosts))}",
+                "one of these names, or --host when the server is started",
+            )
+        if scope["path"] not in OPEN:
+            self._check_token(headers.get("authorization", ""))
+        length = headers.get("content-length", "")
+        if _has_limit(scope) and length.isdecimal() and int(length[:19]) > BODY_BYTES_MAX:
+            raise _too_large()
+
+    def _check_token(self, authorization: str) -> None:
+        kind, _, token = authorization.partition(" ")
+        given = token.strip().encode("utf-8", "replace")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given, self._token):
+            raise Unauthorized(
+                "the request cannot be met",
+                "it carries another token than the server's" if token else "it carries no token",
+                "CODDL_TOKEN with what the file `token` in the server's state folder holds",
+            )
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and answer for what goes wrong inside."""
+        request = _LimitedRequest(receive, send, BODY_BYTES_MAX if _has_limit(scope) else None)
+        scope[INSTANCE] = secrets.token_hex(6)
+        try:
+            await self._app(scope, request.receive, request.send)
+        except Exception as error:
+            request.answer = request.answer or _answer_to(error, scope)
+        if request.answer is not None and not request.has_begun:
+            await request.answer(scope, receive, send)
+
+
+class _LimitedRequest:
+    """One request: counts what comes in, and notes whether anything went out."""
+
+    def __init__(self, receive: Receive, send: Send, room_bytes: int | None) -> None:
+        self._receive, self._send, self._room_bytes = receive, send, room_bytes
+        self.has_begun = False
+        self.answer: Response | None = None  # instead of the app's
+
+    async def receive(self) -> Message:
+        """Give what comes in, unless it is too much."""
+        message = await self._receive()
+        if self._room_bytes is not None and message["type"] == "http.request":
+            self._room_bytes -= len(message.get("body", b""))
+            if self._room_bytes < 0:
+                error = _too_large()
+                self.answer = problem(error)
+                raise error
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Let out what the app says, unless there is something else to say."""
+        if self.answer is None:
+            self.has_begun = True
+            await self._send(message)
+
+
+def _answer_to(error: Exception, scope: Scope) -> Response:
+    if isinstance(error, UserError):
+        return problem(error)
+    instance = scope[INSTANCE]
+    log.error("a request met a bug", id=instance, path=scope["path"], exc_info=error)
+    return bug(instance)
+
+
+def _has_limit(scope: Scope) -> bool:
+    return scope["type"] == "http" and not scope["path"].startswith(UPLOADS)
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(
+        "the request cannot be met", f"its body has more than {BODY_BYTES_MAX >> 20} MB", "less"
+    )
+
+
+def _host_name(host: str) -> str:
+    """Give the name of a Host header, without its port; `[::1]:80` is `::1`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()

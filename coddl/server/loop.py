@@ -1,0 +1,268 @@
+"""The control loop: events in, records on disk, then effects. Synchronous; knows no asyncio. (D3)
+
+One `turn` takes all that has come: each event is handled, what follows is committed in one batch,
+and only then is anybody told. A turn may leave the conclusions to a later one, so that nobody waits
+for a decision that takes long. If the commit fails, nothing has happened: the pool is folded again
+from the journal, users are told so, and what agents and the clock have said is kept for the next
+turn, because they will not say it twice.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from coddl.core.cluster import Cluster
+from coddl.core.errors import UserError
+from coddl.core.pool.control import ControlOutput, ControlPlane
+from coddl.core.pool.records import Event, RunReported
+from coddl.core.pool.state import Pool
+from coddl.core.scheduler import Stability
+from coddl.server.errors import JournalFull, KeyReused
+from coddl.server.journal import Journal, JournalEntry
+from coddl.server.store import StoredAnswer
+
+ANSWERS_KEPT_S: Final = 86_400.0
+
+
+class RequestDone(NamedTuple):
+    """An ask was met, and all that follows from it is safe."""
+
+    response: str = ""  # of an ask with a key: what it was answered, now or before
+
+
+class RequestBug(NamedTuple):
+    """An ask could not be met, and that is nobody's fault but ours."""
+
+    error: Exception
+
+
+Reply = RequestDone | UserError | RequestBug
+Events = Callable[[Pool], Sequence[Event]]  # asked when its turn comes; may raise UserError
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotentRequest:
+    """A request that shall take effect once, however often it comes."""
+
+    key: str
+    request: str  # hash of what was asked
+    respond: Callable[[], str]  # asked when all conclusions are drawn
+
+
+def _nobody(_reply: Reply) -> None:
+    """Nobody waits for the answer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoopRequest:
+    """Something to handle, and whom to tell when it is safe."""
+
+    events: Events
+    reply: Callable[[Reply], None] = field(default=_nobody)
+    once: IdempotentRequest | None = None
+    must: bool = False  # said once and never again: tried until it is safe
+
+
+def fact(event: Event, reply: Callable[[Reply], None] = _nobody) -> LoopRequest:
+    """Make the ask for something that has happened, whether we can write it down now or not."""
+    return LoopRequest(lambda _pool: (event,), reply, must=True)
+
+
+class LoopEffects(Protocol):
+    """Where effects go, after the commit."""
+
+    def publish(self, entries: Sequence[JournalEntry]) -> None:
+        """This has happened."""
+
+    def tell(self, nodes: frozenset[str]) -> None:
+        """The orders of these nodes are others now."""
+
+    def drop(self, reports: Sequence[RunReported]) -> None:
+        """These were not the word of a run's lead, and were not heard."""
+
+    def report_bug(self, error: Exception) -> None:
+        """Something failed that can't fail."""
+
+    def restore(self) -> Sequence[Event]:
+        """Give what a fold does not know, to be handled again: who is silent, who holds what."""
+
+
+class TurnResult(NamedTuple):
+    """What is left after a turn."""
+
+    again: list[LoopRequest]  # could not be written down: to be tried again
+    wake_at_s: float | None
+    full: JournalFull | None = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one commit is about."""
+
+    met: list[LoopRequest] = field(default_factory=list)
+    first: dict[str, IdempotentRequest] = field(default_factory=dict)  # of each new key
+    known: dict[LoopRequest, str] = field(default_factory=dict)  # answered before, and how
+
+
+class _Failed(Exception):
+    """Handling met a bug, while it was at an ask or, at None, at drawing conclusions."""
+
+    def __init__(self, request: LoopRequest | None, error: Exception) -> None:
+        super().__init__(request, error)
+        self.request, self.error = request, error
+
+
+class ControlLoop:
+    """Owns the pool. One thread drives it."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        stability: Stability,
+        effects: LoopEffects,
+        site: Cluster | None = None,
+    ) -> None:
+        self._journal = journal
+        self._stability = stability
+        self._site = site
+        self._effects = effects
+        self._must_restore = False
+        self._forgot_s = 0.0
+        folded = journal.fold()
+        self._now_s = folded.at_s
+        self.control = ControlPlane(folded.pool, stability, site)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool as the journal has it; not to be changed."""
+        return self.control.pool
+
+    def turn(
+        self, requests: Sequence[LoopRequest], wall_s: float, *, conclude: bool = True
+    ) -> TurnResult:
+        """Handle what has come, write it down, and tell who has to know."""
+        self._now_s = max(self._now_s, wall_s)  # wall clocks are set back now and then
+        try:
+            return self._turn(requests, conclude=conclude)
+        except _Failed as failed:
+            self._fold_again()
+            culprit = failed.request or (requests[0] if len(requests) == 1 else None)
+            if culprit is not None or not requests:
+                self._effects.report_bug(failed.error)
+            if culprit is not None:
+                if culprit.must and failed.request is None:
+                    # What was said once is true, whatever we fail to conclude from it.
+                    return self.turn(requests, wall_s, conclude=False)
+                culprit.reply(RequestBug(failed.error))
+                others = [request for request in requests if request is not culprit]
+                return self.turn(others, wall_s, conclude=conclude and bool(others))
+        # One of many has led to a wrong conclusion. Alone, each shows whether it was that one.
+        again = [left for request in requests for left in self.turn([request], wall_s).again]
+        return TurnResult(again, self.control.wake_at_s)
+
+    def tidy(self) -> None:
+        """Do what can wait: a picture of the pool, answers that nobody asks for any more."""
+        if self._journal.snapshot_is_due():
+            self._journal.save_snapshot(self.pool, self._now_s)
+        if self._now_s - self._forgot_s > ANSWERS_KEPT_S / 24:
+            self._forgot_s = self._now_s
+            self._journal.forget_answers(self._now_s - ANSWERS_KEPT_S)
+
+    def close(self) -> None:
+        """Keep a picture for a quick start if there is room, and let go of the journal."""
+        with contextlib.suppress(JournalFull):
+            self._journal.save_snapshot(self.pool, self._now_s)
+        self._journal.close()
+
+    def _turn(self, requests: Sequence[LoopRequest], *, conclude: bool) -> TurnResult:
+        batch = _Batch()
+        if self._must_restore:
+            self._restore()
+        for request in requests:
+            self._take(request, batch)
+        outcome, answers = self._conclude(batch, conclude=conclude)
+        entries: list[JournalEntry] = []
+        if outcome.records or answers:
+            try:
+                entries = self._journal.append(outcome.records, answers, self._now_s)
+            except JournalFull as full:
+                return self._undo(batch, full)
+        self._effects.publish(entries)
+        self._effects.tell(outcome.instruct)
+        self._effects.drop(outcome.dropped)
+        responses = {answer.key: answer.response for answer in answers}
+        for request in batch.met:
+            response = responses.get(request.once.key, "") if request.once else ""
+            request.reply(RequestDone(batch.known.get(request, response)))
+        return TurnResult([], outcome.wake_at_s)
+
+    def _take(self, request: LoopRequest, batch: _Batch) -> None:
+        """Let the pool take in one ask."""
+        try:
+            if request.once is None or not self._came_before(request, request.once, batch):
+                for event in request.events(self.pool):
+                    self.control.take(event, self._now_s)
+        except UserError as error:
+            request.reply(error)
+        except Exception as error:
+            raise _Failed(request, error) from error
+        else:
+            batch.met.append(request)
+            if request.once is not None and request not in batch.known:
+                batch.first.setdefault(request.once.key, request.once)
+
+    def _came_before(self, request: LoopRequest, once: IdempotentRequest, batch: _Batch) -> bool:
+        """Tell whether a request with this key has taken effect; raise if it was another one."""
+        earlier = batch.first.get(once.key)
+        known = self._journal.answer(once.key) if earlier is None else None
+        before = known or earlier
+        if before is not None and before.request != once.request:
+            raise KeyReused(
+                "the request cannot be met",
+                f'Idempotency-Key "{once.key}" came with another request before',
+                "a new key for a new request",
+            )
+        if known is not None:
+            batch.known[request] = known.response
+        return before is not None
+
+    def _conclude(
+        self, batch: _Batch, *, conclude: bool
+    ) -> tuple[ControlOutput, list[StoredAnswer]]:
+        try:
+            outcome = self.control.conclude(self._now_s) if conclude else self.control.note()
+            answers = [
+                StoredAnswer(once.key, once.request, once.respond(), self._now_s)
+                for once in batch.first.values()
+            ]
+        except Exception as error:
+            raise _Failed(None, error) from error
+        return outcome, answers
+
+    def _undo(self, batch: _Batch, full: JournalFull) -> TurnResult:
+        """Let it not have happened: what is not in the journal is not true."""
+        self._fold_again()
+        for request in batch.met:
+            if not request.must:
+                request.reply(full)
+        return TurnResult(
+            [request for request in batch.met if request.must], self.control.wake_at_s, full
+        )
+
+    def _fold_again(self) -> None:
+        awaited = self.control.awaited
+        self.control = ControlPlane(self._journal.fold().pool, self._stability, self._site)
+        if awaited:
+            self.control.await_nodes(awaited)
+        self.control.reconsider("the journal was read again")
+        self._must_restore = True
+
+    def _restore(self) -> None:
+        """Tell the pool once more what no journal holds."""
+        try:
+            for event in self._effects.restore():
+                self.control.take(event, self._now_s)
+        except Exception as error:
+            self._effects.report_bug(error)
+        self._must_restore = False

@@ -1,0 +1,37 @@
+"""What runs tell of themselves now and then. Soft: kept in memory, for people and for decisions."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from coddl.api.wire import RunProgress
+from coddl.core.pool.records import RunReported
+from coddl.core.pool.state import Pool
+
+OVER_MAX: Final = 10_000  # jobs that are over whose last words are kept
+
+
+class LatestProgress:
+    """The newest word of each job's newest run."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, RunProgress] = {}
+
+    def hear(self, run: RunProgress) -> None:
+        """Take in how a run is doing, by the word of its lead."""
+        self._runs[run.progressed.job] = run
+
+    def of(self, job: int) -> RunProgress | None:
+        """Give a job's last word."""
+        return self._runs.get(job)
+
+    def newest(self, pool: Pool) -> Iterable[RunReported]:
+        """Give what decisions want to know, as the word of the leads."""
+        for job in pool.live_jobs():
+            if job.id in self._runs and job.lead is not None:
+                lead = pool.nodes[job.lead]
+                yield RunReported(lead.name, lead.boot, self._runs[job.id].progressed)
+
+    def forget_over(self, pool: Pool) -> None:
+        """Drop jobs that are long over, if there are many."""
+        if len(self._runs) > OVER_MAX + len(pool.active):
+            self._runs = {job: run for job, run in self._runs.items() if job in pool.active}

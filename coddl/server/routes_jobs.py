@@ -1,0 +1,245 @@
+"""Routes of jobs: hand in, look, change, stop."""
+
+import asyncio
+import hashlib
+import secrets
+from dataclasses import replace
+from typing import Annotated, Final
+
+import msgspec
+from fastapi import APIRouter, Header, Query, Response
+from sse_starlette import EventSourceResponse
+
+from coddl.api import rest
+from coddl.api.spec import JobRequest
+from coddl.core.errors import UserError
+from coddl.core.pool.control import ControlPlane
+from coddl.core.pool.explain import explain
+from coddl.core.pool.records import (
+    Event,
+    JobBounded,
+    JobCancelled,
+    JobPrioritised,
+    JobResumed,
+    JobSubmitted,
+    JobSuspended,
+)
+from coddl.core.pool.spec import JobSpec
+from coddl.core.pool.state import Pool
+from coddl.server import views
+from coddl.server.journal import UnreadableRecord
+from coddl.server.logs import LogQuery
+from coddl.server.loop import IdempotentRequest
+from coddl.server.route_params import After, By, Limit, at_page
+from coddl.server.server import Server
+from coddl.server.streams import event_stream, follow_logs
+
+STORY_MAX: Final = 1_000  # records that `explain` reads, the newest
+LINES_MAX: Final = 10_000
+
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        description="The same key with the same body gives the same answer, for a day.",
+    ),
+]
+
+
+def routes(server: Server) -> APIRouter:
+    """Give the routes of jobs."""
+    router = APIRouter(tags=["jobs"])
+    _add_submit(router, server)
+    _add_reading(router, server)
+    _add_actions(router, server)
+    _add_logs(router, server)
+    return router
+
+
+def _add_submit(router: APIRouter, server: Server) -> None:
+    @router.post(
+        "/jobs", status_code=201, responses={200: {"model": rest.PreviewView}}, response_model=None
+    )
+    async def submit(
+        request: JobRequest,
+        key: Key = None,
+        dry_run: Annotated[bool, Query(description="Tell what would happen; change nothing.")] = (
+            False
+        ),
+    ) -> Response:
+        """Hand in a job."""
+        if request.code and not server.archives.has(request.code):
+            raise UserError(
+                f'job "{request.the_name}" cannot be accepted',
+                f"its code {request.code} was not uploaded",
+                f"PUT {rest.API}/code/{request.code} first",
+            )
+        if dry_run:
+            preview = await _preview(server, request.to_spec(views.devices(server.pool)))
+            return _json(preview.model_dump_json(), 200)
+        numbers: list[int] = []
+
+        def events(pool: Pool) -> tuple[Event, ...]:
+            numbers.append(pool.next_job)
+            spec = replace(request.to_spec(views.devices(pool)), uid=secrets.token_hex(8))
+            return (JobSubmitted(pool.next_job, spec),)
+
+        def respond() -> str:
+            return server.job_view(server.pool.jobs[numbers[-1]]).model_dump_json()
+
+        if key is None:
+            await server.ask(events)
+            return _json(respond(), 201)
+        digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()
+        return _json(await server.ask(events, IdempotentRequest(key, digest, respond)), 201)
+
+
+async def _preview(server: Server, spec: JobSpec) -> rest.PreviewView:
+    """Decide on a copy, in a thread: others are not kept waiting."""
+    body = msgspec.json.encode(server.pool)
+    now_s = server.clock.wall_s()
+
+    def look() -> rest.PreviewView:
+        pool = msgspec.json.decode(body, type=Pool)
+        preview = ControlPlane(pool, server.stability, server.site).preview(spec, now_s)
+        total = views.devices(pool)
+        return rest.PreviewView(
+            policy=pool.policy,
+            slots_total=total,
+            slots_free=total - views.used(pool),
+            job=views.effect_view(preview.job),
+            others=[views.effect_view(effect) for effect in preview.others],
+        )
+
+    return await asyncio.to_thread(look)
+
+
+def _json(body: str, status: int) -> Response:
+    return Response(body, status, media_type="application/json")
+
+
+def _add_reading(router: APIRouter, server: Server) -> None:
+    @router.get("/jobs")
+    async def jobs(
+        *,
+        state: Annotated[list[rest.State] | None, Query()] = None,
+        user: str | None = None,
+        name: str | None = None,
+        active: Annotated[bool | None, Query(description="Only those that are not over.")] = None,
+        limit: Limit = 100,
+        cursor: Annotated[int | None, Query(description="`next` of the page before.")] = None,
+    ) -> rest.JobsView:
+        """List jobs, the newest first."""
+        found = []
+        for job in views.newest_first(server.pool, cursor, bool(active)):
+            if (
+                (state is None or views.state_of(job) in state)
+                and (user is None or job.spec.user == user)
+                and (name is None or job.spec.name == name)
+                and (active is None or active != job.is_over)
+            ):
+                found.append(job)
+            if len(found) > limit:
+                break
+        page = found[:limit]
+        rest_of_it = str(page[-1].id) if len(found) > limit else None
+        return rest.JobsView(items=[server.job_view(job) for job in page], next=rest_of_it)
+
+    @router.get("/jobs/{job}")
+    async def describe(job: str) -> rest.JobView:
+        """Show a job, by number or name."""
+        return server.job_view(server.find(job))
+
+    @router.get("/jobs/{job}/explain")
+    async def explain_job(job: str) -> rest.ExplainView:
+        """Say why a job is where it is, and how it came there."""
+        state = server.find(job)
+        seen = await asyncio.to_thread(server.journal.newest, STORY_MAX, state.id)
+        story = [(seq, at_s, it) for seq, at_s, it in seen if not isinstance(it, UnreadableRecord)]
+        state = server.pool.jobs[state.id]  # as it is now
+        explanation = explain(server.pool, state.id, story, server.clock.wall_s(), server.awaited)
+        return views.explain_view(explanation, server.job_view(state))
+
+    @router.get("/jobs/{job}/events")
+    async def events(job: str, after: After = None, limit: Limit = 100) -> rest.EventsView:
+        """List what has happened to a job: the newest, or what came after a number."""
+        number = server.find(job).id
+        page = await asyncio.to_thread(at_page, server.journal, after, limit, number)
+        items = [views.event_view(noted, number) for noted in page]
+        return rest.EventsView(items=items, next=items[-1].number if items else after or 0)
+
+
+def _add_actions(router: APIRouter, server: Server) -> None:
+    async def done(job: str, *events: Event) -> rest.JobView:
+        number = server.find(job).id
+        await server.ask(lambda _pool: events)
+        return server.job_view(server.pool.jobs[number])
+
+    @router.post("/jobs/{job}:cancel", status_code=202)
+    async def cancel(job: str, by: By = "") -> rest.JobView:
+        """Stop a job for good."""
+        return await done(job, JobCancelled(server.find(job).id, by))
+
+    @router.post("/jobs/{job}:suspend", status_code=202)
+    async def suspend(job: str, by: By = "") -> rest.JobView:
+        """Have a job save its state and give up its devices until it is resumed."""
+        return await done(job, JobSuspended(server.find(job).id, by))
+
+    @router.post("/jobs/{job}:resume", status_code=202)
+    async def resume(job: str, by: By = "") -> rest.JobView:
+        """Let a suspended job have devices again."""
+        return await done(job, JobResumed(server.find(job).id, by))
+
+    @router.patch("/jobs/{job}")
+    async def change(job: str, change: rest.JobChange, by: By = "") -> rest.JobView:
+        """Give a job other bounds, or another priority."""
+        number = server.find(job).id
+
+        def events(pool: Pool) -> list[Event]:
+            state, found = pool.jobs[number], list[Event]()
+            if change.gpus_min is not None or change.gpus_max is not None:
+                least = change.gpus_min if change.gpus_min is not None else state.gpus_min
+                most = change.gpus_max if change.gpus_max is not None else state.gpus_max
+                found.append(JobBounded(number, least, most, by))
+            if change.priority is not None:
+                found.append(JobPrioritised(number, change.priority, by))
+            return found
+
+        await server.ask(events)
+        return server.job_view(server.pool.jobs[number])
+
+
+def _add_logs(router: APIRouter, server: Server) -> None:
+    @router.get("/jobs/{job}/logs", response_model=rest.LogsView)
+    async def logs(
+        job: str,
+        *,
+        tail: Annotated[int | None, Query(ge=0, le=LINES_MAX)] = None,
+        since_s: Annotated[
+            float | None, Query(description="Only lines since then (seconds since 1970).")
+        ] = None,
+        rank: int | None = None,
+        follow: Annotated[bool, Query(description="Stream lines until the job is over.")] = False,
+        last_event_id: Annotated[int | None, Header()] = None,
+    ) -> rest.LogsView | EventSourceResponse:
+        """Give what a job has printed: the last lines; or a stream of server-sent events."""
+        number = server.find(job).id
+        wanted = LogQuery(after=last_event_id or 0, since_s=since_s, rank=rank)
+        if follow:
+            first = None if last_event_id is not None else tail
+            return event_stream(follow_logs(server, number, wanted, first))
+
+        def read() -> list[rest.LogLineView]:
+            reader = server.logs.read(number, wanted)
+            try:
+                return [views.line_view(kept) for kept in reader.last(_count(tail))]
+            finally:
+                reader.close()
+
+        return rest.LogsView(items=await asyncio.to_thread(read))
+
+
+def _count(tail: int | None) -> int:
+    return LINES_MAX if tail is None else tail

@@ -1,0 +1,147 @@
+"""Routes of the pool as a whole: nodes, policy, what happens, what probes and Prometheus ask."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from sse_starlette import EventSourceResponse
+
+from coddl import __version__
+from coddl.api import rest
+from coddl.api.wire import PROTOCOL
+from coddl.core.pool.errors import NotFound
+from coddl.core.pool.records import NodeDrained, NodeForgotten, NodeUndrained, PolicyChosen
+from coddl.core.pool.state import NodeState
+from coddl.server import views
+from coddl.server.metrics import PoolGauges
+from coddl.server.route_params import After, By, Limit, at_page
+from coddl.server.server import Server
+from coddl.server.streams import event_stream, watch_events
+from coddl.server.warm_up import warm_up
+
+
+def routes(server: Server) -> APIRouter:
+    """Give the routes of the pool."""
+    router = APIRouter(tags=["pool"])
+    _add_nodes(router, server)
+    _add_policy(router, server)
+    _add_events(router, server)
+
+    @router.get("/pool")
+    async def pool() -> rest.PoolView:
+        """Show the pool in one screen."""
+        return views.pool_view(
+            server.pool,
+            lease_s=server.lease_s,
+            started_s=server.started_s,
+            is_ready=not server.waits_for(),
+        )
+
+    return router
+
+
+def _add_nodes(router: APIRouter, server: Server) -> None:
+    def find(node: str) -> NodeState:
+        if node not in server.pool.nodes:
+            known = ", ".join(sorted(server.pool.nodes)) or "there are none yet"
+            raise NotFound(
+                f'node "{node}" cannot be found', f"the nodes are: {known}", "coddl nodes"
+            )
+        return server.pool.nodes[node]
+
+    @router.get("/nodes")
+    async def nodes() -> rest.NodesView:
+        """List nodes and their devices."""
+        found = sorted(server.pool.nodes.values(), key=lambda node: node.name)
+        return rest.NodesView(items=[server.node_view(node) for node in found])
+
+    @router.get("/nodes/{node}")
+    async def describe(node: str) -> rest.NodeView:
+        """Show a node and its devices."""
+        return server.node_view(find(node))
+
+    @router.post("/nodes/{node}:drain", status_code=202)
+    async def drain(node: str, by: By = "") -> rest.NodeView:
+        """Have nothing new started on a node, and what runs there moved away."""
+        await server.ask(lambda _pool: (NodeDrained(node, by),))
+        return server.node_view(find(node))
+
+    @router.post("/nodes/{node}:undrain", status_code=202)
+    async def undrain(node: str, by: By = "") -> rest.NodeView:
+        """Use a node again."""
+        await server.ask(lambda _pool: (NodeUndrained(node, by),))
+        return server.node_view(find(node))
+
+    @router.post("/nodes/{node}:forget")
+    async def forget(node: str, by: By = "") -> rest.NodeView:
+        """Take a node off the list that was lost and will not come back."""
+        known = server.node_view(find(node))
+        await server.ask(lambda _pool: (NodeForgotten(node, by),))
+        return known
+
+
+def _add_policy(router: APIRouter, server: Server) -> None:
+    @router.get("/policy")
+    async def policy() -> rest.PolicyView:
+        """Show by what rule devices are shared."""
+        return views.policy_view(server.pool)
+
+    @router.put("/policy")
+    async def choose(change: rest.PolicyChange, by: By = "") -> rest.PolicyView:
+        """Share devices by another rule from now on; nobody loses a step."""
+        chosen = PolicyChosen(change.policy or server.pool.policy, by, change.placement)
+        await asyncio.to_thread(warm_up, chosen, server.stability)
+        await server.ask(lambda _pool: (chosen,))
+        return views.policy_view(server.pool)
+
+
+def _add_events(router: APIRouter, server: Server) -> None:
+    @router.get("/events", response_model=rest.EventsView)
+    async def events(
+        after: After = None,
+        limit: Limit = 100,
+        watch: Annotated[bool, Query(description="Stream what happens from then on.")] = False,
+        last_event_id: Annotated[int | None, Header(ge=0)] = None,
+    ) -> rest.EventsView | EventSourceResponse:
+        """List what has happened: the newest, or what came after a number; or a stream of it."""
+        start = last_event_id if last_event_id is not None else after
+        page = await asyncio.to_thread(at_page, server.journal, start, limit, None)
+        known = page[-1].seq if page else start or 0
+        if watch:
+            return event_stream(watch_events(server, known, None, page))
+        return rest.EventsView(items=[views.event_view(noted) for noted in page], next=known)
+
+
+def probes(server: Server) -> APIRouter:
+    """Give what is asked by those who watch over the server."""
+    router = APIRouter(tags=["probes"])
+
+    @router.get("/healthz")
+    async def healthz(response: Response) -> dict[str, str]:
+        """Tell whether the server is alive."""
+        response.status_code = 200 if server.failure is None else 500
+        return {"status": "ok" if server.failure is None else "its control loop has ended"}
+
+    @router.get("/readyz")
+    async def readyz(response: Response) -> rest.ReadyView:
+        """Tell whether the server decides: its kernels are compiled."""
+        waits_for = server.waits_for()
+        response.status_code = 503 if waits_for else 200
+        problems = views.problems(server.pool)
+        return rest.ReadyView(ready=not waits_for, waits_for=waits_for, problems=problems)
+
+    @router.get("/version")
+    async def version() -> rest.VersionView:
+        """Tell what the server is."""
+        return rest.VersionView(version=__version__, protocol=PROTOCOL)
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Tell Prometheus how the pool is doing."""
+        gauges = CollectorRegistry()
+        gauges.register(PoolGauges(server.pool, server.progress))
+        text = generate_latest(server.metrics.registry) + generate_latest(gauges)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    return router

@@ -1,0 +1,405 @@
+"""The server: asyncio around the control loop. One task owns the loop; the others feed it.
+
+Nothing is awaited between an event and the journal: all that has come is handled in one turn, in
+this thread. So whoever reads the pool here sees what the journal has, never more.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from coddl.api import rest, wire
+from coddl.core.cluster import Cluster
+from coddl.core.errors import UserError
+from coddl.core.pool.decision import POOL_STABILITY
+from coddl.core.pool.job import JobState
+from coddl.core.pool.records import (
+    Event,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    NodeReported,
+    NodeSilent,
+    PolicyChosen,
+    RunReported,
+    Woke,
+)
+from coddl.core.pool.state import NodeState, Pool
+from coddl.core.registry import placement_from, policy_from
+from coddl.core.scheduler import Stability
+from coddl.server import views
+from coddl.server.agent_sessions import GOING_AWAY, LEASE_OVER, AgentSessions
+from coddl.server.clock import Clock
+from coddl.server.code_store import CodeStore
+from coddl.server.errors import JournalFull
+from coddl.server.journal import Journal, JournalEntry
+from coddl.server.logs import LogStore, set_aside
+from coddl.server.loop import (
+    ControlLoop,
+    Events,
+    IdempotentRequest,
+    LoopRequest,
+    Reply,
+    RequestBug,
+    RequestDone,
+    fact,
+)
+from coddl.server.metrics import ServerMetrics
+from coddl.server.node_leases import NodeLeases
+from coddl.server.notifier import Notifier
+from coddl.server.progress import LatestProgress
+from coddl.server.warm_up import warm_up
+
+BEATS_PER_LEASE: Final = 24
+BEAT_EVERY_MAX_S: Final = 5.0
+REST_S_MAX: Final = 10.0  # agents try to come back every 5 seconds, at least
+RETRY_S: Final = 1.0  # between attempts to write down what must not be lost
+SWIFT_S: Final = 0.02  # a turn that takes longer shall not be waited for
+NAMES_SHOWN: Final = 8  # of a cluster's nodes, in the log
+BREATH_S: Final = 0.005  # for answers to leave before conclusions are drawn
+
+log = structlog.get_logger(__name__)
+
+
+class InternalError(Exception):
+    """A request met a bug; the log has its story."""
+
+
+class Server:
+    """A pool that is alive from `running` on; `create_app` shows it to the world."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        folder: Path,
+        clock: Clock,
+        *,
+        stability: Stability = POOL_STABILITY,
+        site: Cluster | None = None,
+        lease_s: float = 120.0,
+    ) -> None:
+        self.journal = journal
+        self.pool_id = journal.pool_id
+        self.clock = clock
+        self.lease_s = lease_s
+        self.beat_every_s = min(BEAT_EVERY_MAX_S, lease_s / BEATS_PER_LEASE)
+        self.started_s = clock.wall_s()
+        self.metrics = ServerMetrics()
+        self.progress = LatestProgress()
+        self.sessions = AgentSessions()
+        self.archives = CodeStore(folder / "code")
+        self.happened = Notifier()
+        self.is_closing = False
+        self.failure: BaseException | None = None  # of the control loop: the end of all
+        self.on_failure: Callable[[], None] = lambda: None
+        self.site = site  # what the operator says of the nodes
+        self._stability = stability
+        self._loop = ControlLoop(journal, self._stability, self, site)
+        self._leases = NodeLeases(lease_s)
+        if not self.pool.jobs:
+            set_aside(folder / "logs", folder / f"logs-before-{self.pool_id}")
+        self.logs = LogStore(folder / "logs")
+        self._names = views.JobNames(self.pool)
+        self._printed: dict[int, Notifier] = {}
+        self._queue: deque[LoopRequest] = deque()
+        self._news = asyncio.Event()
+        self._is_warm = False
+        self._first = PolicyChosen(self.pool.policy, "", self.pool.placement)
+        self._woken_for_s: float | None = None
+        self._wake_at_s = self._loop.control.wake_at_s
+        self._took_s = 0.0  # the last turn that drew conclusions
+        self._rest_until_s = 0.0
+        self._turn_at_s: float | None = None  # when something is left to do
+        self._await_agents()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Handle what comes; at the end, hang up, keep a picture, and let go of everything."""
+        task = asyncio.create_task(self._drive(), name="control loop")
+        task.add_done_callback(self._on_drive_end)
+        try:
+            yield
+        finally:
+            self.close_lines()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self.logs.close()
+            self._loop.close()
+
+    def follow(self, policy: str, placement: str = "") -> None:
+        """Have the pool follow a policy and a placement from the start; empty: as it was.
+
+        Raises UserError if there is none such.
+        """
+        policy, placement = policy or self.pool.policy, placement or self.pool.placement
+        policy_from(policy)
+        placement_from(placement)
+        self._first = PolicyChosen(policy, "the server's start", placement)
+        self.put(fact(self._first))
+
+    def close_lines(self) -> None:
+        """End what would never end by itself: streams, and the lines to agents."""
+        self.is_closing = True
+        self.happened.notify()
+        for notifier in list(self._printed.values()):
+            notifier.notify()
+        for session in self.sessions:
+            session.drop(GOING_AWAY, "the server ends")
+
+    # What routes and sessions read.
+
+    @property
+    def pool(self) -> Pool:
+        """The pool as the journal has it; not to be changed."""
+        return self._loop.pool
+
+    @property
+    def stability(self) -> Stability:
+        """How the pool is scheduled, whatever its policy."""
+        return self._stability
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Nodes that were not heard of since the server was restarted."""
+        return self._loop.control.awaited
+
+    def waits_for(self) -> list[str]:
+        """Say what is missing before the server decides."""
+        return [] if self._is_warm else ["kernels to be compiled"]
+
+    def find(self, job: str) -> JobState:
+        """Give a job by number or name; raises NotFound."""
+        return self._names.find(self.pool, job)
+
+    def job_view(self, job: JobState) -> rest.JobView:
+        """Show a job."""
+        run, now_s = self.progress.of(job.id), self.clock.wall_s()
+        return views.job_view(self.pool, job, run, now_s, self.awaited)
+
+    def node_view(self, node: NodeState) -> rest.NodeView:
+        """Show a node."""
+        left_s = self._leases.left_s(node.name, self.steady_s())
+        return views.node_view(self.pool, node, left_s, node.name in self.awaited)
+
+    def printed(self, job: int) -> Notifier:
+        """Give the bell that rings when a job prints."""
+        return self._printed.setdefault(job, Notifier())
+
+    def steady_s(self) -> float:
+        """The clock of leases."""
+        return self.clock.steady_s()
+
+    # What they ask.
+
+    def put(self, ask: LoopRequest) -> None:
+        """Have something handled."""
+        self._queue.append(ask)
+        self._news.set()
+
+    async def ask(self, events: Events, once: IdempotentRequest | None = None) -> str:
+        """Have something handled, and wait until it is safe; raises UserError, or Broken."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def reply(reply: Reply) -> None:
+            if not future.done():  # whoever asked may have hung up
+                future.set_result(reply)
+
+        self.put(LoopRequest(events, reply, once))
+        match await future:
+            case RequestDone(response):
+                return response
+            case UserError() as error:
+                raise error
+            case RequestBug(error):
+                raise InternalError from error
+
+    def renew(self, node: str) -> None:
+        """Let a node keep its devices for one more lease."""
+        self._leases.renew(node, self.steady_s())
+
+    def hear_progress(self, agent: wire.Hello, runs: Iterable[wire.RunProgress]) -> None:
+        """Take in how runs are doing, by the word of an agent."""
+        told = [RunReported(agent.node, agent.boot, run.progressed) for run in runs]
+        for run, report in zip(runs, told, strict=True):
+            if self.pool.is_of_lead(report):
+                self.progress.hear(run)
+        self.put(LoopRequest(lambda _pool: told))
+
+    def hear_logs(self, job: int, lines: tuple[wire.LogLine, ...]) -> None:
+        """Keep what a job has printed, if there is room."""
+        if job not in self.pool.jobs or not lines:
+            return
+        try:
+            self.logs.append(job, lines)
+        except OSError as error:
+            log.warning("log lines are lost", job=job, lines=len(lines), because=str(error))
+        if (notifier := self._printed.get(job)) is not None:
+            notifier.notify()
+
+    def poke(self) -> None:
+        """Look at the clock: it was turned."""
+        self._news.set()
+
+    # What the control loop tells.
+
+    def publish(self, entries: Sequence[JournalEntry]) -> None:
+        """Let everybody know what has happened."""
+        for each in entries:
+            if isinstance(each.record, JobSubmitted):
+                self._names.add(each.record.job, each.record.spec.name)
+            if isinstance(each.record, NodeJoined):
+                self._look_up(each.record.node)
+            self.metrics.observe(each, self.pool)
+        if entries:
+            self.happened.notify()
+            for job, notifier in list(self._printed.items()):
+                if job not in self.pool.active:
+                    notifier.notify()  # there is no more to come
+                    del self._printed[job]
+
+    def _look_up(self, node: str) -> None:
+        """Tell what may be a mistake: of nodes, this one is not described, or shares no folder."""
+        if self.site is not None and node not in {each.name for each in self.site.nodes}:
+            names = ", ".join(each.name for each in self.site.nodes[:NAMES_SHOWN])
+            log.warning("--cluster does not name this node", node=node, named=names)
+        folder = self.pool.nodes[node].folder
+        apart = [n.name for n in self.pool.nodes.values() if n.is_up and n.folder != folder]
+        if apart:
+            others = ", ".join(sorted(apart)[:NAMES_SHOWN])
+            log.warning(
+                "no job spans this node and others",
+                node=node,
+                others=others,
+                because="they do not share a jobs folder",
+            )
+
+    def tell(self, nodes: frozenset[str]) -> None:
+        """Have these nodes told their orders."""
+        for node in nodes:
+            if (session := self.sessions.of(node)) is not None:
+                session.tell_orders()
+
+    def drop(self, reports: Sequence[RunReported]) -> None:
+        """Count what was told about runs by others than their leads."""
+        for report in reports:
+            self.metrics.dropped.inc()
+            job, attempt, what = report.fact.job, report.fact.attempt, type(report.fact).__name__
+            log.warning("report dropped", node=report.node, job=job, attempt=attempt, what=what)
+
+    def report_bug(self, error: Exception) -> None:
+        """Put a bug's story into the log; the pool goes on."""
+        self.metrics.bugs.inc()
+        log.error("a bug", error=repr(error), exc_info=error)
+
+    def restore(self) -> list[Event]:
+        """Give what a fold does not know: who is silent, who holds what, how runs are doing."""
+        events: list[Event] = [
+            NodeSilent(node.name, node.boot)
+            for node in self.pool.nodes.values()
+            if self.sessions.of(node.name) is None
+        ]
+        held: list[NodeReported | None] = [session.holding for session in self.sessions]
+        events += [holding for holding in held if holding is not None]
+        return events + list(self.progress.newest(self.pool))
+
+    # The task that owns the loop.
+
+    async def _drive(self) -> None:
+        await asyncio.to_thread(warm_up, self._first, self._stability)
+        self._is_warm = True
+        # Beats may have waited for the compiler. What we add to a lease, no agent relies on.
+        self._leases.renew_all(self.steady_s())
+        self._news.set()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience_s()):
+                    await self._news.wait()
+            self._news.clear()
+            self._on_leases()
+            self._on_wake()
+            self._turn()
+
+    def _turn(self) -> None:
+        """Handle all that has come.
+
+        Where decisions take long, what has come is written down and answered first; conclusions
+        are drawn after that, and no more often than half of the time.
+        """
+        is_due = self._turn_at_s is not None and self.steady_s() >= self._turn_at_s
+        if is_due or (self._queue and self._took_s < SWIFT_S):
+            self._take_turn(conclude=True)
+        elif self._queue:
+            self._take_turn(conclude=False)
+
+    def _take_turn(self, *, conclude: bool) -> None:
+        asks = list(self._queue)
+        self._queue.clear()
+        began_s = self.steady_s()
+        turn = self._loop.turn(asks, self.clock.wall_s(), conclude=conclude)
+        ended_s = self.steady_s()
+        self.metrics.turn_seconds.observe(ended_s - began_s)
+        self._wake_at_s = turn.wake_at_s
+        self._queue.extendleft(reversed(turn.again))
+        if turn.full is not None:
+            self._turn_at_s = ended_s + RETRY_S
+            log.error("the journal is full", because=turn.full.because, kept=len(turn.again))
+            return
+        if conclude:
+            self._took_s = ended_s - began_s
+            self._rest_until_s, self._turn_at_s = ended_s + self._took_s, None
+        else:
+            self._turn_at_s = max(self._rest_until_s, ended_s + BREATH_S)
+        try:
+            self._loop.tidy()
+        except JournalFull as full:
+            log.warning("no room to tidy up", because=full.because)
+        self.progress.forget_over(self.pool)
+
+    def _on_leases(self) -> None:
+        for name in self._leases.run_out(self.steady_s()):
+            self._leases.end(name)
+            node = self.pool.nodes.get(name)
+            if node is not None and node.is_up:
+                because = f"its lease of {self.lease_s:g} s has run out"
+                log.warning("node lost", node=name, because=because)
+                self.put(fact(NodeLost(name, node.boot, because)))
+            if (session := self.sessions.of(name)) is not None:
+                session.drop(LEASE_OVER, "the lease has run out")
+
+    def _on_wake(self) -> None:
+        """Wake the pool when it asked for it, once for each time it named."""
+        at_s = self._wake_at_s
+        if at_s is not None and at_s != self._woken_for_s and at_s <= self.clock.wall_s():
+            self._woken_for_s = at_s
+            self.put(fact(Woke()))
+
+    def _patience_s(self) -> float | None:
+        """Tell how long nothing has to be done unless something comes."""
+        steady_s = self.steady_s()
+        due_s = [end for end in (self._leases.next_end_s(), self._turn_at_s) if end is not None]
+        if self._wake_at_s is not None and self._wake_at_s != self._woken_for_s:
+            due_s.append(steady_s + self._wake_at_s - self.clock.wall_s())
+        return self.clock.patience_s(min(due_s) - steady_s) if due_s else None
+
+    def _await_agents(self) -> None:
+        """Give the agents that were there a lease's time to come back.
+
+        Within a few tries to reach us most do: nobody is resized because one was slower.
+        """
+        up = [node.name for node in self.pool.nodes.values() if node.is_up]
+        for node in up:
+            self.renew(node)
+        if up:
+            rest_s = min(REST_S_MAX, self.lease_s / 4)
+            self._loop.control.await_nodes(up, self.clock.wall_s() + rest_s)
+
+    def _on_drive_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("the control loop has ended", exc_info=error)
+            self.failure = error
+            self.on_failure()

@@ -1,0 +1,82 @@
+"""What a store of a journal promises: lines in order, whole batches or nothing. (ADR 9)
+
+`store_sql` is the real one, `store_memory` its twin; both pass `coddl.testing.store_contract`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+
+class StoredRecord(NamedTuple):
+    """A record as it is stored; `body` is JSON."""
+
+    seq: int
+    at_s: float
+    kind: str
+    body: str
+
+
+class RecordJob(NamedTuple):
+    """Says that a line concerns a job."""
+
+    seq: int
+    job: int
+
+
+class StoredAnswer(NamedTuple):
+    """What a request with an Idempotency-Key was answered, and which request that was."""
+
+    key: str
+    request: str  # its hash
+    response: str
+    at_s: float
+
+
+class StoredSnapshot(NamedTuple):
+    """The state after `seq`, as bytes that only the version that wrote them can read."""
+
+    seq: int
+    schema: int  # names what the state is made of
+    body: bytes
+
+
+class JournalStore(Protocol):
+    """Where a journal lives. Reading is safe from any thread, writing from one."""
+
+    def append(
+        self,
+        lines: Sequence[StoredRecord],
+        links: Sequence[RecordJob],
+        answers: Sequence[StoredAnswer],
+    ) -> None:
+        """Make all of it durable, or raise JournalFull and keep none of it."""
+
+    def lines(self, after: int, limit: int, job: int | None = None) -> list[StoredRecord]:
+        """Give the oldest lines after a number; of a job if one is named."""
+
+    def newest(self, limit: int, job: int | None = None) -> list[StoredRecord]:
+        """Give the newest lines, in order; of a job if one is named."""
+
+    def last_seq(self) -> int:
+        """Give the number of the newest line; 0 if there is none."""
+
+    def answer(self, key: str) -> StoredAnswer | None:
+        """Find what a key was answered."""
+
+    def forget_answers(self, before_s: float) -> None:
+        """Drop the answers that are older."""
+
+    def stored_snapshots(self) -> Iterator[StoredSnapshot]:
+        """Give the pictures there are, newest first."""
+
+    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
+        """Store a picture, and drop all but the one before; raises JournalFull."""
+
+    def notes(self) -> Mapping[str, str]:
+        """Give what is noted about the journal as a whole."""
+
+    def note(self, notes: Mapping[str, str]) -> None:
+        """Note something about the journal as a whole; raises JournalFull."""
+
+    def close(self) -> None:
+        """Let go of it."""

@@ -1,0 +1,93 @@
+"""A journal in memory: for tests and trials. It can be told to be full."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+
+from coddl.server.errors import JournalFull
+from coddl.server.store import RecordJob, StoredAnswer, StoredRecord, StoredSnapshot
+
+
+class MemoryStore:
+    """Keeps what it is given for as long as it lives."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self._lines: list[StoredRecord] = []
+        self._by_job: dict[int, list[int]] = {}
+        self._answers: dict[str, StoredAnswer] = {}
+        self._snapshots: list[StoredSnapshot] = []
+        self._notes: dict[str, str] = {}
+
+    def append(
+        self,
+        lines: Sequence[StoredRecord],
+        links: Sequence[RecordJob],
+        answers: Sequence[StoredAnswer],
+    ) -> None:
+        """Keep all of it, or raise JournalFull."""
+        self._check_room()
+        seqs = [self.last_seq(), *(line.seq for line in lines)]
+        if seqs != sorted(set(seqs)):
+            raise ValueError(f"lines out of order: {seqs}")
+        self._lines += lines
+        for link in links:
+            self._by_job.setdefault(link.job, []).append(link.seq)
+        self._answers |= {answer.key: answer for answer in answers}
+
+    def lines(self, after: int, limit: int, job: int | None = None) -> list[StoredRecord]:
+        """Give the oldest lines after a number; of a job if one is named."""
+        if job is None:
+            start = bisect_right(self._lines, after, key=lambda line: line.seq)
+            return self._lines[start : start + limit]
+        seqs = self._by_job.get(job, [])
+        start = bisect_right(seqs, after)
+        return [self._line(seq) for seq in seqs[start : start + limit]]
+
+    def newest(self, limit: int, job: int | None = None) -> list[StoredRecord]:
+        """Give the newest lines, in order; of a job if one is named."""
+        if limit <= 0:
+            return []
+        if job is None:
+            return self._lines[-limit:]
+        return [self._line(seq) for seq in self._by_job.get(job, [])[-limit:]]
+
+    def last_seq(self) -> int:
+        """Give the number of the newest line; 0 if there is none."""
+        return self._lines[-1].seq if self._lines else 0
+
+    def answer(self, key: str) -> StoredAnswer | None:
+        """Find what a key was answered."""
+        return self._answers.get(key)
+
+    def forget_answers(self, before_s: float) -> None:
+        """Drop the answers that are older."""
+        self._check_room()
+        self._answers = {k: a for k, a in self._answers.items() if a.at_s >= before_s}
+
+    def stored_snapshots(self) -> Iterator[StoredSnapshot]:
+        """Give the pictures there are, newest first."""
+        return reversed(self._snapshots[:])
+
+    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
+        """Store a picture, and drop all but the one before; raises JournalFull."""
+        self._check_room()
+        self._snapshots = [*(p for p in self._snapshots if p.seq != snapshot.seq), snapshot][-2:]
+
+    def notes(self) -> Mapping[str, str]:
+        """Give what is noted about the journal as a whole."""
+        return dict(self._notes)
+
+    def note(self, notes: Mapping[str, str]) -> None:
+        """Note something about the journal as a whole; raises JournalFull."""
+        self._check_room()
+        self._notes |= notes
+
+    def close(self) -> None:
+        """Let go of it: there is nothing to let go of."""
+
+    def _line(self, seq: int) -> StoredRecord:
+        return self._lines[bisect_right(self._lines, seq, key=lambda line: line.seq) - 1]
+
+    def _check_room(self) -> None:
+        if self.is_full:
+            raise JournalFull("the journal cannot be written to", "it was told to be full", "room")

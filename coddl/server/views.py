@@ -1,0 +1,297 @@
+"""The pool as REST shows it."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import Any, Final, cast
+
+import msgspec
+
+from coddl import __version__
+from coddl.api import rest
+from coddl.api.wire import RunProgress
+from coddl.core.pool import records as r
+from coddl.core.pool.control import Effect
+from coddl.core.pool.errors import Conflict, NotFound
+from coddl.core.pool.explain import Explanation, code_of, sentence, sentence_of
+from coddl.core.pool.job import JobState
+from coddl.core.pool.state import NodeState, Pool
+from coddl.server.journal import ReadEntry, UnreadableRecord
+from coddl.server.logs import StoredLogLine
+
+BULKY: Final = ("rows", "memory")  # of a decision: of use to programs that replay, not to people
+
+
+def state_of(job: JobState) -> rest.State:
+    """Name a job's phase as people see it."""
+    return cast(rest.State, job.phase.upper())
+
+
+def job_view(
+    pool: Pool,
+    job: JobState,
+    run: RunProgress | None,
+    now_s: float,
+    awaited: Collection[str] = (),
+) -> rest.JobView:
+    """Show a job as it stands; `awaited`: nodes not heard of since the server was restarted."""
+    end_s = job.ended_s if job.ended_s is not None else now_s
+    runtime_s = job.executed_by(end_s)
+    is_training = job.phase in ("running", "resizing")
+    is_told = run is not None and job.has_run and run.progressed.attempt == job.attempt
+    still_s = run.still_s if run is not None and is_told else 0.0
+    return rest.JobView(
+        id=job.id,
+        name=job.spec.name,
+        user=job.spec.user,
+        priority=job.priority,
+        tier=job.spec.tier,
+        state=state_of(job),
+        gpus=len(job.granted),
+        gpus_min=job.gpus_least,
+        gpus_max=job.gpus_max,
+        nodes=list(pool.nodes_of(job.granted)),
+        slots=list(job.granted),
+        attempt=job.attempt,
+        step=job.step,
+        steps=job.steps,
+        progress=min(1.0, job.step / job.steps) if job.steps else None,
+        eta_s=_eta_s(job) if is_training and not still_s else None,
+        samples_per_s=run.samples_per_s if run is not None and is_training else 0.0,
+        still_s=still_s,
+        submitted_s=job.submitted_s,
+        started_s=job.first_start_s,
+        ended_s=job.ended_s,
+        runtime_s=runtime_s,
+        waited_s=max(0.0, end_s - job.submitted_s - runtime_s),
+        jct_s=None if job.ended_s is None else job.ended_s - job.submitted_s,
+        resizes=job.resizes,
+        restarts=max(0, job.starts - 1),
+        last_pause_s=job.last_pause_s,
+        code=code_of(job),
+        reason=sentence(pool, job, now_s, awaited),
+        exit_code=job.exit_code,
+        trouble=_trouble(job.trouble),
+        metrics=dict(run.metrics) if run is not None else {},
+        saved_step=run.saved_step if run is not None else None,
+        command=list(job.spec.launch.argv),
+        failures=job.failures,
+        lead=job.lead,
+        unsaved=_trouble(job.unsaved),
+        left_early=job.left_early,
+        memory_limit=job.fit_sentence or None,
+    )
+
+
+def _eta_s(job: JobState) -> float | None:
+    measured = job.step_s.get(len(job.serves or job.granted))
+    if job.steps is None or measured is None:
+        return None
+    return max(0, job.steps - job.step) * measured.step_s
+
+
+def _trouble(trouble: r.Trouble | None) -> rest.TroubleView | None:
+    if trouble is None:
+        return None
+    words = {"what": trouble.what, "because": trouble.because, "try": trouble.try_}
+    return rest.TroubleView.model_validate(words)
+
+
+def explain_view(explanation: Explanation, job: rest.JobView) -> rest.ExplainView:
+    """Show why a job is where it is."""
+    return rest.ExplainView(
+        job=job,
+        sentence=explanation.sentence,
+        code=explanation.code,
+        position=explanation.position,
+        ahead=explanation.ahead,
+        speeds=[rest.SpeedView(**msgspec.to_builtins(row)) for row in explanation.speeds],
+        story=[rest.StoryView(**msgspec.to_builtins(line)) for line in explanation.story],
+    )
+
+
+def effect_view(effect: Effect) -> rest.EffectView:
+    """Show what would become of a job's share."""
+    return rest.EffectView(**effect._asdict())
+
+
+def event_view(entry: ReadEntry, job: int | None = None) -> rest.EventView:
+    """Show a record; in a job's own story, the part that concerns it."""
+    record = entry.record
+    if isinstance(record, UnreadableRecord):
+        return rest.EventView(
+            number=entry.seq,
+            at_s=entry.at_s,
+            kind="Unreadable",
+            job=job,
+            node=None,
+            text=f"cannot be shown: {record.because}",
+            detail={"kind": record.kind},
+        )
+    number: int | None = getattr(record, "job", None)
+    return rest.EventView(
+        number=entry.seq,
+        at_s=entry.at_s,
+        kind=r.kind_of(type(record)),
+        job=number if number is not None else job,
+        node=getattr(record, "node", None),
+        text=sentence_of(record, job),
+        detail=_detail(record),
+    )
+
+
+def _detail(record: r.Record) -> dict[str, Any]:  # Any: JSON
+    """Give what a record holds, less what is bulky and what may be secret."""
+    found: dict[str, Any] = msgspec.to_builtins(record, str_keys=True)
+    for name in BULKY:
+        found.pop(name, None)
+    if isinstance(record, r.JobSubmitted):
+        launch = found["spec"]["launch"]
+        launch["env"] = dict.fromkeys(launch["env"], "…")  # users put keys and passwords there
+    return found
+
+
+def line_view(kept: StoredLogLine) -> rest.LogLineView:
+    """Show a line that a job has printed."""
+    return rest.LogLineView(number=kept.number, **msgspec.structs.asdict(kept.line))
+
+
+def node_view(
+    pool: Pool, node: NodeState, lease_left_s: float | None, is_awaited: bool
+) -> rest.NodeView:
+    """Show a node and its devices."""
+    slots = [pool.slots[slot] for slot in node.slots]
+    jobs = sorted({slot.owner for slot in slots if slot.owner is not None})
+    used = sum(slot.owner is not None for slot in slots)
+    free = sum(slot.owner is None and not slot.others for slot in slots)
+    return rest.NodeView(
+        name=node.name,
+        host=node.host,
+        state=_node_state(node),
+        is_up=node.is_up,
+        is_silent=node.is_silent,
+        is_drained=node.is_drained,
+        is_awaited=is_awaited,
+        lease_left_s=lease_left_s if node.is_up else None,
+        slots=[
+            rest.SlotView(
+                slot=slot.slot,
+                index=slot.device.index,
+                kind=slot.device.kind,
+                gpu=slot.device.gpu,
+                memory_bytes=slot.device.memory_bytes,
+                job=slot.owner,
+                used_by_others=slot.others,
+            )
+            for slot in slots
+        ],
+        used=used,
+        free=free if node.is_up and not node.is_drained else 0,
+        jobs=jobs,
+    )
+
+
+def _node_state(node: NodeState) -> rest.NodeCondition:
+    if not node.is_up:
+        return "LOST"
+    return "SILENT" if node.is_silent else "DRAINED" if node.is_drained else "UP"
+
+
+def devices(pool: Pool) -> int:
+    """Count the devices of nodes that are up."""
+    return sum(len(node.slots) for node in pool.nodes.values() if node.is_up)
+
+
+def used(pool: Pool) -> int:
+    """Count the devices of nodes that are up that some job's processes may be on."""
+    return sum(
+        pool.slots[slot].owner is not None
+        for node in pool.nodes.values()
+        if node.is_up
+        for slot in node.slots
+    )
+
+
+def pool_view(pool: Pool, *, lease_s: float, started_s: float, is_ready: bool) -> rest.PoolView:
+    """Show the pool in one screen."""
+    total, taken = devices(pool), used(pool)
+    return rest.PoolView(
+        slots_total=total,
+        slots_used=taken,
+        slots_free=total - taken,
+        nodes=len(pool.nodes),
+        nodes_up=sum(node.is_up for node in pool.nodes.values()),
+        jobs=dict(Counter(state_of(job) for job in pool.jobs.values())),
+        policy=pool.policy,
+        version=__version__,
+        lease_s=lease_s,
+        started_s=started_s,
+        is_ready=is_ready,
+    )
+
+
+def problems(pool: Pool) -> list[str]:
+    """Say what an operator should see to."""
+    return [
+        f'job {job.id} "{job.spec.name}": {job.unsaved_sentence}'
+        for job in pool.live_jobs()
+        if job.unsaved is not None
+    ]
+
+
+def policy_view(pool: Pool) -> rest.PolicyView:
+    """Show by what rule devices are shared."""
+    return rest.PolicyView(
+        policy=pool.policy,
+        placement=pool.placement,
+        since_s=pool.policy_since_s,
+        by=pool.policy_by,
+    )
+
+
+class JobNames:
+    """Finds jobs by number or name."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._by_name: dict[str, list[int]] = {}
+        for job in pool.jobs.values():
+            self.add(job.id, job.spec.name)
+
+    def add(self, job: int, name: str) -> None:
+        """Take note of a new job."""
+        self._by_name.setdefault(name, []).append(job)
+
+    def find(self, pool: Pool, job: str) -> JobState:
+        """Give the job of that number; or of that name, the one that is not over before others.
+
+        Raises NotFound; and Conflict where several that are not over have the name.
+        """
+        if job.isdecimal() and len(job) < 19 and int(job) in pool.jobs:
+            return pool.jobs[int(job)]
+        numbers = self._by_name.get(job, [])
+        active = [number for number in numbers if number in pool.active]
+        if len(active) > 1:
+            *others, last = map(str, active)
+            raise Conflict(
+                f'"{job}" does not say which job is meant',
+                f"jobs {', '.join(others)} and {last} have that name",
+                f"its number, as in coddl describe {last}",
+            )
+        if active:
+            return pool.jobs[active[0]]
+        if numbers:
+            return pool.jobs[numbers[-1]]
+        raise NotFound(
+            f'job "{job}" cannot be found',
+            f"no job has that {'number' if job.isdecimal() else 'name'}",
+            "coddl ls --all",
+        )
+
+
+def newest_first(pool: Pool, before: int | None, only_active: bool) -> Iterator[JobState]:
+    """Give jobs by falling number, from below one."""
+    top = pool.next_job if before is None else before
+    if only_active:
+        numbers = (job for job in reversed(pool.active) if job < top)
+    else:
+        numbers = (job for job in range(top - 1, 0, -1) if job in pool.jobs)
+    return (pool.jobs[job] for job in numbers)

@@ -1,0 +1,72 @@
+"""A lead of an elastic job, before it has begun: what it makes of its supervisor's words."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coddl.agent.job_runner import ElasticRunner, JobRun, job_of
+from coddl.core.pool.memory_limits import MemoryLimit
+from coddl.core.pool.spec import JobSpec, Launch
+from coddl.runtime.supervisor.fitting import Remembered
+from coddl.runtime.supervisor.seats import Home
+from tests.agent.test_command_runner import Hearer
+
+
+@pytest.fixture
+def lead(tmp_path: Path) -> Iterator[ElasticRunner]:
+    environment = Home(python=sys.executable, cwd=tmp_path, env={}, folder=tmp_path / "checkpoints")
+    spec = JobSpec(name="job", launch=Launch(argv=("train.py",)))
+    lead = ElasticRunner(
+        JobRun(job=1, attempt=1, spec=spec, node="n", environment=environment), Hearer()
+    )
+    yield lead
+    if lead._quiet is not None:
+        lead._quiet.cancel()
+    lead._supervisor._loop.close()
+
+
+def test_an_image_that_only_goes_from_worker_to_worker_is_not_waited_for(
+    lead: ElasticRunner,
+) -> None:
+    lead._hear({"is": "image", "path": "somewhere", "step": 3})
+    assert lead.force(at_all_costs=False)
+
+
+def test_a_script_counts_as_quiet_from_when_a_process_runs_it(lead: ElasticRunner) -> None:
+    lead._hear({"is": "starting", "worker": 0, "slot": 0})
+    assert lead._quiet is None  # the interpreter may still be getting warm
+    lead._hear({"is": "forked", "worker": 0, "pid": 99})
+    assert lead._quiet is not None
+
+
+def test_a_run_knows_what_other_jobs_have_found(lead: ElasticRunner) -> None:
+    run = replace(lead.run, limits=(MemoryLimit(7, "h200", 64, 3),))
+    assert job_of(run).limits == (Remembered(7, 64, 3),)
+
+
+def test_a_run_is_over_however_its_thread_ends(
+    lead: ElasticRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exits() -> int:
+        raise SystemExit(1)  # which threads swallow
+
+    monkeypatch.setattr(lead._supervisor, "run", exits)
+    with pytest.raises(SystemExit):
+        lead._work()
+    assert isinstance(lead._listener, Hearer)
+    assert lead._listener.is_over
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_only_a_script_that_never_prepares_counts_as_running_without_a_step(
+    lead: ElasticRunner, monkeypatch: pytest.MonkeyPatch, prepares: bool
+) -> None:
+    script = lead.run.environment.cwd / "train.py"
+    script.write_text("import coddl\ncoddl.prepare(None)\n" if prepares else "print(1)\n")
+    monkeypatch.setattr(lead._thread, "is_alive", lambda: True)
+    lead._tell_quiet()
+    assert isinstance(lead._listener, Hearer)
+    assert lead._listener.facts.empty() == prepares
