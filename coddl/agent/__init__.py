@@ -1,1 +1,1 @@
-"""The process on a node: holds its devices under a lease, leads jobs, hosts their workers."""
+"""The process on a node: holds its devices under a lease, runs jobs, hosts their workers."""

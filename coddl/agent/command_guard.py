@@ -1,6 +1,6 @@
 """Stands between the agent and a command: a process that ends with nothing left behind.
 
-    python -I guard.py STATUS_FD
+    python -I command_guard.py STATUS_FD
 
 Standard input brings one line of JSON (argv, cwd, env, cpus), then words, one a line: the
 number of a signal for the command's process group. STATUS_FD is told `started`, `refused` or

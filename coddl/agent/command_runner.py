@@ -1,6 +1,6 @@
-"""Leads one job that is any command: a process group on this node, with all of its seats.
+"""Runs one job that is any command: a process group on this node, which holds all of its slots.
 
-A guard process (`guard`) stands between, so that the seats are free when it has ended, and not
+A guard process (`command_guard`) runs in between: when it has ended, the slots are free, and not
 before. A command is told to leave by a file, which says why, and by SIGTERM.
 """
 
@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 
 class CommandRunner:
-    """Leads a command, or a job's precheck."""
+    """Runs a command, or a job's precheck."""
 
     def __init__(self, run: JobRun, listener: RunListener) -> None:
         self.run = run
@@ -64,7 +64,7 @@ class CommandRunner:
         self._thread.start()
 
     def resize(self, assigned: Sequence[AssignedSlot], posts: Posts) -> None:
-        """Do nothing: its seats are those it began with."""
+        """Do nothing: a command keeps the slots it started with."""
 
     def mark_lost(self, nodes: Sequence[str]) -> None:
         """Do nothing: all of it is here."""

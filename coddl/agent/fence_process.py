@@ -1,4 +1,4 @@
-"""The agent's side of the fence: starts it, tells it until when jobs may run, starts it again."""
+"""Starts the fence, tells it until when jobs may run, and restarts it if it dies."""
 
 import contextlib
 import os

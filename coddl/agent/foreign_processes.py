@@ -1,4 +1,4 @@
-"""Looks for others on GPUs that have no job of ours: such a GPU can't be given to one.
+"""Looks for foreign processes on GPUs that run no job: such a GPU can't be given to one.
 
 In a thread of its own: a driver may hang.
 """
@@ -15,7 +15,7 @@ LOOK_EVERY_S: Final = 2.0
 
 
 class ForeignProcessMonitor:
-    """Tells which GPUs are used by others, and by whom, whenever that changes."""
+    """Reports which GPUs are used by foreign processes, whenever that changes."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Where a job runs: its folder with the code that was submitted, the same for all of its nodes.
+"""The directories of jobs: submitted code and checkpoints, the same for all nodes of a job.
 
     JOBS/<job>/owner.json     whose folder this is: the pool, the job and the hash of its code
     JOBS/<job>/folder/        what was submitted, and whatever the job writes beside it
@@ -54,7 +54,7 @@ class ForeignFolder(UserError):
 
 @dataclass(frozen=True, slots=True)
 class DirectoryOwner:
-    """Whose folder it is."""
+    """The job that a directory belongs to."""
 
     pool: str
     job: str  # its unique id; empty: of a version that gave none

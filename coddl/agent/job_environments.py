@@ -1,4 +1,4 @@
-"""The homes of jobs that are here, or are about to be: made ready in the background."""
+"""Environments of the jobs that run here or will: prepared in the background."""
 
 import asyncio
 import hashlib
@@ -47,7 +47,7 @@ def one_run(uid: str, folder: Path) -> dict[str, str]:
 
 
 class JobEnvironments:
-    """Knows the home of every job that is wanted here, as soon as it is ready."""
+    """Holds the environment of every job that is ordered here, once it is ready."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class JobEnvironments:
         self.failed: dict[int, tuple[Outcome, Trouble]] = {}  # why there will be none
 
     def want(self, specs: Mapping[int, JobSpec], also: Iterable[int]) -> None:
-        """Have these homes ready soon; forget others, but not those of `also`."""
+        """Prepare these environments; drop others, except those of `also`."""
         kept = {*specs, *also}
         self.ready = {job: environment for job, environment in self.ready.items() if job in kept}
         self.failed = {job: why for job, why in self.failed.items() if job in specs}

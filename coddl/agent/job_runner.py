@@ -1,6 +1,6 @@
-"""Leads one elastic job: hosts its supervisor in a thread, and tells the agent what becomes of it.
+"""Runs one elastic job: hosts its supervisor in a thread, and reports its events to the agent.
 
-Whatever the agent wants of a lead may be asked in any thread; what a lead tells is told in its own.
+A job runner may be called from any thread; it calls its listener from its own.
 """
 
 import threading
@@ -41,7 +41,7 @@ class JobRun:
     job: int
     attempt: int
     spec: JobSpec
-    node: str  # that leads it
+    node: str  # whose agent runs the supervisor
     environment: Home
     reason: str = ""  # for the attempt
     adopt: bool = False
@@ -50,7 +50,7 @@ class JobRun:
 
 
 class RunListener(Protocol):
-    """Whoever hosts leads. All are called in a lead's own thread."""
+    """Hears of runs. Called in the job runner's own thread."""
 
     def on_fact(self, run: JobRun, fact: Fact) -> None: ...
     def on_progress(self, run: JobRun, progress: RunProgress) -> None: ...
@@ -74,7 +74,7 @@ class JobRunner(Protocol):
         ...
 
     def resize(self, slots: Sequence[AssignedSlot], posts: Posts) -> None:
-        """Have it run on exactly these seats."""
+        """Have it run on exactly these slots."""
         ...
 
     def mark_lost(self, nodes: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ class JobRunner(Protocol):
         ...
 
     def suspend(self, reason: str) -> None:
-        """Have it make its state durable and leave."""
+        """Make its state durable, then end it."""
         ...
 
     def cancel(self) -> None:
@@ -103,7 +103,7 @@ class JobRunner(Protocol):
         ...
 
     def release(self) -> None:
-        """Stop leading without a word; workers elsewhere are left to the next lead."""
+        """End without a report; workers on other nodes are left to the next job runner."""
         ...
 
     def join(self, timeout_s: float) -> bool:
@@ -112,7 +112,7 @@ class JobRunner(Protocol):
 
 
 class ElasticRunner:
-    """Leads a job that can be resized."""
+    """Runs a job that can be resized."""
 
     def __init__(self, run: JobRun, listener: RunListener) -> None:
         self.run = run
@@ -179,7 +179,7 @@ class ElasticRunner:
         except Exception as error:  # a defect of ours must not take other jobs along
             end = self._reporter.failed(defect_of(error), "lost")
             log.exception("a defect of the supervisor", job=self.run.job)
-        finally:  # whatever ends this thread: a run that is not led is not listed
+        finally:  # whatever ends this thread: a run without a runner is not listed
             if self._quiet is not None:
                 self._quiet.cancel()
             if end is not None and not self._is_dropped:

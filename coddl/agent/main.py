@@ -1,6 +1,6 @@
 """`coddl agent`: starts what a node needs, and ends it in order.
 
-The first SIGTERM has the jobs that are led here make their state durable; the second ends all.
+The first SIGTERM suspends the jobs whose lead is this node; the second ends all processes.
 """
 
 import asyncio
@@ -264,7 +264,7 @@ async def _first(within_s: float, *works: "Coroutine[None, None, object]") -> No
 
 
 def _listening(options: AgentOptions, mark: str, bridge: AgentBridge) -> tuple[Post, Outposts]:
-    """Listen for the leads of other nodes; give how they reach us."""
+    """Listen for job runners on other nodes; return the address and token that they need."""
     token = secrets.token_urlsafe(32)
     host = options.host or _own_address(options.server)
     try:

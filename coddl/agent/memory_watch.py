@@ -12,7 +12,7 @@ SETTLE_S: Final = 5.0  # until the memory of a job that was ended is back
 
 
 class MemoryConsumers(Protocol):
-    """Those who use the memory."""
+    """The jobs whose processes use the memory."""
 
     @property
     def holding(self) -> Mapping[int, RunId]: ...

@@ -1,7 +1,7 @@
-"""Does what the orders say: leads jobs, keeps homes and seats, tells the server what happens.
+"""Carries out the server's orders: runs jobs, assigns slots to them, reports what happens.
 
-Everything here runs in the agent's own thread. Leads and outposts have threads of their own, and
-what they say is posted to this one.
+Everything here runs in the agent's event loop. Job runners and outposts have their own threads, and
+post what they report to this loop.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 
 class ReportSink(Protocol):
-    """The way to the server. For the agent's own thread."""
+    """Takes what the server must know. Called in the agent's event loop."""
 
     def report(self, fact: Fact) -> None:
         """Tell a fact, until it is acknowledged."""
@@ -74,7 +74,7 @@ class ReportSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What a node is made of."""
+    """A node's name, address and devices."""
 
     name: str
     post: Post  # of its own outposts
@@ -82,7 +82,7 @@ class NodeInfo:
 
 
 class NodeAgent:
-    """The agent's work, apart from the line to the server and the lease."""
+    """Runs the jobs of one node; the connection to the server and the lease are not its concern."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class NodeAgent:
 
     @property
     def runs(self) -> set[RunId]:
-        """Name the runs that are led here or about to be, and those whose end may get lost."""
+        """The runs of this node: current, ordered, and ended but not acknowledged."""
         running = {RunId(runner.run.job, runner.run.attempt) for runner in self._runners.values()}
         wanted = {RunId(order.job, order.attempt) for order in self._orders.leads}
         return running | self._unsafe | (set() if self._is_leaving else wanted - self._ended)
@@ -160,7 +160,7 @@ class NodeAgent:
 
     @property
     def runners(self) -> list[JobRunner]:
-        """Give the runs that are led here."""
+        """The job runners of this node."""
         return list(self._runners.values())
 
     def gpus(self) -> set[str]:
@@ -184,18 +184,18 @@ class NodeAgent:
     # The end.
 
     def leave(self, reason: str) -> None:
-        """Have every job that is led here leave, and begin no other."""
+        """Suspend every job that this node runs, and start no other."""
         self._is_leaving = True
         self.suspend_all(reason)
 
     def suspend_all(self, reason: str) -> None:
-        """Have every job that is led here make its state durable and leave."""
+        """Suspend every job that this node runs: its state is made durable, then it ends."""
         for job, runner in self._runners.items():
             if not self._applied[job].order.stop:
                 self._stop_run(StopRun(job, "retire", reason), runner)
 
     def end_all(self, trouble: Trouble) -> None:
-        """End every process here at once; what is led here may be led by others from now on.
+        """End every process here at once; other nodes may run these jobs from now on.
 
         A server that has not given us up yet must hear of it: the runs are not runner again.
         """
@@ -222,10 +222,10 @@ class NodeAgent:
         return any(runner.is_unsaved for runner in self._runners.values())
 
     async def idle(self) -> None:
-        """Wait until nothing is led here."""
+        """Wait until no job runner is left."""
         await self._idle.wait()
 
-    # Duties.
+    # Actions.
 
     def _act(self) -> None:
         for action in reconcile(self._orders, self._posts, self._applied, self._ended):
@@ -249,10 +249,10 @@ class NodeAgent:
             case StopRun(job) if job in self._runners:
                 self._stop_run(action, self._runners[job])
             case StopRun():
-                pass  # its home is not ready: it will be told when it begins
+                pass  # its environment is not ready: it is stopped when it starts
             case ReleaseRun(job):
                 self._drop(job)
-                if job not in self._orders.jobs:  # no lead will come to adopt its workers here
+                if job not in self._orders.jobs:  # no job runner will adopt its workers here
                     self._outposts.kill(str(job))
             case DeclineRun(order):
                 outcome: Final = "cancelled" if order.stop == "cancel" else "retired"
@@ -327,7 +327,7 @@ class NodeAgent:
         runner.release()
 
     def _prepare_environments(self) -> None:
-        """See to the homes of the jobs that are here, or are to be."""
+        """Prepare the environments of the jobs that run here, or will."""
         here = {run_id.job for run_id in self.holding.values()}
         self._environments.want(self._orders.jobs, {*here, *self._runners})
         self._bridge.environments = {
@@ -335,7 +335,7 @@ class NodeAgent:
         }
 
     def on_environment(self) -> None:
-        """Go on with what has waited for a home."""
+        """Continue with what has waited for an environment."""
         self._prepare_environments()
         self._act()
         self._outposts.look_again()
@@ -441,7 +441,7 @@ class NodeAgent:
         self._bridge.commands = commands.keys()
 
     def on_over(self, run: JobRun) -> None:
-        """Hear that a run is no longer led here."""
+        """Hear that a job runner has ended."""
         self._post(partial(self._on_over, run))
 
     def _on_over(self, run: JobRun) -> None:

@@ -1,4 +1,4 @@
-"""The agent's right to its devices: until when, by its own clock. Pure.
+"""The lease of a node: until when the agent may use its devices, by its own clock. Pure.
 
 The server answers beats. An answered beat renews the lease from when it was *sent*; the server
 counts from when it was received, which is later. So when the server takes a lease for over, the
@@ -22,7 +22,7 @@ LeaseState = Literal[
 
 
 class NodeLease:
-    """Knows when the server last renewed; asked for the time, never looks at a clock."""
+    """Tracks when the server last renewed the lease; the time is an argument."""
 
     def __init__(self) -> None:
         self._lease_s = 0.0

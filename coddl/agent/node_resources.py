@@ -1,4 +1,4 @@
-"""A device's part of its node: cores by number, memory by a watch. Pure, but for two readers."""
+"""Each slot's part of its node's cores and memory. Pure, except for two readers."""
 
 import itertools
 import os
@@ -50,7 +50,7 @@ def own_cores() -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """What a node has, and what is left of it."""
+    """A node's memory: total and available."""
 
     total_bytes: int
     available_bytes: int

@@ -1,4 +1,4 @@
-"""What an earlier agent process has left on this machine: found, killed, waited for.
+"""Orphan processes of an earlier agent on this machine: found, killed, waited for.
 
 The kernel ends our children with us, but not what a user's program has started itself. So each
 process that leads a session for us is written down; and whatever runs a program of its own carries
@@ -91,7 +91,7 @@ def mark_of(folder: Path) -> str:
 
 
 class OrphanProcesses:
-    """The processes that lead a session for the agent of a folder, kept on disk."""
+    """Records the session leaders of a folder's agent on disk, and kills what is left of them."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "processes"
@@ -99,7 +99,7 @@ class OrphanProcesses:
         self._noted: tuple[tuple[int, int], ...] = ()
 
     def note(self, pids: Iterable[int]) -> None:
-        """Write down who leads sessions now."""
+        """Record the session leaders of now."""
         found = (process(pid) for pid in sorted(set(pids)))
         now = tuple(each.name for each in found if each is not None)
         if now == self._noted:

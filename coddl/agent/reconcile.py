@@ -1,4 +1,4 @@
-"""What is to be done: orders compared with what is being done. Pure.
+"""Compares the server's orders with what runs, and returns the actions to take. Pure.
 
 Orders are whole (`core.pool.orders`), so they may come twice, late, or after a gap: what follows
 from them depends on nothing but them and on what the agent does now.
@@ -13,7 +13,7 @@ from coddl.core.pool.records import RunId
 from coddl.runtime.supervisor.seats import Post
 
 # How long a worker may take to leave a slot that is no longer its job's. It hands its state to
-# others, who may have to start first; so this is for those whose lead is gone, or hangs.
+# others, which may have to start first; so this is for jobs whose runner is gone, or hangs.
 LEAVE_WITHIN_S: Final = 600.0
 
 Posts = Mapping[str, Post]  # by node
@@ -21,7 +21,7 @@ Posts = Mapping[str, Post]  # by node
 
 @dataclass(frozen=True, slots=True)
 class StartRun:
-    """Lead a job from now on."""
+    """Start a job's run."""
 
     order: JobOrder
     posts: Posts
@@ -29,7 +29,7 @@ class StartRun:
 
 @dataclass(frozen=True, slots=True)
 class ResizeRun:
-    """Have a job that we lead run on these seats, reached like this."""
+    """Have a run use the slots of its order; `posts` are the addresses of their nodes."""
 
     order: JobOrder
     posts: Posts
@@ -37,7 +37,7 @@ class ResizeRun:
 
 @dataclass(frozen=True, slots=True)
 class MarkNodesLost:
-    """Have a job that we lead count its workers on nodes as gone."""
+    """Have a run count its workers on these nodes as gone."""
 
     job: int
     nodes: tuple[str, ...]
@@ -45,7 +45,7 @@ class MarkNodesLost:
 
 @dataclass(frozen=True, slots=True)
 class StopRun:
-    """Have a job that we lead make its state durable and leave, or end at once."""
+    """Suspend a run, which makes its state durable first, or cancel it at once."""
 
     job: int
     how: Literal["retire", "cancel"]
@@ -54,14 +54,14 @@ class StopRun:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRun:
-    """Stop leading a job: another does, or nobody needs to."""
+    """Release a run: another node runs the job, or none has to."""
 
     job: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeclineRun:
-    """Tell that a run has ended which was called off before it began."""
+    """Report that a run has ended which was stopped before it started."""
 
     order: JobOrder
 
@@ -71,11 +71,13 @@ RunAction = StartRun | ResizeRun | MarkNodesLost | StopRun | ReleaseRun | Declin
 
 @dataclass(frozen=True, slots=True)
 class AppliedOrder:
-    """What a lead that runs was told last."""
+    """The order that a job runner was given last."""
 
     order: JobOrder
     posts: Posts
-    granted_slots: frozenset[int] = frozenset()  # slots here that the table gave to its run then
+    granted_slots: frozenset[int] = (
+        frozenset()
+    )  # slots of this node that the table gave to the run then
 
 
 def granted_slots(orders: Orders, order: JobOrder) -> frozenset[int]:
@@ -113,7 +115,7 @@ def _near(order: JobOrder, posts: Posts) -> Posts:
 
 
 def _reaches(order: JobOrder, posts: Posts) -> bool:
-    """Tell whether all nodes of a lead can be reached; if not, how to will be told."""
+    """Tell whether all nodes of an order have an address; those that lack one are told later."""
     return all(assigned.node in posts for assigned in order.seats)
 
 
@@ -137,7 +139,7 @@ def _change_actions(now: AppliedOrder, told: AppliedOrder) -> Iterable[RunAction
         return ()  # what has been told to leave, leaves; the server will hear of it
     if not _reaches(order, now.posts):
         return ()
-    # A seat that was given up because the table did not give it may be tried again when it does.
+    # A slot that was given up because the table did not grant it may be tried again when it does.
     if (order.seats, now.posts, now.granted_slots) != (
         told.order.seats,
         told.posts,
@@ -148,7 +150,7 @@ def _change_actions(now: AppliedOrder, told: AppliedOrder) -> Iterable[RunAction
 
 
 class Overstays:
-    """Remembers since when slots have had processes of a job that may not be there."""
+    """Tracks since when slots have had processes of a job that no longer owns them."""
 
     def __init__(self, leave_within_s: float = LEAVE_WITHIN_S) -> None:
         self._leave_within_s = leave_within_s
@@ -159,7 +161,7 @@ class Overstays:
     ) -> list[int]:
         """Give the slots whose processes have had their time to leave.
 
-        Workers of an earlier attempt of the same job may stay: the new lead adopts them.
+        Workers of an earlier attempt of the same job may stay: the new runner adopts them.
         """
         overstayed = [
             slot for slot, at in holding.items() if slot not in owners or owners[slot].job != at.job

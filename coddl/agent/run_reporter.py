@@ -1,4 +1,4 @@
-"""What a supervisor tells of its job, as facts for the server and lines for people. Pure."""
+"""Turns a supervisor's events into facts for the server and log lines for users. Pure."""
 
 import signal
 from typing import Final, Literal, cast, get_args
@@ -42,7 +42,7 @@ CRASHES: Final = frozenset(
 
 
 class RunReporter:
-    """Listens to one run of a job, from its first word to its end."""
+    """Follows one run of a job from its first event to its end."""
 
     def __init__(self, job: int, attempt: int) -> None:
         self._job = job

@@ -59,7 +59,7 @@ class ServerRefusal(UserError):
 
 
 class OrderHandler(Protocol):
-    """Whoever does what the orders say."""
+    """Carries out orders."""
 
     def take(self, orders: Orders, peers: Iterable[Peer]) -> None: ...
 
@@ -206,7 +206,7 @@ def pauses_s(chance: Callable[[], float] = random.random) -> Iterable[float]:
 
 
 class ServerSession:
-    """Keeps the line up, and the lease renewed."""
+    """Keeps the connection to the server up, and the lease renewed."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class ServerSession:
         self.is_up = False
 
     async def run(self, worker: OrderHandler) -> None:
-        """Serve until cancelled; raise Refusal if the server will have none of us."""
+        """Serve until cancelled; raise ServerRefusal if the server rejects this agent."""
         pauses = iter(pauses_s())
         while True:
             try:

@@ -1,6 +1,6 @@
-"""The node as its outposts see it: whose slots are whose, and what jobs run in.
+"""The slot table of a node, and how its worker hosts read it from their own thread.
 
-Answers in the outposts' thread, from tables that the agent's own thread replaces as a whole.
+The agent's event loop replaces tables as a whole, so no lock is needed.
 """
 
 import time
@@ -16,7 +16,7 @@ from coddl.runtime.wire import Message
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
-    """Whose the slots are, by the newest orders."""
+    """Which run owns each slot, by the newest orders."""
 
     version: int
     owners: Mapping[int, RunId]
@@ -26,7 +26,7 @@ Held = Mapping[int, Holding]
 
 
 class AgentBridge:
-    """What the outposts ask for, and the way their words take to the agent's own thread."""
+    """Thread-safe bridge from worker hosts to the agent's event loop."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class AgentBridge:
         self.commands: Set[int] = frozenset()  # slots that have a command's processes
 
     def home_of(self, job: str) -> Home | None:
-        """Tell what a job runs in."""
+        """Return a job's environment, or None if it is not ready."""
         return self.environments.get(job)
 
     def owner_of(self, slot: int) -> tuple[str, int] | None:
@@ -62,7 +62,7 @@ class AgentBridge:
         return str(run_id.job), run_id.attempt
 
     def expects(self, job: str) -> bool:
-        """Tell whether a job has a seat here: then a lead of it may come."""
+        """Tell whether a job has a slot here: then its job runner may connect."""
         return any(str(run_id.job) == job for run_id in self.table.owners.values())
 
     def on_holding(self, held: Held) -> None:

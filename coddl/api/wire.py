@@ -155,7 +155,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 class NewOrders(Message, frozen=True, tag="orders"):
     orders: Orders
-    peers: tuple[Peer, ...]  # of the nodes where jobs it leads have seats, itself included
+    peers: tuple[Peer, ...]  # of the nodes where jobs it leads have slots, itself included
 
 
 class Refused(Message, frozen=True):

@@ -106,7 +106,7 @@ def fill_in_order(ranked: RankedRows, free: int, strict: int, out: IntColumn) ->
 class Contenders(NamedTuple):
     """The rows that can use another GPU, one entry each, with what a duel needs to know of them."""
 
-    at: IntColumn  # position in Picture.rows
+    at: IntColumn  # position in the snapshot's rows
     curve: IntColumn
     limit: IntColumn  # the largest share it can use
     length: FloatColumn  # seconds left at the present share

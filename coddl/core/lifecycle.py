@@ -49,7 +49,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
 
 @dataclass(frozen=True, slots=True)
 class PhaseTransition:
-    """One step of a job's story."""
+    """One change of a job's phase."""
 
     at_s: float
     before: Phase

@@ -1,1 +1,1 @@
-"""The pool in real time: journal, control loop, HTTP, and the line to every agent."""
+"""The server of a pool: journal, control loop, HTTP, and a session for each agent."""

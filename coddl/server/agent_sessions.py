@@ -1,4 +1,4 @@
-"""The line to each agent: one WebSocket, read here, written by a task of its own.
+"""Sessions with agents: one WebSocket each, read here, written by a task of its own.
 
 What an agent says goes to the control loop; what it shall do is told when its orders changed, from
 the newest state, so that a slow reader misses what is outdated and holds nobody up.
@@ -39,17 +39,17 @@ log = structlog.get_logger(__name__)
 
 
 class AgentDisconnected(Exception):
-    """The other side has hung up."""
+    """The agent has closed the connection."""
 
 
 class MessageSocket(Protocol):
     """A line that carries whole messages."""
 
     async def receive(self) -> bytes:
-        """Wait for a message; raises Gone."""
+        """Wait for a message; raises AgentDisconnected."""
 
     async def send(self, data: bytes) -> None:
-        """Send a message; raises Gone."""
+        """Send a message; raises AgentDisconnected."""
 
     async def close(self, code: int, reason: str) -> None:
         """Hang up."""
@@ -265,7 +265,7 @@ class AgentSession:
 
 
 class AgentSessions:
-    """Who is connected, and how nodes reach one another."""
+    """The sessions by node, and how nodes reach one another."""
 
     def __init__(self) -> None:
         self._by_node: dict[str, AgentSession] = {}
@@ -355,7 +355,7 @@ class AgentSessions:
         return True
 
     def tell_leads(self, pool: Pool, node: str) -> None:
-        """Have those told who lead jobs with seats on a node: how to reach it may be new."""
+        """Send orders to the leads of jobs with slots on a node: its address may be new."""
         owners = {pool.slots[slot].owner for slot in pool.nodes[node].slots}
         leads = {pool.jobs[job].lead for job in owners if job is not None}
         for name, session in self._by_node.items():
@@ -363,13 +363,13 @@ class AgentSessions:
                 session.tell_orders()
 
     def peers_for(self, orders: Orders) -> tuple[wire.Peer, ...]:
-        """Tell how to reach the nodes where the jobs that an agent leads have seats."""
+        """Return the addresses of the nodes where the jobs that an agent leads have slots."""
         nodes = dict.fromkeys(seat.node for lead in orders.leads for seat in lead.seats)
         return tuple(self._peers[node] for node in nodes if node in self._peers)
 
 
 class _HelloHeader(msgspec.Struct):
-    """What can be read of a hello in any protocol."""
+    """The fields of a hello that every protocol version has."""
 
     is_: str = msgspec.field(name="is", default="")
     protocol: int | None = None

@@ -1,4 +1,4 @@
-"""Who may come in: the outermost layer of the app, for HTTP and WebSocket alike.
+"""Authentication and limits: the outermost layer of the app, for HTTP and WebSocket alike.
 
 A bearer token opens everything but the probes. A server on loopback answers only to names of
 loopback, so that no web page can reach it through a name of its own. Bodies have a limit. What
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class AuthMiddleware:
-    """Lets in who may come in; `hosts` empty: by any name."""
+    """Checks token, host name and size of each request; `hosts` empty: any name."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str]) -> None:
         self._app, self._hosts = app, hosts

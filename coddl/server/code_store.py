@@ -1,4 +1,4 @@
-"""Submitted folders, as archives under the hash of their bytes. They are never unpacked here."""
+"""Stores submitted code as archives, named by their hash. They are never unpacked here."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The errors of a live pool, and the HTTP status each is answered with.
+"""The errors of the server, and the HTTP status each is answered with.
 
 UserError                 422
 ├── JournalFull           507   nothing was written, nothing has changed

@@ -74,7 +74,7 @@ class _WebSocketConnection:
         self._websocket = websocket
 
     async def receive(self) -> bytes:
-        """Wait for a message; raises Gone."""
+        """Wait for a message; raises AgentDisconnected."""
         message = await self._websocket.receive()
         if message["type"] != "websocket.receive":
             raise AgentDisconnected
@@ -82,7 +82,7 @@ class _WebSocketConnection:
         return data if data is not None else str(message["text"]).encode()
 
     async def send(self, data: bytes) -> None:
-        """Send a message; raises Gone."""
+        """Send a message; raises AgentDisconnected."""
         try:
             await self._websocket.send_bytes(data)
         except (WebSocketDisconnect, RuntimeError) as error:
@@ -102,7 +102,7 @@ async def _on_user_error(_request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, _error: Exception) -> Response:
-    return bug(request.scope[INSTANCE])  # the doorkeeper hears of it next, and logs it
+    return bug(request.scope[INSTANCE])  # AuthMiddleware sees it next, and logs it
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:

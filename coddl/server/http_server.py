@@ -1,4 +1,4 @@
-"""Sockets and signals: uvicorn, as the server wants it."""
+"""The HTTP server: uvicorn, with our sockets and signals."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
 """The journal: what has happened, in order, and the pool as the fold of it. (D3, ADR 9)
 
-Records are stored as JSON under the name of their class, and are read back as what they were. A
-*picture* of the folded pool now and then makes a restart quick; it is never needed, and is read by
+Records are stored as JSON under their kind (`records.kind_of`), and are read back unchanged. A
+*snapshot* of the folded pool now and then makes a restart quick; it is never needed, and is read by
 the version that wrote it alone: another one may fold the same records to more, or to other things.
 """
 
@@ -25,7 +25,7 @@ PAGE: Final = 1_000
 SNAPSHOT_EVERY: Final = 2_000  # records
 KINDS: Final[dict[str, type[Record]]] = {r.kind_of(kind): kind for kind in get_args(Record)}
 
-# Of pictures: what a pool is made of, so that none with other fields is read by halves.
+# Of snapshots: what a pool is made of, so that none with other fields is read by halves.
 LAYOUT: Final = zlib.crc32(json.dumps(msgspec.json.schema(Pool)).encode()) & 0x7FFFFFFF
 
 _encoder: Final = msgspec.json.Encoder()
@@ -33,7 +33,7 @@ _decoders: Final = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.ite
 
 
 class JournalEntry(NamedTuple):
-    """A record with its place in the journal."""
+    """A record with its number in the journal."""
 
     seq: int
     at_s: float
@@ -48,7 +48,7 @@ class UnreadableRecord(msgspec.Struct, frozen=True):
 
 
 class ReadEntry(NamedTuple):
-    """A record to look at, with its place in the journal."""
+    """An entry to show: its record may be unreadable."""
 
     seq: int
     at_s: float
@@ -129,7 +129,7 @@ class Journal:
         return [self._seen(line) for line in self._store.newest(limit, job)]
 
     def fold(self) -> FoldedPool:
-        """Give the pool as the journal has it: the newest picture that can be read, and the tail.
+        """Give the pool as the journal has it: the newest snapshot that can be read, and the tail.
 
         What was appended in between by nobody: one server has a journal at a time.
         """
@@ -148,11 +148,11 @@ class Journal:
         return FoldedPool(pool, seq, at_s)
 
     def snapshot_is_due(self) -> bool:
-        """Tell whether so much has happened that a picture is worth its time."""
+        """Tell whether enough has happened since the last snapshot."""
         return self._seq - self._snapshot_seq >= self._snapshot_every
 
     def save_snapshot(self, pool: Pool, at_s: float) -> None:
-        """Store a picture of the pool as it is after the newest record; raises JournalFull."""
+        """Store a snapshot of the pool as it is after the newest record; raises JournalFull."""
         body = _encoder.encode(_SnapshotBody(__version__, at_s, pool))
         self._store.save_snapshot(StoredSnapshot(self._seq, LAYOUT, zlib.compress(body, 1)))
         self._snapshot_seq = self._seq
@@ -223,7 +223,7 @@ def _read(line: StoredRecord) -> Record | UnreadableRecord:
 
 
 class _SnapshotBody(msgspec.Struct, frozen=True):
-    """What a picture holds."""
+    """What a snapshot holds."""
 
     version: str  # of coddl that wrote it
     at_s: float

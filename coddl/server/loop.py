@@ -26,13 +26,13 @@ ANSWERS_KEPT_S: Final = 86_400.0
 
 
 class RequestDone(NamedTuple):
-    """An ask was met, and all that follows from it is safe."""
+    """A request was handled, and everything that follows from it is durable."""
 
-    response: str = ""  # of an ask with a key: what it was answered, now or before
+    response: str = ""  # of a request with a key: what it was answered, now or before
 
 
 class RequestBug(NamedTuple):
-    """An ask could not be met, and that is nobody's fault but ours."""
+    """A request failed because of a bug in the server."""
 
     error: Exception
 
@@ -43,7 +43,7 @@ Events = Callable[[Pool], Sequence[Event]]  # asked when its turn comes; may rai
 
 @dataclass(frozen=True, slots=True)
 class IdempotentRequest:
-    """A request that shall take effect once, however often it comes."""
+    """A request that takes effect once, however often it is repeated."""
 
     key: str
     request: str  # hash of what was asked
@@ -56,7 +56,7 @@ def _nobody(_reply: Reply) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoopRequest:
-    """Something to handle, and whom to tell when it is safe."""
+    """Events to handle, and a callback for when they are durable."""
 
     events: Events
     reply: Callable[[Reply], None] = field(default=_nobody)
@@ -65,12 +65,12 @@ class LoopRequest:
 
 
 def fact(event: Event, reply: Callable[[Reply], None] = _nobody) -> LoopRequest:
-    """Make the ask for something that has happened, whether we can write it down now or not."""
+    """Return the request for something that has happened: it is retried until it is durable."""
     return LoopRequest(lambda _pool: (event,), reply, must=True)
 
 
 class LoopEffects(Protocol):
-    """Where effects go, after the commit."""
+    """Receives the effects of a turn, after its commit."""
 
     def publish(self, entries: Sequence[JournalEntry]) -> None:
         """This has happened."""
@@ -79,7 +79,7 @@ class LoopEffects(Protocol):
         """The orders of these nodes are others now."""
 
     def drop(self, reports: Sequence[RunReported]) -> None:
-        """These were not the word of a run's lead, and were not heard."""
+        """These reports came from another node than the run's lead, and were ignored."""
 
     def report_bug(self, error: Exception) -> None:
         """Something failed that can't fail."""
@@ -89,7 +89,7 @@ class LoopEffects(Protocol):
 
 
 class TurnResult(NamedTuple):
-    """What is left after a turn."""
+    """What remains to be done after a turn."""
 
     again: list[LoopRequest]  # could not be written down: to be tried again
     wake_at_s: float | None
@@ -106,7 +106,7 @@ class _Batch:
 
 
 class _Failed(Exception):
-    """Handling met a bug, while it was at an ask or, at None, at drawing conclusions."""
+    """A bug was met while handling a request or, if None, while drawing conclusions."""
 
     def __init__(self, request: LoopRequest | None, error: Exception) -> None:
         super().__init__(request, error)
@@ -162,7 +162,7 @@ class ControlLoop:
         return TurnResult(again, self.control.wake_at_s)
 
     def tidy(self) -> None:
-        """Do what can wait: a picture of the pool, answers that nobody asks for any more."""
+        """Do what can wait: store a snapshot of the pool, drop old answers."""
         if self._journal.snapshot_is_due():
             self._journal.save_snapshot(self.pool, self._now_s)
         if self._now_s - self._forgot_s > ANSWERS_KEPT_S / 24:
@@ -170,7 +170,7 @@ class ControlLoop:
             self._journal.forget_answers(self._now_s - ANSWERS_KEPT_S)
 
     def close(self) -> None:
-        """Keep a picture for a quick start if there is room, and let go of the journal."""
+        """Store a snapshot for a quick start if there is room, and close the journal."""
         with contextlib.suppress(JournalFull):
             self._journal.save_snapshot(self.pool, self._now_s)
         self._journal.close()

@@ -1,4 +1,4 @@
-"""Who may keep its devices without a word, and until when; by a clock that never jumps."""
+"""The leases of all nodes, as the server counts them; by a monotonic clock."""
 
 
 class NodeLeases:

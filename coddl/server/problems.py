@@ -1,6 +1,6 @@
 """Errors as application/problem+json: for people what, because, try; for programs code. (RFC 9457)
 
-The tree in `live.errors` has the status of each.
+The tree in `server.errors` has the status of each.
 """
 
 import json

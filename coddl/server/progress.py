@@ -11,21 +11,21 @@ OVER_MAX: Final = 10_000  # jobs that are over whose last words are kept
 
 
 class LatestProgress:
-    """The newest word of each job's newest run."""
+    """The latest progress of each job's newest run."""
 
     def __init__(self) -> None:
         self._runs: dict[int, RunProgress] = {}
 
     def hear(self, run: RunProgress) -> None:
-        """Take in how a run is doing, by the word of its lead."""
+        """Record the progress of a run."""
         self._runs[run.progressed.job] = run
 
     def of(self, job: int) -> RunProgress | None:
-        """Give a job's last word."""
+        """Return the latest progress of a job, or None."""
         return self._runs.get(job)
 
     def newest(self, pool: Pool) -> Iterable[RunReported]:
-        """Give what decisions want to know, as the word of the leads."""
+        """Yield what decisions need, as reports of the nodes that run the jobs."""
         for job in pool.live_jobs():
             if job.id in self._runs and job.lead is not None:
                 lead = pool.nodes[job.lead]

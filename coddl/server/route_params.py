@@ -1,4 +1,4 @@
-"""What several routes are asked alike."""
+"""Query parameters and headers that several routes share."""
 
 from typing import Annotated, Final
 

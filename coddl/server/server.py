@@ -119,7 +119,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Handle what comes; at the end, hang up, keep a picture, and let go of everything."""
+        """Handle what comes; at the end, close sessions, store a snapshot, release everything."""
         task = asyncio.create_task(self._drive(), name="control loop")
         task.add_done_callback(self._on_drive_end)
         try:
@@ -187,14 +187,14 @@ class Server:
         return views.node_view(self.pool, node, left_s, node.name in self.awaited)
 
     def printed(self, job: int) -> Notifier:
-        """Give the bell that rings when a job prints."""
+        """Return the notifier of a job's log lines."""
         return self._printed.setdefault(job, Notifier())
 
     def steady_s(self) -> float:
         """The clock of leases."""
         return self.clock.steady_s()
 
-    # What they ask.
+    # Requests of routes and sessions.
 
     def put(self, ask: LoopRequest) -> None:
         """Have something handled."""
@@ -202,7 +202,7 @@ class Server:
         self._news.set()
 
     async def ask(self, events: Events, once: IdempotentRequest | None = None) -> str:
-        """Have something handled, and wait until it is safe; raises UserError, or Broken."""
+        """Have something handled, and wait until it is safe; raises UserError, or InternalError."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def reply(reply: Reply) -> None:
@@ -285,7 +285,7 @@ class Server:
                 session.tell_orders()
 
     def drop(self, reports: Sequence[RunReported]) -> None:
-        """Count what was told about runs by others than their leads."""
+        """Count reports about runs from nodes other than their leads."""
         for report in reports:
             self.metrics.dropped.inc()
             job, attempt, what = report.fact.job, report.fact.attempt, type(report.fact).__name__

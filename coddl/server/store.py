@@ -17,7 +17,7 @@ class StoredRecord(NamedTuple):
 
 
 class RecordJob(NamedTuple):
-    """Says that a line concerns a job."""
+    """Says that a record concerns a job."""
 
     seq: int
     job: int
@@ -41,7 +41,7 @@ class StoredSnapshot(NamedTuple):
 
 
 class JournalStore(Protocol):
-    """Where a journal lives. Reading is safe from any thread, writing from one."""
+    """Where a journal is stored. Reading is safe from any thread, writing from one."""
 
     def append(
         self,
@@ -67,10 +67,10 @@ class JournalStore(Protocol):
         """Drop the answers that are older."""
 
     def stored_snapshots(self) -> Iterator[StoredSnapshot]:
-        """Give the pictures there are, newest first."""
+        """Give the stored snapshots, newest first."""
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Store a picture, and drop all but the one before; raises JournalFull."""
+        """Store a snapshot, and drop all but the one before; raises JournalFull."""
 
     def notes(self) -> Mapping[str, str]:
         """Give what is noted about the journal as a whole."""

@@ -65,11 +65,11 @@ class MemoryStore:
         self._answers = {k: a for k, a in self._answers.items() if a.at_s >= before_s}
 
     def stored_snapshots(self) -> Iterator[StoredSnapshot]:
-        """Give the pictures there are, newest first."""
+        """Give the stored snapshots, newest first."""
         return reversed(self._snapshots[:])
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Store a picture, and drop all but the one before; raises JournalFull."""
+        """Store a snapshot, and drop all but the one before; raises JournalFull."""
         self._check_room()
         self._snapshots = [*(p for p in self._snapshots if p.seq != snapshot.seq), snapshot][-2:]
 

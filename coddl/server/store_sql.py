@@ -111,13 +111,13 @@ class SqlStore:
             connection.execute(delete(idempotency).where(idempotency.c.at_s < before_s))
 
     def stored_snapshots(self) -> Iterator[StoredSnapshot]:
-        """Give the pictures there are, newest first."""
+        """Give the stored snapshots, newest first."""
         with self._engine.connect() as connection:
             rows = connection.execute(select(snapshots).order_by(snapshots.c.seq.desc())).all()
         return (StoredSnapshot(*row) for row in rows)
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Store a picture, and drop all but the one before; raises JournalFull."""
+        """Store a snapshot, and drop all but the one before; raises JournalFull."""
         with self._writing() as connection:
             connection.execute(delete(snapshots).where(snapshots.c.seq == snapshot.seq))
             older = connection.execute(select(func.max(snapshots.c.seq))).scalar() or 0

@@ -1,4 +1,4 @@
-"""Runs one decision before anybody waits for one: compiling takes seconds, the first time."""
+"""Runs one decision at the start: compiling takes seconds, the first time."""
 
 from coddl.core.errors import UserError
 from coddl.core.pool.control import ControlPlane

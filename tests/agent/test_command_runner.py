@@ -27,7 +27,7 @@ from coddl.runtime.supervisor.seats import Home
 PATIENCE_S = 60.0
 
 
-class Hearer:
+class Listener:
     """Remembers what a lead tells."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Started:
     """A command under its lead."""
 
     def __init__(self, run: JobRun) -> None:
-        self.listener = Hearer()
+        self.listener = Listener()
         self.lead = CommandRunner(run, self.listener)
         self.lead.start([AssignedSlot(4, "n", None), AssignedSlot(5, "n", None)], {})
 

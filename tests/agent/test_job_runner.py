@@ -12,7 +12,7 @@ from coddl.core.pool.memory_limits import MemoryLimit
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.runtime.supervisor.fitting import Remembered
 from coddl.runtime.supervisor.seats import Home
-from tests.agent.test_command_runner import Hearer
+from tests.agent.test_command_runner import Listener
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def lead(tmp_path: Path) -> Iterator[ElasticRunner]:
     environment = Home(python=sys.executable, cwd=tmp_path, env={}, folder=tmp_path / "checkpoints")
     spec = JobSpec(name="job", launch=Launch(argv=("train.py",)))
     lead = ElasticRunner(
-        JobRun(job=1, attempt=1, spec=spec, node="n", environment=environment), Hearer()
+        JobRun(job=1, attempt=1, spec=spec, node="n", environment=environment), Listener()
     )
     yield lead
     if lead._quiet is not None:
@@ -56,7 +56,7 @@ def test_a_run_is_over_however_its_thread_ends(
     monkeypatch.setattr(lead._supervisor, "run", exits)
     with pytest.raises(SystemExit):
         lead._work()
-    assert isinstance(lead._listener, Hearer)
+    assert isinstance(lead._listener, Listener)
     assert lead._listener.is_over
 
 
@@ -68,5 +68,5 @@ def test_only_a_script_that_never_prepares_counts_as_running_without_a_step(
     script.write_text("import coddl\ncoddl.prepare(None)\n" if prepares else "print(1)\n")
     monkeypatch.setattr(lead._thread, "is_alive", lambda: True)
     lead._tell_quiet()
-    assert isinstance(lead._listener, Hearer)
+    assert isinstance(lead._listener, Listener)
     assert lead._listener.facts.empty() == prepares

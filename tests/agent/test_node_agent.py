@@ -27,7 +27,7 @@ TROUBLE = Trouble("it was ended", "b", "t")
 WAITS = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
-class Speaker:
+class Sink:
     """Remembers what the server would hear."""
 
     def __init__(self) -> None:
@@ -67,11 +67,11 @@ class NoOutposts:
     def kill(self, _job: str) -> None: ...
 
 
-class House:
+class Harness:
     """A node whose jobs are commands."""
 
     def __init__(self, folder: Path) -> None:
-        self.sink, self.outposts = Speaker(), NoOutposts()
+        self.sink, self.outposts = Sink(), NoOutposts()
         self.log_spool = LogSpool(folder / "logs")
         self.bridge = AgentBridge(
             self.log_spool, lambda *said: self.node.hear_holding(*said), print
@@ -120,44 +120,44 @@ def no_code(_code: str, _to: IO[bytes]) -> None:
 
 
 @asynccontextmanager
-async def house_in(folder: Path) -> AsyncIterator[House]:
-    house = House(folder)
+async def harness_in(folder: Path) -> AsyncIterator[Harness]:
+    harness = Harness(folder)
     try:
-        yield house
+        yield harness
     finally:
-        house.node.end_all(TROUBLE)
+        harness.node.end_all(TROUBLE)
         async with asyncio.timeout(PATIENCE_S):
-            await house.node.idle()
-        house.environments.close()
-        house.log_spool.close()
+            await harness.node.idle()
+        harness.environments.close()
+        harness.log_spool.close()
 
 
-def played(folder: Path, story: Callable[[House], Awaitable[None]]) -> None:
+def played(folder: Path, story: Callable[[Harness], Awaitable[None]]) -> None:
     async def play() -> None:
-        async with house_in(folder) as house:
-            await story(house)
+        async with harness_in(folder) as harness:
+            await story(harness)
 
     asyncio.run(play())
 
 
 def test_who_else_uses_a_gpu_is_told(tmp_path: Path) -> None:
-    async def story(house: House) -> None:
-        house.outposts.held = {0: Holding("9", 1, 1, "GPU-0")}
-        house.outposts.look_again()
-        await house.wait(lambda: house.node.gpus() == {"GPU-0"}, "a worker on the GPU")
-        house.node.hear_others({0: "process 7 (x)"})
-        await house.wait(lambda: house.sink.others == {0: "process 7 (x)"}, "word of others")
+    async def story(harness: Harness) -> None:
+        harness.outposts.held = {0: Holding("9", 1, 1, "GPU-0")}
+        harness.outposts.look_again()
+        await harness.wait(lambda: harness.node.gpus() == {"GPU-0"}, "a worker on the GPU")
+        harness.node.hear_others({0: "process 7 (x)"})
+        await harness.wait(lambda: harness.sink.others == {0: "process 7 (x)"}, "word of others")
 
     played(tmp_path, story)
 
 
 def test_a_run_whose_folder_the_system_refuses_is_lost_and_says_so(tmp_path: Path) -> None:
-    async def story(house: House) -> None:
+    async def story(harness: Harness) -> None:
         (tmp_path / "jobs").mkdir()
         (tmp_path / "jobs" / "1").touch()  # no folder can be made here
-        house.order(1)
-        await house.wait(lambda: house.sink.facts, "its end")
-        (ended,) = house.sink.facts
+        harness.order(1)
+        await harness.wait(lambda: harness.sink.facts, "its end")
+        (ended,) = harness.sink.facts
         assert isinstance(ended, RunEnded)
         assert (ended.outcome, ended.refused) == ("lost", True)
 
@@ -165,29 +165,29 @@ def test_a_run_whose_folder_the_system_refuses_is_lost_and_says_so(tmp_path: Pat
 
 
 def test_a_command_waits_until_nothing_lives_on_its_slot(tmp_path: Path) -> None:
-    async def story(house: House) -> None:
-        house.outposts.held = {0: Holding("9", 1, 1)}
-        house.outposts.look_again()
-        await house.wait(lambda: house.sink.held == {0: RunId(9, 1)}, "a worker there")
-        house.order(1)
-        await house.settled()
-        assert not house.node.runners
-        house.outposts.held = {}
-        house.outposts.look_again()
-        await house.runs()
+    async def story(harness: Harness) -> None:
+        harness.outposts.held = {0: Holding("9", 1, 1)}
+        harness.outposts.look_again()
+        await harness.wait(lambda: harness.sink.held == {0: RunId(9, 1)}, "a worker there")
+        harness.order(1)
+        await harness.settled()
+        assert not harness.node.runners
+        harness.outposts.held = {}
+        harness.outposts.look_again()
+        await harness.runs()
 
     played(tmp_path, story)
 
 
 def test_no_worker_starts_where_a_command_lives(tmp_path: Path) -> None:
-    async def story(house: House) -> None:
-        house.order(1)
-        await house.runs()
-        assert house.bridge.table.owners == {0: RunId(1, 1)}
-        assert house.bridge.owner_of(0) is None
-        house.node.take(Orders(2, {0: RunId(2, 1)}, (), {}), ())
-        await house.wait(lambda: house.bridge.owner_of(0) == ("2", 1), "an empty slot")
-        await house.wait(lambda: not house.sink.held, "the same, told")
+    async def story(harness: Harness) -> None:
+        harness.order(1)
+        await harness.runs()
+        assert harness.bridge.table.owners == {0: RunId(1, 1)}
+        assert harness.bridge.owner_of(0) is None
+        harness.node.take(Orders(2, {0: RunId(2, 1)}, (), {}), ())
+        await harness.wait(lambda: harness.bridge.owner_of(0) == ("2", 1), "an empty slot")
+        await harness.wait(lambda: not harness.sink.held, "the same, told")
 
     played(tmp_path, story)
 
@@ -195,60 +195,60 @@ def test_no_worker_starts_where_a_command_lives(tmp_path: Path) -> None:
 def test_a_run_that_was_ended_with_the_lease_is_told_as_lost_and_not_begun_again(
     tmp_path: Path,
 ) -> None:
-    async def story(house: House) -> None:
-        told = house.order(1)
-        await house.runs()
-        house.node.end_all(TROUBLE)
-        house.node.take(told, ())  # by a server that has not noticed yet
-        await house.settled()
-        assert not house.node.runners
-        assert house.sink.facts[-1] == RunEnded(1, 1, "lost", trouble=TROUBLE)
-        house.order(2, attempt=2)
-        await house.wait(lambda: house.node.runners, "the next attempt")
+    async def story(harness: Harness) -> None:
+        told = harness.order(1)
+        await harness.runs()
+        harness.node.end_all(TROUBLE)
+        harness.node.take(told, ())  # by a server that has not noticed yet
+        await harness.settled()
+        assert not harness.node.runners
+        assert harness.sink.facts[-1] == RunEnded(1, 1, "lost", trouble=TROUBLE)
+        harness.order(2, attempt=2)
+        await harness.wait(lambda: harness.node.runners, "the next attempt")
 
     played(tmp_path, story)
 
 
 def test_an_agent_that_is_leaving_begins_nothing(tmp_path: Path) -> None:
-    async def story(house: House) -> None:
-        house.node.leave("it stops")
-        house.order(1)
-        await house.settled()
-        assert not house.node.runners
-        assert not house.sink.facts
-        assert not house.node.runs, "so the server places it elsewhere"
+    async def story(harness: Harness) -> None:
+        harness.node.leave("it stops")
+        harness.order(1)
+        await harness.settled()
+        assert not harness.node.runners
+        assert not harness.sink.facts
+        assert not harness.node.runs, "so the server places it elsewhere"
 
     played(tmp_path, story)
 
 
 def test_a_run_is_listed_from_its_orders_until_its_end_is_acknowledged(tmp_path: Path) -> None:
-    async def story(house: House) -> None:
+    async def story(harness: Harness) -> None:
         run = RunId(1, 1)
-        house.order(1)
-        assert house.node.runs == {run}, "its home is not ready yet"
-        await house.runs()
-        assert house.node.runs == {run}
-        house.node.end(1, TROUBLE)
-        await house.wait(lambda: not house.node.runners, "its end")
-        house.node.look()
-        assert house.sink.runs == {run}, "the server has not acknowledged that it ended"
-        house.node.on_safe(house.sink.facts[-1])
-        house.node.look()
-        assert house.sink.runs == set()
+        harness.order(1)
+        assert harness.node.runs == {run}, "its home is not ready yet"
+        await harness.runs()
+        assert harness.node.runs == {run}
+        harness.node.end(1, TROUBLE)
+        await harness.wait(lambda: not harness.node.runners, "its end")
+        harness.node.look()
+        assert harness.sink.runs == {run}, "the server has not acknowledged that it ended"
+        harness.node.on_safe(harness.sink.facts[-1])
+        harness.node.look()
+        assert harness.sink.runs == set()
 
     played(tmp_path, story)
 
 
 def test_a_run_that_has_ended_without_a_word_is_not_listed(tmp_path: Path) -> None:
-    async def story(house: House) -> None:
-        house.order(1)
-        await house.runs()
-        (runner,) = house.node.runners
-        told = len(house.sink.facts)
+    async def story(harness: Harness) -> None:
+        harness.order(1)
+        await harness.runs()
+        (runner,) = harness.node.runners
+        told = len(harness.sink.facts)
         runner.release()  # behind the agent's back
-        await house.wait(lambda: not house.node.runners, "its end")
-        house.node.look()
-        assert house.sink.facts[told:] == []
-        assert house.sink.runs == set()
+        await harness.wait(lambda: not harness.node.runners, "its end")
+        harness.node.look()
+        assert harness.sink.facts[told:] == []
+        assert harness.sink.runs == set()
 
     played(tmp_path, story)

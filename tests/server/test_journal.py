@@ -1,4 +1,4 @@
-"""Records go in and come out as they were; the pool is their fold, with a picture or without."""
+"""Records go in and come out as they were; the pool is their fold, with a snapshot or without."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ from coddl.core.pool.control import ControlPlane
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.state import Pool
 from coddl.server.errors import JournalUnreadable, PoolTaken
-from coddl.server.journal import LAYOUT, SCHEMA, Journal, jobs_of
+from coddl.server.journal import KINDS, LAYOUT, SCHEMA, Journal, jobs_of
 from coddl.server.locking import ServerLock
 from coddl.server.store import JournalStore, StoredRecord, StoredSnapshot
 from coddl.server.store_memory import MemoryStore
@@ -111,16 +111,16 @@ def test_a_picture_and_the_tail_give_the_same_pool(tmp_path: Path) -> None:
 
 
 def of_version(version: str, body: bytes) -> bytes:
-    """Give a picture as another version might have written it: an empty pool."""
+    """Give a snapshot as another version might have written it: an empty pool."""
     told = json.loads(zlib.decompress(body))
     return zlib.compress(json.dumps({**told, "version": version, "pool": {}}).encode())
 
 
-JOURNALS = Path(__file__).parent / "journals"  # as these versions wrote them, with a picture
+JOURNALS = Path(__file__).parent / "journals"  # as these versions wrote them, with a snapshot
 
 
 def recorded(name: str) -> tuple[MemoryStore, int]:
-    """Give a journal that an older version has written; and the number of its picture."""
+    """Give a journal that an older version has written; and the number of its snapshot."""
     told = json.loads((JOURNALS / name).read_text())
     store = MemoryStore()
     lines = [
@@ -132,6 +132,38 @@ def recorded(name: str) -> tuple[MemoryStore, int]:
     body = base64.b64decode(snapshot["body"])
     store.save_snapshot(StoredSnapshot(snapshot["seq"], told["schema"], body))
     return store, snapshot["seq"]
+
+
+def test_kinds_keep_the_names_they_were_first_written_under() -> None:
+    assert sorted(KINDS) == [
+        "Aimed",
+        "Decided",
+        "JobBounded",
+        "JobCancelled",
+        "JobHeld",
+        "JobPrioritised",
+        "JobReleased",
+        "JobSubmitted",
+        "NodeDrained",
+        "NodeForgotten",
+        "NodeJoined",
+        "NodeLost",
+        "NodeUndrained",
+        "PolicyChosen",
+        "RunChanged",
+        "RunEnded",
+        "RunPrepared",
+        "RunStalled",
+        "RunStepped",
+        "RunUnsaved",
+        "SliceDidNotFit",
+        "SlotFreed",
+        "StartOverdue",
+    ]
+    store = MemoryStore()
+    journal = Journal(store)
+    journal.append([r.JobSuspended(1, "ann"), r.JobResumed(1, "ann")], [], 0.0)
+    assert [line.kind for line in store.lines(0, 9)] == ["JobHeld", "JobReleased"]
 
 
 @pytest.mark.parametrize("name", ["schema-1.json", "schema-2.json"])
@@ -157,7 +189,7 @@ def test_a_journal_of_an_older_version_comes_up(name: str) -> None:
 @pytest.mark.parametrize(
     "tear", ["cut", "garbage", "another layout", "another version", "from the future"]
 )
-def test_a_picture_that_cannot_be_read_is_not_needed(tear: str) -> None:
+def test_a_snapshot_that_cannot_be_read_is_not_needed(tear: str) -> None:
     store = MemoryStore()
     journal = Journal(store)
     pool = busy_pool(journal)

@@ -47,7 +47,7 @@ class CountingStore(MemoryStore):
 
 
 @dataclass
-class Outbox:
+class Effects:
     """Remembers what it was told."""
 
     story: list[str]
@@ -76,7 +76,7 @@ class Driven:
     def __init__(self) -> None:
         self.story: list[str] = []
         self.store = CountingStore(self.story)
-        self.outbox = Outbox(self.story)
+        self.outbox = Effects(self.story)
         self.loop = ControlLoop(Journal(self.store), POOL_STABILITY, self.outbox)
         self.replies: dict[str, Reply] = {}
 
@@ -287,7 +287,7 @@ def test_time_never_goes_back_in_the_journal(driven: Driven) -> None:
     assert driven.store.newest(1)[0].at_s == 100.0
 
 
-def test_pictures_are_taken_now_and_then_and_at_the_end() -> None:
+def test_snapshots_are_stored_now_and_then_and_at_the_end() -> None:
     driven = Driven()
     driven.loop = ControlLoop(
         Journal(driven.store, snapshot_every=3), POOL_STABILITY, driven.outbox

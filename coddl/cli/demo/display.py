@@ -56,7 +56,7 @@ class LineDisplay(NoDisplay):
 
 
 class TerminalDisplay:
-    """Draws the picture again and again, in the same place."""
+    """Redraws the whole screen in place."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -38,7 +38,7 @@ class DemoJob:
 
 @dataclass(slots=True)
 class DemoHistory:
-    """The jobs in the order they came, and the newest lines about them."""
+    """The jobs in the order of their submission, and the newest lines about them."""
 
     gpus: int
     kind: str  # of devices

@@ -1,4 +1,4 @@
-"""What is shown: which jobs come when, and how much each gains from more devices."""
+"""The demo's jobs: when each is submitted, and how much it gains from more devices."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ PARTS: Final = 8  # of a batch, of 8 samples each
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """What the steps of a job are like."""
+    """How the time of a step depends on the number of GPUs."""
 
     shared_s: float  # per part: more devices share them
     serial_s: float  # per step: more devices don't shorten it
@@ -30,7 +30,7 @@ SHORT: Final = StepProfile(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class ScheduledJob:
-    """A job, and when it is handed in."""
+    """A job, and when it is submitted."""
 
     at_s: float
     name: str
@@ -50,7 +50,7 @@ class ScheduledJob:
         }
 
 
-# Before the show: its workers are there when the others come.
+# Runs before the demo: its workers are warm when the others are submitted.
 WARM_UP_JOB: Final = ScheduledJob(0.0, "rehearsal", 16, SHORT, "")
 SCHEDULED_JOBS: Final = (
     ScheduledJob(0.0, "resnet", 256, LINEAR, "cyan"),

@@ -15,7 +15,7 @@ FIFO: Final = "fifo"
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """How one job fared."""
+    """The result of one job."""
 
     name: str
     kind: StepProfile  # jobs of one kind run the same steps

@@ -36,7 +36,7 @@ SPEED_NEWS: Final = 0.2  # by how much a speed must differ from the one last dec
 
 
 class ControlOutput(NamedTuple):
-    """What follows from events: to be journalled, then told."""
+    """What follows from events: records to be journalled, then orders to be sent."""
 
     records: tuple[r.Record, ...]
     instruct: frozenset[str]  # nodes whose orders are to be sent

@@ -65,7 +65,7 @@ def _resting(pool: Pool, now_s: float) -> dict[int, Waiting]:
 
 @dataclass(frozen=True, slots=True)
 class _Placements:
-    """What a decision has come to."""
+    """The slots that a decision gives to jobs, and what it was based on."""
 
     seed: int
     why: str

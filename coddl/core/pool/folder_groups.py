@@ -36,7 +36,7 @@ def stranded(pool: Pool) -> dict[int, Waiting]:
 
 
 def folder_groups(pool: Pool) -> list[FolderGroup]:
-    """Part a pool into nodes that share a folder; one part, if all do."""
+    """Group the nodes of a pool by the jobs folder they share; one group, if all do."""
     folders = _folders(pool)
     if len(folders) <= 1:
         return [FolderGroup(frozenset(pool.nodes), frozenset(pool.active))]

@@ -1,7 +1,9 @@
-"""What an agent shall do, as a whole: told again at every change, and after every silence.
+"""Everything that an agent must do: sent again at every change, and after every silence.
 
 Level-triggered: an agent compares its orders with what it does, so a lost, late or repeated message
 does no harm. `version` grows with every change of a node's orders.
+
+Field names are the wire format: `seats` are slots, `leads` are jobs whose lead is the agent.
 """
 
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ Stop = Literal["", "retire", "cancel"]
 
 @dataclass(frozen=True, slots=True)
 class AssignedSlot:
-    """A device given to a job."""
+    """A slot that is assigned to a job."""
 
     slot: int
     node: str
@@ -26,18 +28,18 @@ class AssignedSlot:
 
 @dataclass(frozen=True, slots=True)
 class JobOrder:
-    """A job that the agent leads: with which seats it shall run, or that it shall stop.
+    """A job whose lead is the agent: on which slots it must run, or that it must stop.
 
-    `attempt` is higher than that of a lead the agent may have for the job: then the old one is
-    dropped, its workers left alone. A job that is missing from the orders was given to another
-    lead, or is over: its lead is dropped likewise.
+    If `attempt` is higher than that of a job runner that the agent has, the runner is released and
+    its workers are left alone. A job that is missing from the orders has another lead, or is over:
+    its runner is released likewise.
     """
 
     job: int
     attempt: int
     generation: int
     seats: tuple[AssignedSlot, ...]
-    adopt: bool  # first look for workers that an earlier lead has left
+    adopt: bool  # first look for workers that an earlier run has left
     precheck: bool  # run the precheck, and nothing else
     stop: Stop
     reason: str  # of the newest change
@@ -47,9 +49,9 @@ class JobOrder:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """All that one agent shall do."""
+    """Everything that one agent must do."""
 
     version: int
-    seats: Mapping[int, RunId]  # by slot: who may have processes there
+    seats: Mapping[int, RunId]  # by slot: the run that may have processes there
     leads: tuple[JobOrder, ...]
-    jobs: Mapping[int, JobSpec]  # those it leads or has seats of
+    jobs: Mapping[int, JobSpec]  # those it leads or has slots of

@@ -1,4 +1,4 @@
-"""What places cost the jobs of a pool: an estimate, worked out when somebody asks for it.
+"""What placements cost the jobs of a pool: an estimate, computed on demand.
 
 A job's run tells how large its model is once its script has called `coddl.prepare`. From that, its
 speeds and the links of the cluster follows what it costs to lie on several nodes, islands or racks,
@@ -29,7 +29,7 @@ Estimator = Callable[[bytes, Model], Places]
 def placement_costs(
     jobs: Sequence[JobState], sizes: Sequence[int], step_s: FloatMatrix, cluster: Cluster
 ) -> Places:
-    """Tell what places of a cluster cost jobs, whose curves have so many sizes."""
+    """Return what placements cost jobs; `sizes` are the lengths of their speed curves."""
     estimator, found = _estimator(_outline(cluster)), dict[int, Places]()
     for row, (job, size) in enumerate(zip(jobs, sizes, strict=True)):
         if job.gradient_bytes:

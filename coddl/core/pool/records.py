@@ -31,7 +31,7 @@ class JobCancelled:
 
 @dataclass(frozen=True, slots=True)
 class JobSuspended:
-    """A user has suspended a job: it gives up its devices and gets none until released."""
+    """A user has suspended a job: it gives up its devices and gets none until resumed."""
 
     job: int
     by: str
@@ -105,7 +105,7 @@ class Device:
 
 
 class RunId(NamedTuple):
-    """Whose processes may be, or are, on a device."""
+    """A run: one attempt at a job."""
 
     job: int
     attempt: int

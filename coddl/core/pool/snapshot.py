@@ -106,7 +106,7 @@ def _claimed(job: JobState, usable: Mapping[int, str]) -> tuple[int, ...]:
     """Name the devices that a job stays on if it may.
 
     What it was promised before is as good as held: nobody is moved without need. If that can't be
-    had any more it stays where it is. Who was told to leave has no claim: others may wait for it.
+    had any more it stays where it is. One that was told to leave keeps none: others may wait.
     """
     if job.stop:
         return ()
