@@ -31,9 +31,9 @@ def is_news(pool: Pool, event: UserEvent) -> bool:
         case r.JobCancelled(job):
             return not _alive(pool, job, "cancelled").cancelled
         case r.JobSuspended(job):
-            return _may_hold(_alive(pool, job, "suspended"))
+            return _may_suspend(_alive(pool, job, "suspended"))
         case r.JobResumed(job):
-            return _may_release(_alive(pool, job, "resumed"))
+            return _may_resume(_alive(pool, job, "resumed"))
         case r.JobBounded():
             return _may_bound(pool, event)
         case r.JobPrioritised(job, priority):
@@ -110,7 +110,7 @@ def _alive(pool: Pool, job: int, wanted: str) -> JobState:
     return state
 
 
-def _may_hold(job: JobState) -> bool:
+def _may_suspend(job: JobState) -> bool:
     fixed = "is opaque" if job.spec.tier == "opaque" else "has not called coddl.prepare"
     if job.has_run and job.is_fixed:
         raise Conflict(
@@ -121,7 +121,7 @@ def _may_hold(job: JobState) -> bool:
     return not job.suspended
 
 
-def _may_release(job: JobState) -> bool:
+def _may_resume(job: JobState) -> bool:
     if not job.suspended:
         raise Conflict(
             f"job {job.id} cannot be resumed",

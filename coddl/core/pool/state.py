@@ -164,7 +164,7 @@ class Pool:
             case r.JobCancelled(job, by):
                 self._cancel(self.jobs[job], by, now_s)
             case r.JobSuspended(job, by):
-                self._hold(self.jobs[job], by, now_s)
+                self._suspend(self.jobs[job], by, now_s)
             case r.JobResumed(job, by):
                 state = self.jobs[job]
                 state.suspended = False
@@ -222,10 +222,10 @@ class Pool:
         job.stop, job.reason = "cancel", because
         self._touch([job.lead])
 
-    def _hold(self, job: JobState, by: str, now_s: float) -> None:
+    def _suspend(self, job: JobState, by: str, now_s: float) -> None:
         job.suspended = True
         job.waiting = None
-        job.memory = job.memory[:REFUSED_S]  # it asks for no place until it is released
+        job.memory = job.memory[:REFUSED_S]  # it asks for no slots until it is resumed
         if not job.has_run:
             job.move("suspended", now_s, f"{by or 'a user'} suspended it")
 
