@@ -275,8 +275,8 @@ def no_sync() -> AbstractContextManager[None]:
 
 def backward(loss: Tensor, weight: float | Tensor | None = None) -> None:
     """Run `loss.backward()`, where this worker's part of the mean weighs `weight`: its tokens."""
-    if weight is not None and isinstance(_session, Session):
-        _session.exchange.weight = number_of(weight)
+    if weight is not None and _session is not None:
+        _elastic("coddl.backward(weight=...)").exchange.weight = number_of(weight)
     torch.autograd.backward(loss)
 
 
