@@ -25,9 +25,9 @@ from coddl.agent.home import note_attempt
 from coddl.agent.leading import Hearer, Run, defect_of
 from coddl.core.pool.orders import Seat
 from coddl.core.pool.records import Outcome, RunChanged, RunEnded, RunStepped, Trouble
-from coddl.runtime.supervisor.ledger import signal_name
+from coddl.runtime.supervisor.job_status import RETIRED
 from coddl.runtime.supervisor.loop import Channel, LogPipe, Loop
-from coddl.runtime.supervisor.standing import RETIRED
+from coddl.runtime.supervisor.worker_record import signal_name
 from coddl.runtime.wire import Message
 
 NOTICE: Final = "CODDL_NOTICE"

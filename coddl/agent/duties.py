@@ -10,13 +10,13 @@ from typing import Final, Literal
 
 from coddl.core.pool.orders import Lead, Orders
 from coddl.core.pool.records import Claim
-from coddl.runtime.supervisor.seats import Post
+from coddl.runtime.supervisor.slots import HostAddress
 
 # How long a worker may take to leave a slot that is no longer its job's. It hands its state to
 # others, who may have to start first; so this is for those whose lead is gone, or hangs.
 VACATE_S: Final = 600.0
 
-Posts = Mapping[str, Post]  # by node
+Posts = Mapping[str, HostAddress]  # by node
 
 
 @dataclass(frozen=True, slots=True)

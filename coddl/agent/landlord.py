@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from coddl.agent.logs import LogBook
 from coddl.api.wire import LogLine
 from coddl.core.pool.records import Claim
-from coddl.runtime.supervisor.seats import Holding, Home
+from coddl.runtime.supervisor.slots import JobEnvironment, SlotProcess
 from coddl.runtime.wire import Message
 
 
@@ -22,7 +22,7 @@ class Table:
     seats: Mapping[int, Claim]
 
 
-Held = Mapping[int, Holding]
+Held = Mapping[int, SlotProcess]
 
 
 class Rooms:
@@ -47,10 +47,10 @@ class Rooms:
         self.is_leased = is_leased
         self._attempts: dict[str, int] = {}  # of whoever has processes here
         self.table = Table(0, {})
-        self.homes: Mapping[str, Home] = {}
+        self.homes: Mapping[str, JobEnvironment] = {}
         self.commands: Set[int] = frozenset()  # slots that have a command's processes
 
-    def home_of(self, job: str) -> Home | None:
+    def environment_of(self, job: str) -> JobEnvironment | None:
         """Tell what a job runs in."""
         return self.homes.get(job)
 

@@ -20,11 +20,11 @@ from coddl.core.pool.orders import Seat
 from coddl.core.pool.records import RunEnded, RunStepped, Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor import seats as places
-from coddl.runtime.supervisor.fitting import Remembered
+from coddl.runtime.supervisor import slots as places
 from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.memory_fit import RememberedLimit
 from coddl.runtime.supervisor.scripts import calls_prepare
-from coddl.runtime.supervisor.seats import Home
+from coddl.runtime.supervisor.slots import JobEnvironment
 from coddl.runtime.supervisor.supervisor import Supervisor
 from coddl.runtime.wire import Message
 
@@ -42,7 +42,7 @@ class Run:
     attempt: int
     spec: JobSpec
     node: str  # that leads it
-    home: Home
+    home: JobEnvironment
     reason: str = ""  # for the attempt
     adopt: bool = False
     precheck: bool = False
@@ -130,7 +130,7 @@ class ElasticLead:
         self.aim(seats, posts)
 
     def aim(self, seats: Sequence[Seat], posts: Posts) -> None:
-        aimed = [places.Seat(seat.slot, seat.node, seat.gpu) for seat in seats]
+        aimed = [places.Slot(seat.slot, seat.node, seat.gpu) for seat in seats]
         self._supervisor.aim(aimed, posts)
 
     def lose(self, nodes: Sequence[str]) -> None:
@@ -233,7 +233,9 @@ def job_of(run: Run) -> Job:
         restart_reason=run.reason if run.attempt > 1 else "",
         must_prepare=False,
         grace_s=STOP_S,
-        limits=tuple(Remembered(limit.model, limit.samples, limit.job) for limit in run.limits),
+        limits=tuple(
+            RememberedLimit(limit.model, limit.samples, limit.job) for limit in run.limits
+        ),
     )
 
 

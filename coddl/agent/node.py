@@ -37,8 +37,8 @@ from coddl.api.wire import LogLine, Peer, RunProgress
 from coddl.core.pool import orders as told
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Claim, Device, RunEnded, Trouble
-from coddl.runtime.supervisor.outposts import Outposts
-from coddl.runtime.supervisor.seats import Post
+from coddl.runtime.supervisor.job_host_server import JobHostServer
+from coddl.runtime.supervisor.slots import HostAddress
 
 NOTHING: Final = Orders(0, {}, (), {})
 SAVING_S: Final = 600.0  # what a job that is saving its state may take beyond its time
@@ -77,7 +77,7 @@ class Place:
     """What a node is made of."""
 
     name: str
-    post: Post  # of its own outposts
+    post: HostAddress  # of its own outposts
     devices: tuple[Device, ...]
 
 
@@ -89,7 +89,7 @@ class Node:
         place: Place,
         household: Household,
         rooms: Rooms,
-        outposts: Outposts,
+        outposts: JobHostServer,
         *,
         speaker: Speaker,
         logbook: LogBook,
@@ -104,7 +104,7 @@ class Node:
         self._leftovers = leftovers
         self._loop = asyncio.get_running_loop()
         self._orders = NOTHING
-        self._posts: dict[str, Post] = {}
+        self._posts: dict[str, HostAddress] = {}
         self._leads: dict[int, Lead] = {}
         self._led: dict[int, Led] = {}
         self._parting: list[Lead] = []  # dropped, and not gone yet
@@ -125,7 +125,7 @@ class Node:
     def take(self, orders: Orders, peers: Iterable[Peer]) -> None:
         """Do what the orders say; again does no harm."""
         self._orders = orders
-        self._posts = {p.node: Post(p.node, p.host, p.port, p.token) for p in peers}
+        self._posts = {p.node: HostAddress(p.node, p.host, p.port, p.token) for p in peers}
         self._posts[self._place.name] = self._place.post
         wanted = {Claim(lead.job, lead.attempt) for lead in orders.leads}
         self._ended &= wanted
@@ -258,7 +258,7 @@ class Node:
             case _:
                 assert_never(duty)
 
-    def _begin(self, lead: told.Lead, posts: Mapping[str, Post]) -> None:
+    def _begin(self, lead: told.Lead, posts: Mapping[str, HostAddress]) -> None:
         job = lead.job
         if job in self._household.failed:
             outcome, trouble = self._household.failed[job]
@@ -295,7 +295,7 @@ class Node:
             self._occupy(self._commands | {seat.slot: (run, None) for seat in lead.seats})
         begun.begin(lead.seats, self._with_own(posts))
 
-    def _with_own(self, posts: Mapping[str, Post]) -> dict[str, Post]:
+    def _with_own(self, posts: Mapping[str, HostAddress]) -> dict[str, HostAddress]:
         return {**posts, self._place.name: self._place.post}
 
     def _halt(self, halt: Halt, lead: Lead) -> None:

@@ -8,9 +8,9 @@ import pytest
 from coddl.agent.duties import Aim, Begin, Decline, Drop, Duty, Halt, Led, Lose, Squatters, duties
 from coddl.core.pool.orders import Lead, Orders, Seat, Stop
 from coddl.core.pool.records import Claim
-from coddl.runtime.supervisor.seats import Post
+from coddl.runtime.supervisor.slots import HostAddress
 
-A, B = Post("a", "10.0.0.1", 1, "x"), Post("b", "10.0.0.2", 2, "y")
+A, B = HostAddress("a", "10.0.0.1", 1, "x"), HostAddress("b", "10.0.0.2", 2, "y")
 POSTS = {"a": A, "b": B}
 
 
@@ -33,7 +33,7 @@ class Case:
     doing: list[Lead] = field(default_factory=list)
     want: list[Duty] = field(default_factory=list)
     ended: frozenset[Claim] = frozenset()
-    posts: dict[str, Post] = field(default_factory=lambda: POSTS)
+    posts: dict[str, HostAddress] = field(default_factory=lambda: POSTS)
     table: dict[int, Claim] = field(default_factory=dict)
 
 

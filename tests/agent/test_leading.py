@@ -10,14 +10,16 @@ import pytest
 from coddl.agent.leading import ElasticLead, Run, job_of
 from coddl.core.pool.limits import MemoryLimit
 from coddl.core.pool.spec import JobSpec, Launch
-from coddl.runtime.supervisor.fitting import Remembered
-from coddl.runtime.supervisor.seats import Home
+from coddl.runtime.supervisor.memory_fit import RememberedLimit
+from coddl.runtime.supervisor.slots import JobEnvironment
 from tests.agent.test_commands import Hearer
 
 
 @pytest.fixture
 def lead(tmp_path: Path) -> Iterator[ElasticLead]:
-    home = Home(python=sys.executable, cwd=tmp_path, env={}, folder=tmp_path / "checkpoints")
+    home = JobEnvironment(
+        python=sys.executable, cwd=tmp_path, env={}, folder=tmp_path / "checkpoints"
+    )
     spec = JobSpec(name="job", launch=Launch(argv=("train.py",)))
     lead = ElasticLead(Run(job=1, attempt=1, spec=spec, node="n", home=home), Hearer())
     yield lead
@@ -40,7 +42,7 @@ def test_a_script_counts_as_quiet_from_when_a_process_runs_it(lead: ElasticLead)
 
 def test_a_run_knows_what_other_jobs_have_found(lead: ElasticLead) -> None:
     run = replace(lead.run, limits=(MemoryLimit(7, "h200", 64, 3),))
-    assert job_of(run).limits == (Remembered(7, 64, 3),)
+    assert job_of(run).limits == (RememberedLimit(7, 64, 3),)
 
 
 def test_a_run_is_over_however_its_thread_ends(

@@ -18,8 +18,8 @@ from coddl.api.wire import RunProgress
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Claim, Device, RunEnded, RunStepped, Trouble
 from coddl.core.pool.spec import JobSpec, Launch
-from coddl.runtime.supervisor.outposts import Outposts
-from coddl.runtime.supervisor.seats import Holding, Post
+from coddl.runtime.supervisor.job_host_server import JobHostServer
+from coddl.runtime.supervisor.slots import HostAddress, SlotProcess
 from tests.agent.pool import lead, orders
 
 PATIENCE_S = 60.0
@@ -58,8 +58,8 @@ class NoOutposts:
     is_alive = True
 
     def __init__(self) -> None:
-        self.held: dict[int, Holding] = {}
-        self.hear: Callable[[dict[int, Holding]], None] = lambda _held: None
+        self.held: dict[int, SlotProcess] = {}
+        self.hear: Callable[[dict[int, SlotProcess]], None] = lambda _held: None
 
     def look_again(self) -> None:
         self.hear(self.held)
@@ -78,10 +78,10 @@ class House:
         homes = Homes(folder / "jobs", folder / "code", no_code)
         self.household = Household(homes, {}, "mark", {}, lambda: self.node.on_home())
         self.node = Node(
-            Place("n0", Post("n0", "127.0.0.1", 1, "x"), (Device(0, "h200", "GPU-0"),)),
+            Place("n0", HostAddress("n0", "127.0.0.1", 1, "x"), (Device(0, "h200", "GPU-0"),)),
             self.household,
             self.rooms,
-            cast(Outposts, self.outposts),
+            cast(JobHostServer, self.outposts),
             speaker=self.speaker,
             logbook=self.logbook,
             leftovers=Leftovers(folder),
@@ -138,7 +138,7 @@ def played(folder: Path, story: Callable[[House], Awaitable[None]]) -> None:
 
 def test_who_else_uses_a_gpu_is_told(tmp_path: Path) -> None:
     async def story(house: House) -> None:
-        house.outposts.held = {0: Holding("9", 1, 1, "GPU-0")}
+        house.outposts.held = {0: SlotProcess("9", 1, 1, "GPU-0")}
         house.outposts.look_again()
         await house.wait(lambda: house.node.gpus() == {"GPU-0"}, "a worker on the GPU")
         house.node.hear_others({0: "process 7 (x)"})
@@ -162,7 +162,7 @@ def test_a_run_whose_folder_the_system_refuses_is_lost_and_says_so(tmp_path: Pat
 
 def test_a_command_waits_until_nothing_lives_on_its_slot(tmp_path: Path) -> None:
     async def story(house: House) -> None:
-        house.outposts.held = {0: Holding("9", 1, 1)}
+        house.outposts.held = {0: SlotProcess("9", 1, 1)}
         house.outposts.look_again()
         await house.wait(lambda: house.speaker.held == {0: Claim(9, 1)}, "a worker there")
         house.order(1)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor.control import asked
+from coddl.runtime.supervisor.control_socket import asked
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.jobdir import MEMORY
 from coddl.runtime.supervisor.supervisor import Supervisor
@@ -210,7 +210,7 @@ def children_of_mine() -> list[int]:
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError):
             found += [int(pid) for pid in (task / "children").read_text().split()]
-    return [pid for pid in found if b"coddl.runtime.supervisor.zygote" in cmdline(pid)]
+    return [pid for pid in found if b"coddl.runtime.supervisor.fork_server" in cmdline(pid)]
 
 
 def cmdline(pid: int) -> bytes:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.outposts import Outposts
-from coddl.runtime.supervisor.seats import Holding, Home, Post, Seat
+from coddl.runtime.supervisor.job_host_server import JobHostServer
+from coddl.runtime.supervisor.slots import HostAddress, JobEnvironment, Slot, SlotProcess
 from coddl.runtime.supervisor.supervisor import Supervisor
 from coddl.runtime.wire import Message
 from tests.runtime.harness import DEADLINE_S, lives, wait_until
@@ -25,14 +25,14 @@ SLOTS_PER_NODE = 4
 class House:
     """A node's agent, as far as its outposts need one."""
 
-    homes: dict[str, Home] = field(default_factory=dict)
+    homes: dict[str, JobEnvironment] = field(default_factory=dict)
     owners: dict[int, tuple[str, int]] = field(default_factory=dict)
-    held: Mapping[int, Holding] = field(default_factory=dict)
+    held: Mapping[int, SlotProcess] = field(default_factory=dict)
     reports: int = 0
     logs: list[tuple[str, int, int | None, str, str]] = field(default_factory=list)
     warm: list[tuple[str, Message]] = field(default_factory=list)
 
-    def home_of(self, job: str) -> Home | None:
+    def environment_of(self, job: str) -> JobEnvironment | None:
         return self.homes.get(job)
 
     def owner_of(self, slot: int) -> tuple[str, int] | None:
@@ -41,7 +41,7 @@ class House:
     def expects(self, job: str) -> bool:
         return any(owner == job for owner, _ in self.owners.values())
 
-    def on_holding(self, held: Mapping[int, Holding]) -> None:
+    def on_holding(self, held: Mapping[int, SlotProcess]) -> None:
         self.held = dict(held)
         self.reports += 1
 
@@ -58,32 +58,32 @@ class House:
 class Node:
     """A node with four slots, at an address of its own."""
 
-    def __init__(self, index: int, home: Home, **options: Any) -> None:
+    def __init__(self, index: int, home: JobEnvironment, **options: Any) -> None:
         self.name = f"node-{index}"
         self.slots = range(index * SLOTS_PER_NODE, (index + 1) * SLOTS_PER_NODE)
         self.house = House({JOB: home})
         self.token = f"secret-{index}-{time.monotonic_ns()}"
         stash = f"test-{os.getpid()}-{self.name}"
         host = f"127.0.0.{index + 1}"
-        self.outposts = Outposts(stash, self.token, self.house, host=host, **options)
-        self.outposts.start()
+        self.job_host_server = JobHostServer(stash, self.token, self.house, host=host, **options)
+        self.job_host_server.start()
 
     @property
-    def post(self) -> Post:
-        return Post(self.name, *self.outposts.address, self.token)
+    def address(self) -> HostAddress:
+        return HostAddress(self.name, *self.job_host_server.address, self.token)
 
-    def seats(self, count: int) -> list[Seat]:
-        return [Seat(slot, self.name) for slot in self.slots[:count]]
+    def first_slots(self, count: int) -> list[Slot]:
+        return [Slot(slot, self.name) for slot in self.slots[:count]]
 
     def give(self, attempt: int, job: str = JOB) -> None:
         """Give all slots to an attempt of a job."""
         self.house.owners = dict.fromkeys(self.slots, (job, attempt))
-        self.outposts.look_again()
+        self.job_host_server.look_again()
 
     def close(self) -> None:
         pids = [holding.pid for holding in self.house.held.values() if holding.pid is not None]
-        self.outposts.close()
-        assert not self.outposts.is_alive
+        self.job_host_server.close()
+        assert not self.job_host_server.is_alive
         assert not [pid for pid in pids if lives(pid)]
 
 
@@ -165,7 +165,9 @@ class Lead:
 class Pool:
     """Nodes and leads of one job; all of it is gone when the pool is closed."""
 
-    def __init__(self, home: Home, argv: Sequence[str], nodes: int = 2, **options: Any) -> None:
+    def __init__(
+        self, home: JobEnvironment, argv: Sequence[str], nodes: int = 2, **options: Any
+    ) -> None:
         self.home = home
         self._stack = contextlib.ExitStack()
         self.nodes = [Node(index, home, **options) for index in range(nodes)]
@@ -187,8 +189,8 @@ class Pool:
         self._stack.callback(node.close)
         return node
 
-    def posts(self) -> dict[str, Post]:
-        return {node.name: node.post for node in self.nodes}
+    def addresses(self) -> dict[str, HostAddress]:
+        return {node.name: node.address for node in self.nodes}
 
     def job(self, **fields: Any) -> Job:
         return replace(self._job, **fields)
@@ -202,12 +204,12 @@ class Pool:
         self._stack.callback(lead.stop)
         return lead
 
-    def seats(self, *counts: int) -> list[Seat]:
+    def first_slots(self, *counts: int) -> list[Slot]:
         """Give so many seats of each node."""
-        return [s for node, n in zip(self.nodes, counts, strict=False) for s in node.seats(n)]
+        return [s for node, n in zip(self.nodes, counts, strict=False) for s in node.first_slots(n)]
 
     def aim(self, lead: Lead, *counts: int) -> None:
-        lead.supervisor.aim(self.seats(*counts), self.posts())
+        lead.supervisor.aim(self.first_slots(*counts), self.addresses())
 
     def printed(self) -> str:
         return "\n".join(node.house.printed() for node in self.nodes)
@@ -220,10 +222,10 @@ class Pool:
         self._stack.close()
 
 
-def home_in(folder: Path, pythonpath: str, **env: str) -> Home:
+def home_in(folder: Path, pythonpath: str, **env: str) -> JobEnvironment:
     """Give a job a home: this interpreter, and little else."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return Home(
+    return JobEnvironment(
         python=sys.executable,
         cwd=folder,
         env={**kept, "PYTHONPATH": pythonpath, **env},

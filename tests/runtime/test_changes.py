@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.workshop import seats_here
+from coddl.runtime.supervisor.local_job import local_slots
 from tests.runtime.harness import Start, children, fake_torch, sockets, start, wait_until
 from tests.runtime.test_supervisor import parent
 
@@ -33,9 +33,9 @@ SEATS: dict[str, tuple[int, list[int], int, list[int]]] = {
 def test_the_oldest_workers_keep_their_seats(
     gpus: int, taken: list[int], workers: int, slots: list[int]
 ) -> None:
-    seats = seats_here(JOB, workers, gpus, taken)
-    assert [seat.slot for seat in seats] == slots
-    assert [seat.gpu for seat in seats] == [f"{slot % gpus}" if gpus else None for slot in slots]
+    chosen = local_slots(JOB, workers, gpus, taken)
+    assert [slot.number for slot in chosen] == slots
+    assert [slot.gpu for slot in chosen] == [f"{slot % gpus}" if gpus else None for slot in slots]
 
 
 def test_a_shrink_keeps_the_oldest_worker_wherever_it_sits(start: Start) -> None:
