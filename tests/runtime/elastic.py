@@ -50,7 +50,7 @@ warm = cache(Warm)
 class Elastic:
     """Runs a script under a supervisor in a thread; a context that leaves nothing running.
 
-    Its zygote is a fork of one that all tests share; with `cold`, it is started as users do.
+    Its fork server is a fork of one that all tests share; with `cold`, it is started as users do.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Nodes of a pool on one machine: outposts at several loopback addresses, leads in threads."""
+"""Nodes of a pool on one machine: job hosts at several loopback addresses, leads in threads."""
 
 import contextlib
 import os
@@ -22,10 +22,10 @@ SLOTS_PER_NODE = 4
 
 
 @dataclass
-class House:
-    """A node's agent, as far as its outposts need one."""
+class FakeAgent:
+    """A node's agent, as far as its job hosts need one."""
 
-    homes: dict[str, JobEnvironment] = field(default_factory=dict)
+    environments: dict[str, JobEnvironment] = field(default_factory=dict)
     owners: dict[int, tuple[str, int]] = field(default_factory=dict)
     held: Mapping[int, SlotProcess] = field(default_factory=dict)
     reports: int = 0
@@ -33,7 +33,7 @@ class House:
     warm: list[tuple[str, Message]] = field(default_factory=list)
 
     def environment_of(self, job: str) -> JobEnvironment | None:
-        return self.homes.get(job)
+        return self.environments.get(job)
 
     def owner_of(self, slot: int) -> tuple[str, int] | None:
         return self.owners.get(slot)
@@ -58,14 +58,14 @@ class House:
 class Node:
     """A node with four slots, at an address of its own."""
 
-    def __init__(self, index: int, home: JobEnvironment, **options: Any) -> None:
+    def __init__(self, index: int, environment: JobEnvironment, **options: Any) -> None:
         self.name = f"node-{index}"
         self.slots = range(index * SLOTS_PER_NODE, (index + 1) * SLOTS_PER_NODE)
-        self.house = House({JOB: home})
+        self.agent = FakeAgent({JOB: environment})
         self.token = f"secret-{index}-{time.monotonic_ns()}"
         stash = f"test-{os.getpid()}-{self.name}"
         host = f"127.0.0.{index + 1}"
-        self.job_host_server = JobHostServer(stash, self.token, self.house, host=host, **options)
+        self.job_host_server = JobHostServer(stash, self.token, self.agent, host=host, **options)
         self.job_host_server.start()
 
     @property
@@ -77,11 +77,11 @@ class Node:
 
     def give(self, attempt: int, job: str = JOB) -> None:
         """Give all slots to an attempt of a job."""
-        self.house.owners = dict.fromkeys(self.slots, (job, attempt))
+        self.agent.owners = dict.fromkeys(self.slots, (job, attempt))
         self.job_host_server.look_again()
 
     def close(self) -> None:
-        pids = [holding.pid for holding in self.house.held.values() if holding.pid is not None]
+        pids = [holding.pid for holding in self.agent.held.values() if holding.pid is not None]
         self.job_host_server.close()
         assert not self.job_host_server.is_alive
         assert not [pid for pid in pids if lives(pid)]
@@ -166,11 +166,11 @@ class Pool:
     """Nodes and leads of one job; all of it is gone when the pool is closed."""
 
     def __init__(
-        self, home: JobEnvironment, argv: Sequence[str], nodes: int = 2, **options: Any
+        self, environment: JobEnvironment, argv: Sequence[str], nodes: int = 2, **options: Any
     ) -> None:
-        self.home = home
+        self.environment = environment
         self._stack = contextlib.ExitStack()
-        self.nodes = [Node(index, home, **options) for index in range(nodes)]
+        self.nodes = [Node(index, environment, **options) for index in range(nodes)]
         for node in self.nodes:
             self._stack.callback(node.close)
         self._job = Job(
@@ -178,14 +178,14 @@ class Pool:
             id=JOB,
             script=Path(argv[0]),
             argv=tuple(argv),
-            cwd=home.cwd,
+            cwd=environment.cwd,
             env={},
-            folder=home.folder,
+            folder=environment.folder,
         )
 
     def reopen(self, index: int) -> Node:
         """Start a node anew that was closed: another port, another token."""
-        node = self.nodes[index] = Node(index, self.home)
+        node = self.nodes[index] = Node(index, self.environment)
         self._stack.callback(node.close)
         return node
 
@@ -205,25 +205,25 @@ class Pool:
         return lead
 
     def first_slots(self, *counts: int) -> list[Slot]:
-        """Give so many seats of each node."""
+        """Give so many slots of each node."""
         return [s for node, n in zip(self.nodes, counts, strict=False) for s in node.first_slots(n)]
 
     def aim(self, lead: Lead, *counts: int) -> None:
         lead.supervisor.aim(self.first_slots(*counts), self.addresses())
 
     def printed(self) -> str:
-        return "\n".join(node.house.printed() for node in self.nodes)
+        return "\n".join(node.agent.printed() for node in self.nodes)
 
     def wait_empty(self) -> None:
         """Wait until nothing lives on any node."""
-        wait_until(lambda: not any(node.house.held for node in self.nodes), "empty nodes")
+        wait_until(lambda: not any(node.agent.held for node in self.nodes), "empty nodes")
 
     def close(self) -> None:
         self._stack.close()
 
 
-def home_in(folder: Path, pythonpath: str, **env: str) -> JobEnvironment:
-    """Give a job a home: this interpreter, and little else."""
+def environment_in(folder: Path, pythonpath: str, **env: str) -> JobEnvironment:
+    """Give a job's environment: this interpreter, and little else."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     return JobEnvironment(
         python=sys.executable,

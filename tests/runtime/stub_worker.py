@@ -1,6 +1,6 @@
 """A worker without training: speaks to its supervisor as a real one does, misbehaves on request.
 
-Options come as JSON in the first argument. Run by the zygote, so it is a script and imports little.
+Options come as JSON in the first argument. Run by the fork server: a script, with few imports.
 """
 
 import json

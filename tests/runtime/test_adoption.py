@@ -14,7 +14,7 @@ from coddl.runtime.supervisor.slots import HostAddress, Slot
 from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.wire import Lines, Message, encoded
 from tests.runtime.harness import ROOT, STUB, fake_torch, wait_until
-from tests.runtime.nodes import JOB, Lead, Pool, home_in
+from tests.runtime.nodes import JOB, Lead, Pool, environment_in
 
 __all__ = ["fake_torch"]  # fixtures
 
@@ -79,8 +79,8 @@ def played() -> Iterator[Played]:
 
 @pytest.fixture
 def pool(tmp_path: Path, fake_torch: Path) -> Iterator[Pool]:
-    home = home_in(tmp_path, f"{fake_torch}:{ROOT}")
-    nodes = Pool(home, (str(STUB), json.dumps({})), nodes=1)
+    environment = environment_in(tmp_path, f"{fake_torch}:{ROOT}")
+    nodes = Pool(environment, (str(STUB), json.dumps({})), nodes=1)
     yield nodes
     nodes.close()
 
@@ -124,8 +124,8 @@ LOSSES: dict[str, Callable[[Lead, Played], None]] = {
 def test_who_was_found_and_is_lost_before_all_have_answered_is_not_adopted(
     pool: Pool, played: Played, lose: Callable[[Lead, Played], None]
 ) -> None:
-    house = pool.nodes[0].house
-    home = house.homes.pop(JOB)  # so that node does not answer yet
+    agent = pool.nodes[0].agent
+    environment = agent.environments.pop(JOB)  # so that node does not answer yet
     lead = adopting(pool, played)
     arrived = {
         "is": "arrived",
@@ -143,14 +143,14 @@ def test_who_was_found_and_is_lost_before_all_have_answered_is_not_adopted(
     if lose is not tell_its_end:
         played.greeted()  # it is asked again
     wait_until(lambda: not adoption.records, "nobody left")
-    house.homes[JOB] = home
+    agent.environments[JOB] = environment
     pool.nodes[0].job_host_server.look_again()
     assert lead.wait("starting")["worker"] == 4
 
 
 def test_who_lives_on_though_the_line_broke_is_adopted(pool: Pool, played: Played) -> None:
-    house = pool.nodes[0].house
-    home = house.homes.pop(JOB)
+    agent = pool.nodes[0].agent
+    environment = agent.environments.pop(JOB)
     adopting(pool, played)
     arrived = {
         "is": "arrived",
@@ -162,7 +162,7 @@ def test_who_lives_on_though_the_line_broke_is_adopted(pool: Pool, played: Playe
     }
     for _ in range(2):
         played.greeted(WorkerHistory(3, SLOT, arrived=arrived, has_state=True))
-    house.homes[JOB] = home
+    agent.environments[JOB] = environment
     pool.nodes[0].job_host_server.look_again()
     assert played.asked("tell")["to"] == [3]
 

@@ -17,7 +17,7 @@ __all__ = ["fake_torch", "sockets", "start"]  # fixtures
 JOB = Job(name="", script=Path(), argv=(), cwd=Path(), env={}, folder=Path())
 
 # GPUs, slots of the workers there are (the oldest first), how many are wanted: their slots
-SEATS: dict[str, tuple[int, list[int], int, list[int]]] = {
+CHOICES: dict[str, tuple[int, list[int], int, list[int]]] = {
     "a first start": (0, [], 3, [0, 1, 2]),
     "growing fills gaps": (0, [3, 1], 4, [3, 1, 0, 2]),
     "shrinking keeps the oldest": (0, [1, 2, 0], 2, [1, 2]),
@@ -29,8 +29,10 @@ SEATS: dict[str, tuple[int, list[int], int, list[int]]] = {
 }
 
 
-@pytest.mark.parametrize(("gpus", "taken", "workers", "slots"), SEATS.values(), ids=SEATS.keys())
-def test_the_oldest_workers_keep_their_seats(
+@pytest.mark.parametrize(
+    ("gpus", "taken", "workers", "slots"), CHOICES.values(), ids=CHOICES.keys()
+)
+def test_the_oldest_workers_keep_their_slots(
     gpus: int, taken: list[int], workers: int, slots: list[int]
 ) -> None:
     chosen = local_slots(JOB, workers, gpus, taken)
@@ -40,7 +42,7 @@ def test_the_oldest_workers_keep_their_seats(
 
 def test_a_shrink_keeps_the_oldest_worker_wherever_it_sits(start: Start) -> None:
     job = start({"do_at_step": {"0:5": "kill"}}, workers=2)
-    assert job.wait_for("resized")["members"] == [1, 2]  # worker 2 sits where worker 0 did
+    assert job.wait_for("resized")["members"] == [1, 2]  # worker 2 has the slot of worker 0
     change = job.ask("resize", workers=1)["change"]
     assert (change["members"], change["slots"]) == ([1], [1])
     change = job.ask("resize", workers=3)["change"]

@@ -43,7 +43,7 @@ STORIES = {
         ends=(1,),
         phase="building",
     ),
-    "or move, if their seats are others' now": Story(
+    "or move, if their slots are others' now": Story(
         0,
         [
             (found((1, 4, WITH)) + target(0), "regroup 6 [1:4] to 1"),

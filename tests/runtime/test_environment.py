@@ -1,4 +1,4 @@
-"""The variables a worker finds: tables of seats, of scripts, and of what they tell."""
+"""The variables a worker finds: tables of slots, of scripts, and of what they tell."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[list[Slot], Slot, dict[str, str]]] = {
         | {"NODE_RANK": "0", "GROUP_RANK": "0", "CODDL_NODES": "1", "CODDL_GPUS_PER_NODE": "1"}
         | {"CUDA_VISIBLE_DEVICES": ""},
     ),
-    "ranks go node by node, whatever the order of the seats": (
+    "ranks go node by node, whatever the order of the slots": (
         SPREAD,
         Slot(1, "a", "3"),
         {"RANK": "1", "WORLD_SIZE": "3", "CODDL_NODES": "2", "CODDL_GPUS_PER_NODE": "2,1"},
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[list[Slot], Slot, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(("slots", "slot", "want"), CASES.values(), ids=CASES.keys())
-def test_seats_tell_who_is_who(slots: list[Slot], slot: Slot, want: dict[str, str]) -> None:
+def test_slots_give_the_ranks(slots: list[Slot], slot: Slot, want: dict[str, str]) -> None:
     found = variables(job(), slot, RankTable.of(slots, STORE))
     assert want.items() <= found.items()
 

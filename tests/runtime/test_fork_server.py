@@ -1,4 +1,4 @@
-"""The zygote: a script can't tell a fork of it from a start of its own."""
+"""The fork server: a script can't tell a fork of it from a start of its own."""
 
 import contextlib
 import os
@@ -65,18 +65,18 @@ class Outcome(NamedTuple):
     err: list[str]
 
 
-class Pool:
-    """A warm pool that a test drives by hand."""
+class Client:
+    """A fork server that a test drives by hand."""
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.messages: list[Message] = []
         self.loop = Loop()
         interpreter = Interpreter(sys.executable, folder, env)
-        self.pool = ForkServerClient(self.loop, interpreter, self.messages.append)
-        self.pool.start()
+        self.client = ForkServerClient(self.loop, interpreter, self.messages.append)
+        self.client.start()
         self.warm = self.wait_for("warm")
-        assert self.pool._process is not None
-        self.fork_server = self.pool._process.pid
+        assert self.client._process is not None
+        self.fork_server = self.client._process.pid
         self._numbers = iter(range(1000))
         self._ends = contextlib.ExitStack()
 
@@ -98,7 +98,7 @@ class Pool:
     def start(self, *argv: str, **env: str) -> tuple[int, int, Callable[[], Outcome]]:
         """Fork a worker; give its number, its pid, and how to await its end."""
         number = next(self._numbers)
-        pipes = self.pool.fork(number, argv, {"CODDL_WORKER": str(number), **env})
+        pipes = self.client.fork(number, argv, {"CODDL_WORKER": str(number), **env})
         out: list[str] = []
         err: list[str] = []
         logs = [
@@ -121,7 +121,7 @@ class Pool:
         return number, self.wait_for("forked", worker=number)["pid"], end
 
     def close(self) -> None:
-        self.pool.close()
+        self.client.close()
         self._ends.close()
         self.loop.close()
 
@@ -137,14 +137,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pool(folder: Path, env: dict[str, str]) -> Iterator[Pool]:
-    with contextlib.closing(Pool(folder, env)) as pool:
-        yield pool
+def client(folder: Path, env: dict[str, str]) -> Iterator[Client]:
+    with contextlib.closing(Client(folder, env)) as client:
+        yield client
 
 
 @pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_a_script_can_not_tell_the_difference(
-    pool: Pool, folder: Path, env: dict[str, str], text: str
+    client: Client, folder: Path, env: dict[str, str], text: str
 ) -> None:
     (folder / "sub").mkdir(exist_ok=True)
     (folder / "sub" / "neighbour.py").write_text("VALUE = 7\n")
@@ -154,25 +154,25 @@ def test_a_script_can_not_tell_the_difference(
         [sys.executable, *argv], cwd=folder, env=env, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    forked = pool.start(*argv)[2]()
+    forked = client.start(*argv)[2]()
     assert forked.code == plain.returncode
     assert forked.out == plain.stdout.splitlines()
     assert forked.err == plain.stderr.splitlines()
 
 
-def test_ctrl_c_in_a_script_gives_130(pool: Pool, folder: Path) -> None:
+def test_ctrl_c_in_a_script_gives_130(client: Client, folder: Path) -> None:
     (folder / "script.py").write_text("raise KeyboardInterrupt\n")
-    assert pool.start("script.py")[2]().code == 130
+    assert client.start("script.py")[2]().code == 130
 
 
-def test_a_worker_finds_its_environment_and_its_socket(pool: Pool, folder: Path) -> None:
+def test_a_worker_finds_its_environment_and_its_socket(client: Client, folder: Path) -> None:
     (folder / "script.py").write_text(
         "import os, socket, sys\n"
         "control = socket.socket(fileno=int(os.environ['CODDL_SOCKET']))\n"
         "print(os.environ['HELLO'], control.family)\n"
         "print(os.getpgid(0) == os.getpid(), sorted(os.listdir('/proc/self/fd')))\n"
     )
-    outcome = pool.start("script.py", HELLO="you")[2]()
+    outcome = client.start("script.py", HELLO="you")[2]()
     assert outcome.out[0] == "you 1"
     own_group, numbers = outcome.out[1].split(" ", 1)
     assert own_group == "True"
@@ -181,20 +181,20 @@ def test_a_worker_finds_its_environment_and_its_socket(pool: Pool, folder: Path)
 
 
 def test_a_process_shows_which_worker_it_is(
-    pool: Pool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "script.py").write_text("print(open('/proc/self/comm').read(), end='')\n")
-    number, _, end = pool.start("script.py")
+    number, _, end = client.start("script.py")
     assert end().out == [f"coddl worker {number}"]
-    monkeypatch.setattr(pool, "_numbers", iter([12345]))  # the number is never cut off
-    assert pool.start("script.py")[2]().out == ["coddl work12345"]
+    monkeypatch.setattr(client, "_numbers", iter([12345]))  # the number is never cut off
+    assert client.start("script.py")[2]().out == ["coddl work12345"]
 
 
-def test_what_a_worker_has_started_goes_with_it(pool: Pool, folder: Path) -> None:
+def test_what_a_worker_has_started_goes_with_it(client: Client, folder: Path) -> None:
     (folder / "script.py").write_text(
         "import os, time\npid = os.fork()\nif pid:\n    print(pid, flush=True)\ntime.sleep(600)\n"
     )
-    _, pid, end = pool.start("script.py")
+    _, pid, end = client.start("script.py")
     wait_until(lambda: bool(children(pid)), "the child of the worker")
     (grandchild,) = children(pid)
     os.kill(pid, signal.SIGKILL)
@@ -225,58 +225,61 @@ print({stray}, flush=True)
 
 @pytest.mark.parametrize("stray", STRAYS.values(), ids=STRAYS.keys())
 def test_a_worker_has_exited_when_all_it_has_left_alone_is_gone(
-    pool: Pool, folder: Path, stray: str
+    client: Client, folder: Path, stray: str
 ) -> None:
     (folder / "script.py").write_text(STRAY.format(stray=stray))
-    outcome = pool.start("script.py")[2]()
+    outcome = client.start("script.py")[2]()
     assert outcome.code == 0
     assert not lives(int(outcome.out[0]))
 
 
-def test_what_a_living_worker_has_started_is_left_alone(pool: Pool, folder: Path) -> None:
+def test_what_a_living_worker_has_started_is_left_alone(client: Client, folder: Path) -> None:
     said = folder / "said"
     text = STRAY.format(stray=f"{STRAYS['a program']}, file=open('{said}', 'w')")
     (folder / "stays.py").write_text(f"{text}time.sleep(600)\n")
     (folder / "script.py").write_text("")
-    number, _, end = pool.start("stays.py")
+    number, _, end = client.start("stays.py")
     wait_until(lambda: said.exists() and bool(said.read_text().strip()), "what it has started")
-    pool.start("script.py")[2]()
+    client.start("script.py")[2]()
     stray = int(said.read_text())
     assert lives(stray)
-    pool.pool.kill(number)
+    client.client.kill(number)
     assert end().code == -signal.SIGKILL
     assert not lives(stray)
 
 
-def test_a_worker_is_sent_signals(pool: Pool, folder: Path) -> None:
+def test_a_worker_is_sent_signals(client: Client, folder: Path) -> None:
     (folder / "script.py").write_text("import time\ntime.sleep(600)\n")
-    number, _, end = pool.start("script.py")
-    pool.pool.kill(number, signal.SIGTERM)
+    number, _, end = client.start("script.py")
+    client.client.kill(number, signal.SIGTERM)
     assert end().code == -signal.SIGTERM
-    pool.pool.kill(number)  # a ghost
+    client.client.kill(number)  # a ghost
 
 
-def test_forks_leave_no_descriptors_behind(pool: Pool, folder: Path) -> None:
+def test_forks_leave_no_descriptors_behind(client: Client, folder: Path) -> None:
     (folder / "script.py").write_text("")
-    pool.start("script.py")[2]()
+    client.start("script.py")[2]()
 
     def opened() -> list[int]:
         return [
-            len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in (pool.fork_server, os.getpid())
+            len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            for pid in (client.fork_server, os.getpid())
         ]
 
     before = opened()
-    for end in [pool.start("script.py")[2] for _ in range(10)]:
+    for end in [client.start("script.py")[2] for _ in range(10)]:
         end()
     assert opened() == before
 
 
-def test_if_the_zygote_is_killed_its_workers_are_too(folder: Path, env: dict[str, str]) -> None:
+def test_if_the_fork_server_is_killed_its_workers_are_too(
+    folder: Path, env: dict[str, str]
+) -> None:
     (folder / "script.py").write_text("import time\ntime.sleep(600)\n")
-    with contextlib.closing(Pool(folder, env)) as pool:
-        _, pid, _ = pool.start("script.py")
-        os.kill(pool.fork_server, signal.SIGKILL)
-        assert pool.wait_for("lost")["code"] == -signal.SIGKILL
+    with contextlib.closing(Client(folder, env)) as client:
+        _, pid, _ = client.start("script.py")
+        os.kill(client.fork_server, signal.SIGKILL)
+        assert client.wait_for("lost")["code"] == -signal.SIGKILL
         wait_until(lambda: not lives(pid), "the end of the worker")
 
 
@@ -284,9 +287,9 @@ def test_closing_takes_everybody_along(folder: Path, env: dict[str, str]) -> Non
     (folder / "script.py").write_text(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n"
     )
-    pool = Pool(folder, env)
-    _, pid, _ = pool.start("script.py")
-    pool.close()
+    client = Client(folder, env)
+    _, pid, _ = client.start("script.py")
+    client.close()
     wait_until(lambda: not lives(pid), "the end of the worker")
 
 
@@ -299,17 +302,17 @@ def test_with_the_real_torch_it_is_one_thread_and_hosts_a_store(folder: Path) ->
         "print(len(os.listdir('/proc/self/task')))\n"
         "print(torch.ones(64, 64).mm(torch.ones(64, 64)).sum().item())\n"
     )
-    with contextlib.closing(Pool(folder, dict(os.environ))) as pool:
-        assert pool.warm["torch"].startswith("2.")
-        pool.pool.rendezvous("127.0.0.1", 0)
-        port = pool.wait_for("rendezvous")["port"]
+    with contextlib.closing(Client(folder, dict(os.environ))) as client:
+        assert client.warm["torch"].startswith("2.")
+        client.client.rendezvous("127.0.0.1", 0)
+        port = client.wait_for("rendezvous")["port"]
         store = TCPStore("127.0.0.1", port, is_master=False)
         store.set("key", "value")
         assert TCPStore("127.0.0.1", port, is_master=False).get("key") == b"value"
-        assert pool.start("script.py")[2]() == Outcome(0, ["True False", "1", "262144.0"], [])
+        assert client.start("script.py")[2]() == Outcome(0, ["True False", "1", "262144.0"], [])
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            pool.messages.clear()
-            pool.pool.rendezvous(*taken.getsockname())
-            assert "in use" in pool.wait_for("rendezvous")["error"]
+            client.messages.clear()
+            client.client.rendezvous(*taken.getsockname())
+            assert "in use" in client.wait_for("rendezvous")["error"]

@@ -66,10 +66,10 @@ def test_a_peer_that_comes_as_a_wait_runs_out_breaks_nothing(
     both(sum_often)
 
 
-def test_who_loses_patience_gives_up(pair: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_can_be_given_up(pair: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "LOOK_AFTER", timedelta(milliseconds=5))
     looks = iter([True, True, False])
-    pair[0].patience = lambda: next(looks)
+    pair[0].may_wait = lambda: next(looks)
     alone = pair[0].all_reduce(torch.ones(1))
     with pytest.raises(GroupError, match="told to abandon it"):
         pair[0].finish(alone)

@@ -1,4 +1,4 @@
-"""A job that spans nodes, with stub workers: who may sit where, and who is left when one dies."""
+"""A job that spans nodes, with stubs: which slots they get, and who is left after a death."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from coddl.runtime.supervisor import job_host, job_host_server, pool_job
 from coddl.runtime.supervisor.job_status import RETIRED, SUPERSEDED
 from coddl.runtime.supervisor.slots import SlotProcess
 from tests.runtime.harness import ROOT, STUB, fake_torch, lives, unwritable, wait_until
-from tests.runtime.nodes import JOB, Lead, Pool, home_in
+from tests.runtime.nodes import JOB, Lead, Pool, environment_in
 
 __all__ = ["fake_torch"]  # fixtures
 
@@ -27,8 +27,8 @@ def pool(tmp_path: Path, fake_torch: Path) -> Iterator[Open]:
     opened: list[Pool] = []
 
     def begin(options: dict[str, Any] | None = None, **more: Any) -> Pool:
-        home = home_in(tmp_path, f"{fake_torch}:{ROOT}")
-        opened.append(Pool(home, (str(STUB), json.dumps(options or {})), **more))
+        environment = environment_in(tmp_path, f"{fake_torch}:{ROOT}")
+        opened.append(Pool(environment, (str(STUB), json.dumps(options or {})), **more))
         return opened[-1]
 
     yield begin
@@ -57,9 +57,9 @@ def test_a_job_grows_over_two_nodes_and_ends(pool: Open) -> None:
     assert lead.end() == 0
     nodes.wait_empty()
     assert lead.told("prepared")[0]["virtual_nodes"] == 8
-    assert not list(nodes.home.folder.glob("*.ckpt"))
+    assert not list(nodes.environment.folder.glob("*.ckpt"))
     assert "ended at 1500" in nodes.printed()
-    ranks = {(worker, rank) for _, worker, rank, *_ in nodes.nodes[1].house.logs}
+    ranks = {(worker, rank) for _, worker, rank, *_ in nodes.nodes[1].agent.logs}
     assert ranks == {(1, 1), (2, 2)}
 
 
@@ -78,8 +78,8 @@ def test_a_job_moves_to_another_node_than_its_lead(pool: Open) -> None:
     lead.wait_size(2)
     nodes.aim(lead, 0, 2)
     assert lead.wait("moved")["slots"] == [4, 5]
-    wait_until(lambda: not nodes.nodes[0].house.held, "an empty node")
-    held = nodes.nodes[1].house.held
+    wait_until(lambda: not nodes.nodes[0].agent.held, "an empty node")
+    held = nodes.nodes[1].agent.held
     assert {slot: (h.job, h.attempt) for slot, h in held.items()} == {4: (JOB, 1), 5: (JOB, 1)}
     assert all(lives(h.pid or 0) for h in held.values())
 
@@ -122,7 +122,7 @@ def test_a_job_that_can_not_be_saved_trains_on_and_retires_when_it_can(
     lead = nodes.lead(0)
     nodes.aim(lead, 0, 1)
     lead.wait_step(20)
-    with unwritable(nodes.home.folder):
+    with unwritable(nodes.environment.folder):
         lead.supervisor.retire()
         lead.wait("unsaved")
         step = lead.wait("regrouped")["step"]
@@ -155,7 +155,7 @@ def test_a_new_lead_adopts_workers_that_live_and_they_go_on(pool: Open) -> None:
     nodes.aim(lead, 1, 2)
     lead.wait_size(3)
     lead.wait_step(20)
-    pids = {h.pid for node in nodes.nodes for h in node.house.held.values()}
+    pids = {h.pid for node in nodes.nodes for h in node.agent.held.values()}
     vanish(lead)
     again = nodes.lead(1, attempt=2, adopt=True)
     nodes.aim(again, 1, 2)
@@ -163,8 +163,8 @@ def test_a_new_lead_adopts_workers_that_live_and_they_go_on(pool: Open) -> None:
     assert regrouped["members"] == [0, 1, 2]
     assert regrouped["step"] >= 20
     assert not again.told("origin")
-    assert {h.pid for node in nodes.nodes for h in node.house.held.values()} == pids
-    held = [node.house.held for node in nodes.nodes]
+    assert {h.pid for node in nodes.nodes for h in node.agent.held.values()} == pids
+    held = [node.agent.held for node in nodes.nodes]
     assert {h.attempt for each in held for h in each.values()} == {2}
     nodes.aim(again, 1, 3)
     assert again.wait_size(4)["members"] == [0, 1, 2, 3]
@@ -218,9 +218,9 @@ def test_workers_that_never_trained_are_not_adopted(pool: Open) -> None:
     nodes = pool({"before": "hang"})
     lead = nodes.lead()
     nodes.aim(lead, 0, 1)
-    wait_until(lambda: bool(nodes.nodes[1].house.held), "a worker")
-    wait_until(lambda: nodes.nodes[1].house.held[4].pid is not None, "its process")
-    pid = nodes.nodes[1].house.held[4].pid
+    wait_until(lambda: bool(nodes.nodes[1].agent.held), "a worker")
+    wait_until(lambda: nodes.nodes[1].agent.held[4].pid is not None, "its process")
+    pid = nodes.nodes[1].agent.held[4].pid
     vanish(lead)
     again = nodes.lead(attempt=2, adopt=True)
     nodes.aim(again, 0, 1)
@@ -251,7 +251,7 @@ def test_what_is_being_saved_when_the_lead_dies_is_saved_all_the_same(pool: Open
     job_host_ = nodes.nodes[1].job_host_server._job_hosts[JOB]
     capture = {"do": "tell", "to": [0], "word": {"do": "capture"}}
     nodes.nodes[1].job_host_server._loop.post(lambda: job_host_._worker_host.do(capture))
-    wait_until(lambda: bool(list(nodes.home.folder.glob("*.ckpt"))), "a checkpoint")
+    wait_until(lambda: bool(list(nodes.environment.folder.glob("*.ckpt"))), "a checkpoint")
 
 
 def test_a_new_attempt_that_adopts_nobody_kills_who_is_left(pool: Open) -> None:
@@ -259,7 +259,7 @@ def test_a_new_attempt_that_adopts_nobody_kills_who_is_left(pool: Open) -> None:
     lead = nodes.lead()
     nodes.aim(lead, 0, 2)
     lead.wait_size(2)
-    pids = [h.pid for h in nodes.nodes[1].house.held.values()]
+    pids = [h.pid for h in nodes.nodes[1].agent.held.values()]
     vanish(lead)
     again = nodes.lead(attempt=2)
     nodes.aim(again, 0, 2)
@@ -289,15 +289,15 @@ def test_workers_without_a_lead_do_not_live_for_ever(pool: Open) -> None:
     nodes.wait_empty()
 
 
-def test_workers_without_a_lead_and_without_a_seat_are_not_waited_for(pool: Open) -> None:
+def test_workers_without_a_lead_and_without_a_slot_are_not_waited_for(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
     nodes.aim(lead, 1, 1)
     lead.wait_size(2)
     vanish(lead)
     nodes.nodes[1].give(1, "another job")
-    wait_until(lambda: not nodes.nodes[1].house.held, "the end of who may not be there")
-    assert nodes.nodes[0].house.held, "who has a seat may be adopted"
+    wait_until(lambda: not nodes.nodes[1].agent.held, "the end of who may not be there")
+    assert nodes.nodes[0].agent.held, "who has a slot may be adopted"
 
 
 # Nodes that die.
@@ -320,7 +320,7 @@ def test_after_a_cut_connection_leftovers_are_killed_and_replaced(pool: Open) ->
     lead = nodes.lead()
     nodes.aim(lead, 1, 1)
     lead.wait_size(2)
-    left = nodes.nodes[1].house.held[4].pid
+    left = nodes.nodes[1].agent.held[4].pid
     cut = nodes.nodes[1].job_host_server._job_hosts[JOB]
     nodes.nodes[1].job_host_server._loop.post(cut._hang_up)
     assert lead.wait("regrouped")["members"] == [0]
@@ -341,12 +341,12 @@ def test_a_node_that_comes_back_as_a_new_process_is_used_again(pool: Open) -> No
     assert lead.wait_size(2)["slots"] == [0, 4]
 
 
-def test_a_killed_zygote_takes_its_own_workers_only(pool: Open) -> None:
+def test_a_killed_fork_server_ends_its_own_workers_only(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
     nodes.aim(lead, 1, 2)
     lead.wait_size(3)
-    worker = nodes.nodes[1].house.held[4].pid
+    worker = nodes.nodes[1].agent.held[4].pid
     assert worker is not None
     os.kill(parent(worker), signal.SIGKILL)
     assert lead.wait("regrouped")["members"] == [0]
@@ -358,7 +358,7 @@ def test_a_killed_warm_process_is_started_anew(pool: Open) -> None:
     lead = nodes.lead()
     nodes.aim(lead, 1)
     lead.wait_size(1)
-    worker = nodes.nodes[0].house.held[0].pid
+    worker = nodes.nodes[0].agent.held[0].pid
     assert worker is not None
     os.kill(parent(parent(worker)), signal.SIGKILL)
     lead.wait("restarted")
@@ -369,7 +369,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-# Seats.
+# Slots.
 
 
 def test_a_start_waits_until_its_slot_is_the_jobs(pool: Open) -> None:
@@ -378,10 +378,10 @@ def test_a_start_waits_until_its_slot_is_the_jobs(pool: Open) -> None:
     nodes.nodes[1].give(1, "another")
     nodes.aim(lead, 1, 1)
     lead.wait("starting", lambda event: event["slot"] == 4)
-    reports = nodes.nodes[1].house.reports
+    reports = nodes.nodes[1].agent.reports
     nodes.nodes[1].job_host_server.look_again()
-    wait_until(lambda: nodes.nodes[1].house.reports > reports, "a report")
-    assert not nodes.nodes[1].house.held
+    wait_until(lambda: nodes.nodes[1].agent.reports > reports, "a report")
+    assert not nodes.nodes[1].agent.held
     nodes.nodes[1].give(1)
     lead.wait_size(2)
 
@@ -400,7 +400,7 @@ def test_a_slot_that_is_not_given_is_told_as_the_reason(
     assert "slot 4" in because
     assert "job another, attempt 7" in because
     assert "slot 4" in lead.wait("problem")["what"]
-    lead.wait_step(lead.told("progress")[-1]["step"] + 5)  # those who have a seat go on
+    lead.wait_step(lead.told("progress")[-1]["step"] + 5)  # those who have a slot go on
 
 
 def test_a_slot_given_up_is_tried_again_when_it_is_aimed_at_again(
@@ -437,11 +437,11 @@ def test_a_slot_given_up_is_tried_again_after_a_while(
 
 def test_a_job_is_told_to_a_node_after_its_lead_came(pool: Open) -> None:
     nodes = pool()
-    home = nodes.nodes[1].house.homes.pop(JOB)
+    environment = nodes.nodes[1].agent.environments.pop(JOB)
     lead = nodes.lead()
     nodes.aim(lead, 0, 1)
     lead.wait("starting")
-    nodes.nodes[1].house.homes[JOB] = home
+    nodes.nodes[1].agent.environments[JOB] = environment
     nodes.nodes[1].job_host_server.look_again()
     lead.wait_size(1)
 
@@ -451,7 +451,7 @@ def test_a_job_that_a_node_never_hears_of_is_not_started_there(
 ) -> None:
     monkeypatch.setattr(job_host_server, "JOB_WAIT_S", 0.1)
     nodes = pool()
-    nodes.nodes[1].house.homes.clear()
+    nodes.nodes[1].agent.environments.clear()
     lead = nodes.lead()
     nodes.aim(lead, 0, 1)
     assert "did not hear of it" in lead.wait("exited")["because"]
@@ -467,7 +467,7 @@ def test_an_agent_may_kill_what_lives_on_its_slots(pool: Open) -> None:
     assert lead.wait("exited")["slot"] == 5
     nodes.nodes[1].give(9, "another")
     nodes.nodes[1].job_host_server.kill(JOB)
-    wait_until(lambda: not nodes.nodes[1].house.held, "an empty node")
+    wait_until(lambda: not nodes.nodes[1].agent.held, "an empty node")
     lead.wait("regrouped", lambda event: event["members"] == [0])
 
 
@@ -488,5 +488,5 @@ def test_holdings_name_who_lives_where(pool: Open) -> None:
     nodes.aim(lead, 2)
     lead.wait_size(2)
     pids = {worker["slot"]: worker["pid"] for worker in lead.supervisor.status()["workers"]}
-    held = nodes.nodes[0].house.held
+    held = nodes.nodes[0].agent.held
     assert held == {slot: SlotProcess(JOB, 4, pid) for slot, pid in pids.items()}

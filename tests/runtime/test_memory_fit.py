@@ -24,7 +24,7 @@ from coddl.runtime.supervisor.worker_record import WorkerRecord
 from coddl.runtime.wire import Message
 
 BATCH = BatchSplit(64, 64)
-CHUNKS = BatchSplit(64, 64, micro_batch=16)
+MICRO_BATCHES = BatchSplit(64, 64, micro_batch=16)
 NO_LIMIT = SizeLimit()
 
 
@@ -130,7 +130,7 @@ def test_what_another_job_found_says_so_and_gives_way_to_what_has_trained() -> N
 def test_passes_of_a_micro_batch_are_what_runs_out() -> None:
     known = MemoryFit()
     known.ran_out(16)
-    limit = known.limit(CHUNKS)
+    limit = known.limit(MICRO_BATCHES)
     assert limit.because == "a pass of 16 samples does not fit in memory"
     assert limit.workers_min == 3  # 22 samples in two passes of 11
 

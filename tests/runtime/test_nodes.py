@@ -15,7 +15,7 @@ from coddl.runtime.supervisor import jobdir
 from coddl.runtime.supervisor.job_status import RETIRED
 from tests.runtime.elastic import ROOT, SCRIPTS, alone, line_of
 from tests.runtime.harness import lives, wait_until
-from tests.runtime.nodes import Pool, home_in
+from tests.runtime.nodes import Pool, environment_in
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -34,12 +34,12 @@ def pool(tmp_path: Path) -> Iterator[Open]:
     opened: list[Pool] = []
 
     def begin(*args: str, **more: Any) -> Pool:
-        home = home_in(tmp_path, str(ROOT), OMP_NUM_THREADS="1")
-        nodes = Pool(home, (str(SCRIPTS / "net.py"), *(args or ARGS)), **more)
+        environment = environment_in(tmp_path, str(ROOT), OMP_NUM_THREADS="1")
+        nodes = Pool(environment, (str(SCRIPTS / "net.py"), *(args or ARGS)), **more)
         opened.append(nodes)
         for node in nodes.nodes:  # a cold joiner imports torch for longer than a training lasts
-            node.job_host_server.warm(home.python, home.env)
-        wait_until(lambda: all(node.house.warm for node in nodes.nodes), "warm interpreters")
+            node.job_host_server.warm(environment.python, environment.env)
+        wait_until(lambda: all(node.agent.warm for node in nodes.nodes), "warm interpreters")
         return nodes
 
     yield begin
@@ -92,17 +92,17 @@ LEAD = """
 import sys
 from pathlib import Path
 from tests.runtime.elastic import ROOT, SCRIPTS
-from tests.runtime.nodes import JOB, HostAddress, Pool, Slot, home_in
+from tests.runtime.nodes import JOB, HostAddress, Pool, Slot, environment_in
 folder, address, *args = sys.argv[1:]
 node, host, port, token = address.split()
-home = home_in(Path(folder), str(ROOT), OMP_NUM_THREADS="1")
-mine = Pool(home, (str(SCRIPTS / "net.py"), *args), nodes=1)
+environment = environment_in(Path(folder), str(ROOT), OMP_NUM_THREADS="1")
+mine = Pool(environment, (str(SCRIPTS / "net.py"), *args), nodes=1)
 lead = mine.lead()
 slots = [*mine.first_slots(2), Slot(4, node), Slot(5, node)]
 lead.supervisor.aim(slots, {**mine.addresses(), node: HostAddress(node, host, int(port), token)})
 lead.wait_size(4)
 lead.wait_step(5)
-print(*(h.pid for h in mine.nodes[0].house.held.values()), flush=True)
+print(*(h.pid for h in mine.nodes[0].agent.held.values()), flush=True)
 lead.end()
 """
 
@@ -124,11 +124,11 @@ def test_when_the_lead_is_killed_its_survivors_are_led_from_elsewhere(
     assert len(gone) == 2
     jobdir.drop_stashes(f"test-{lead.pid}-node-0")  # which its next start would have done
     wait_until(lambda: not [pid for pid in gone if lives(pid)], "the end of the lead's own workers")
-    survivors = {h.pid for h in other.house.held.values()}
+    survivors = {h.pid for h in other.agent.held.values()}
     again = nodes.lead(other, attempt=2, adopt=True)
     again.supervisor.aim(other.first_slots(3), nodes.addresses())
     assert again.wait("regrouped")["to"] == 2
-    assert survivors <= {h.pid for h in other.house.held.values()}
+    assert survivors <= {h.pid for h in other.agent.held.values()}
     again.wait_size(3)
     again.finish()
     assert not again.told("origin"), "it began from a checkpoint"

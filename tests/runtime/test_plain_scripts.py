@@ -13,7 +13,7 @@ from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.job_status import RETIRED
 from coddl.runtime.supervisor.slots import Slot
 from tests.runtime.harness import ROOT, STUB, Start, fake_torch, sockets, start, wait_until
-from tests.runtime.nodes import Lead, Pool, home_in
+from tests.runtime.nodes import Lead, Pool, environment_in
 
 __all__ = ["fake_torch", "sockets", "start"]  # fixtures
 
@@ -35,8 +35,8 @@ def pool(tmp_path: Path, fake_torch: Path) -> Iterator[Open]:
     def begin(text: str = "", *, torch: str = str(fake_torch), **more: Any) -> Pool:
         script = tmp_path / "script.py"
         script.write_text(HEAD + text)
-        home = home_in(tmp_path, f"{torch}:{ROOT}" if torch else str(ROOT))
-        opened.append(Pool(home, ("script.py",), **more))
+        environment = environment_in(tmp_path, f"{torch}:{ROOT}" if torch else str(ROOT))
+        opened.append(Pool(environment, ("script.py",), **more))
         return opened[-1]
 
     yield begin
@@ -200,7 +200,7 @@ GPUS = {
 def test_nccl_is_for_gpus_of_their_own(
     tmp_path: Path, fake_torch: Path, slots: tuple[Slot, ...], backend: str
 ) -> None:
-    nodes = Pool(home_in(tmp_path, f"{fake_torch}:{ROOT}"), (str(STUB), "{}"))
+    nodes = Pool(environment_in(tmp_path, f"{fake_torch}:{ROOT}"), (str(STUB), "{}"))
     try:
         lead = nodes.lead()
         lead.supervisor.aim(slots, nodes.addresses())

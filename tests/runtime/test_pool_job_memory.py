@@ -9,7 +9,7 @@ import pytest
 from coddl.runtime.supervisor.job_status import RETIRED
 from coddl.runtime.supervisor.memory_fit import RememberedLimit
 from tests.runtime.elastic import ROOT, SCRIPTS
-from tests.runtime.nodes import Pool, home_in
+from tests.runtime.nodes import Pool, environment_in
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
-    home = home_in(tmp_path, str(ROOT), OMP_NUM_THREADS="1")
-    pool = Pool(home, (str(SCRIPTS / "leaving.py"), "memory"), nodes=1)
+    environment = environment_in(tmp_path, str(ROOT), OMP_NUM_THREADS="1")
+    pool = Pool(environment, (str(SCRIPTS / "leaving.py"), "memory"), nodes=1)
     yield pool
     pool.close()
 

@@ -1,4 +1,4 @@
-"""A station that can't be reached: its lead is answered all the same."""
+"""A worker host that can't be reached: its lead is answered all the same."""
 
 import contextlib
 import socket
@@ -20,7 +20,7 @@ LIVING = {"is": "living", "workers": [], "gone": [], "generation": 0, "newest": 
 
 
 class Lead:
-    """A remote station that a test drives by hand."""
+    """A remote worker host that a test drives by hand."""
 
     def __init__(self, peer: tuple[str, int]) -> None:
         self.words: list[Message] = []

@@ -104,7 +104,7 @@ def test_a_traceback_is_told_before_the_end(start: Start) -> None:
     lines = [event["text"] for event in job.told("log") if event["stream"] == "stderr"]
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-1] == "RuntimeError: boom"
-    assert not [line for line in lines if "zygote" in line]
+    assert not [line for line in lines if "fork_server" in line]
 
 
 def test_leaving_the_loop_early_is_an_end(start: Start) -> None:
@@ -351,7 +351,7 @@ def test_a_leaver_that_does_not_leave_is_killed(
     assert (gone["worker"], gone["signal"], gone["expected"]) == (1, "SIGKILL", True)
 
 
-def test_the_death_of_the_zygote_is_survived(start: Start) -> None:
+def test_the_death_of_the_fork_server_is_survived(start: Start) -> None:
     job = start(workers=2, checkpoint_every_s=0.1)
     job.wait_for("checkpoint")
     (fork_server,) = {parent(pid) for pid in job.pids()}

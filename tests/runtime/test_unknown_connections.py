@@ -1,4 +1,4 @@
-"""Whoever else connects to a node: refused, bounded, and harmless."""
+"""Connections to a node that are not a lead's: refused, bounded, and harmless."""
 
 import socket
 from typing import Any
@@ -30,7 +30,7 @@ def hello(address: HostAddress, **fields: Any) -> bytes:
     return encoded({**lead, **fields})
 
 
-STRANGERS: dict[str, dict[str, Any]] = {
+HELLOS: dict[str, dict[str, Any]] = {
     "a wrong token": {"token": "guess"},
     "a token that is no text": {"token": "\ud800"},
     "no token": {"token": None},
@@ -40,14 +40,16 @@ STRANGERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fields", STRANGERS.values(), ids=STRANGERS.keys())
-def test_a_stranger_is_refused_and_starts_nothing(pool: Open, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", HELLOS.values(), ids=HELLOS.keys())
+def test_a_connection_without_the_token_is_refused_and_starts_nothing(
+    pool: Open, fields: dict[str, Any]
+) -> None:
     node = pool(nodes=1).nodes[0]
     start = {"do": "start", "worker": 0, "slot": 0, "gpu": None, "argv": ["x"], "env": {}}
     (refused,) = said(node.address, hello(node.address, **fields), encoded(start))
     assert (refused["is"], refused["why"]) == ("refused", "token")
     assert node.token not in str(refused)
-    assert not node.house.held
+    assert not node.agent.held
 
 
 def test_a_line_without_an_end_is_not_listened_to(
@@ -57,23 +59,23 @@ def test_a_line_without_an_end_is_not_listened_to(
     assert said(pool(nodes=1).nodes[0].address, b"x" * (job_host_server.HELLO_BYTES_MAX + 1)) == []
 
 
-def test_many_silent_strangers_make_way_for_a_lead(
+def test_many_silent_connections_make_way_for_a_lead(
     pool: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_host_server, "HELLO_WAIT_S", 600.0)
-    monkeypatch.setattr(job_host_server, "STRANGERS_MAX", 5)
+    monkeypatch.setattr(job_host_server, "UNAUTHENTICATED_MAX", 5)
     nodes = pool(nodes=1)
     address = (nodes.nodes[0].address.host, nodes.nodes[0].address.port)
-    strangers = [socket.create_connection(address, timeout=10) for _ in range(50)]
+    silent = [socket.create_connection(address, timeout=10) for _ in range(50)]
     try:
-        for stranger in strangers[:45]:
-            assert stranger.recv(1) == b""  # it was hung up on
+        for each in silent[:45]:
+            assert each.recv(1) == b""  # it was hung up on
         lead = nodes.lead()
         nodes.aim(lead, 1)
         lead.wait_size(1)
     finally:
-        for stranger in strangers:
-            stranger.close()
+        for each in silent:
+            each.close()
 
 
 DEEP = b"[" * 4000 + b"\n"
@@ -99,6 +101,6 @@ def test_an_older_attempt_is_refused(pool: Open) -> None:
     assert "attempt 3 leads" in refused["because"]
 
 
-def test_a_silent_stranger_is_hung_up_on(pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_is_closed(pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_host_server, "HELLO_WAIT_S", 0.1)
     assert said(pool(nodes=1).nodes[0].address) == []

@@ -1,4 +1,4 @@
-"""Warm interpreters: a job's zygote is a fork, in the job's own environment, in no time."""
+"""Warm interpreters: a job's fork server is a fork, in the job's own environment, in no time."""
 
 import contextlib
 import os
@@ -21,8 +21,8 @@ __all__ = ["fake_torch"]  # fixtures
 SAY = "import os, sys\nprint(sorted(os.environ), os.getcwd(), os.sched_getaffinity(0))\n"
 
 
-class Garden:
-    """A nursery and pools of jobs that a test drives by hand."""
+class Interpreters:
+    """Warm interpreters and fork servers of jobs that a test drives by hand."""
 
     def __init__(self, env: dict[str, str]) -> None:
         self.env = env
@@ -45,22 +45,22 @@ class Garden:
 
         wait_until(checked, what)
 
-    def pool(
+    def client(
         self, cwd: Path, python: str = sys.executable, **env: str
     ) -> tuple[ForkServerClient, "Heard"]:
-        """Start the zygote of a job."""
+        """Start the fork server of a job."""
         heard = Heard(self)
         interpreter = Interpreter(python, cwd, {**self.env, **env})
-        pool = ForkServerClient(self.loop, interpreter, heard.append, self.warm_interpreters)
-        self._stack.callback(pool.close)
-        pool.start()
-        return pool, heard
+        client = ForkServerClient(self.loop, interpreter, heard.append, self.warm_interpreters)
+        self._stack.callback(client.close)
+        client.start()
+        return client, heard
 
     def printed(
-        self, pool: ForkServerClient, heard: "Heard", *, cpus: tuple[int, ...] = ()
+        self, client: ForkServerClient, heard: "Heard", *, cpus: tuple[int, ...] = ()
     ) -> list[str]:
         """Run the job's script in a fork; give what it printed."""
-        pipes = pool.fork(0, ("script.py",), {}, cpus)
+        pipes = client.fork(0, ("script.py",), {}, cpus)
         lines: list[str] = []
         logs = [LogPipe(self.loop, fd, lines.append) for fd in (pipes.stdout, pipes.stderr)]
         assert heard.wait("exited")["code"] == 0, lines
@@ -77,14 +77,14 @@ class Garden:
 
 
 class Restarting(ForkServerClient):
-    """Starts anew whenever it is lost, as a station does."""
+    """Starts anew whenever it is lost, as a worker host does."""
 
-    def __init__(self, garden: Garden, folder: Path) -> None:
+    def __init__(self, interpreters: Interpreters, folder: Path) -> None:
         self.lost: list[int] = []
         self.times_warm = 0
-        interpreter = Interpreter(sys.executable, folder, garden.env)
-        super().__init__(garden.loop, interpreter, self._hear, garden.warm_interpreters)
-        garden._stack.callback(self.close)
+        interpreter = Interpreter(sys.executable, folder, interpreters.env)
+        super().__init__(interpreters.loop, interpreter, self._hear, interpreters.warm_interpreters)
+        interpreters._stack.callback(self.close)
         self.start()
 
     def _hear(self, message: Message) -> None:
@@ -97,9 +97,9 @@ class Restarting(ForkServerClient):
 class Heard(list[Message]):
     """What a pool has said."""
 
-    def __init__(self, garden: Garden) -> None:
+    def __init__(self, interpreters: Interpreters) -> None:
         super().__init__()
-        self._garden = garden
+        self._interpreters = interpreters
 
     def wait(self, kind: str) -> Message:
         found: list[Message] = []
@@ -108,15 +108,15 @@ class Heard(list[Message]):
             found.extend(message for message in self if message["is"] == kind)
             return bool(found)
 
-        self._garden.turn_until(said, kind)
+        self._interpreters.turn_until(said, kind)
         return found[0]
 
 
 @pytest.fixture
-def garden(fake_torch: Path) -> Iterator[Garden]:
-    with contextlib.closing(Garden({"PYTHONPATH": f"{fake_torch}:{ROOT}"})) as garden:
-        yield garden
-    assert not garden.warm_processes(), "a warm process is left"
+def interpreters(fake_torch: Path) -> Iterator[Interpreters]:
+    with contextlib.closing(Interpreters({"PYTHONPATH": f"{fake_torch}:{ROOT}"})) as interpreters:
+        yield interpreters
+    assert not interpreters.warm_processes(), "a warm process is left"
 
 
 @pytest.fixture
@@ -126,30 +126,30 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_job_finds_its_own_environment_and_nothing_of_the_agents(
-    garden: Garden, folder: Path, monkeypatch: pytest.MonkeyPatch
+    interpreters: Interpreters, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENT_SECRET", "not for jobs")
-    pool, heard = garden.pool(folder, HELLO="you")
+    client, heard = interpreters.client(folder, HELLO="you")
     assert heard.wait("warm")["torch"] == "fake"
-    (line,) = garden.printed(pool, heard)
+    (line,) = interpreters.printed(client, heard)
     assert "HELLO" in line
     assert "AGENT_SECRET" not in line
     assert "PATH'" not in line.replace("PYTHONPATH", "")
     assert str(folder) in line
 
 
-def test_what_a_killed_zygote_cared_for_is_ended_by_the_warm_process(
-    garden: Garden, folder: Path
+def test_what_a_killed_fork_server_has_forked_is_ended_by_the_warm_interpreter(
+    interpreters: Interpreters, folder: Path
 ) -> None:
     stray = "subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
     text = f"import subprocess, time\nprint({stray}, flush=True)\ntime.sleep(600)\n"
     (folder / "script.py").write_text(text)
-    pool, heard = garden.pool(folder)
+    client, heard = interpreters.client(folder)
     heard.wait("warm")
-    pipes, lines = pool.fork(0, ("script.py",), {}), list[str]()
-    logs = [LogPipe(garden.loop, fd, lines.append) for fd in (pipes.stdout, pipes.stderr)]
-    garden.turn_until(lambda: bool(lines), "what it has started")
-    (warm,) = garden.warm_processes()
+    pipes, lines = client.fork(0, ("script.py",), {}), list[str]()
+    logs = [LogPipe(interpreters.loop, fd, lines.append) for fd in (pipes.stdout, pipes.stderr)]
+    interpreters.turn_until(lambda: bool(lines), "what it has started")
+    (warm,) = interpreters.warm_processes()
     (fork_server,) = [pid for pid in children(warm) if lives(pid)]
     os.kill(fork_server, signal.SIGKILL)
     heard.wait("lost")
@@ -159,31 +159,34 @@ def test_what_a_killed_zygote_cared_for_is_ended_by_the_warm_process(
     pipes.control.close()
 
 
-def test_a_worker_runs_on_the_cores_it_is_given(garden: Garden, folder: Path) -> None:
+def test_a_worker_runs_on_the_cores_it_is_given(interpreters: Interpreters, folder: Path) -> None:
     core = min(os.sched_getaffinity(0))
-    pool, heard = garden.pool(folder)
-    assert garden.printed(pool, heard, cpus=(core,))[0].endswith(f"{{{core}}}")
+    client, heard = interpreters.client(folder)
+    assert interpreters.printed(client, heard, cpus=(core,))[0].endswith(f"{{{core}}}")
 
 
-def test_jobs_of_one_kind_share_a_warm_process(garden: Garden, folder: Path) -> None:
-    first, second = (garden.pool(folder, NAME=name)[1] for name in "ab")
+def test_jobs_of_one_kind_share_a_warm_process(interpreters: Interpreters, folder: Path) -> None:
+    first, second = (interpreters.client(folder, NAME=name)[1] for name in "ab")
     first.wait("warm")
     second.wait("warm")
-    assert len(garden.warm_processes()) == 1
-    garden.pool(folder, OMP_NUM_THREADS="1")[1].wait("warm")
-    assert len(garden.warm_processes()) == 2
+    assert len(interpreters.warm_processes()) == 1
+    interpreters.client(folder, OMP_NUM_THREADS="1")[1].wait("warm")
+    assert len(interpreters.warm_processes()) == 2
 
 
 def test_jobs_that_lose_the_warm_process_they_share_share_the_next(
-    garden: Garden, folder: Path
+    interpreters: Interpreters, folder: Path
 ) -> None:
-    pools = [Restarting(garden, folder) for _ in range(2)]
+    clients = [Restarting(interpreters, folder) for _ in range(2)]
     for times in (1, 2):
-        garden.turn_until(lambda: all(p.times_warm == times for p in pools), "both are warm")  # noqa: B023
-        (warm,) = garden.warm_processes()
+        interpreters.turn_until(
+            lambda: all(p.times_warm == times for p in clients),  # noqa: B023
+            "both are warm",
+        )
+        (warm,) = interpreters.warm_processes()
         if times == 1:
             os.kill(warm, signal.SIGKILL)
-    assert [pool.lost for pool in pools] == [[-signal.SIGKILL]] * 2
+    assert [client.lost for client in clients] == [[-signal.SIGKILL]] * 2
 
 
 KINDS = {
@@ -204,82 +207,88 @@ def test_what_counts_at_a_start_tells_kinds_apart(env: dict[str, str], same: boo
     assert (key_of(plain) == key_of(other)) is same
 
 
-def test_a_warm_process_that_was_killed_is_started_anew(garden: Garden, folder: Path) -> None:
-    _, heard = garden.pool(folder)
+def test_a_warm_process_that_was_killed_is_started_anew(
+    interpreters: Interpreters, folder: Path
+) -> None:
+    _, heard = interpreters.client(folder)
     heard.wait("warm")
-    (warm,) = garden.warm_processes()
+    (warm,) = interpreters.warm_processes()
     os.kill(warm, signal.SIGKILL)
     assert heard.wait("lost")["code"] == -signal.SIGKILL
-    pool, again = garden.pool(folder)
+    client, again = interpreters.client(folder)
     again.wait("warm")
-    assert garden.printed(pool, again)
-    assert garden.warm_processes() != [warm]
+    assert interpreters.printed(client, again)
+    assert interpreters.warm_processes() != [warm]
 
 
 def test_a_python_without_torch_says_so_to_the_job_and_to_the_agent(
-    garden: Garden, folder: Path
+    interpreters: Interpreters, folder: Path
 ) -> None:
     (folder / "torch.py").write_text("raise ModuleNotFoundError('No module named torch')")
-    pool, heard = garden.pool(folder, PYTHONPATH=f"{folder}:{ROOT}")
+    client, heard = interpreters.client(folder, PYTHONPATH=f"{folder}:{ROOT}")
     assert heard.wait("lost")["code"] == 1
-    assert "No module named torch" in pool.last_words[-1]
-    (about,) = garden.warm
+    assert "No module named torch" in client.last_words[-1]
+    (about,) = interpreters.warm
     assert "No module named torch" in about["because"]
     assert sys.executable in about["what"]
 
 
-def test_a_program_that_is_not_there_is_named(garden: Garden, folder: Path) -> None:
-    _, heard = garden.pool(folder, python="/no/such/python")
+def test_a_program_that_is_not_there_is_named(interpreters: Interpreters, folder: Path) -> None:
+    _, heard = interpreters.client(folder, python="/no/such/python")
     assert heard.wait("lost")["code"] > 0
-    assert "No such file" in garden.warm[0]["because"]
-    assert "/no/such/python" in garden.warm[0]["what"]
+    assert "No such file" in interpreters.warm[0]["because"]
+    assert "/no/such/python" in interpreters.warm[0]["what"]
 
 
-def test_a_folder_that_is_gone_ends_the_zygote_with_a_reason(garden: Garden, folder: Path) -> None:
-    pool, heard = garden.pool(folder / "gone")
+def test_a_folder_that_is_gone_ends_the_fork_server_with_a_reason(
+    interpreters: Interpreters, folder: Path
+) -> None:
+    client, heard = interpreters.client(folder / "gone")
     assert heard.wait("lost")["code"] == -signal.SIGKILL
-    assert "No such file" in pool.last_words[-1]
+    assert "No such file" in client.last_words[-1]
 
 
 def test_kinds_that_nobody_uses_make_room(
-    garden: Garden, folder: Path, monkeypatch: pytest.MonkeyPatch
+    interpreters: Interpreters, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KEPT_MAX", 2)
-    used, hears = garden.pool(folder, OMP_NUM_THREADS="1")
+    used, hears = interpreters.client(folder, OMP_NUM_THREADS="1")
     hears.wait("warm")
-    (kept,) = garden.warm_processes()
+    (kept,) = interpreters.warm_processes()
     for threads in "234":
-        pool, heard = garden.pool(folder, OMP_NUM_THREADS=threads)
+        client, heard = interpreters.client(folder, OMP_NUM_THREADS=threads)
         heard.wait("warm")
-        pool.close()
-    assert kept in garden.warm_processes()
-    assert len(garden.warm_processes()) == 2
-    assert garden.printed(used, hears)
+        client.close()
+    assert kept in interpreters.warm_processes()
+    assert len(interpreters.warm_processes()) == 2
+    assert interpreters.printed(used, hears)
 
 
-def test_warming_twice_is_telling_twice(garden: Garden) -> None:
-    garden.warm_interpreters.warm(sys.executable, garden.env)
-    garden.turn_until(lambda: bool(garden.warm), "warm")
-    garden.warm_interpreters.warm(sys.executable, garden.env)
-    assert garden.warm == [{"torch": "fake", "gpus": 0}] * 2
-    assert len(garden.warm_processes()) == 1
+def test_warming_twice_is_telling_twice(interpreters: Interpreters) -> None:
+    interpreters.warm_interpreters.warm(sys.executable, interpreters.env)
+    interpreters.turn_until(lambda: bool(interpreters.warm), "warm")
+    interpreters.warm_interpreters.warm(sys.executable, interpreters.env)
+    assert interpreters.warm == [{"torch": "fake", "gpus": 0}] * 2
+    assert len(interpreters.warm_processes()) == 1
 
 
-def test_closing_a_jobs_pool_ends_its_workers_alone(garden: Garden, folder: Path) -> None:
+def test_closing_a_jobs_pool_ends_its_workers_alone(
+    interpreters: Interpreters, folder: Path
+) -> None:
     (folder / "script.py").write_text("import time\ntime.sleep(600)\n")
     pids = []
-    pools = []
+    clients = []
     for _ in range(2):
-        pool, heard = garden.pool(folder)
-        pipes = pool.fork(0, ("script.py",), {})
+        client, heard = interpreters.client(folder)
+        pipes = client.fork(0, ("script.py",), {})
         pids.append(heard.wait("forked")["pid"])
-        pools.append((pool, pipes))
-    pools[0][0].close()
+        clients.append((client, pipes))
+    clients[0][0].close()
     wait_until(lambda: not lives(pids[0]), "its end")
     assert lives(pids[1])
-    garden.warm_interpreters.close()
+    interpreters.warm_interpreters.close()
     wait_until(lambda: not lives(pids[1]), "the other's end")
-    for _, pipes in pools:
+    for _, pipes in clients:
         pipes.control.close()
         os.close(pipes.stdout)
         os.close(pipes.stderr)

@@ -1,4 +1,4 @@
-"""What stations remember, and what a new lead makes of it. Tables; no processes."""
+"""What worker hosts record, and what a new lead makes of it. Tables; no processes."""
 
 import pytest
 
@@ -116,7 +116,7 @@ def test_the_pace_counts_from_the_first_report_after_a_change() -> None:
     assert (step_timer.step_s, step_timer.iterations) == (None, 0)
 
 
-def test_patience_ends_unless_there_is_progress() -> None:
+def test_the_retry_budget_ends_unless_there_is_progress() -> None:
     retries = RetryBudget()
     assert [retries.allows_start() for _ in range(RESTARTS_MAX + 2)].index(False) == 4
     retries.stepped(1)

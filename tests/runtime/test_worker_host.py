@@ -1,4 +1,4 @@
-"""A station by itself: what it says, and that nobody is called gone who still lives."""
+"""A worker host by itself: what it says, and that nobody is called gone who still lives."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ SLEEP = "import time\ntime.sleep(600)\n"
 
 
 class Post:
-    """A station that a test drives by hand."""
+    """A worker host that a test drives by hand."""
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.words: list[Message] = []
@@ -96,7 +96,7 @@ def address(tmp_path: Path, fake_torch: Path) -> Iterator[Post]:
     wait_until(lambda: not any(map(lives, address.pids.values())), "the end of all")
 
 
-def test_workers_of_a_dead_zygote_are_gone_only_when_they_are(address: Post) -> None:
+def test_workers_of_a_dead_fork_server_are_gone_only_when_they_are(address: Post) -> None:
     for worker in range(3):
         address.start(worker)
         address.wait("forked", worker=worker)
@@ -109,7 +109,9 @@ def test_workers_of_a_dead_zygote_are_gone_only_when_they_are(address: Post) -> 
     address.wait("forked", worker=3)
 
 
-def test_what_a_worker_has_started_goes_with_a_dead_zygote(address: Post, tmp_path: Path) -> None:
+def test_what_a_worker_has_started_goes_with_a_dead_fork_server(
+    address: Post, tmp_path: Path
+) -> None:
     (tmp_path / "script.py").write_text(f"import os\nos.fork()\n{SLEEP}")
     address.start(0)
     pid = address.wait("forked")["pid"]
@@ -120,7 +122,7 @@ def test_what_a_worker_has_started_goes_with_a_dead_zygote(address: Post, tmp_pa
     wait_until(lambda: not lives(child), "its end")
 
 
-def test_a_start_that_a_dying_zygote_never_saw_is_told_as_lost(address: Post) -> None:
+def test_a_start_that_a_dying_fork_server_never_saw_is_told_as_lost(address: Post) -> None:
     address.wait("warm")
     fork_server = address.fork_server()
     os.kill(fork_server, signal.SIGSTOP)
@@ -153,7 +155,9 @@ def test_who_waits_for_a_cold_interpreter_can_be_ended_at_once(
         assert 0 not in address.pids
 
 
-def test_a_store_that_dies_with_its_zygote_is_told_once_another_can_be_had(address: Post) -> None:
+def test_a_store_that_dies_with_its_fork_server_is_told_once_another_can_be_had(
+    address: Post,
+) -> None:
     address.worker_host.do({"do": "rendezvous", "port": 0, "store": "1.1"})
     assert address.wait("rendezvous", store="1.1")["host"] == "127.0.0.1"
     address.words.clear()
@@ -163,7 +167,7 @@ def test_a_store_that_dies_with_its_zygote_is_told_once_another_can_be_had(addre
     address.wait("rendezvous", store="1.2")
 
 
-def test_a_zygote_that_is_always_killed_is_given_up(tmp_path: Path) -> None:
+def test_a_fork_server_that_is_always_killed_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     with contextlib.closing(Post(tmp_path, env)) as address:
@@ -191,7 +195,7 @@ def test_the_last_lines_are_read_though_somebody_else_writes_for_ever() -> None:
     assert lines
 
 
-def test_a_worker_finds_what_only_its_station_knows(address: Post, tmp_path: Path) -> None:
+def test_a_worker_finds_what_only_its_host_knows(address: Post, tmp_path: Path) -> None:
     names = ("A", "CODDL_STASH", "CODDL_HOST", "CODDL_CPUS")
     (tmp_path / "script.py").write_text(f"import os\nprint([os.environ[n] for n in {names}])\n")
     address.start(0, slot=3)

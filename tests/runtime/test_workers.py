@@ -1,4 +1,4 @@
-"""A crew whose stations a test plays: which of their words count."""
+"""Workers whose hosts are played by a test: which of the hosts' messages count."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -26,8 +26,8 @@ JOB = Job(
 )
 
 
-class Station:
-    """Remembers what it is asked."""
+class FakeWorkerHost:
+    """Keeps what it is asked."""
 
     is_closed = True
 
@@ -42,16 +42,16 @@ class Station:
     def leave(self) -> None: ...
 
 
-class Stage:
-    """Leads a crew, and notes what it hears."""
+class FakeSupervisor:
+    """Leads workers, and keeps what it is told."""
 
     def __init__(self, loop: Loop) -> None:
         self.heard: list[str] = []
-        self.worker_hosts: dict[str, Station] = {}
+        self.worker_hosts: dict[str, FakeWorkerHost] = {}
         self.workers = Workers(loop, JOB, self, lead_node="a", host_of=self._host_of)
 
-    def _host_of(self, node: str, on_word: Callable[[Message], None]) -> Station:
-        self.worker_hosts[node] = Station(on_word)
+    def _host_of(self, node: str, on_word: Callable[[Message], None]) -> FakeWorkerHost:
+        self.worker_hosts[node] = FakeWorkerHost(on_word)
         return self.worker_hosts[node]
 
     def tell(self, event: Message) -> None:
@@ -79,36 +79,38 @@ class Stage:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
+def supervisor() -> Iterator[FakeSupervisor]:
     with contextlib.closing(Loop()) as loop:
-        yield Stage(loop)
+        yield FakeSupervisor(loop)
 
 
-def test_only_the_store_asked_for_last_counts(stage: Stage) -> None:
-    stage.workers.open()
-    stage.workers.restart_together()
-    lead_node = stage.worker_hosts["a"]
+def test_only_the_store_asked_for_last_counts(supervisor: FakeSupervisor) -> None:
+    supervisor.workers.open()
+    supervisor.workers.restart_together()
+    lead_node = supervisor.worker_hosts["a"]
     first, last = (request["store"] for request in lead_node.asked)
     assert first != last
-    stage.workers.start(0, Slot(0, "a"), joins=False)
+    supervisor.workers.start(0, Slot(0, "a"), joins=False)
     lead_node.say({"is": "rendezvous", "store": first, "host": "a", "port": 1})
     lead_node.say({"is": "storeless", "store": first, "because": "so"})
-    assert stage.heard == []
+    assert supervisor.heard == []
     assert [request["do"] for request in lead_node.asked] == ["rendezvous"] * 2
     lead_node.say({"is": "rendezvous", "store": last, "host": "a", "port": 2})
-    assert stage.heard == ["store"]
+    assert supervisor.heard == ["store"]
     assert lead_node.asked[-1]["env"]["MASTER_PORT"] == "2"
     lead_node.say({"is": "storeless", "store": last, "because": "so"})
-    assert stage.heard == ["store", "store lost"]
+    assert supervisor.heard == ["store", "store lost"]
 
 
-def test_a_save_that_another_lead_asked_for_is_told_and_not_counted(stage: Stage) -> None:
-    stage.workers.worker_host("a")
+def test_a_save_that_another_lead_asked_for_is_told_and_not_counted(
+    supervisor: FakeSupervisor,
+) -> None:
+    supervisor.workers.worker_host("a")
     saved = {"is": "saved", "step": 5}
-    stage.worker_hosts["a"].say(saved)
-    stage.workers.save("a", "/nowhere/slot-0.img")
-    busy = [stage.workers.is_saving]
-    stage.worker_hosts["a"].say(saved)
-    busy.append(stage.workers.is_saving)
+    supervisor.worker_hosts["a"].say(saved)
+    supervisor.workers.save("a", "/nowhere/slot-0.img")
+    busy = [supervisor.workers.is_saving]
+    supervisor.worker_hosts["a"].say(saved)
+    busy.append(supervisor.workers.is_saving)
     assert busy == [True, False]
-    assert stage.heard == ["saved"] * 2
+    assert supervisor.heard == ["saved"] * 2

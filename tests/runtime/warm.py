@@ -27,11 +27,11 @@ class Warm:
     def fork_for_job(
         self, interpreter: Interpreter, requests: socket.socket, stderr: int
     ) -> ForkedServer:
-        """Fork a job's zygote. For any thread."""
-        birth = self._called(
+        """Fork a job's fork server. For any thread."""
+        forked_server = self._called(
             lambda: self._warm_interpreters.fork_for_job(interpreter, requests, stderr)
         )
-        return _Birth(self, birth)
+        return _ForkedServer(self, forked_server)
 
     def close(self) -> None:
         """End what is warm."""
@@ -60,12 +60,12 @@ class Warm:
         return results[0]
 
 
-class _Birth:
+class _ForkedServer:
     """Asks the thread that knows."""
 
-    def __init__(self, warm: Warm, birth: ForkedServer) -> None:
+    def __init__(self, warm: Warm, forked_server: ForkedServer) -> None:
         self._warm = warm
-        self._forked_server = birth
+        self._forked_server = forked_server
 
     def release(self) -> None:
         self._warm._called(self._forked_server.release)

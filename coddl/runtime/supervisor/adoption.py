@@ -11,7 +11,7 @@ from coddl.runtime.wire import Message
 
 @dataclass(slots=True)
 class Adoption:
-    """Asks every station; done when each has answered or can't be reached."""
+    """Asks every worker host; done when each has answered or can't be reached."""
 
     asked: set[str]
     generation: int = 0
@@ -23,11 +23,11 @@ class Adoption:
 
     @classmethod
     def of(cls, nodes: Iterable[str]) -> "Adoption":
-        """Begin to ask the stations of these nodes."""
+        """Begin to ask the worker hosts of these nodes."""
         return cls(set(nodes))
 
     def living(self, node: str, word: Message, now_s: float) -> None:
-        """Take in who lives at a station, and who has exited there unheard."""
+        """Note which workers run at a host, and which have exited there without a lead."""
         self.asked.discard(node)
         self.generation = max(self.generation, word["generation"])
         self.newest_worker = max(self.newest_worker, word["newest"])
@@ -46,7 +46,7 @@ class Adoption:
                 )
 
     def skip(self, node: str) -> None:
-        """Take in that a station can't be asked."""
+        """Note that a worker host can't be reached."""
         self.asked.discard(node)
 
     def gone(self, node: str, exited: Message) -> None:
@@ -55,7 +55,7 @@ class Adoption:
         self._drop([n for n in self.records if (n.slot.node, n.number) == (node, exited["worker"])])
 
     def lose(self, node: str) -> None:
-        """Take in that a station is lost, though it may have answered: it is to be asked again."""
+        """Note that a worker host is lost: it must be asked again, even if it has answered."""
         self.asked.add(node)
         self._drop([n for n in self.records if n.slot.node == node])
 

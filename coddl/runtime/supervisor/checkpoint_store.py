@@ -1,4 +1,4 @@
-"""Makes images durable: copies them from memory to disk, atomically and checksummed. No torch.
+"""Checkpoint files: images copied from memory to disk, atomically, with checksums. No torch.
 
 A checkpoint is the image's bytes and a footer with their CRC-32.
 """

@@ -1,4 +1,4 @@
-"""Makes images of one node durable, in a thread of its own."""
+"""Writes the images of one node to disk, in a thread of its own."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Where a job's state is kept while nobody trains: images in memory, checkpoints on disk."""
+"""Checkpointing of one job: finds its newest state, and plans when the next image is saved."""
 
 import contextlib
 import shutil
@@ -18,7 +18,7 @@ from coddl.runtime.wire import Message
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """From where a group without state begins."""
+    """The state that a group without state starts from."""
 
     where: Literal["memory", "checkpoint", "scratch"]
     path: Path | None
@@ -27,10 +27,10 @@ class InitialState:
 
 
 class Checkpointing:
-    """Knows the newest state of a job; it is made durable where the image lies, at a station.
+    """Knows the newest state of a job. Images are written to disk by the worker host that has them.
 
-    `stash` holds the images in memory of a job that runs here, which its `keeper` saves; one that
-    is led elsewhere has none.
+    `stash` holds the images in memory of a job that runs here, which its `writer` saves; a job
+    of a pool has none.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Checkpointing:
 
 
 class CaptureTimer:
-    """Asks for an image now and then while the job trains, and has it saved when it comes."""
+    """Asks for an image every `every_s` seconds while the job trains."""
 
     def __init__(
         self, loop: Loop, every_s: float, ask: Callable[[], None], is_saving: Callable[[], bool]

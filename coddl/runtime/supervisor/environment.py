@@ -1,4 +1,4 @@
-"""The variables a worker finds, told from the seats its job was given. Pure.
+"""Environment variables of a worker, computed from the slots of its job. Pure.
 
 A script that does not call `coddl.prepare` gets what torchrun and other launchers give, so that it
 finds its peers with `init_process_group`. They hold for the moment a worker starts. A script that
@@ -60,7 +60,7 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RankTable:
-    """The seats of a job as ranks: node by node, in the order in which the nodes are named."""
+    """The slots of a job as ranks: node by node, in the order in which the nodes are named."""
 
     slots: tuple[Slot, ...]
     store: tuple[str, int]  # where they meet
@@ -105,6 +105,6 @@ def pool_variables(job: Job, slot: Slot, ranks: RankTable) -> dict[str, str]:
         "CODDL_CHECKPOINT_DIR": str(job.folder),
         "CODDL_NODES": f"{len(sizes)}",
         "CODDL_GPUS_PER_NODE": f"{sizes[0]}" if len(set(sizes)) == 1 else ",".join(map(str, sizes)),
-        # A seat without a GPU has none to touch, on whatever machine it is.
+        # A worker without a GPU must not see one, even on a machine that has GPUs.
         "CUDA_VISIBLE_DEVICES": slot.gpu or "",
     }

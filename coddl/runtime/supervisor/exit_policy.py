@@ -1,4 +1,4 @@
-"""What a worker's end means for its job."""
+"""Decides what the exit of a worker means for its job."""
 
 import signal
 import time
@@ -20,7 +20,7 @@ WITHHELD_S: Final = 3.0  # who is killed may be heard of later than those who fa
 
 
 class SupportsExits(Protocol):
-    """The supervisor, as ends concern it."""
+    """What the exit policy needs of the supervisor."""
 
     @property
     def job_status(self) -> JobStatus: ...
@@ -36,7 +36,7 @@ class SupportsExits(Protocol):
 
 
 class ExitPolicy:
-    """Tells of each end, finds out whose fault it was, and lets the coordinator know.
+    """Reports each exit, finds its cause, and tells the coordinator.
 
     A script with a group of its own fails where a peer is killed. So its failure counts only once
     nobody is left to be heard of, or nobody was heard of for a while.
@@ -80,7 +80,7 @@ class ExitPolicy:
                 job_status.has_finished = True
                 if not record.has_arrived:
                     job_status.is_finishing = True
-                    return  # its seat is not filled again
+                    return  # its slot gets no other worker
                 if not record.has_ended:
                     supervisor.limits.on_left(record.step)
                 supervisor.feed(group.LoopEnded(record.number))  # news only if it broke out of it

@@ -1,9 +1,9 @@
-"""The warm process: torch imported, CUDA untouched, one thread; workers are its forks.
+"""The fork server: a process with torch imported and CUDA untouched; workers are its forks.
 
     python -P -m coddl.runtime.supervisor.fork_server FD
 
-FD is one end of a SOCK_SEQPACKET pair whose other end the supervisor holds (`warmpool`). A packet
-is one message, and carries the descriptors that belong to it.
+FD is one end of a SOCK_SEQPACKET pair; the supervisor has the other end (`fork_server_client`). A
+packet is one message, and carries the descriptors that belong to it.
 
 | request | descriptors | answer |
 |---|---|---|
@@ -12,8 +12,8 @@ is one message, and carries the descriptors that belong to it.
 | kill worker, signal | | |
 | zygote env, cwd | stderr, requests | on the requests descriptor: warm, then as here |
 
-The last one is how an agent starts a job in milliseconds: a fork of the warm process becomes the
-zygote of that job, in the job's own environment and folder.
+The last one is how an agent starts a job in milliseconds: a fork of its warm interpreter becomes
+the fork server of that job, in the job's own environment and folder.
 
 A native library may have threads here (OpenBLAS does); the one thing that matters is that they
 are at rest, or gone, when we fork, and that nothing of ours ever starts one.
@@ -90,13 +90,13 @@ def _about_torch() -> Message:
 
 
 class ForkServer:
-    """Forks on request and reports who has exited."""
+    """Forks workers on request and reports their exits."""
 
     def __init__(self, requests: socket.socket, about: Message) -> None:
         self._requests = requests
         self._about = about
         self._pids: dict[int, int] = {}  # worker -> pid
-        self._others: set[int] = set()  # stores, and zygotes of jobs
+        self._others: set[int] = set()  # stores, and fork servers of jobs
         self._parting: dict[int, tuple[int, int]] = {}  # worker -> pid it had, exit code
         # What a worker has started and left alone becomes our child: so we see its end, too.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -199,7 +199,7 @@ class ForkServer:
             self._others.add(pid)
 
     def _leave_fork_server(self, parent: int) -> None:
-        """Drop, in a child, what belongs to the zygote."""
+        """Drop, in a child, what belongs to the fork server."""
         os.setsid()
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)
@@ -228,8 +228,8 @@ class ForkServer:
         """Kill what parting workers have left; tell of those who have nothing left.
 
         What can't be told from others' may stay until the last worker goes. The end of each that
-        is killed comes to us as a signal, and we look again. Of a job's zygote that was killed, the
-        warm process inherits all.
+        is killed comes to us as a signal, and we look again. If a job's fork server is killed, its
+        processes become children of the warm interpreter.
         """
         if self._pids and not self._parting:
             return
@@ -252,7 +252,7 @@ class ForkServer:
 
 @contextlib.contextmanager
 def _never_returning() -> Iterator[None]:
-    """Keep a child from going on as a second zygote, should anything above its script fail."""
+    """Keep a child from running on as a second fork server if anything above its script fails."""
     try:
         yield
     except BaseException as error:
@@ -311,7 +311,7 @@ def _worker_of(pid: int) -> int:
 def _become_fork_server(
     request: Message, stderr: int, requests: socket.socket, about: Message
 ) -> NoReturn:
-    """Become the zygote of one job: nothing of our own environment reaches it."""
+    """Become the fork server of one job: nothing of our own environment reaches it."""
     os.dup2(stderr, 2)
     os.close(stderr)
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""The supervisor's side of the zygote: starts it, asks it to fork, hears who has exited."""
+"""The supervisor's side of a fork server: starts it, asks it to fork, reads which forks exited."""
 
 import contextlib
 import errno
@@ -16,9 +16,9 @@ from typing import Final, Protocol
 from coddl.runtime.supervisor.loop import PIECE_BYTES, Channel, LogPipe, Loop
 from coddl.runtime.wire import Message, encoded
 
-END_S: Final = 6.0  # longer than a zygote takes to end what it has forked, however busy it is
+END_S: Final = 6.0  # longer than a fork server takes to end what it has forked, however busy it is
 COLD_END_S: Final = 2.0  # for one that imports: it has forked nobody, and does not look up
-LAST_WORDS: Final = 40  # lines of the zygote's stderr that are kept
+LAST_WORDS: Final = 40  # lines of the fork server's stderr that are kept
 FORK_FAILED: Final = -signal.SIGKILL  # not the script's fault: told as if the system had killed it
 
 
@@ -32,24 +32,24 @@ class Interpreter:
 
 
 class ForkedServer(Protocol):
-    """A job's zygote, as the one warm process remembers it that it was forked from."""
+    """A fork server that was forked from a warm interpreter, as the interpreter's owner sees it."""
 
     def release(self) -> None:
-        """Take note that the zygote has ended."""
+        """Note that the fork server has ended."""
         ...
 
     def last_words(self) -> tuple[int, list[str]]:
-        """Tell how the warm process ended, if it has, and what it said."""
+        """Give the exit code of the warm interpreter and its last lines of output."""
         ...
 
 
 class ForkServerFactory(Protocol):
-    """Has a warm process that becomes a job's zygote when it is forked."""
+    """Makes fork servers of jobs by forking a warm interpreter."""
 
     def fork_for_job(
         self, interpreter: Interpreter, requests: socket.socket, stderr: int
     ) -> ForkedServer:
-        """Fork it; whoever reads the other end of `requests` hears warm, or its end."""
+        """Fork it; `warm`, or its end, arrives at the other end of `requests`."""
         ...
 
 
@@ -72,10 +72,10 @@ class WorkerPipes:
 
 
 class ForkServerClient:
-    """One zygote and the store among its children; `on_message` hears warm, forked, exited, lost.
+    """One fork server and its rendezvous store; `on_message` gets warm, forked, exited, lost.
 
-    The zygote is a process of its own, or with a `mother` a fork of hers. The kernel kills it when
-    the *thread* that called `start` (or that started her) ends.
+    The fork server is a process of its own or, with a `factory`, a fork of a warm interpreter. The
+    kernel kills it when the *thread* ends that called `start` (or that started the interpreter).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ForkServerClient:
         self.last_words: list[str] = []
 
     def start(self) -> None:
-        """Start the zygote; `warm` or `lost` follows."""
+        """Start the fork server; `warm` or `lost` follows."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stderr, their_stderr = os.pipe()
         self.last_words.clear()
@@ -144,7 +144,7 @@ class ForkServerClient:
         request["cwd"] = str(self._interpreter.cwd)
         if self.is_warm:
             self._fork(request, pipes)
-        else:  # what a zygote that imports is sent can't be taken back
+        else:  # what a fork server that imports is sent can't be taken back
             self._pending_forks[worker] = request, pipes
         return pipes
 
@@ -159,7 +159,7 @@ class ForkServerClient:
         self._loop.post(lambda: self._on_message(ended))
 
     def fork_for_job(self, interpreter: Interpreter, requests: int, stderr: int) -> None:
-        """Fork the zygote of a job, which takes its requests over that descriptor."""
+        """Fork the fork server of a job, which takes its requests over that descriptor."""
         about = {"env": dict(interpreter.env), "cwd": str(interpreter.cwd)}
         self._ask({"do": "zygote", **about}, (stderr, requests))
 
@@ -188,7 +188,7 @@ class ForkServerClient:
         return self._process is not None and self._process.poll() is not None
 
     def close(self) -> int:
-        """End the zygote, and with it whatever it has forked; give its exit code, if known."""
+        """End the fork server, and with it whatever it has forked; give its exit code, if known."""
         if self._store is not None:
             self._store.close()
         for _, pipes in self._pending_forks.values():
@@ -196,7 +196,7 @@ class ForkServerClient:
         self._pending_forks.clear()
         if self._requests is not None:
             self._loop.forget(self._requests)
-            self._requests.close()  # the zygote kills its children's groups at this, and leaves
+            self._requests.close()  # at this it kills its children's groups, and exits
             self._requests = None
             if self._forked_server is not None:
                 self._forked_server.release()
@@ -210,7 +210,7 @@ class ForkServerClient:
         return self._process.returncode if self._process is not None else -signal.SIGKILL
 
     def _ask(self, request: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Send a request; False if it is too large. If the zygote is gone, `lost` will be told."""
+        """Send a request; False if it is too large. If the fork server is gone, `lost` follows."""
         while self._requests is not None:
             try:
                 packet, flags = [encoded(request)], socket.MSG_DONTWAIT
@@ -227,7 +227,7 @@ class ForkServerClient:
         return True
 
     def _make_way(self, requests: socket.socket) -> None:
-        """Wait until the zygote reads; what it says may be what keeps it from that."""
+        """Wait until the fork server reads; what it says may be what keeps it from that."""
         readable, *_ = select.select([requests], [requests], [])
         with contextlib.suppress(ConnectionResetError):
             if readable and (packet := requests.recv(PIECE_BYTES)):
@@ -245,7 +245,7 @@ class ForkServerClient:
             self._hear(json.loads(packet))
             return
         code = self.close()
-        if self._forked_server is not None:  # it may have gone with its mother
+        if self._forked_server is not None:  # the warm interpreter may have ended, too
             code, words = self._forked_server.last_words()
             self.last_words = self.last_words or words
         self._on_message({"is": "lost", "code": code})

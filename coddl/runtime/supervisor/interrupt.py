@@ -14,7 +14,7 @@ SAVE_WITHIN_S: Final = 3.0
 
 
 class SupportsInterrupt(Protocol):
-    """The supervisor, as a Ctrl-C concerns it."""
+    """What an interrupt needs of the supervisor."""
 
     @property
     def job_status(self) -> JobStatus: ...

@@ -1,4 +1,4 @@
-"""A job on a node that is led from elsewhere: its station, and the connection of its lead.
+"""A job on a node that is led from elsewhere: its worker host, and its lead's connection.
 
 Without a lead the workers live on; what they say is remembered, and who has exited is told to the
 next lead. A start waits until the slot is the job's, by the word of the node's agent, and empty.
@@ -21,13 +21,13 @@ from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.supervisor.worker_host import LOST, LocalWorkerHost, WorkerHostConfig
 from coddl.runtime.wire import Message
 
-_serial = itertools.count()  # an outpost that ends must not take its successor's images along
+_serial = itertools.count()  # a job host that ends must not remove its successor's images
 SLOT_WAIT_S: Final = 10.0  # how long a start waits for its slot to be the job's, and empty
 
 
 @dataclass(frozen=True, slots=True)
 class JobHostContext:
-    """What the outposts of a node share."""
+    """What the job hosts of a node share."""
 
     loop: Loop
     name: str  # of images in memory
@@ -40,7 +40,7 @@ class JobHostContext:
 
 
 class JobHost:
-    """One job's station and whoever leads it now; made for one lead, taken over by later ones."""
+    """One job's worker host and the lead it follows now. A later lead may take it over."""
 
     def __init__(
         self, context: JobHostContext, job: str, attempt: int, environment: JobEnvironment
@@ -129,9 +129,9 @@ class JobHost:
             self._context.loop.alarm(("orphan", self), at_s, self.end)
 
     def look_again(self) -> None:
-        """Start those who may sit down by now; turn away those who have waited too long.
+        """Start workers whose slots are free by now; refuse those that have waited too long.
 
-        Without a lead and without a seat nobody will come: a lead that died in the middle of a
+        Without a lead and without a slot nobody will come: a lead that died in the middle of a
         shrink has left those whom it had not let go yet.
         """
         if self._lead is None and not self._context.agent.expects(self.job):
@@ -153,7 +153,7 @@ class JobHost:
                 word = {"is": "exited", "worker": worker, "code": LOST, "because": because}
                 self._on_word(word)
         if self._held:
-            self._context.loop.alarm(("seat", self), self._held[0][0], self.look_again)
+            self._context.loop.alarm(("slot", self), self._held[0][0], self.look_again)
 
     # The end.
 
@@ -164,14 +164,14 @@ class JobHost:
                 self._worker_host.kill(history.worker)
 
     def end(self, *, hang_up: bool = False) -> None:
-        """Kill everybody; once they are gone, so is the outpost, and its lead sees the end."""
+        """Kill everybody; once they are gone, so is the job host, and its lead sees the end."""
         if hang_up:
             self._hang_up()
         if not self._is_ending:
             self._is_ending = True
             self._held.clear()
             self._context.loop.silence(("orphan", self))
-            self._context.loop.silence(("seat", self))
+            self._context.loop.silence(("slot", self))
             self._worker_host.kill_all()
             self._context.on_change()
 

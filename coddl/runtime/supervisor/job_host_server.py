@@ -1,8 +1,8 @@
-"""A node's side of the jobs that run on it: one thread that hosts stations and hears their leads.
+"""A node's side of the jobs that run on it: one thread that runs job hosts and serves their leads.
 
-    agent ── Outposts (thread, loop, TCP listener)
-               ├─ Nursery           warm interpreters, forked once per job
-               └─ Outpost per job   its Station (zygote, workers, images) and the lead's connection
+    agent ── JobHostServer (thread, loop, TCP listener)
+               ├─ WarmInterpreters  forked once per job
+               └─ JobHost per job   its WorkerHost (fork server, workers, images), its lead
 
 A lead says `lead` with the node's token; ADR 0007 has the messages. Workers outlive their lead's
 connection: the next lead, with a higher attempt, finds them.
@@ -30,12 +30,14 @@ JOB_WAIT_S: Final = 30.0  # how long a lead waits for its job to be known here
 HELLO_WAIT_S: Final = 5.0  # how long a connection may be silent before it says who it is
 HELLO_BYTES_MAX: Final = 4 << 10  # of whoever has not said who it is
 REQUEST_BYTES_MAX: Final = 4 << 20  # of a lead
-STRANGERS_MAX: Final = 64  # connections that have not said who they are; the oldest make way
+UNAUTHENTICATED_MAX: Final = (
+    64  # connections that have not said who they are; the oldest are closed
+)
 GONE_WAIT_S: Final = 5.0  # how long `close` waits for killed workers
 
 
 class _LeadConnection:
-    """A connection: first a stranger's, then one that waits for its job, then a lead's."""
+    """A connection: first not authenticated, then waiting for its job, then a lead's."""
 
     def __init__(self) -> None:
         self.channel: Channel
@@ -48,7 +50,7 @@ class _LeadConnection:
 
 
 class JobHostServer:
-    """Listens for leads from the moment it is made; serves them from `start` to `close`."""
+    """Runs the job hosts of a node. Listens from the start; serves from `start` to `close`."""
 
     def __init__(
         self,
@@ -83,14 +85,14 @@ class JobHostServer:
         self._job_hosts: dict[str, JobHost] = {}
         self._ending: list[JobHost] = []  # whose workers are being killed
         self._attempts: dict[str, int] = {}  # the newest of each job
-        self._connections: list[_LeadConnection] = []  # who have not come to their outpost yet
+        self._connections: list[_LeadConnection] = []  # that have no job host yet
         self._reported: Mapping[int, SlotProcess] = {}
         self._is_changing = self._is_closing = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family)
         self._listener.setblocking(False)
         self._port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._run, name="outposts", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="job-hosts", daemon=True)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -111,7 +113,7 @@ class JobHostServer:
         self._loop.post(lambda: self._warm_interpreters.warm(python, env))
 
     def look_again(self) -> None:
-        """Ask the landlord again about what waits for a home or a seat, then tell the holding."""
+        """Check again what waits for its job or its slot; then report the processes on slots."""
         self._loop.post(lambda: self._settle(always=True))
 
     def kill(self, job: str) -> None:
@@ -220,8 +222,8 @@ class JobHostServer:
             self._connections.append(connection)
             at_s = time.monotonic() + HELLO_WAIT_S
             self._loop.alarm(("hello", connection), at_s, lambda: self._drop(connection))
-            strangers = [each for each in self._connections if not each.job]
-            for each in strangers[:-STRANGERS_MAX]:  # descriptors are for those we know
+            unauthenticated = [each for each in self._connections if not each.job]
+            for each in unauthenticated[:-UNAUTHENTICATED_MAX]:  # descriptors are for those we know
                 self._drop(each)
 
     def _on_message(self, connection: _LeadConnection, message: Message) -> None:
@@ -249,7 +251,7 @@ class JobHostServer:
                 self._refuse(connection, "token", _wrong_token())
 
     def _admit(self, connection: _LeadConnection) -> None:
-        """Bring a lead to its job's outpost: the one that stands, or one of its own."""
+        """Connect a lead with the host of its job; make one if there is none."""
         job, attempt = connection.job, connection.attempt
         if not connection.channel.is_open or connection not in self._connections:
             return

@@ -1,4 +1,4 @@
-"""How a job stands, as people and programs are shown it."""
+"""The status of a job, as `status` shows it to people and programs."""
 
 import time
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ ENDS: Final = {0: "SUCCEEDED", 130: "CANCELLED"}
 
 @dataclass(slots=True)
 class JobStatus:
-    """What a job is told to be, and what it has come to."""
+    """The target of a job and its current state."""
 
     job: Job
     coordinator: Coordinator = field(default_factory=Coordinator)

@@ -1,4 +1,4 @@
-"""What a job needs on this machine, when nobody hosts it: a lock, a stash, a station."""
+"""A job of `coddl run`: its lock, its images in memory and its worker host on this machine."""
 
 import contextlib
 from collections import Counter
@@ -19,13 +19,13 @@ from coddl.runtime.supervisor.worker_host import LocalWorkerHost, WorkerHostConf
 from coddl.runtime.supervisor.workers import HostFactory
 from coddl.runtime.wire import Message
 
-HERE: Final = ""  # the node of a job that nobody hosts
+HERE: Final = ""  # the node of a job that has no pool
 
 
 def opened(
     job: Job, loop: Loop, tell: Callable[[Message], None], stack: contextlib.ExitStack
 ) -> tuple[Checkpointing, HostFactory]:
-    """Make the job's folder ours; give what keeps its state, and the way to its station."""
+    """Lock the job's folder; give its checkpointing and a factory of its worker host."""
     checkpoints = CheckpointStore(job.folder)
     stack.enter_context(jobdir.claimed(job.folder, job.script, fresh=job.fresh))
     stash = jobdir.stash_folder(job.name, job.folder, job.script, fresh=job.fresh)
@@ -44,7 +44,7 @@ def opened(
 
 
 def local_slots(job: Job, workers: int, gpus: int, taken: Sequence[int]) -> list[Slot]:
-    """Choose seats for that many workers: those with the oldest workers, then free ones.
+    """Choose slots for that many workers: those with the oldest workers, then free ones.
 
     `taken` are the slots of the workers there are, the oldest first. Where GPUs are shared, no
     GPU gets another worker before the others have as many.

@@ -38,7 +38,7 @@ class RememberedLimit:
 
 @dataclass(frozen=True, slots=True)
 class BatchSplit:
-    """How a job's batch is shared."""
+    """How a job's batch is split among its workers."""
 
     samples: int = 1  # of the global batch
     workers_max: int = 1

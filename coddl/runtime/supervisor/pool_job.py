@@ -1,4 +1,4 @@
-"""A job that an agent hosts: where it is to sit, who lives there already, and when it retires."""
+"""A job of a pool, led by an agent: its slots, workers found there, and when it retires."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +14,11 @@ from coddl.runtime.supervisor.slots import HostAddress, Slot
 from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
 
-SLOTS_AGAIN_S: Final = 60.0  # after a seat was given up
+SLOTS_AGAIN_S: Final = 60.0  # after a slot was given up
 
 
 class SupportsPoolJob(Protocol):
-    """The supervisor, as its host's wishes reach it."""
+    """What a pool job needs of the supervisor."""
 
     @property
     def job_status(self) -> JobStatus: ...
@@ -31,7 +31,7 @@ class SupportsPoolJob(Protocol):
 
 
 class PoolJob:
-    """Carries out what the host wishes; with `adopt`, first finds whoever an earlier lead left."""
+    """Does what the agent asks; with `adopt`, first finds workers that an earlier lead has left."""
 
     def __init__(
         self, supervisor: SupportsPoolJob, loop: Loop, job: Job, node: str, *, adopt: bool
@@ -48,7 +48,7 @@ class PoolJob:
         self._worker_hosts: dict[str, RemoteWorkerHost] = {}
 
     def host_of(self, node: str, on_word: Callable[[Message], None]) -> RemoteWorkerHost:
-        """Give the station of a node; it connects when it is first asked for something."""
+        """Give the worker host of a node; it connects when it is first asked for something."""
         adopt = self._adoption is not None and node in self._adoption.asked
         hello = {"job": self._job.id, "attempt": self._job.attempt, "adopt": adopt}
         self._worker_hosts[node] = RemoteWorkerHost(
@@ -56,16 +56,16 @@ class PoolJob:
         )
         return self._worker_hosts[node]
 
-    # What the host wishes.
+    # What the agent asks for.
 
     def aim(self, slots: Sequence[Slot], addresses: Mapping[str, HostAddress]) -> None:
-        """Have the job sit there, once it is known who lives."""
+        """Have the job run on these slots, after the search for its workers."""
         job_status, workers = self._supervisor.job_status, self._supervisor.workers
         if job_status.is_over or job_status.is_retiring:
             return
         wanted = {self.node, *(slot.node for slot in slots)}
-        assert slots, "a job that shall sit nowhere is retired"
-        assert wanted <= addresses.keys(), f"no post for {wanted - addresses.keys()}"
+        assert slots, "a job without slots is retired"
+        assert wanted <= addresses.keys(), f"no address of {wanted - addresses.keys()}"
         before, self._addresses = self._addresses, {**self._addresses, **addresses}
         is_first, self._slots = self._slots is None, tuple(slots)
         for node in [
@@ -78,13 +78,13 @@ class PoolJob:
             self._supervisor.set_target(slots)
 
     def lose(self, nodes: Sequence[str]) -> None:
-        """Count workers on nodes as gone, though their stations have not said so."""
+        """Count workers on nodes as gone, though their worker hosts have not said so."""
         for node in nodes:
             self._supervisor.workers.forget_worker_host(node, f"the lease of node {node} is over")
 
     def aim_later(self) -> None:
-        """Try seats again that were given up: their node may not have known of us yet."""
-        self._loop.alarm("seats", time.monotonic() + SLOTS_AGAIN_S, self._aim_again)
+        """Retry slots that were given up: their node may not have known of the job yet."""
+        self._loop.alarm("slots", time.monotonic() + SLOTS_AGAIN_S, self._aim_again)
 
     def _aim_again(self) -> None:
         job_status = self._supervisor.job_status
@@ -110,14 +110,14 @@ class PoolJob:
         workers.open()
 
     def _ask(self, workers: Workers, node: str) -> None:
-        """Ask a station who lives there."""
+        """Ask a worker host for its workers."""
         workers.worker_host(node)
         self._worker_hosts[node].connect()
 
-    # What stations say.
+    # What worker hosts say.
 
     def on_living(self, node: str, word: Message) -> None:
-        """Take in who lives at a station.
+        """Take in which workers run at a host.
 
         Whoever is found later was given up before, or is another attempt's: killed.
         """
@@ -131,13 +131,13 @@ class PoolJob:
                 self._worker_hosts[node].do({"do": "kill", "worker": each["worker"], "signal": 9})
 
     def on_unreachable(self, node: str) -> None:
-        """Take in that a station can't be reached."""
+        """Take in that a worker host can't be reached."""
         if self._adoption is not None:
             self._adoption.skip(node)
             self._end_adoption()
 
     def on_lost(self, node: str) -> None:
-        """Ask a station anew that hung up: those who were found there may be gone, or not."""
+        """Ask a worker host anew that hung up: those who were found there may be gone, or not."""
         if self._adoption is not None:
             self._adoption.lose(node)
             self._ask(self._supervisor.workers, node)

@@ -15,7 +15,7 @@ STALLED_STEPS: Final = 10  # and that would have been made in the time
 
 
 class SupportsProgress(Protocol):
-    """The supervisor, as its progress concerns it."""
+    """What progress reports need of the supervisor."""
 
     @property
     def job_status(self) -> JobStatus: ...
@@ -25,7 +25,7 @@ class SupportsProgress(Protocol):
 
 
 class ProgressReporter:
-    """Hears of steps and of new groups.
+    """Reports progress after steps and after changes of the group.
 
     While no step is made `still` is told again and again, and `stalled` once.
     """

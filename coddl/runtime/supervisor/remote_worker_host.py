@@ -1,7 +1,7 @@
-"""A station on another node, as its lead sees it: requests go out, words come back, over TCP.
+"""A worker host on another node, as its lead sees it: requests and answers go over TCP.
 
 Connects when there is something to say, and again after a connection was lost. What can't be
-delivered is answered here, as the station would have answered a failure.
+delivered is answered here, as the worker host would have answered a failure.
 """
 
 import errno
@@ -37,9 +37,9 @@ def keep_alive(peer: socket.socket) -> None:
 
 
 class RemoteWorkerHost:
-    """The station of a job on another node; a `Place`.
+    """The worker host of a job on another node.
 
-    Beside a station's own words it says: `living` when connected, `gone` when a connection was
+    Beside a worker host's own words it says: `living` when connected, `gone` when a connection was
     lost, `unreachable` when none could be made, `refused` when the node takes no orders from us.
     """
 

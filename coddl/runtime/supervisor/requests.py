@@ -1,4 +1,4 @@
-"""Answers those who ask at the control socket; a change is answered when it serves."""
+"""Requests at the control socket; a resize is answered when it has taken effect."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from coddl.runtime.wire import Message
 
 
 class SupportsRequests(Protocol):
-    """What can be asked of a job."""
+    """What requests need of the supervisor."""
 
     def status(self) -> Message: ...
     @property
@@ -27,7 +27,7 @@ class SupportsRequests(Protocol):
 
 
 class ControlRequests:
-    """Everybody who has asked for a change and waits for it to serve."""
+    """Executes requests, and keeps those that wait for their change to take effect."""
 
     def __init__(self, supervisor: SupportsRequests) -> None:
         self._supervisor = supervisor

@@ -9,7 +9,7 @@ from coddl.runtime.wire import Message
 
 
 class SupportsSchedule(Protocol):
-    """The supervisor, as the schedule concerns it."""
+    """What the schedule needs of the supervisor."""
 
     @property
     def job_status(self) -> JobStatus: ...

@@ -1,4 +1,4 @@
-"""How often what may go wrong in a job, before it is given up. Pure."""
+"""How many failures a job may have before it is given up. Pure."""
 
 from typing import Final
 

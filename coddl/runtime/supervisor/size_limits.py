@@ -1,4 +1,4 @@
-"""Sizes that a job turns out not to be able to have: slices do not fit, epochs are unknown."""
+"""Sizes at which a job can't run: slices do not fit in memory, or it can't be resized."""
 
 import sys
 from typing import Protocol
@@ -12,7 +12,7 @@ from coddl.runtime.wire import Message
 
 
 class SupportsLimits(Protocol):
-    """The supervisor, as limits concern it."""
+    """What size limits need of the supervisor."""
 
     @property
     def job_status(self) -> JobStatus: ...

@@ -1,4 +1,4 @@
-"""Where workers of a job may sit, how the stations there are reached, and who says so."""
+"""Slots of a job, addresses of the nodes they are on, and what a node's agent must provide."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from coddl.runtime.wire import Message
 class Slot:
     """A device that is given to a job."""
 
-    number: int  # of the device, in the whole pool
+    number: int  # of the device, unique in the pool
     node: str
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES wants it; None: no GPU
 
 
 @dataclass(frozen=True, slots=True)
 class HostAddress:
-    """Where the outposts of a node listen, and the word that opens them."""
+    """Where the job host server of a node listens, and its token."""
 
     node: str
     host: str
@@ -40,7 +40,7 @@ class JobEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class SlotProcess:
-    """Who has a process on a slot."""
+    """The process that is on a slot."""
 
     job: str
     attempt: int
@@ -49,7 +49,7 @@ class SlotProcess:
 
 
 class HostingAgent(Protocol):
-    """The agent of a node, as its outposts see it. All are called in the outposts' thread."""
+    """The agent of a node, as its job hosts see it; called in the job host server's thread."""
 
     def environment_of(self, job: str) -> JobEnvironment | None:
         """Tell what a job runs in; None: not known here yet."""
@@ -60,13 +60,13 @@ class HostingAgent(Protocol):
         ...
 
     def expects(self, job: str) -> bool:
-        """Tell whether a job has a seat here: then a lead of it may come."""
+        """Tell whether a job has a slot here: then its lead may connect."""
         ...
 
     def on_holding(self, held: Mapping[int, SlotProcess]) -> None:
         """Hear who has processes on this node's slots, after every change and every `look_again`.
 
-        It is complete at this moment, and no start is under way: paired with the table of seats
+        It is complete at this moment, and no start is under way: paired with the table of slots
         that `owner_of` answers from now, it is true.
         """
         ...

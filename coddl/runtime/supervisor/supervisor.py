@@ -1,6 +1,6 @@
 """Leads one elastic job: its workers from group to group, and its state to disk.
 
-One thread, one loop. Words come from the workers (`crew`), from whoever asks or hosts us, and from
+One thread, one loop. Events come from the workers, from the control socket or the agent, and from
 the clock; the `Coordinator` decides what they mean for the group, and its commands are carried out
 here. Nothing is printed: the host is told what happens, and shows it.
 """
@@ -53,9 +53,9 @@ class Supervisor:
         node: str | None = None,
         adopt: bool = False,
     ) -> None:
-        """Without `node` the workers sit here, and a control socket takes requests.
+        """Without `node` the workers run here, and a control socket takes requests.
 
-        With it an agent of that node hosts us: workers sit where `aim` says, at stations of any
+        With it an agent of that node leads the job: workers run where `aim` says, at hosts of any
         node. `adopt`: first look there for workers of an earlier attempt that are still alive.
         """
         self._job = job
@@ -107,7 +107,7 @@ class Supervisor:
         return job_status.exit_code
 
     def _open(self, stack: contextlib.ExitStack) -> None:
-        """Open what the job is kept in, here or wherever stations are."""
+        """Open the job's folder and the way to its worker hosts."""
         job, loop, pool_job = self._job, self._loop, self._pool_job
         if pool_job is None:
             self.checkpointing, host_of = local_job.opened(job, loop, self.tell, stack)
@@ -128,7 +128,7 @@ class Supervisor:
         self._loop.post(self._interrupt.take)
 
     def aim(self, slots: Sequence[Slot], addresses: Mapping[str, HostAddress]) -> None:
-        """Have the job run on these seats; `posts` are of their nodes and ours. For any thread."""
+        """Have the job run on these slots; `addresses`: of their nodes and ours. For any thread."""
         assert self._pool_job is not None
         self._loop.post(partial(self._pool_job.aim, slots, addresses))
 
@@ -228,7 +228,7 @@ class Supervisor:
         self.set_target(local_job.local_slots(self._job, workers, gpus, taken), since)
 
     def set_target(self, slots: Sequence[Slot], since: Since = "command") -> None:
-        """Set where workers sit; nowhere: they save and leave. A rigid job stays where it is."""
+        """Set the slots of the job; none: save and leave. A rigid job stays where it is."""
         if self.job_status.rigid is not None and self._slots:
             return
         job_status, before = self.job_status, set(self._slots)
@@ -263,7 +263,7 @@ class Supervisor:
             if record.has_ended:
                 self.feed(group.LoopEnded(record.number))
 
-    # Words from the crew.
+    # Events from the workers.
 
     def on_warm(self) -> None:
         job_status = self.job_status

@@ -17,7 +17,7 @@ SAVE_AGAIN_S: Final = 10.0  # between tries to save a job that is to leave
 
 
 class SupportsSuspension(Protocol):
-    """The supervisor, as leaving concerns it."""
+    """What suspension needs of the supervisor."""
 
     @property
     def job_status(self) -> JobStatus: ...
@@ -40,12 +40,12 @@ class Suspension:
     def __init__(self, supervisor: SupportsSuspension, loop: Loop) -> None:
         self._supervisor = supervisor
         self._loop = loop
-        self._slots: Sequence[Slot] = ()  # the last it sat on
+        self._slots: Sequence[Slot] = ()  # the last ones it had
         self._last: tuple[int, int, int] | None = None  # worker, generation and step of the image
         self.is_refused = False  # it was to leave, and trains on until it can be saved
 
     def remember_slots(self, slots: Sequence[Slot]) -> None:
-        """Take down where the job trains on if it can't leave."""
+        """Remember the slots on which the job trains on if it can't leave."""
         self._slots = slots or self._slots
 
     def expect(self, worker: int, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Warm interpreters of this machine; the zygote of every job is a fork of one, without imports.
+"""Warm interpreters of a node: torch is imported once, and each job's fork server is a fork.
 
 One per kind: jobs share a warm process if they run the same interpreter and agree in whatever
 variables count only when an interpreter, or a native library, starts.
@@ -47,12 +47,12 @@ class _WarmInterpreter:
     client: ForkServerClient
     about: Message | None = None  # once it is warm
     code: int | None = None  # once it has ended
-    users: int = 0  # zygotes of jobs
+    users: int = 0  # fork servers of jobs
 
 
 @dataclass(frozen=True, slots=True)
 class _ForkedServer:
-    """Remembers the very process it was forked from: another of its kind may have come since."""
+    """Keeps the process it was forked from: another one of its kind may run by now."""
 
     kind: _WarmInterpreter
     on_lost: Callable[[_WarmInterpreter, int], None]
@@ -93,7 +93,7 @@ class WarmInterpreters:
     def fork_for_job(
         self, interpreter: Interpreter, requests: socket.socket, stderr: int
     ) -> ForkedServer:
-        """Fork a job's zygote, as soon as its kind is warm."""
+        """Fork a job's fork server, as soon as its kind is warm."""
         kind = self._living(interpreter)
         kind.users += 1
         # If the warm process dies first, the descriptor dies with it, and `requests` ends.

@@ -1,4 +1,4 @@
-"""What a station remembers of a worker, for the lead that may have to adopt it. Pure."""
+"""What a worker host records of a worker, for a lead that adopts the worker. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from coddl.runtime.wire import Message
 
 @dataclass(slots=True)
 class WorkerHistory:
-    """A worker's story, from what it said and what it was told."""
+    """The history of a worker, from the messages that it sent and was sent."""
 
     worker: int
     slot: int

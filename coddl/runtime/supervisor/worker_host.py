@@ -1,7 +1,7 @@
-"""The part of a job that lives on one node: its zygote, its workers, their images.
+"""The part of a job that runs on one node: its fork server, its workers, their images.
 
-A station takes requests (`do`) and gives words (`on_word`); ADR 0007 has the table. Its lead may
-be in the same loop (`coddl run`) or on another node (`outpost`, `remote`): it can't tell.
+A worker host takes requests (`do`) and sends messages (`on_word`); ADR 0007 has the table. Its
+lead may be in the same loop (`coddl run`) or on another node (`job_host`, `remote_worker_host`).
 """
 
 import signal
@@ -24,13 +24,13 @@ from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.wire import Message
 
 LOST: Final = -signal.SIGKILL  # the code of a worker of whose end nobody has told us
-LOOK_EVERY_S: Final = 0.01  # at processes whose zygote is gone
+LOOK_EVERY_S: Final = 0.01  # at processes whose fork server is gone
 UNKNOWN_WAIT_S: Final = 2.0  # for one whose number we never heard
 FORK_SERVERS_MAX: Final = 3  # that may be killed in a row before one is warm
 
 
 class WorkerHost(Protocol):
-    """A station as its lead sees it, here or on another node."""
+    """A worker host as its lead sees it, here or on another node."""
 
     def do(self, request: Message) -> None:
         """Have something done; words tell what came of it."""
@@ -41,7 +41,7 @@ class WorkerHost(Protocol):
         ...
 
     def leave(self) -> None:
-        """Have nothing more to do with it; whoever lives there lives on."""
+        """Disconnect from it; its workers run on."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class WorkerHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerHostConfig:
-    """What a station is built on."""
+    """The settings of a worker host."""
 
     interpreter: Interpreter
     stash: Path  # of the images its workers write
@@ -61,7 +61,7 @@ class WorkerHostConfig:
 
 @dataclass(slots=True)
 class _HostedWorker:
-    """A worker's memory and what connects us with it."""
+    """A worker's history, its process and the connections to it."""
 
     history: WorkerHistory
     channel: Channel
@@ -77,9 +77,9 @@ class _HostedWorker:
 
 
 class LocalWorkerHost:
-    """Runs a job's workers on this node, and remembers what a new lead must know of them.
+    """Runs a job's workers on this node, and records what a new lead must know of them.
 
-    `on_log` hears what they print: memory of the worker, stdout or stderr, a line.
+    `on_log` gets what they print: history of the worker, stdout or stderr, a line.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class LocalWorkerHost:
         self.newest_worker = -1  # the highest number heard of
 
     def open(self) -> None:
-        """Start the zygote; `warm` or `lost` follows."""
+        """Start the fork server; `warm` or `lost` follows."""
         self._fork_server.start()
 
     @property
     def histories(self) -> list[WorkerHistory]:
-        """Everybody who runs here, the oldest first."""
+        """The histories of all workers here, the oldest first."""
         return [worker.history for worker in self._workers.values()]
 
     def do(self, request: Message) -> None:
@@ -220,7 +220,7 @@ class LocalWorkerHost:
             )
 
     def _on_fork_server_lost(self, code: int) -> None:
-        """Start anew; the kernel ends every worker along with the zygote."""
+        """Start anew; the kernel ends every worker along with the fork server."""
         if not self._fork_server.is_warm:
             self._killed_fork_servers += 1
             if code >= 0 or self._killed_fork_servers >= FORK_SERVERS_MAX:

@@ -1,4 +1,4 @@
-"""What the supervisor knows of its workers; pure bookkeeping."""
+"""What the supervisor knows of each worker. Pure."""
 
 import signal
 from collections.abc import Iterable

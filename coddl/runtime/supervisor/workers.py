@@ -1,4 +1,4 @@
-"""The workers of a job, wherever they sit: started, spoken to, listened to, ended."""
+"""The workers of a job on all nodes: starts them, exchanges messages with them, ends them."""
 
 import signal
 import time
@@ -35,7 +35,7 @@ MAIN_THREAD: Final = frozenset(
 
 
 class WorkersListener(Protocol):
-    """Whoever leads the crew."""
+    """What the supervisor is told of its workers."""
 
     def tell(self, event: Message) -> None: ...
     def fail(self, error: TrainingError, code: int) -> None: ...
@@ -48,7 +48,7 @@ class WorkersListener(Protocol):
 
 
 class HostsListener(Protocol):
-    """Whoever hears how stations on other nodes are found."""
+    """What a pool job is told of worker hosts on other nodes."""
 
     def on_living(self, node: str, word: Message) -> None: ...
     def on_unreachable(self, node: str) -> None: ...
@@ -59,14 +59,14 @@ class HostsListener(Protocol):
 
 HostFactory = Callable[
     [str, Callable[[Message], None]], WorkerHost
-]  # a node, and who hears its words
+]  # a node, and what gets its messages
 
 
 class Workers:
-    """The stations of a job, its store and its workers; calls its listener from the loop.
+    """The worker hosts of a job, its store and its workers; calls its listener from the loop.
 
-    `reach` gives the station of a node; the store is at the one of `home`. Only stations of other
-    nodes have something to say to a `greeter`.
+    `host_of` gives the worker host of a node; the store is on `lead_node`. A `hosts_listener` hears
+    of worker hosts on other nodes only.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Workers:
 
     @property
     def records(self) -> list[WorkerRecord]:
-        """Everybody who runs, the oldest first."""
+        """The records of all workers, the oldest first."""
         return list(self._workers.values())
 
     def slot_numbers(self, numbers: Iterable[int]) -> list[int]:
@@ -129,11 +129,11 @@ class Workers:
         return [self._workers[number].slot.number for number in numbers if number in self._workers]
 
     def set_slots(self, slots: Sequence[Slot]) -> None:
-        """Take down where the job is to sit, for those who are started from now on."""
+        """Set the slots of the job, for workers that are started from now on."""
         self._slots = slots
 
     def worker_host(self, node: str) -> WorkerHost:
-        """Give the station of a node."""
+        """Give the worker host of a node."""
         if node not in self._worker_hosts:
             self._worker_hosts[node] = self._host_of(node, lambda word: self._on_word(node, word))
         return self._worker_hosts[node]
@@ -145,7 +145,7 @@ class Workers:
             self._lose_node(node, because)
 
     def start(self, number: int, slot: Slot, *, joins: bool) -> None:
-        """Start a worker on a seat; one that joins others while they train may take its time."""
+        """Start a worker on a slot; one that joins others while they train may take its time."""
         now_s = time.monotonic()
         record = WorkerRecord(number, slot, started_s=now_s, heard_s=now_s, joins=joins)
         record.is_first = not self._workers
@@ -297,7 +297,7 @@ class Workers:
             self._loop.silence((name, number))
         self._listener.on_gone(record, code, because)
 
-    # Words from stations.
+    # Messages from worker hosts.
 
     def _on_word(self, node: str, word: Message) -> None:
         if self._is_closing:
@@ -335,7 +335,7 @@ class Workers:
                 self._part(record.number, word["code"], word.get("because"))
 
     def _on_host_word(self, node: str, word: Message) -> None:
-        """Take in how a station itself fares."""
+        """Handle a message about a worker host itself."""
         match word["is"]:
             case "warm":
                 if self.gpus is None:
@@ -385,7 +385,7 @@ class Workers:
 
     @property
     def _store_name(self) -> str:
-        """Name the store asked for last; a station that hosts it has dropped every other."""
+        """Name the store asked for last; a worker host that hosts it has dropped every other."""
         return f"{self._job.attempt}.{self._stores_asked}"
 
     def _ask_store(self) -> None:

@@ -1,4 +1,4 @@
-"""Buffers that follow the main worker: what forward reads again must be the same on all workers.
+"""Keeps buffers equal to the main worker's: what forward reads must be the same on all workers.
 
 BatchNorm's statistics are not read while the model trains: they follow at the end of an epoch.
 """

@@ -1,4 +1,4 @@
-"""Makes objects of the script act only when they are allowed to: schedulers, EMAs, scalers.
+"""Gates calls of the script's objects, such as schedulers, EMAs and scalers: once per update.
 
 They stay the same objects, so references to them in the script stay valid.
 """

@@ -46,7 +46,7 @@ class Group:
     def __init__(self, backend: Backend, rank: int, world: int, store: Store) -> None:
         self.rank = rank
         self.world = world
-        self.patience: Callable[[], bool] = lambda: True  # asked now and then: shall I wait on?
+        self.may_wait: Callable[[], bool] = lambda: True  # asked now and then while it waits
         self._backend = backend
         self._store: Any = store
         self._is_aborted = False
@@ -106,7 +106,7 @@ class Group:
                     raise GroupError(str(error).splitlines()[0]) from error
                 # It may have ended well between that wait and this look: wait once more, to know.
                 is_over = work.is_completed()
-            if not self.patience():
+            if not self.may_wait():
                 raise GroupError("told to abandon it")
             if not is_over and unless():
                 return False

@@ -27,7 +27,7 @@ LOADERS_MAX: Final = 4  # whose positions are compared when a group is formed
 
 
 class LoaderRounds:
-    """Where the loaders of a session are."""
+    """The rounds of a session's loaders, and how far each has come."""
 
     def __init__(self, session: "TrainingSession") -> None:
         self.has_outer_loop = False  # coddl.epochs or coddl.steps

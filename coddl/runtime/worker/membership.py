@@ -30,7 +30,7 @@ class WorkerExit(SystemExit):
 
 
 class MemberSession(Protocol):
-    """The training that changes hands."""
+    """What membership needs of the session: its position, and taking over another state."""
 
     @property
     def step(self) -> int:
@@ -65,7 +65,7 @@ class MemberSession(Protocol):
 
 
 class ReadAheadLoader(Protocol):
-    """What loads batches, also ahead of a change."""
+    """Loads batches, also ahead of a change of the group."""
 
     def announced(self) -> Tree:
         """Tell workers that will join where the training is."""

@@ -1,4 +1,4 @@
-"""What a worker tells of itself: seconds per pass, of data, of exchanges; memory of its passes."""
+"""Statistics that a worker reports: seconds per pass, of data, of exchanges; memory of passes."""
 
 import time
 from collections.abc import Iterator

@@ -86,7 +86,7 @@ def _prepared_session(
     session = TrainingSession(given.models, given.optimizers, settings, link)
     if settings.micro_batch is not None:
         checks.refuse_syncnorm(given.models, with_=f"micro_batch={settings.micro_batch}")
-        session.chunk(settings.micro_batch)
+        session.use_micro_batches(settings.micro_batch)
     device = next(given.models[0].parameters()).device if given.is_short else None
     elastic = {
         id(loader): ElasticLoader(

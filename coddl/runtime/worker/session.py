@@ -336,7 +336,7 @@ class TrainingSession:
         with self._waiting():
             return self.peers.mean(number, weight)
 
-    def chunk(self, micro_batch: int) -> None:
+    def use_micro_batches(self, micro_batch: int) -> None:
         """Run slices in passes of at most that many samples."""
         micro_batches = MicroBatches(micro_batch, self.parameters, self._optimizers)
         self.exchange.micro_batches, self.state.on_track = micro_batches, micro_batches.watch

@@ -16,7 +16,7 @@ from coddl.runtime.worker.schedulers import schedulers_of
 
 
 class SupportsResume(Protocol):
-    """The session whose state it is."""
+    """What the state needs of its session."""
 
     def progress_held(self) -> Tree:
         """Give where the training stands."""
@@ -79,7 +79,7 @@ class TrainingState:
     def restore(
         self, tree: Tree, device_of: DeviceOf, *, progress: bool = True, is_saved: bool = False
     ) -> None:
-        """Become the tree; tensors are copied out of it, each to its home.
+        """Become the tree; tensors are copied out of it, each to its device.
 
         Without `progress` the worker stays where it is in the training.
         """

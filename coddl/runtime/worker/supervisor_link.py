@@ -1,4 +1,4 @@
-"""A worker's line to its supervisor, and the groups it builds on request while training goes on.
+"""A worker's connection to its supervisor, and the groups it builds while training goes on.
 
 A thread reads what the supervisor says. Nothing here changes what the training loop does: the loop
 looks, between passes, at what lies ready.
@@ -58,7 +58,7 @@ class Groups:
         """Have every wait in them go on only while that holds."""
         for group in (self.train, self.talk, self.bridge):
             if group is not None:
-                group.patience = patient
+                group.may_wait = patient
 
     def close(self) -> None:
         """Drop them all, without waiting for it."""
@@ -81,7 +81,7 @@ def _drop_all(groups: list[Group]) -> None:
 
 
 class SupervisorLink:
-    """The supervisor's wishes as they stand; the training loop reads them between passes."""
+    """The newest requests of the supervisor; the training loop reads them between passes."""
 
     def __init__(self, wire: socket.socket, worker: int, host: str) -> None:
         self.worker = worker

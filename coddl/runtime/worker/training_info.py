@@ -1,4 +1,4 @@
-"""What a worker tells of its training when it has come to its loop."""
+"""What a worker reports about its training when it has arrived at its loop."""
 
 from typing import TYPE_CHECKING
 
