@@ -1,10 +1,10 @@
-"""One name, one thing: no two classes of the scheduler and the simulator share a name."""
+"""One name, one thing: no two classes of scheduler, simulator and runtime share a name."""
 
 import ast
 from collections import defaultdict
 from pathlib import Path
 
-PACKAGES = ("core", "sim")
+PACKAGES = ("core", "sim", "runtime")
 ROOT = Path(__file__).parents[2] / "coddl"
 
 
