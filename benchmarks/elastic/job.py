@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from coddl.runtime.supervisor.control import asked
+from coddl.runtime.supervisor.control_socket import asked
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.supervisor import Supervisor
 

@@ -25,9 +25,9 @@ from coddl.agent.reconcile import Posts
 from coddl.agent.run_reporter import Asked
 from coddl.core.pool.orders import AssignedSlot
 from coddl.core.pool.records import Outcome, RunChanged, RunEnded, RunStepped, Trouble
-from coddl.runtime.supervisor.ledger import signal_name
+from coddl.runtime.supervisor.job_status import RETIRED
 from coddl.runtime.supervisor.loop import Channel, LogPipe, Loop
-from coddl.runtime.supervisor.standing import RETIRED
+from coddl.runtime.supervisor.worker_record import signal_name
 from coddl.runtime.wire import Message
 
 NOTICE: Final = "CODDL_NOTICE"

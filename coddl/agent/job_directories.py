@@ -30,7 +30,7 @@ from coddl.api.code import BYTES_MAX, digest_of
 from coddl.api.jobsfolder import write_safely
 from coddl.core.errors import UserError
 from coddl.core.pool.spec import JobSpec
-from coddl.runtime.supervisor.seats import Home
+from coddl.runtime.supervisor.slots import JobEnvironment
 
 ARCHIVES_MAX: Final = 16
 ARCHIVES_BYTES_MAX: Final = 1 << 30
@@ -238,7 +238,7 @@ def _unpacked_code(base: Path) -> str:
         return ""
 
 
-def note_attempt(environment: Home, attempt: int) -> None:
+def note_attempt(environment: JobEnvironment, attempt: int) -> None:
     """Write down, for all nodes, that an attempt has begun."""
     base = environment.folder.parent
     with contextlib.suppress(OSError):  # then the job will fail at better words

@@ -14,7 +14,7 @@ from coddl.agent.orphans import MARK
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Outcome, Trouble
 from coddl.core.pool.spec import JobSpec
-from coddl.runtime.supervisor.seats import Home
+from coddl.runtime.supervisor.slots import JobEnvironment
 
 PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0)  # between tries to get what the system or the line refused
 
@@ -64,7 +64,7 @@ class JobEnvironments:
         self._on_ready = on_ready
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="home")
         self._under_way: dict[int, asyncio.Task[None]] = {}
-        self.ready: dict[int, Home] = {}
+        self.ready: dict[int, JobEnvironment] = {}
         self.failed: dict[int, tuple[Outcome, Trouble]] = {}  # why there will be none
 
     def want(self, specs: Mapping[int, JobSpec], also: Iterable[int]) -> None:
@@ -99,7 +99,7 @@ class JobEnvironments:
             del self._under_way[job]
         self._on_ready()
 
-    async def _made(self, job: int, spec: JobSpec) -> Home:
+    async def _made(self, job: int, spec: JobSpec) -> JobEnvironment:
         loop = asyncio.get_running_loop()
         for pause_s in (*PAUSES_S, None):
             try:
@@ -111,7 +111,7 @@ class JobEnvironments:
                 if pause_s is None:
                     raise
                 await asyncio.sleep(pause_s)
-        return Home(
+        return JobEnvironment(
             python=spec.launch.python or sys.executable,
             cwd=cwd,
             env={

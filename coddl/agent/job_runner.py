@@ -20,11 +20,11 @@ from coddl.core.pool.orders import AssignedSlot
 from coddl.core.pool.records import RunEnded, RunStepped, Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor import seats as places
-from coddl.runtime.supervisor.fitting import Remembered
+from coddl.runtime.supervisor import slots as places
 from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.memory_fit import RememberedLimit
 from coddl.runtime.supervisor.scripts import calls_prepare
-from coddl.runtime.supervisor.seats import Home
+from coddl.runtime.supervisor.slots import JobEnvironment
 from coddl.runtime.supervisor.supervisor import Supervisor
 from coddl.runtime.wire import Message
 
@@ -42,7 +42,7 @@ class JobRun:
     attempt: int
     spec: JobSpec
     node: str  # whose agent runs the supervisor
-    environment: Home
+    environment: JobEnvironment
     reason: str = ""  # for the attempt
     adopt: bool = False
     precheck: bool = False
@@ -130,7 +130,7 @@ class ElasticRunner:
         self.resize(slots, posts)
 
     def resize(self, slots: Sequence[AssignedSlot], posts: Posts) -> None:
-        aimed = [places.Seat(each.slot, each.node, each.gpu) for each in slots]
+        aimed = [places.Slot(each.slot, each.node, each.gpu) for each in slots]
         self._supervisor.aim(aimed, posts)
 
     def mark_lost(self, nodes: Sequence[str]) -> None:
@@ -233,7 +233,9 @@ def job_of(run: JobRun) -> Job:
         restart_reason=run.reason if run.attempt > 1 else "",
         must_prepare=False,
         grace_s=STOP_S,
-        limits=tuple(Remembered(limit.model, limit.samples, limit.job) for limit in run.limits),
+        limits=tuple(
+            RememberedLimit(limit.model, limit.samples, limit.job) for limit in run.limits
+        ),
     )
 
 

@@ -42,8 +42,8 @@ from coddl.api.jobsfolder import JobsFolder
 from coddl.api.wire import PROTOCOL, Hello
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device, Trouble
-from coddl.runtime.supervisor.outposts import Outposts
-from coddl.runtime.supervisor.seats import Post
+from coddl.runtime.supervisor.job_host_server import JobHostServer
+from coddl.runtime.supervisor.slots import HostAddress
 from coddl.runtime.wire import Message
 
 __all__ = ["AgentOptions", "run_agent"]
@@ -263,16 +263,18 @@ async def _first(within_s: float, *works: "Coroutine[None, None, object]") -> No
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _listening(options: AgentOptions, mark: str, bridge: AgentBridge) -> tuple[Post, Outposts]:
+def _listening(
+    options: AgentOptions, mark: str, bridge: AgentBridge
+) -> tuple[HostAddress, JobHostServer]:
     """Listen for job runners on other nodes; return the address and token that they need."""
     token = secrets.token_urlsafe(32)
     host = options.host or _own_address(options.server)
     try:
-        outposts = Outposts(f"agent-{mark}", token, bridge, host=host)
+        outposts = JobHostServer(f"agent-{mark}", token, bridge, host=host)
     except OSError as error:
         because = f"{error.strerror or error}"
         raise UserError(f"{host} can't be listened on", because, "--host with an own one") from None
-    return Post(options.node, host, outposts.address[1], token), outposts
+    return HostAddress(options.node, host, outposts.address[1], token), outposts
 
 
 def _tell_warm(python: str, about: Message) -> None:

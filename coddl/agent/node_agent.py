@@ -37,8 +37,8 @@ from coddl.api.wire import LogLine, Peer, RunProgress
 from coddl.core.pool import orders as told
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Device, RunEnded, RunId, Trouble
-from coddl.runtime.supervisor.outposts import Outposts
-from coddl.runtime.supervisor.seats import Post
+from coddl.runtime.supervisor.job_host_server import JobHostServer
+from coddl.runtime.supervisor.slots import HostAddress
 
 NOTHING: Final = Orders(0, {}, (), {})
 SAVING_S: Final = 600.0  # what a job that is saving its state may take beyond its time
@@ -77,7 +77,7 @@ class NodeInfo:
     """A node's name, address and devices."""
 
     name: str
-    post: Post  # of its own outposts
+    post: HostAddress  # of its own outposts
     devices: tuple[Device, ...]
 
 
@@ -89,7 +89,7 @@ class NodeAgent:
         info: NodeInfo,
         environments: JobEnvironments,
         bridge: AgentBridge,
-        outposts: Outposts,
+        outposts: JobHostServer,
         *,
         sink: ReportSink,
         log_spool: LogSpool,
@@ -104,7 +104,7 @@ class NodeAgent:
         self._orphans = orphans
         self._loop = asyncio.get_running_loop()
         self._orders = NOTHING
-        self._posts: dict[str, Post] = {}
+        self._posts: dict[str, HostAddress] = {}
         self._runners: dict[int, JobRunner] = {}
         self._applied: dict[int, AppliedOrder] = {}
         self._parting: list[JobRunner] = []  # dropped, and not gone yet
@@ -125,7 +125,7 @@ class NodeAgent:
     def take(self, orders: Orders, peers: Iterable[Peer]) -> None:
         """Do what the orders say; again does no harm."""
         self._orders = orders
-        self._posts = {p.node: Post(p.node, p.host, p.port, p.token) for p in peers}
+        self._posts = {p.node: HostAddress(p.node, p.host, p.port, p.token) for p in peers}
         self._posts[self._info.name] = self._info.post
         wanted = {RunId(order.job, order.attempt) for order in orders.leads}
         self._ended &= wanted
@@ -260,7 +260,7 @@ class NodeAgent:
             case _:
                 assert_never(action)
 
-    def _start_run(self, order: told.JobOrder, posts: Mapping[str, Post]) -> None:
+    def _start_run(self, order: told.JobOrder, posts: Mapping[str, HostAddress]) -> None:
         job = order.job
         if job in self._environments.failed:
             outcome, trouble = self._environments.failed[job]
@@ -297,7 +297,7 @@ class NodeAgent:
             self._occupy(self._commands | {assigned.slot: (run, None) for assigned in order.seats})
         runner.start(order.seats, self._with_own(posts))
 
-    def _with_own(self, posts: Mapping[str, Post]) -> dict[str, Post]:
+    def _with_own(self, posts: Mapping[str, HostAddress]) -> dict[str, HostAddress]:
         return {**posts, self._info.name: self._info.post}
 
     def _stop_run(self, stop: StopRun, runner: JobRunner) -> None:

@@ -10,13 +10,13 @@ from typing import Final, Literal
 
 from coddl.core.pool.orders import JobOrder, Orders
 from coddl.core.pool.records import RunId
-from coddl.runtime.supervisor.seats import Post
+from coddl.runtime.supervisor.slots import HostAddress
 
 # How long a worker may take to leave a slot that is no longer its job's. It hands its state to
 # others, which may have to start first; so this is for jobs whose runner is gone, or hangs.
 LEAVE_WITHIN_S: Final = 600.0
 
-Posts = Mapping[str, Post]  # by node
+Posts = Mapping[str, HostAddress]  # by node
 
 
 @dataclass(frozen=True, slots=True)

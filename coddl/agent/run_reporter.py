@@ -19,7 +19,7 @@ from coddl.core.pool.records import (
     Trouble,
 )
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor.standing import RETIRED, SUPERSEDED
+from coddl.runtime.supervisor.job_status import RETIRED, SUPERSEDED
 from coddl.runtime.wire import Message
 
 Fact = RunFact

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from coddl.agent.logs import LogSpool
 from coddl.api.wire import LogLine
 from coddl.core.pool.records import RunId
-from coddl.runtime.supervisor.seats import Holding, Home
+from coddl.runtime.supervisor.slots import JobEnvironment, SlotProcess
 from coddl.runtime.wire import Message
 
 
@@ -22,7 +22,7 @@ class SlotTable:
     owners: Mapping[int, RunId]
 
 
-Held = Mapping[int, Holding]
+Held = Mapping[int, SlotProcess]
 
 
 class AgentBridge:
@@ -47,10 +47,10 @@ class AgentBridge:
         self.is_leased = is_leased
         self._attempts: dict[str, int] = {}  # of whoever has processes here
         self.table = SlotTable(0, {})
-        self.environments: Mapping[str, Home] = {}
+        self.environments: Mapping[str, JobEnvironment] = {}
         self.commands: Set[int] = frozenset()  # slots that have a command's processes
 
-    def home_of(self, job: str) -> Home | None:
+    def environment_of(self, job: str) -> JobEnvironment | None:
         """Return a job's environment, or None if it is not ready."""
         return self.environments.get(job)
 

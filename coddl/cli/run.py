@@ -166,7 +166,7 @@ def list_local(*, for_program: bool) -> None:
     """List the jobs of `coddl run` on this machine."""
     from coddl.cli.runview import jobs_table
     from coddl.runtime.errors import TrainingError
-    from coddl.runtime.supervisor.control import asked, running
+    from coddl.runtime.supervisor.control_socket import asked, running
 
     jobs = []
     with user_errors():
@@ -178,7 +178,7 @@ def list_local(*, for_program: bool) -> None:
 
 def running_here() -> list[str]:
     """Name the jobs of `coddl run` on this machine."""
-    from coddl.runtime.supervisor.control import running
+    from coddl.runtime.supervisor.control_socket import running
 
     with user_errors():
         return running()
@@ -186,7 +186,7 @@ def running_here() -> list[str]:
 
 def _ask(name: str, request: dict[str, Any], for_program: bool) -> None:
     from coddl.cli.runview import change_sentence, counted
-    from coddl.runtime.supervisor.control import asked
+    from coddl.runtime.supervisor.control_socket import asked
 
     with user_errors():
         answer = asked(name, request)

@@ -35,12 +35,12 @@ NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 Meta = dict[str, Any]  # Any: what JSON can hold; step, epoch and whatever else the writer says
 
 
-class Unreadable(Exception):
+class UnreadableImage(Exception):
     """The file holds no image that can be read now: gone, torn, being written, or none at all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class ImageHeader:
     """What the first 64 bytes say. A greater stamp is a newer image."""
 
     stamp: int
@@ -64,18 +64,20 @@ class Header:
     def parsed(cls, data: bytes) -> Self:
         """Read a header, or raise `Unreadable`."""
         if len(data) < HEADER_BYTES:
-            raise Unreadable(f"is cut short: {len(data)} of at least {HEADER_BYTES} bytes")
+            raise UnreadableImage(f"is cut short: {len(data)} of at least {HEADER_BYTES} bytes")
         magic, version, complete, *sizes = _LAYOUT.unpack(data)
         if magic != MAGIC:
-            raise Unreadable("is no image: its first bytes are wrong")
+            raise UnreadableImage("is no image: its first bytes are wrong")
         if version != VERSION:
-            raise Unreadable(f"has format {version}, and this version of coddl reads {VERSION}")
+            raise UnreadableImage(
+                f"has format {version}, and this version of coddl reads {VERSION}"
+            )
         stamp, manifest_bytes, payload_offset, payload_bytes = sizes
         header = cls(stamp, complete == 1, manifest_bytes, payload_offset, payload_bytes)
         if header != replace(
             cls.of(manifest_bytes, payload_bytes), stamp=stamp, complete=complete == 1
         ):
-            raise Unreadable("has a damaged header: its sizes contradict each other")
+            raise UnreadableImage("has a damaged header: its sizes contradict each other")
         return header
 
     @property
@@ -100,44 +102,44 @@ def aligned(bytes_: int, to: int) -> int:
     return -(-bytes_ // to) * to
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> ImageHeader:
     """Read the header of an image or a checkpoint, complete or not. Takes no lock."""
     try:
         with path.open("rb", buffering=0) as file:
-            return Header.parsed(file.read(HEADER_BYTES))
+            return ImageHeader.parsed(file.read(HEADER_BYTES))
     except OSError as error:
-        raise Unreadable(f"can't be opened: {error.strerror}") from None
+        raise UnreadableImage(f"can't be opened: {error.strerror}") from None
 
 
 def is_complete(path: Path) -> bool:
     """Tell whether an image lies there that was written to its end."""
     try:
         return read_header(path).complete
-    except Unreadable:
+    except UnreadableImage:
         return False
 
 
 @contextmanager
-def held(path: Path) -> Iterator[tuple[int, Header]]:
+def held(path: Path) -> Iterator[tuple[int, ImageHeader]]:
     """Hold a complete image: while the descriptor is held no writer touches it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise Unreadable(f"can't be opened: {error.strerror}") from None
+        raise UnreadableImage(f"can't be opened: {error.strerror}") from None
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Unreadable("is being written") from None
+            raise UnreadableImage("is being written") from None
         except OSError as error:
             # Only images in memory are written in place; a checkpoint can be read without a lock.
             if error.errno not in NO_LOCKS:
-                raise Unreadable(f"can't be locked: {error.strerror}") from None
-        header = Header.parsed(os.pread(fd, HEADER_BYTES, 0))
+                raise UnreadableImage(f"can't be locked: {error.strerror}") from None
+        header = ImageHeader.parsed(os.pread(fd, HEADER_BYTES, 0))
         if not header.complete:
-            raise Unreadable("is incomplete: whoever wrote it did not finish")
+            raise UnreadableImage("is incomplete: whoever wrote it did not finish")
         if (length := os.fstat(fd).st_size) < header.bytes_:
-            raise Unreadable(f"is cut short: {length} of {header.bytes_} bytes")
+            raise UnreadableImage(f"is cut short: {length} of {header.bytes_} bytes")
         yield fd, header
     finally:
         with suppress(OSError):
@@ -145,13 +147,13 @@ def held(path: Path) -> Iterator[tuple[int, Header]]:
         os.close(fd)
 
 
-def manifest_of(fd: int, header: Header) -> dict[str, Any]:
+def manifest_of(fd: int, header: ImageHeader) -> dict[str, Any]:
     """Read the manifest of a held image."""
     try:
         manifest: dict[str, Any] = json.loads(os.pread(fd, header.manifest_bytes, HEADER_BYTES))
         manifest["meta"], manifest["tree"], manifest["tensors"]
     except (ValueError, KeyError, TypeError):
-        raise Unreadable("has a damaged manifest") from None
+        raise UnreadableImage("has a damaged manifest") from None
     return manifest
 
 
@@ -167,13 +169,13 @@ def step_of(path: Path) -> int:
     return int(meta_of(path)["step"])
 
 
-def images(folder: Path) -> list[tuple[Path, Header]]:
+def images(folder: Path) -> list[tuple[Path, ImageHeader]]:
     """List the images in a folder, torn ones too; the newest is last."""
     found = []
     for path in folder.glob("slot-*.img"):
         try:
             found.append((path, read_header(path)))
-        except Unreadable:
+        except UnreadableImage:
             continue  # a slot that was never written
     return sorted(found, key=lambda entry: entry[1].stamp)
 

@@ -1,4 +1,4 @@
-"""JSON lines: how worker, zygote, supervisor and command line talk to each other."""
+"""JSON lines: how worker, fork server, supervisor and command line talk to each other."""
 
 import json
 from collections.abc import Iterator

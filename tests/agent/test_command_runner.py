@@ -22,7 +22,7 @@ from coddl.api.wire import RunProgress
 from coddl.core.pool.orders import AssignedSlot
 from coddl.core.pool.records import RunChanged, RunEnded, RunStepped, Trouble
 from coddl.core.pool.spec import JobSpec, Launch, Tier
-from coddl.runtime.supervisor.seats import Home
+from coddl.runtime.supervisor.slots import JobEnvironment
 
 PATIENCE_S = 60.0
 
@@ -91,7 +91,7 @@ def run_of(folder: Path, argv: Sequence[str], **fields: Any) -> JobRun:
     tier: Tier = fields.pop("tier", "opaque")
     precheck = fields.pop("precheck", False)
     launch = Launch(argv=tuple(argv), precheck=tuple(argv) if precheck else (), **fields)
-    environment = Home(
+    environment = JobEnvironment(
         python=sys.executable,
         cwd=folder,
         env={**os.environ, MARK: f"test-{os.getpid()}"},

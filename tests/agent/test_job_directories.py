@@ -14,7 +14,7 @@ import pytest
 from coddl.agent.job_directories import BadCode, ForeignFolder, JobDirectories, note_attempt
 from coddl.api.code import pack
 from coddl.core.pool.spec import JobSpec, Launch
-from coddl.runtime.supervisor.seats import Home
+from coddl.runtime.supervisor.slots import JobEnvironment
 
 
 class Server:
@@ -112,7 +112,7 @@ def test_the_end_of_an_older_attempt_removes_nothing(
     folder, state = directories.prepare(1, spec(code)), directories.checkpoints(1)
     state.mkdir()
     for attempt in (1, 2):
-        note_attempt(Home(python="", cwd=folder, env={}, folder=state), attempt)
+        note_attempt(JobEnvironment(python="", cwd=folder, env={}, folder=state), attempt)
     directories.tidy(1, spec(code), 1, forget=True)
     assert (folder / "train.py").exists()
     assert state.exists()

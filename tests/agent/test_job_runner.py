@@ -10,14 +10,16 @@ import pytest
 from coddl.agent.job_runner import ElasticRunner, JobRun, job_of
 from coddl.core.pool.memory_limits import MemoryLimit
 from coddl.core.pool.spec import JobSpec, Launch
-from coddl.runtime.supervisor.fitting import Remembered
-from coddl.runtime.supervisor.seats import Home
+from coddl.runtime.supervisor.memory_fit import RememberedLimit
+from coddl.runtime.supervisor.slots import JobEnvironment
 from tests.agent.test_command_runner import Listener
 
 
 @pytest.fixture
 def lead(tmp_path: Path) -> Iterator[ElasticRunner]:
-    environment = Home(python=sys.executable, cwd=tmp_path, env={}, folder=tmp_path / "checkpoints")
+    environment = JobEnvironment(
+        python=sys.executable, cwd=tmp_path, env={}, folder=tmp_path / "checkpoints"
+    )
     spec = JobSpec(name="job", launch=Launch(argv=("train.py",)))
     lead = ElasticRunner(
         JobRun(job=1, attempt=1, spec=spec, node="n", environment=environment), Listener()
@@ -44,7 +46,7 @@ def test_a_script_counts_as_quiet_from_when_a_process_runs_it(lead: ElasticRunne
 
 def test_a_run_knows_what_other_jobs_have_found(lead: ElasticRunner) -> None:
     run = replace(lead.run, limits=(MemoryLimit(7, "h200", 64, 3),))
-    assert job_of(run).limits == (Remembered(7, 64, 3),)
+    assert job_of(run).limits == (RememberedLimit(7, 64, 3),)
 
 
 def test_a_run_is_over_however_its_thread_ends(

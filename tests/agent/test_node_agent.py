@@ -18,8 +18,8 @@ from coddl.api.wire import RunProgress
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Device, RunEnded, RunId, RunStepped, Trouble
 from coddl.core.pool.spec import JobSpec, Launch
-from coddl.runtime.supervisor.outposts import Outposts
-from coddl.runtime.supervisor.seats import Holding, Post
+from coddl.runtime.supervisor.job_host_server import JobHostServer
+from coddl.runtime.supervisor.slots import HostAddress, SlotProcess
 from tests.agent.pool import lead, orders
 
 PATIENCE_S = 60.0
@@ -58,8 +58,8 @@ class NoOutposts:
     is_alive = True
 
     def __init__(self) -> None:
-        self.held: dict[int, Holding] = {}
-        self.hear: Callable[[dict[int, Holding]], None] = lambda _held: None
+        self.held: dict[int, SlotProcess] = {}
+        self.hear: Callable[[dict[int, SlotProcess]], None] = lambda _held: None
 
     def look_again(self) -> None:
         self.hear(self.held)
@@ -82,10 +82,10 @@ class Harness:
             directories, {}, "mark", {}, lambda: self.node.on_environment()
         )
         self.node = NodeAgent(
-            NodeInfo("n0", Post("n0", "127.0.0.1", 1, "x"), (Device(0, "h200", "GPU-0"),)),
+            NodeInfo("n0", HostAddress("n0", "127.0.0.1", 1, "x"), (Device(0, "h200", "GPU-0"),)),
             self.environments,
             self.bridge,
-            cast(Outposts, self.outposts),
+            cast(JobHostServer, self.outposts),
             sink=self.sink,
             log_spool=self.log_spool,
             orphans=OrphanProcesses(folder),
@@ -142,7 +142,7 @@ def played(folder: Path, story: Callable[[Harness], Awaitable[None]]) -> None:
 
 def test_who_else_uses_a_gpu_is_told(tmp_path: Path) -> None:
     async def story(harness: Harness) -> None:
-        harness.outposts.held = {0: Holding("9", 1, 1, "GPU-0")}
+        harness.outposts.held = {0: SlotProcess("9", 1, 1, "GPU-0")}
         harness.outposts.look_again()
         await harness.wait(lambda: harness.node.gpus() == {"GPU-0"}, "a worker on the GPU")
         harness.node.hear_others({0: "process 7 (x)"})
@@ -166,7 +166,7 @@ def test_a_run_whose_folder_the_system_refuses_is_lost_and_says_so(tmp_path: Pat
 
 def test_a_command_waits_until_nothing_lives_on_its_slot(tmp_path: Path) -> None:
     async def story(harness: Harness) -> None:
-        harness.outposts.held = {0: Holding("9", 1, 1)}
+        harness.outposts.held = {0: SlotProcess("9", 1, 1)}
         harness.outposts.look_again()
         await harness.wait(lambda: harness.sink.held == {0: RunId(9, 1)}, "a worker there")
         harness.order(1)

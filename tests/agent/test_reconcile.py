@@ -19,9 +19,9 @@ from coddl.agent.reconcile import (
 )
 from coddl.core.pool.orders import AssignedSlot, JobOrder, Orders, Stop
 from coddl.core.pool.records import RunId
-from coddl.runtime.supervisor.seats import Post
+from coddl.runtime.supervisor.slots import HostAddress
 
-A, B = Post("a", "10.0.0.1", 1, "x"), Post("b", "10.0.0.2", 2, "y")
+A, B = HostAddress("a", "10.0.0.1", 1, "x"), HostAddress("b", "10.0.0.2", 2, "y")
 POSTS = {"a": A, "b": B}
 
 
@@ -44,7 +44,7 @@ class Case:
     doing: list[JobOrder] = field(default_factory=list)
     want: list[RunAction] = field(default_factory=list)
     ended: frozenset[RunId] = frozenset()
-    posts: dict[str, Post] = field(default_factory=lambda: POSTS)
+    posts: dict[str, HostAddress] = field(default_factory=lambda: POSTS)
     table: dict[int, RunId] = field(default_factory=dict)
 
 

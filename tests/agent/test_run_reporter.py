@@ -17,7 +17,7 @@ from coddl.core.pool.records import (
     Trouble,
 )
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor.standing import SUPERSEDED
+from coddl.runtime.supervisor.job_status import SUPERSEDED
 from coddl.runtime.wire import Message
 
 PROGRESS = {"is": "progress", "step": 7, "size": 2, "step_s": 0.5, "iterations_at_size": 12}

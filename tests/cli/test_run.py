@@ -61,7 +61,7 @@ class Started:
         return self.process.wait(timeout=60)
 
     def family(self) -> list[int]:
-        """Everybody below it: zygote, store, workers."""
+        """The processes below it: fork server, store, workers."""
         found, look = [], [self.process.pid]
         while look:
             below = children(look.pop())
@@ -136,7 +136,7 @@ def test_ctrl_c_ends_everybody_and_the_same_command_goes_on(run: Run) -> None:
     checkpoints = job.folder / "state" / "coddl" / "mine"
     wait_until(lambda: bool(list(checkpoints.glob("*.ckpt"))), "a checkpoint")
     family = job.family()
-    assert len(family) == 4  # the zygote, the store and two workers
+    assert len(family) == 4  # the fork server, the store and two workers
     job.process.send_signal(signal.SIGINT)
     assert job.end() == 130
     assert not [pid for pid in family if lives(pid)]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor import control, workshop
+from coddl.runtime.supervisor import control_socket, local_job
 from coddl.runtime.supervisor.environment import ON_ONE_GPU
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.station import Site
 from coddl.runtime.supervisor.supervisor import Supervisor
+from coddl.runtime.supervisor.worker_host import WorkerHostConfig
 from coddl.runtime.wire import Message
 from tests.runtime.warm import Warm
 
@@ -50,7 +50,7 @@ warm = cache(Warm)
 class Elastic:
     """Runs a script under a supervisor in a thread; a context that leaves nothing running.
 
-    Its zygote is a fork of one that all tests share; with `cold`, it is started as users do.
+    Its fork server is a fork of one that all tests share; with `cold`, it is started as users do.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class Elastic:
         assert not self._thread.is_alive(), "the supervisor does not end"
 
     def _run(self) -> None:
-        mine = Site if self._cold else partial(Site, mother=warm())
-        workshop.Site = mine  # type: ignore[assignment,attr-defined]
+        mine = WorkerHostConfig if self._cold else partial(WorkerHostConfig, factory=warm())
+        local_job.WorkerHostConfig = mine  # type: ignore[assignment,attr-defined]
         try:
             self.code = self._supervisor.run()
         finally:
-            workshop.Site = Site  # type: ignore[attr-defined]
+            local_job.WorkerHostConfig = WorkerHostConfig  # type: ignore[attr-defined]
 
     def _hear(self, event: Message) -> None:
         with self._news:
@@ -132,7 +132,7 @@ class Elastic:
 
     def ask(self, do: str, **fields: Any) -> Message:
         """Ask over the control socket, as the command line does."""
-        return control.asked(self.name, {"do": do, **fields})
+        return control_socket.asked(self.name, {"do": do, **fields})
 
     def status(self) -> Message:
         """Give the job's status; a machine that stands still for seconds is asked again."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor.control import asked
+from coddl.runtime.supervisor.control_socket import asked
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.jobdir import MEMORY
 from coddl.runtime.supervisor.supervisor import Supervisor
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 STUB = Path(__file__).with_name("stub_worker.py")
 DEADLINE_S = 150.0  # machines are shared and slow
 
-# As much of torch as the zygote asks for.
+# As much of torch as the fork server asks for.
 FAKE_TORCH = {
     "__init__.py": "from torch import cuda, version\n__version__ = 'fake'\n",
     "cuda.py": "import os\ndef _device_count_nvml():\n    return int(os.environ['GPUS'])\n",
@@ -200,17 +200,17 @@ def start(tmp_path: Path, fake_torch: Path, sockets: Path) -> Iterator[Start]:  
     yield begin
     for running in started:
         running.stop()
-    assert set(children_of_mine()) <= set(before), "a zygote is left"
+    assert set(children_of_mine()) <= set(before), "a fork server is left"
     assert not list(MEMORY.glob(f"coddl-*/{name}-*")), "images are left in memory"
 
 
 def children_of_mine() -> list[int]:
-    """Name the zygotes among what this process has started."""
+    """Name the fork servers among what this process has started."""
     found = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError):
             found += [int(pid) for pid in (task / "children").read_text().split()]
-    return [pid for pid in found if b"coddl.runtime.supervisor.zygote" in cmdline(pid)]
+    return [pid for pid in found if b"coddl.runtime.supervisor.fork_server" in cmdline(pid)]
 
 
 def cmdline(pid: int) -> bytes:

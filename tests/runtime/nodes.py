@@ -1,4 +1,4 @@
-"""Nodes of a pool on one machine: outposts at several loopback addresses, leads in threads."""
+"""Nodes of a pool on one machine: job hosts at several loopback addresses, leads in threads."""
 
 import contextlib
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.outposts import Outposts
-from coddl.runtime.supervisor.seats import Holding, Home, Post, Seat
+from coddl.runtime.supervisor.job_host_server import JobHostServer
+from coddl.runtime.supervisor.slots import HostAddress, JobEnvironment, Slot, SlotProcess
 from coddl.runtime.supervisor.supervisor import Supervisor
 from coddl.runtime.wire import Message
 from tests.runtime.harness import DEADLINE_S, lives, wait_until
@@ -22,18 +22,18 @@ SLOTS_PER_NODE = 4
 
 
 @dataclass
-class House:
-    """A node's agent, as far as its outposts need one."""
+class FakeAgent:
+    """A node's agent, as far as its job hosts need one."""
 
-    homes: dict[str, Home] = field(default_factory=dict)
+    environments: dict[str, JobEnvironment] = field(default_factory=dict)
     owners: dict[int, tuple[str, int]] = field(default_factory=dict)
-    held: Mapping[int, Holding] = field(default_factory=dict)
+    held: Mapping[int, SlotProcess] = field(default_factory=dict)
     reports: int = 0
     logs: list[tuple[str, int, int | None, str, str]] = field(default_factory=list)
     warm: list[tuple[str, Message]] = field(default_factory=list)
 
-    def home_of(self, job: str) -> Home | None:
-        return self.homes.get(job)
+    def environment_of(self, job: str) -> JobEnvironment | None:
+        return self.environments.get(job)
 
     def owner_of(self, slot: int) -> tuple[str, int] | None:
         return self.owners.get(slot)
@@ -41,7 +41,7 @@ class House:
     def expects(self, job: str) -> bool:
         return any(owner == job for owner, _ in self.owners.values())
 
-    def on_holding(self, held: Mapping[int, Holding]) -> None:
+    def on_holding(self, held: Mapping[int, SlotProcess]) -> None:
         self.held = dict(held)
         self.reports += 1
 
@@ -58,32 +58,32 @@ class House:
 class Node:
     """A node with four slots, at an address of its own."""
 
-    def __init__(self, index: int, home: Home, **options: Any) -> None:
+    def __init__(self, index: int, environment: JobEnvironment, **options: Any) -> None:
         self.name = f"node-{index}"
         self.slots = range(index * SLOTS_PER_NODE, (index + 1) * SLOTS_PER_NODE)
-        self.house = House({JOB: home})
+        self.agent = FakeAgent({JOB: environment})
         self.token = f"secret-{index}-{time.monotonic_ns()}"
         stash = f"test-{os.getpid()}-{self.name}"
         host = f"127.0.0.{index + 1}"
-        self.outposts = Outposts(stash, self.token, self.house, host=host, **options)
-        self.outposts.start()
+        self.job_host_server = JobHostServer(stash, self.token, self.agent, host=host, **options)
+        self.job_host_server.start()
 
     @property
-    def post(self) -> Post:
-        return Post(self.name, *self.outposts.address, self.token)
+    def address(self) -> HostAddress:
+        return HostAddress(self.name, *self.job_host_server.address, self.token)
 
-    def seats(self, count: int) -> list[Seat]:
-        return [Seat(slot, self.name) for slot in self.slots[:count]]
+    def first_slots(self, count: int) -> list[Slot]:
+        return [Slot(slot, self.name) for slot in self.slots[:count]]
 
     def give(self, attempt: int, job: str = JOB) -> None:
         """Give all slots to an attempt of a job."""
-        self.house.owners = dict.fromkeys(self.slots, (job, attempt))
-        self.outposts.look_again()
+        self.agent.owners = dict.fromkeys(self.slots, (job, attempt))
+        self.job_host_server.look_again()
 
     def close(self) -> None:
-        pids = [holding.pid for holding in self.house.held.values() if holding.pid is not None]
-        self.outposts.close()
-        assert not self.outposts.is_alive
+        pids = [holding.pid for holding in self.agent.held.values() if holding.pid is not None]
+        self.job_host_server.close()
+        assert not self.job_host_server.is_alive
         assert not [pid for pid in pids if lives(pid)]
 
 
@@ -165,10 +165,12 @@ class Lead:
 class Pool:
     """Nodes and leads of one job; all of it is gone when the pool is closed."""
 
-    def __init__(self, home: Home, argv: Sequence[str], nodes: int = 2, **options: Any) -> None:
-        self.home = home
+    def __init__(
+        self, environment: JobEnvironment, argv: Sequence[str], nodes: int = 2, **options: Any
+    ) -> None:
+        self.environment = environment
         self._stack = contextlib.ExitStack()
-        self.nodes = [Node(index, home, **options) for index in range(nodes)]
+        self.nodes = [Node(index, environment, **options) for index in range(nodes)]
         for node in self.nodes:
             self._stack.callback(node.close)
         self._job = Job(
@@ -176,19 +178,19 @@ class Pool:
             id=JOB,
             script=Path(argv[0]),
             argv=tuple(argv),
-            cwd=home.cwd,
+            cwd=environment.cwd,
             env={},
-            folder=home.folder,
+            folder=environment.folder,
         )
 
     def reopen(self, index: int) -> Node:
         """Start a node anew that was closed: another port, another token."""
-        node = self.nodes[index] = Node(index, self.home)
+        node = self.nodes[index] = Node(index, self.environment)
         self._stack.callback(node.close)
         return node
 
-    def posts(self) -> dict[str, Post]:
-        return {node.name: node.post for node in self.nodes}
+    def addresses(self) -> dict[str, HostAddress]:
+        return {node.name: node.address for node in self.nodes}
 
     def job(self, **fields: Any) -> Job:
         return replace(self._job, **fields)
@@ -202,28 +204,28 @@ class Pool:
         self._stack.callback(lead.stop)
         return lead
 
-    def seats(self, *counts: int) -> list[Seat]:
-        """Give so many seats of each node."""
-        return [s for node, n in zip(self.nodes, counts, strict=False) for s in node.seats(n)]
+    def first_slots(self, *counts: int) -> list[Slot]:
+        """Give so many slots of each node."""
+        return [s for node, n in zip(self.nodes, counts, strict=False) for s in node.first_slots(n)]
 
     def aim(self, lead: Lead, *counts: int) -> None:
-        lead.supervisor.aim(self.seats(*counts), self.posts())
+        lead.supervisor.aim(self.first_slots(*counts), self.addresses())
 
     def printed(self) -> str:
-        return "\n".join(node.house.printed() for node in self.nodes)
+        return "\n".join(node.agent.printed() for node in self.nodes)
 
     def wait_empty(self) -> None:
         """Wait until nothing lives on any node."""
-        wait_until(lambda: not any(node.house.held for node in self.nodes), "empty nodes")
+        wait_until(lambda: not any(node.agent.held for node in self.nodes), "empty nodes")
 
     def close(self) -> None:
         self._stack.close()
 
 
-def home_in(folder: Path, pythonpath: str, **env: str) -> Home:
-    """Give a job a home: this interpreter, and little else."""
+def environment_in(folder: Path, pythonpath: str, **env: str) -> JobEnvironment:
+    """Give a job's environment: this interpreter, and little else."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return Home(
+    return JobEnvironment(
         python=sys.executable,
         cwd=folder,
         env={**kept, "PYTHONPATH": pythonpath, **env},

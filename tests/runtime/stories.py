@@ -9,15 +9,15 @@ from coddl.runtime.supervisor.generations import (
     Commit,
     Event,
     GroupBroken,
+    GroupPlan,
     LoopEnded,
     Phase,
-    Plan,
     Prepare,
     Regroup,
-    Start,
-    Stop,
+    StartWorker,
+    StopWorker,
     TargetSet,
-    Woke,
+    TimerFired,
     WorkerArrived,
     WorkerLost,
     WorkerReady,
@@ -96,9 +96,9 @@ def timed(times: int, **pass_s: float) -> list[Event | After]:
 def told(command: Command) -> str:
     """Say a command in a few words: `prepare 2 [0:2 1:2] to 0 1`."""
     match command:
-        case Start(worker, slot):
+        case StartWorker(worker, slot):
             return f"start {worker}@{slot}"
-        case Stop(worker):
+        case StopWorker(worker):
             return f"stop {worker}"
         case Prepare(plan):
             return f"prepare {told_plan(plan)}"
@@ -110,7 +110,7 @@ def told(command: Command) -> str:
             return f"cancel {generation} to {' '.join(map(str, to))}"
 
 
-def told_plan(plan: Plan) -> str:
+def told_plan(plan: GroupPlan) -> str:
     owned = " ".join(f"{w}:{n}" for w, n in zip(plan.members, plan.counts, strict=True))
     bridge = f" bridge {' '.join(map(str, plan.bridge))}" if plan.bridge else ""
     fresh = " fresh" if plan.fresh else ""
@@ -156,6 +156,6 @@ class Stage:
         for event in events:
             if isinstance(event, After):
                 self.now_s += event.seconds
-                event = Woke()
+                event = TimerFired()
             said += map(told, self.coordinator.handle(event, self.now_s))
         return "; ".join(said)

@@ -1,6 +1,6 @@
 """A worker without training: speaks to its supervisor as a real one does, misbehaves on request.
 
-Options come as JSON in the first argument. Run by the zygote, so it is a script and imports little.
+Options come as JSON in the first argument. Run by the fork server: a script, with few imports.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coddl.runtime.imagefile import HEADER_BYTES, Header, step_of
+from coddl.runtime.imagefile import HEADER_BYTES, ImageHeader, step_of
 from coddl.runtime.wire import Lines, Message, encoded
 
 OPTIONS: dict[str, Any] = {
@@ -135,8 +135,8 @@ class Stub:
 def write_image(path: Path, step: int) -> None:
     """Write an image that holds nothing but its step."""
     manifest = json.dumps({"meta": {"step": step}, "tree": None, "tensors": []}).encode()
-    header = Header.of(len(manifest), 0)
-    whole = Header(step, True, header.manifest_bytes, header.payload_offset, 0)
+    header = ImageHeader.of(len(manifest), 0)
+    whole = ImageHeader(step, True, header.manifest_bytes, header.payload_offset, 0)
     text = whole.packed() + manifest
     path.write_bytes(text.ljust(max(header.bytes_, HEADER_BYTES), b"\0"))
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from coddl.runtime.supervisor import hosting, remote
-from coddl.runtime.supervisor.memory import Memory
-from coddl.runtime.supervisor.seats import Post, Seat
+from coddl.runtime.supervisor import pool_job, remote_worker_host
+from coddl.runtime.supervisor.slots import HostAddress, Slot
+from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.wire import Lines, Message, encoded
 from tests.runtime.harness import ROOT, STUB, fake_torch, wait_until
-from tests.runtime.nodes import JOB, Lead, Pool, home_in
+from tests.runtime.nodes import JOB, Lead, Pool, environment_in
 
 __all__ = ["fake_torch"]  # fixtures
 
@@ -32,18 +32,18 @@ class Played:
         self._lines, self._asked = Lines(), list[Message]()
 
     @property
-    def post(self) -> Post:
+    def address(self) -> HostAddress:
         host, port = self._listener.getsockname()
-        return Post("node-1", host, port, "secret")
+        return HostAddress("node-1", host, port, "secret")
 
-    def greeted(self, *workers: Memory) -> Message:
+    def greeted(self, *workers: WorkerHistory) -> Message:
         """Take a connection, and name those who live here; give the lead's first word."""
         self._listener.listen()
         self.hang_up()
         self._peer, _ = self._listener.accept()
         self._peer.settimeout(60)
         hello = self.asked("lead")
-        living = [memory.as_data() for memory in workers]
+        living = [history.as_data() for history in workers]
         self.say("living", workers=living, gone=[], generation=5, newest=3)
         return hello
 
@@ -79,22 +79,22 @@ def played() -> Iterator[Played]:
 
 @pytest.fixture
 def pool(tmp_path: Path, fake_torch: Path) -> Iterator[Pool]:
-    home = home_in(tmp_path, f"{fake_torch}:{ROOT}")
-    nodes = Pool(home, (str(STUB), json.dumps({})), nodes=1)
+    environment = environment_in(tmp_path, f"{fake_torch}:{ROOT}")
+    nodes = Pool(environment, (str(STUB), json.dumps({})), nodes=1)
     yield nodes
     nodes.close()
 
 
 def adopting(pool: Pool, played: Played) -> Lead:
     lead = pool.lead(adopt=True)
-    seats = [*pool.seats(1), Seat(SLOT, "node-1")]
-    lead.supervisor.aim(seats, {**pool.posts(), "node-1": played.post})
+    slots = [*pool.first_slots(1), Slot(SLOT, "node-1")]
+    lead.supervisor.aim(slots, {**pool.addresses(), "node-1": played.address})
     return lead
 
 
-def hosting_of(lead: Lead) -> hosting.Hosting:
-    assert lead.supervisor._hosting is not None
-    return lead.supervisor._hosting
+def pool_job_of(lead: Lead) -> pool_job.PoolJob:
+    assert lead.supervisor._pool_job is not None
+    return lead.supervisor._pool_job
 
 
 def hang_up(_lead: Lead, played: Played) -> None:
@@ -109,8 +109,8 @@ def tell_its_end(lead: Lead, played: Played) -> None:
 
 def begin_anew(lead: Lead, played: Played) -> None:
     """Have the lead told that the node has a new agent."""
-    post = replace(played.post, token="of another day")
-    lead.supervisor.aim([Seat(SLOT, "node-1")], {**hosting_of(lead)._posts, "node-1": post})
+    address = replace(played.address, token="of another day")
+    lead.supervisor.aim([Slot(SLOT, "node-1")], {**pool_job_of(lead)._addresses, "node-1": address})
 
 
 LOSSES: dict[str, Callable[[Lead, Played], None]] = {
@@ -124,8 +124,8 @@ LOSSES: dict[str, Callable[[Lead, Played], None]] = {
 def test_who_was_found_and_is_lost_before_all_have_answered_is_not_adopted(
     pool: Pool, played: Played, lose: Callable[[Lead, Played], None]
 ) -> None:
-    house = pool.nodes[0].house
-    home = house.homes.pop(JOB)  # so that node does not answer yet
+    agent = pool.nodes[0].agent
+    environment = agent.environments.pop(JOB)  # so that node does not answer yet
     lead = adopting(pool, played)
     arrived = {
         "is": "arrived",
@@ -135,22 +135,22 @@ def test_who_was_found_and_is_lost_before_all_have_answered_is_not_adopted(
         "global_batch": 64,
         "steps": 100,
     }
-    played.greeted(Memory(3, SLOT, arrived=arrived, has_state=True))
-    adoption = hosting_of(lead)._adoption
+    played.greeted(WorkerHistory(3, SLOT, arrived=arrived, has_state=True))
+    adoption = pool_job_of(lead)._adoption
     assert adoption is not None
-    wait_until(lambda: bool(adoption.notes), "somebody found")
+    wait_until(lambda: bool(adoption.records), "somebody found")
     lose(lead, played)
     if lose is not tell_its_end:
         played.greeted()  # it is asked again
-    wait_until(lambda: not adoption.notes, "nobody left")
-    house.homes[JOB] = home
-    pool.nodes[0].outposts.look_again()
+    wait_until(lambda: not adoption.records, "nobody left")
+    agent.environments[JOB] = environment
+    pool.nodes[0].job_host_server.look_again()
     assert lead.wait("starting")["worker"] == 4
 
 
 def test_who_lives_on_though_the_line_broke_is_adopted(pool: Pool, played: Played) -> None:
-    house = pool.nodes[0].house
-    home = house.homes.pop(JOB)
+    agent = pool.nodes[0].agent
+    environment = agent.environments.pop(JOB)
     adopting(pool, played)
     arrived = {
         "is": "arrived",
@@ -161,20 +161,20 @@ def test_who_lives_on_though_the_line_broke_is_adopted(pool: Pool, played: Playe
         "steps": 100,
     }
     for _ in range(2):
-        played.greeted(Memory(3, SLOT, arrived=arrived, has_state=True))
-    house.homes[JOB] = home
-    pool.nodes[0].outposts.look_again()
+        played.greeted(WorkerHistory(3, SLOT, arrived=arrived, has_state=True))
+    agent.environments[JOB] = environment
+    pool.nodes[0].job_host_server.look_again()
     assert played.asked("tell")["to"] == [3]
 
 
 def test_a_number_given_twice_is_told_apart_by_its_node(
     pool: Pool, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "CONNECT_WITHIN_S", 0.5)
-    monkeypatch.setattr(hosting, "SEATS_AGAIN_S", 0.5)
+    monkeypatch.setattr(remote_worker_host, "CONNECT_WITHIN_S", 0.5)
+    monkeypatch.setattr(pool_job, "SLOTS_AGAIN_S", 0.5)
     lead = adopting(pool, played)
     lead.wait("starting", lambda event: event["slot"] == SLOT)  # the node was not reached
-    hello = played.greeted(Memory(0, SLOT))
+    hello = played.greeted(WorkerHistory(0, SLOT))
     assert hello["adopt"] is False, "it may end them itself"
     assert played.asked("kill")["worker"] == 0
     start = played.asked("start")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.workshop import seats_here
+from coddl.runtime.supervisor.local_job import local_slots
 from tests.runtime.harness import Start, children, fake_torch, sockets, start, wait_until
 from tests.runtime.test_supervisor import parent
 
@@ -17,7 +17,7 @@ __all__ = ["fake_torch", "sockets", "start"]  # fixtures
 JOB = Job(name="", script=Path(), argv=(), cwd=Path(), env={}, folder=Path())
 
 # GPUs, slots of the workers there are (the oldest first), how many are wanted: their slots
-SEATS: dict[str, tuple[int, list[int], int, list[int]]] = {
+CHOICES: dict[str, tuple[int, list[int], int, list[int]]] = {
     "a first start": (0, [], 3, [0, 1, 2]),
     "growing fills gaps": (0, [3, 1], 4, [3, 1, 0, 2]),
     "shrinking keeps the oldest": (0, [1, 2, 0], 2, [1, 2]),
@@ -29,18 +29,20 @@ SEATS: dict[str, tuple[int, list[int], int, list[int]]] = {
 }
 
 
-@pytest.mark.parametrize(("gpus", "taken", "workers", "slots"), SEATS.values(), ids=SEATS.keys())
-def test_the_oldest_workers_keep_their_seats(
+@pytest.mark.parametrize(
+    ("gpus", "taken", "workers", "slots"), CHOICES.values(), ids=CHOICES.keys()
+)
+def test_the_oldest_workers_keep_their_slots(
     gpus: int, taken: list[int], workers: int, slots: list[int]
 ) -> None:
-    seats = seats_here(JOB, workers, gpus, taken)
-    assert [seat.slot for seat in seats] == slots
-    assert [seat.gpu for seat in seats] == [f"{slot % gpus}" if gpus else None for slot in slots]
+    chosen = local_slots(JOB, workers, gpus, taken)
+    assert [slot.number for slot in chosen] == slots
+    assert [slot.gpu for slot in chosen] == [f"{slot % gpus}" if gpus else None for slot in slots]
 
 
 def test_a_shrink_keeps_the_oldest_worker_wherever_it_sits(start: Start) -> None:
     job = start({"do_at_step": {"0:5": "kill"}}, workers=2)
-    assert job.wait_for("resized")["members"] == [1, 2]  # worker 2 sits where worker 0 did
+    assert job.wait_for("resized")["members"] == [1, 2]  # worker 2 has the slot of worker 0
     change = job.ask("resize", workers=1)["change"]
     assert (change["members"], change["slots"]) == ([1], [1])
     change = job.ask("resize", workers=3)["change"]

@@ -13,13 +13,13 @@ from coddl.runtime.supervisor.generations import (
     Commit,
     Event,
     GroupBroken,
-    Plan,
+    GroupPlan,
     Prepare,
     Regroup,
-    Start,
-    Stop,
+    StartWorker,
+    StopWorker,
     TargetSet,
-    Woke,
+    TimerFired,
     WorkerArrived,
     WorkerLost,
     WorkerReady,
@@ -52,7 +52,7 @@ class World:
         self.now_s = 0.0
         self.rules = Rules()
         self.processes: dict[int, Process] = {}
-        self.plans: dict[int, Plan] = {}
+        self.plans: dict[int, GroupPlan] = {}
         self.heard: list[Event] = []
         self.steps = 0
 
@@ -65,10 +65,10 @@ class World:
 
     def execute(self, command: Command) -> None:
         match command:
-            case Start(worker, slot):
+            case StartWorker(worker, slot):
                 self.processes[worker] = Process(slot)
                 self.processes[worker].outbox.append(WorkerArrived(worker, VIRTUAL_NODES))
-            case Stop(worker):
+            case StopWorker(worker):
                 self.kill(worker)
             case Prepare(plan) | Regroup(plan):
                 self.plans[plan.generation] = plan
@@ -93,7 +93,7 @@ class World:
                 process.outbox.append(answer(worker, plan.generation))
             case Regroup(plan) if not able:
                 process.outbox.append(WorkerUnready(worker, plan.generation))
-            case Regroup(Plan(generation)) | Commit(generation):
+            case Regroup(GroupPlan(generation)) | Commit(generation):
                 process.generation = generation
                 process.outbox.append(WorkerSwapped(worker, generation, self.steps))
                 if worker not in self.plans[generation].members:
@@ -131,7 +131,7 @@ class World:
                 self.processes[worker].outbox.extend(passes)
             case "wait":
                 self.now_s += (number % 30) / 10
-                self.handle(Woke())
+                self.handle(TimerFired())
             case _:
                 pass
 
@@ -144,7 +144,7 @@ class World:
                 self.move("read", number)
             elif self.coordinator.wake_at_s is not None:
                 self.now_s = self.coordinator.wake_at_s
-                self.handle(Woke())
+                self.handle(TimerFired())
             else:
                 return
         raise AssertionError(f"no rest after {MOVES_MAX} moves: {self.coordinator.phase}")
@@ -157,7 +157,7 @@ class Rules:
         self.slots: dict[int, int] = {}  # of workers started, and not known to have gone
         self.with_state: set[int] = set()
         self.newest = 0
-        self.plan: Plan | None = None  # in flight
+        self.plan: GroupPlan | None = None  # in flight
         self.committed = False
         self.ready: set[int] = set()
         self.awaited: set[int] = set()  # who has not swapped yet
@@ -184,11 +184,11 @@ class Rules:
 
     def obey(self, command: Command) -> None:
         match command:
-            case Start(worker, slot):
+            case StartWorker(worker, slot):
                 assert slot not in self.slots.values(), "two workers on one slot"
                 assert worker not in self.slots
                 self.slots[worker] = slot
-            case Stop(worker):
+            case StopWorker(worker):
                 assert worker in self.slots, "stopped somebody unknown"
                 self.gone(worker)
             case Prepare(plan):
@@ -212,7 +212,7 @@ class Rules:
                 self.told(to)
                 self.plan = None
 
-    def take(self, plan: Plan) -> None:
+    def take(self, plan: GroupPlan) -> None:
         assert plan.generation > self.newest, "generations must grow"
         assert list(plan.members) == sorted(plan.members)
         assert len(plan.counts) == len(plan.members)

@@ -1,21 +1,21 @@
-"""The variables a worker finds: tables of seats, of scripts, and of what they tell."""
+"""The variables a worker finds: tables of slots, of scripts, and of what they tell."""
 
 from pathlib import Path
 
 import pytest
 
 from coddl.runtime.supervisor.environment import (
-    Team,
+    RankTable,
     launcher_variables,
     pool_variables,
     without_launcher,
 )
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.scripts import calls_prepare
-from coddl.runtime.supervisor.seats import Seat
+from coddl.runtime.supervisor.slots import Slot
 
 STORE = ("10.0.0.1", 29500)
-SPREAD = [Seat(0, "a", "0"), Seat(4, "b", "1"), Seat(1, "a", "3")]
+SPREAD = [Slot(0, "a", "0"), Slot(4, "b", "1"), Slot(1, "a", "3")]
 
 
 def job(**fields: object) -> Job:
@@ -24,40 +24,40 @@ def job(**fields: object) -> Job:
     return Job(**{**about, **fields})  # type: ignore[arg-type] # fields of a Job
 
 
-def variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
-    return launcher_variables(job, seat, team) | pool_variables(job, seat, team)
+def variables(job: Job, slot: Slot, ranks: RankTable) -> dict[str, str]:
+    return launcher_variables(job, slot, ranks) | pool_variables(job, slot, ranks)
 
 
-CASES: dict[str, tuple[list[Seat], Seat, dict[str, str]]] = {
+CASES: dict[str, tuple[list[Slot], Slot, dict[str, str]]] = {
     "alone": (
-        [Seat(7, "a")],
-        Seat(7, "a"),
+        [Slot(7, "a")],
+        Slot(7, "a"),
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         | {"NODE_RANK": "0", "GROUP_RANK": "0", "CODDL_NODES": "1", "CODDL_GPUS_PER_NODE": "1"}
         | {"CUDA_VISIBLE_DEVICES": ""},
     ),
-    "ranks go node by node, whatever the order of the seats": (
+    "ranks go node by node, whatever the order of the slots": (
         SPREAD,
-        Seat(1, "a", "3"),
+        Slot(1, "a", "3"),
         {"RANK": "1", "WORLD_SIZE": "3", "CODDL_NODES": "2", "CODDL_GPUS_PER_NODE": "2,1"},
     ),
     "the one GPU that a worker sees is number LOCAL_RANK of LOCAL_WORLD_SIZE": (
         SPREAD,
-        Seat(1, "a", "3"),
+        Slot(1, "a", "3"),
         {"CUDA_VISIBLE_DEVICES": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         | {"NODE_RANK": "1", "GROUP_RANK": "1"},
     ),
     "the first node that is named is the first": (
-        [Seat(4, "b"), Seat(0, "a")],
-        Seat(0, "a"),
+        [Slot(4, "b"), Slot(0, "a")],
+        Slot(0, "a"),
         {"RANK": "1", "NODE_RANK": "1", "CODDL_GPUS_PER_NODE": "1"},
     ),
 }
 
 
-@pytest.mark.parametrize(("seats", "seat", "want"), CASES.values(), ids=CASES.keys())
-def test_seats_tell_who_is_who(seats: list[Seat], seat: Seat, want: dict[str, str]) -> None:
-    found = variables(job(), seat, Team.of(seats, STORE))
+@pytest.mark.parametrize(("slots", "slot", "want"), CASES.values(), ids=CASES.keys())
+def test_slots_give_the_ranks(slots: list[Slot], slot: Slot, want: dict[str, str]) -> None:
+    found = variables(job(), slot, RankTable.of(slots, STORE))
     assert want.items() <= found.items()
 
 
@@ -87,12 +87,12 @@ JOBS: dict[str, tuple[dict[str, object], int, dict[str, str]]] = {
 def test_the_job_tells_what_it_may_become(
     fields: dict[str, object], restarts: int, want: dict[str, str]
 ) -> None:
-    found = variables(job(**fields), SPREAD[0], Team.of(SPREAD, STORE, restarts))
+    found = variables(job(**fields), SPREAD[0], RankTable.of(SPREAD, STORE, restarts))
     assert want.items() <= found.items()
 
 
 def test_what_a_launcher_has_told_us_is_not_passed_on() -> None:
-    told = launcher_variables(job(), SPREAD[0], Team.of(SPREAD, STORE))
+    told = launcher_variables(job(), SPREAD[0], RankTable.of(SPREAD, STORE))
     assert without_launcher({"HOME": "/root", "RANKING": "1", **told}) == {
         "HOME": "/root",
         "RANKING": "1",

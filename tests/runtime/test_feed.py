@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from coddl.runtime.worker.feed import Feed
 from coddl.runtime.worker.loader import Cut, ElasticLoader
-from coddl.runtime.worker.session import Session
+from coddl.runtime.worker.session import TrainingSession
 
 BATCH, STEPS = 12, 20
 HALF = (6, 6)
@@ -39,7 +39,7 @@ class Numbers(Dataset[Tensor]):
 def opened(**settings: Any) -> ElasticLoader:
     """Give a loader in its first round; nothing of it asks its session."""
     plain = DataLoader(settings.pop("data", Numbers()), BATCH, num_workers=2, **settings)
-    loader = ElasticLoader(plain, cast(Session, None))
+    loader = ElasticLoader(plain, cast(TrainingSession, None))
     loader.begin()
     loader.open(None, keep=False)
     return loader
@@ -179,7 +179,7 @@ class Counting(IterableDataset[int]):
 
 def test_a_rehearsal_leaves_a_stream_where_it_was() -> None:
     data = Counting()
-    loader = ElasticLoader(DataLoader(data, BATCH), cast(Session, None))
+    loader = ElasticLoader(DataLoader(data, BATCH), cast(TrainingSession, None))
     loader.begin()
     loader.open(None, keep=False)
     loader.fetch()

@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import ErrorType, HashStore, TCPStore
 
 from coddl.runtime.worker import group
-from coddl.runtime.worker.group import Broken, Group, connect
+from coddl.runtime.worker.group import Group, GroupError, connect
 
 
 def both(action: Callable[[int], None]) -> None:
@@ -66,12 +66,12 @@ def test_a_peer_that_comes_as_a_wait_runs_out_breaks_nothing(
     both(sum_often)
 
 
-def test_who_loses_patience_gives_up(pair: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_can_be_given_up(pair: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "LOOK_AFTER", timedelta(milliseconds=5))
     looks = iter([True, True, False])
-    pair[0].patience = lambda: next(looks)
+    pair[0].may_wait = lambda: next(looks)
     alone = pair[0].all_reduce(torch.ones(1))
-    with pytest.raises(Broken, match="told to abandon it"):
+    with pytest.raises(GroupError, match="told to abandon it"):
         pair[0].finish(alone)
     assert next(looks, None) is None
     pair[1].finish(pair[1].all_reduce(torch.ones(1)))  # lets the backend's thread end
@@ -107,7 +107,7 @@ class Ended:
 def test_what_nccl_calls_complete_after_a_peer_died_is_broken() -> None:
     work: Any = Ended()
     assert Group(StandIn(), 0, 2, HashStore()).finish(work)
-    with pytest.raises(Broken, match="NCCL says REMOTE_ERROR"):
+    with pytest.raises(GroupError, match="NCCL says REMOTE_ERROR"):
         Group(StandIn(ErrorType.REMOTE_ERROR), 0, 2, HashStore()).finish(work)
 
 
@@ -116,7 +116,7 @@ def test_an_aborted_group_is_broken_though_nccl_knows_of_no_error() -> None:
     backend = StandIn()
     aborted = Group(backend, 0, 2, HashStore())
     aborted.abort()
-    with pytest.raises(Broken, match="told to abandon it"):
+    with pytest.raises(GroupError, match="told to abandon it"):
         aborted.finish(work)
     aborted.drop()
     assert backend.aborts == 1

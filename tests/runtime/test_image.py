@@ -21,11 +21,11 @@ from torch.optim import lr_scheduler
 
 from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.imagefile import Unreadable
+from coddl.runtime.imagefile import UnreadableImage
 from coddl.runtime.worker import image
 from coddl.runtime.worker.image import Stash, flatten, opened, unflatten
 from tests.runtime.images import load
-from tests.runtime.test_checkpoints import files_up_to
+from tests.runtime.test_checkpoint_store import files_up_to
 
 ROOT = Path(__file__).parents[2]
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -306,7 +306,7 @@ def test_a_torn_image_is_never_read(stash: Stash, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the GPU is gone"):
         stash.write({"step": 3}, failing(fail))
     assert not imagefile.is_complete(older)
-    with pytest.raises(Unreadable, match="is incomplete"):
+    with pytest.raises(UnreadableImage, match="is incomplete"):
         load(older)
     assert imagefile.newest_image(tmp_path) == newest
     assert imagefile.step_of(newest) == 2
@@ -319,7 +319,7 @@ def test_an_image_being_written_is_not_read(stash: Stash, tmp_path: Path) -> Non
 
     def look() -> None:
         for path in tmp_path.iterdir():
-            with pytest.raises(Unreadable) as caught:
+            with pytest.raises(UnreadableImage) as caught:
                 load(path)
             seen.append(str(caught.value))
 
@@ -341,7 +341,7 @@ def test_kill_9_in_the_middle_of_a_write_leaves_the_image_before(tmp_path: Path)
     killed = subprocess.run(command, cwd=ROOT, timeout=60, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     torn, newest = sorted(tmp_path.iterdir(), key=imagefile.is_complete)
-    with pytest.raises(Unreadable, match="is incomplete"):
+    with pytest.raises(UnreadableImage, match="is incomplete"):
         load(torn)
     assert imagefile.newest_image(tmp_path) == newest
     assert same(load(newest), ({"step": 2}, [torch.full((1000,), 2.0)]))

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from coddl.runtime.supervisor import jobdir
-from coddl.runtime.supervisor.standing import RETIRED
+from coddl.runtime.supervisor.job_status import RETIRED
 from tests.runtime.elastic import ROOT, SCRIPTS, alone, line_of
 from tests.runtime.harness import lives, wait_until
-from tests.runtime.nodes import Pool, home_in
+from tests.runtime.nodes import Pool, environment_in
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -34,12 +34,12 @@ def pool(tmp_path: Path) -> Iterator[Open]:
     opened: list[Pool] = []
 
     def begin(*args: str, **more: Any) -> Pool:
-        home = home_in(tmp_path, str(ROOT), OMP_NUM_THREADS="1")
-        nodes = Pool(home, (str(SCRIPTS / "net.py"), *(args or ARGS)), **more)
+        environment = environment_in(tmp_path, str(ROOT), OMP_NUM_THREADS="1")
+        nodes = Pool(environment, (str(SCRIPTS / "net.py"), *(args or ARGS)), **more)
         opened.append(nodes)
         for node in nodes.nodes:  # a cold joiner imports torch for longer than a training lasts
-            node.outposts.warm(home.python, home.env)
-        wait_until(lambda: all(node.house.warm for node in nodes.nodes), "warm interpreters")
+            node.job_host_server.warm(environment.python, environment.env)
+        wait_until(lambda: all(node.agent.warm for node in nodes.nodes), "warm interpreters")
         return nodes
 
     yield begin
@@ -82,7 +82,7 @@ def test_a_node_whose_processes_are_killed_costs_no_bit(pool: Open, undisturbed:
     lead = nodes.lead()
     nodes.aim(lead, 2, 2)
     lead.wait_size(4)
-    nodes.nodes[1].outposts.close()
+    nodes.nodes[1].job_host_server.close()
     lead.wait_size(2)
     lead.finish()
     assert line_of(nodes.printed(), "hash") == undisturbed
@@ -92,17 +92,17 @@ LEAD = """
 import sys
 from pathlib import Path
 from tests.runtime.elastic import ROOT, SCRIPTS
-from tests.runtime.nodes import JOB, Pool, Post, Seat, home_in
-folder, post, *args = sys.argv[1:]
-node, host, port, token = post.split()
-home = home_in(Path(folder), str(ROOT), OMP_NUM_THREADS="1")
-mine = Pool(home, (str(SCRIPTS / "net.py"), *args), nodes=1)
+from tests.runtime.nodes import JOB, HostAddress, Pool, Slot, environment_in
+folder, address, *args = sys.argv[1:]
+node, host, port, token = address.split()
+environment = environment_in(Path(folder), str(ROOT), OMP_NUM_THREADS="1")
+mine = Pool(environment, (str(SCRIPTS / "net.py"), *args), nodes=1)
 lead = mine.lead()
-seats = [*mine.seats(2), Seat(4, node), Seat(5, node)]
-lead.supervisor.aim(seats, {**mine.posts(), node: Post(node, host, int(port), token)})
+slots = [*mine.first_slots(2), Slot(4, node), Slot(5, node)]
+lead.supervisor.aim(slots, {**mine.addresses(), node: HostAddress(node, host, int(port), token)})
 lead.wait_size(4)
 lead.wait_step(5)
-print(*(h.pid for h in mine.nodes[0].house.held.values()), flush=True)
+print(*(h.pid for h in mine.nodes[0].agent.held.values()), flush=True)
 lead.end()
 """
 
@@ -111,11 +111,11 @@ def test_when_the_lead_is_killed_its_survivors_are_led_from_elsewhere(
     pool: Open, undisturbed: str, tmp_path: Path
 ) -> None:
     nodes = pool()
-    nodes.nodes[0].outposts.close()  # that address is the lead's, in a process of its own
+    nodes.nodes[0].job_host_server.close()  # that address is the lead's, in a process of its own
     other = nodes.nodes[1]
     other.give(1)
-    post = f"{other.name} {other.post.host} {other.post.port} {other.post.token}"
-    command = [sys.executable, "-c", LEAD, str(tmp_path), post, *ARGS]
+    address = f"{other.name} {other.address.host} {other.address.port} {other.address.token}"
+    command = [sys.executable, "-c", LEAD, str(tmp_path), address, *ARGS]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as lead:
         assert lead.stdout is not None
@@ -124,11 +124,11 @@ def test_when_the_lead_is_killed_its_survivors_are_led_from_elsewhere(
     assert len(gone) == 2
     jobdir.drop_stashes(f"test-{lead.pid}-node-0")  # which its next start would have done
     wait_until(lambda: not [pid for pid in gone if lives(pid)], "the end of the lead's own workers")
-    survivors = {h.pid for h in other.house.held.values()}
+    survivors = {h.pid for h in other.agent.held.values()}
     again = nodes.lead(other, attempt=2, adopt=True)
-    again.supervisor.aim(other.seats(3), nodes.posts())
+    again.supervisor.aim(other.first_slots(3), nodes.addresses())
     assert again.wait("regrouped")["to"] == 2
-    assert survivors <= {h.pid for h in other.house.held.values()}
+    assert survivors <= {h.pid for h in other.agent.held.values()}
     again.wait_size(3)
     again.finish()
     assert not again.told("origin"), "it began from a checkpoint"

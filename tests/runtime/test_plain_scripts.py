@@ -10,10 +10,10 @@ import pytest
 
 from coddl.runtime.supervisor.environment import ON_ONE_GPU, SURVIVING, nccl_variables
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.seats import Seat
-from coddl.runtime.supervisor.standing import RETIRED
+from coddl.runtime.supervisor.job_status import RETIRED
+from coddl.runtime.supervisor.slots import Slot
 from tests.runtime.harness import ROOT, STUB, Start, fake_torch, sockets, start, wait_until
-from tests.runtime.nodes import Lead, Pool, home_in
+from tests.runtime.nodes import Lead, Pool, environment_in
 
 __all__ = ["fake_torch", "sockets", "start"]  # fixtures
 
@@ -35,8 +35,8 @@ def pool(tmp_path: Path, fake_torch: Path) -> Iterator[Open]:
     def begin(text: str = "", *, torch: str = str(fake_torch), **more: Any) -> Pool:
         script = tmp_path / "script.py"
         script.write_text(HEAD + text)
-        home = home_in(tmp_path, f"{torch}:{ROOT}" if torch else str(ROOT))
-        opened.append(Pool(home, ("script.py",), **more))
+        environment = environment_in(tmp_path, f"{torch}:{ROOT}" if torch else str(ROOT))
+        opened.append(Pool(environment, ("script.py",), **more))
         return opened[-1]
 
     yield begin
@@ -132,7 +132,7 @@ def test_if_one_is_killed_all_begin_anew_since_they_may_wait_for_it(pool: Open) 
 def test_who_fails_because_a_peer_was_killed_may_be_heard_of_first(
     pool: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coddl.runtime.supervisor.endings.WITHHELD_S", 30.0)  # a slow machine
+    monkeypatch.setattr("coddl.runtime.supervisor.exit_policy.WITHHELD_S", 30.0)  # a slow machine
     nodes = pool(
         "if restarts == '0': sys.exit(1) if rank == '0' else (time.sleep(.5), die())\n"
         "print('again', rank)\n"
@@ -190,20 +190,20 @@ def test_who_ignores_sigterm_is_killed_after_its_grace(pool: Open) -> None:
 
 
 GPUS = {
-    "one GPU of each node": ((Seat(0, "node-0", "0"), Seat(4, "node-1", "0")), "nccl"),
-    "a GPU that two share": ((Seat(0, "node-0", "0"), Seat(1, "node-0", "0")), "gloo"),
-    "one without": ((Seat(0, "node-0", "0"), Seat(4, "node-1", None)), "gloo"),
+    "one GPU of each node": ((Slot(0, "node-0", "0"), Slot(4, "node-1", "0")), "nccl"),
+    "a GPU that two share": ((Slot(0, "node-0", "0"), Slot(1, "node-0", "0")), "gloo"),
+    "one without": ((Slot(0, "node-0", "0"), Slot(4, "node-1", None)), "gloo"),
 }
 
 
-@pytest.mark.parametrize(("seats", "backend"), GPUS.values(), ids=GPUS.keys())
+@pytest.mark.parametrize(("slots", "backend"), GPUS.values(), ids=GPUS.keys())
 def test_nccl_is_for_gpus_of_their_own(
-    tmp_path: Path, fake_torch: Path, seats: tuple[Seat, ...], backend: str
+    tmp_path: Path, fake_torch: Path, slots: tuple[Slot, ...], backend: str
 ) -> None:
-    nodes = Pool(home_in(tmp_path, f"{fake_torch}:{ROOT}"), (str(STUB), "{}"))
+    nodes = Pool(environment_in(tmp_path, f"{fake_torch}:{ROOT}"), (str(STUB), "{}"))
     try:
         lead = nodes.lead()
-        lead.supervisor.aim(seats, nodes.posts())
+        lead.supervisor.aim(slots, nodes.addresses())
         metrics = lead.wait("progress", lambda event: "gpu 0" in event["metrics"])["metrics"]
         assert metrics["backend"] == backend
         assert metrics["gpu 0"] == "0"

@@ -11,7 +11,7 @@ __all__ = ["fake_torch", "sockets", "start"]  # fixtures
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coddl.runtime.supervisor.progress.LOOK_EVERY_S", 0.05)
     monkeypatch.setattr("coddl.runtime.supervisor.progress.STALLED_S", 0.5)
-    monkeypatch.setattr("coddl.runtime.supervisor.standing.STILL_S", 0.2)
+    monkeypatch.setattr("coddl.runtime.supervisor.job_status.STILL_S", 0.2)
 
 
 def test_a_job_that_hangs_has_no_speed_and_says_for_how_long(start: Start) -> None:

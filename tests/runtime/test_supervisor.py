@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor.checkpoints import Checkpoints, Saved
-from coddl.runtime.supervisor.control import asked, conversation, running
+from coddl.runtime.supervisor.checkpoint_store import CheckpointStore, SavedCheckpoint
+from coddl.runtime.supervisor.control_socket import asked, conversation, running
 from coddl.runtime.supervisor.jobdir import socket_folder
 from tests.runtime.harness import (
     ROOT,
@@ -104,7 +104,7 @@ def test_a_traceback_is_told_before_the_end(start: Start) -> None:
     lines = [event["text"] for event in job.told("log") if event["stream"] == "stderr"]
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-1] == "RuntimeError: boom"
-    assert not [line for line in lines if "zygote" in line]
+    assert not [line for line in lines if "fork_server" in line]
 
 
 def test_leaving_the_loop_early_is_an_end(start: Start) -> None:
@@ -343,7 +343,7 @@ def test_a_hanging_worker_is_killed_and_replaced(start: Start) -> None:
 def test_a_leaver_that_does_not_leave_is_killed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coddl.runtime.supervisor.crew.LEAVER_WAIT_S", 0.3)
+    monkeypatch.setattr("coddl.runtime.supervisor.workers.LEAVER_WAIT_S", 0.3)
     job = start({"on_leave": "hang"}, workers=2)
     job.wait_for("started")
     job.ask("resize", workers=1)
@@ -351,11 +351,11 @@ def test_a_leaver_that_does_not_leave_is_killed(
     assert (gone["worker"], gone["signal"], gone["expected"]) == (1, "SIGKILL", True)
 
 
-def test_the_death_of_the_zygote_is_survived(start: Start) -> None:
+def test_the_death_of_the_fork_server_is_survived(start: Start) -> None:
     job = start(workers=2, checkpoint_every_s=0.1)
     job.wait_for("checkpoint")
-    (zygote,) = {parent(pid) for pid in job.pids()}
-    os.kill(zygote, signal.SIGKILL)
+    (fork_server,) = {parent(pid) for pid in job.pids()}
+    os.kill(fork_server, signal.SIGKILL)
     assert job.wait_for("restarted")["to"] == 2
 
 
@@ -447,21 +447,21 @@ def test_an_earlier_save_that_ends_does_not_end_an_interrupted_job(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coddl.runtime.supervisor.interrupt.SAVE_WITHIN_S", 60.0)
-    has_begun, may_end, save = threading.Event(), threading.Event(), Checkpoints.save
+    has_begun, may_end, save = threading.Event(), threading.Event(), CheckpointStore.save
 
-    def slow_save(self: Checkpoints, image: Path) -> Saved | None:
+    def slow_save(self: CheckpointStore, image: Path) -> SavedCheckpoint | None:
         has_begun.set()
         assert may_end.wait(60.0)
         return save(self, image)
 
-    monkeypatch.setattr(Checkpoints, "save", slow_save)
+    monkeypatch.setattr(CheckpointStore, "save", slow_save)
     job = start(checkpoint_every_s=0.1)
     assert has_begun.wait(60.0)
     job.wait_for_step(job.ask("status")["step"] + 2)
     (pid,) = job.pids()
     os.kill(pid, signal.SIGSTOP)  # so the last image comes after the end of the earlier save
     job.interrupt()
-    wait_until(lambda: job._supervisor.captures.is_awaited, "a last image")
+    wait_until(lambda: job._supervisor.capture_timer.is_awaited, "a last image")
     may_end.set()
     earlier = job.wait_for("checkpoint")["step"]
     os.kill(pid, signal.SIGCONT)

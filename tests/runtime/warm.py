@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from coddl.runtime.supervisor.fork_server_client import ForkedServer, Interpreter
 from coddl.runtime.supervisor.loop import Loop
-from coddl.runtime.supervisor.nursery import Nursery
-from coddl.runtime.supervisor.warmpool import Birth, Interpreter
+from coddl.runtime.supervisor.warm_interpreters import WarmInterpreters
 
 T = TypeVar("T")
 
@@ -18,20 +18,24 @@ class Warm:
 
     def __init__(self) -> None:
         self._loop = Loop()
-        self._nursery = Nursery(self._loop)
+        self._warm_interpreters = WarmInterpreters(self._loop)
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="warm", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
-    def fork_zygote(self, interpreter: Interpreter, requests: socket.socket, stderr: int) -> Birth:
-        """Fork a job's zygote. For any thread."""
-        birth = self._called(lambda: self._nursery.fork_zygote(interpreter, requests, stderr))
-        return _Birth(self, birth)
+    def fork_for_job(
+        self, interpreter: Interpreter, requests: socket.socket, stderr: int
+    ) -> ForkedServer:
+        """Fork a job's fork server. For any thread."""
+        forked_server = self._called(
+            lambda: self._warm_interpreters.fork_for_job(interpreter, requests, stderr)
+        )
+        return _ForkedServer(self, forked_server)
 
     def close(self) -> None:
         """End what is warm."""
-        self._called(self._nursery.close)
+        self._called(self._warm_interpreters.close)
         self._is_over = True
         self._loop.post(lambda: None)
         self._thread.join()
@@ -56,15 +60,15 @@ class Warm:
         return results[0]
 
 
-class _Birth:
+class _ForkedServer:
     """Asks the thread that knows."""
 
-    def __init__(self, warm: Warm, birth: Birth) -> None:
+    def __init__(self, warm: Warm, forked_server: ForkedServer) -> None:
         self._warm = warm
-        self._birth = birth
+        self._forked_server = forked_server
 
     def release(self) -> None:
-        self._warm._called(self._birth.release)
+        self._warm._called(self._forked_server.release)
 
     def last_words(self) -> tuple[int, list[str]]:
-        return self._warm._called(self._birth.last_words)
+        return self._warm._called(self._forked_server.last_words)

@@ -3,82 +3,82 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from coddl.runtime.supervisor.generations import Found, Survivor
-from coddl.runtime.supervisor.ledger import WorkerNotes
-from coddl.runtime.supervisor.seats import Seat
+from coddl.runtime.supervisor.generations import Survivor, SurvivorsFound
+from coddl.runtime.supervisor.slots import Slot
+from coddl.runtime.supervisor.worker_record import WorkerRecord
 from coddl.runtime.wire import Message
 
 
 @dataclass(slots=True)
 class Adoption:
-    """Asks every station; done when each has answered or can't be reached."""
+    """Asks every worker host; done when each has answered or can't be reached."""
 
     asked: set[str]
     generation: int = 0
     newest_worker: int = -1
     has_finished: bool = False  # somebody ran the script to its end while there was no lead
-    notes: list[WorkerNotes] = field(default_factory=list)  # of everybody who lives
+    records: list[WorkerRecord] = field(default_factory=list)  # of everybody who lives
     about: Message | None = None  # what one of them said of the script
     _maybe: dict[int, Survivor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, nodes: Iterable[str]) -> "Adoption":
-        """Begin to ask the stations of these nodes."""
+        """Begin to ask the worker hosts of these nodes."""
         return cls(set(nodes))
 
     def living(self, node: str, word: Message, now_s: float) -> None:
-        """Take in who lives at a station, and who has exited there unheard."""
+        """Note which workers run at a host, and which have exited there without a lead."""
         self.asked.discard(node)
         self.generation = max(self.generation, word["generation"])
         self.newest_worker = max(self.newest_worker, word["newest"])
         self.has_finished |= any(map(_has_finished, word["gone"]))
         for each in word["workers"]:
-            seat = Seat(each["slot"], node, each["gpu"])
-            notes = WorkerNotes(each["worker"], seat, started_s=now_s, heard_s=now_s)
-            notes.pid, notes.step = each["pid"], each["step"]
-            notes.has_prepared, notes.has_arrived = each["has_prepared"], bool(each["arrived"])
-            notes.has_left, notes.has_ended = each["has_left"], each["has_ended"]
-            self.notes.append(notes)
+            slot = Slot(each["slot"], node, each["gpu"])
+            record = WorkerRecord(each["worker"], slot, started_s=now_s, heard_s=now_s)
+            record.pid, record.step = each["pid"], each["step"]
+            record.has_prepared, record.has_arrived = each["has_prepared"], bool(each["arrived"])
+            record.has_left, record.has_ended = each["has_left"], each["has_ended"]
+            self.records.append(record)
             if each["may_have_state"] and not each["has_left"]:
                 self.about = self.about or each["arrived"]
-                self._maybe[notes.number] = Survivor(
-                    notes.number, notes.slot, notes.step, each["has_state"]
+                self._maybe[record.number] = Survivor(
+                    record.number, record.slot.number, record.step, each["has_state"]
                 )
 
     def skip(self, node: str) -> None:
-        """Take in that a station can't be asked."""
+        """Note that a worker host can't be reached."""
         self.asked.discard(node)
 
     def gone(self, node: str, exited: Message) -> None:
         """Take in that somebody has exited while others had not answered yet."""
         self.has_finished |= _has_finished(exited)
-        self._drop([n for n in self.notes if (n.seat.node, n.number) == (node, exited["worker"])])
+        self._drop([n for n in self.records if (n.slot.node, n.number) == (node, exited["worker"])])
 
     def lose(self, node: str) -> None:
-        """Take in that a station is lost, though it may have answered: it is to be asked again."""
+        """Note that a worker host is lost: it must be asked again, even if it has answered."""
         self.asked.add(node)
-        self._drop([n for n in self.notes if n.seat.node == node])
+        self._drop([n for n in self.records if n.slot.node == node])
 
-    def _drop(self, dead: list[WorkerNotes]) -> None:
-        for notes in dead:
-            self.notes.remove(notes)
-            self._maybe.pop(notes.number, None)
+    def _drop(self, dead: list[WorkerRecord]) -> None:
+        for record in dead:
+            self.records.remove(record)
+            self._maybe.pop(record.number, None)
         self.about = self.about if self._maybe else None
 
     @property
     def is_done(self) -> bool:
         return not self.asked
 
-    def found(self) -> Found:
+    def found(self) -> SurvivorsFound:
         """Give what the coordinator must know: those who have the state, and the numbers in use."""
         parts = self.about["parts"] if self.about else None
         workers_max = self.about["workers_max"] if self.about else None
         survivors = tuple(self._maybe[number] for number in sorted(self._maybe))
-        return Found(survivors, self.generation, self.newest_worker, parts, workers_max)
+        return SurvivorsFound(survivors, self.generation, self.newest_worker, parts, workers_max)
 
     def useless(self) -> list[int]:
         """Name those who live but never got the state, and do not leave by themselves."""
-        return [n.number for n in self.notes if n.number not in self._maybe and not n.has_left]
+        return [n.number for n in self.records if n.number not in self._maybe and not n.has_left]
 
 
 def _has_finished(exited: Message) -> bool:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
-from coddl.runtime.supervisor.generations import Plan
-from coddl.runtime.supervisor.ledger import WorkerNotes
-from coddl.runtime.supervisor.traceevents import TraceEvents
+from coddl.runtime.supervisor.generations import GroupPlan
+from coddl.runtime.supervisor.trace_events import TraceEvents
+from coddl.runtime.supervisor.worker_record import WorkerRecord
 from coddl.runtime.wire import Message
 
 MADE_MAX: Final = 100  # remembered; a job may run for weeks
@@ -32,11 +32,11 @@ class Due:
 
 
 @dataclass(slots=True)
-class Change:
+class GroupChange:
     """One generation on its way, from when it was due to the last worker's swap."""
 
     kind: Kind
-    plan: Plan
+    plan: GroupPlan
     old: tuple[int, ...]  # the members before
     due: Due
     prepare_s: float  # when the group began to be built
@@ -72,7 +72,7 @@ class Change:
         }
 
 
-class Changes:
+class ChangeHistory:
     """The change under way, and those that were made."""
 
     def __init__(self) -> None:
@@ -81,17 +81,17 @@ class Changes:
         self.members: tuple[int, ...] = ()  # of the last group that stood
         self.generation = 0  # its number
         self.trace: TraceEvents | None = None
-        self._now: Change | None = None
+        self._now: GroupChange | None = None
 
-    def begin(self, plan: Plan, due: Due, *, regroup: bool, slept: bool) -> None:
+    def begin(self, plan: GroupPlan, due: Due, *, regroup: bool, slept: bool) -> None:
         """Note that a group is to be built. Whatever was under way before is forgotten."""
         kind = self._kind(plan, regroup=regroup, slept=slept)
         due = Due.now("decision") if kind == "rebalanced" else due
-        self._now = Change(kind, plan, self.members, due, time.monotonic())
+        self._now = GroupChange(kind, plan, self.members, due, time.monotonic())
         if regroup:  # nothing is left to commit: whoever has built it changes
             self.commit(plan.generation)
 
-    def commit(self, generation: int) -> Plan:
+    def commit(self, generation: int) -> GroupPlan:
         """Note that workers are to change now; give what to."""
         assert self._now is not None
         assert self._now.plan.generation == generation
@@ -110,7 +110,7 @@ class Changes:
         change.swapped(worker, message)
         return dict(zip(change.plan.members, change.plan.counts, strict=True)).get(worker, 0)
 
-    def complete(self, alive: Mapping[int, WorkerNotes]) -> Message | None:
+    def complete(self, alive: Mapping[int, WorkerRecord]) -> Message | None:
         """Give the change under way, now that it is made; None if it came to nothing."""
         change = self._now
         if change is None or change.commit_s is None:
@@ -119,8 +119,9 @@ class Changes:
         if change.plan.members and not alive.keys() & set(change.plan.members):
             return None
         self.members, self.generation = change.plan.members, change.plan.generation
-        notes = [alive[member] for member in self.members if member in alive]
-        slots, pids = [each.slot for each in notes], {each.number: each.pid for each in notes}
+        records = [alive[member] for member in self.members if member in alive]
+        slots = [each.slot.number for each in records]
+        pids = {each.number: each.pid for each in records}
         self.made.append({**change.as_data(now_s), "slots": slots, "pids": pids})
         del self.made[:-MADE_MAX]
         self.count += 1
@@ -132,7 +133,7 @@ class Changes:
                 self.trace.phase(self.generation, f"{change.kind}: {name}", start_s, end_s)
         return self.made[-1]
 
-    def _kind(self, plan: Plan, *, regroup: bool, slept: bool) -> Kind:
+    def _kind(self, plan: GroupPlan, *, regroup: bool, slept: bool) -> Kind:
         """Name a change as people would."""
         if not plan.members:
             return "suspended"

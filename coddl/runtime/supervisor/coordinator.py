@@ -36,17 +36,17 @@ from coddl.runtime.supervisor.generations import (
     Command,
     Commit,
     Event,
-    Found,
     GroupBroken,
+    GroupPlan,
     LoopEnded,
     Phase,
-    Plan,
     Prepare,
     Regroup,
-    Start,
-    Stop,
+    StartWorker,
+    StopWorker,
+    SurvivorsFound,
     TargetSet,
-    Woke,
+    TimerFired,
     WorkerArrived,
     WorkerLost,
     WorkerReady,
@@ -69,7 +69,7 @@ SPEED_SAMPLES = 20  # passes after which a worker's speed counts as known
 
 
 @dataclass(slots=True)
-class _Worker:
+class _GroupWorker:
     slot: int
     arrived: bool = False
     has_state: bool = False
@@ -91,10 +91,10 @@ class Coordinator:
         self.ending = False
         self.wake_at_s: float | None = None
         self._target: tuple[int, ...] = ()
-        self._workers: dict[int, _Worker] = {}  # members and joiners alive
+        self._workers: dict[int, _GroupWorker] = {}  # members and joiners alive
         self._next_worker = 0
-        self._running: Plan | None = None  # the members' own
-        self._plan: Plan | None = None  # prepared, committed or being regrouped into
+        self._running: GroupPlan | None = None  # the members' own
+        self._plan: GroupPlan | None = None  # prepared, committed or being regrouped into
         self._ready: set[int] = set()
         self._unready: set[int] = set()
         self._swapped: set[int] = set()
@@ -131,9 +131,9 @@ class Coordinator:
                 return self._on_lost(worker, now_s)
             case LoopEnded(worker):
                 return self._on_loop_ended(worker, now_s)
-            case Found():
+            case SurvivorsFound():
                 return self._on_found(event, now_s)
-            case Woke():
+            case TimerFired():
                 return self._on_woke(now_s)
             case _:
                 assert_never(event)
@@ -266,14 +266,14 @@ class Coordinator:
             case _:
                 assert_never(self.phase)
 
-    def _on_found(self, found: Found, now_s: float) -> list[Command]:
+    def _on_found(self, found: SurvivorsFound, now_s: float) -> list[Command]:
         """Make one group of those an earlier lead has left, before anything else."""
         assert not self._workers, "found too late"
         self.generation = max(self.generation, found.generation)
         self._next_worker = max(self._next_worker, found.newest_worker + 1)
         self.parts, self.workers_max = found.parts, found.workers_max or found.parts
         for each in found.survivors:
-            self._workers[each.worker] = _Worker(each.slot, True, each.has_state)
+            self._workers[each.worker] = _GroupWorker(each.slot, True, each.has_state)
             self.step = max(self.step, each.step)
         self.members = tuple(sorted(self._workers))
         return self._regroup(now_s, lost=True) if self.members else []
@@ -320,8 +320,8 @@ class Coordinator:
             self.wake_at_s = self._start_after_s
             return commands
         for slot in missing:
-            commands.append(Start(self._next_worker, slot))
-            self._workers[self._next_worker] = _Worker(slot)
+            commands.append(StartWorker(self._next_worker, slot))
+            self._workers[self._next_worker] = _GroupWorker(slot)
             self._next_worker += 1
         if all(self._workers[worker].arrived for worker in self._joiners()):
             commands.append(self._prepare(now_s))
@@ -426,7 +426,7 @@ class Coordinator:
 
     def _make_plan(
         self, phase: Phase, members: tuple[int, ...], bridge: tuple[int, ...], to: tuple[int, ...]
-    ) -> Plan:
+    ) -> GroupPlan:
         """Put the newest generation under way, and forget the answers to the one before."""
         self._move(phase)
         fresh = bool(members) and not any(self._workers[w].has_state for w in (*members, *bridge))
@@ -435,7 +435,7 @@ class Coordinator:
         self._ready.clear()
         self._unready.clear()
         self._swapped.clear()
-        self._plan = Plan(self.generation, members, self._counts(members), bridge, fresh, to)
+        self._plan = GroupPlan(self.generation, members, self._counts(members), bridge, fresh, to)
         return self._plan
 
     def _begin_afresh(self) -> None:
@@ -452,7 +452,7 @@ class Coordinator:
         stops: list[Command] = []
         for worker in sorted(workers):
             self._forget(worker)
-            stops.append(Stop(worker))
+            stops.append(StopWorker(worker))
         if stops:
             calm = now_s - self._churned_at_s >= CHURN_CALM_S
             self._churns = 0 if calm else min(self._churns + 1, 10)
@@ -460,7 +460,7 @@ class Coordinator:
             self._start_after_s = now_s + min(CHURN_WAIT_S * 2**self._churns, CHURN_WAIT_MAX_S)
         return stops
 
-    def _forget(self, worker: int) -> _Worker:
+    def _forget(self, worker: int) -> _GroupWorker:
         self.members = tuple(member for member in self.members if member != worker)
         return self._workers.pop(worker)
 

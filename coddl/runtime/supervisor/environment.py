@@ -1,4 +1,4 @@
-"""The variables a worker finds, told from the seats its job was given. Pure.
+"""Environment variables of a worker, computed from the slots of its job. Pure.
 
 A script that does not call `coddl.prepare` gets what torchrun and other launchers give, so that it
 finds its peers with `init_process_group`. They hold for the moment a worker starts. A script that
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.seats import Seat
+from coddl.runtime.supervisor.slots import Slot
 
 LAUNCHER: Final = frozenset(
     {
@@ -59,29 +59,29 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
-    """The seats of a job as ranks: node by node, in the order in which the nodes are named."""
+class RankTable:
+    """The slots of a job as ranks: node by node, in the order in which the nodes are named."""
 
-    seats: tuple[Seat, ...]
+    slots: tuple[Slot, ...]
     store: tuple[str, int]  # where they meet
     restarts: int = 0  # of all of them together, within the attempt
 
     @classmethod
-    def of(cls, seats: Sequence[Seat], store: tuple[str, int], restarts: int = 0) -> "Team":
-        nodes = list(dict.fromkeys(seat.node for seat in seats))
-        ordered = sorted(seats, key=lambda seat: (nodes.index(seat.node), seat.slot))
+    def of(cls, slots: Sequence[Slot], store: tuple[str, int], restarts: int = 0) -> "RankTable":
+        nodes = list(dict.fromkeys(slot.node for slot in slots))
+        ordered = sorted(slots, key=lambda slot: (nodes.index(slot.node), slot.number))
         return cls(tuple(ordered), store, restarts)
 
 
-def launcher_variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
+def launcher_variables(job: Job, slot: Slot, ranks: RankTable) -> dict[str, str]:
     """Tell a worker who it is and who its peers are, as torchrun does."""
-    rank = team.seats.index(seat)
-    host, port = team.store
-    restarts = job.attempt - 1 + team.restarts
+    rank = ranks.slots.index(slot)
+    host, port = ranks.store
+    restarts = job.attempt - 1 + ranks.restarts
     return {
         "RANK": f"{rank}",
         "LOCAL_RANK": "0",
-        "WORLD_SIZE": f"{len(team.seats)}",
+        "WORLD_SIZE": f"{len(ranks.slots)}",
         "LOCAL_WORLD_SIZE": "1",
         "NODE_RANK": f"{rank}",
         "GROUP_RANK": f"{rank}",
@@ -93,18 +93,18 @@ def launcher_variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
     }
 
 
-def pool_variables(job: Job, seat: Seat, team: Team) -> dict[str, str]:
+def pool_variables(job: Job, slot: Slot, ranks: RankTable) -> dict[str, str]:
     """Tell a worker of a pool what its job is, and what it may become."""
-    sizes = list(Counter(each.node for each in team.seats).values())  # in order of rank
+    sizes = list(Counter(each.node for each in ranks.slots).values())  # in order of rank
     return {
         "CODDL_JOB_ID": job.id,
         "CODDL_ATTEMPT": f"{job.attempt}",
         "CODDL_RESTART_REASON": job.restart_reason,
         "CODDL_MIN_GPUS": f"{job.workers_min}",
-        "CODDL_MAX_GPUS": f"{job.workers_max or len(team.seats)}",
+        "CODDL_MAX_GPUS": f"{job.workers_max or len(ranks.slots)}",
         "CODDL_CHECKPOINT_DIR": str(job.folder),
         "CODDL_NODES": f"{len(sizes)}",
         "CODDL_GPUS_PER_NODE": f"{sizes[0]}" if len(set(sizes)) == 1 else ",".join(map(str, sizes)),
-        # A seat without a GPU has none to touch, on whatever machine it is.
-        "CUDA_VISIBLE_DEVICES": seat.gpu or "",
+        # A worker without a GPU must not see one, even on a machine that has GPUs.
+        "CUDA_VISIBLE_DEVICES": slot.gpu or "",
     }

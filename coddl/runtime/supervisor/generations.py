@@ -100,7 +100,7 @@ class Survivor:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SurvivorsFound:
     """A new lead has looked for workers of an earlier one, and knows the numbers it gave out."""
 
     survivors: tuple[Survivor, ...]
@@ -111,7 +111,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Woke:
+class TimerFired:
     """The time that `wake_at_s` asked for has come."""
 
 
@@ -125,8 +125,8 @@ Event = (
     | GroupBroken
     | WorkerLost
     | LoopEnded
-    | Found
-    | Woke
+    | SurvivorsFound
+    | TimerFired
 )
 
 
@@ -134,7 +134,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GroupPlan:
     """A generation: who trains in it, and how many parts of the global batch each has."""
 
     generation: int
@@ -146,7 +146,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartWorker:
     """Start a worker on a slot."""
 
     worker: int
@@ -157,7 +157,7 @@ class Start:
 class Prepare:
     """Build the group beside the current one."""
 
-    plan: Plan
+    plan: GroupPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +181,14 @@ class Cancel:
 class Regroup:
     """Abandon the step and whatever was prepared; build this group now."""
 
-    plan: Plan
+    plan: GroupPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopWorker:
     """End a worker that nobody needs."""
 
     worker: int
 
 
-Command = Start | Prepare | Commit | Cancel | Regroup | Stop
+Command = StartWorker | Prepare | Commit | Cancel | Regroup | StopWorker

@@ -4,43 +4,43 @@ import signal
 import time
 from typing import Final, Protocol
 
-from coddl.runtime.supervisor.crew import Crew
+from coddl.runtime.supervisor.checkpointing import CaptureTimer
+from coddl.runtime.supervisor.job_status import JobStatus
 from coddl.runtime.supervisor.loop import Loop
-from coddl.runtime.supervisor.saving import Captures
-from coddl.runtime.supervisor.standing import Standing
+from coddl.runtime.supervisor.workers import Workers
 
 INTERRUPTED: Final = 128 + signal.SIGINT  # exit code
 SAVE_WITHIN_S: Final = 3.0
 
 
-class Interrupted(Protocol):
-    """The supervisor, as a Ctrl-C concerns it."""
+class SupportsInterrupt(Protocol):
+    """What an interrupt needs of the supervisor."""
 
     @property
-    def standing(self) -> Standing: ...
+    def job_status(self) -> JobStatus: ...
     @property
-    def crew(self) -> Crew: ...
+    def workers(self) -> Workers: ...
     @property
-    def captures(self) -> Captures: ...
+    def capture_timer(self) -> CaptureTimer: ...
     def stop(self, code: int) -> None: ...
 
 
 class Interrupt:
     """Waits for a last image before the job is stopped."""
 
-    def __init__(self, supervisor: Interrupted, loop: Loop) -> None:
+    def __init__(self, supervisor: SupportsInterrupt, loop: Loop) -> None:
         self._supervisor = supervisor
         self._loop = loop
         self._is_waiting = False
 
     def take(self) -> None:
         """Take in that it came, once more."""
-        supervisor, standing = self._supervisor, self._supervisor.standing
-        if standing.stopping is not None:
-            supervisor.crew.kill_all()
-        elif standing.is_at_target and standing.coordinator.step and not self._is_waiting:
+        supervisor, job_status = self._supervisor, self._supervisor.job_status
+        if job_status.stopping is not None:
+            supervisor.workers.kill_all()
+        elif job_status.is_at_target and job_status.coordinator.step and not self._is_waiting:
             self._is_waiting = True
-            supervisor.captures.take()
+            supervisor.capture_timer.take()
             at_s = time.monotonic() + SAVE_WITHIN_S
             self._loop.alarm("interrupt", at_s, lambda: supervisor.stop(INTERRUPTED))
         else:
@@ -49,6 +49,6 @@ class Interrupt:
     def on_saved(self) -> None:
         """Stop when the last image is on disk."""
         supervisor = self._supervisor
-        has_last = not (supervisor.captures.is_awaited or supervisor.crew.is_saving)
-        if self._is_waiting and has_last and supervisor.standing.stopping is None:
+        has_last = not (supervisor.capture_timer.is_awaited or supervisor.workers.is_saving)
+        if self._is_waiting and has_last and supervisor.job_status.stopping is None:
             supervisor.stop(INTERRUPTED)

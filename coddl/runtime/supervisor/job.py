@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor.fitting import Remembered
+from coddl.runtime.supervisor.memory_fit import RememberedLimit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Job:
     restart_reason: str = ""  # why there is more than one attempt
     must_prepare: bool = True  # False: a script that ends well without coddl.prepare has succeeded
     grace_s: float = 3.0  # between SIGTERM and SIGKILL
-    limits: tuple[Remembered, ...] = ()  # that other jobs have found
+    limits: tuple[RememberedLimit, ...] = ()  # that other jobs have found
 
     def first_size(self, gpus: int) -> int:
         """Decide with how many workers to start."""

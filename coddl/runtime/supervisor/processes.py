@@ -9,7 +9,7 @@ from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessHandle:
     """A process: its number may be given to another one, but not with the same start."""
 
     pid: int

@@ -1,23 +1,23 @@
-"""Answers those who ask at the control socket; a change is answered when it serves."""
+"""Requests at the control socket; a resize is answered when it has taken effect."""
 
 from typing import Protocol
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.supervisor import troubles
+from coddl.runtime.supervisor import job_errors
 from coddl.runtime.supervisor.changes import Since
-from coddl.runtime.supervisor.control import Answer
-from coddl.runtime.supervisor.standing import Standing
+from coddl.runtime.supervisor.control_socket import Answer
+from coddl.runtime.supervisor.job_status import JobStatus
 from coddl.runtime.wire import Message
 
 
-class Leader(Protocol):
-    """What can be asked of a job."""
+class SupportsRequests(Protocol):
+    """What requests need of the supervisor."""
 
     def status(self) -> Message: ...
     @property
-    def standing(self) -> Standing: ...
+    def job_status(self) -> JobStatus: ...
     @property
-    def trouble(self) -> str | None:
+    def blocked_reason(self) -> str | None:
         """Tell why the job can't come to its target, if it can't."""
         ...
 
@@ -26,25 +26,25 @@ class Leader(Protocol):
         ...
 
 
-class Requests:
-    """Everybody who has asked for a change and waits for it to serve."""
+class ControlRequests:
+    """Executes requests, and keeps those that wait for their change to take effect."""
 
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
+    def __init__(self, supervisor: SupportsRequests) -> None:
+        self._supervisor = supervisor
         self._waiting: list[tuple[int, int, Answer]] = []  # target, changes made before
 
     def take(self, request: Message, answer: Answer) -> None:
         """Do what is asked, or refuse; never raises."""
         try:
             if request.get("do") == "status":
-                answer({"ok": True, **self._leader.status()})
+                answer({"ok": True, **self._supervisor.status()})
                 return
-            made = self._leader.standing.changes.count
+            made = self._supervisor.job_status.changes.count
             self._do(request)
         except TrainingError as error:
             answer({"error": error.parts()})
             return
-        target = self._leader.standing.target
+        target = self._supervisor.job_status.target
         assert target is not None
         if request.get("wait", True):
             self._waiting.append((target, made, answer))
@@ -63,7 +63,7 @@ class Requests:
             except TrainingError as error:
                 answer({"error": error.parts()})
             else:
-                changes = self._leader.standing.changes
+                changes = self._supervisor.job_status.changes
                 change = changes.made[-1] if changes.count > made else None
                 answer({"ok": True, "target": target, "change": change})
 
@@ -76,9 +76,9 @@ class Requests:
                 self._check_awake("resized")
                 self._set_workers(workers)
             case "suspend":
-                if self._leader.standing.target != 0:
+                if self._supervisor.job_status.target != 0:
                     self._check_awake("suspended")
-                    self._leader.set_workers(0, "command")
+                    self._supervisor.set_workers(0, "command")
             case "resume":
                 self._resume(workers)
             case unknown:
@@ -86,37 +86,39 @@ class Requests:
 
     def _resume(self, workers: int | None) -> None:
         """Go on after `suspend`, by default with as many workers as before."""
-        standing = self._leader.standing
-        if standing.target != 0 or standing.coordinator.ending:
-            raise troubles.not_suspended(standing.job, standing.state)
-        self._set_workers(standing.awake_target if workers is None else workers)
+        job_status = self._supervisor.job_status
+        if job_status.target != 0 or job_status.coordinator.ending:
+            raise job_errors.not_suspended(job_status.job, job_status.state)
+        self._set_workers(job_status.awake_target if workers is None else workers)
 
     def _set_workers(self, workers: int) -> None:
-        standing = self._leader.standing
-        standing.job.check_size(workers, standing.coordinator.workers_max)
-        standing.check_fits(workers)
-        self._leader.set_workers(workers, "command")
+        job_status = self._supervisor.job_status
+        job_status.job.check_size(workers, job_status.coordinator.workers_max)
+        job_status.check_fits(workers)
+        self._supervisor.set_workers(workers, "command")
 
     def _check_awake(self, asked: str) -> None:
-        standing = self._leader.standing
-        error = troubles.not_now(standing.job, asked, standing.target, ending=standing.is_over)
-        if error := error or standing.rigid:
+        job_status = self._supervisor.job_status
+        error = job_errors.not_now(
+            job_status.job, asked, job_status.target, ending=job_status.is_over
+        )
+        if error := error or job_status.rigid:
             raise error
 
     def _has_reached(self, target: int) -> bool:
         """Tell whether the job runs at that size now; raise if it never will."""
-        standing = self._leader.standing
-        if target != standing.target:
-            if target == 0 and standing.unsaved is not None:
-                raise troubles.not_saved(standing.job, standing.unsaved)
-            because = f"a newer command asked for {standing.target}"
-            raise troubles.never_reached(standing.job, target, because)
-        if standing.is_over:
-            raise troubles.never_reached(standing.job, target, "it ended before")
+        job_status = self._supervisor.job_status
+        if target != job_status.target:
+            if target == 0 and job_status.unsaved is not None:
+                raise job_errors.not_saved(job_status.job, job_status.unsaved)
+            because = f"a newer command asked for {job_status.target}"
+            raise job_errors.never_reached(job_status.job, target, because)
+        if job_status.is_over:
+            raise job_errors.never_reached(job_status.job, target, "it ended before")
         if target == 0:
-            return standing.is_asleep
-        if standing.coordinator.phase != "steady":
+            return job_status.is_asleep
+        if job_status.coordinator.phase != "steady":
             return False
-        if (trouble := self._leader.trouble) is not None:
-            raise troubles.never_reached(standing.job, target, trouble)
-        return len(standing.coordinator.members) == target
+        if (reason := self._supervisor.blocked_reason) is not None:
+            raise job_errors.never_reached(job_status.job, target, reason)
+        return len(job_status.coordinator.members) == target

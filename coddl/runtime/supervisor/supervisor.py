@@ -1,6 +1,6 @@
 """Leads one elastic job: its workers from group to group, and its state to disk.
 
-One thread, one loop. Words come from the workers (`crew`), from whoever asks or hosts us, and from
+One thread, one loop. Events come from the workers, from the control socket or the agent, and from
 the clock; the `Coordinator` decides what they mean for the group, and its commands are carried out
 here. Nothing is printed: the host is told what happens, and shows it.
 """
@@ -14,36 +14,36 @@ from typing import assert_never
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
-from coddl.runtime.supervisor import jobdir, troubles, workshop
+from coddl.runtime.supervisor import job_errors, jobdir, local_job
 from coddl.runtime.supervisor.adoption import Adoption
 from coddl.runtime.supervisor.changes import Due, Since
-from coddl.runtime.supervisor.checkpoints import Checkpoints
-from coddl.runtime.supervisor.control import Control
-from coddl.runtime.supervisor.crew import Crew
-from coddl.runtime.supervisor.endings import Endings
-from coddl.runtime.supervisor.hosting import Hosting
+from coddl.runtime.supervisor.checkpoint_store import CheckpointStore
+from coddl.runtime.supervisor.checkpointing import CaptureTimer, Checkpointing
+from coddl.runtime.supervisor.control_socket import ControlSocket
+from coddl.runtime.supervisor.exit_policy import ExitPolicy
 from coddl.runtime.supervisor.interrupt import INTERRUPTED, Interrupt
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.ledger import Figures, WorkerNotes
-from coddl.runtime.supervisor.limits import Limits
+from coddl.runtime.supervisor.job_status import UNSAVED, JobStatus
 from coddl.runtime.supervisor.loop import Loop
-from coddl.runtime.supervisor.patience import Patience
-from coddl.runtime.supervisor.progress import Progress
-from coddl.runtime.supervisor.requests import Requests
-from coddl.runtime.supervisor.saving import Captures, Saving
-from coddl.runtime.supervisor.schedule import Schedule
-from coddl.runtime.supervisor.seats import Post, Seat
-from coddl.runtime.supervisor.standing import UNSAVED, Standing
+from coddl.runtime.supervisor.pool_job import PoolJob
+from coddl.runtime.supervisor.progress import ProgressReporter
+from coddl.runtime.supervisor.requests import ControlRequests
+from coddl.runtime.supervisor.resize_schedule import ResizeSchedule
+from coddl.runtime.supervisor.retry_budget import RetryBudget
+from coddl.runtime.supervisor.size_limits import SizeLimiter
+from coddl.runtime.supervisor.slots import HostAddress, Slot
 from coddl.runtime.supervisor.suspension import Suspension
-from coddl.runtime.supervisor.traceevents import TraceEvents
+from coddl.runtime.supervisor.trace_events import TraceEvents
+from coddl.runtime.supervisor.worker_record import WorkerRecord, WorkerSpeed
+from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
 
 
 class Supervisor:
     """Leads one job from its start to its end; `tell` hears of everything, as it happens."""
 
-    crew: Crew
-    saving: Saving
+    workers: Workers
+    checkpointing: Checkpointing
 
     def __init__(
         self,
@@ -53,28 +53,28 @@ class Supervisor:
         node: str | None = None,
         adopt: bool = False,
     ) -> None:
-        """Without `node` the workers sit here, and a control socket takes requests.
+        """Without `node` the workers run here, and a control socket takes requests.
 
-        With it an agent of that node hosts us: workers sit where `aim` says, at stations of any
+        With it an agent of that node leads the job: workers run where `aim` says, at hosts of any
         node. `adopt`: first look there for workers of an earlier attempt that are still alive.
         """
         self._job = job
         self._host = tell
         self._loop = Loop()
-        self._hosting = None if node is None else Hosting(self, self._loop, job, node, adopt=adopt)
-        self._control: Control | None = None
-        self.standing = Standing(job)
-        self._coordinator, self._changes = self.standing.coordinator, self.standing.changes
-        self._seats: dict[int, Seat] = {}  # of the target, by slot
-        self._schedule = Schedule(self)
-        self._requests = Requests(self)
+        self._pool_job = None if node is None else PoolJob(self, self._loop, job, node, adopt=adopt)
+        self._control: ControlSocket | None = None
+        self.job_status = JobStatus(job)
+        self._coordinator, self._changes = self.job_status.coordinator, self.job_status.changes
+        self._slots: dict[int, Slot] = {}  # of the target, by slot
+        self._schedule = ResizeSchedule(self)
+        self._requests = ControlRequests(self)
         self._held: list[group.Command] = []  # until there is a store to meet in
-        self.patience = Patience()
-        self._endings = Endings(self, self._loop)
-        self.limits = Limits(self)
+        self.retries = RetryBudget()
+        self._exit_policy = ExitPolicy(self, self._loop)
+        self.limits = SizeLimiter(self)
         self._interrupt = Interrupt(self, self._loop)
         self._suspension = Suspension(self, self._loop)
-        self._progress = Progress(self, self._loop)
+        self._progress = ProgressReporter(self, self._loop)
         self._given_up: set[int] = set()  # slots
         self._is_open = False
 
@@ -82,11 +82,11 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the job to its end; give its exit code. Nothing of it is left running."""
-        job, standing = self._job, self.standing
+        job, job_status = self._job, self.job_status
         with contextlib.ExitStack() as stack:
             stack.callback(self._loop.close)
-            if self._hosting is None:
-                self._control = Control(job.name, self._requests.take)
+            if self._pool_job is None:
+                self._control = ControlSocket(job.name, self._requests.take)
                 stack.callback(self._control.close)
             stack.callback(self._tell_end)
             self._trace = TraceEvents(job.trace, self._tell_problem) if job.trace else None
@@ -94,60 +94,62 @@ class Supervisor:
                 stack.callback(self._trace.close)
                 self._changes.trace = self._trace
             self._open(stack)
-            ask = lambda: self.crew.send(self._coordinator.members[:1], {"do": "capture"})  # noqa: E731
-            self.captures = Captures(
-                self._loop, job.checkpoint_every_s, ask, lambda: self.crew.is_saving
+            ask = lambda: self.workers.send(self._coordinator.members[:1], {"do": "capture"})  # noqa: E731
+            self.capture_timer = CaptureTimer(
+                self._loop, job.checkpoint_every_s, ask, lambda: self.workers.is_saving
             )
             if self._control is not None:
-                self.crew.open()
-                self.saving.look_ahead()  # while torch is being imported
+                self.workers.open()
+                self.checkpointing.look_ahead()  # while torch is being imported
                 self._control.serve(self._loop)
-            while standing.exit_code is None:
+            while job_status.exit_code is None:
                 self._loop.turn()
-        return standing.exit_code
+        return job_status.exit_code
 
     def _open(self, stack: contextlib.ExitStack) -> None:
-        """Open what the job is kept in, here or wherever stations are."""
-        job, loop, hosting = self._job, self._loop, self._hosting
-        if hosting is None:
-            self.saving, reach = workshop.opened(job, loop, self.tell, stack)
-            self.crew = Crew(loop, job, self, home=workshop.HERE, reach=reach)
+        """Open the job's folder and the way to its worker hosts."""
+        job, loop, pool_job = self._job, self._loop, self._pool_job
+        if pool_job is None:
+            self.checkpointing, host_of = local_job.opened(job, loop, self.tell, stack)
+            self.workers = Workers(loop, job, self, lead_node=local_job.HERE, host_of=host_of)
         else:
-            self.saving = Saving(Checkpoints(job.folder), None, self.tell)
+            self.checkpointing = Checkpointing(CheckpointStore(job.folder), None, self.tell)
             jobdir.lead(job.folder, job.script, job.attempt)
-            node, reach = hosting.node, hosting.reach
-            self.crew = Crew(loop, job, self, home=node, reach=reach, greeter=hosting)
-        stack.callback(self._close_saving)
-        stack.callback(self.crew.close)
+            node, host_of = pool_job.node, pool_job.host_of
+            self.workers = Workers(
+                loop, job, self, lead_node=node, host_of=host_of, hosts_listener=pool_job
+            )
+        stack.callback(self._close_checkpointing)
+        stack.callback(self.workers.close)
         self._is_open = True
 
     def interrupt(self) -> None:
         """Stop the job with exit code 130; asked again, at once. For any thread or handler."""
         self._loop.post(self._interrupt.take)
 
-    def aim(self, seats: Sequence[Seat], posts: Mapping[str, Post]) -> None:
-        """Have the job run on these seats; `posts` are of their nodes and ours. For any thread."""
-        assert self._hosting is not None
-        self._loop.post(partial(self._hosting.aim, seats, posts))
+    def aim(self, slots: Sequence[Slot], addresses: Mapping[str, HostAddress]) -> None:
+        """Have the job run on these slots; `addresses`: of their nodes and ours. For any thread."""
+        assert self._pool_job is not None
+        self._loop.post(partial(self._pool_job.aim, slots, addresses))
 
     def lose(self, nodes: Sequence[str]) -> None:
         """Count workers on nodes as gone, whatever is heard of them. For any thread."""
-        assert self._hosting is not None
-        self._loop.post(partial(self._hosting.lose, nodes))
+        assert self._pool_job is not None
+        self._loop.post(partial(self._pool_job.lose, nodes))
 
     def abandon(self) -> None:
         """Stop leading, and leave the workers to another lead. For any thread."""
-        assert self._hosting is not None
-        self._loop.post(self._hosting.on_superseded)
+        assert self._pool_job is not None
+        self._loop.post(self._pool_job.on_superseded)
 
     def retire(self) -> None:
         """Make the state durable, let the workers leave, end with RETIRED. For any thread."""
-        assert self._hosting is not None
-        self._loop.post(self._hosting.retire)
+        assert self._pool_job is not None
+        self._loop.post(self._pool_job.retire)
 
     def fail(self, error: TrainingError, code: int) -> None:
         """End the job because of an error, which is told once."""
-        if self.standing.stopping is None:
+        if self.job_status.stopping is None:
             self.tell({"is": "error", **error.parts()})
             self.stop(code)
 
@@ -162,54 +164,54 @@ class Supervisor:
 
     def stop(self, code: int) -> None:
         """End every worker, then the job, with this code."""
-        self.standing.stopping = code
-        self.crew.stop_all()
+        self.job_status.stopping = code
+        self.workers.stop_all()
         self._end_if_alone()
 
     def _end_if_alone(self) -> None:
         """End once nobody is left, if that is what the job was about to do."""
-        standing = self.standing
-        if self.crew.notes or standing.exit_code is not None:
+        job_status = self.job_status
+        if self.workers.records or job_status.exit_code is not None:
             return
-        if standing.stopping is not None:
-            standing.exit_code = standing.stopping
-        elif self._coordinator.ending or standing.is_finishing:
-            standing.exit_code = 0 if standing.has_finished else 1
+        if job_status.stopping is not None:
+            job_status.exit_code = job_status.stopping
+        elif self._coordinator.ending or job_status.is_finishing:
+            job_status.exit_code = 0 if job_status.has_finished else 1
         else:
             return
         self._requests.settle()
 
     def _tell_end(self) -> None:
         self._schedule.tell_missed()
-        if self.standing.exit_code is not None:
-            about = {"code": self.standing.exit_code, "kept_step": self.saving.kept_step}
+        if self.job_status.exit_code is not None:
+            about = {"code": self.job_status.exit_code, "kept_step": self.checkpointing.kept_step}
             self.tell({"is": "ended", **about, **self.status()})
 
-    def _close_saving(self) -> None:
-        standing, succeeded = self.standing, self.standing.exit_code == 0
-        self.saving.close(lose=succeeded)
-        standing.unsaved = self.saving.unsaved
-        if standing.unsaved is not None and standing.exit_code == INTERRUPTED:
-            standing.exit_code = UNSAVED
-        if succeeded and self._hosting is None:  # a host removes them once the end is safe
+    def _close_checkpointing(self) -> None:
+        job_status, succeeded = self.job_status, self.job_status.exit_code == 0
+        self.checkpointing.close(lose=succeeded)
+        job_status.unsaved = self.checkpointing.unsaved
+        if job_status.unsaved is not None and job_status.exit_code == INTERRUPTED:
+            job_status.exit_code = UNSAVED
+        if succeeded and self._pool_job is None:  # a host removes them once the end is safe
             jobdir.finish(self._job.folder, self._job.script, keep=self._job.keep_checkpoints)
 
     # What may be asked.
 
     @property
-    def trouble(self) -> str | None:
+    def blocked_reason(self) -> str | None:
         """Tell why the job can't come to its target, if it can't."""
-        return self.patience.last_trouble if self._given_up or self._coordinator.hopeless else None
+        return self.retries.last_error if self._given_up or self._coordinator.hopeless else None
 
     @property
     def is_hosted(self) -> bool:
         """Tell whether an agent decides where the workers are."""
-        return self._hosting is not None
+        return self._pool_job is not None
 
     @property
     def is_saving(self) -> bool:
         """Tell whether state is on its way to the disk. For any thread."""
-        return self._is_open and self.crew.is_saving
+        return self._is_open and self.workers.is_saving
 
     @property
     def is_unsaved(self) -> bool:
@@ -218,55 +220,55 @@ class Supervisor:
 
     def status(self) -> Message:
         """Give all there is to know about the job now."""
-        return self.standing.full(self.crew, self.saving.saved_step)
+        return self.job_status.full(self.workers, self.checkpointing.saved_step)
 
     def set_workers(self, workers: int, since: Since = "decision") -> None:
         """Set how many workers there shall be on this machine; none: they save and leave."""
-        gpus, taken = self.crew.gpus or 0, self.crew.slots_of(self._coordinator.members)
-        self.set_target(workshop.seats_here(self._job, workers, gpus, taken), since)
+        gpus, taken = self.workers.gpus or 0, self.workers.slot_numbers(self._coordinator.members)
+        self.set_target(local_job.local_slots(self._job, workers, gpus, taken), since)
 
-    def set_target(self, seats: Sequence[Seat], since: Since = "command") -> None:
-        """Set where workers sit; nowhere: they save and leave. A rigid job stays where it is."""
-        if self.standing.rigid is not None and self._seats:
+    def set_target(self, slots: Sequence[Slot], since: Since = "command") -> None:
+        """Set the slots of the job; none: save and leave. A rigid job stays where it is."""
+        if self.job_status.rigid is not None and self._slots:
             return
-        standing, before = self.standing, set(self._seats)
-        self._seats = {seat.slot: seat for seat in seats}
-        self.crew.seat(seats)
-        self._suspension.sits(seats)
-        standing.target = len(seats)
-        standing.awake_target = len(seats) or standing.awake_target
-        if seats:
-            standing.has_slept = standing.has_slept or standing.is_asleep
-            standing.is_asleep = False
-        is_news = before != set(self._seats) or self._given_up  # a host may well repeat itself
+        job_status, before = self.job_status, set(self._slots)
+        self._slots = {slot.number: slot for slot in slots}
+        self.workers.set_slots(slots)
+        self._suspension.remember_slots(slots)
+        job_status.target = len(slots)
+        job_status.awake_target = len(slots) or job_status.awake_target
+        if slots:
+            job_status.has_slept = job_status.has_slept or job_status.is_asleep
+            job_status.is_asleep = False
+        is_news = before != set(self._slots) or self._given_up  # a host may well repeat itself
         if is_news and (since == "command" or self._changes.count):  # else it is the start
-            standing.due = Due.now(since)
-        self.feed(group.TargetSet(tuple(self._seats)))
+            job_status.due = Due.now(since)
+        self.feed(group.TargetSet(tuple(self._slots)))
 
     def take_over(self, adoption: Adoption) -> None:
         """Go on with whoever an earlier lead has left."""
-        for notes in adoption.notes:
-            self.crew.adopt(notes)
-            self.patience.stepped(notes.step)
+        for record in adoption.records:
+            self.workers.adopt(record)
+            self.retries.stepped(record.step)
         for number in adoption.useless():
-            self.crew.stop(number)
-        self.standing.has_finished = adoption.has_finished
-        if adoption.has_finished and not adoption.notes:
+            self.workers.stop(number)
+        self.job_status.has_finished = adoption.has_finished
+        if adoption.has_finished and not adoption.records:
             self.stop(0)
             return
         if adoption.about is not None:
             self._tell_about(adoption.about)
         self.feed(adoption.found())
-        for notes in adoption.notes:
-            if notes.has_ended:
-                self.feed(group.LoopEnded(notes.number))
+        for record in adoption.records:
+            if record.has_ended:
+                self.feed(group.LoopEnded(record.number))
 
-    # Words from the crew.
+    # Events from the workers.
 
     def on_warm(self) -> None:
-        standing = self.standing
-        if self._hosting is None and standing.target is None and standing.stopping is None:
-            self.set_workers(self._job.first_size(self.crew.gpus or 0))
+        job_status = self.job_status
+        if self._pool_job is None and job_status.target is None and job_status.stopping is None:
+            self.set_workers(self._job.first_size(self.workers.gpus or 0))
 
     def on_store(self) -> None:
         held, self._held = self._held, []
@@ -277,34 +279,34 @@ class Supervisor:
         for member in self._coordinator.members:
             self._break(member, self._changes.generation)
 
-    def on_word(self, notes: WorkerNotes, message: Message) -> None:
-        if self.standing.stopping is not None:
+    def on_word(self, record: WorkerRecord, message: Message) -> None:
+        if self.job_status.stopping is not None:
             return
-        worker = notes.number
+        worker = record.number
         match message["is"]:
             case "arrived":
-                self._on_arrived(notes, message)
+                self._on_arrived(record, message)
             case "ready":
                 self.feed(group.WorkerReady(worker, message["generation"]))
             case "unready":
-                self.patience.last_trouble = f"worker {worker} could not join: {message['because']}"
+                self.retries.last_error = f"worker {worker} could not join: {message['because']}"
                 self.tell({**message, "worker": worker})
                 self.feed(group.WorkerUnready(worker, message["generation"]))
             case "swapped":
-                self._on_swapped(notes, message)
+                self._on_swapped(record, message)
             case "stepped":
-                self._on_stepped(notes, message)
+                self._on_stepped(record, message)
             case "broken":
                 self.tell({**message, "worker": worker})
                 self._break(worker, message["generation"])
             case "prepared":
-                notes.has_prepared = True
+                record.has_prepared = True
             case "image":
-                self._on_image(notes, message)
+                self._on_image(record, message)
             case "metrics":
-                self.standing.metrics |= message["values"]
+                self.job_status.metrics |= message["values"]
             case "ended":
-                notes.has_ended = True
+                record.has_ended = True
                 self.limits.on_ended(message)
                 self.feed(group.WorkerStepped(worker, message["step"], None))
                 self.feed(group.LoopEnded(worker))
@@ -313,63 +315,63 @@ class Supervisor:
             case "rigid":
                 self.limits.on_rigid(message)
             case "out-of-memory":
-                self.limits.on_out_of_memory(notes, message["samples"])
+                self.limits.on_out_of_memory(record, message["samples"])
             case "unsaved":
-                self.captures.is_awaited = False
+                self.capture_timer.is_awaited = False
                 self._suspension.expect(worker, message)
                 self.on_saved(message)
             case "rejected":
                 error = TrainingError(message["what"], message["because"], message["try"])
-                self._endings.blame(notes, error, 2)
+                self._exit_policy.blame(record, error, 2)
             case "spans" if self._trace is not None:
                 self._trace.spans(worker, message["spans"])
             case _:
                 pass  # `alive`, and what a newer worker may have to say
 
-    def on_gone(self, notes: WorkerNotes, code: int, because: str | None) -> None:
-        self._endings.take(notes, code, because)
+    def on_gone(self, record: WorkerRecord, code: int, because: str | None) -> None:
+        self._exit_policy.take(record, code, because)
         self._end_if_alone()
 
-    def _on_arrived(self, notes: WorkerNotes, message: Message) -> None:
-        workers_max, standing = message["workers_max"], self.standing
-        error = troubles.mismatch(standing.about, message, self._job.argv[0])
-        if error := troubles.half_prepared(self._job) if standing.is_finishing else error:
-            self._endings.blame(notes, error, 1)
+    def _on_arrived(self, record: WorkerRecord, message: Message) -> None:
+        workers_max, job_status = message["workers_max"], self.job_status
+        error = job_errors.mismatch(job_status.about, message, self._job.argv[0])
+        if error := job_errors.half_prepared(self._job) if job_status.is_finishing else error:
+            self._exit_policy.blame(record, error, 1)
             return
-        notes.has_arrived = True
-        if not standing.about:
+        record.has_arrived = True
+        if not job_status.about:
             self._tell_about(message)
             self.limits.on_prepared()
             try:
                 self._job.check_sizes(workers_max)
             except TrainingError as error:
                 self.fail(error, 2)
-            if self._hosting is None and standing.target and standing.target > workers_max:
+            if self._pool_job is None and job_status.target and job_status.target > workers_max:
                 self.set_workers(workers_max)
         if self._trace is not None:
-            self._trace.begin_worker(notes.number, notes.slot, notes.started_s)
-        self.feed(group.WorkerArrived(notes.number, message["parts"], workers_max))
+            self._trace.begin_worker(record.number, record.slot.number, record.started_s)
+        self.feed(group.WorkerArrived(record.number, message["parts"], workers_max))
 
     def _tell_about(self, arrived: Message) -> None:
-        self.standing.about = arrived
+        self.job_status.about = arrived
         self.tell({**arrived, "is": "prepared"})
 
-    def _on_stepped(self, notes: WorkerNotes, message: Message) -> None:
-        notes.step = message["step"]
-        notes.figures.add(message)
-        self.standing.pace.stepped(notes.step, time.monotonic())
-        self.patience.stepped(notes.step)
+    def _on_stepped(self, record: WorkerRecord, message: Message) -> None:
+        record.step = message["step"]
+        record.speed.add(message)
+        self.job_status.step_timer.stepped(record.step, time.monotonic())
+        self.retries.stepped(record.step)
         self.limits.on_stepped(message)
-        self.captures.plan()
-        self.feed(group.WorkerStepped(notes.number, notes.step, message.get("pass_s")))
-        self._schedule.stepped(notes.step)
+        self.capture_timer.plan()
+        self.feed(group.WorkerStepped(record.number, record.step, message.get("pass_s")))
+        self._schedule.stepped(record.step)
         self._progress.stepped()
 
     # The group.
 
     def feed(self, event: group.Event) -> None:
         """Let the coordinator decide, and do what it says."""
-        if self.standing.stopping is not None:
+        if self.job_status.stopping is not None:
             return
         commands = self._coordinator.handle(event, time.monotonic())
         if not any(isinstance(command, group.Cancel) for command in commands):
@@ -377,108 +379,108 @@ class Supervisor:
         for command in commands:
             self._execute(command)
         if (wake_at_s := self._coordinator.wake_at_s) is not None:
-            self._loop.alarm("wake", wake_at_s, lambda: self.feed(group.Woke()))
+            self._loop.alarm("wake", wake_at_s, lambda: self.feed(group.TimerFired()))
         self._suspension.fall_asleep()
-        self._look_for_trouble()
+        self._check_given_up()
         self._requests.settle()
 
     def _execute(self, command: group.Command) -> None:
         match command:
-            case group.Start(worker, slot):
+            case group.StartWorker(worker, slot):
                 joins = bool(self._coordinator.members)
-                self.crew.start(worker, self._seats[slot], joins=joins)
+                self.workers.start(worker, self._slots[slot], joins=joins)
                 self.tell({"is": "starting", "worker": worker, "slot": slot})
             case group.Prepare(plan) | group.Regroup(plan):
-                if self.crew.store is None:
+                if self.workers.store is None:
                     self._held = [command]
                 else:
                     self._build(plan, regroup=isinstance(command, group.Regroup))
             case group.Commit(generation, step, to):
                 self._on_commit(generation)
-                self.crew.send(to, {"do": "commit", "generation": generation, "step": step})
-                self.crew.guard(to)
+                self.workers.send(to, {"do": "commit", "generation": generation, "step": step})
+                self.workers.guard(to)
             case group.Cancel(generation, to):
                 self._held.clear()
                 self._changes.cancel()
                 told = {*to, *self._coordinator.members}
-                self.crew.send(told, {"do": "cancel", "generation": generation})
-            case group.Stop(worker):
-                self.crew.stop(worker)
+                self.workers.send(told, {"do": "cancel", "generation": generation})
+            case group.StopWorker(worker):
+                self.workers.stop(worker)
             case _:
                 assert_never(command)
 
-    def _build(self, plan: group.Plan, *, regroup: bool) -> None:
+    def _build(self, plan: group.GroupPlan, *, regroup: bool) -> None:
         """Have a group built, and note from when on."""
         image: Path | None = None
         if plan.fresh:
             try:
-                image = self.saving.first_image()
+                image = self.checkpointing.first_image()
             except TrainingError as error:
                 self.fail(error, 1)
                 return
-        due, slept = self.standing.due, self.standing.has_slept
+        due, slept = self.job_status.due, self.job_status.has_slept
         self._changes.begin(plan, due, regroup=regroup, slept=slept)
         # Leavers build nothing, but must know what it is they will be told to commit to.
         to = {*plan.to, *self._coordinator.members}
-        self.crew.build(plan, to, image, regroup=regroup)
+        self.workers.build(plan, to, image, regroup=regroup)
 
     def _on_commit(self, generation: int) -> None:
-        patience = self.patience
-        if self._changes.commit(generation).fresh and not patience.allows_start():
-            last = patience.last_trouble
-            self.fail(troubles.restarted_in_vain(self._job, patience.best_step, last), 1)
+        retries = self.retries
+        if self._changes.commit(generation).fresh and not retries.allows_start():
+            last = retries.last_error
+            self.fail(job_errors.restarted_in_vain(self._job, retries.best_step, last), 1)
 
-    def _on_swapped(self, notes: WorkerNotes, message: Message) -> None:
+    def _on_swapped(self, record: WorkerRecord, message: Message) -> None:
         if message.get("left"):
-            notes.has_left, notes.owns = True, 0
-            self.crew.expect_exit(notes.number)
-        if (owns := self._changes.swapped(notes.number, message)) is not None:
-            notes.owns = owns
-            notes.figures = Figures()
-        self.feed(group.WorkerSwapped(notes.number, message["generation"], message["step"]))
+            record.has_left, record.owns = True, 0
+            self.workers.expect_exit(record.number)
+        if (owns := self._changes.swapped(record.number, message)) is not None:
+            record.owns = owns
+            record.speed = WorkerSpeed()
+        self.feed(group.WorkerSwapped(record.number, message["generation"], message["step"]))
 
     def _complete_change(self) -> None:
         """Tell of a change once everybody who still lives has made it."""
         if self._coordinator.phase in ("swapping", "broken", "regrouping"):
             return
-        event = self._changes.complete({notes.number: notes for notes in self.crew.notes})
+        event = self._changes.complete({record.number: record for record in self.workers.records})
         if event is not None and event["to"]:  # a suspension is told once it is durable
-            self.standing.has_slept = False
-            self.standing.pace.restart()
+            self.job_status.has_slept = False
+            self.job_status.step_timer.restart()
             self.tell(event)
             self._progress.began()
 
-    def _look_for_trouble(self) -> None:
+    def _check_given_up(self) -> None:
         """Act where the coordinator has given up."""
         coordinator = self._coordinator
         for slot in coordinator.failed_slots - self._given_up:
-            self._tell_problem(troubles.slot_given_up(slot, self.patience.last_trouble))
-            if self._hosting is not None:
-                self._hosting.aim_later()
+            self._tell_problem(job_errors.slot_given_up(slot, self.retries.last_error))
+            if self._pool_job is not None:
+                self._pool_job.aim_later()
         self._given_up = set(coordinator.failed_slots)
-        is_alone = not self.crew.notes and not coordinator.ending
-        if self._given_up and (is_alone or not self.standing.needs_loop):
-            self.fail(troubles.nobody_left(self._job, self.patience.last_trouble), 1)
+        is_alone = not self.workers.records and not coordinator.ending
+        if self._given_up and (is_alone or not self.job_status.needs_loop):
+            self.fail(job_errors.nobody_left(self._job, self.retries.last_error), 1)
         elif coordinator.hopeless and coordinator.phase in ("broken", "regrouping"):
             for member in coordinator.members:  # from the newest image they may do better
-                self.crew.kill(member)
+                self.workers.kill(member)
 
     def _break(self, worker: int, generation: int) -> None:
         """Take in that a group can't go on; all of its workers may be alive."""
         was_broken = self._coordinator.phase == "broken"
         self.feed(group.GroupBroken(worker, generation))
         if self._coordinator.phase == "broken" and not was_broken:
-            self.standing.due = Due.now("failure")
+            self.job_status.due = Due.now("failure")
 
     # State.
 
-    def _on_image(self, notes: WorkerNotes, message: Message) -> None:
+    def _on_image(self, record: WorkerRecord, message: Message) -> None:
         """Save an image that was asked for; others only hand state from worker to worker."""
         self.tell(message)
-        if self.captures.is_awaited or self.standing.target == 0 or message.get("keep"):
-            self.captures.is_awaited = False
-            self._suspension.expect(notes.number, message)
-            self.crew.save(notes.seat.node, message["path"])
+        if self.capture_timer.is_awaited or self.job_status.target == 0 or message.get("keep"):
+            self.capture_timer.is_awaited = False
+            self._suspension.expect(record.number, message)
+            self.workers.save(record.slot.node, message["path"])
 
     def on_saved(self, word: Message) -> None:
         self._suspension.on_saved(word)
@@ -488,5 +490,5 @@ class Supervisor:
 
     def capture(self) -> None:
         """Have an image taken and saved, if the job trains where it shall."""
-        if self.standing.is_at_target and not self.crew.is_saving:
-            self.captures.take()
+        if self.job_status.is_at_target and not self.workers.is_saving:
+            self.capture_timer.take()

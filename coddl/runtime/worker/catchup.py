@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from coddl.runtime.worker.exchange import Exchange
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
-from coddl.runtime.worker.link import Groups
 from coddl.runtime.worker.peers import Peers, TrainingProgress
 from coddl.runtime.worker.rows import PeerRow
-from coddl.runtime.worker.state import Home, State
+from coddl.runtime.worker.state import DeviceOf, TrainingState
+from coddl.runtime.worker.supervisor_link import Groups
 
 
 class CatchUp:
@@ -22,7 +22,7 @@ class CatchUp:
         self,
         peers: Peers,
         exchange: Exchange,
-        state: State,
+        state: TrainingState,
         handover: Handover,
         progress: TrainingProgress,
     ) -> None:
@@ -31,13 +31,13 @@ class CatchUp:
         self._state = state
         self._handover = handover
         self._progress = progress
-        self._put_off: tuple[Tree, Home] | None = None  # state to be taken when the pass has ended
+        self._put_off: tuple[Tree, DeviceOf] | None = None  # until the pass has ended
 
-    def miss(self, tree: Tree, home: Home) -> None:
+    def miss(self, tree: Tree, device_of: DeviceOf) -> None:
         """Be given the state of a peer that has completed what failed here."""
         self._peers.miss(tree)
         if tree["progress"]["step"] > self._progress.step:
-            self._put_off = (tree, home)  # what it has is what this pass should lead to
+            self._put_off = (tree, device_of)  # what it has is what this pass should lead to
         elif not self._peers.has_missed_norm:
             self._exchange.is_idle = True  # in the same pass: what it will have at its end is taken
 
@@ -48,8 +48,8 @@ class CatchUp:
     def end_pass(self) -> None:
         """Take what this worker missed in the pass that has ended, and give what others did."""
         if self._put_off is not None:
-            (tree, home), self._put_off = self._put_off, None
-            self._state.restore(tree, home, progress=False)
+            (tree, device_of), self._put_off = self._put_off, None
+            self._state.restore(tree, device_of, progress=False)
         if self._exchange.has_idle:
             self._peers.together(self._share, alone=lambda: None, missed=lambda: None)
             self._exchange.has_idle = self._exchange.is_idle = False

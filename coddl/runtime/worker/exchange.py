@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.worker.chunks import Chunks
-from coddl.runtime.worker.following import Following
+from coddl.runtime.worker.buffer_sync import BufferSync
 from coddl.runtime.worker.gradients import Gradients
 from coddl.runtime.worker.group import Group
 from coddl.runtime.worker.guard import rates_of
-from coddl.runtime.worker.link import Groups
 from coddl.runtime.worker.loader import Slice
-from coddl.runtime.worker.peers import Peers, Told
+from coddl.runtime.worker.micro_batches import MicroBatches
+from coddl.runtime.worker.peers import Peers, PendingRow
 from coddl.runtime.worker.rows import BROKE, DEVIATES, STALE, PeerRow
+from coddl.runtime.worker.supervisor_link import Groups
 
 Reduction = Literal["mean", "sum"]
 IDLE = 1 << 30  # beside the flags of rows: this worker has nothing to give
@@ -36,7 +36,7 @@ class Exchange:
         parameters: Callable[[], list[Tensor]],
         *,
         reduction: Reduction,
-        following: Following,
+        buffer_sync: BufferSync,
         waiting: Callable[[], AbstractContextManager[None]],
         lost: Callable[[int], None],
     ) -> None:
@@ -54,15 +54,15 @@ class Exchange:
         self._optimizers = optimizers
         self._parameters = parameters
         self._reduction = reduction
-        self._following = following
+        self._buffer_sync = buffer_sync
         self._waiting = waiting  # around what is waiting for others
         self._lost = lost
         self._has_told_loss = False
-        self.chunks: Chunks | None = None  # with micro_batch
+        self.micro_batches: MicroBatches | None = None  # with micro_batch
         self._group: Group | None = None
         self._gradients: Gradients | None = None
         self._is_running = False  # between the beginning and the end of a backward
-        self._told: Told | None = None  # this worker's row, on its way to the others
+        self._told: PendingRow | None = None  # this worker's row, on its way to the others
         self._rides = False  # it goes with the gradients
         self._bases: list[tuple[Tensor, Tensor]] = []  # sums of earlier backwards, for "sum"
         self._kept = Slice(0, 0)  # samples whose gradients were not exchanged yet
@@ -125,7 +125,7 @@ class Exchange:
     @property
     def is_due(self) -> bool:
         exchanges = self._gradients is not None and self.synchronises
-        return self.in_pass and (exchanges or self.chunks is not None)
+        return self.in_pass and (exchanges or self.micro_batches is not None)
 
     def keep_back(self) -> None:
         """Take note of a backward whose gradients the next exchange takes along."""
@@ -134,15 +134,15 @@ class Exchange:
             self._kept = Slice(kept.samples + of.samples, kept.own + of.own)
 
     def begin_backward(self) -> None:
-        if self.chunks is not None:
-            self.chunks.begin_backward()
+        if self.micro_batches is not None:
+            self.micro_batches.begin_backward()
         if self._gradients is None or self._is_partial:
             return
         if [id(p) for p in self._parameters()] != self._gradients.ids:
             self._lay_out()
         if self._reduction == "sum":
             self._put_aside()
-        self._gradients.begin(self.number, self.scale, overlap=self.chunks is None)
+        self._gradients.begin(self.number, self.scale, overlap=self.micro_batches is None)
         self._begin_telling(self._gradients)
         self._is_running = True
 
@@ -159,7 +159,7 @@ class Exchange:
 
     @property
     def _is_partial(self) -> bool:
-        return self.chunks is not None and self.chunks.is_partial
+        return self.micro_batches is not None and self.micro_batches.is_partial
 
     @property
     def scale(self) -> float:
@@ -175,15 +175,15 @@ class Exchange:
             parameter.grad = None
 
     def end_backward(self) -> None:
-        if self.chunks is not None:
-            self.chunks.end_backward()
+        if self.micro_batches is not None:
+            self.micro_batches.end_backward()
         is_due, self._is_running = self._is_running and self.synchronises, False
         if not is_due:
             return
         mine = self._gradients
         if mine is not None:  # else the other workers have died meanwhile
-            if self.chunks is not None:
-                mine.got |= self.chunks.got
+            if self.micro_batches is not None:
+                mine.got |= self.micro_batches.got
             mine.end()
 
         def exchange(groups: Groups) -> None:
@@ -272,7 +272,7 @@ class Exchange:
             weight=self.own_weight if kind == "gradients" else 0.0,
             value=float(self.slice.own + self._kept.own),
             flags=flags,
-            buffers=self._following.changed(),
+            buffers=self._buffer_sync.changed(),
             buckets=used,
         )
 
@@ -293,7 +293,7 @@ class Exchange:
         samples = self.slice.samples if self.in_pass else total
         factor = samples / total if self._reduction == "mean" and total else 1.0
         if found[0].buffers and groups.train is not None:
-            self._following.follow(groups.train, found[0].buffers)
+            self._buffer_sync.follow(groups.train, found[0].buffers)
         gradients.put_back(1.0 if abs(factor - 1.0) < 1e-9 else factor)
         self.has_idle |= bool(trained) and len(trained) < len(found)
         self.is_idle |= any(row.flags & BROKE for row in found)

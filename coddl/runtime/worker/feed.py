@@ -58,7 +58,7 @@ class Feed(Generic[Note]):
         """Begin to load; seeds of processes are drawn as a DataLoader with that generator would."""
         self.stop()
         if self._inner is None:
-            self._inner = rebuilt(self._like, _Questions(self._next_question))
+            self._inner = rebuilt(self._like, _RequestSampler(self._next_request))
         self._inner.generator = generator
         self._stream = iter(self._inner)
 
@@ -113,7 +113,7 @@ class Feed(Generic[Note]):
             next(self._stream)
             self._asked.popleft()
 
-    def _next_question(self) -> Any:
+    def _next_request(self) -> Any:
         indices, note = self._ask() if self._filler is None else (self._filler, None)
         self._asked.append(note)
         if not self._depth:
@@ -121,23 +121,23 @@ class Feed(Generic[Note]):
         # A batch is asked for when the one `depth` before it has come: its byte is free.
         slot, self._count = self._count % self._depth, self._count + 1
         _WITHDRAWN[self._key][slot] = 0
-        return _Question(self._key, slot, indices)
+        return _IndexRequest(self._key, slot, indices)
 
 
-class _Questions(Sampler[Any]):
+class _RequestSampler(Sampler[Any]):
     """What a feed asks its DataLoader for; there may be more of it after it has come to an end."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self._ask = ask
 
-    def __iter__(self) -> "_Questions":
+    def __iter__(self) -> "_RequestSampler":
         return self
 
     def __next__(self) -> Any:
         return self._ask()
 
 
-class _Question:
+class _IndexRequest:
     """Indices on their way to a process, which looks whether they are still wanted."""
 
     def __init__(self, key: int, slot: int, indices: Indices) -> None:

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import Work
 from torch.utils.hooks import RemovableHandle
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.worker.group import Broken, Group
+from coddl.runtime.worker.group import Group, GroupError
 from coddl.runtime.worker.rows import PACKED_BYTES, PeerRow
 
 BUCKET_BYTES: Final = 25 << 20
@@ -157,7 +157,7 @@ class Gradients:
             if row is not None:
                 bucket.carry(row, self._group.rank)
             bucket.work = self._group.all_reduce(bucket.flat)
-        except (Broken, RuntimeError) as problem:  # for the end: backward is the user's code
+        except (GroupError, RuntimeError) as problem:  # for the end: backward is the user's code
             self._problem = problem
 
     def end(self) -> None:
@@ -225,10 +225,10 @@ class Gradients:
             bucket.put_back(factor, self.got)
 
     def _raise_problem(self) -> None:
-        if isinstance(self._problem, Broken):
+        if isinstance(self._problem, GroupError):
             raise self._problem
         if self._problem is not None:
-            raise Broken(str(self._problem).splitlines()[0]) from self._problem
+            raise GroupError(str(self._problem).splitlines()[0]) from self._problem
 
     def _wait(self, buckets: Sequence[Bucket], unless: Callable[[], bool] = lambda: False) -> bool:
         self._raise_problem()

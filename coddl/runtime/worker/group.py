@@ -33,7 +33,7 @@ LOOK_EVERY: Final = timedelta(milliseconds=100)
 POLL_S: Final = 50e-6
 
 
-class Broken(Exception):
+class GroupError(Exception):
     """The group can't be used any more: a peer died, or we were told to abandon it."""
 
 
@@ -46,7 +46,7 @@ class Group:
     def __init__(self, backend: Backend, rank: int, world: int, store: Store) -> None:
         self.rank = rank
         self.world = world
-        self.patience: Callable[[], bool] = lambda: True  # asked now and then: shall I wait on?
+        self.may_wait: Callable[[], bool] = lambda: True  # asked now and then while it waits
         self._backend = backend
         self._store: Any = store
         self._is_aborted = False
@@ -103,11 +103,11 @@ class Group:
                     return True
             except RuntimeError as error:
                 if is_over or "timed out" not in str(error).lower():
-                    raise Broken(str(error).splitlines()[0]) from error
+                    raise GroupError(str(error).splitlines()[0]) from error
                 # It may have ended well between that wait and this look: wait once more, to know.
                 is_over = work.is_completed()
-            if not self.patience():
-                raise Broken("told to abandon it")
+            if not self.may_wait():
+                raise GroupError("told to abandon it")
             if not is_over and unless():
                 return False
             look = min(2 * look, LOOK_EVERY)
@@ -127,9 +127,9 @@ class Group:
     def _check(self) -> None:
         """Raise `Broken` if a peer of NCCL's is gone: what ended then has not ended well."""
         if self._is_aborted:
-            raise Broken("told to abandon it")
+            raise GroupError("told to abandon it")
         if (error := self._backend.get_error()) != ErrorType.SUCCESS:
-            raise Broken(f"NCCL says {error.name}")
+            raise GroupError(f"NCCL says {error.name}")
 
     def abort(self) -> None:
         """End what hangs on the GPU; for a thread. What waits for it learns that it is broken."""
@@ -150,7 +150,7 @@ class Group:
         try:
             return action()
         except RuntimeError as error:
-            raise Broken(str(error).splitlines()[0]) from error
+            raise GroupError(str(error).splitlines()[0]) from error
 
 
 def connect(
@@ -175,8 +175,10 @@ def connect(
             for key in store.list_keys():
                 if key.startswith(f"{name}/"):
                     store.delete_key(key)
-    except (RuntimeError, Broken) as error:
-        raise Broken(f"group {name} could not be built: {str(error).splitlines()[0]}") from error
+    except (RuntimeError, GroupError) as error:
+        raise GroupError(
+            f"group {name} could not be built: {str(error).splitlines()[0]}"
+        ) from error
     return group
 
 

@@ -1,5 +1,6 @@
 """Finds out when workers train different things: data, learning rates, weights."""
 
+import math
 import random
 import zlib
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from torch.utils.data import IterableDataset
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker import randomness
+from coddl.runtime.worker.rows import rate_bits
 
 TOLERANCE: Final = 1e-5
 SAMPLES_READ: Final = 3
@@ -21,14 +23,18 @@ JUMP: Final = 10.0  # a learning rate that changes by more, from a save to the n
 
 
 def rates_of(optimizers: Sequence[Optimizer]) -> int:
-    """Tell learning rates apart; those on a device are left out, as reading them would wait."""
+    """Tell learning rates apart, and give the first of them, in one number (`rows.first_rate`).
+
+    Those on a device are left out, as reading them would wait.
+    """
     rates = [
         group.get("lr")
         for optimizer in optimizers
         for group in optimizer.param_groups
         if not isinstance(group.get("lr"), Tensor)
     ]
-    return zlib.crc32(repr(rates).encode())
+    first = float(rates[0]) if rates and rates[0] is not None else math.nan
+    return zlib.crc32(repr(rates).encode()) >> 1 << 32 | rate_bits(first)
 
 
 class Guard:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.imagefile import Meta, Unreadable
-from coddl.runtime.worker.group import Broken, Group
-from coddl.runtime.worker.image import Ahead, Stash, Tree, nbytes, opened
-from coddl.runtime.worker.state import Home, State, mapped
+from coddl.runtime.imagefile import Meta, UnreadableImage
+from coddl.runtime.worker.group import Group, GroupError
+from coddl.runtime.worker.image import ImagePrefetch, Stash, Tree, nbytes, opened
+from coddl.runtime.worker.state import DeviceOf, TrainingState, mapped
 
 if TYPE_CHECKING:
-    from coddl.runtime.worker.membership import Work
+    from coddl.runtime.worker.membership import MemberSession
 
 PATH_BYTES: Final = 1024
 CHUNK_BYTES: Final = 16 << 20
@@ -32,7 +32,7 @@ class Handover:
 
     def __init__(
         self,
-        state: State,
+        state: TrainingState,
         device: torch.device,
         stash: Path,
         *,
@@ -45,7 +45,7 @@ class Handover:
         self._stash = Stash(stash)
         self._host = zlib.crc32(host.encode())
         self._describe = describe
-        self._ahead = Ahead()
+        self._ahead = ImagePrefetch()
         self._opening: threading.Thread | None = None
         self.boundary_s = 0.0  # how long the last synchronisation waited for the others to come
 
@@ -82,23 +82,23 @@ class Handover:
 
     def load(self, path: Path, *, is_saved: bool = False) -> None:
         """Become what the image holds; `is_saved`: a job goes on that had ended."""
-        with self._opened(path) as (tree, home):
-            self._state.restore(tree, home, is_saved=is_saved)
+        with self._opened(path) as (tree, device_of):
+            self._state.restore(tree, device_of, is_saved=is_saved)
 
-    def read(self, path: Path) -> tuple[Tree, Home]:
+    def read(self, path: Path) -> tuple[Tree, DeviceOf]:
         """Give what the image holds, in memory of its own, and where its tensors belong."""
         homes: dict[int, torch.device] = {}
 
         def copied(tensor: Tensor) -> Tensor:
             copy = tensor.clone()
-            homes[id(copy)] = home(tensor)
+            homes[id(copy)] = device_of(tensor)
             return copy
 
-        with self._opened(path) as (tree, home):
+        with self._opened(path) as (tree, device_of):
             return mapped(tree, copied), lambda tensor: homes.get(id(tensor), tensor.device)
 
     @contextlib.contextmanager
-    def _opened(self, path: Path) -> Iterator[tuple[Tree, Home]]:
+    def _opened(self, path: Path) -> Iterator[tuple[Tree, DeviceOf]]:
         mine = self._describe()
         with opened(path, self._ahead) as (meta, tree, from_gpu):
             for key in mine.keys() - {"step", "epoch"}:
@@ -113,7 +113,7 @@ class Handover:
                 torch.cuda.synchronize()  # copies read the mapping until then
 
     def synchronise(
-        self, group: Group | None, work: "Work", *, has_state: bool, image: Path | None
+        self, group: Group | None, work: "MemberSession", *, has_state: bool, image: Path | None
     ) -> Sequence[int]:
         """Bring everybody in the group to the most advanced member's state.
 
@@ -130,7 +130,7 @@ class Handover:
         rows = self._gathered(group, [*about, *work.handed])
         different = [row for row in rows if row[1] != rows[0][1]]
         if different and has_state and any(row[0] == NOTHING for row in rows):
-            raise Broken("a worker that joins has other parameters")
+            raise GroupError("a worker that joins has other parameters")
         if different:
             raise TrainingError(
                 "workers hold different parameters",
@@ -164,22 +164,22 @@ class Handover:
         path = self._handed_over(group, source, is_behind=is_behind, local=False)
         if is_behind:
             try:
-                with self._opened(path) as (tree, home):
-                    self._state.restore(tree, home, progress=False)
-            except Unreadable as error:
-                raise Broken(f"{path} {error}") from error
+                with self._opened(path) as (tree, device_of):
+                    self._state.restore(tree, device_of, progress=False)
+            except UnreadableImage as error:
+                raise GroupError(f"{path} {error}") from error
             finally:
                 path.unlink(missing_ok=True)
 
-    def _take(self, path: Path, work: "Work", *, later: bool, remove: bool) -> None:
+    def _take(self, path: Path, work: "MemberSession", *, later: bool, remove: bool) -> None:
         """Take a state that was handed over; a worker that has one of its own may have to wait."""
         try:
             if later:
                 work.miss(*self.read(path))
             else:
                 self.load(path)
-        except Unreadable as error:
-            raise Broken(f"{path} {error}") from error
+        except UnreadableImage as error:
+            raise GroupError(f"{path} {error}") from error
         finally:
             if remove:
                 path.unlink(missing_ok=True)
@@ -187,7 +187,7 @@ class Handover:
     def _load_kept(self, image: Path) -> None:
         try:
             self.load(image, is_saved=True)
-        except Unreadable as error:
+        except UnreadableImage as error:
             raise TrainingError(
                 "the job can't go on from where it was",
                 f"{image} {error}",

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.imagefile import Header, Meta, Unreadable, aligned
+from coddl.runtime.imagefile import ImageHeader, Meta, UnreadableImage, aligned
 
 # Any: None, bool, int, float, str, Tensor; lists, tuples and dicts of them; as in a state_dict.
 Tree = Any
@@ -35,7 +35,7 @@ GROWTH_BYTES = 1 << 20
 SLICE_BYTES = 256 << 20  # how much is allocated, touched or pinned at a time: about 0.1 s
 
 
-class Place(NamedTuple):
+class TensorSpec(NamedTuple):
     """Where one tensor lies in the payload, and how to see it again."""
 
     dtype: str
@@ -134,18 +134,20 @@ def unflatten(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Tree:
             return getattr(torch, held)
         case "device":
             return torch.device(held)
-    raise Unreadable(f"has a damaged manifest: {kind!r} is no kind of value")
+    raise UnreadableImage(f"has a damaged manifest: {kind!r} is no kind of value")
 
 
 # --- tensors <-> bytes -------------------------------------------------------------------------
 
 
-def placed(tensors: Iterable[Tensor]) -> tuple[list[Place], int]:
+def placed(tensors: Iterable[Tensor]) -> tuple[list[TensorSpec], int]:
     """Give each tensor its place in the payload, and the payload's size."""
     places, offset = [], 0
     for tensor in tensors:
         dtype = _name(tensor.dtype)
-        places.append(Place(dtype, tuple(tensor.shape), _dense(tensor), offset, tensor.device.type))
+        places.append(
+            TensorSpec(dtype, tuple(tensor.shape), _dense(tensor), offset, tensor.device.type)
+        )
         offset += aligned(tensor.numel() * tensor.element_size(), imagefile.TENSOR_ALIGN_BYTES)
     return places, offset
 
@@ -162,7 +164,7 @@ def _dense(tensor: Tensor) -> tuple[int, ...]:
     return torch.empty_like(tensor, device="meta").stride()
 
 
-def _seen(memory: Tensor, payload_offset: int, place: Place) -> Tensor:
+def _seen(memory: Tensor, payload_offset: int, place: TensorSpec) -> Tensor:
     """View a place of mapped memory as its tensor."""
     dtype: torch.dtype = getattr(torch, place.dtype)
     start = payload_offset + place.offset
@@ -170,13 +172,13 @@ def _seen(memory: Tensor, payload_offset: int, place: Place) -> Tensor:
     return memory[start : start + bytes_].view(dtype).as_strided(place.shape, place.stride)
 
 
-def _planned(meta: Meta, tree: Tree) -> tuple[Header, bytes, list[Place], list[Tensor]]:
+def _planned(meta: Meta, tree: Tree) -> tuple[ImageHeader, bytes, list[TensorSpec], list[Tensor]]:
     skeleton, tensors = flatten(tree)
     places, payload_bytes = placed(tensors)
     manifest = json.dumps(
         {"meta": meta, "tree": skeleton, "tensors": places}, separators=(",", ":"), allow_nan=False
     ).encode()
-    return Header.of(len(manifest), payload_bytes), manifest, places, tensors
+    return ImageHeader.of(len(manifest), payload_bytes), manifest, places, tensors
 
 
 def nbytes(tree: Tree) -> int:
@@ -211,7 +213,7 @@ def _unpinned(memory: Tensor, device: torch.device) -> None:
 # --- writing -----------------------------------------------------------------------------------
 
 
-class _Slot:
+class _StashFile:
     """One file of a stash, mapped for writing. Grows, never shrinks: others may have it mapped."""
 
     def __init__(self, path: Path) -> None:
@@ -223,7 +225,7 @@ class _Slot:
         self._pins: list[tuple[Tensor, torch.device]] = []
         self._pinnable = True
         self._views: list[Tensor] = []
-        self._views_of: tuple[int, list[Place]] = (0, [])
+        self._views_of: tuple[int, list[TensorSpec]] = (0, [])
 
     def lock(self) -> bool:
         """Take the slot for writing, unless somebody reads or writes it."""
@@ -281,7 +283,7 @@ class _Slot:
         return self._pinnable
 
     def fill(
-        self, header: Header, manifest: bytes, places: list[Place], tensors: list[Tensor]
+        self, header: ImageHeader, manifest: bytes, places: list[TensorSpec], tensors: list[Tensor]
     ) -> None:
         """Write an image; whatever happens on the way, it is complete only at the end."""
         cuda = {tensor.device for tensor in tensors if tensor.is_cuda}
@@ -345,7 +347,7 @@ class Stash:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._slots: dict[int, _Slot] = {}
+        self._files: dict[int, _StashFile] = {}
         self._turn = threading.Condition()
         self._writer_waits = False
         self._closed = False
@@ -362,7 +364,7 @@ class Stash:
                     self._turn.wait_for(lambda: not self._writer_waits)
                     if self._closed:
                         return
-                    more = self._slot(index).advance(bytes_, device)
+                    more = self._file(index).advance(bytes_, device)
 
     def write(self, meta: Meta, tree: Tree) -> Path:
         """Write an image and give its path; on an error, the images that were complete stay so."""
@@ -388,14 +390,14 @@ class Stash:
         """Give back memory and descriptors; the images stay."""
         with self._turn:
             self._closed = True
-            for slot in self._slots.values():
+            for slot in self._files.values():
                 slot.close()
-            self._slots.clear()
+            self._files.clear()
 
-    def _taken(self) -> tuple[_Slot, int]:
+    def _taken(self) -> tuple[_StashFile, int]:
         """Lock a slot that is neither the newest image nor read by anyone; give the next stamp."""
         for index in itertools.count():
-            slot = self._slot(index)
+            slot = self._file(index)
             if slot.path == imagefile.newest_image(self._folder) or not slot.lock():
                 continue
             # Only now: another worker may just have finished in this very slot.
@@ -405,11 +407,11 @@ class Stash:
             slot.unlock()
         raise AssertionError
 
-    def _slot(self, index: int) -> _Slot:
-        if index not in self._slots:
+    def _file(self, index: int) -> _StashFile:
+        if index not in self._files:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._slots[index] = _Slot(self._folder / f"slot-{index}.img")
-        return self._slots[index]
+            self._files[index] = _StashFile(self._folder / f"slot-{index}.img")
+        return self._files[index]
 
     @contextmanager
     def _refusals(self, bytes_: int) -> Iterator[None]:
@@ -426,7 +428,7 @@ class Stash:
 # --- reading -----------------------------------------------------------------------------------
 
 
-class Ahead:
+class ImagePrefetch:
     """Maps and pins the images of a folder for a worker that will soon copy one to its GPU.
 
     Pinning takes as long as a copy from pageable memory; done ahead, nobody waits for it.
@@ -455,7 +457,7 @@ class Ahead:
         self._memory.clear()
 
 
-class Opened(NamedTuple):
+class MappedImage(NamedTuple):
     """A mapped image. Its tensors see the file itself: copy from them, and never keep them."""
 
     meta: Meta
@@ -464,7 +466,7 @@ class Opened(NamedTuple):
 
 
 @contextmanager
-def opened(path: Path, ahead: Ahead | None = None) -> Iterator[Opened]:
+def opened(path: Path, ahead: ImagePrefetch | None = None) -> Iterator[MappedImage]:
     """Hold and map an image or a checkpoint; after the context a writer may take the file."""
     with imagefile.held(path) as (fd, header):
         manifest = imagefile.manifest_of(fd, header)
@@ -475,9 +477,9 @@ def opened(path: Path, ahead: Ahead | None = None) -> Iterator[Opened]:
             )  # private: torch wants to be able to write, and the file must not change
             memory = torch.frombuffer(mapped, dtype=torch.uint8)
         places = [
-            Place(dtype, tuple(shape), tuple(stride), offset, device)
+            TensorSpec(dtype, tuple(shape), tuple(stride), offset, device)
             for dtype, shape, stride, offset, device in manifest["tensors"]
         ]
         views = [_seen(memory, header.payload_offset, place) for place in places]
         on_gpu = (id(v) for v, p in zip(views, places, strict=True) if p.device == "cuda")
-        yield Opened(manifest["meta"], unflatten(manifest["tree"], views), frozenset(on_gpu))
+        yield MappedImage(manifest["meta"], unflatten(manifest["tree"], views), frozenset(on_gpu))

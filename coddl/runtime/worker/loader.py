@@ -18,11 +18,11 @@ from coddl.runtime.slices import slices
 from coddl.runtime.worker import batches
 from coddl.runtime.worker.feed import Feed, rebuilt
 from coddl.runtime.worker.image import flatten
-from coddl.runtime.worker.order import Indices, Order, fingerprint
+from coddl.runtime.worker.order import BatchOrder, Indices, fingerprint
 from coddl.runtime.worker.randomness import Streams, capture, own_generator
 
 if TYPE_CHECKING:
-    from coddl.runtime.worker.session import Session
+    from coddl.runtime.worker.session import TrainingSession
 
 Item = Any  # a batch: whatever the user's loader gives
 
@@ -54,7 +54,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingBatch:
     """A batch that is being loaded."""
 
     batch: Indices  # the whole of it
@@ -65,7 +65,9 @@ class _Asked:
 class ElasticLoader:
     """A DataLoader whose batches are this worker's slices; everything else is the user's own."""
 
-    def __init__(self, loader: "DataLoader[Any]", session: "Session", device: Any = None) -> None:
+    def __init__(
+        self, loader: "DataLoader[Any]", session: "TrainingSession", device: Any = None
+    ) -> None:
         self.rounds = -1  # the number of the round under way
         self.at = 0  # batches of this round that were handed out
         self.total = 0  # of all rounds
@@ -81,9 +83,9 @@ class ElasticLoader:
         self._at_update = 0  # batches of all rounds at the last update
         self.stride = 0  # batches from an update to the next
         self._is_cut_late = is_cut_late(loader)
-        self._order: Order | None = None
+        self._order: BatchOrder | None = None
         is_stream = isinstance(loader.dataset, IterableDataset)
-        self._feed: Feed[_Asked] | None = None if is_stream else Feed(loader, self._ask)
+        self._feed: Feed[_PendingBatch] | None = None if is_stream else Feed(loader, self._ask)
         self._filler: Indices | None = None  # a sample that was loaded before, as a batch
         self._is_warm = False  # processes wait for their first round
         self._stream: Iterator[Item] | None = None  # of a dataset that no index leads into
@@ -166,7 +168,7 @@ class ElasticLoader:
             self.streams = capture(self._loader.generator) if keep else None
             self._stream = self._read_on() if self.at else self._read()
         else:
-            order = Order(self._loader, streams, self.at, on_draw=self._keep(keep))
+            order = BatchOrder(self._loader, streams, self.at, on_draw=self._keep(keep))
             self._begin_feed(self._feed, order, is_natural=streams is None)
         self.streams = streams if streams is not None else self.streams
 
@@ -192,7 +194,9 @@ class ElasticLoader:
         torch.set_rng_state(kept)
         return stream if state is not None else itertools.islice(stream, self.at, None)
 
-    def _begin_feed(self, feed: "Feed[_Asked]", order: Order, *, is_natural: bool) -> None:
+    def _begin_feed(
+        self, feed: "Feed[_PendingBatch]", order: BatchOrder, *, is_natural: bool
+    ) -> None:
         """Have batches loaded in that order; what was read ahead of it is kept if it is right."""
         asked = feed.wanted
         ahead = order.take_some(len(asked))
@@ -213,7 +217,7 @@ class ElasticLoader:
         # as if it had not been.
         return own_generator(moves=self.at == 0)
 
-    def _ask(self) -> tuple[Indices, _Asked]:
+    def _ask(self) -> tuple[Indices, _PendingBatch]:
         """Give this worker's part of the next batch to be loaded."""
         if self._order is None:
             raise StopIteration
@@ -223,11 +227,11 @@ class ElasticLoader:
         expected = self._expected
         cut = self.cut_of(number) if expected is None or number < expected.first else expected
         if self._is_cut_late:
-            return batch, _Asked(batch, None, Slice(0, 0, fingerprint([batch])))
+            return batch, _PendingBatch(batch, None, Slice(0, 0, fingerprint([batch])))
         if len(cut.counts) == 1:
-            return batch, _Asked(batch, cut, Slice(len(batch), len(batch)))
+            return batch, _PendingBatch(batch, cut, Slice(len(batch), len(batch)))
         part = cut.range_of(len(batch))
-        asked = _Asked(batch, cut, Slice(len(batch), len(part), fingerprint(batch)))
+        asked = _PendingBatch(batch, cut, Slice(len(batch), len(part), fingerprint(batch)))
         return batch[part.start : part.stop] if part else batch[:1], asked
 
     def fetch(self) -> Item:
@@ -250,7 +254,7 @@ class ElasticLoader:
             self._skip(self._feed)  # now, so that the next batch is loaded during this pass
         return batch if self._device is None else batches.moved(batch, self._device)
 
-    def _correct(self, feed: "Feed[_Asked]") -> None:
+    def _correct(self, feed: "Feed[_PendingBatch]") -> None:
         """Load anew what is being loaded by another cut than the next batch has."""
         cut = next((asked.cut for asked in feed.wanted), None)
         if cut is not None and not cut.is_like(self.cut_of(self.total)):
@@ -258,7 +262,7 @@ class ElasticLoader:
             self._withdraw(feed)
         self._skip(feed)
 
-    def _skip(self, feed: "Feed[_Asked]") -> None:
+    def _skip(self, feed: "Feed[_PendingBatch]") -> None:
         try:
             feed.skip()
         except Exception:  # nothing that was wanted: what is wrong shows again where it matters
@@ -266,7 +270,7 @@ class ElasticLoader:
             feed.close()
             feed.start(self._own_generator())
 
-    def _withdraw(self, feed: "Feed[_Asked]", keep: int = 0) -> None:
+    def _withdraw(self, feed: "Feed[_PendingBatch]", keep: int = 0) -> None:
         assert self._order is not None
         self._order.put_back(asked.batch for asked in feed.withdraw(keep))
 
@@ -395,7 +399,7 @@ class ElasticLoader:
 class EvalLoader:
     """A loader for evaluation: each worker gets every n-th batch, and results are put together."""
 
-    def __init__(self, loader: "DataLoader[Any]", session: "Session") -> None:
+    def __init__(self, loader: "DataLoader[Any]", session: "TrainingSession") -> None:
         self._loader = loader
         self._session = session
 

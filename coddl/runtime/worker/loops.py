@@ -5,10 +5,10 @@ from typing import Any
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker.loader import ElasticLoader
-from coddl.runtime.worker.session import Session
+from coddl.runtime.worker.session import TrainingSession
 
 
-def epochs(session: Session, numbers: range) -> Iterator[int]:
+def epochs(session: TrainingSession, numbers: range) -> Iterator[int]:
     """Give the epochs that are left for this worker; a joiner's first one is the job's current."""
     _begin(session, "coddl.epochs", "one loop over all of them: if epoch == 5: ...")
     session.until = numbers.stop
@@ -30,7 +30,7 @@ def epochs(session: Session, numbers: range) -> Iterator[int]:
     session.finish(is_complete=True)
 
 
-def steps(session: Session, numbers: range) -> Iterator[int]:
+def steps(session: TrainingSession, numbers: range) -> Iterator[int]:
     """Give the steps that are left, for scripts that make their batches themselves."""
     _begin(
         session,
@@ -50,7 +50,7 @@ def steps(session: Session, numbers: range) -> Iterator[int]:
     session.finish(is_complete=True)
 
 
-def _begin(session: Session, name: str, once: str) -> None:
+def _begin(session: TrainingSession, name: str, once: str) -> None:
     """Begin the outer loop; refuse one that a worker that joins would come to another way."""
     if session.rounds.has_outer_loop:
         session.reject(

@@ -17,20 +17,20 @@ import torch
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker import packing
-from coddl.runtime.worker.group import Broken
+from coddl.runtime.worker.group import GroupError
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
-from coddl.runtime.worker.link import Generation, Groups, Link, reject
-from coddl.runtime.worker.pulse import Pulse
-from coddl.runtime.worker.state import Home
+from coddl.runtime.worker.pass_stats import PassStats
+from coddl.runtime.worker.state import DeviceOf
+from coddl.runtime.worker.supervisor_link import Generation, Groups, SupervisorLink, reject
 
 
-class Leaving(SystemExit):
+class WorkerExit(SystemExit):
     """Ends a worker whose virtual nodes have moved to others. Code after the loop is not run."""
 
 
-class Work(Protocol):
-    """The training that changes hands."""
+class MemberSession(Protocol):
+    """What membership needs of the session: its position, and taking over another state."""
 
     @property
     def step(self) -> int:
@@ -51,7 +51,7 @@ class Work(Protocol):
     def abandon(self) -> None:
         """Give up what is under way, if the next group can't go on with it."""
 
-    def miss(self, tree: Tree, home: Home) -> None:
+    def miss(self, tree: Tree, device_of: DeviceOf) -> None:
         """Be given the state of a worker that has completed what failed here."""
 
     def outrun(self) -> None:
@@ -64,8 +64,8 @@ class Work(Protocol):
         """Tell layouts of parameters apart."""
 
 
-class Reader(Protocol):
-    """What loads batches, also ahead of a change."""
+class ReadAheadLoader(Protocol):
+    """Loads batches, also ahead of a change of the group."""
 
     def announced(self) -> Tree:
         """Tell workers that will join where the training is."""
@@ -82,11 +82,11 @@ class Membership:
 
     def __init__(
         self,
-        link: Link | None,
-        work: Work,
+        link: SupervisorLink | None,
+        work: MemberSession,
         handover: Handover,
-        pulse: Pulse,
-        reader: Reader | None = None,
+        pass_stats: PassStats,
+        loader: ReadAheadLoader | None = None,
     ) -> None:
         self.failed = False  # the group is broken; the supervisor will regroup
         self.lingers = False  # the group stays until the next update, and data is read ahead
@@ -95,8 +95,8 @@ class Membership:
         self._link = link
         self._work = work
         self._handover = handover
-        self._pulse = pulse
-        self._reader = reader
+        self._pass_stats = pass_stats
+        self._loader = loader
         self._next: tuple[Generation, Groups] | None = None  # to be entered after the next update
         self._generation = Generation(0, (), ())
         self._rank = 0
@@ -135,7 +135,7 @@ class Membership:
                 link.changed.wait_for(
                     lambda: link.due(sys.maxsize) or link.regroup is not None or link.stop, 1.0
                 )
-            self._pulse.alive()
+            self._pass_stats.alive()
             if link.due(sys.maxsize):
                 self._enter_committed(link)
             self.attend()
@@ -156,7 +156,7 @@ class Membership:
             threading.Thread(target=make, name="coddl-room", daemon=True).start()
 
     def _try(
-        self, link: Link, action: Callable[[], None], word: str = "problem", **about: int
+        self, link: SupervisorLink, action: Callable[[], None], word: str = "problem", **about: int
     ) -> None:
         """Do what training can do without; if it fails, say so."""
         try:
@@ -169,30 +169,30 @@ class Membership:
         while (link := self._link) is not None:
             if link.stop:
                 self.has_left = True
-                raise Leaving(0)
+                raise WorkerExit(0)
             if link.regroup is not None:
                 self._regroup(link, link.regroup)
             elif self.failed:
-                self._pulse.alive()
+                self._pass_stats.alive()
                 with link.changed:
                     link.changed.wait_for(lambda: link.regroup is not None or link.stop, 1.0)
             else:
                 return
 
-    def broke(self, failure: Broken) -> None:
+    def broke(self, failure: GroupError) -> None:
         """Take note that an exchange failed."""
         self.failed = True
         if self._link is not None:
             self._link.tell("broken", generation=self._generation.number, because=str(failure))
 
-    def _regroup(self, link: Link, generation: Generation) -> None:
+    def _regroup(self, link: SupervisorLink, generation: Generation) -> None:
         """Give up the broken group and the iteration's passes; begin it again with who is left."""
         with link.changed:
             while not link.stop and link.regroup is generation:
                 if link.pending is not None and link.pending[0] is generation:
                     pending, link.pending, link.regroup = link.pending, None, None
                     break
-                self._pulse.alive()
+                self._pass_stats.alive()
                 link.changed.wait(0.5)
             else:
                 return  # something newer came: look again
@@ -201,7 +201,7 @@ class Membership:
         self._work.abandon()
         self._enter(link, *pending)
 
-    def _enter_committed(self, link: Link) -> None:
+    def _enter_committed(self, link: SupervisorLink) -> None:
         committed, self._next = self._next, None
         if committed is None:
             if (committed := link.take_committed()) is None:
@@ -211,22 +211,22 @@ class Membership:
                 return
         self._enter(link, *committed)
 
-    def _reads_ahead(self, link: Link, generation: Generation, groups: Groups) -> bool:
+    def _reads_ahead(self, link: SupervisorLink, generation: Generation, groups: Groups) -> bool:
         """Have data read ahead for a generation; tell whether it is entered an update later."""
-        if (reader := self._reader) is None:
+        if (loader := self._loader) is None:
             return False
-        announced = reader.announced() if self.lingers else None
+        announced = loader.announced() if self.lingers else None
         talk = groups.bridge if generation.bridge else groups.talk
         if talk is not None and not set(generation.members) <= set(self.members):
             groups.be_patient_while(self._is_patient)
-            with suppress(Broken):  # which shows again when it is entered
+            with suppress(GroupError):  # which shows again when it is entered
                 announced = packing.shared(talk, announced)
         if announced is not None and link.worker in generation.members:
             rank = generation.members.index(link.worker)
             if self._has_state:
-                reader.expect(rank, generation.counts)
+                loader.expect(rank, generation.counts)
             else:
-                reader.read_ahead(announced, rank, generation.counts)
+                loader.read_ahead(announced, rank, generation.counts)
         return self.lingers and bool(generation.members)
 
     def _forget_next(self) -> None:
@@ -235,7 +235,7 @@ class Membership:
         if committed is not None and committed[1] is not self.groups:
             committed[1].close()
 
-    def _enter(self, link: Link, generation: Generation, groups: Groups) -> None:
+    def _enter(self, link: SupervisorLink, generation: Generation, groups: Groups) -> None:
         """Work in a generation from here on, with the state of its most advanced member."""
         start_s = time.monotonic()
         was_main = self._started and self._rank == 0
@@ -243,7 +243,7 @@ class Membership:
         try:
             if link.worker in generation.members or generation.bridge:
                 self._take_state(generation, groups)
-        except Broken as failure:
+        except GroupError as failure:
             self._adopt(link, generation, groups)
             self.broke(failure)
             return
@@ -261,7 +261,9 @@ class Membership:
         self._tell_swapped(link, generation, left=False, pause=pause)
         self._handover.close_ahead()
 
-    def _keep_if_slices_grow(self, link: Link, generation: Generation, *, is_main: bool) -> None:
+    def _keep_if_slices_grow(
+        self, link: SupervisorLink, generation: Generation, *, is_main: bool
+    ) -> None:
         """Have the state at hand if larger slices than ever turn out not to fit into memory."""
         largest = max(generation.counts, default=0)
         if is_main and self._largest and largest > self._largest:
@@ -269,7 +271,7 @@ class Membership:
         self._largest = max(self._largest, largest)
 
     def _take_state(self, generation: Generation, groups: Groups) -> None:
-        with self._pulse.timed("state"):
+        with self._pass_stats.timed("state"):
             via = groups.bridge if generation.bridge else groups.talk
             image = None if generation.image is None else Path(generation.image)
             self._handed = self._handover.synchronise(
@@ -277,8 +279,8 @@ class Membership:
             )
             self._has_state = True
 
-    def _adopt(self, link: Link, generation: Generation, groups: Groups) -> None:
-        with self._pulse.timed("swap"), link.changed:
+    def _adopt(self, link: SupervisorLink, generation: Generation, groups: Groups) -> None:
+        with self._pass_stats.timed("swap"), link.changed:
             if self.groups is not groups:
                 self.groups.close()
             link.current, link.groups = generation, groups
@@ -289,7 +291,7 @@ class Membership:
                 self.size = len(generation.members)
                 self._work.own(self._rank, generation.counts, groups, self._handed)
 
-    def _is_saved(self, link: Link, generation: Generation, *, by_me: bool) -> bool:
+    def _is_saved(self, link: SupervisorLink, generation: Generation, *, by_me: bool) -> bool:
         """Before all leave, wait for the main worker's image to be on disk; if not, all stay.
 
         If the main worker dies, others still have all.
@@ -299,12 +301,12 @@ class Membership:
         try:
             if self.groups.talk is not None:
                 self.groups.talk.finish(self.groups.talk.all_reduce(torch.zeros(1)))
-        except Broken as failure:
+        except GroupError as failure:
             self.broke(failure)
             return False
         return True
 
-    def _is_kept(self, link: Link, generation: int) -> bool:
+    def _is_kept(self, link: SupervisorLink, generation: int) -> bool:
         """Write the last image, and wait to hear what became of it."""
         self._try(
             link,
@@ -314,18 +316,18 @@ class Membership:
         )
         with link.changed:
             while not (link.leave == generation or link.stop or link.regroup is not None):
-                self._pulse.alive()
+                self._pass_stats.alive()
                 link.changed.wait(1.0)
             return link.leave == generation
 
-    def _leave(self, link: Link, generation: Generation) -> None:
+    def _leave(self, link: SupervisorLink, generation: Generation) -> None:
         self._tell_swapped(link, generation, left=True, pause={})
-        self._pulse.flush()
+        self._pass_stats.flush()
         self.has_left = True
-        raise Leaving(0)
+        raise WorkerExit(0)
 
     def _tell_swapped(
-        self, link: Link, generation: Generation, *, left: bool, pause: dict[str, float]
+        self, link: SupervisorLink, generation: Generation, *, left: bool, pause: dict[str, float]
     ) -> None:
         link.tell(
             "swapped", generation=generation.number, step=self._work.step, left=left, pause=pause
@@ -333,10 +335,10 @@ class Membership:
 
     def _is_patient(self) -> bool:
         assert self._link is not None
-        self._pulse.alive()
+        self._pass_stats.alive()
         return self._link.regroup is None and not self._link.stop
 
-    def _write_image(self, link: Link, **more: bool | int) -> None:
+    def _write_image(self, link: SupervisorLink, **more: bool | int) -> None:
         start_s = time.monotonic()
         path = self._handover.write()
         seconds = time.monotonic() - start_s

@@ -17,7 +17,7 @@ Indices = Any  # what names a batch's samples: a list of numbers, as a rule
 PULLED_AT_ONCE: Final = 64  # batches of an order that is drawn from captured streams
 
 
-class Order:
+class BatchOrder:
     """The batches of a round that have not been asked for, as the loader's own sampler gives them.
 
     With `streams` they are drawn from those; without, as the user's own loader would draw them, and

@@ -16,17 +16,17 @@ from torch._C._distributed_c10d import Work
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker import packing, rows
-from coddl.runtime.worker.group import Broken, Group
+from coddl.runtime.worker.group import Group, GroupError
 from coddl.runtime.worker.image import Tree
-from coddl.runtime.worker.link import Groups
 from coddl.runtime.worker.membership import Membership
 from coddl.runtime.worker.rows import BROKE, STOP, VOTE, Kind, PeerRow
+from coddl.runtime.worker.supervisor_link import Groups
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PendingRow:
     """A row on its way to the others."""
 
     row: PeerRow
@@ -107,7 +107,7 @@ class Peers:
             else:
                 try:
                     result = run(groups)
-                except Broken as failure:
+                except GroupError as failure:
                     if self.is_over:  # the others have ended: no group is built any more
                         return alone()
                     self._membership.broke(failure)
@@ -130,15 +130,15 @@ class Peers:
         at = self._progress
         return PeerRow(kind, at.collective, at.step, at.epoch, **fields)  # type: ignore[arg-type]
 
-    def begin_compare(self, row: PeerRow) -> Told | None:
+    def begin_compare(self, row: PeerRow) -> PendingRow | None:
         """Begin to tell the others a row; None where the group does not let it."""
         row = self.flagged(row)
         talk = self._membership.groups.talk
         if talk is None or self._membership.failed:
             return None
         try:
-            return Told(row, *rows.begin_gather(talk, row))
-        except Broken:
+            return PendingRow(row, *rows.begin_gather(talk, row))
+        except GroupError:
             return None  # found out where it is waited for
 
     def flagged(self, row: PeerRow) -> PeerRow:
@@ -168,11 +168,11 @@ class Peers:
         return groups.talk is not None and rows.is_called(groups.talk, self._progress.collective)
 
     def end_compare(
-        self, groups: Groups, told: Told | None, *, calls: bool = True
+        self, groups: Groups, told: PendingRow | None, *, calls: bool = True
     ) -> list[PeerRow]:
         """Gather everybody's row after this worker's was sent."""
         if told is None or groups.talk is None:
-            raise Broken("the row could not be sent")
+            raise GroupError("the row could not be sent")
         found = rows.end_gather(groups.talk, told.row, told.everybody, told.work, calls=calls)
         return self.learn(told.row, found)
 

@@ -12,18 +12,18 @@ from torch.utils.data import DataLoader
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker import batches, checks, loops
-from coddl.runtime.worker.link import Link, reject
 from coddl.runtime.worker.loader import ElasticLoader, EvalLoader, check_loader
 from coddl.runtime.worker.numbers import number_of
-from coddl.runtime.worker.session import Session, Settings
+from coddl.runtime.worker.session import Settings, TrainingSession
 from coddl.runtime.worker.state import to_gpu
 from coddl.runtime.worker.strict.prepare import prepare_strict
 from coddl.runtime.worker.strict.session import StrictSession
+from coddl.runtime.worker.supervisor_link import SupervisorLink, reject
 from coddl.runtime.worker.values import Values
 
 LOG_EVERY_S: Final = 0.5
 
-_session: Session | StrictSession | None = None
+_session: TrainingSession | StrictSession | None = None
 
 
 def prepare(
@@ -53,7 +53,7 @@ def prepare(
     strict: the same bits at every number of workers; see docs/elastic.md for its other arguments.
     """
     global _session
-    link = Link.from_environment() if _session is None else None
+    link = SupervisorLink.from_environment() if _session is None else None
     try:
         if _session is not None:
             raise TrainingError(
@@ -79,14 +79,14 @@ def prepare(
 
 
 def _prepared_session(
-    given: "_Sorted", settings: Settings, link: Link | None
-) -> tuple[Session, tuple[Any, ...]]:
+    given: "_Sorted", settings: Settings, link: SupervisorLink | None
+) -> tuple[TrainingSession, tuple[Any, ...]]:
     if given.is_short:
         to_gpu(given.models, given.optimizers)
-    session = Session(given.models, given.optimizers, settings, link)
+    session = TrainingSession(given.models, given.optimizers, settings, link)
     if settings.micro_batch is not None:
         checks.refuse_syncnorm(given.models, with_=f"micro_batch={settings.micro_batch}")
-        session.chunk(settings.micro_batch)
+        session.use_micro_batches(settings.micro_batch)
     device = next(given.models[0].parameters()).device if given.is_short else None
     elastic = {
         id(loader): ElasticLoader(
@@ -275,8 +275,8 @@ def no_sync() -> AbstractContextManager[None]:
 
 def backward(loss: Tensor, weight: float | Tensor | None = None) -> None:
     """Run `loss.backward()`, where this worker's part of the mean weighs `weight`: its tokens."""
-    if weight is not None and isinstance(_session, Session):
-        _session.exchange.weight = number_of(weight)
+    if weight is not None and _session is not None:
+        _elastic("coddl.backward(weight=...)").exchange.weight = number_of(weight)
     torch.autograd.backward(loss)
 
 
@@ -365,17 +365,17 @@ def log(**metrics: float | Tensor) -> None:
 
 def finish() -> None:
     """End the training of a script that has come to its end; called where that is seen."""
-    if isinstance(_session, Session):
+    if isinstance(_session, TrainingSession):
         _session.finish()
 
 
 def out_of_memory() -> None:
     """Say that the script ended because its slice did not fit; called where its end is seen."""
-    if isinstance(_session, Session):
+    if isinstance(_session, TrainingSession):
         _session.tell_out_of_memory()
 
 
-def _prepared(what: str) -> Session | StrictSession:
+def _prepared(what: str) -> TrainingSession | StrictSession:
     if _session is None:
         raise TrainingError(
             f"{what} was called too early",
@@ -385,7 +385,7 @@ def _prepared(what: str) -> Session | StrictSession:
     return _session
 
 
-def _elastic(what: str) -> Session:
+def _elastic(what: str) -> TrainingSession:
     session = _prepared(what)
     if isinstance(session, StrictSession):
         raise TrainingError(

@@ -61,7 +61,7 @@ class PeerRow:
     step: int
     epoch: int
     layout: int = 0  # of the parameters; of a SyncBatchNorm, how many numbers it adds up
-    rates: int = 0  # tells learning rates apart
+    rates: int = 0  # tells learning rates apart; its lower half is the first of them
     order: int = 0  # tells batches apart
     applied: int = 0  # updates that were made
     weight: float = 0.0
@@ -125,6 +125,16 @@ def _float(bits: int) -> float:
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
+def rate_bits(rate: float) -> int:
+    """Give a learning rate as 32 bits."""
+    return int(struct.unpack("<I", struct.pack("<f", rate))[0])
+
+
+def first_rate(rates: int) -> float:
+    """Give the learning rate in the lower half of `PeerRow.rates`."""
+    return float(struct.unpack("<f", struct.pack("<I", rates & 0xFFFF_FFFF))[0])
+
+
 def begin_gather(group: Group, row: PeerRow) -> tuple[Tensor, Work]:
     """Begin to collect everybody's row; raises `Broken`."""
     everybody = torch.empty(group.world * WORDS, dtype=torch.int64)
@@ -181,7 +191,8 @@ def check(rows: Sequence[PeerRow], members: Sequence[int]) -> None:
     training = [row for row in rows if row.kind == "gradients"]
     for name, differs, try_ in DIFFERENCES:
         if len({getattr(row, name) for row in training}) > 1:
-            raise TrainingError(f"workers {differs}", _told(rows, members), try_)
+            because = _told(rows, members, with_rates=name == "rates")
+            raise TrainingError(f"workers {differs}", because, try_)
 
 
 WITHOUT_RANK: Final = (
@@ -215,10 +226,15 @@ DIFFERENCES: Final = (
 )
 
 
-def _told(rows: Iterable[PeerRow], members: Sequence[int]) -> str:
+def _told(rows: Iterable[PeerRow], members: Sequence[int], *, with_rates: bool = False) -> str:
     return "; ".join(
         f"worker {worker} {DOING[row.kind]} in epoch {row.epoch}, step {row.step}"
         + (f", exchange {row.exchange}" if row.kind == "gradients" else "")
         + (f", with {row.layout // 2} channels" if row.kind == "norm" else "")
+        + (
+            f", with learning rate {first_rate(row.rates):.6g} in its first group"
+            if with_rates and row.rates
+            else ""
+        )
         for worker, row in zip(members, rows, strict=True)
     )

@@ -25,28 +25,28 @@ from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Meta
 from coddl.runtime.slices import largest_pass
 from coddl.runtime.worker import randomness
-from coddl.runtime.worker.arrival import about
 from coddl.runtime.worker.backward import Backward
+from coddl.runtime.worker.buffer_sync import BufferSync
 from coddl.runtime.worker.catchup import CatchUp
 from coddl.runtime.worker.checks import NO_EPOCHS
-from coddl.runtime.worker.chunks import Chunks
 from coddl.runtime.worker.exchange import Exchange, Reduction
-from coddl.runtime.worker.following import Following
 from coddl.runtime.worker.footprint import Footprint, memory_of
 from coddl.runtime.worker.gradients import signature_of
 from coddl.runtime.worker.guard import Guard
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
-from coddl.runtime.worker.link import Groups, Link, reject
 from coddl.runtime.worker.loader import Cut, ElasticLoader, Item, Slice
+from coddl.runtime.worker.loader_rounds import LoaderRounds
 from coddl.runtime.worker.membership import Membership, share_cores
+from coddl.runtime.worker.micro_batches import MicroBatches
 from coddl.runtime.worker.numbers import number_of
+from coddl.runtime.worker.pass_stats import GpuClock, PassStats
 from coddl.runtime.worker.peers import Peers, TrainingProgress
-from coddl.runtime.worker.pulse import GpuClock, Pulse
 from coddl.runtime.worker.rehearsal import Rehearsal
-from coddl.runtime.worker.rounds import Rounds
-from coddl.runtime.worker.state import Home, State, parameters_of
+from coddl.runtime.worker.state import DeviceOf, TrainingState, parameters_of
+from coddl.runtime.worker.supervisor_link import Groups, SupervisorLink, reject
 from coddl.runtime.worker.syncnorm import SyncNorm
+from coddl.runtime.worker.training_info import about
 from coddl.runtime.worker.values import Values
 
 CHECK_EVERY: Final = 100  # passes
@@ -64,7 +64,7 @@ class Settings:
     weight: Callable[[Item], float | Tensor] | None = None
 
 
-class Session:
+class TrainingSession:
     """A worker. Without a supervisor it is alone and never changes."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Session:
         models: Sequence[nn.Module],
         optimizers: Sequence[Optimizer],
         settings: Settings,
-        link: Link | None,
+        link: SupervisorLink | None,
     ) -> None:
         self.settings = settings
         self.progress = TrainingProgress()
@@ -87,10 +87,10 @@ class Session:
         self._models = list(models)
         self._optimizers = list(optimizers)
         self._device = next(iter(models[0].parameters()), torch.empty(0)).device
-        self.state = State(models, optimizers, self)
+        self.state = TrainingState(models, optimizers, self)
         self.footprint = Footprint(memory_of(self._device), optimizers)
         traced = os.environ.get("CODDL_TRACE") == "1"
-        self.pulse = Pulse(link, traced=traced, footprint=self.footprint)
+        self.pass_stats = PassStats(link, traced=traced, footprint=self.footprint)
         self.guard = Guard(self._optimizers, self.parameters)
         self._handover = handover = Handover(
             self.state,
@@ -99,15 +99,15 @@ class Session:
             host=link.host if link is not None else "",
             describe=self._described,
         )
-        self.rounds = Rounds(self)
-        self._membership = Membership(link, self, handover, self.pulse, self.rounds)
+        self.rounds = LoaderRounds(self)
+        self._membership = Membership(link, self, handover, self.pass_stats, self.rounds)
         self.peers = Peers(self._membership, self.progress, self.reject)
         self.exchange = Exchange(
             self.peers,
             optimizers,
             self.parameters,
             reduction=settings.reduction,
-            following=Following(models),
+            buffer_sync=BufferSync(models),
             waiting=self._exchanging,
             lost=self._tell_lost,
         )
@@ -156,7 +156,7 @@ class Session:
     @property
     def is_untouched(self) -> bool:
         """Tell whether nothing can ever happen to this training: it runs as the plain script."""
-        return self._link is None and self.exchange.chunks is None
+        return self._link is None and self.exchange.micro_batches is None
 
     @property
     def is_led(self) -> bool:
@@ -244,15 +244,15 @@ class Session:
             return
         own, size = self.exchange.slice.own, self._membership.size
         self.exchange.end_pass()
-        self.pulse.add("compute", self._compute_since_ns)
-        self.pulse.passed(own)
+        self.pass_stats.add("compute", self._compute_since_ns)
+        self.pass_stats.passed(own)
         if size > 1:
             self._clock.mark(1)
             if (gpu_s := self._clock.seconds_before()) is not None:
-                self.pulse.count_gpu(gpu_s)
+                self.pass_stats.count_gpu(gpu_s)
         self.progress.step += 1
         self.catching_up.end_pass()
-        self.pulse.iterated(self.step, own, self.progress.epoch)
+        self.pass_stats.iterated(self.step, own, self.progress.epoch)
         if self.step % CHECK_EVERY == 0:
             self._check()
         may_change &= not (self.peers.stopping or self.peers.leaving or self._is_rigid)
@@ -336,10 +336,10 @@ class Session:
         with self._waiting():
             return self.peers.mean(number, weight)
 
-    def chunk(self, micro_batch: int) -> None:
+    def use_micro_batches(self, micro_batch: int) -> None:
         """Run slices in passes of at most that many samples."""
-        chunks = Chunks(micro_batch, self.parameters, self._optimizers)
-        self.exchange.chunks, self.state.on_track = chunks, chunks.watch
+        micro_batches = MicroBatches(micro_batch, self.parameters, self._optimizers)
+        self.exchange.micro_batches, self.state.on_track = micro_batches, micro_batches.watch
         self._backward.install(True)
 
     @contextmanager
@@ -353,7 +353,7 @@ class Session:
 
     @contextmanager
     def _exchanging(self) -> Iterator[None]:
-        with self.pulse.timed("exchange"), self._waiting():
+        with self.pass_stats.timed("exchange"), self._waiting():
             yield
 
     @contextmanager
@@ -382,8 +382,8 @@ class Session:
     def abandon(self) -> None:
         """Go on in another group: the pass under way is kept, its gradients are sent again."""
 
-    def miss(self, tree: Tree, home: Home) -> None:
-        self.catching_up.miss(tree, home)
+    def miss(self, tree: Tree, device_of: DeviceOf) -> None:
+        self.catching_up.miss(tree, device_of)
 
     def outrun(self) -> None:
         self.catching_up.outrun()
@@ -395,7 +395,7 @@ class Session:
         self._cut = Cut(0, rank, tuple(counts))
         self.rounds.own(self._cut, handed)
         self.exchange.join(groups.train)
-        self._backward.install(groups.train is not None or self.exchange.chunks is not None)
+        self._backward.install(groups.train is not None or self.exchange.micro_batches is not None)
         self.footprint.begin(self._samples, is_alone=len(counts) == 1)
         if was_alone and rank and self._link is not None:
             seed = torch.default_generator.initial_seed() % 2**62

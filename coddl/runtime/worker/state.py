@@ -15,8 +15,8 @@ from coddl.runtime.worker.image import Tree, flatten
 from coddl.runtime.worker.schedulers import schedulers_of
 
 
-class Trained(Protocol):
-    """The session whose state it is."""
+class SupportsResume(Protocol):
+    """What the state needs of its session."""
 
     def progress_held(self) -> Tree:
         """Give where the training stands."""
@@ -32,14 +32,14 @@ class Trained(Protocol):
 
 
 Tracked = Any  # an object with state_dict() and load_state_dict()
-Home = Callable[[Tensor], torch.device]  # where a tensor of an image belongs
+DeviceOf = Callable[[Tensor], torch.device]  # where a tensor of an image belongs
 
 
-class State:
+class TrainingState:
     """The models, optimizers and tracked objects of one worker."""
 
     def __init__(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], trained: Trained
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], trained: SupportsResume
     ) -> None:
         self.tracked: dict[str, Tracked] = {}
         self._models = list(models)
@@ -77,9 +77,9 @@ class State:
 
     @torch.no_grad()
     def restore(
-        self, tree: Tree, home: Home, *, progress: bool = True, is_saved: bool = False
+        self, tree: Tree, device_of: DeviceOf, *, progress: bool = True, is_saved: bool = False
     ) -> None:
-        """Become the tree; tensors are copied out of it, each to its home.
+        """Become the tree; tensors are copied out of it, each to its device.
 
         Without `progress` the worker stays where it is in the training.
         """
@@ -90,8 +90,8 @@ class State:
         _copy_all("buffers", self.buffers(), tree["buffers"])
         self._add_groups(tree["groups"])
         for optimizer, held in zip(self._optimizers, tree["optimizers"], strict=True):
-            _restore_optimizer(optimizer, held, home)
-        self._unclaimed = {name: kept(held, home) for name, held in tree["tracked"].items()}
+            _restore_optimizer(optimizer, held, device_of)
+        self._unclaimed = {name: kept(held, device_of) for name, held in tree["tracked"].items()}
         for name in list(self.tracked.keys() & self._unclaimed.keys()):
             self.tracked[name].load_state_dict(self._unclaimed.pop(name))
         if not progress:
@@ -99,7 +99,7 @@ class State:
         else:
             # Last: what is tracked may contain the model, whose values it has just set once more.
             for number, gradient in tree["gradients"]:
-                self.parameters()[number].grad = kept(gradient, home)
+                self.parameters()[number].grad = kept(gradient, device_of)
             held = kept(tree["progress"], lambda tensor: tensor.device)
             self._trained.resume(held, is_saved=is_saved)
 
@@ -186,10 +186,10 @@ def _shown(tensors: Sequence[Tensor], number: int) -> str:
     return f"{tuple(tensors[number].shape)} of {tensors[number].dtype}"
 
 
-def _restore_optimizer(optimizer: Optimizer, held: Mapping[str, Any], home: Home) -> None:
+def _restore_optimizer(optimizer: Optimizer, held: Mapping[str, Any], device_of: DeviceOf) -> None:
     """Load a state_dict without torch's deep copies when nothing special is asked for."""
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
-        optimizer.load_state_dict(kept(dict(held), home))
+        optimizer.load_state_dict(kept(dict(held), device_of))
         return
     numbered = list(parameters_of(optimizer))
     for number, parameter in enumerate(numbered):
@@ -197,29 +197,29 @@ def _restore_optimizer(optimizer: Optimizer, held: Mapping[str, Any], home: Home
             optimizer.state.pop(parameter, None)
     for key, saved in held["state"].items():
         if not isinstance(key, int) or key >= len(numbered):
-            optimizer.state[key] = kept(saved, home)  # not a parameter's: some count their calls
+            optimizer.state[key] = kept(saved, device_of)  # a count of calls, say
             continue
         mine = optimizer.state[numbered[key]]
         for name, value in saved.items():
-            mine[name] = _settled(mine.get(name), value, home)
+            mine[name] = _settled(mine.get(name), value, device_of)
     for group, settings in zip(optimizer.param_groups, held["param_groups"], strict=True):
         group.update(
-            {name: kept(value, home) for name, value in settings.items() if name != "params"}
+            {name: kept(value, device_of) for name, value in settings.items() if name != "params"}
         )
 
 
-def _settled(mine: Any, value: Any, home: Home) -> Any:
+def _settled(mine: Any, value: Any, device_of: DeviceOf) -> Any:
     """Give a value a place of its own, if it can the one it has already."""
     if not isinstance(value, Tensor) or not isinstance(mine, Tensor):
-        return kept(value, home)
-    if (mine.shape, mine.dtype, mine.device) != (value.shape, value.dtype, home(value)):
-        return kept(value, home)
+        return kept(value, device_of)
+    if (mine.shape, mine.dtype, mine.device) != (value.shape, value.dtype, device_of(value)):
+        return kept(value, device_of)
     return mine.copy_(value, non_blocking=True)
 
 
-def kept(value: Tree, home: Home) -> Tree:
+def kept(value: Tree, device_of: DeviceOf) -> Tree:
     """Copy a tree out of the image it lies in."""
-    return mapped(value, lambda t: t.to(home(t), copy=True, non_blocking=True))
+    return mapped(value, lambda t: t.to(device_of(t), copy=True, non_blocking=True))
 
 
 def mapped(value: Tree, change: Callable[[Tensor], Tensor]) -> Tree:

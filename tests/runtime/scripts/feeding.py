@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import coddl
 from coddl.runtime.worker import prepare
-from coddl.runtime.worker.session import Session
+from coddl.runtime.worker.session import TrainingSession
 
 options = argparse.ArgumentParser()
 options.add_argument("kind", choices=["samples", "batches", "stream", "stateful"])
@@ -37,15 +37,15 @@ SAMPLES = asked.steps * BATCH
 WORKER = os.environ.get("CODDL_WORKER", "0")
 
 
-def session() -> Session:
+def session() -> TrainingSession:
     made = prepare._session
-    assert isinstance(made, Session)
+    assert isinstance(made, TrainingSession)
     return made
 
 
 def note(file: str, *words: object) -> None:
-    with Path(f"{file}-{WORKER}").open("a") as notes:
-        notes.write(" ".join(map(str, words)) + "\n")
+    with Path(f"{file}-{WORKER}").open("a") as record:
+        record.write(" ".join(map(str, words)) + "\n")
 
 
 class Samples(Dataset[Tensor]):

@@ -16,11 +16,11 @@ from coddl.runtime.worker import (
     exchange,
     group,
     handover,
-    link,
     membership,
     peers,
     session,
     state,
+    supervisor_link,
     syncnorm,
 )
 from coddl.runtime.worker.strict import exchange as strict_exchange
@@ -76,7 +76,7 @@ def break_exchange_once() -> None:
                 parameter.grad = kept[id(parameter)]
             for buffer, before in zip(self._buffers.all, buffers, strict=True):
                 buffer.copy_(before)
-            raise group.Broken("said the saboteur")
+            raise group.GroupError("said the saboteur")
         return result
 
     strict_exchange.StrictExchange.finish = finish  # type: ignore[method-assign]
@@ -89,7 +89,7 @@ def break_exchange_once() -> None:
             done.append(True)
             for parameter, grad in kept:
                 parameter.grad = grad
-            raise group.Broken("said the saboteur")
+            raise group.GroupError("said the saboteur")
 
     exchange.Exchange._finish = finish_ordinary  # type: ignore[method-assign]
 
@@ -104,13 +104,13 @@ def miss_norm_once(number: int) -> None:
         if current().step == STEP:
             seen.append(True)
             if len(seen) == number:
-                raise group.Broken("said the saboteur")
+                raise group.GroupError("said the saboteur")
         return result
 
     peers._added_up = added_up  # type: ignore[assignment]
 
 
-def current() -> session.Session | strict_session.StrictSession:
+def current() -> session.TrainingSession | strict_session.StrictSession:
     from coddl.runtime.worker import prepare
 
     assert prepare._session is not None
@@ -136,7 +136,7 @@ def mark_passes() -> None:
 def late_among_others(*_: Any, **__: Any) -> bool:
     """Tell whether it is time, once all workers are in the same pass: that one lacks a slice."""
     now = current()
-    assert isinstance(now, session.Session)
+    assert isinstance(now, session.TrainingSession)
     if now.step < STEP:
         return False
     while len(list(Path().glob(f"pass-{now.step}-*"))) < now.place[1]:
@@ -155,7 +155,7 @@ def deafen() -> None:
 
     def check(self: group.Group) -> None:
         if self._is_aborted:
-            raise group.Broken("told to abandon it")
+            raise group.GroupError("told to abandon it")
 
     group.Group._check = check  # type: ignore[method-assign]
 
@@ -182,15 +182,20 @@ def arm() -> None:
     told = lambda _self, kind, **_: kind == what  # noqa: E731
     match what:
         case "arrived" | "ready" | "swapped" | "image":
-            around(link.Link, "tell", when, told)
+            around(supervisor_link.SupervisorLink, "tell", when, told)
         case "commit" | "prepare" | "regroup":
-            around(link.Link, "_on", when, lambda _self, message: message["do"] == what)
+            around(
+                supervisor_link.SupervisorLink,
+                "_on",
+                when,
+                lambda _self, message: message["do"] == what,
+            )
         case "write":
             around(handover.Handover, "write", when, lambda *_, **__: True)
         case "load":
             around(handover.Handover, "load", when, lambda *_, **__: True)
         case "restore":
-            around(state.State, "restore", when, lambda *_, **__: True)
+            around(state.TrainingState, "restore", when, lambda *_, **__: True)
         case "exchange":
             around(strict_exchange.StrictExchange, "finish", when, late)
             around(exchange.Exchange, "end_backward", when, late_among_others)
@@ -200,7 +205,7 @@ def arm() -> None:
             around(syncnorm.SyncNorm, "scaled_total", when, late)
         case "apply":
             around(strict_session.StrictSession, "_apply", when, late)
-            around(session.Session, f"_{when}_update", "before", late)
+            around(session.TrainingSession, f"_{when}_update", "before", late)
         case "ahead":
             around(membership.Membership, "_reads_ahead", when, lambda *_, **__: True)
         case "adopt":

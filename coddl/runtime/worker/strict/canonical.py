@@ -18,7 +18,7 @@ from coddl.runtime.worker.strict.leaves import Leaves
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SumNode:
     """A subtree: virtual nodes first .. first + size - 1, where size is a power of two."""
 
     first: int
@@ -33,7 +33,7 @@ class Canonical:
         self._counts = counts
         self._like = like
         self._kinds = sorted({tensor.dtype for tensor in like}, key=str)
-        self._parts: dict[torch.dtype, list[tuple[Node, Tensor]]] = {}
+        self._parts: dict[torch.dtype, list[tuple[SumNode, Tensor]]] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -43,11 +43,11 @@ class Canonical:
     def take(self, node: int, leaves: Leaves) -> None:
         """Keep the leaves of a pass; they may be changed."""
         for kind, parts in self._parts.items():
-            parts.append((Node(node, 1), self._flat(kind, leaves)))
+            parts.append((SumNode(node, 1), self._flat(kind, leaves)))
             while len(parts) > 1 and _siblings(parts[-2][0], parts[-1][0]):
                 right, added = parts.pop()
                 left, total = parts.pop()
-                parts.append((Node(left.first, left.size + right.size), total.add_(added)))
+                parts.append((SumNode(left.first, left.size + right.size), total.add_(added)))
 
     def means(
         self, node: int, leaves: Leaves, notes: Sequence[float]
@@ -80,7 +80,7 @@ class Canonical:
             ]
         )
 
-    def _total(self, parts: Sequence[tuple[Node, Tensor]]) -> Tensor:
+    def _total(self, parts: Sequence[tuple[SumNode, Tensor]]) -> Tensor:
         if self._group is None:
             return _root(dict(parts), sum(self._counts))
         group, length = self._group, parts[0][1].numel()
@@ -102,38 +102,38 @@ class Canonical:
         return whole[:length]
 
 
-def subtrees(owned: range) -> list[Node]:
+def subtrees(owned: range) -> list[SumNode]:
     """Give the largest whole subtrees of a range, in order."""
-    nodes: list[Node] = []
+    nodes: list[SumNode] = []
     for leaf in owned:
-        nodes.append(Node(leaf, 1))
+        nodes.append(SumNode(leaf, 1))
         while len(nodes) > 1 and _siblings(nodes[-2], nodes[-1]):
             right, left = nodes.pop(), nodes.pop()
-            nodes.append(Node(left.first, left.size + right.size))
+            nodes.append(SumNode(left.first, left.size + right.size))
     return nodes
 
 
-def _siblings(left: Node, right: Node) -> bool:
+def _siblings(left: SumNode, right: SumNode) -> bool:
     return left.size == right.size and left.first % (2 * left.size) == 0
 
 
-def _root(values: dict[Node, Tensor], virtual_nodes: int) -> Tensor:
+def _root(values: dict[SumNode, Tensor], virtual_nodes: int) -> Tensor:
     size = 1
     while size < virtual_nodes:
         size *= 2
-    root = _sum(values, Node(0, size), virtual_nodes)
+    root = _sum(values, SumNode(0, size), virtual_nodes)
     assert root is not None
     return root
 
 
-def _sum(values: dict[Node, Tensor], node: Node, virtual_nodes: int) -> Tensor | None:
+def _sum(values: dict[SumNode, Tensor], node: SumNode, virtual_nodes: int) -> Tensor | None:
     if node.first >= virtual_nodes:
         return None  # beyond the last virtual node: that branch is not there
     if (found := values.get(node)) is not None:
         return found
     assert node.size > 1, f"virtual node {node.first} is missing from the sum"
     half = node.size // 2
-    left = _sum(values, Node(node.first, half), virtual_nodes)
-    right = _sum(values, Node(node.first + half, half), virtual_nodes)
+    left = _sum(values, SumNode(node.first, half), virtual_nodes)
+    right = _sum(values, SumNode(node.first + half, half), virtual_nodes)
     assert left is not None
     return left if right is None else torch.add(left, right)

@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.vnodes import batch_of
 from coddl.runtime.worker import checks
-from coddl.runtime.worker.link import Link
 from coddl.runtime.worker.state import to_gpu
 from coddl.runtime.worker.strict.samples import Item, Samples
 from coddl.runtime.worker.strict.session import StrictSession, StrictSettings
 from coddl.runtime.worker.strict.stepping import take_over_steps
+from coddl.runtime.worker.supervisor_link import SupervisorLink
 
 DEFAULTS = {"epochs": 1, "seed": 0, "collate": None, "loader_workers": 0, "clip_norm": None}
 
@@ -69,7 +69,7 @@ class Batches:
 
 
 def prepare_strict(
-    objects: Sequence[Any], given: dict[str, Any], link: Link | None
+    objects: Sequence[Any], given: dict[str, Any], link: SupervisorLink | None
 ) -> tuple[StrictSession, tuple[Any, ...]]:
     """Set a strict session up; gives it and what `prepare` returns."""
     model, optimizer, data, *others = (*objects, None, None, None)[: max(3, len(objects))]

@@ -25,14 +25,13 @@ from torch.optim import Optimizer
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Meta
 from coddl.runtime.vnodes import Batch, owned_by, seed_of
-from coddl.runtime.worker.group import Broken
+from coddl.runtime.worker.group import GroupError
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
-from coddl.runtime.worker.link import Groups, Link, reject
 from coddl.runtime.worker.membership import Membership
 from coddl.runtime.worker.numbers import number_of
-from coddl.runtime.worker.pulse import GpuClock, Pulse
-from coddl.runtime.worker.state import Home, State, parameters_of
+from coddl.runtime.worker.pass_stats import GpuClock, PassStats
+from coddl.runtime.worker.state import DeviceOf, TrainingState, parameters_of
 from coddl.runtime.worker.strict.buffers import Buffers
 from coddl.runtime.worker.strict.exchange import StrictExchange
 from coddl.runtime.worker.strict.samples import (
@@ -43,6 +42,7 @@ from coddl.runtime.worker.strict.samples import (
     Samples,
     seed_everything,
 )
+from coddl.runtime.worker.supervisor_link import Groups, SupervisorLink, reject
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class StrictSession:
         optimizers: Sequence[Optimizer],
         samples: Samples,
         settings: StrictSettings,
-        link: Link | None,
+        link: SupervisorLink | None,
     ) -> None:
         self.settings = settings
         self.step = 0  # iterations applied; also the number of the one under way
@@ -77,13 +77,13 @@ class StrictSession:
         self._optimizers = list(optimizers)
         self._originals = [optimizer.step for optimizer in optimizers]
         self._buffers = Buffers(models)
-        self.state = State(models, optimizers, self)
+        self.state = TrainingState(models, optimizers, self)
         self._exchange = StrictExchange(
             [list(parameters_of(optimizer)) for optimizer in optimizers],
             self._buffers,
             virtual_nodes=settings.cut.virtual_nodes,
         )
-        self.pulse = Pulse(link, traced=os.environ.get("CODDL_TRACE") == "1")
+        self.pass_stats = PassStats(link, traced=os.environ.get("CODDL_TRACE") == "1")
         handover = Handover(
             self.state,
             self._device,
@@ -91,7 +91,7 @@ class StrictSession:
             host=link.host if link is not None else "",
             describe=self._described,
         )
-        self._membership = Membership(link, self, handover, self.pulse)
+        self._membership = Membership(link, self, handover, self.pass_stats)
         self._loader = Loader(samples, settings.loader_workers, self._device, self._keys_ahead)
         self._passes: list[int] = []
         self._index = -1  # which pass of the iteration; -1 before the first
@@ -132,8 +132,8 @@ class StrictSession:
     def advance(self) -> Item:
         """End the pass before, do what may be done between passes, give the next batch."""
         if self._index >= 0:
-            self.pulse.add("compute", self._compute_since_ns)
-            self.pulse.passed(1)
+            self.pass_stats.add("compute", self._compute_since_ns)
+            self.pass_stats.passed(1)
             self._end_pass()
         if not self._has_started:
             if os.environ.pop("CODDL_REHEARSE", "") == "1":
@@ -219,14 +219,14 @@ class StrictSession:
         vote = self._membership.is_due
         self._clock.mark(1)
         try:
-            with self.pulse.timed("exchange"), self._waiting():
+            with self.pass_stats.timed("exchange"), self._waiting():
                 votes = self._exchange.finish(vote)
-        except Broken as failure:
+        except GroupError as failure:
             self._membership.broke(failure)
         else:
             self._exchanged = True
             if self._membership.size > 1 and (gpu_s := self._clock.seconds_before()) is not None:
-                self.pulse.count_gpu(gpu_s)
+                self.pass_stats.count_gpu(gpu_s)
             self._agreed = vote and votes == self._membership.size
         return self._exchanged
 
@@ -251,7 +251,7 @@ class StrictSession:
             try:
                 with self._waiting():
                     talk.finish(talk.all_reduce(rows))
-            except Broken as failure:
+            except GroupError as failure:
                 self._membership.broke(failure)
                 return seen
         if not rows[1].all():
@@ -290,7 +290,7 @@ class StrictSession:
         self._exchanged = False
         self._mean_calls = 0
         self._unscaled.clear()
-        with self.pulse.timed("data"):
+        with self.pass_stats.timed("data"):
             batch = self._loader.fetch(Key(self.step, node), inline=self.rehearsing)
         seed = seed_of(self.settings.seed, self.step, node, FORWARD)
         seed_everything(seed)
@@ -320,7 +320,7 @@ class StrictSession:
     def _keep_pass(self) -> None:
         try:
             self._exchange.end_pass()
-        except Broken as failure:
+        except GroupError as failure:
             self._membership.broke(failure)
 
     @contextmanager
@@ -345,7 +345,7 @@ class StrictSession:
         self.step += 1
         agreed = self._agreed
         self.restart()
-        self.pulse.iterated(self.step, len(self._passes) * self.settings.cut.micro_batch)
+        self.pass_stats.iterated(self.step, len(self._passes) * self.settings.cut.micro_batch)
         self._membership.change(agreed=agreed)
 
     def _start(self) -> None:
@@ -396,8 +396,8 @@ class StrictSession:
     def abandon(self) -> None:
         self.restart()
 
-    def miss(self, tree: Tree, home: Home) -> None:
-        self.state.restore(tree, home)
+    def miss(self, tree: Tree, device_of: DeviceOf) -> None:
+        self.state.restore(tree, device_of)
 
     def outrun(self) -> None:
         """Nothing: the one behind takes the state at once."""

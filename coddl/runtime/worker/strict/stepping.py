@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from coddl.runtime.errors import TrainingError
-from coddl.runtime.worker.once import gate_object, gate_scaler
+from coddl.runtime.worker.gated_calls import gate_object, gate_scaler
 from coddl.runtime.worker.strict.session import StrictSession
 
 

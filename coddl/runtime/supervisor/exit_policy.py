@@ -1,0 +1,120 @@
+"""Decides what the exit of a worker means for its job."""
+
+import signal
+import time
+from typing import Final, Protocol
+
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor import generations as group
+from coddl.runtime.supervisor import job_errors
+from coddl.runtime.supervisor.changes import Due
+from coddl.runtime.supervisor.job_status import JobStatus
+from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.retry_budget import RetryBudget
+from coddl.runtime.supervisor.size_limits import SizeLimiter
+from coddl.runtime.supervisor.worker_record import WorkerRecord, signal_name
+from coddl.runtime.supervisor.workers import Workers
+from coddl.runtime.wire import Message
+
+WITHHELD_S: Final = 3.0  # who is killed may be heard of later than those who fail because of it
+
+
+class SupportsExits(Protocol):
+    """What the exit policy needs of the supervisor."""
+
+    @property
+    def job_status(self) -> JobStatus: ...
+    @property
+    def workers(self) -> Workers: ...
+    @property
+    def limits(self) -> SizeLimiter: ...
+    @property
+    def retries(self) -> RetryBudget: ...
+    def tell(self, event: Message) -> None: ...
+    def fail(self, error: TrainingError, code: int) -> None: ...
+    def feed(self, event: group.Event) -> None: ...
+
+
+class ExitPolicy:
+    """Reports each exit, finds its cause, and tells the coordinator.
+
+    A script with a group of its own fails where a peer is killed. So its failure counts only once
+    nobody is left to be heard of, or nobody was heard of for a while.
+    """
+
+    def __init__(self, supervisor: SupportsExits, loop: Loop) -> None:
+        self._supervisor = supervisor
+        self._loop = loop
+        self._withheld: dict[int, tuple[TrainingError, int]] = {}  # by worker, the first first
+
+    def take(self, record: WorkerRecord, code: int, because: str | None) -> None:
+        """Draw the conclusions from the end of a worker that is gone."""
+        self._conclude(record, code, because)
+        if not self._supervisor.workers.records:
+            self._judge()
+
+    def _conclude(self, record: WorkerRecord, code: int, because: str | None) -> None:
+        supervisor, job_status = self._supervisor, self._supervisor.job_status
+        is_expected = record.is_unwanted or record.has_left
+        name = signal_name(-code) if code < 0 else None
+        supervisor.tell(
+            {"is": "exited", "worker": record.number, "code": code, "signal": name}
+            | {"slot": record.slot.number, "node": record.slot.node, "because": because}
+            | {"expected": is_expected or (code == 0 and record.has_ended)}
+        )
+        if not is_expected:
+            needs_loop = job_status.needs_loop
+            if self._withheld and code == -signal.SIGABRT:
+                return  # how NCCL ends a process whose peer has failed
+            if record.ran_out_of_memory:
+                supervisor.retries.last_error = f"worker {record.number} ran out of memory"
+            elif name is not None:
+                why = because or f"killed by {name}"
+                self._on_killed(record, code, f"worker {record.number} was lost: {why}")
+            elif error := job_errors.verdict(record, code, job_status.job, needs_loop=needs_loop):
+                if not needs_loop:
+                    self._withhold(record, error, code or 1)
+                    return
+                self.blame(record, error, code or 1)
+            else:
+                job_status.has_finished = True
+                if not record.has_arrived:
+                    job_status.is_finishing = True
+                    return  # its slot gets no other worker
+                if not record.has_ended:
+                    supervisor.limits.on_left(record.step)
+                supervisor.feed(group.LoopEnded(record.number))  # news only if it broke out of it
+        if record.number in job_status.coordinator.members:
+            job_status.due = Due.now("failure")
+        supervisor.feed(group.WorkerLost(record.number))
+
+    def blame(self, record: WorkerRecord, error: TrainingError, code: int) -> None:
+        """Fail because the script did; not while others train on, to whom a joiner is no loss."""
+        supervisor, retries = self._supervisor, self._supervisor.retries
+        others = any(each.step for each in supervisor.workers.records if each is not record)
+        if others and not record.step and retries.allows_joiner():
+            retries.last_error = f"worker {record.number}: {error.what}"
+            supervisor.tell({"is": "problem", **error.parts()})
+            supervisor.workers.stop(record.number)
+        else:
+            supervisor.fail(error, code)
+
+    def _on_killed(self, record: WorkerRecord, code: int, error: str) -> None:
+        supervisor, job_status = self._supervisor, self._supervisor.job_status
+        supervisor.retries.last_error = error
+        if record.has_ended or job_status.is_finishing:  # what it was to do still is not done
+            supervisor.fail(job_errors.died_after_loop(job_status.job, error), 128 - code)
+        elif not job_status.needs_loop:
+            supervisor.workers.restart_together()
+            lost, self._withheld = self._withheld, {}
+            for number in lost:
+                supervisor.feed(group.WorkerLost(number))
+
+    def _withhold(self, record: WorkerRecord, error: TrainingError, code: int) -> None:
+        self._withheld[record.number] = (error, code)
+        self._loop.alarm("verdict", time.monotonic() + WITHHELD_S, self._judge)
+
+    def _judge(self) -> None:
+        for error, code in self._withheld.values():
+            self._supervisor.fail(error, code)
+            return

@@ -1,0 +1,220 @@
+"""A job on a node that is led from elsewhere: its worker host, and its lead's connection.
+
+Without a lead the workers live on; what they say is remembered, and who has exited is told to the
+next lead. A start waits until the slot is the job's, by the word of the node's agent, and empty.
+"""
+
+import itertools
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from coddl.runtime.supervisor import jobdir
+from coddl.runtime.supervisor.checkpoint_store import CheckpointStore
+from coddl.runtime.supervisor.checkpoint_writer import CheckpointWriter
+from coddl.runtime.supervisor.fork_server_client import ForkServerFactory, Interpreter
+from coddl.runtime.supervisor.loop import Channel, Loop
+from coddl.runtime.supervisor.slots import HostingAgent, JobEnvironment, SlotProcess
+from coddl.runtime.supervisor.worker_history import WorkerHistory
+from coddl.runtime.supervisor.worker_host import LOST, LocalWorkerHost, WorkerHostConfig
+from coddl.runtime.wire import Message
+
+_serial = itertools.count()  # a job host that ends must not remove its successor's images
+SLOT_WAIT_S: Final = 10.0  # how long a start waits for its slot to be the job's, and empty
+
+
+@dataclass(frozen=True, slots=True)
+class JobHostContext:
+    """What the job hosts of a node share."""
+
+    loop: Loop
+    name: str  # of images in memory
+    host: str
+    agent: HostingAgent
+    factory: ForkServerFactory
+    is_free: Callable[[int], bool]  # tells whether nothing lives on a slot
+    on_change: Callable[[], None]  # called when somebody has come or gone
+    orphan_s: float
+
+
+class JobHost:
+    """One job's worker host and the lead it follows now. A later lead may take it over."""
+
+    def __init__(
+        self, context: JobHostContext, job: str, attempt: int, environment: JobEnvironment
+    ) -> None:
+        self.job = job
+        self.attempt = attempt  # of the newest lead
+        self._context = context
+        self._lead: Channel | None = None
+        self._held: list[tuple[float, Message]] = []  # starts, and until when they may wait
+        self._unheard: list[Message] = []  # exits that no lead was told of
+        self._is_ending = False
+        self._stash = jobdir.stash_of(f"{context.name}/{job}-{next(_serial)}")
+        self._writer = CheckpointWriter(
+            context.loop, lambda: CheckpointStore(environment.folder, attempt=self.attempt)
+        )
+        interpreter = Interpreter(environment.python, environment.cwd, environment.env)
+        config = WorkerHostConfig(
+            interpreter, self._stash, context.host, environment.cpus, context.factory
+        )
+        self._worker_host = LocalWorkerHost(
+            context.loop, config, self._writer, self._on_word, self._on_log
+        )
+        self._worker_host.open()
+
+    @property
+    def is_ending(self) -> bool:
+        return self._is_ending
+
+    @property
+    def is_gone(self) -> bool:
+        """Tell whether it has ended, nothing of it lives, and what it was saving is saved."""
+        return self._is_ending and not self._worker_host.histories and not self._writer.is_busy
+
+    @property
+    def held(self) -> dict[int, SlotProcess]:
+        """Tell on which slots something of it lives."""
+        return {
+            history.slot: SlotProcess(self.job, self.attempt, history.pid, history.gpu)
+            for history in self._worker_host.histories
+        }
+
+    # The lead.
+
+    def follow(self, lead: Channel, attempt: int) -> None:
+        """Take requests from this lead, and from no other any more; first tell it who lives."""
+        self._hang_up()
+        self._held.clear()
+        self._context.loop.silence(("orphan", self))
+        self.attempt, self._lead = attempt, lead
+        living = [history.as_data() for history in self._worker_host.histories]
+        gone, self._unheard = self._unheard, []
+        lead.send(
+            {"is": "living", "workers": living, "gone": gone}
+            | {
+                "generation": self._worker_host.generation,
+                "newest": self._worker_host.newest_worker,
+            }
+        )
+        self._context.on_change()  # whoever lives is of this attempt now
+
+    def take(self, lead: Channel, request: Message) -> None:
+        """Do what the lead asks; what an earlier one still had to say is not heard."""
+        if lead is not self._lead or self._is_ending:
+            return
+        match request["do"]:
+            case "start":
+                self._held.append((time.monotonic() + SLOT_WAIT_S, request))
+                self.look_again()
+            case "kill" if self._drop_start(request["worker"]):
+                self._on_word({"is": "exited", "worker": request["worker"], "code": LOST})
+            case "dismiss":
+                self.end()
+            case _:
+                self._worker_host.do(request)
+
+    def leave(self, lead: Channel) -> None:
+        """Take note that a lead is gone; its workers have some time to be found by another."""
+        if lead is self._lead:
+            self._lead = None
+            self._held.clear()
+            has_news = bool(self._worker_host.histories or self._unheard)
+            if not has_news or not self._context.agent.expects(self.job):
+                self.end()  # there is nothing to find, or nobody will come to find it
+                return
+            at_s = time.monotonic() + self._context.orphan_s
+            self._context.loop.alarm(("orphan", self), at_s, self.end)
+
+    def look_again(self) -> None:
+        """Start workers whose slots are free by now; refuse those that have waited too long.
+
+        Without a lead and without a slot nobody will come: a lead that died in the middle of a
+        shrink has left those whom it had not let go yet.
+        """
+        if self._lead is None and not self._context.agent.expects(self.job):
+            self.end()
+            return
+        held, self._held = self._held, []
+        for until_s, request in held:
+            slot, worker = request["slot"], request["worker"]
+            owner = self._context.agent.owner_of(slot)
+            if owner == (self.job, self.attempt) and self._context.is_free(slot):
+                self._worker_host.do(request)
+                self._context.on_change()
+            elif time.monotonic() < until_s:
+                self._held.append((until_s, request))
+            else:
+                because = f"slot {slot} is given to {_named(owner)}"
+                if owner == (self.job, self.attempt):
+                    because = f"an earlier process still lives on slot {slot}"
+                word = {"is": "exited", "worker": worker, "code": LOST, "because": because}
+                self._on_word(word)
+        if self._held:
+            self._context.loop.alarm(("slot", self), self._held[0][0], self.look_again)
+
+    # The end.
+
+    def kill_slot(self, slot: int) -> None:
+        """Kill whoever lives on a slot."""
+        for history in self._worker_host.histories:
+            if history.slot == slot:
+                self._worker_host.kill(history.worker)
+
+    def end(self, *, hang_up: bool = False) -> None:
+        """Kill everybody; once they are gone, so is the job host, and its lead sees the end."""
+        if hang_up:
+            self._hang_up()
+        if not self._is_ending:
+            self._is_ending = True
+            self._held.clear()
+            self._context.loop.silence(("orphan", self))
+            self._context.loop.silence(("slot", self))
+            self._worker_host.kill_all()
+            self._context.on_change()
+
+    def close(self) -> None:
+        """Let go of everything; whoever still lives is killed."""
+        self._is_ending = True
+        self._worker_host.close()
+        self._writer.close(wait=False)
+        shutil.rmtree(self._stash, ignore_errors=True)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        lead, self._lead = self._lead, None
+        if lead is not None:
+            lead.close()
+
+    def _drop_start(self, worker: int) -> bool:
+        kept = [(until_s, each) for until_s, each in self._held if each["worker"] != worker]
+        was_held = len(kept) < len(self._held)
+        self._held = kept
+        return was_held
+
+    # Words.
+
+    def _on_word(self, word: Message) -> None:
+        if self._lead is not None:
+            self._lead.send(word)
+        else:
+            self._keep(word)
+        if word["is"] in ("exited", "forked", "saved", "unsaved"):
+            self._context.on_change()
+
+    def _keep(self, word: Message) -> None:
+        """Do, without a lead, what must not wait for the next one."""
+        match word:
+            case {"is": "exited"}:
+                self._unheard.append(word)
+            case {"is": "said", "word": {"is": "image", "path": path}}:  # it was about to leave
+                self._worker_host.do({"do": "save", "path": path})
+
+    def _on_log(self, history: WorkerHistory, stream: str, text: str) -> None:
+        self._context.agent.on_log(self.job, history.worker, history.rank, stream, text)
+
+
+def _named(owner: tuple[str, int] | None) -> str:
+    return "nobody" if owner is None else f"job {owner[0]}, attempt {owner[1]}"

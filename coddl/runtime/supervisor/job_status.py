@@ -1,0 +1,152 @@
+"""The status of a job, as `status` shows it to people and programs."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor import job_errors
+from coddl.runtime.supervisor.changes import ChangeHistory, Due
+from coddl.runtime.supervisor.coordinator import Coordinator
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.memory_fit import BatchSplit, MemoryFit, SizeLimit
+from coddl.runtime.supervisor.step_timer import StepTimer
+from coddl.runtime.supervisor.worker_record import samples_per_s
+from coddl.runtime.supervisor.workers import Workers
+from coddl.runtime.wire import Message
+
+RETIRED: Final = 75  # exit code: the state is durable, the job goes on elsewhere
+UNSAVED: Final = 1  # exit code: it was told to stop, and its state is in memory only
+SUPERSEDED: Final = 76  # exit code: a newer attempt leads the job
+STILL_S: Final = 10.0  # without a step, after which a speed tells nothing any more
+STILL_STEPS: Final = 5  # and that would have been made in the time
+ENDS: Final = {0: "SUCCEEDED", 130: "CANCELLED"}
+
+
+@dataclass(slots=True)
+class JobStatus:
+    """The target of a job and its current state."""
+
+    job: Job
+    coordinator: Coordinator = field(default_factory=Coordinator)
+    changes: ChangeHistory = field(default_factory=ChangeHistory)
+    step_timer: StepTimer = field(default_factory=StepTimer)
+    target: int | None = None  # workers; None before we know how many
+    awake_target: int = 1  # the last one that was not none
+    about: Message = field(default_factory=dict)  # what the first worker to arrive said
+    metrics: Message = field(default_factory=dict)
+    memory_fit: MemoryFit = field(default_factory=MemoryFit)
+    has_left_early: bool = False  # its loop ended before the training's last step
+    rigid: TrainingError | None = None  # why it can't be resized any more
+    unsaved: TrainingError | None = None  # why its newest state is not on disk
+    is_asleep: bool = False
+    has_slept: bool = False  # and is waking up
+    is_retiring: bool = False
+    is_finishing: bool = False  # a script without prepare has ended well in one worker
+    has_finished: bool = False  # somebody ran the script to its end
+    stopping: int | None = None  # the code we are going to end with
+    exit_code: int | None = None
+    moved_s: float | None = None  # when the last step was made, or the group began
+    started_s: float = field(default_factory=time.monotonic)
+    due: Due = field(default_factory=lambda: Due.now("start"))  # of the newest change
+
+    @property
+    def state(self) -> str:
+        """Name the state as people see it."""
+        if self.exit_code is not None:
+            if self.is_retiring and self.exit_code == RETIRED:
+                return "SUSPENDED"
+            return ENDS.get(self.exit_code, "FAILED")
+        if self.stopping is not None:
+            return "STOPPING"
+        if self.is_asleep and self.target == 0:
+            return "SUSPENDED"
+        if not self.changes.members:
+            return "STARTING"
+        return "RUNNING" if self.coordinator.phase == "steady" else "RESIZING"
+
+    @property
+    def is_at_target(self) -> bool:
+        """Tell whether the job trains at the size it was last told to."""
+        return bool(self.target) and self.coordinator.is_settled
+
+    @property
+    def needs_loop(self) -> bool:
+        """Tell whether a worker must come to a loop that `prepare` gave it."""
+        return self.job.must_prepare or bool(self.about)
+
+    @property
+    def batch_split(self) -> BatchSplit:
+        """Give how its batch is shared, once a worker has told."""
+        if not self.about:
+            return BatchSplit()
+        parts, workers_max = self.about["parts"], self.about["workers_max"]
+        return BatchSplit(parts, workers_max, self.about.get("micro_batch"))
+
+    @property
+    def limit(self) -> SizeLimit:
+        """Give the fewest workers that its memory allows, as far as is known."""
+        return self.memory_fit.limit(self.batch_split)
+
+    def check_fits(self, workers: int) -> None:
+        """Raise if slices do not fit in memory in a group of so many."""
+        limit = self.limit
+        if workers < (least := limit.workers_min or 1):
+            raise job_errors.too_few(self.job, workers, limit.because, least)
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the job is about to end, by itself or because it was told to."""
+        is_told = self.stopping is not None or self.exit_code is not None
+        return is_told or self.coordinator.ending or self.is_finishing
+
+    @property
+    def still_s(self) -> float:
+        """Seconds for which no step was made; 0 while steps come as they should."""
+        if self.moved_s is None or not self.changes.members or self.is_asleep:
+            return 0.0
+        still_s = time.monotonic() - self.moved_s
+        is_still = still_s > max(STILL_S, STILL_STEPS * (self.step_timer.step_s or 0.0))
+        return still_s if is_still and self.exit_code is None else 0.0
+
+    def brief(self, workers: Workers) -> Message:
+        """Give what changes all the time."""
+        made, still_s = self.changes.made, self.still_s
+        return {
+            "name": self.job.name,
+            "state": self.state,
+            "step": self.coordinator.step,
+            "steps": self.about.get("steps"),
+            "size": len(self.changes.members),
+            "target": self.target,
+            "generation": self.changes.generation,
+            "samples_per_s": 0.0 if still_s else samples_per_s(workers.records),
+            "still_s": still_s,
+            "step_s": self.step_timer.step_s,
+            "iterations_at_size": self.step_timer.iterations,
+            "seconds": time.monotonic() - self.started_s,
+            "last_pause_s": made[-1]["pause_s"] if made else None,
+            "metrics": self.metrics,
+        }
+
+    def suspended(self, saved_step: int | None) -> Message:
+        """Tell that no worker is left, and where the training stands."""
+        step, after_s = self.coordinator.step, time.monotonic() - self.due.at_s
+        about = {"step": step, "durable": saved_step == step}
+        return {"is": "suspended", **about, "serving_s": after_s, "since": self.due.since}
+
+    def full(self, workers: Workers, saved_step: int | None) -> Message:
+        """Give all there is to know about the job now."""
+        return {
+            **self.brief(workers),
+            "script": str(self.job.script),
+            "global_batch": self.about.get("global_batch"),
+            "virtual_nodes": self.about.get("virtual_nodes"),
+            "workers_max": self.coordinator.workers_max,
+            "memory": {**self.limit.as_data(), **self.memory_fit.as_data()},
+            "saved_step": saved_step,
+            "fresh": self.job.fresh,
+            "unsaved": None if self.unsaved is None else self.unsaved.parts(),
+            "changes": self.changes.made,
+            "workers": [record.as_data() for record in workers.records],
+        }

@@ -1,0 +1,166 @@
+"""A job of a pool, led by an agent: its slots, workers found there, and when it retires."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from coddl.runtime.supervisor import generations as group
+from coddl.runtime.supervisor.adoption import Adoption
+from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.job_status import RETIRED, SUPERSEDED, JobStatus
+from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.remote_worker_host import RemoteWorkerHost
+from coddl.runtime.supervisor.slots import HostAddress, Slot
+from coddl.runtime.supervisor.workers import Workers
+from coddl.runtime.wire import Message
+
+SLOTS_AGAIN_S: Final = 60.0  # after a slot was given up
+
+
+class SupportsPoolJob(Protocol):
+    """What a pool job needs of the supervisor."""
+
+    @property
+    def job_status(self) -> JobStatus: ...
+    @property
+    def workers(self) -> Workers: ...
+    def set_target(self, slots: Sequence[Slot]) -> None: ...
+    def take_over(self, adoption: Adoption) -> None: ...
+    def feed(self, event: group.Event) -> None: ...
+    def stop(self, code: int) -> None: ...
+
+
+class PoolJob:
+    """Does what the agent asks; with `adopt`, first finds workers that an earlier lead has left."""
+
+    def __init__(
+        self, supervisor: SupportsPoolJob, loop: Loop, job: Job, node: str, *, adopt: bool
+    ) -> None:
+        assert job.id, "a job of a pool has an id"
+        self.node = node
+        self._supervisor = supervisor
+        self._loop = loop
+        self._job = job
+        self._adopts = adopt
+        self._adoption: Adoption | None = None  # while it lasts
+        self._slots: Sequence[Slot] | None = None  # None: not aimed yet
+        self._addresses: Mapping[str, HostAddress] = {}
+        self._worker_hosts: dict[str, RemoteWorkerHost] = {}
+
+    def host_of(self, node: str, on_word: Callable[[Message], None]) -> RemoteWorkerHost:
+        """Give the worker host of a node; it connects when it is first asked for something."""
+        adopt = self._adoption is not None and node in self._adoption.asked
+        hello = {"job": self._job.id, "attempt": self._job.attempt, "adopt": adopt}
+        self._worker_hosts[node] = RemoteWorkerHost(
+            self._loop, self._addresses[node], hello, on_word
+        )
+        return self._worker_hosts[node]
+
+    # What the agent asks for.
+
+    def aim(self, slots: Sequence[Slot], addresses: Mapping[str, HostAddress]) -> None:
+        """Have the job run on these slots, after the search for its workers."""
+        job_status, workers = self._supervisor.job_status, self._supervisor.workers
+        if job_status.is_over or job_status.is_retiring:
+            return
+        wanted = {self.node, *(slot.node for slot in slots)}
+        assert slots, "a job without slots is retired"
+        assert wanted <= addresses.keys(), f"no address of {wanted - addresses.keys()}"
+        before, self._addresses = self._addresses, {**self._addresses, **addresses}
+        is_first, self._slots = self._slots is None, tuple(slots)
+        for node in [
+            node for node, address in addresses.items() if before.get(node, address) != address
+        ]:
+            workers.forget_worker_host(node, f"node {node} has a new agent")
+        if is_first:
+            self._begin(workers, wanted)
+        if self._adoption is None:
+            self._supervisor.set_target(slots)
+
+    def lose(self, nodes: Sequence[str]) -> None:
+        """Count workers on nodes as gone, though their worker hosts have not said so."""
+        for node in nodes:
+            self._supervisor.workers.forget_worker_host(node, f"the lease of node {node} is over")
+
+    def aim_later(self) -> None:
+        """Retry slots that were given up: their node may not have known of the job yet."""
+        self._loop.alarm("slots", time.monotonic() + SLOTS_AGAIN_S, self._aim_again)
+
+    def _aim_again(self) -> None:
+        job_status = self._supervisor.job_status
+        if self._slots and not (job_status.is_over or job_status.is_retiring):
+            self._supervisor.set_target(self._slots)
+
+    def retire(self) -> None:
+        """Have the state made durable and everybody leave; before there is any, simply stop."""
+        job_status = self._supervisor.job_status
+        job_status.is_retiring = True
+        if job_status.is_over or self._adoption is not None:
+            return  # it ends by itself; or whoever is found is told afterwards
+        if job_status.coordinator.members and job_status.coordinator.step and not job_status.rigid:
+            self._supervisor.set_target(())
+        else:
+            self._supervisor.stop(RETIRED)
+
+    def _begin(self, workers: Workers, nodes: set[str]) -> None:
+        if self._adopts:
+            self._adoption = Adoption.of(nodes)
+            for node in nodes:
+                self._ask(workers, node)
+        workers.open()
+
+    def _ask(self, workers: Workers, node: str) -> None:
+        """Ask a worker host for its workers."""
+        workers.worker_host(node)
+        self._worker_hosts[node].connect()
+
+    # What worker hosts say.
+
+    def on_living(self, node: str, word: Message) -> None:
+        """Take in which workers run at a host.
+
+        Whoever is found later was given up before, or is another attempt's: killed.
+        """
+        if self._adoption is not None and node in self._adoption.asked:
+            self._adoption.living(node, word, time.monotonic())
+            self._end_adoption()
+            return
+        known = {(record.slot.node, record.number) for record in self._supervisor.workers.records}
+        for each in word["workers"]:
+            if (node, each["worker"]) not in known:
+                self._worker_hosts[node].do({"do": "kill", "worker": each["worker"], "signal": 9})
+
+    def on_unreachable(self, node: str) -> None:
+        """Take in that a worker host can't be reached."""
+        if self._adoption is not None:
+            self._adoption.skip(node)
+            self._end_adoption()
+
+    def on_lost(self, node: str) -> None:
+        """Ask a worker host anew that hung up: those who were found there may be gone, or not."""
+        if self._adoption is not None:
+            self._adoption.lose(node)
+            self._ask(self._supervisor.workers, node)
+
+    def on_unknown_gone(self, node: str, word: Message) -> None:
+        """Take in that somebody who is not ours yet, or not any more, has exited."""
+        if self._adoption is not None:
+            self._adoption.gone(node, word)
+
+    def on_superseded(self) -> None:
+        """Leave everything as it is: a newer attempt has it."""
+        self._supervisor.workers.abandon()
+        self._supervisor.job_status.exit_code = SUPERSEDED
+
+    def _end_adoption(self) -> None:
+        """Once all have answered, go on with those who were found, then toward the target."""
+        adoption, job_status = self._adoption, self._supervisor.job_status
+        if adoption is None or not adoption.is_done or job_status.stopping is not None:
+            return
+        self._adoption = None
+        self._supervisor.take_over(adoption)
+        if job_status.is_retiring:
+            self.retire()
+        elif job_status.stopping is None:
+            assert self._slots is not None
+            self._supervisor.set_target(self._slots)

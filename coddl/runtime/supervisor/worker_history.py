@@ -1,0 +1,77 @@
+"""What a worker host records of a worker, for a lead that adopts the worker. Pure."""
+
+from dataclasses import dataclass, field
+
+from coddl.runtime.wire import Message
+
+
+@dataclass(slots=True)
+class WorkerHistory:
+    """The history of a worker, from the messages that it sent and was sent."""
+
+    worker: int
+    slot: int
+    gpu: str | None = None
+    pid: int | None = None
+    has_prepared: bool = False
+    arrived: Message | None = None  # what it said when it came to its loop
+    step: int = 0
+    rank: int | None = None  # None: of no group
+    has_state: bool = False  # it trains, or did
+    may_have_state: bool = False  # it was told to change to a group that has some
+    has_left: bool = False
+    has_ended: bool = False
+    generation: int = 0  # the highest number it was told
+    newest_worker: int = 0  # the highest number it was told
+    _members: dict[int, list[int]] = field(default_factory=dict)  # of generations to come
+
+    def told(self, word: Message) -> None:
+        """Take in what the lead says to it."""
+        generation = int(word.get("generation", 0))
+        self.generation = max(self.generation, generation)
+        match word["do"]:
+            case "prepare" | "regroup":
+                members = self._members[generation] = list(word["members"])
+                self.newest_worker = max([self.newest_worker, *members])
+                self.may_have_state |= word["do"] == "regroup" and self.worker in members
+            case "commit":
+                self.may_have_state |= self.worker in self._members.get(generation, ())
+            case "cancel":
+                self._members.pop(generation, None)
+
+    def heard(self, word: Message) -> None:
+        """Take in what it says itself."""
+        match word["is"]:
+            case "prepared":
+                self.has_prepared = True
+            case "arrived":
+                self.arrived = word
+            case "stepped":
+                self.step = word["step"]
+            case "swapped":
+                self._on_swapped(word)
+            case "ended":
+                self.step, self.has_ended = word["step"], True
+
+    def _on_swapped(self, word: Message) -> None:
+        generation, self.step, self.has_left = word["generation"], word["step"], bool(word["left"])
+        members = self._members.get(generation, [])
+        self.rank = members.index(self.worker) if self.worker in members else None
+        self.has_state = True
+        self._members = {g: who for g, who in self._members.items() if g > generation}
+
+    def as_data(self) -> Message:
+        """Give what an adopting lead must know."""
+        return {
+            "worker": self.worker,
+            "slot": self.slot,
+            "gpu": self.gpu,
+            "pid": self.pid,
+            "has_prepared": self.has_prepared,
+            "arrived": self.arrived,
+            "step": self.step,
+            "has_state": self.has_state,
+            "may_have_state": self.may_have_state or self.has_state,
+            "has_left": self.has_left,
+            "has_ended": self.has_ended,
+        }

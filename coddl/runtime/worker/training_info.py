@@ -1,0 +1,29 @@
+"""What a worker reports about its training when it has arrived at its loop."""
+
+from typing import TYPE_CHECKING
+
+from coddl.runtime.worker.footprint import model_of
+from coddl.runtime.worker.guard import Guard
+
+if TYPE_CHECKING:
+    from coddl.runtime.worker.session import TrainingSession
+
+
+def about(session: "TrainingSession", guard: Guard) -> dict[str, int | None]:
+    """Describe a training: how its batch is cut, how long it is, and what tells it from others."""
+    settings, parameters = session.settings, session.parameters()
+    datasets = [loader.dataset for loader in session.loaders]
+    sizes = [p.numel() * p.element_size() for p in parameters]
+    return {
+        "parts": settings.global_batch,
+        "workers_max": settings.workers_max,
+        "global_batch": settings.global_batch,
+        "micro_batch": settings.micro_batch,
+        "steps": session.steps,
+        "until": session.until,
+        "signature": session.signature(),
+        "data": guard.fingerprint(datasets),
+        "model": model_of(parameters, datasets, in_parts=settings.micro_batch is not None),
+        "gradient_bytes": sum(sizes),
+        "largest_tensor_bytes": max(sizes, default=0),
+    }
