@@ -21,7 +21,7 @@ import structlog
 from coddl.agent import command_guard, orphans
 from coddl.agent.job_directories import note_attempt
 from coddl.agent.job_runner import JobRun, RunListener, defect_of
-from coddl.agent.reconcile import Posts
+from coddl.agent.reconcile import Addresses
 from coddl.agent.run_reporter import Asked
 from coddl.core.pool.orders import AssignedSlot
 from coddl.core.pool.records import Outcome, RunChanged, RunEnded, RunStepped, Trouble
@@ -58,12 +58,12 @@ class CommandRunner:
 
     # What may be asked of it, in any thread.
 
-    def start(self, assigned: Sequence[AssignedSlot], posts: Posts) -> None:  # noqa: ARG002 - all is here
+    def start(self, assigned: Sequence[AssignedSlot], addresses: Addresses) -> None:  # noqa: ARG002 - all is here
         self._assigned = tuple(assigned)
         self._slots = tuple(each.slot for each in assigned)
         self._thread.start()
 
-    def resize(self, assigned: Sequence[AssignedSlot], posts: Posts) -> None:
+    def resize(self, assigned: Sequence[AssignedSlot], addresses: Addresses) -> None:
         """Do nothing: a command keeps the slots it started with."""
 
     def mark_lost(self, nodes: Sequence[str]) -> None:

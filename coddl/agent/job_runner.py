@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import structlog
 
 from coddl.agent.job_directories import note_attempt
-from coddl.agent.reconcile import Posts
+from coddl.agent.reconcile import Addresses
 from coddl.agent.run_reporter import Asked, Fact, RunReporter
 from coddl.api.wire import RunProgress
 from coddl.core.pool.memory_limits import MemoryLimit
@@ -56,7 +56,7 @@ class RunListener(Protocol):
     def on_progress(self, run: JobRun, progress: RunProgress) -> None: ...
     def on_line(self, run: JobRun, stream: str, text: str) -> None: ...
     def on_slots(self, run: JobRun, slots: Sequence[int], pid: int | None) -> None:
-        """Hear which slots a command's processes hold; workers are told of by their station."""
+        """Hear which slots a command's processes hold; workers are reported by their host."""
         ...
 
     def on_over(self, run: JobRun) -> None:
@@ -69,11 +69,11 @@ class JobRunner(Protocol):
 
     @property
     def run(self) -> JobRun: ...
-    def start(self, slots: Sequence[AssignedSlot], posts: Posts) -> None:
+    def start(self, slots: Sequence[AssignedSlot], addresses: Addresses) -> None:
         """Start it."""
         ...
 
-    def resize(self, slots: Sequence[AssignedSlot], posts: Posts) -> None:
+    def resize(self, slots: Sequence[AssignedSlot], addresses: Addresses) -> None:
         """Have it run on exactly these slots."""
         ...
 
@@ -125,13 +125,13 @@ class ElasticRunner:
         self._supervisor = Supervisor(job_of(run), self._hear, node=run.node, adopt=run.adopt)
         self._thread = threading.Thread(target=self._work, name=f"lead-{run.job}", daemon=True)
 
-    def start(self, slots: Sequence[AssignedSlot], posts: Posts) -> None:
+    def start(self, slots: Sequence[AssignedSlot], addresses: Addresses) -> None:
         self._thread.start()
-        self.resize(slots, posts)
+        self.resize(slots, addresses)
 
-    def resize(self, slots: Sequence[AssignedSlot], posts: Posts) -> None:
-        aimed = [places.Slot(each.slot, each.node, each.gpu) for each in slots]
-        self._supervisor.aim(aimed, posts)
+    def resize(self, slots: Sequence[AssignedSlot], addresses: Addresses) -> None:
+        runtime_slots = [places.Slot(each.slot, each.node, each.gpu) for each in slots]
+        self._supervisor.assign(runtime_slots, addresses)
 
     def mark_lost(self, nodes: Sequence[str]) -> None:
         self._supervisor.lose(nodes)

@@ -97,15 +97,15 @@ async def _serve(options: AgentOptions, token: str) -> int:
         _tell_warm,
         is_leased=lambda: session.is_leased,
     )
-    post, outposts = _listening(options, mark, bridge)
+    address, job_hosts = _listening(options, mark, bridge)
     env = base_env(os.environ, node_resources.threads_of(len(devices), len(cores)))
     parts = node_resources.SlotCores(node_resources.cores_of(len(devices), cores))
     fetch = fetch_from(options.server, token)
     directories = JobDirectories(options.jobs_folder, options.folder / "code", fetch)
     environments = JobEnvironments(directories, env, mark, parts, lambda: node.on_environment())
-    info = NodeInfo(options.node, post, devices)
+    info = NodeInfo(options.node, address, devices)
     node = NodeAgent(
-        info, environments, bridge, outposts, sink=outbox, log_spool=log_spool, orphans=orphans
+        info, environments, bridge, job_hosts, sink=outbox, log_spool=log_spool, orphans=orphans
     )
     fence = FenceProcess(options.folder, locks)
     session = ServerSession(
@@ -116,17 +116,17 @@ async def _serve(options: AgentOptions, token: str) -> int:
         on_pool=partial(_join, directories, jobs),
         fence=fence.set,
     )
-    outposts.start()
+    job_hosts.start()
     if gpus is not None:
         ForeignProcessMonitor(gpus, devices, node.gpus, node.hear_others).start()
     if options.warm:
-        outposts.warm(sys.executable, env)
+        job_hosts.warm(sys.executable, env)
     try:
         await _until_told(node, session, outbox, fence, len(devices))
     finally:
         node.end_all(STOPPED)
         await _first(GOODBYE_S, node.idle())
-        await asyncio.to_thread(outposts.close)
+        await asyncio.to_thread(job_hosts.close)
         environments.close()
         log_spool.close()
         await asyncio.to_thread(fence.close)
@@ -163,9 +163,9 @@ def _hello(info: NodeInfo, boot: str, jobs: JobsFolder) -> Hello:
         version=__version__,
         node=info.name,
         boot=boot,
-        host=info.post.host,
-        port=info.post.port,
-        peer_token=info.post.token,
+        host=info.address.host,
+        port=info.address.port,
+        peer_token=info.address.token,
         devices=info.devices,
         jobs=jobs,
     )
@@ -270,11 +270,11 @@ def _listening(
     token = secrets.token_urlsafe(32)
     host = options.host or _own_address(options.server)
     try:
-        outposts = JobHostServer(f"agent-{mark}", token, bridge, host=host)
+        job_hosts = JobHostServer(f"agent-{mark}", token, bridge, host=host)
     except OSError as error:
         because = f"{error.strerror or error}"
         raise UserError(f"{host} can't be listened on", because, "--host with an own one") from None
-    return HostAddress(options.node, host, outposts.address[1], token), outposts
+    return HostAddress(options.node, host, job_hosts.address[1], token), job_hosts
 
 
 def _tell_warm(python: str, about: Message) -> None:

@@ -1,6 +1,6 @@
 """Carries out the server's orders: runs jobs, assigns slots to them, reports what happens.
 
-Everything here runs in the agent's event loop. Job runners and outposts have their own threads, and
+Everything here runs in the agent's event loop. Job runners and job hosts have other threads, and
 post what they report to this loop.
 """
 
@@ -77,7 +77,7 @@ class NodeInfo:
     """A node's name, address and devices."""
 
     name: str
-    post: HostAddress  # of its own outposts
+    address: HostAddress  # of its own job host server
     devices: tuple[Device, ...]
 
 
@@ -89,7 +89,7 @@ class NodeAgent:
         info: NodeInfo,
         environments: JobEnvironments,
         bridge: AgentBridge,
-        outposts: JobHostServer,
+        job_hosts: JobHostServer,
         *,
         sink: ReportSink,
         log_spool: LogSpool,
@@ -98,13 +98,13 @@ class NodeAgent:
         self._info = info
         self._environments = environments
         self._bridge = bridge
-        self._outposts = outposts
+        self._job_hosts = job_hosts
         self._sink = sink
         self._log_spool = log_spool
         self._orphans = orphans
         self._loop = asyncio.get_running_loop()
         self._orders = NOTHING
-        self._posts: dict[str, HostAddress] = {}
+        self._addresses: dict[str, HostAddress] = {}
         self._runners: dict[int, JobRunner] = {}
         self._applied: dict[int, AppliedOrder] = {}
         self._parting: list[JobRunner] = []  # dropped, and not gone yet
@@ -125,23 +125,23 @@ class NodeAgent:
     def take(self, orders: Orders, peers: Iterable[Peer]) -> None:
         """Do what the orders say; again does no harm."""
         self._orders = orders
-        self._posts = {p.node: HostAddress(p.node, p.host, p.port, p.token) for p in peers}
-        self._posts[self._info.name] = self._info.post
+        self._addresses = {p.node: HostAddress(p.node, p.host, p.port, p.token) for p in peers}
+        self._addresses[self._info.name] = self._info.address
         wanted = {RunId(order.job, order.attempt) for order in orders.leads}
         self._ended &= wanted
         self._environments.failed.clear()  # it may go better this time
         self._prepare_environments()
         self._bridge.table = SlotTable(orders.version, dict(orders.seats))
         self._act()
-        self._outposts.look_again()  # and `on_holding` is told, with this table
+        self._job_hosts.look_again()  # and `on_holding` is told, with this table
 
     def look(self) -> None:
         """See to what time brings about."""
-        assert self._outposts.is_alive, "the outposts' thread has ended"
+        assert self._job_hosts.is_alive, "the job host server's thread has ended"
         now_s = time.monotonic()
         for slot in self._overstays.overdue(self._orders.seats, self.holding, now_s):
             log.warning("overstayed", slot=slot, job=self.holding[slot].job)
-            self._outposts.kill_slot(slot)
+            self._job_hosts.kill_slot(slot)
         self._tell_holding()
 
     @property
@@ -205,8 +205,8 @@ class NodeAgent:
             self._drop(job)
             self._report(RunEnded(job, runner.run.attempt, "lost", trouble=trouble))
         for run_id in set(self.holding.values()):
-            self._outposts.kill(str(run_id.job))
-        self._outposts.look_again()
+            self._job_hosts.kill(str(run_id.job))
+        self._job_hosts.look_again()
 
     def end(self, job: int, trouble: Trouble) -> None:
         """End a job here for a reason of ours."""
@@ -214,7 +214,7 @@ class NodeAgent:
         if job in self._runners:
             self._runners[job].fail(trouble)
         else:
-            self._outposts.kill(str(job))
+            self._job_hosts.kill(str(job))
 
     @property
     def has_unsaved(self) -> bool:
@@ -228,7 +228,7 @@ class NodeAgent:
     # Actions.
 
     def _act(self) -> None:
-        for action in reconcile(self._orders, self._posts, self._applied, self._ended):
+        for action in reconcile(self._orders, self._addresses, self._applied, self._ended):
             self._do(action)
         self._note_idle()
 
@@ -236,14 +236,14 @@ class NodeAgent:
         match action:
             case StartRun() if self._is_leaving or not self._bridge.is_leased():
                 pass  # the server will see that we are gone, or have ended all
-            case StartRun(order, posts):
-                self._start_run(order, posts)
-            case ResizeRun(order, posts):
+            case StartRun(order, addresses):
+                self._start_run(order, addresses)
+            case ResizeRun(order, addresses):
                 self._applied[order.job] = AppliedOrder(
-                    order, posts, granted_slots(self._orders, order)
+                    order, addresses, granted_slots(self._orders, order)
                 )
                 self._say_others(order)
-                self._runners[order.job].resize(order.seats, self._with_own(posts))
+                self._runners[order.job].resize(order.seats, self._with_own(addresses))
             case MarkNodesLost(job, nodes):
                 self._runners[job].mark_lost(nodes)
             case StopRun(job) if job in self._runners:
@@ -253,14 +253,14 @@ class NodeAgent:
             case ReleaseRun(job):
                 self._drop(job)
                 if job not in self._orders.jobs:  # no job runner will adopt its workers here
-                    self._outposts.kill(str(job))
+                    self._job_hosts.kill(str(job))
             case DeclineRun(order):
                 outcome: Final = "cancelled" if order.stop == "cancel" else "retired"
                 self._report(RunEnded(order.job, order.attempt, outcome))
             case _:
                 assert_never(action)
 
-    def _start_run(self, order: told.JobOrder, posts: Mapping[str, HostAddress]) -> None:
+    def _start_run(self, order: told.JobOrder, addresses: Mapping[str, HostAddress]) -> None:
         job = order.job
         if job in self._environments.failed:
             outcome, trouble = self._environments.failed[job]
@@ -284,21 +284,21 @@ class NodeAgent:
         )
         is_elastic = spec.is_elastic and not order.precheck
         if not is_elastic and any(assigned.slot in self.holding for assigned in order.seats):
-            return  # asked again when the slots are empty; workers are kept waiting by outposts
+            return  # asked again when the slots are empty; workers are kept waiting by job hosts
         if is_elastic and (trouble_ := missing_script(run)) is not None:
             self._report(RunEnded(job, order.attempt, "failed", trouble=trouble_))
             return
         log.info("leads", job=job, attempt=order.attempt, seats=[s.slot for s in order.seats])
         runner: JobRunner = ElasticRunner(run, self) if is_elastic else CommandRunner(run, self)
         self._runners[job] = runner
-        self._applied[job] = AppliedOrder(order, posts, granted_slots(self._orders, order))
+        self._applied[job] = AppliedOrder(order, addresses, granted_slots(self._orders, order))
         self._say_others(order)
         if not is_elastic:
             self._occupy(self._commands | {assigned.slot: (run, None) for assigned in order.seats})
-        runner.start(order.seats, self._with_own(posts))
+        runner.start(order.seats, self._with_own(addresses))
 
-    def _with_own(self, posts: Mapping[str, HostAddress]) -> dict[str, HostAddress]:
-        return {**posts, self._info.name: self._info.post}
+    def _with_own(self, addresses: Mapping[str, HostAddress]) -> dict[str, HostAddress]:
+        return {**addresses, self._info.name: self._info.address}
 
     def _stop_run(self, stop: StopRun, runner: JobRunner) -> None:
         applied = self._applied[stop.job]
@@ -338,7 +338,7 @@ class NodeAgent:
         """Continue with what has waited for an environment."""
         self._prepare_environments()
         self._act()
-        self._outposts.look_again()
+        self._job_hosts.look_again()
 
     def _say_others(self, order: told.JobOrder) -> None:
         """Say so if others use a GPU that is given to a job."""
@@ -390,7 +390,7 @@ class NodeAgent:
         self._others = others
         for index, who in others.items():
             log.warning("used by others", gpu=index, who=who)
-        self._outposts.look_again()  # and `on_holding` is told
+        self._job_hosts.look_again()  # and `on_holding` is told
 
     def on_fact(self, run: JobRun, fact: Fact) -> None:
         """Hear of a run."""
@@ -433,7 +433,7 @@ class NodeAgent:
     def _on_slots(self, run: JobRun, slots: tuple[int, ...], pid: int | None) -> None:
         others = {s: at for s, at in self._commands.items() if at[0] is not run}
         self._occupy(others | dict.fromkeys(slots, (run, pid)))
-        self._outposts.look_again()
+        self._job_hosts.look_again()
 
     def _occupy(self, commands: dict[int, tuple[JobRun, int | None]]) -> None:
         """Take down which slots have commands; no worker starts there."""

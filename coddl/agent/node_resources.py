@@ -23,7 +23,7 @@ def cores_of(devices: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def threads_of(devices: int, cores: int) -> int:
-    """Tell how many threads a worker should use; the same for all, so that they share a zygote."""
+    """Tell how many threads a worker uses; the same for all, so that they share a fork server."""
     return max(1, cores // max(1, devices))
 
 

@@ -16,7 +16,7 @@ from coddl.runtime.supervisor.slots import HostAddress
 # others, which may have to start first; so this is for jobs whose runner is gone, or hangs.
 LEAVE_WITHIN_S: Final = 600.0
 
-Posts = Mapping[str, HostAddress]  # by node
+Addresses = Mapping[str, HostAddress]  # by node
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,15 @@ class StartRun:
     """Start a job's run."""
 
     order: JobOrder
-    posts: Posts
+    addresses: Addresses
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeRun:
-    """Have a run use the slots of its order; `posts` are the addresses of their nodes."""
+    """Have a run use the slots of its order; `addresses` are those of their nodes."""
 
     order: JobOrder
-    posts: Posts
+    addresses: Addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class AppliedOrder:
     """The order that a job runner was given last."""
 
     order: JobOrder
-    posts: Posts
+    addresses: Addresses
     granted_slots: frozenset[int] = (
         frozenset()
     )  # slots of this node that the table gave to the run then
@@ -87,7 +87,7 @@ def granted_slots(orders: Orders, order: JobOrder) -> frozenset[int]:
 
 
 def reconcile(
-    orders: Orders, posts: Posts, applied: Mapping[int, AppliedOrder], ended: Set[RunId]
+    orders: Orders, addresses: Addresses, applied: Mapping[int, AppliedOrder], ended: Set[RunId]
 ) -> tuple[RunAction, ...]:
     """Tell what follows from the orders. `ended` are runs of ours that are over."""
     wanted = {order.job: order for order in orders.leads}
@@ -98,33 +98,35 @@ def reconcile(
     for job, order in wanted.items():
         if RunId(job, order.attempt) in ended:
             continue  # the server has not heard of it yet, or its word has not reached us
-        now = AppliedOrder(order, _near(order, posts), granted_slots(orders, order))
+        now = AppliedOrder(order, _near(order, addresses), granted_slots(orders, order))
         told = applied.get(job)
         if told is None or told.order.attempt != order.attempt:
-            actions += _start_actions(order, now.posts)
+            actions += _start_actions(order, now.addresses)
         else:
             actions += [MarkNodesLost(job, order.lost)] if order.lost else []
             actions += _change_actions(now, told)
     return tuple(actions)
 
 
-def _near(order: JobOrder, posts: Posts) -> Posts:
+def _near(order: JobOrder, addresses: Addresses) -> Addresses:
     return {
-        assigned.node: posts[assigned.node] for assigned in order.seats if assigned.node in posts
+        assigned.node: addresses[assigned.node]
+        for assigned in order.seats
+        if assigned.node in addresses
     }
 
 
-def _reaches(order: JobOrder, posts: Posts) -> bool:
+def _reaches(order: JobOrder, addresses: Addresses) -> bool:
     """Tell whether all nodes of an order have an address; those that lack one are told later."""
-    return all(assigned.node in posts for assigned in order.seats)
+    return all(assigned.node in addresses for assigned in order.seats)
 
 
-def _start_actions(order: JobOrder, posts: Posts) -> Iterable[RunAction]:
+def _start_actions(order: JobOrder, addresses: Addresses) -> Iterable[RunAction]:
     if order.stop and not order.adopt:
         return (DeclineRun(order),)
-    if not _reaches(order, posts):
+    if not _reaches(order, addresses):
         return (DeclineRun(order),) if order.stop == "cancel" else ()
-    start = StartRun(order, posts)
+    start = StartRun(order, addresses)
     return (start, StopRun(order.job, order.stop, order.reason)) if order.stop else (start,)
 
 
@@ -137,15 +139,15 @@ def _change_actions(now: AppliedOrder, told: AppliedOrder) -> Iterable[RunAction
         return () if same else (StopRun(order.job, order.stop, order.reason),)
     if told.order.stop:
         return ()  # what has been told to leave, leaves; the server will hear of it
-    if not _reaches(order, now.posts):
+    if not _reaches(order, now.addresses):
         return ()
     # A slot that was given up because the table did not grant it may be tried again when it does.
-    if (order.seats, now.posts, now.granted_slots) != (
+    if (order.seats, now.addresses, now.granted_slots) != (
         told.order.seats,
-        told.posts,
+        told.addresses,
         told.granted_slots,
     ):
-        return (ResizeRun(order, now.posts),)
+        return (ResizeRun(order, now.addresses),)
     return ()
 
 

@@ -39,7 +39,7 @@ class AgentBridge:
         """`on_holding` hears a version of the table, and what is true with it.
 
         `is_leased` tells whether a process may be started now: an agent that was stopped for long
-        has a table that is out of date. All are called in the outposts' thread.
+        has a table that is out of date. All are called in the job host server's thread.
         """
         self._log_spool = log_spool
         self._hear_holding = on_holding

@@ -49,7 +49,7 @@ class Hello(Message, frozen=True):
     node: str
     boot: str  # names this process; another one: all that ran under the old is gone
     host: str  # by which other nodes reach its workers
-    port: int  # of its stations
+    port: int  # of its job host server
     peer_token: str  # what a lead must know to use them; never logged, never stored
     devices: tuple[Device, ...]
     jobs: JobsFolder  # as it was found; the server says whose it is to be
@@ -145,7 +145,7 @@ class Ack(Message, frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """How a lead reaches the stations of a node."""
+    """How a lead reaches the job host server of a node."""
 
     node: str
     host: str

@@ -52,8 +52,8 @@ class Sink:
         raise AssertionError(progress)
 
 
-class NoOutposts:
-    """Outposts without workers: they say what they are told to."""
+class FakeJobHosts:
+    """Job hosts without workers: they report what they are told to."""
 
     is_alive = True
 
@@ -71,12 +71,12 @@ class Harness:
     """A node whose jobs are commands."""
 
     def __init__(self, folder: Path) -> None:
-        self.sink, self.outposts = Sink(), NoOutposts()
+        self.sink, self.job_hosts = Sink(), FakeJobHosts()
         self.log_spool = LogSpool(folder / "logs")
         self.bridge = AgentBridge(
             self.log_spool, lambda *said: self.node.hear_holding(*said), print
         )
-        self.outposts.hear = self.bridge.on_holding
+        self.job_hosts.hear = self.bridge.on_holding
         directories = JobDirectories(folder / "jobs", folder / "code", no_code)
         self.environments = JobEnvironments(
             directories, {}, "mark", {}, lambda: self.node.on_environment()
@@ -85,7 +85,7 @@ class Harness:
             NodeInfo("n0", HostAddress("n0", "127.0.0.1", 1, "x"), (Device(0, "h200", "GPU-0"),)),
             self.environments,
             self.bridge,
-            cast(JobHostServer, self.outposts),
+            cast(JobHostServer, self.job_hosts),
             sink=self.sink,
             log_spool=self.log_spool,
             orphans=OrphanProcesses(folder),
@@ -142,8 +142,8 @@ def played(folder: Path, story: Callable[[Harness], Awaitable[None]]) -> None:
 
 def test_who_else_uses_a_gpu_is_told(tmp_path: Path) -> None:
     async def story(harness: Harness) -> None:
-        harness.outposts.held = {0: SlotProcess("9", 1, 1, "GPU-0")}
-        harness.outposts.look_again()
+        harness.job_hosts.held = {0: SlotProcess("9", 1, 1, "GPU-0")}
+        harness.job_hosts.look_again()
         await harness.wait(lambda: harness.node.gpus() == {"GPU-0"}, "a worker on the GPU")
         harness.node.hear_others({0: "process 7 (x)"})
         await harness.wait(lambda: harness.sink.others == {0: "process 7 (x)"}, "word of others")
@@ -166,14 +166,14 @@ def test_a_run_whose_folder_the_system_refuses_is_lost_and_says_so(tmp_path: Pat
 
 def test_a_command_waits_until_nothing_lives_on_its_slot(tmp_path: Path) -> None:
     async def story(harness: Harness) -> None:
-        harness.outposts.held = {0: SlotProcess("9", 1, 1)}
-        harness.outposts.look_again()
+        harness.job_hosts.held = {0: SlotProcess("9", 1, 1)}
+        harness.job_hosts.look_again()
         await harness.wait(lambda: harness.sink.held == {0: RunId(9, 1)}, "a worker there")
         harness.order(1)
         await harness.settled()
         assert not harness.node.runners
-        harness.outposts.held = {}
-        harness.outposts.look_again()
+        harness.job_hosts.held = {}
+        harness.job_hosts.look_again()
         await harness.runs()
 
     played(tmp_path, story)

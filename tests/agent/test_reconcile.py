@@ -22,7 +22,7 @@ from coddl.core.pool.records import RunId
 from coddl.runtime.supervisor.slots import HostAddress
 
 A, B = HostAddress("a", "10.0.0.1", 1, "x"), HostAddress("b", "10.0.0.2", 2, "y")
-POSTS = {"a": A, "b": B}
+ADDRESSES = {"a": A, "b": B}
 
 
 def lead(
@@ -34,7 +34,7 @@ def lead(
 
 
 def led(told: JobOrder) -> AppliedOrder:
-    near = {seat.node: POSTS[seat.node] for seat in told.seats}
+    near = {seat.node: ADDRESSES[seat.node] for seat in told.seats}
     return AppliedOrder(told, near)
 
 
@@ -44,7 +44,7 @@ class Case:
     doing: list[JobOrder] = field(default_factory=list)
     want: list[RunAction] = field(default_factory=list)
     ended: frozenset[RunId] = frozenset()
-    posts: dict[str, HostAddress] = field(default_factory=lambda: POSTS)
+    addresses: dict[str, HostAddress] = field(default_factory=lambda: ADDRESSES)
     table: dict[int, RunId] = field(default_factory=dict)
 
 
@@ -52,7 +52,7 @@ CASES = {
     "nothing to do": Case([]),
     "a new job begins": Case([lead(1)], want=[StartRun(lead(1), {"a": A})]),
     "orders that come twice": Case([lead(1)], [lead(1)]),
-    "other seats": Case([lead(1, (0, 10))], [lead(1)], [ResizeRun(lead(1, (0, 10)), POSTS)]),
+    "other seats": Case([lead(1, (0, 10))], [lead(1)], [ResizeRun(lead(1, (0, 10)), ADDRESSES)]),
     "a job that is to leave": Case(
         [lead(1, stop="retire")], [lead(1)], [StopRun(1, "retire", "because")]
     ),
@@ -82,27 +82,27 @@ CASES = {
             StopRun(1, "retire", "because"),
         ],
     ),
-    "a node that can't be reached yet": Case([lead(1, (10,))], posts={"a": A}),
-    "a seat on it": Case([lead(1, (0, 10))], [lead(1)], posts={"a": A}),
+    "a node that can't be reached yet": Case([lead(1, (10,))], addresses={"a": A}),
+    "a seat on it": Case([lead(1, (0, 10))], [lead(1)], addresses={"a": A}),
     "what others left there waits": Case(
-        [lead(1, (10,), stop="retire", adopt=True)], posts={"a": A}
+        [lead(1, (10,), stop="retire", adopt=True)], addresses={"a": A}
     ),
     "unless it was cancelled": Case(
         [lead(1, (10,), stop="cancel", adopt=True)],
         want=[DeclineRun(lead(1, (10,), stop="cancel", adopt=True))],
-        posts={"a": A},
+        addresses={"a": A},
     ),
     "what can't be reached may leave": Case(
         [lead(1, (10,), stop="retire")],
         [lead(1, (10,))],
         [StopRun(1, "retire", "because")],
-        posts={},
+        addresses={},
     ),
     "a node that is reached elsewhere": Case(
         [lead(1, (10,))],
         [lead(1, (10,))],
         [ResizeRun(lead(1, (10,)), {"b": replace(B, port=3)})],
-        posts={"b": replace(B, port=3)},
+        addresses={"b": replace(B, port=3)},
     ),
     "a seat that is given at last": Case(
         [lead(1)], [lead(1)], [ResizeRun(lead(1), {"a": A})], table={0: RunId(1, 1)}
@@ -125,7 +125,7 @@ CASES = {
 def test_what_follows_from_orders(case: Case) -> None:
     orders = Orders(1, case.table, tuple(case.orders), {})
     doing = {told.job: led(told) for told in case.doing}
-    assert list(reconcile(orders, case.posts, doing, case.ended)) == case.want
+    assert list(reconcile(orders, case.addresses, doing, case.ended)) == case.want
 
 
 OURS, EARLIER, THEIRS = RunId(1, 2), RunId(1, 1), RunId(9, 1)

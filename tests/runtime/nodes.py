@@ -208,8 +208,8 @@ class Pool:
         """Give so many slots of each node."""
         return [s for node, n in zip(self.nodes, counts, strict=False) for s in node.first_slots(n)]
 
-    def aim(self, lead: Lead, *counts: int) -> None:
-        lead.supervisor.aim(self.first_slots(*counts), self.addresses())
+    def assign(self, lead: Lead, *counts: int) -> None:
+        lead.supervisor.assign(self.first_slots(*counts), self.addresses())
 
     def printed(self) -> str:
         return "\n".join(node.agent.printed() for node in self.nodes)

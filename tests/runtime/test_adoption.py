@@ -88,7 +88,7 @@ def pool(tmp_path: Path, fake_torch: Path) -> Iterator[Pool]:
 def adopting(pool: Pool, played: Played) -> Lead:
     lead = pool.lead(adopt=True)
     slots = [*pool.first_slots(1), Slot(SLOT, "node-1")]
-    lead.supervisor.aim(slots, {**pool.addresses(), "node-1": played.address})
+    lead.supervisor.assign(slots, {**pool.addresses(), "node-1": played.address})
     return lead
 
 
@@ -110,7 +110,9 @@ def tell_its_end(lead: Lead, played: Played) -> None:
 def begin_anew(lead: Lead, played: Played) -> None:
     """Have the lead told that the node has a new agent."""
     address = replace(played.address, token="of another day")
-    lead.supervisor.aim([Slot(SLOT, "node-1")], {**pool_job_of(lead)._addresses, "node-1": address})
+    lead.supervisor.assign(
+        [Slot(SLOT, "node-1")], {**pool_job_of(lead)._addresses, "node-1": address}
+    )
 
 
 LOSSES: dict[str, Callable[[Lead, Played], None]] = {

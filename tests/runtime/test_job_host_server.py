@@ -50,9 +50,9 @@ def vanished(lead: Lead) -> None:
 def test_a_job_grows_over_two_nodes_and_ends(pool: Open) -> None:
     nodes = pool({"steps": 1500})
     lead = nodes.lead()
-    nodes.aim(lead, 1, 0)
+    nodes.assign(lead, 1, 0)
     assert lead.wait_size(1)["slots"] == [0]
-    nodes.aim(lead, 1, 2)
+    nodes.assign(lead, 1, 2)
     assert lead.wait_size(3)["slots"] == [0, 4, 5]
     assert lead.end() == 0
     nodes.wait_empty()
@@ -74,9 +74,9 @@ def test_nothing_starts_before_the_first_aim(pool: Open) -> None:
 def test_a_job_moves_to_another_node_than_its_lead(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 2, 0)
+    nodes.assign(lead, 2, 0)
     lead.wait_size(2)
-    nodes.aim(lead, 0, 2)
+    nodes.assign(lead, 0, 2)
     assert lead.wait("moved")["slots"] == [4, 5]
     wait_until(lambda: not nodes.nodes[0].agent.held, "an empty node")
     held = nodes.nodes[1].agent.held
@@ -87,10 +87,10 @@ def test_a_job_moves_to_another_node_than_its_lead(pool: Open) -> None:
 def test_progress_tells_the_time_of_an_iteration_at_this_size(pool: Open) -> None:
     nodes = pool({"step_s": 0.01})
     lead = nodes.lead()
-    nodes.aim(lead, 1)
+    nodes.assign(lead, 1)
     progress = lead.wait("progress", lambda event: event["iterations_at_size"] > 10)
     assert 0.005 < progress["step_s"] < 1.0
-    nodes.aim(lead, 2)
+    nodes.assign(lead, 2)
     lead.wait_size(2)
     later = lead.wait("progress", lambda event: event["size"] == 2)
     assert later["iterations_at_size"] < later["step"]
@@ -99,7 +99,7 @@ def test_progress_tells_the_time_of_an_iteration_at_this_size(pool: Open) -> Non
 def test_a_job_retires_and_goes_on_elsewhere(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead(0)
-    nodes.aim(lead, 0, 2)
+    nodes.assign(lead, 0, 2)
     lead.wait_step(20)
     lead.supervisor.retire()
     assert lead.end() == RETIRED
@@ -108,7 +108,7 @@ def test_a_job_retires_and_goes_on_elsewhere(pool: Open) -> None:
     assert lead.told("suspended")[0]["durable"]
     nodes.wait_empty()
     again = nodes.lead(1, attempt=2)
-    nodes.aim(again, 2, 0)
+    nodes.assign(again, 2, 0)
     origin = again.wait("origin")
     assert (origin["where"], origin["step"]) == ("checkpoint", ended["step"])
     again.wait_step(ended["step"] + 1)
@@ -120,7 +120,7 @@ def test_a_job_that_can_not_be_saved_trains_on_and_retires_when_it_can(
     monkeypatch.setattr("coddl.runtime.supervisor.suspension.SAVE_AGAIN_S", 0.1)
     nodes = pool()
     lead = nodes.lead(0)
-    nodes.aim(lead, 0, 1)
+    nodes.assign(lead, 0, 1)
     lead.wait_step(20)
     with unwritable(nodes.environment.folder):
         lead.supervisor.retire()
@@ -134,12 +134,12 @@ def test_a_job_that_can_not_be_saved_trains_on_and_retires_when_it_can(
     assert lead.told("suspended")[0]["durable"]
 
 
-@pytest.mark.parametrize("is_aimed", [False, True])
-def test_a_job_without_state_retires_at_once(pool: Open, is_aimed: bool) -> None:
+@pytest.mark.parametrize("is_assigned", [False, True])
+def test_a_job_without_state_retires_at_once(pool: Open, is_assigned: bool) -> None:
     nodes = pool({"before": "hang"})
     lead = nodes.lead()
-    if is_aimed:
-        nodes.aim(lead, 1, 1)
+    if is_assigned:
+        nodes.assign(lead, 1, 1)
         lead.wait("starting")
     lead.supervisor.retire()
     assert lead.end() == RETIRED
@@ -152,13 +152,13 @@ def test_a_job_without_state_retires_at_once(pool: Open, is_aimed: bool) -> None
 def test_a_new_lead_adopts_workers_that_live_and_they_go_on(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead(0)
-    nodes.aim(lead, 1, 2)
+    nodes.assign(lead, 1, 2)
     lead.wait_size(3)
     lead.wait_step(20)
     pids = {h.pid for node in nodes.nodes for h in node.agent.held.values()}
     vanish(lead)
     again = nodes.lead(1, attempt=2, adopt=True)
-    nodes.aim(again, 1, 2)
+    nodes.assign(again, 1, 2)
     regrouped = again.wait("regrouped")
     assert regrouped["members"] == [0, 1, 2]
     assert regrouped["step"] >= 20
@@ -166,19 +166,19 @@ def test_a_new_lead_adopts_workers_that_live_and_they_go_on(pool: Open) -> None:
     assert {h.pid for node in nodes.nodes for h in node.agent.held.values()} == pids
     held = [node.agent.held for node in nodes.nodes]
     assert {h.attempt for each in held for h in each.values()} == {2}
-    nodes.aim(again, 1, 3)
+    nodes.assign(again, 1, 3)
     assert again.wait_size(4)["members"] == [0, 1, 2, 3]
 
 
 def test_survivors_of_a_dead_node_are_adopted_from_another(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead(0)
-    nodes.aim(lead, 2, 1)
+    nodes.assign(lead, 2, 1)
     lead.wait_size(3)
     vanish(lead)
     nodes.nodes[0].job_host_server.close()
     again = nodes.lead(1, attempt=2, adopt=True)
-    again.supervisor.aim(nodes.first_slots(0, 2), nodes.addresses())
+    again.supervisor.assign(nodes.first_slots(0, 2), nodes.addresses())
     assert again.wait("regrouped")["members"] == [2]
     assert again.wait_size(2)["members"] == [2, 3]
 
@@ -186,14 +186,14 @@ def test_survivors_of_a_dead_node_are_adopted_from_another(pool: Open) -> None:
 def test_with_nobody_left_an_adopting_lead_begins_from_the_checkpoint(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead(0, checkpoint_every_s=0.1)
-    nodes.aim(lead, 2)
+    nodes.assign(lead, 2)
     saved = lead.wait("checkpoint")
     vanish(lead)
     for slot in (0, 1):
         nodes.nodes[0].job_host_server.kill_slot(slot)
     nodes.wait_empty()
     again = nodes.lead(1, attempt=2, adopt=True)
-    nodes.aim(again, 1, 1)
+    nodes.assign(again, 1, 1)
     assert again.wait("origin")["step"] >= saved["step"]
     again.wait_size(2)
 
@@ -208,22 +208,22 @@ def test_a_node_that_is_silent_while_it_is_asked_is_asked_again_where_it_is_now(
             addresses["node-1"], host="127.0.0.1", port=silent.getsockname()[1]
         )
         lead = nodes.lead(adopt=True)
-        lead.supervisor.aim(nodes.first_slots(1, 1), addresses)
+        lead.supervisor.assign(nodes.first_slots(1, 1), addresses)
         with silent.accept()[0]:
-            nodes.aim(lead, 1, 1)
+            nodes.assign(lead, 1, 1)
             lead.wait_size(2)
 
 
 def test_workers_that_never_trained_are_not_adopted(pool: Open) -> None:
     nodes = pool({"before": "hang"})
     lead = nodes.lead()
-    nodes.aim(lead, 0, 1)
+    nodes.assign(lead, 0, 1)
     wait_until(lambda: bool(nodes.nodes[1].agent.held), "a worker")
     wait_until(lambda: nodes.nodes[1].agent.held[4].pid is not None, "its process")
     pid = nodes.nodes[1].agent.held[4].pid
     vanish(lead)
     again = nodes.lead(attempt=2, adopt=True)
-    nodes.aim(again, 0, 1)
+    nodes.assign(again, 0, 1)
     wait_until(lambda: not lives(pid or 0), "its end")
     assert again.wait("starting")["worker"] == 1
 
@@ -231,13 +231,13 @@ def test_workers_that_never_trained_are_not_adopted(pool: Open) -> None:
 def test_a_job_that_ended_while_nobody_led_it_has_succeeded(pool: Open) -> None:
     nodes = pool({"steps": 400})
     lead = nodes.lead()
-    nodes.aim(lead, 0, 2)
+    nodes.assign(lead, 0, 2)
     lead.wait_step(1)
     vanish(lead)
     wait_until(lambda: "ended at 400" in nodes.printed(), "the end")
     nodes.wait_empty()
     again = nodes.lead(attempt=2, adopt=True)
-    nodes.aim(again, 0, 2)
+    nodes.assign(again, 0, 2)
     assert again.end() == 0
     assert not again.told("starting")
 
@@ -245,7 +245,7 @@ def test_a_job_that_ended_while_nobody_led_it_has_succeeded(pool: Open) -> None:
 def test_what_is_being_saved_when_the_lead_dies_is_saved_all_the_same(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead(checkpoint_every_s=1000.0)
-    nodes.aim(lead, 0, 1)
+    nodes.assign(lead, 0, 1)
     lead.wait_step(20)
     vanish(lead)
     job_host_ = nodes.nodes[1].job_host_server._job_hosts[JOB]
@@ -257,12 +257,12 @@ def test_what_is_being_saved_when_the_lead_dies_is_saved_all_the_same(pool: Open
 def test_a_new_attempt_that_adopts_nobody_kills_who_is_left(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 0, 2)
+    nodes.assign(lead, 0, 2)
     lead.wait_size(2)
     pids = [h.pid for h in nodes.nodes[1].agent.held.values()]
     vanish(lead)
     again = nodes.lead(attempt=2)
-    nodes.aim(again, 0, 2)
+    nodes.assign(again, 0, 2)
     again.wait_size(2)
     assert not [pid for pid in pids if lives(pid or 0)]
     assert again.told("origin")[0]["where"] == "scratch"
@@ -271,10 +271,10 @@ def test_a_new_attempt_that_adopts_nobody_kills_who_is_left(pool: Open) -> None:
 def test_a_lead_that_was_replaced_ends_and_touches_nothing(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 0, 2)
+    nodes.assign(lead, 0, 2)
     lead.wait_size(2)
     again = nodes.lead(1, attempt=2, adopt=True)
-    nodes.aim(again, 0, 2)
+    nodes.assign(again, 0, 2)
     assert again.wait("regrouped")["members"] == [0, 1]
     assert lead.end() == SUPERSEDED
     again.wait_step(1 + again.wait("regrouped")["step"])
@@ -283,7 +283,7 @@ def test_a_lead_that_was_replaced_ends_and_touches_nothing(pool: Open) -> None:
 def test_workers_without_a_lead_do_not_live_for_ever(pool: Open) -> None:
     nodes = pool(orphan_s=0.3)
     lead = nodes.lead()
-    nodes.aim(lead, 1, 1)
+    nodes.assign(lead, 1, 1)
     lead.wait_size(2)
     vanish(lead)
     nodes.wait_empty()
@@ -292,7 +292,7 @@ def test_workers_without_a_lead_do_not_live_for_ever(pool: Open) -> None:
 def test_workers_without_a_lead_and_without_a_slot_are_not_waited_for(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 1, 1)
+    nodes.assign(lead, 1, 1)
     lead.wait_size(2)
     vanish(lead)
     nodes.nodes[1].give(1, "another job")
@@ -306,19 +306,19 @@ def test_workers_without_a_lead_and_without_a_slot_are_not_waited_for(pool: Open
 def test_a_node_that_is_lost_leaves_a_smaller_job(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 2, 2)
+    nodes.assign(lead, 2, 2)
     lead.wait_size(4)
     nodes.nodes[1].job_host_server.close()
     assert lead.wait("regrouped")["members"] == [0, 1]
     assert "node-1" in lead.wait("exited")["because"]
-    nodes.aim(lead, 3, 0)
+    nodes.assign(lead, 3, 0)
     assert lead.wait_size(3)["slots"] == [0, 1, 2]
 
 
 def test_after_a_cut_connection_leftovers_are_killed_and_replaced(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 1, 1)
+    nodes.assign(lead, 1, 1)
     lead.wait_size(2)
     left = nodes.nodes[1].agent.held[4].pid
     cut = nodes.nodes[1].job_host_server._job_hosts[JOB]
@@ -331,20 +331,20 @@ def test_after_a_cut_connection_leftovers_are_killed_and_replaced(pool: Open) ->
 def test_a_node_that_comes_back_as_a_new_process_is_used_again(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 1, 1)
+    nodes.assign(lead, 1, 1)
     lead.wait_size(2)
     nodes.nodes[1].job_host_server.close()
     lead.wait("regrouped")
     back = nodes.reopen(1)
     back.give(1)
-    nodes.aim(lead, 1, 1)
+    nodes.assign(lead, 1, 1)
     assert lead.wait_size(2)["slots"] == [0, 4]
 
 
 def test_a_killed_fork_server_ends_its_own_workers_only(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 1, 2)
+    nodes.assign(lead, 1, 2)
     lead.wait_size(3)
     worker = nodes.nodes[1].agent.held[4].pid
     assert worker is not None
@@ -356,7 +356,7 @@ def test_a_killed_fork_server_ends_its_own_workers_only(pool: Open) -> None:
 def test_a_killed_warm_process_is_started_anew(pool: Open) -> None:
     nodes = pool(nodes=1)
     lead = nodes.lead()
-    nodes.aim(lead, 1)
+    nodes.assign(lead, 1)
     lead.wait_size(1)
     worker = nodes.nodes[0].agent.held[0].pid
     assert worker is not None
@@ -376,7 +376,7 @@ def test_a_start_waits_until_its_slot_is_the_jobs(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
     nodes.nodes[1].give(1, "another")
-    nodes.aim(lead, 1, 1)
+    nodes.assign(lead, 1, 1)
     lead.wait("starting", lambda event: event["slot"] == 4)
     reports = nodes.nodes[1].agent.reports
     nodes.nodes[1].job_host_server.look_again()
@@ -392,10 +392,10 @@ def test_a_slot_that_is_not_given_is_told_as_the_reason(
     monkeypatch.setattr(job_host, "SLOT_WAIT_S", 0.1)
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 1)
+    nodes.assign(lead, 1)
     lead.wait_size(1)
     nodes.nodes[1].give(7, "another")
-    nodes.aim(lead, 1, 1)
+    nodes.assign(lead, 1, 1)
     because = lead.wait("exited")["because"]
     assert "slot 4" in because
     assert "job another, attempt 7" in because
@@ -403,19 +403,19 @@ def test_a_slot_that_is_not_given_is_told_as_the_reason(
     lead.wait_step(lead.told("progress")[-1]["step"] + 5)  # those who have a slot go on
 
 
-def test_a_slot_given_up_is_tried_again_when_it_is_aimed_at_again(
+def test_a_slot_given_up_is_tried_again_when_it_is_assigned_at_again(
     pool: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_host, "SLOT_WAIT_S", 0.05)
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 1)
+    nodes.assign(lead, 1)
     lead.wait_size(1)
     nodes.nodes[1].give(7, "another")
-    nodes.aim(lead, 1, 1)
+    nodes.assign(lead, 1, 1)
     lead.wait("problem")
     nodes.nodes[1].give(1)
-    nodes.aim(lead, 1, 1)  # a repeat
+    nodes.assign(lead, 1, 1)  # a repeat
     assert lead.wait_size(2)["slots"] == [0, 4]
 
 
@@ -426,10 +426,10 @@ def test_a_slot_given_up_is_tried_again_after_a_while(
     monkeypatch.setattr(pool_job, "SLOTS_AGAIN_S", 0.1)
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 1)
+    nodes.assign(lead, 1)
     lead.wait_size(1)
     nodes.nodes[1].give(7, "another")
-    nodes.aim(lead, 1, 1)
+    nodes.assign(lead, 1, 1)
     lead.wait("problem")
     nodes.nodes[1].give(1)
     assert lead.wait_size(2)["slots"] == [0, 4]
@@ -439,7 +439,7 @@ def test_a_job_is_told_to_a_node_after_its_lead_came(pool: Open) -> None:
     nodes = pool()
     environment = nodes.nodes[1].agent.environments.pop(JOB)
     lead = nodes.lead()
-    nodes.aim(lead, 0, 1)
+    nodes.assign(lead, 0, 1)
     lead.wait("starting")
     nodes.nodes[1].agent.environments[JOB] = environment
     nodes.nodes[1].job_host_server.look_again()
@@ -453,7 +453,7 @@ def test_a_job_that_a_node_never_hears_of_is_not_started_there(
     nodes = pool()
     nodes.nodes[1].agent.environments.clear()
     lead = nodes.lead()
-    nodes.aim(lead, 0, 1)
+    nodes.assign(lead, 0, 1)
     assert "did not hear of it" in lead.wait("exited")["because"]
     assert lead.end() == 1
 
@@ -461,7 +461,7 @@ def test_a_job_that_a_node_never_hears_of_is_not_started_there(
 def test_an_agent_may_kill_what_lives_on_its_slots(pool: Open) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 1, 2)
+    nodes.assign(lead, 1, 2)
     lead.wait_size(3)
     nodes.nodes[1].job_host_server.kill_slot(5)
     assert lead.wait("exited")["slot"] == 5
@@ -476,16 +476,16 @@ def test_a_lead_with_the_token_of_an_agent_that_is_gone_is_not_obeyed(pool: Open
     lead = nodes.lead()
     addresses = nodes.addresses()
     addresses["node-1"] = replace(addresses["node-1"], token="of another day")
-    lead.supervisor.aim(nodes.first_slots(1, 1), addresses)
+    lead.supervisor.assign(nodes.first_slots(1, 1), addresses)
     assert "token" in lead.wait("exited")["because"]
-    nodes.aim(lead, 1, 1)
+    nodes.assign(lead, 1, 1)
     lead.wait_size(2)
 
 
 def test_holdings_name_who_lives_where(pool: Open) -> None:
     nodes = pool(nodes=1)
     lead = nodes.lead(attempt=4)
-    nodes.aim(lead, 2)
+    nodes.assign(lead, 2)
     lead.wait_size(2)
     pids = {worker["slot"]: worker["pid"] for worker in lead.supervisor.status()["workers"]}
     held = nodes.nodes[0].agent.held

@@ -52,11 +52,11 @@ def test_a_job_grows_and_shrinks_over_nodes_without_changing_a_bit(
 ) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 1, 0)
+    nodes.assign(lead, 1, 0)
     lead.wait_step(3)
-    nodes.aim(lead, 1, 2)
+    nodes.assign(lead, 1, 2)
     lead.wait_size(3)
-    nodes.aim(lead, 0, 1)
+    nodes.assign(lead, 0, 1)
     assert lead.wait_size(1)["slots"] == [4]
     lead.finish()
     assert line_of(nodes.printed(), "hash") == undisturbed
@@ -65,13 +65,13 @@ def test_a_job_grows_and_shrinks_over_nodes_without_changing_a_bit(
 def test_a_job_retires_and_goes_on_at_another_node_and_size(pool: Open, undisturbed: str) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 0, 2)
+    nodes.assign(lead, 0, 2)
     lead.wait_step(5)
     lead.supervisor.retire()
     assert lead.end() == RETIRED, lead.story()
     assert lead.told("suspended")[0]["durable"]
     again = nodes.lead(1, attempt=2)
-    nodes.aim(again, 3, 0)
+    nodes.assign(again, 3, 0)
     assert again.wait("origin")["step"] >= 5
     again.finish()
     assert line_of(nodes.printed(), "hash") == undisturbed
@@ -80,7 +80,7 @@ def test_a_job_retires_and_goes_on_at_another_node_and_size(pool: Open, undistur
 def test_a_node_whose_processes_are_killed_costs_no_bit(pool: Open, undisturbed: str) -> None:
     nodes = pool()
     lead = nodes.lead()
-    nodes.aim(lead, 2, 2)
+    nodes.assign(lead, 2, 2)
     lead.wait_size(4)
     nodes.nodes[1].job_host_server.close()
     lead.wait_size(2)
@@ -99,7 +99,7 @@ environment = environment_in(Path(folder), str(ROOT), OMP_NUM_THREADS="1")
 mine = Pool(environment, (str(SCRIPTS / "net.py"), *args), nodes=1)
 lead = mine.lead()
 slots = [*mine.first_slots(2), Slot(4, node), Slot(5, node)]
-lead.supervisor.aim(slots, {**mine.addresses(), node: HostAddress(node, host, int(port), token)})
+lead.supervisor.assign(slots, {**mine.addresses(), node: HostAddress(node, host, int(port), token)})
 lead.wait_size(4)
 lead.wait_step(5)
 print(*(h.pid for h in mine.nodes[0].agent.held.values()), flush=True)
@@ -126,7 +126,7 @@ def test_when_the_lead_is_killed_its_survivors_are_led_from_elsewhere(
     wait_until(lambda: not [pid for pid in gone if lives(pid)], "the end of the lead's own workers")
     survivors = {h.pid for h in other.agent.held.values()}
     again = nodes.lead(other, attempt=2, adopt=True)
-    again.supervisor.aim(other.first_slots(3), nodes.addresses())
+    again.supervisor.assign(other.first_slots(3), nodes.addresses())
     assert again.wait("regrouped")["to"] == 2
     assert survivors <= {h.pid for h in other.agent.held.values()}
     again.wait_size(3)
@@ -139,10 +139,10 @@ def test_a_warm_node_trains_soon_after_it_is_told(pool: Open) -> None:
     nodes = pool("--strict", "--epochs", "1", nodes=1)
     told_s = time.monotonic()
     lead = nodes.lead()
-    nodes.aim(lead, 1)
+    nodes.assign(lead, 1)
     times_s = {}
     for kind in ("warm", "starting", "prepared", "started", "progress"):
         lead.wait(kind)
         times_s[kind] = round(time.monotonic() - told_s, 3)
-    sys.stderr.write(f"\nfrom aim to: {times_s}\n")
+    sys.stderr.write(f"\nfrom assign to: {times_s}\n")
     assert lead.end() == 0

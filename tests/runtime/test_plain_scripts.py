@@ -46,7 +46,7 @@ def pool(tmp_path: Path, fake_torch: Path) -> Iterator[Open]:
 
 def led(nodes: Pool, *counts: int, **fields: Any) -> Lead:
     lead = nodes.lead(**{"must_prepare": False, "grace_s": 0.5, **fields})
-    nodes.aim(lead, *counts)
+    nodes.assign(lead, *counts)
     return lead
 
 
@@ -203,7 +203,7 @@ def test_nccl_is_for_gpus_of_their_own(
     nodes = Pool(environment_in(tmp_path, f"{fake_torch}:{ROOT}"), (str(STUB), "{}"))
     try:
         lead = nodes.lead()
-        lead.supervisor.aim(slots, nodes.addresses())
+        lead.supervisor.assign(slots, nodes.addresses())
         metrics = lead.wait("progress", lambda event: "gpu 0" in event["metrics"])["metrics"]
         assert metrics["backend"] == backend
         assert metrics["gpu 0"] == "0"

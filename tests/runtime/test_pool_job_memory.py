@@ -27,7 +27,7 @@ def test_slices_that_one_job_ran_out_with_are_not_tried_by_the_next(
     pool: Pool, tmp_path: Path
 ) -> None:
     lead = pool.lead()
-    pool.aim(lead, 1)
+    pool.assign(lead, 1)
     tried = lead.wait("memory")
     assert (tried["workers_min"], tried["evidence"], tried["samples"]) == (2, "tried", 64)
     assert lead.end() == RETIRED
@@ -35,7 +35,7 @@ def test_slices_that_one_job_ran_out_with_are_not_tried_by_the_next(
 
     limited: dict[str, Any] = {"limits": (found,), "folder": tmp_path / "next"}
     lead = pool.lead(attempt=2, **limited)
-    pool.aim(lead, 1)
+    pool.assign(lead, 1)
     known = lead.wait("memory")
     assert known["because"] == "a slice of 64 samples does not fit in memory, as job 3 found"
     assert (known["workers_min"], known["evidence"]) == (2, "remembered")
@@ -43,7 +43,7 @@ def test_slices_that_one_job_ran_out_with_are_not_tried_by_the_next(
     assert not lead.told("started")
 
     lead = pool.lead(attempt=3, **limited)
-    pool.aim(lead, 2)
+    pool.assign(lead, 2)
     lead.wait_size(2)
     lead.finish()
     assert [event["evidence"] for event in lead.told("memory")] == ["remembered"]

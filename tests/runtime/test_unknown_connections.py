@@ -71,7 +71,7 @@ def test_many_silent_connections_make_way_for_a_lead(
         for each in silent[:45]:
             assert each.recv(1) == b""  # it was hung up on
         lead = nodes.lead()
-        nodes.aim(lead, 1)
+        nodes.assign(lead, 1)
         lead.wait_size(1)
     finally:
         for each in silent:
@@ -86,14 +86,14 @@ def test_what_is_no_language_of_ours_harms_nobody(pool: Open, words: bytes) -> N
     nodes = pool(nodes=1)
     assert said(nodes.nodes[0].address, words) == []
     lead = nodes.lead()
-    nodes.aim(lead, 1)
+    nodes.assign(lead, 1)
     lead.wait_size(1)
 
 
 def test_an_older_attempt_is_refused(pool: Open) -> None:
     nodes = pool(nodes=1)
     lead = nodes.lead(attempt=3)
-    nodes.aim(lead, 1)
+    nodes.assign(lead, 1)
     lead.wait_size(1)
     address = nodes.nodes[0].address
     (refused,) = said(address, hello(address, attempt=2))

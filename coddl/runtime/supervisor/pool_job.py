@@ -43,7 +43,7 @@ class PoolJob:
         self._job = job
         self._adopts = adopt
         self._adoption: Adoption | None = None  # while it lasts
-        self._slots: Sequence[Slot] | None = None  # None: not aimed yet
+        self._slots: Sequence[Slot] | None = None  # None: not assigned yet
         self._addresses: Mapping[str, HostAddress] = {}
         self._worker_hosts: dict[str, RemoteWorkerHost] = {}
 
@@ -58,7 +58,7 @@ class PoolJob:
 
     # What the agent asks for.
 
-    def aim(self, slots: Sequence[Slot], addresses: Mapping[str, HostAddress]) -> None:
+    def assign(self, slots: Sequence[Slot], addresses: Mapping[str, HostAddress]) -> None:
         """Have the job run on these slots, after the search for its workers."""
         job_status, workers = self._supervisor.job_status, self._supervisor.workers
         if job_status.is_over or job_status.is_retiring:
@@ -82,11 +82,11 @@ class PoolJob:
         for node in nodes:
             self._supervisor.workers.forget_worker_host(node, f"the lease of node {node} is over")
 
-    def aim_later(self) -> None:
+    def assign_later(self) -> None:
         """Retry slots that were given up: their node may not have known of the job yet."""
-        self._loop.alarm("slots", time.monotonic() + SLOTS_AGAIN_S, self._aim_again)
+        self._loop.alarm("slots", time.monotonic() + SLOTS_AGAIN_S, self._assign_again)
 
-    def _aim_again(self) -> None:
+    def _assign_again(self) -> None:
         job_status = self._supervisor.job_status
         if self._slots and not (job_status.is_over or job_status.is_retiring):
             self._supervisor.set_target(self._slots)

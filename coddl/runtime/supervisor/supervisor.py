@@ -55,7 +55,7 @@ class Supervisor:
     ) -> None:
         """Without `node` the workers run here, and a control socket takes requests.
 
-        With it an agent of that node leads the job: workers run where `aim` says, at hosts of any
+        With it an agent of that node leads the job: workers run where `assign` says, on any
         node. `adopt`: first look there for workers of an earlier attempt that are still alive.
         """
         self._job = job
@@ -127,10 +127,10 @@ class Supervisor:
         """Stop the job with exit code 130; asked again, at once. For any thread or handler."""
         self._loop.post(self._interrupt.take)
 
-    def aim(self, slots: Sequence[Slot], addresses: Mapping[str, HostAddress]) -> None:
+    def assign(self, slots: Sequence[Slot], addresses: Mapping[str, HostAddress]) -> None:
         """Have the job run on these slots; `addresses`: of their nodes and ours. For any thread."""
         assert self._pool_job is not None
-        self._loop.post(partial(self._pool_job.aim, slots, addresses))
+        self._loop.post(partial(self._pool_job.assign, slots, addresses))
 
     def lose(self, nodes: Sequence[str]) -> None:
         """Count workers on nodes as gone, whatever is heard of them. For any thread."""
@@ -456,7 +456,7 @@ class Supervisor:
         for slot in coordinator.failed_slots - self._given_up:
             self._tell_problem(job_errors.slot_given_up(slot, self.retries.last_error))
             if self._pool_job is not None:
-                self._pool_job.aim_later()
+                self._pool_job.assign_later()
         self._given_up = set(coordinator.failed_slots)
         is_alone = not self.workers.records and not coordinator.ending
         if self._given_up and (is_alone or not self.job_status.needs_loop):
