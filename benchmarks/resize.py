@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def account(times: Times, command_s: float, change: dict[str, Any]) -> dict[str,
     return {
         "from": change["from"],
         "to": change["to"],
+        "step": first_new,
         "pause_s": max(during_s) - median_s,
         "quiet_s": max(usual_s) - median_s,
         "serving_s": times[first_new] - command_s,
@@ -179,22 +181,30 @@ def restarted(folder: Path, size: int) -> Iterator[Callable[[], None]]:
         process.wait(WAIT_S)
 
 
-def picture(path: Path, ours: Times, theirs: Times) -> None:
-    """Draw the steps that both made over time."""
-    lines = {
-        name: [
-            (at_s - min(times.values()), float(step - min(times))) for step, at_s in times.items()
-        ]
-        for name, times in (("CoDDL", ours), ("torchrun, restarted", theirs))
-    }
-    write_plot(path, Plot("1→4→2→3 workers while training", "seconds", "steps made", lines))
+def picture(path: Path, ours: Times, resized: Sequence[int], theirs: Times) -> None:
+    """Draw the steps that both made over time, and mark the first ones at another size."""
+    names = [f"{a}→{b}" for a, b in pairwise(SIZES)]
+    by_gap = sorted(range(min(theirs) + 1, max(theirs) + 1), key=lambda n: gaps(theirs, n, n))
+    restarted = sorted(by_gap[-len(names) :])  # nothing else makes torchrun wait as long
+    lines: dict[str, list[tuple[float, float]]] = {}
+    marks: dict[str, list[tuple[float, float, str]]] = {}
+    for name, times, firsts in (
+        ("CoDDL", ours, resized),
+        ("torchrun, restarted", theirs, restarted),
+    ):
+        start_s, first = min(times.values()), min(times)
+        points = {step: (at_s - start_s, float(step - first)) for step, at_s in times.items()}
+        lines[name] = list(points.values())
+        marks[name] = [(*points[step], text) for step, text in zip(firsts, names, strict=True)]
+    title = "Steps of a training that goes 1→4→2→3 workers"
+    write_plot(path, Plot(title, "seconds", "steps made", lines, marks=marks))
 
 
 def measure(plot: Path | None) -> dict[str, Any]:
     """Measure both sides."""
     (resizes, ours), (restarts_s, theirs) = resize_elastic(), resize_by_restart()
     if plot is not None:
-        picture(plot, ours, theirs)
+        picture(plot, ours, [each["step"] for each in resizes], theirs)
     pauses_s = [each["pause_s"] for each in resizes]
     return {
         "pause_s": pauses_s,

@@ -19,7 +19,6 @@ from coddl.core.policies.afs import AfsL, AfsP
 from coddl.core.policies.fifo import Fifo
 from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.policies.gittins import TiresiasG
-from coddl.core.policies.kinds import AfsLKinds, AfsPKinds, MaxMinKinds
 from coddl.core.policies.marginal_gain import MaxSpeedup, Optimus
 from coddl.core.policies.max_min import MaxMin
 from coddl.core.policies.philly import Philly
@@ -30,14 +29,11 @@ from coddl.core.policies.tiresias import TiresiasL
 
 POLICIES: Final[Mapping[str, type[NamedPolicy]]] = {
     "afs-l": AfsL,
-    "afs-l-kinds": AfsLKinds,
     "afs-p": AfsP,
-    "afs-p-kinds": AfsPKinds,
     "drf": Drf,
     "fifo": Fifo,
     "gandiva": Gandiva,
     "max-min": MaxMin,
-    "max-min-kinds": MaxMinKinds,
     "max-speedup": MaxSpeedup,
     "optimus": Optimus,
     "optimus-ps": OptimusPs,
@@ -60,8 +56,14 @@ PLACEMENTS: Final[Mapping[str, type[NamedPlacement]]] = {
 }
 
 
+# In journals and job files of before these took GPUs of several kinds into account themselves.
+FORMER: Final = {f"{name}-kinds": name for name in ("afs-l", "afs-p", "max-min")}
+
+
 def policy_from(spec: str) -> NamedPolicy:
     """Build the policy that `name:parameter=value,…` describes."""
+    name, colon, rest = spec.partition(":")
+    spec = FORMER.get(name, name) + colon + rest
     return from_spec(POLICIES, spec, "policy", ", or path/to/file.py:name")
 
 

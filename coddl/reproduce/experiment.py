@@ -23,7 +23,8 @@ class Figure:
 class Plot:
     """The picture of a finding: lines of (x, y), or bars with a value for each category.
 
-    Where values are means over seeds, `errors` are half the widths of their 95 % intervals.
+    Where values are means over seeds, `errors` are half the widths of their 95 % intervals. `marks`
+    are (x, y, text) on a line.
     """
 
     title: str
@@ -33,6 +34,7 @@ class Plot:
     bars: Mapping[str, Sequence[float]] = field(default_factory=dict)  # series -> by category
     categories: Sequence[str] = ()
     errors: Mapping[str, Sequence[float]] = field(default_factory=dict)  # series -> half the width
+    marks: Mapping[str, Sequence[tuple[float, float, str]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,9 @@ def _lines(plot: Plot) -> str:
     ends = _apart([up.at(line[-1][1]) if line else up.from_px for line in finite.values()], up)
     for i, (name, line) in enumerate(finite.items()):
         parts.extend(_line(line, across, up, i))
+        for x, y, text in plot.marks.get(name, ()):
+            parts.append(_point(across.at(x), up.at(y), 4.5, i))
+            parts.append(_text(across.at(x) + 8, up.at(y) + 14, text, "start", _colour(i)))
         parts.append(_swatch(across.to_px + 8, ends[i] - 2, i))
         parts.append(_text(across.to_px + 26, ends[i] + 4, name, "start"))
     return "".join([*parts, "</svg>\n"])
@@ -122,7 +125,11 @@ def _line(
     for x, y, half in line if len(line) <= MARKED else ():
         if half > 0.0:
             yield _error(across.at(x), (up.at(y - half), up.at(y + half)), _colour(i), upright=True)
-        yield f'<circle cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="3" fill="{_colour(i)}"/>'
+        yield _point(across.at(x), up.at(y), 3.0, i)
+
+
+def _point(x: float, y: float, radius: float, i: int) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{_colour(i)}"/>'
 
 
 def _apart(wanted: Sequence[float], up: Scale) -> list[float]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import InvalidAllocation, check
+from coddl.core.policies.kinds import KindPolicy
 from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.slots import Slots
@@ -22,7 +23,7 @@ from coddl.testing import job, snapshot_of, snapshots
 from coddl.testing.builders import JobRow
 from coddl.testing.contract import SETTINGS
 
-KINDS = ("afs-l-kinds", "afs-p-kinds", "max-min-kinds")
+KINDS = ("afs-l", "afs-p", "max-min")
 
 
 def mixed(
@@ -60,41 +61,41 @@ class Case:
 # leaving the fast GPU to the other.
 CASES = {
     "a lone job takes the fast ones, and the slow ones while they help": Case(
-        "afs-l-kinds",
+        "afs-l",
         {"fast": 1, "slow": 3},
         [(job("a", 1, 4), (1, 4))],
         [[1, 3]],
     ),
     "no slow GPU where it costs more than it does": Case(
         # On 2 GPUs the table says 1.2 x; with the second a quarter as fast, 1.2 x 5/8 < 1.
-        "afs-l-kinds",
+        "afs-l",
         {"fast": 1, "slow": 1},
         [(job("a", 1, 2, scales=0.2), (1, 4))],
         [[1, 0]],
     ),
     "the fast GPU goes to whom it does most for": Case(
         # 8 s each on the fast one, else 16 and 64. a first: 8 and 8 + 56/8; b first: 8 and 8 + 8/2.
-        "afs-l-kinds",
+        "afs-l",
         {"slow": 1, "fast": 1},
         [(job("a", 1, 1, left=8), (2, 1)), (job("b", 1, 1, left=8), (8, 1))],
         [[1, 0], [0, 1]],
     ),
     "the shorter one, if the other would not end before it": Case(
         # 8 or 16 s, and 80 or 640 s. a first: 8 and 8 + 632/8; b first: 16 and 80.
-        "afs-l-kinds",
+        "afs-l",
         {"slow": 1, "fast": 1},
         [(job("a", 1, 1, left=8), (2, 1)), (job("b", 1, 1, left=80), (8, 1))],
         [[0, 1], [1, 0]],
     ),
     "a longer one, if the shorter hardly gains": Case(
         # 8 or 9 s, and 80 or 640 s. a first: 8 and 8 + 632/8; b first: 9 and 80.
-        "afs-l-kinds",
+        "afs-l",
         {"slow": 1, "fast": 1},
         [(job("a", 1, 1, left=8), (1.125, 1)), (job("b", 1, 1, left=80), (8, 1))],
         [[1, 0], [0, 1]],
     ),
     "under overload the shortest are served, the fast GPU to whom it helps": Case(
-        "afs-l-kinds",
+        "afs-l",
         {"fast": 1, "slow": 1},
         [
             (job("a", 1, 1, left=90), (1, 9)),
@@ -104,46 +105,46 @@ CASES = {
         [[0, 0], [0, 1], [1, 0]],
     ),
     "without lengths it goes to whom it makes faster": Case(
-        "afs-p-kinds",
+        "afs-p",
         {"fast": 1, "slow": 1},
         [(job("a", 1, 1), (1, 1.1)), (job("b", 1, 1), (1, 9))],
         [[0, 1], [1, 0]],
     ),
     "equal shares count what a GPU does for the job": Case(
         # b's slow GPUs are worth 1/4 each: one fast GPU for b, then slow ones for a up to 1.
-        "max-min-kinds",
+        "max-min",
         {"fast": 1, "slow": 3},
         [(job("a", 1, 8), (1, 2)), (job("b", 1, 8), (1, 4))],
         [[0, 3], [1, 0]],
     ),
     "a job moves to many slow GPUs if they do more than few fast ones": Case(
         # a and b get a fast GPU each; on all 8 slow ones a is twice as fast as on its one.
-        "max-min-kinds",
+        "max-min",
         {"fast": 2, "slow": 8},
         [(job("a", 1, 8), (1, 4)), (job("b", 1, 8), (1, 4))],
         [[0, 8], [2, 0]],
         apart=4.0,
     ),
     "a kind is the faster one by its jobs, not by its name": Case(
-        "max-min-kinds",
+        "max-min",
         {"slow": 2, "fast": 1},
         [(job("a", 1, 1), (3, 1)), (job("b", 1, 1), (3, 1))],
         [[0, 1], [1, 0]],
     ),
     "a minimum is met from one kind where one has it": Case(
-        "afs-l-kinds",
+        "afs-l",
         {"fast": 2, "slow": 3},
         [(job("a", 3, 3), (1, 2)), (job("b", 1, 2), (1, 2))],
         [[0, 3], [2, 0]],
     ),
     "else from several": Case(
-        "max-min-kinds",
+        "max-min",
         {"fast": 2, "slow": 2},
         [(job("a", 3, 3), (1, 2)), (job("b", 1, 1), (1, 2))],
         [[1, 2], [1, 0]],
     ),
     "no growth on what a minimum needs": Case(
-        "max-min-kinds",
+        "max-min",
         {"fast": 3, "slow": 1},
         [(job("a", 1, 8), (1, 9)), (job("b", 1, 8), (1, 9)), (job("c", 2, 2), (1, 9))],
         [[1, 0], [1, 0], [1, 1]],
@@ -160,11 +161,25 @@ def test_gpus_are_dealt_by_kind(case: Case) -> None:
 @pytest.mark.parametrize("name", ["afs-l", "afs-p"])
 @given(snapshot=snapshots())
 @SETTINGS
-def test_with_one_kind_they_are_the_policies_that_know_none(name: str, snapshot: Snapshot) -> None:
-    plain_answer = policy_from(f"{name}:contest=scan")(snapshot)
-    answer = policy_from(f"{name}-kinds")(snapshot)
+def test_by_kind_is_the_plain_rule_where_there_is_one_kind(name: str, snapshot: Snapshot) -> None:
+    policy = policy_from(f"{name}:contest=scan")
+    assert isinstance(policy, KindPolicy)
+    plain_answer, answer = policy(snapshot), policy.by_kind(snapshot)
     assert answer.gpus.tolist() == plain_answer.gpus.tolist()
     assert answer.wake_at_s == plain_answer.wake_at_s
+
+
+def test_kinds_are_told_apart_where_they_are_known_to_differ_unless_told_otherwise() -> None:
+    jobs = [(job("a", 1, 1, left=8), (2, 1)), (job("b", 1, 1, left=80), (8, 1))]
+    alike = [(row, (1, 1)) for row, _ in jobs]
+    gpus = {"slow": 1, "fast": 1}
+    assert policy_from("afs-l")(mixed(gpus, jobs)).shares.ndim == 2
+    assert policy_from("afs-l:kinds=ignore")(mixed(gpus, jobs)).shares.ndim == 1
+    assert policy_from("afs-l")(mixed(gpus, alike)).shares.ndim == 1
+
+
+def test_the_names_that_policies_for_kinds_once_had_are_still_read() -> None:
+    assert policy_from("afs-p-kinds:lease_h=3") == policy_from("afs-p:lease_h=3")
 
 
 @st.composite
@@ -205,7 +220,7 @@ def test_what_is_dealt_can_be_carried_out_and_serves_who_fits(
 def test_places_are_of_the_kinds_that_were_dealt() -> None:
     rows = [(job("a", 2, 2), (1, 4)), (job("b", 2, 2), (1, 1.5))]
     snapshot = mixed({"fast": 2, "slow": 2}, rows, held=[{1: 2}, {0: 2}])
-    scheduler = Scheduler(policy_from("max-min-kinds"), placement=placement_from("consolidate"))
+    scheduler = Scheduler(policy_from("max-min"), placement=placement_from("consolidate"))
     plan = scheduler.decide(snapshot)
     assert plan.placed is not None
     assert [plan.placed.slots.row(row) for row in range(2)] == [{0: 2}, {1: 2}]
@@ -218,7 +233,7 @@ def test_a_pinned_job_keeps_its_kind_and_others_share_what_is_left_of_each() -> 
         (job("c", 1, 4), (1, 9)),
     ]
     snapshot = mixed({"fast": 3, "slow": 2}, rows, held=[{0: 1, 1: 1}, {}, {}])
-    plan = Scheduler(policy_from("max-min-kinds")).decide(snapshot)
+    plan = Scheduler(policy_from("max-min")).decide(snapshot)
     assert plan.allocation.by_kind.tolist() == [[1, 1], [1, 1], [1, 0]]
 
 
@@ -228,24 +243,24 @@ def test_a_protected_job_keeps_its_minimum_where_it_has_most() -> None:
         (job("b", 2, 2, left=1), (1, 1)),
     ]
     snapshot = mixed({"fast": 1, "slow": 2}, rows, held=[{0: 1, 1: 2}, {}], now_s=100.0)
-    plan = Scheduler(policy_from("afs-l-kinds"), Stability(min_runtime_s=10.0)).decide(snapshot)
+    plan = Scheduler(policy_from("afs-l"), Stability(min_runtime_s=10.0)).decide(snapshot)
     assert plan.allocation.by_kind.tolist() == [[0, 2], [0, 0]]
 
 
-@pytest.mark.parametrize("policy", ["max-min", "max-min-kinds"])
+@pytest.mark.parametrize("policy", ["max-min", "max-min:kinds=ignore"])
 def test_a_higher_priority_takes_its_kinds_first(policy: str) -> None:
     rows = [(job("a", 1, 4), (1, 4)), (job("b", 1, 2, priority=1), (1, 4))]
     snapshot = mixed({"fast": 2, "slow": 1}, rows)
     allocation = Scheduler(policy_from(policy)).decide(snapshot).allocation
     assert allocation.gpus.tolist() == [1, 2]
-    if policy == "max-min-kinds":
+    if policy == "max-min":
         assert allocation.by_kind.tolist() == [[0, 1], [2, 0]]
 
 
 def test_what_is_kept_for_somebody_is_left_out_by_kind() -> None:
     snapshot = mixed({"fast": 2, "slow": 2}, [(job("a", 1, 4), (1, 4))])
     reserving = replace(snapshot, reserved=np.array([2, 1]))
-    allocation = Scheduler(policy_from("max-min-kinds")).decide(reserving).allocation
+    allocation = Scheduler(policy_from("max-min")).decide(reserving).allocation
     assert allocation.by_kind.tolist() == [[0, 1]]
 
 

@@ -242,6 +242,16 @@ def test_names_beside_lines_do_not_overlap() -> None:
     assert len(dashed) == 2  # nine lines, seven colours
 
 
+def test_marks_lie_on_their_line() -> None:
+    line = [(float(x), float(x)) for x in range(100)]
+    plot = Plot("t", "x", "y", {"a": line}, marks={"a": [(50.0, 50.0, "1→4")]})
+    picture = ET.fromstring(drawn(plot))
+    assert "1→4" in {each.text for each in picture.iter(f"{SVG}text")}
+    [mark] = picture.iter(f"{SVG}circle")  # so many points have none of their own
+    [curve] = picture.iter(f"{SVG}polyline")
+    assert f"{mark.get('cx')},{mark.get('cy')}" in curve.get("points", "").split()
+
+
 def test_whatever_a_plot_says_stays_text(tmp_path: Path) -> None:
     hostile = '</text><script>"&'
     plot = Plot(hostile, hostile, hostile, bars={hostile: [1.0], "b": [2.0]}, categories=[hostile])

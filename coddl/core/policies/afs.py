@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 
 import numpy as np
 
+from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, TWO, kernel, part
 from coddl.core.heaps import sort_heap
@@ -26,8 +27,16 @@ from coddl.core.kernels import (
     seconds_left,
     select_first,
 )
-from coddl.core.policies.policy import RulePolicy, parameters
-from coddl.core.snapshot import KernelSnapshot
+from coddl.core.policies.kinds import (
+    GpuKinds,
+    KindPolicy,
+    Served,
+    dealt,
+    first_come,
+    served_all,
+)
+from coddl.core.policies.policy import parameters
+from coddl.core.snapshot import KernelSnapshot, Snapshot
 
 Contest = Literal["auto", "scan", "tournament"]
 CONTESTS: Final = ("auto", "scan", "tournament")
@@ -68,7 +77,7 @@ def afs_l(
 
 
 @dataclass(frozen=True)
-class AfsL(RulePolicy):
+class AfsL(KindPolicy):
     """Weighs shortness against efficiency; knows lengths, like SRTF.
 
     Partial share · under overload, shortest first with gpus_min each · cap: the model's largest
@@ -76,6 +85,7 @@ class AfsL(RulePolicy):
     """
 
     contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
+    kinds: GpuKinds = "auto"  # ignore: as if all GPUs were alike
 
     rule = staticmethod(afs_l)
     why = "jobs with less left to do hold the GPUs"
@@ -83,6 +93,14 @@ class AfsL(RulePolicy):
     @property
     def parameters(self) -> FloatColumn:
         return parameters(LENGTH, CONTESTS.index(self.contest))
+
+    def by_kind(self, snapshot: Snapshot) -> Allocation:
+        """The shortest have a claim to their minimum; duels decide who gets which GPUs."""
+        jobs = snapshot.jobs
+        left_s = np.nan_to_num(snapshot.seconds_left_at(jobs.gpus_min), nan=np.inf)
+        claim = served_all(snapshot, np.lexsort((jobs.id, left_s))).claim
+        everyone = Served(np.arange(jobs.size), claim, np.ones(jobs.size, np.bool_))
+        return Allocation(dealt(snapshot, everyone, LENGTH))
 
 
 @part
@@ -145,7 +163,7 @@ def afs_p(
 
 
 @dataclass(frozen=True)
-class AfsP(RulePolicy):
+class AfsP(KindPolicy):
     """Weighs shortness against efficiency without knowing lengths: leases in turn, and a coin where
     lengths would decide.
 
@@ -156,6 +174,7 @@ class AfsP(RulePolicy):
     lease_h: Annotated[float, "above 0"] = 2.0
     tie: Literal["coin", "keep"] = "coin"  # keep: to who is further below the share it holds
     contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
+    kinds: GpuKinds = "auto"  # ignore: as if all GPUs were alike
 
     rule = staticmethod(afs_p)
     why = "other jobs hold the GPUs until their leases end"
@@ -164,3 +183,21 @@ class AfsP(RulePolicy):
     def parameters(self) -> FloatColumn:
         rule = COIN if self.tie == "coin" else KEEP
         return parameters(rule, CONTESTS.index(self.contest), self.lease_h * 3600.0)
+
+    def by_kind(self, snapshot: Snapshot) -> Allocation:
+        """Leases as above; duels without lengths decide who gets which GPUs."""
+        jobs, now_s, total = snapshot.jobs, snapshot.now_s, snapshot.cluster.gpus_total
+        memory, kept = snapshot.memory.copy(), np.zeros(jobs.size, np.int64)
+        if jobs.gpus_min.sum() >= total:
+            over = memory[:, LEASE_END_S] <= now_s
+            memory[(jobs.gpus > 0) & over, ROUNDS] += 1
+            # Whose lease runs on keeps how many it has, though perhaps not of which kinds.
+            kept = first_come(np.arange(jobs.size), np.where(over, 0, jobs.gpus), total)
+        order = np.lexsort((jobs.id, jobs.first_start_s, memory[:, ROUNDS]))
+        waits = np.where(kept > 0, total + 1, jobs.gpus_min)
+        claim = kept + first_come(order, waits, total - int(kept.sum()))
+        shares = dealt(snapshot, Served(order, claim, kept == 0), COIN)
+        runs = shares.sum(axis=1) > 0
+        memory[runs & (kept == 0), LEASE_END_S] = now_s + self.lease_h * 3600.0
+        wake_at_s = float(memory[runs, LEASE_END_S].min(initial=np.inf))
+        return Allocation(shares, wake_at_s=wake_at_s, memory=memory)

@@ -1,4 +1,4 @@
-"""Policies that know that GPUs differ: who is worth the fast ones.
+"""Shares by kind of GPU, for policies that know how fast each is: who is worth the fast ones.
 
 GPUs are dealt kind by kind, the fastest first. A job that is served starts with a claim to its
 minimum, as if of the slowest kind. So it competes for a faster kind with what that gains over the
@@ -11,17 +11,16 @@ table says of n, times the mean of 1/factor: its batch is shared in proportion t
 own factor.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Final, NamedTuple
+from abc import abstractmethod
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import ZERO, kernel, kernel_int, part
-from coddl.core.kernels import COIN, LENGTH, Contenders, beats, leave
-from coddl.core.policies.afs import LEASE_END_S, ROUNDS
-from coddl.core.policies.policy import with_reasons
+from coddl.core.kernels import COIN, Contenders, beats, leave
+from coddl.core.policies.policy import RulePolicy, with_reasons
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Places
 
@@ -324,62 +323,31 @@ def served_all(snapshot: Snapshot, order: IntColumn) -> Served:
     return Served(order, claim, np.ones(jobs.size, np.bool_))
 
 
-@dataclass(frozen=True)
-class MaxMinKinds:
-    """Gives every job as much as the others, counted in what GPUs of each kind do for it.
+GpuKinds = Literal["auto", "ignore"]
 
-    Partial share, by kind of GPU · under overload, first come first served with gpus_min each ·
-    cap: the model's largest useful share.
+
+class KindPolicy(RulePolicy):
+    """A policy with a rule for GPUs of one kind, and another where they differ.
+
+    It tells kinds apart where the cluster has several and it is known what a job gains on each;
+    `ignore` leaves it to the placement which ones a job gets.
     """
 
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        jobs = snapshot.jobs
-        start_s = np.where(jobs.gpus > 0, jobs.last_start_s, np.inf)
-        shares = dealt(snapshot, served_all(snapshot, np.lexsort((jobs.id, start_s))), LEAST)
-        return with_reasons(snapshot, Allocation(shares), "jobs that started earlier hold the GPUs")
-
-
-@dataclass(frozen=True)
-class AfsLKinds:
-    """Weighs shortness against efficiency on GPUs of several kinds; knows lengths.
-
-    Partial share, by kind of GPU · under overload, shortest first with gpus_min each · cap: the
-    model's largest useful share.
-    """
+    kinds: GpuKinds
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
-        jobs = snapshot.jobs
-        left_s = np.nan_to_num(snapshot.seconds_left_at(jobs.gpus_min), nan=np.inf)
-        claim = served_all(snapshot, np.lexsort((jobs.id, left_s))).claim
-        everyone = Served(np.arange(jobs.size), claim, np.ones(jobs.size, np.bool_))
-        shares = dealt(snapshot, everyone, LENGTH)
-        return with_reasons(snapshot, Allocation(shares), "jobs with less left to do hold the GPUs")
+        """Apply the rule for what the cluster has."""
+        if self.kinds == "ignore" or not _differ(snapshot):
+            return super().__call__(snapshot)
+        return with_reasons(snapshot, self.by_kind(snapshot), self.why)
+
+    @abstractmethod
+    def by_kind(self, snapshot: Snapshot) -> Allocation:
+        """Decide where GPUs differ."""
 
 
-@dataclass(frozen=True)
-class AfsPKinds:
-    """Weighs shortness against efficiency on GPUs of several kinds without knowing lengths.
-
-    Partial share, by kind of GPU · under overload, least often served first, gpus_min each for one
-    lease · cap: the model's largest useful share.
-    """
-
-    lease_h: Annotated[float, "above 0"] = 2.0
-
-    def __call__(self, snapshot: Snapshot) -> Allocation:
-        jobs, now_s, total = snapshot.jobs, snapshot.now_s, snapshot.cluster.gpus_total
-        memory, kept = snapshot.memory.copy(), np.zeros(jobs.size, np.int64)
-        if jobs.gpus_min.sum() >= total:
-            over = memory[:, LEASE_END_S] <= now_s
-            memory[(jobs.gpus > 0) & over, ROUNDS] += 1
-            # Whose lease runs on keeps how many it has, though perhaps not of which kinds.
-            kept = first_come(np.arange(jobs.size), np.where(over, 0, jobs.gpus), total)
-        order = np.lexsort((jobs.id, jobs.first_start_s, memory[:, ROUNDS]))
-        waits = np.where(kept > 0, total + 1, jobs.gpus_min)
-        claim = kept + first_come(order, waits, total - int(kept.sum()))
-        shares = dealt(snapshot, Served(order, claim, kept == 0), COIN)
-        runs = shares.sum(axis=1) > 0
-        memory[runs & (kept == 0), LEASE_END_S] = now_s + self.lease_h * 3600.0
-        wake_at_s = float(memory[runs, LEASE_END_S].min(initial=np.inf))
-        answer = Allocation(shares, wake_at_s=wake_at_s, memory=memory)
-        return with_reasons(snapshot, answer, "other jobs hold the GPUs until their leases end")
+def _differ(snapshot: Snapshot) -> bool:
+    if len(snapshot.cluster.kinds) == 1:
+        return False  # and `places`, which may still have to be worked out, are not asked for
+    factors = snapshot.speeds.places.kinds
+    return bool((factors != factors[:, :1]).any())

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, kernel, kernel_int
 from coddl.core.heaps import sort_heap
@@ -18,8 +19,8 @@ from coddl.core.kernels import (
     select_first,
     serve_running_first,
 )
-from coddl.core.policies.policy import RulePolicy
-from coddl.core.snapshot import KernelSnapshot
+from coddl.core.policies.kinds import LEAST, GpuKinds, KindPolicy, dealt, served_all
+from coddl.core.snapshot import KernelSnapshot, Snapshot
 
 MINIMUM = kernel_int(GPUS_MIN)
 
@@ -56,12 +57,23 @@ def max_min(
 
 
 @dataclass(frozen=True)
-class MaxMin(RulePolicy):
-    """Gives every job the same number of GPUs, as far as its model can use them.
+class MaxMin(KindPolicy):
+    """Gives every job the same number of GPUs, as far as its model can use them; of several kinds,
+    counted in what they do for it.
 
     Partial share · under overload, first come first served with gpus_min each · cap: the model's
     largest useful share.
     """
 
+    kinds: GpuKinds = "auto"  # ignore: as if all GPUs were alike
+
     rule = staticmethod(max_min)
     why = "jobs that started earlier hold the GPUs"
+
+    def by_kind(self, snapshot: Snapshot) -> Allocation:
+        """Deal the next GPUs to who has least."""
+        jobs = snapshot.jobs
+        start_s = np.where(jobs.gpus > 0, jobs.last_start_s, np.inf)
+        return Allocation(
+            dealt(snapshot, served_all(snapshot, np.lexsort((jobs.id, start_s))), LEAST)
+        )

@@ -1,5 +1,6 @@
 """What a policy is, and how one with a compiled rule answers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Protocol, TypeAlias
@@ -27,16 +28,16 @@ class NamedPolicy(Protocol):
         """Decide."""
 
 
-class RulePolicy:
+class RulePolicy(ABC):
     """A policy whose arithmetic is a kernel, which the simulator's compiled loop calls too."""
 
     why: ClassVar[str]  # which jobs hold the GPUs that a job without any would need
     rigid: ClassVar[bool] = False  # it gives a job its request or nothing, not its minimum or more
 
     @property
+    @abstractmethod
     def rule(self) -> Rule:
         """The kernel."""
-        raise NotImplementedError
 
     @property
     def parameters(self) -> FloatColumn:
