@@ -84,8 +84,7 @@ class TrainingSession:
         self.has_resumed = False  # another worker's progress, or that of a saved job, is ours
         self._has_started = False
         self._link = link
-        self._models = list(models)
-        self._optimizers = list(optimizers)
+        self._models, self._optimizers = list(models), list(optimizers)
         self._device = next(iter(models[0].parameters()), torch.empty(0)).device
         self.state = TrainingState(models, optimizers, self)
         self.footprint = Footprint(memory_of(self._device), optimizers)
