@@ -57,3 +57,14 @@ def test_every_command_and_option_on_a_page_exists(page: Path) -> None:
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     named = PATH.findall(page.read_text(encoding="utf-8"))
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_hop_of_the_walks_is_a_file() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    hops = re.findall(r"^\| \d+ \| ([^|]+) \|", text, re.MULTILINE)
+    assert len(hops) > 25
+    for hop in hops:
+        first, *others = re.findall(r"`([^`]+\.py)`", hop)
+        folder = (ROOT / "coddl" / first).parent
+        for name in (first, *others):
+            assert (ROOT / "coddl" / name).exists() or (folder / name).exists(), name
