@@ -25,6 +25,7 @@ from coddl.agent.reconcile import Addresses
 from coddl.agent.run_reporter import Asked
 from coddl.core.pool.orders import AssignedSlot
 from coddl.core.pool.records import Outcome, RunChanged, RunEnded, RunStepped, Trouble
+from coddl.runtime.supervisor.job_errors import failure, last_line
 from coddl.runtime.supervisor.job_status import RETIRED
 from coddl.runtime.supervisor.loop import Channel, LogPipe, Loop
 from coddl.runtime.supervisor.worker_record import signal_name
@@ -52,6 +53,7 @@ class CommandRunner:
         self._ours: Trouble | None = None  # why we ended it ourselves
         self._is_dropped = False
         self._refused = ""  # why it could not be started
+        self._last_lines: dict[str, str] = {}  # by stream
         self._pid: int | None = None
         self._code: int | None = None
         self._notice = run.environment.folder.parent / f"notice-{run.attempt}"
@@ -102,12 +104,12 @@ class CommandRunner:
             self._run()
             end = self._ended()
         except OSError as error:
-            because = f"the system refused: {error.strerror or error}"
-            trouble = Trouble(f"{self._argv[0]} can't be started", because, "the same in a while")
+            because = f"the operating system refused: {error.strerror or error}"
+            trouble = Trouble(f"{self._argv[0]} can't be started", because, "try again later")
             end = self._end("lost", trouble=trouble)
         except Exception as error:  # a defect of ours must not take other jobs along
             end = self._end("lost", trouble=defect_of(error))
-            log.exception("a defect of the agent", job=self.run.job)
+            log.exception("agent_defect", job=self.run.job)
         finally:
             self._notice.unlink(missing_ok=True)
             self._loop.close()
@@ -154,11 +156,14 @@ class CommandRunner:
     def _pipe(self, stack: contextlib.ExitStack, stream: str) -> tuple[LogPipe, IO[bytes]]:
         """Make a way for what the command prints; give our end and its own."""
         ours, theirs = os.pipe()
-        pipe = LogPipe(
-            self._loop, ours, lambda line: self._listener.on_line(self.run, stream, line)
-        )
+        pipe = LogPipe(self._loop, ours, lambda line: self._on_line(stream, line))
         stack.callback(pipe.finish)
         return pipe, os.fdopen(theirs, "wb")
+
+    def _on_line(self, stream: str, line: str) -> None:
+        if line.strip():
+            self._last_lines[stream] = line
+        self._listener.on_line(self.run, stream, line)
 
     def _request(self) -> Message:
         environment = self.run.environment
@@ -188,7 +193,7 @@ class CommandRunner:
         if self._asked == "cancel" or self._code is not None:  # what has ended has ended by itself
             return
         self._asked = asked
-        self._listener.on_line(self.run, "coddl", f"is told to leave: {reason}")
+        self._listener.on_line(self.run, "coddl", f"stopping: {reason}")
         with contextlib.suppress(OSError):
             temporary = self._notice.with_suffix(".tmp")
             temporary.write_text(f"{reason}\n")
@@ -242,22 +247,29 @@ class CommandRunner:
         if self._asked == "cancel":
             return self._end("cancelled")
         if self._refused:
-            trouble = Trouble(f"{command} can't be started", self._refused, "check the command")
+            trouble = Trouble(
+                f"{command} can't be started",
+                self._refused,
+                "check the command and that it is installed on the node",
+            )
             return self._end("failed", command_guard.REFUSED, trouble)
         if self._asked == "retire":
             return self._end("retired" if self.run.spec.tier == "restartable" else "lost")
         if code is None:
-            trouble = Trouble(what, "the process that watched over it was killed", "coddl logs")
+            trouble = Trouble(what, "the process that supervised it was killed", self._logs)
             return self._end("lost", trouble=trouble)
         if code == 0:
             return self._end("prechecked" if self.run.precheck else "succeeded", 0)
         if code == REQUEUE and not self.run.precheck:
             return self._end("requeue", code)
-        because = f"it exited with code {code}"
+        because = failure(code, last_line(self._last_lines), "it")
         if code < 0:
             because, code = f"it was killed by {signal_name(-code)}", 128 - code
-        try_ = "what it printed says why: coddl logs"
-        return self._end("failed", code, Trouble(what, because, try_))
+        return self._end("failed", code, Trouble(what, because, self._logs))
+
+    @property
+    def _logs(self) -> str:
+        return f"coddl logs {self.run.job}"
 
     def _end(
         self, outcome: Outcome, exit_code: int | None = None, trouble: Trouble | None = None

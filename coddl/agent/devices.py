@@ -53,7 +53,7 @@ class NvmlDriver:
         def look() -> Device:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
             if self._has_mig(handle):
-                raise GpuError("it is in MIG mode, and instances are not supported")
+                raise GpuError("it is in MIG mode, which is not supported")
             uuid, model = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)
             memory_bytes = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
             return Device(index, _text(model), _text(uuid), memory_bytes)
@@ -108,7 +108,7 @@ def gpus_here(devices: Path = Path("/dev")) -> GpuDriver | None:
     except ImportError:
         because = "nvidia-ml-py is not installed"
     except pynvml.NVMLError as error:
-        because = f"NVIDIA's driver does not answer: {error}"
+        because = f"the NVIDIA driver does not answer: {error}"
     else:
         return NvmlDriver(pynvml)
     if any(devices.glob("nvidia[0-9]*")) or shutil.which("nvidia-smi"):
@@ -122,7 +122,7 @@ def are_hidden(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def _unusable(because: str) -> UserError:
-    try_ = "nvidia-smi, which tells what is wrong; or --slots N, for CPU workers"
+    try_ = "nvidia-smi, which shows what is wrong; or --slots N for CPU workers"
     return UserError("the GPUs of this node can't be used", because, try_)
 
 
@@ -143,7 +143,9 @@ def discover(
     """
     if slots is not None:
         if slots < 1:
-            raise UserError(f"--slots {slots} can't be", "a node has at least one", "--slots 4")
+            raise UserError(
+                f"--slots {slots} cannot be used", "--slots must be at least 1", "--slots 4"
+            )
         return DiscoveredDevices(_places(slots))
     if gpus is None or are_hidden(env):
         return DiscoveredDevices(_places(cores))
@@ -166,7 +168,7 @@ def others_on(gpus: GpuDriver, device: Device) -> str:
         return f"process {', '.join(_named(pid) for pid in pids)}"
     if used_bytes > OTHERS_PART * device.memory_bytes:
         used, total = f"{used_bytes / 1e9:.1f}", f"{device.memory_bytes / 1e9:.1f}"
-        return f"others, who have {used} of its {total} GB: another user, or a container"
+        return f"another user or a container ({used} of {total} GB of its memory)"
     return ""
 
 
@@ -192,7 +194,7 @@ def _visible(gpus: GpuDriver, env: Mapping[str, str]) -> DiscoveredDevices:
         try:
             healthy[index] = gpus.about(index)
         except GpuError as error:
-            problems.append(f"GPU {index} is left out: {error}")
+            problems.append(f"GPU {index} is not used: {error}")
     wanted: Sequence[Device] = list(healthy.values())
     if (visible := env.get(VISIBLE)) is not None:
         wanted, words = _picked(visible, healthy)
@@ -206,9 +208,7 @@ def _picked(visible: str, healthy: Mapping[int, Device]) -> tuple[list[Device], 
     for word in (each.strip() for each in visible.split(",")):
         match = [d for d in healthy.values() if word == str(d.index) or _is_uuid(word, d)]
         if len(match) != 1:
-            return picked, [] if word in NONE else [
-                f"{VISIBLE}: {word} names no GPU that can be used"
-            ]
+            return picked, [] if word in NONE else [f"{VISIBLE}: {word} is not a usable GPU"]
         picked += match
     return picked, []
 

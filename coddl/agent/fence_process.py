@@ -38,7 +38,7 @@ class FenceProcess:
         """Start it again if it has died."""
         if (code := self._process.poll()) is None:
             return
-        log.warning("the fence has died and is started again", code=code)
+        log.warning("fence_restarted", code=code)
         self._process.__exit__(None, None, None)
         self._process = self._started()
         if self._at_s is not None:

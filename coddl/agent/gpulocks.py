@@ -39,7 +39,9 @@ def _locked(path: Path, uuid: str, wait_s: float) -> int:
         lock = _opened(path)
     except OSError as error:
         because = f"{path}: {error.strerror}"
-        raise UserError(f"{uuid} can't be locked", because, f"the rights of {path}") from None
+        raise UserError(
+            f"{uuid} can't be locked", because, f"check the permissions of {path}"
+        ) from None
     until_s = time.monotonic() + wait_s
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -49,9 +51,9 @@ def _locked(path: Path, uuid: str, wait_s: float) -> int:
             pid = os.pread(lock, 32, 0).decode(errors="replace").strip()
             os.close(lock)
             raise UserError(
-                f"{uuid} can't be offered",
-                f"the agent with process number {pid or 'unknown'} on this machine has it",
-                "stop that agent, or CUDA_VISIBLE_DEVICES with other GPUs",
+                f"{uuid} can't be used",
+                f"another agent on this machine uses it (process {pid or 'unknown'})",
+                "stop that agent, or set CUDA_VISIBLE_DEVICES to other GPUs",
             )
         time.sleep(LOOK_EVERY_S)
     os.ftruncate(lock, 0)

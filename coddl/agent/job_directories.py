@@ -158,7 +158,9 @@ class JobDirectories:
     def _archive(self, code: str) -> Iterator[IO[bytes]]:
         """Open an archive, fetching it if need be; its content is what its name says."""
         if not code.isalnum():  # it is to be the name of a file
-            raise BadCode(f"code {code} can't be fetched", "that is no hash", "submit the job anew")
+            raise BadCode(
+                f"code {code} can't be fetched", "its name is not a hash", "submit the job again"
+            )
         self._archives.mkdir(parents=True, exist_ok=True)
         path = self._archives / code
         if not path.exists():
@@ -177,8 +179,8 @@ class JobDirectories:
                 if (found := digest_of(file)) != code:
                     raise BadCode(
                         "the submitted code can't be used",
-                        f"it was to have the hash {code[:12]}… and has {found[:12]}…",
-                        "submit the job anew",
+                        f"its hash is {found[:12]}…, not {code[:12]}…",
+                        "submit the job again",
                     )
             temporary.replace(path)
         finally:
@@ -208,17 +210,17 @@ def _check_owner(base: Path, owner: DirectoryOwner) -> None:
             return
         if not owner.job and _unpacked_code(base) in ("", owner.code):
             return  # a version that left no mark has made it
-        raise _foreign(base, f"it holds {left[0]}, and nothing tells whose that is") from None
+        raise _foreign(base, f"it contains {left[0]} of an unknown owner") from None
     try:
         found = msgspec.json.decode(text, type=DirectoryOwner)
     except msgspec.DecodeError as error:
         raise _foreign(base, f"its {OWNER} can't be read: {error}") from None
     if found != owner:
-        raise _foreign(base, f"it belongs to {found}, and this is {owner}")
+        raise _foreign(base, f"it belongs to {found}, not to {owner}")
 
 
 def _foreign(base: Path, because: str) -> ForeignFolder:
-    try_ = f"move {base} away, and submit the job anew"
+    try_ = f"move {base} away and submit the job again"
     return ForeignFolder(f"the job's folder {base} can't be used", because, try_)
 
 
@@ -260,7 +262,9 @@ def unpack(archive: IO[bytes], folder: Path) -> None:
         with tarfile.open(fileobj=archive, mode="r:gz") as tar:
             tar.extractall(folder, members=_bounded(tar), filter="data")
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise BadCode("the submitted code can't be used", f"{error}", "submit a folder") from None
+        raise BadCode(
+            "the submitted code can't be used", f"{error}", "submit a directory"
+        ) from None
 
 
 def _bounded(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

@@ -92,8 +92,10 @@ class JobEnvironments:
         except UserError as error:
             self.failed[job] = ("failed", Trouble(error.what, error.because, error.try_))
         except OSError as error:
-            what = "the job's folder can't be made ready"
-            trouble = Trouble(what, f"{error}", "the rights and the space of the jobs folder")
+            what = "the job's folder can't be prepared"
+            trouble = Trouble(
+                what, f"{error}", "check permissions and free space of the jobs folder"
+            )
             self.failed[job] = ("lost", trouble)
         finally:
             del self._under_way[job]

@@ -137,7 +137,7 @@ class ElasticRunner:
         self._supervisor.lose(nodes)
 
     def suspend(self, reason: str) -> None:
-        self._listener.on_line(self.run, "coddl", f"leaves: {reason}")
+        self._listener.on_line(self.run, "coddl", f"stopping: {reason}")
         self._asked = self._asked or "retire"
         self._supervisor.retire()
 
@@ -178,7 +178,7 @@ class ElasticRunner:
             end = self._reporter.refused(error)
         except Exception as error:  # a defect of ours must not take other jobs along
             end = self._reporter.failed(defect_of(error), "lost")
-            log.exception("a defect of the supervisor", job=self.run.job)
+            log.exception("supervisor_defect", job=self.run.job)
         finally:  # whatever ends this thread: a run without a runner is not listed
             if self._quiet is not None:
                 self._quiet.cancel()
@@ -241,8 +241,8 @@ def job_of(run: JobRun) -> Job:
 
 def defect_of(error: Exception) -> Trouble:
     """Tell of a run that ended by a defect of ours."""
-    what = "the agent failed to lead the job"
-    return Trouble(what, f"{error!r}", "the agent's log, which has more")
+    what = "the agent hit a bug while it ran the job"
+    return Trouble(what, f"{error!r}", "see the agent's log, and please report it")
 
 
 def missing_script(run: JobRun) -> Trouble | None:
@@ -252,4 +252,8 @@ def missing_script(run: JobRun) -> Trouble | None:
         return None
     where = Path(run.spec.launch.folder) / run.spec.launch.argv[0]
     because = f"the submitted folder has no {where}" if run.spec.launch.code else f"no {script}"
-    return Trouble(f"{run.spec.launch.argv[0]} can't be run", because, "submit the script's folder")
+    return Trouble(
+        f"{run.spec.launch.argv[0]} can't be run",
+        because,
+        "submit from the directory of the script",
+    )

@@ -100,7 +100,7 @@ class LogSpool:
         """Say, before a line, what is missing there."""
         if not (missing := self._dropped.pop(job, 0)):
             return []
-        text = f"{missing:,} lines are missing here: the node's own log has them"
+        text = f"{missing:,} lines were not sent to the server; the log on the node has them"
         return [LogLine(line.at_s, line.attempt, -1, None, OURS, text)]
 
     def put_back(self, batch: Logs) -> None:

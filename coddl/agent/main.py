@@ -53,13 +53,11 @@ LOOK_EVERY_S: Final = 1.0  # at slots whose processes should have left
 GOODBYE_S: Final = 5.0  # that the last reports may take
 STOP_S: Final = 600.0  # that jobs may take to make their state durable when we are told to stop
 LEASE_OVER: Final = Trouble(
-    "the run was ended",
-    "its agent had not heard of the server until its lease was over",
-    "nothing: it is started again",
+    "the run was stopped",
+    "its agent had no contact with the server until its lease expired",
+    "nothing: it is restarted",
 )
-STOPPED: Final = Trouble(
-    "the run was ended", "its agent has stopped", "nothing: it is started again"
-)
+STOPPED: Final = Trouble("the run was stopped", "its agent was stopped", "nothing: it is restarted")
 
 log = structlog.get_logger()
 
@@ -77,11 +75,11 @@ def run_agent(options: AgentOptions) -> int:
 
 async def _serve(options: AgentOptions, token: str) -> int:
     """Put an agent together, and take it apart when it is told to stop."""
-    log.info("starts", node=options.node, jobs_run_as=getpass.getuser(), version=__version__)
+    log.info("agent_started", node=options.node, jobs_run_as=getpass.getuser(), version=__version__)
     orphans = OrphanProcesses(options.folder)
-    on_wait = lambda count: log.warning("waits for old processes to end", count=count)  # noqa: E731
+    on_wait = lambda count: log.warning("waiting_for_old_processes", count=count)  # noqa: E731
     if killed := await asyncio.to_thread(orphans.end, on_wait):
-        log.warning("ended what an earlier agent has left", processes=killed)
+        log.warning("stopped_processes_of_earlier_agent", processes=killed)
     boot = secrets.token_hex(8)
     jobs = await asyncio.to_thread(jobsfolder.make, options.jobs_folder, options.node, boot)
     cores = node_resources.own_cores()
@@ -130,16 +128,16 @@ async def _serve(options: AgentOptions, token: str) -> int:
         environments.close()
         log_spool.close()
         await asyncio.to_thread(fence.close)
-    log.info("ends")
+    log.info("agent_stopped")
     return 0
 
 
 def _devices(gpus: GpuDriver | None, slots: int | None, cores: int) -> tuple[Device, ...]:
     found = discover(gpus, slots, cores)
     for problem in found.problems:
-        log.warning("device", problem=problem)
+        log.warning("gpu_not_usable", problem=problem)
     kinds = sorted({each.kind for each in found.devices})
-    log.info("devices", count=len(found.devices), kinds=kinds)
+    log.info("slots_found", count=len(found.devices), kinds=kinds)
     return found.devices
 
 
@@ -186,7 +184,7 @@ async def _until_told(
     def on_defect(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         # Of a mistake of ours nobody knows what else it has spoilt: jobs are safer elsewhere.
         error = context.get("exception") or RuntimeError(context["message"])
-        log.error("a defect of the agent", exc_info=error)
+        log.error("agent_defect", exc_info=error)
         defects.append(error)
         stop.set()
 
@@ -205,9 +203,9 @@ async def _until_told(
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
-        log.info("stops", jobs=[runner.run.job for runner in node.runners])
+        log.info("agent_stopping", jobs=[runner.run.job for runner in node.runners])
         outbox.leave()
-        node.leave("its agent is about to stop")
+        node.leave("its agent is stopping")
         await _first(STOP_S, node.idle(), kill.wait())
         while node.has_unsaved and not kill.is_set():  # what they have done must not be lost
             await _first(LOOK_EVERY_S, node.idle(), kill.wait())
@@ -228,10 +226,10 @@ async def keep_lease(node: NodeAgent, session: ServerSession) -> None:
         now = now_s()
         standing = session.lease.standing(now)
         if standing == "closing" and not is_closing:
-            log.warning("the lease runs out", jobs=[runner.run.job for runner in node.runners])
-            node.suspend_all("the server has not been heard of, and the lease runs out")
+            log.warning("lease_expiring", jobs=[runner.run.job for runner in node.runners])
+            node.suspend_all("no contact with the server, and the lease is expiring")
         elif standing == "over":
-            log.warning("the lease is over: everything here ends")
+            log.warning("lease_expired_stopping_all")
             node.end_all(LEASE_OVER)
             session.lease.end()
         is_closing = standing == "closing"
@@ -273,15 +271,17 @@ def _listening(
         job_hosts = JobHostServer(f"agent-{mark}", token, bridge, host=host)
     except OSError as error:
         because = f"{error.strerror or error}"
-        raise UserError(f"{host} can't be listened on", because, "--host with an own one") from None
+        raise UserError(
+            f"{host} can't be listened on", because, "--host with an address of this machine"
+        ) from None
     return HostAddress(options.node, host, job_hosts.address[1], token), job_hosts
 
 
 def _tell_warm(python: str, about: Message) -> None:
     if "what" in about:
-        log.warning("not warm", python=python, because=about["because"])
+        log.warning("warm_up_failed", python=python, because=about["because"])
     else:
-        log.info("warm", python=python, torch=about.get("torch"))
+        log.info("interpreter_warm", python=python, torch=about.get("torch"))
 
 
 def _own_address(server: str) -> str:
@@ -326,9 +326,9 @@ def _alone(options: AgentOptions) -> Iterator[None]:
         except BlockingIOError:
             pid = os.pread(lock, 32, 0).decode().strip() or "unknown"
             raise UserError(
-                f'an agent of the name "{options.node}" runs already',
+                f'an agent named "{options.node}" is already running',
                 f"process {pid} holds {path}",
-                "--name with another one",
+                "--name with another name",
             ) from None
         except OSError as error:  # as of a network file system without locks
             because = f"{path} can't be locked: {error.strerror}"

@@ -45,9 +45,9 @@ def end_greediest(node: MemoryConsumers, devices: int, now: NodeMemory) -> bool:
 def _trouble(bytes_: int, part: int, now: NodeMemory) -> Trouble:
     return Trouble(
         "the job used too much memory",
-        f"its node had {_gb(now.available_bytes)} of {_gb(now.total_bytes)} left, and the job "
-        f"used {_gb(bytes_)} where its devices' part is {_gb(part)}",
-        "fewer loader workers, a smaller batch, or more devices, which have a larger part",
+        f"its node had {_gb(now.available_bytes)} of {_gb(now.total_bytes)} free, and the job "
+        f"used {_gb(bytes_)}, more than its share of {_gb(part)}",
+        "fewer loader workers, a smaller batch, or more GPUs, which raise its share",
     )
 
 

@@ -137,10 +137,10 @@ class NodeAgent:
 
     def look(self) -> None:
         """See to what time brings about."""
-        assert self._job_hosts.is_alive, "the job host server's thread has ended"
+        assert self._job_hosts.is_alive, "the thread for worker hosts has ended"
         now_s = time.monotonic()
         for slot in self._overstays.overdue(self._orders.seats, self.holding, now_s):
-            log.warning("overstayed", slot=slot, job=self.holding[slot].job)
+            log.warning("worker_killed_on_lost_slot", slot=slot, job=self.holding[slot].job)
             self._job_hosts.kill_slot(slot)
         self._tell_holding()
 
@@ -210,7 +210,7 @@ class NodeAgent:
 
     def end(self, job: int, trouble: Trouble) -> None:
         """End a job here for a reason of ours."""
-        self._say(job, 0, f"{trouble.what}, because {trouble.because}")
+        self._say(job, 0, trouble.sentence)
         if job in self._runners:
             self._runners[job].fail(trouble)
         else:
@@ -288,7 +288,7 @@ class NodeAgent:
         if is_elastic and (trouble_ := missing_script(run)) is not None:
             self._report(RunEnded(job, order.attempt, "failed", trouble=trouble_))
             return
-        log.info("leads", job=job, attempt=order.attempt, seats=[s.slot for s in order.seats])
+        log.info("run_started", job=job, attempt=order.attempt, slots=[s.slot for s in order.seats])
         runner: JobRunner = ElasticRunner(run, self) if is_elastic else CommandRunner(run, self)
         self._runners[job] = runner
         self._applied[job] = AppliedOrder(order, addresses, granted_slots(self._orders, order))
@@ -303,7 +303,7 @@ class NodeAgent:
     def _stop_run(self, stop: StopRun, runner: JobRunner) -> None:
         applied = self._applied[stop.job]
         self._applied[stop.job] = replace(applied, order=replace(applied.order, stop=stop.how))
-        log.info("halts", job=stop.job, how=stop.how, why=stop.reason)
+        log.info("run_stopping", job=stop.job, how=stop.how, why=stop.reason)
         if stop.how == "cancel":
             runner.cancel()
             return
@@ -321,7 +321,7 @@ class NodeAgent:
 
     def _drop(self, job: int) -> None:
         runner = self._runners.pop(job)
-        log.info("drops", job=job, attempt=runner.run.attempt)
+        log.info("run_dropped", job=job, attempt=runner.run.attempt)
         del self._applied[job]
         self._parting.append(runner)
         runner.release()
@@ -355,7 +355,7 @@ class NodeAgent:
         self._sink.report(ended)
 
     def _say(self, job: int, attempt: int, text: str) -> None:
-        log.info("says", job=job, text=text)
+        log.info("job_message", job=job, text=text)
         self._log_spool.add(job, LogLine(time.time(), attempt, -1, None, OURS, text))
 
     def _note_idle(self) -> None:
@@ -389,7 +389,7 @@ class NodeAgent:
     def _on_others(self, others: Mapping[int, str]) -> None:
         self._others = others
         for index, who in others.items():
-            log.warning("used by others", gpu=index, who=who)
+            log.warning("gpu_used_by_others", gpu=index, who=who)
         self._job_hosts.look_again()  # and `on_holding` is told
 
     def on_fact(self, run: JobRun, fact: Fact) -> None:
@@ -400,7 +400,7 @@ class NodeAgent:
         if not isinstance(fact, RunEnded):
             self._sink.report(fact)
             return
-        log.info("ended", job=run.job, attempt=run.attempt, outcome=fact.outcome)
+        log.info("run_ended", job=run.job, attempt=run.attempt, outcome=fact.outcome)
         self._report(fact)
         is_final = fact.outcome in ("succeeded", "cancelled") or (
             fact.outcome == "failed" and not run.spec.max_failures

@@ -80,14 +80,14 @@ class RunReporter:
                 return self._saved(None), ""
             case "stalled":
                 fact = RunStalled(self._job, self._attempt, event["step"], event["still_s"])
-                return (fact,), f"has made no step for {event['still_s']:.0f} s"
+                return (fact,), f"no step for {event['still_s']:.0f} s"
             case "unsaved":
                 return self._saved(_trouble(event)), _problem(event)
             case "suspended":
                 self._has_left_unsaved = not event["durable"]
             case "left-early":
                 self._has_left_early = True
-                return (), f"left its loop at step {event['step']} of {event['steps']}"
+                return (), f"the script left its loop at step {event['step']} of {event['steps']}"
             case "ended":
                 self._step = max(self._step, event["step"])
             case "origin":
@@ -112,7 +112,7 @@ class RunReporter:
         outcome = self._outcome(code, asked)
         known = self._trouble or (self._unsaved if self._has_left_unsaved else None)
         told = known if outcome in ("failed", "lost") else None
-        trouble = told or _unexplained(code, outcome)
+        trouble = told or _unexplained(self._job, code, outcome)
         exit_code = code if outcome in ("succeeded", "failed", "requeue") else None
         return self._ended(outcome, exit_code=exit_code, trouble=trouble)
 
@@ -243,19 +243,21 @@ def _trouble(event: Message) -> Trouble:
     return Trouble(event["what"], event["because"], event["try"])
 
 
-def _unexplained(code: int, outcome: Outcome) -> Trouble | None:
+def _unexplained(job: int, code: int, outcome: Outcome) -> Trouble | None:
     """Say what little is known of a run that ended badly and did not say why."""
     if outcome not in ("failed", "lost"):
         return None
-    return Trouble("the run ended", f"its exit code was {code}", "coddl logs")
+    return Trouble("the run ended", f"its exit code was {code}", f"coddl logs {job}")
 
 
 def _origin(event: Message) -> str:
     skipped = "".join(f"{why}; " for why in event.get("skipped") or ())
     if event["where"] == "scratch":
-        return f"{skipped}starts from the beginning"
-    return f"{skipped}goes on from step {event['step']}, from {event['where']}"
+        return f"{skipped}starting from the beginning"
+    return f"{skipped}resuming from step {event['step']} in {event['where']}"
 
 
 def _problem(event: Message) -> str:
-    return f"{event['what']}, because {event['because']}; try {event['try']}"
+    told = f"{event['what']}: {event['because']}"
+    # Where this line is read, the job's output is read already.
+    return told if event["try"].startswith("coddl logs") else f"{told}; try: {event['try']}"

@@ -245,9 +245,9 @@ class ServerSession:
             except ServerRefusal as refusal:
                 if self.lease.standing(now_s()) == "none":
                     raise
-                log.warning("refused", because=refusal.because)
+                log.warning("agent_refused", because=refusal.because)
             except (OSError, WebSocketException, TimeoutError, msgspec.MsgspecError) as error:
-                log.warning("no line to the server", url=self._url, because=f"{error}")
+                log.warning("server_unreachable", url=self._url, because=f"{error}")
             await asyncio.sleep(next(pauses))
 
     async def lease_changed(self) -> None:
@@ -312,7 +312,7 @@ class ServerSession:
                 self.lease.welcome(answer.lease_s, sent_s)
                 self._beat_every_s = answer.beat_every_s
                 self._on_lease()
-                log.info("welcome", server=answer.version, lease_s=answer.lease_s)
+                log.info("server_connected", server=answer.version, lease_s=answer.lease_s)
             case wire.Refused(what=what, because=because, try_=try_):
                 raise ServerRefusal(what, because, try_)
             case _:
@@ -338,7 +338,7 @@ class ServerSession:
             match message := wire.from_server(data):
                 case wire.NewOrders(orders=orders, peers=peers):
                     if not self.is_leased:
-                        raise ConnectionError("orders came after the lease was over")
+                        raise ConnectionError("orders came after the lease had expired")
                     self._outbox.ordered()
                     worker.take(orders, peers)
                 case wire.Renewed(number=number):
@@ -352,7 +352,7 @@ class ServerSession:
                     pass
                 case _:
                     assert_never(message)
-        raise ConnectionError("the server hung up")
+        raise ConnectionError("the server closed the connection")
 
     async def _speak(self, line: ClientConnection, words: "asyncio.Queue[wire.FromAgent]") -> None:
         while True:
@@ -362,7 +362,7 @@ class ServerSession:
         while True:
             await asyncio.sleep(self._beat_every_s)
             if self.lease.standing(now_s()) == "none":
-                raise ConnectionError("the lease was over, so all begins anew")
+                raise ConnectionError("the lease had expired; reconnecting from scratch")
             silent_s = self.lease.unanswered_s(now_s())
             if silent_s > self.lease.silence_s:
                 raise ConnectionError(f"the server has been silent for {silent_s:.1f} s")
@@ -399,16 +399,15 @@ def _socket_url(server: str) -> str:
 
 
 def _no_address(url: str) -> ServerRefusal:
-    because = "it is no address of a server"
+    because = "it is not the address of a server"
     return ServerRefusal(f"{url} can't be reached", because, "--server http://HOST:7433")
 
 
 def _judge(status: int, url: str) -> None:
     """Raise if there is no use in trying again."""
     if status in (401, 403):
-        raise ServerRefusal(
-            "the server refused this agent", "the token is not its own", "--token-file"
-        )
+        because = "its token is not the server's"
+        raise ServerRefusal("the server refused this agent", because, "--token-file FILE")
     if 400 <= status < 500:
         because = f"{url} answered with HTTP status {status}"
-        raise ServerRefusal("that is no server of a pool", because, "--server http://HOST:7433")
+        raise ServerRefusal("it is not the server of a pool", because, "--server http://HOST:7433")

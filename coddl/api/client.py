@@ -100,8 +100,8 @@ def find(server: str, state_dir: str, env: Mapping[str, str] = os.environ) -> Se
         return ServerAddress(str(about["url"]), token, int(about["pid"]), path)
     except (ValueError, KeyError, TypeError):
         raise Unreachable(
-            "there is no pool to talk to",
-            f"no server has left its address in {path}",
+            "no pool is running",
+            f"{path} does not exist or names no server",
             "coddl up, or --server http://HOST:7433",
         ) from None
 
@@ -290,7 +290,7 @@ class Client:
                 if self._on_away is None or not may_repeat or not self._may_return(begin_s):
                     raise
                 if not self._is_away:
-                    self._on_away("the server is away; waiting for it")
+                    self._on_away("the server does not answer; waiting for it")
                 self._is_away = True
             else:
                 self._is_away = False
@@ -345,15 +345,15 @@ class Client:
         if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
             away = self._not_running() or Unreachable(
                 "the server can't be reached",
-                f"nobody answers at {url} ({str(error) or 'in time'})",
+                f"no answer from {url} ({str(error) or 'timeout'})",
                 "coddl up, or --server URL",
             )
             away.was_asked = False
             return away
         because = (
-            f"{url} took the request and gave no answer ({str(error) or type(error).__name__})"
+            f"{url} accepted the request but did not answer ({str(error) or type(error).__name__})"
         )
-        return Unreachable("the server gave no answer", because, "the same command again")
+        return Unreachable("the server gave no answer", because, "run the same command again")
 
     def _not_running(self) -> Unreachable | None:
         """Say that the server of this machine has ended, if it has."""
@@ -363,8 +363,8 @@ class Client:
         is_kept = is_locked(found.with_name("pool.lock"))
         return Unreachable(
             "the server is not running",
-            f"{found} tells of process {pid} at {self.address.url}, and that is gone",
-            f"{found.parent}/output/server.log says why" if is_kept else "coddl up",
+            f"{found} names process {pid} at {self.address.url}, which has ended",
+            f"see {found.parent}/output/server.log" if is_kept else "coddl up",
         )
 
     def _refusal(self, response: "httpx.Response") -> RequestRefused:
@@ -374,7 +374,7 @@ class Client:
                 response.status_code, {part: str(problem[part]) for part in _PARTS} | _code(problem)
             )
         problem = {
-            "what": f"{self.address.url} did not do it",
+            "what": f"the request to {self.address.url} failed",
             "because": f"it answered {response.status_code} {response.reason_phrase}",
             "try": "--server with the address of a CoDDL server",
         }

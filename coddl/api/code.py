@@ -71,7 +71,7 @@ def pack(folder: Path, archive: Path) -> CodeArchive:
         raise UserError(
             f"{folder} can't be submitted",
             f"{error.filename or folder}: {error.strerror or error}",
-            f"name it in {IGNORE_FILE}, or submit from another folder",
+            f"add it to {IGNORE_FILE}, or submit from another directory",
         ) from None
     with archive.open("rb") as file:
         digest = digest_of(file)
@@ -114,9 +114,11 @@ def _entries(
         elif stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and _stays_inside(entry.path, root)):
             yield entry
         elif stat.S_ISLNK(mode):
-            left_out.append(f"{entry.name} (a link to {os.readlink(entry.path)}, outside)")
+            left_out.append(
+                f"{entry.name} (a link to {os.readlink(entry.path)}, outside of the directory)"
+            )
         else:
-            left_out.append(f"{entry.name} (neither a file nor a folder)")
+            left_out.append(f"{entry.name} (neither a file nor a directory)")
 
 
 def _stays_inside(link: Path, root: Path) -> bool:
@@ -141,9 +143,9 @@ def _check_size(folder: Path, entries: list[ArchiveEntry]) -> None:
     largest = [part for part in parts.most_common(LARGEST_SHOWN) if part[1] > total // 100]
     raise UserError(
         f"{folder} can't be submitted",
-        f"its files have {_megabytes(total)}, more than {_megabytes(BYTES_MAX)}: "
+        f"its files take {_megabytes(total)}, more than {_megabytes(BYTES_MAX)}: "
         + ", ".join(f"{name} {_megabytes(size)}" for name, size in largest),
-        f"a line {largest[0][0]} in {IGNORE_FILE}; data belongs where every node can read it",
+        f"add {largest[0][0]} to {IGNORE_FILE}, and keep data where every node can read it",
     )
 
 

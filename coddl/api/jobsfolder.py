@@ -107,15 +107,15 @@ def check(found: JobsFolder, pool: str, *, has_had_jobs: bool) -> None:
         return
     jobs = "1 job" if found.jobs == 1 else f"{found.jobs} jobs"
     if found.pool:
-        because = f"it holds {jobs} of pool {found.pool}, and this is pool {pool}"
+        because = f"it contains {jobs} of pool {found.pool}, and this is pool {pool}"
     elif not has_had_jobs:
-        because = f"it holds {jobs}, and the journal of this pool has none"
+        because = f"it contains {jobs}, and the journal of this pool has none"
     else:
         return
     raise _unusable(
         Path(found.path),
         because,
-        f"put back their journal, if it was lost; or move {found.path} away; "
+        f"restore their journal if it was lost; or move {found.path} away; "
         "or another --jobs-dir or --state-dir",
     )
 

@@ -120,7 +120,7 @@ class JobChange(BaseModel):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if self.gpus_min is None and self.gpus_max is None and self.priority is None:
-            raise refusal("nothing is to change", "gpus_min, gpus_max or priority")
+            raise refusal("the request changes nothing", "gpus_min, gpus_max or priority")
         return self
 
 

@@ -66,7 +66,7 @@ def _bounds(value: object) -> object:
         raise refusal(f'"{value}" is neither a number nor a range', "4, or 1..8")
     least = int(found[1])
     if least < 1:
-        raise refusal(f'"{value}" is less than one device', "1, or 1..8")
+        raise refusal(f'"{value}" is less than 1 GPU', "1, or 1..8")
     return {"min": least, "max": int(found[2]) if found[2] else least}
 
 
@@ -77,7 +77,7 @@ def _words(value: object) -> object:
     try:
         return shlex.split(value)
     except ValueError as error:
-        raise refusal(f'"{value}" is no command: {error}', "a list of words") from None
+        raise refusal(f'"{value}" is not a command: {error}', "a list of words") from None
 
 
 def _text_values(value: object) -> object:
@@ -104,7 +104,7 @@ def _name(value: object) -> object:
 
 def _hash(value: object) -> object:
     if isinstance(value, str) and value and not HASH.fullmatch(value):
-        raise refusal(f'"{value}" is no SHA-256 hash', "64 hexadecimal digits, in lower case")
+        raise refusal(f'"{value}" is not a SHA-256 hash', "64 hexadecimal digits, in lower case")
     return value
 
 
@@ -139,65 +139,68 @@ Gpus = Annotated[
 
 
 class JobRequest(BaseModel):
-    """A training job, as it is handed in."""
+    """A training job, as it is submitted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, title="CoDDL job")
 
     name: Annotated[str, BeforeValidator(_name)] = Field(
-        "", description="What to call it. Default: after the script or the command."
+        "", description="Name of the job. Default: the name of the script or command."
     )
     script: Word = Field(
-        "", max_length=4096, description="A Python script within the folder; or give a command."
+        "",
+        max_length=4096,
+        description="Python script in the submitted directory; or give a command.",
     )
-    args: Words = Field((), description="What the script is given.")
+    args: Words = Field((), description="Arguments of the script.")
     command: Words = Field((), description="Any command, instead of a script.")
     tier: Tier | None = Field(
         None,
-        description="elastic: calls coddl.prepare, and is resized while it runs (default of a .py "
+        description="elastic: calls coddl.prepare, and is resized while it runs (default for a .py "
         "script); restartable: saves its own state at SIGTERM; opaque: any command.",
     )
     gpus: Gpus | None = Field(
         None,
-        description="How many devices: 4, or 1..8. Default: 1; of an elastic script, from 1 to "
-        "all that the pool has then.",
+        description="Number of GPUs: 4, or 1..8. Default: 1; for an elastic script, 1 to all GPUs "
+        "of the pool.",
     )
     priority: int = Field(
-        0, ge=-1_000_000, le=1_000_000, description="Jobs of a higher one are served first."
+        0, ge=-1_000_000, le=1_000_000, description="Jobs with a higher priority are served first."
     )
     group: str = Field(
         "",
         max_length=64,
         pattern=r"^[^\s\x00]*$",
-        description="Jobs of a search for hyper-parameters: those of one group are one app to "
-        "policies that are fair to apps.",
+        description="Group of jobs, such as a sweep, that fair policies treat as one.",
     )
     weight: float = Field(
-        1.0, gt=0, le=1_000, description="How long its turn lasts, where policies take turns."
+        1.0, gt=0, le=1_000, description="Relative length of its time slices, for gandiva."
     )
     env: Annotated[dict[str, str], BeforeValidator(_text_values)] = Field(
-        default_factory=dict, description="Environment variables of its processes."
+        default_factory=dict, description="Environment variables for its processes."
     )
     python: str = Field(
         "", max_length=4096, description="Interpreter of the script. Default: the agent's own."
     )
     code: Annotated[str, BeforeValidator(_hash)] = Field(
-        "", description="SHA-256 of the folder's archive, uploaded before; empty: no folder."
+        "", description="SHA-256 of the uploaded archive of the directory; empty: none."
     )
     folder: str = Field(
-        ".", max_length=4096, description="Where to start, within the submitted folder."
+        ".", max_length=4096, description="Working directory, within the submitted directory."
     )
     precheck: Words = Field(
-        (), description="A command that must succeed on one device before the job may take many."
+        (), description="Command that must succeed on 1 GPU before the job gets its GPUs."
     )
-    user: str = Field("", max_length=64, pattern=r"^[^\s\x00/]*$", description="Who hands it in.")
+    user: str = Field(
+        "", max_length=64, pattern=r"^[^\s\x00/]*$", description="User who submits it."
+    )
     step_s: dict[Size, Annotated[float, Field(gt=0, le=1e9)]] = Field(
-        default_factory=dict, description="Seconds an iteration takes, by number of devices."
+        default_factory=dict, description="Seconds per iteration, by number of GPUs."
     )
     max_failures: int = Field(
-        0, ge=0, le=1_000, description="Failures of its own after which it is tried again."
+        0, ge=0, le=1_000, description="Number of its own failures after which it is retried."
     )
     grace_s: float = Field(
-        30.0, ge=0, le=86_400, description="Seconds between the notice to leave and the end."
+        30.0, ge=0, le=86_400, description="Seconds from the notice to stop until it is killed."
     )
     checkpoint_every_s: float = Field(
         60.0, ge=0.1, le=1e7, description="Seconds between durable checkpoints."
@@ -206,19 +209,25 @@ class JobRequest(BaseModel):
         7200.0,
         ge=1,
         le=1e7,
-        description="Seconds from getting devices to the first step, after which it starts anew.",
+        description="Seconds from its start to its first step, after which it is restarted.",
     )
     watchdog_s: float = Field(
-        1800.0, ge=1, le=1e7, description="Replace a worker whose loop is silent for so long."
+        1800.0,
+        ge=1,
+        le=1e7,
+        description="Seconds for which a worker's loop may be silent before it is replaced.",
     )
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
         if bool(self.script) == bool(self.command):
             given = "both a script and a command are" if self.script else "neither is"
-            raise refusal(f"a job is a script or a command, and {given} given", "script: train.py")
+            raise refusal(
+                f"a job is either a script or a command, and {given} given",
+                "coddl submit train.py; in a file, script: train.py",
+            )
         if self.args and self.command:
-            raise refusal("arguments are for scripts", "all of it as the command")
+            raise refusal("arguments are for scripts", "put the arguments into the command")
         if self.the_tier == "elastic" and not self.script:
             raise refusal(
                 "an elastic job is a Python script that calls coddl.prepare, and this is a command",
@@ -237,7 +246,7 @@ class JobRequest(BaseModel):
         path = PurePosixPath(self.folder)
         if ".." in path.parts or (self.code and path.is_absolute()):
             raise refusal(
-                f'folder "{self.folder}" leads out of the submitted folder', "a path within it"
+                f'folder "{self.folder}" is outside of the submitted directory', "a path within it"
             )
 
     @property
@@ -328,7 +337,7 @@ def because_of(
         because = f"{where}: {first['msg']}" if where else first["msg"]
         try_ = str(first["ctx"]["try"])
     elif first["type"] == "json_invalid":
-        because, try_ = f"it is no JSON: {first['ctx']['error']}", '{"script": "train.py"}'
+        because, try_ = f"it is not JSON: {first['ctx']['error']}", '{"script": "train.py"}'
     elif first["type"] == "missing":
         because, try_ = f"{where} is missing", f"{where}: …"
     else:

@@ -20,7 +20,7 @@ Server = Annotated[
     typer.Option(
         metavar="URL",
         envvar="CODDL_SERVER",
-        help="The pool's server. Default: the one of this machine.",
+        help="Server of the pool (default: the one on this machine).",
     ),
 ]
 StateDir = Annotated[
@@ -28,7 +28,7 @@ StateDir = Annotated[
     typer.Option(
         metavar="DIR",
         envvar="CODDL_STATE_DIR",
-        help="Where a pool of this machine keeps its things.",
+        help="State directory of the pool on this machine.",
     ),
 ]
 
@@ -65,8 +65,8 @@ def note_own_options(context: typer.Context, words: list[str]) -> None:
     taken = [word for word in words if word.partition("=")[0] in own - {"-h", "--help"}]
     if taken:
         note(
-            f"{' '.join(taken)} stands after the script and goes to it; options of "
-            f"coddl {context.info_name} stand before it"
+            f"{' '.join(taken)} comes after the script and is passed to it; put options of "
+            f"coddl {context.info_name} before the script"
         )
 
 
@@ -126,9 +126,11 @@ def _asked(context: typer.Context, path: str, **parameters: bool | int) -> "Answ
 
 JobName = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="A job, by number or name.", autocompletion=complete_jobs),
+    typer.Argument(metavar="JOB", help="Number or name of a job.", autocompletion=complete_jobs),
 ]
 JobNames = Annotated[
     list[str],
-    typer.Argument(metavar="JOB...", help="Jobs, by number or name.", autocompletion=complete_jobs),
+    typer.Argument(
+        metavar="JOB...", help="Numbers or names of jobs.", autocompletion=complete_jobs
+    ),
 ]

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 LOGS_EXAMPLES = """
 Examples:
 
-  coddl logs bert                        what its workers have printed
+  coddl logs bert                        all output of the job
 
-  coddl logs -f bert                     and go on until it is over
+  coddl logs -f bert                     follow it until the job ends
 
-  coddl logs --rank 0 --since 10m bert   of one worker, of the last minutes
+  coddl logs --rank 0 --since 10m bert   one worker, last 10 minutes
 """
 EVENTS_EXAMPLES = """
 Examples:
 
-  coddl events                 what happened last in the pool
+  coddl events                 latest events of the pool
 
-  coddl events bert            what happened to a job
+  coddl events bert            events of one job
 
-  coddl events -w -o json      one object per line, as it happens
+  coddl events -w -o json      follow, one JSON object per line
 """
 WAIT_EXAMPLES = """
 Examples:
 
-  coddl wait bert                          until it is over
+  coddl wait bert                          until it has ended
 
   coddl wait 12 --for RUNNING --timeout 60
 """
@@ -45,28 +45,30 @@ UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 SHOWN: Final = 50
 SHOWN_MAX: Final = 1000
 
-Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job is over.")]
-Tail = Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the last N lines.")]
-Rank = Annotated[int | None, typer.Option(min=0, metavar="R", help="Only of this worker.")]
-Since = Annotated[
-    str, typer.Option(metavar="TIME", help="Only from then on: 30s, 10m, 2h or 1d ago.")
+Follow = Annotated[
+    bool, typer.Option("-f", "--follow", help="Follow the output until the job ends.")
 ]
-Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on as it happens.")]
+Tail = Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the last N lines.")]
+Rank = Annotated[int | None, typer.Option(min=0, metavar="R", help="Only lines of this worker.")]
+Since = Annotated[
+    str, typer.Option(metavar="TIME", help="Only lines since then: 30s, 10m, 2h or 1d ago.")
+]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Follow new events.")]
 Last = Annotated[
     int,
-    typer.Option("--tail", min=0, max=SHOWN_MAX, metavar="N", help="How many of those before."),
+    typer.Option(
+        "--tail", min=0, max=SHOWN_MAX, metavar="N", help="Number of past events to show."
+    ),
 ]
 OptionalJob = Annotated[
     str,
-    typer.Argument(metavar="[JOB]", help="Only of this job.", autocompletion=complete_jobs),
+    typer.Argument(metavar="JOB", help="Only events of this job.", autocompletion=complete_jobs),
 ]
 ForState = Annotated[
     str,
-    typer.Option("--for", metavar="STATE", help="Until it is in this state. Default: any end."),
+    typer.Option("--for", metavar="STATE", help="Wait for this state (default: any final state)."),
 ]
-Timeout = Annotated[
-    float | None, typer.Option(min=0, metavar="S", help="Give up after so many seconds.")
-]
+Timeout = Annotated[float | None, typer.Option(min=0, metavar="S", help="Give up after S seconds.")]
 
 
 def logs(
@@ -81,9 +83,9 @@ def logs(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Show what a job's workers have printed, each line with its worker's rank.
+    """Show the output of a job, each line with the rank of its worker.
 
-    With -f the exit code tells how the job ended: 0 SUCCEEDED, 100 FAILED, 103 CANCELLED.
+    With -f, the exit code tells how the job ended: 0 SUCCEEDED, 100 FAILED, 103 CANCELLED.
     """
     from coddl.api.client import in_path
     from coddl.cli.poolview import log_line
@@ -95,7 +97,7 @@ def logs(
 
     def tell(line: "Answer", *, is_first: bool) -> None:
         if wants_all and is_first and (earlier := line["number"] - 1):
-            note(f"{earlier:,} earlier lines are not shown: the pool keeps a job's last ones")
+            note(f"{earlier:,} earlier lines were removed: the pool keeps only a job's last lines")
         print(json.dumps(line) if for_program else log_line(line), flush=True)
 
     with connect(server, state_dir) as client:
@@ -122,15 +124,15 @@ def read_ago(text: str) -> float:
     if not found:
         raise UserError(
             f"--since {text} can't be used",
-            f'"{text}" is not a number with s, m, h or d',
+            f'"{text}" is not a number followed by s, m, h or d',
             "--since 10m",
         )
     return float(found[1]) * UNITS_S[found[2]]
 
 
 def detached(job: str) -> NoReturn:
-    """Leave at Ctrl-C; the job is none of this command's."""
-    note(f"{job} goes on; coddl cancel {job} ends it, coddl wait {job} waits for it")
+    """Exit at Ctrl-C; the job is not affected."""
+    note(f"{job} keeps running; stop it: coddl cancel {job}, wait for it: coddl wait {job}")
     raise typer.Exit(130)
 
 
@@ -144,7 +146,7 @@ def events(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Show what happened in the pool, and every decision with its reason."""
+    """Show the events of the pool: all changes, and every decision with its reason."""
     from coddl.api.client import in_path
     from coddl.cli.poolview import event_line, show
 
@@ -190,7 +192,7 @@ def wait(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Wait until a job is over, or in a state.
+    """Wait until a job has ended or is in a given state.
 
     The exit code tells how it ended: 0 SUCCEEDED, 100 FAILED, 103 CANCELLED; 124 is a timeout.
     """
@@ -200,7 +202,7 @@ def wait(
     state = state.upper()
     if state and state not in STATES:
         raise UserError(
-            f"--for {state} can't be waited for",
+            f"--for {state} can't be used",
             f'"{state}" is not a state of a job',
             f"one of {', '.join(STATES)}",
         )

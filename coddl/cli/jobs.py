@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 LS_EXAMPLES = """
 Examples:
 
-  coddl ls                     jobs that are not over
+  coddl ls                     active jobs
 
-  coddl ls --all -w            all of them, again and again
+  coddl ls --all -w            all jobs, updated as they change
 
   coddl ls -o json             for programs
 
@@ -33,34 +33,40 @@ DESCRIBE_EXAMPLES = "Examples:  coddl describe bert   coddl describe 12 -o json"
 EXPLAIN_EXAMPLES = "Examples:  coddl explain bert   coddl explain 12 -o json"
 CANCEL_EXAMPLES = "Examples:  coddl cancel bert   coddl cancel 12 13 14"
 SUSPEND_EXAMPLES = "Examples:  coddl suspend bert   coddl suspend 12 --no-wait"
-RESUME_EXAMPLES = (
-    "Examples:  coddl resume 12   coddl resume bert 2   (of coddl run: with 2 workers)"
-)
+RESUME_EXAMPLES = """
+Examples:
+
+  coddl resume 12              a job of the pool
+
+  coddl resume bert 2          a job of coddl run, with 2 workers
+"""
 RESIZE_EXAMPLES = """
 Examples:
 
-  coddl resize 12 2..4         the pool may give job 12 two to four GPUs
+  coddl resize 12 2..4         the pool gives job 12 between 2 and 4 GPUs
 
-  coddl resize 12 2            exactly two
+  coddl resize 12 2            exactly 2 GPUs
 
-  coddl resize bert 4          a job of coddl run on this machine: four workers, now
+  coddl resize bert 4          a job of coddl run on this machine: 4 workers
 """
 PRIORITY_EXAMPLES = "Examples:  coddl priority bert 10   coddl priority 12 -5"
 PAGE: Final = 200
 LAST_EVENTS: Final = 10
 LOOK_EVERY_S: Final = 1.0
 
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Don't wait until it has happened.")]
-All = Annotated[bool, typer.Option("--all", "-a", help="Jobs that are over, too.")]
-Watch = Annotated[bool, typer.Option("-w", "--watch", help="Show it again whenever it changes.")]
-Local = Annotated[bool, typer.Option("--local", help="Jobs of `coddl run` on this machine.")]
-Size = Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="How many GPUs, or bounds.")]
-Priority = Annotated[int, typer.Argument(metavar="N", help="Any whole number; 0 is usual.")]
+NoWait = Annotated[
+    bool, typer.Option("--no-wait", help="Return at once; do not wait until it is done.")
+]
+All = Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Update the list as it changes.")]
+Local = Annotated[bool, typer.Option("--local", help="List jobs of `coddl run` on this machine.")]
+Size = Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="Number of GPUs, or bounds.")]
+Priority = Annotated[int, typer.Argument(metavar="N", help="Any whole number; jobs start with 0.")]
 LocalOrPool = Annotated[
     str,
     typer.Argument(
         metavar="JOB",
-        help="A job of the pool, by number or name; or one of `coddl run` here, by name.",
+        help="Number or name of a job of the pool, or name of a job of `coddl run`.",
         autocompletion=complete_jobs,
     ),
 ]
@@ -76,7 +82,7 @@ def ls(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """List the pool's jobs: what each holds, how far it is, and why."""
+    """List the jobs of the pool: state, GPUs (held/bounds), progress, and the reason."""
     if local:
         from coddl.cli.run import list_local
 
@@ -157,7 +163,7 @@ def describe(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Show all that is known of a job, and what happened to it last."""
+    """Show the details of a job and its latest events."""
     from coddl.api.client import in_path
 
     with connect(server, state_dir) as client:
@@ -180,7 +186,7 @@ def explain(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Say why a job waits or has the share it has, on which speeds that rests, and its story."""
+    """Explain why a job waits or has its number of GPUs: reason, measured speeds, history."""
     from coddl.api.client import in_path
 
     with connect(server, state_dir) as client:
@@ -200,7 +206,7 @@ def cancel(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """End jobs of the pool for good."""
+    """Stop jobs of the pool permanently, without saving their state."""
     from coddl.api.client import in_path
 
     done, code = [], 0
@@ -228,7 +234,7 @@ def suspend(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Have a job save its state and free its GPUs; it keeps them free until it is resumed."""
+    """Make a job save its state and release its GPUs until `coddl resume`."""
     for_program = wants_json(output, as_json)
     if is_local(job, server, state_dir):
         from coddl.cli.run import suspend_local
@@ -244,14 +250,15 @@ def suspend(
 
             found = wait_for(client, str(found["id"]), "SUSPENDED", check=check_saved)
     is_saved = found["state"] == "SUSPENDED" and found["tier"] == "elastic"
-    saved = f" at step {found['step']:,}" if is_saved else ""
+    saved = f" at step {found['step']:,}; its state is saved" if is_saved else ""
     _tell(found, f"{found['state']}{saved}", for_program)
 
 
 def resume(
     job: LocalOrPool,
     workers: Annotated[
-        int | None, typer.Argument(metavar="[N]", help="Of `coddl run`: with so many workers.")
+        int | None,
+        typer.Argument(metavar="N", help="Number of workers; for jobs of `coddl run` only."),
     ] = None,
     no_wait: NoWait = False,
     server: Server = "",
@@ -260,7 +267,7 @@ def resume(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Let a suspended job go on; a pool's job gets GPUs when it is its turn."""
+    """Continue a suspended job; in a pool, as soon as the policy gives it GPUs."""
     for_program = wants_json(output, as_json)
     if is_local(job, server, state_dir):
         from coddl.cli.run import resume_local
@@ -269,8 +276,8 @@ def resume(
         return
     if workers is not None:
         raise UserError(
-            f"{job} can't be resumed with {workers}",
-            "the pool decides how many GPUs its jobs have",
+            f"{job} can't be resumed with {workers} workers",
+            "in a pool, the policy decides how many GPUs a job gets",
             f"coddl resize {job} {workers}, then coddl resume {job}",
         )
     from coddl.api.client import in_path
@@ -290,14 +297,14 @@ def resize(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Set how many GPUs the pool may give a job; of `coddl run`: how many workers it has."""
+    """Set the bounds on a job's GPUs; for jobs of `coddl run`, its number of workers."""
     for_program = wants_json(output, as_json)
     least, most = read_size(size)
     if is_local(job, server, state_dir):
         if least != most:
             raise UserError(
                 f"{job} can't be resized to {size}",
-                "a job of coddl run on this machine has a number of workers, not bounds",
+                "a job of coddl run has a number of workers, not bounds",
                 f"coddl resize {job} {most}",
             )
         from coddl.cli.run import resize_local
@@ -312,7 +319,7 @@ def resize(
     from coddl.cli.poolview import bounds
 
     was, now = (bounds(each["gpus_min"], each["gpus_max"]) for each in (before, found))
-    _tell(found, f"bounds {was} -> {now} GPUs, has {found['gpus']} now", for_program)
+    _tell(found, f"bounds {was} → {now}; it has {found['gpus']} now", for_program)
 
 
 def priority(
@@ -324,13 +331,13 @@ def priority(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Have a job served before those of a lower priority, or after those of a higher one."""
+    """Set the priority of a job; jobs with a higher priority get GPUs first."""
     from coddl.api.client import in_path
 
     with connect(server, state_dir) as client:
         before = client.get(f"/jobs/{in_path(job)}")
         found = client.patch(f"/jobs/{before['id']}", {"priority": value})
-    words = f"priority {before['priority']} -> {found['priority']}"
+    words = f"priority {before['priority']} → {found['priority']}"
     _tell(found, words, wants_json(output, as_json))
 
 
@@ -340,8 +347,8 @@ def read_size(text: str) -> tuple[int, int]:
     most = most if dots else least
     if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
         raise UserError(
-            f"{text} is no size of a job",
-            f'"{text}" is neither a number above 0 nor two of them in order',
+            f"{text} can't be used as a size",
+            f'"{text}" is neither a number above 0 nor a range MIN..MAX',
             "4, or 1..8",
         )
     return int(least), int(most)
@@ -361,10 +368,10 @@ def is_local(name: str, server: str, state_dir: str) -> bool:
     if not (runs_here and is_pool):
         return runs_here or not is_pool
     if name.isdecimal():
-        note(f"this is job {name} of the pool; a job of coddl run here has that name, too")
+        note(f"using job {name} of the pool; a job of coddl run here is also named {name}")
         return False
     if (number := _number_in_pool(name, state_dir)) is not None:
-        note(f"this is {name} of coddl run on this machine; the pool's is job {number}")
+        note(f"using {name} of coddl run on this machine; in the pool, {name} is job {number}")
     return True
 
 

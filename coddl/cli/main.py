@@ -12,7 +12,6 @@ from coddl.core.errors import CoddlError, UserError
 
 try:
     import typer
-    from typer.core import TyperCommand
 except ModuleNotFoundError:
     sys.exit(
         "error: the coddl command cannot run\n"
@@ -34,21 +33,22 @@ from coddl.cli import (
 )
 from coddl.cli.demo import command as demo
 from coddl.cli.output import asks_json
-from coddl.cli.plain_command import PlainCommand
+from coddl.cli.plain_command import PlainCommand, PlainGroup
 
 app = typer.Typer(
     name="coddl",
+    cls=PlainGroup,
     help="Share a GPU cluster among deep-learning jobs that grow and shrink while they train.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Examples:  [cyan]coddl demo[/]   [cyan]coddl up[/]   [cyan]coddl submit train.py[/]"
-    "   [cyan]coddl ls[/]   [cyan]coddl simulate[/]",
+    epilog="Start with: [cyan]coddl demo[/], or [cyan]coddl up[/] and "
+    "[cyan]coddl submit train.py[/]",
 )
 
 COMMANDS: Final = {
-    "A pool": (
+    "Pool": (
         ("up", pool.up, pool.UP_EXAMPLES),
         ("down", pool.down, pool.DOWN_EXAMPLES),
         ("nodes", nodes.nodes, nodes.NODES_EXAMPLES),
@@ -60,7 +60,7 @@ COMMANDS: Final = {
         ("agent", pool.agent, pool.AGENT_EXAMPLES),
         ("demo", demo.demo, demo.EXAMPLES),
     ),
-    "Jobs of a pool": (
+    "Jobs": (
         ("submit", submit.submit, submit.EXAMPLES),
         ("ls", jobs.ls, jobs.LS_EXAMPLES),
         ("describe", jobs.describe, jobs.DESCRIBE_EXAMPLES),
@@ -82,7 +82,7 @@ COMMANDS: Final = {
     ),
 }
 # What follows a script is the script's.
-SCRIPTED: Final = {"run": TyperCommand, "submit": submit.SubmitCommand}
+SCRIPTED: Final = {"run": PlainCommand, "submit": submit.SubmitCommand}
 
 for panel, commands in COMMANDS.items():
     for name, function, examples in commands:
@@ -108,7 +108,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def options(
     _version_asked: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Share a GPU cluster among deep-learning jobs that grow and shrink while they train."""

@@ -23,23 +23,23 @@ FORGET_EXAMPLES = "Examples:  coddl forget gpu-3"
 POLICY_EXAMPLES = """
 Examples:
 
-  coddl policy                 which one decides
+  coddl policy                       show policy and placement
 
-  coddl policy afs-l           another one, from now on; no job loses a step
+  coddl policy afs-l                 switch the policy; no job loses a step
 
   coddl policy tiresias-l:promote=8
 
-  coddl policy --placement tiresias       other devices for those who move; the policy stays
+  coddl policy --placement tiresias  switch the placement only
 """
 
 NodeName = Annotated[
-    str, typer.Argument(metavar="NODE", help="A node.", autocompletion=complete_nodes)
+    str, typer.Argument(metavar="NODE", help="Name of a node.", autocompletion=complete_nodes)
 ]
 PolicyName = Annotated[
     str,
     typer.Argument(
-        metavar="[NAME]",
-        help="The policy to switch to, parameters after a colon.",
+        metavar="NAME",
+        help="Policy to switch to; parameters follow a colon.",
         autocompletion=complete_policies,
     ),
 ]
@@ -47,7 +47,7 @@ Placement = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="The placement to switch to: which devices jobs get from now on.",
+        help="Placement to switch to.",
         autocompletion=complete_placements,
     ),
 ]
@@ -56,7 +56,7 @@ Placement = Annotated[
 def nodes(
     server: Server = "", state_dir: StateDir = "", output: Output = "table", as_json: AsJson = False
 ) -> None:
-    """List the pool's nodes, their devices, and who has them."""
+    """List the nodes of the pool, their GPUs, and the jobs that use them."""
     with connect(server, state_dir) as client:
         found = client.get("/nodes")["items"]
     if wants_json(output, as_json):
@@ -69,14 +69,14 @@ def nodes(
 
 def drain(
     node: NodeName,
-    undo: Annotated[bool, typer.Option("--undo", help="Let jobs onto it again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Let the node take jobs again.")] = False,
     server: Server = "",
     state_dir: StateDir = "",
     *,
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Let nothing new start on a node, and have what runs there move away."""
+    """Move all jobs off a node and start none there until `--undo`."""
     from coddl.api.client import in_path
 
     with connect(server, state_dir) as client:
@@ -84,12 +84,12 @@ def drain(
     if wants_json(output, as_json):
         print(json.dumps(found, indent=2))
     elif undo:
-        print(f"{found['name']}: takes jobs again")
+        print(f"{found['name']}: no longer drained; it takes jobs again")
     elif found["jobs"]:
         jobs = ", ".join(str(job) for job in found["jobs"])
-        print(f"{found['name']}: drained; still there: job {jobs}, moving away")
+        print(f"{found['name']}: drained; moving away: job {jobs}")
     else:
-        print(f"{found['name']}: drained, and empty")
+        print(f"{found['name']}: drained; no jobs are left on it")
 
 
 def forget(
@@ -100,7 +100,7 @@ def forget(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Take a node off the list that was lost and will not come back."""
+    """Remove a lost node from the pool's list."""
     from coddl.api.client import in_path
 
     with connect(server, state_dir) as client:
@@ -120,7 +120,7 @@ def policy(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Show which policy and which placement decide, or switch to others while jobs run."""
+    """Show or switch the scheduling policy and the placement, while jobs run."""
     check_choice(name, placement)
     with connect(server, state_dir) as client:
         if name or placement:
@@ -132,6 +132,7 @@ def policy(
         return
     from coddl.cli.poolview import moment
 
-    by = f" by {found['by']}" if found["by"] else ""
-    since = f" since {moment(found['since_s'], time.time())}" if found["since_s"] else ""
-    print(f"{found['policy']} with {found['placement']}{since}{by}")
+    at = f" at {moment(found['since_s'], time.time())}" if found["since_s"] else ""
+    by = found["by"] or ("a user" if at else "")
+    origin = f", set by {by}{at}" if by else " (default)"
+    print(f"policy {found['policy']}, placement {found['placement']}{origin}")

@@ -6,10 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-Output = Annotated[
-    Literal["table", "json"], typer.Option("-o", "--output", help="What to print on stdout.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+Output = Annotated[Literal["table", "json"], typer.Option("-o", "--output", help="Output format.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Same as -o json.")]
 
 
 def asks_json(words: Sequence[str]) -> bool:

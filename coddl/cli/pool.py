@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 UP_EXAMPLES = """
 Examples:
 
-  coddl up                       a pool of this machine's GPUs, or cores
+  coddl up               a pool with this machine's GPUs (or CPU cores)
 
-  coddl up --slots 4             four places for CPU workers
+  coddl up --slots 4     a pool with 4 CPU slots
 
   coddl up --policy afs-l --foreground
 
-  coddl down                     jobs are saved, and go on at the next up
+  coddl down             stop it; jobs are saved and continue at the next up
 """
 DOWN_EXAMPLES = "Examples:  coddl down   coddl down --cancel-jobs"
 SERVER_EXAMPLES = """
 Examples:
 
-  coddl server --host 0.0.0.0            on one machine of a cluster; agents come to it
+  coddl server --host 0.0.0.0      agents on other machines can connect
 
   coddl server --log-format json
 """
@@ -47,7 +47,7 @@ Examples:
 
   coddl agent --server http://head:7433 --token-file token --jobs-dir /nfs/jobs
 
-  coddl agent --slots 8                  places for CPU workers; pool of here
+  coddl agent --slots 8            8 CPU slots for the pool on this machine
 """
 OWN_S: Final = 10.0  # within which a server on this machine answers
 PORT: Final = 7433
@@ -55,14 +55,17 @@ PORT: Final = 7433
 Slots = Annotated[
     int | None,
     typer.Option(
-        min=1, max=1024, metavar="N", help="Places for CPU workers. Default: GPUs, else cores."
+        min=1,
+        max=1024,
+        metavar="N",
+        help="Number of CPU slots (default: use the GPUs; without GPUs, one per core).",
     ),
 ]
 Policy = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Who decides. Default: the one of before; at first, afs-p:tie=keep,lease_h=0.25.",
+        help="Scheduling policy (default: the last one used, initially afs-p).",
         autocompletion=complete_policies,
     ),
 ]
@@ -70,7 +73,7 @@ Placement = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Which devices jobs get. Default: the one of before; at first, consolidate.",
+        help="Placement: which GPUs jobs get (default: the last one used, initially consolidate).",
         autocompletion=complete_placements,
     ),
 ]
@@ -79,50 +82,72 @@ ClusterFile = Annotated[
     typer.Option(
         "--cluster",
         metavar="FILE|16x4",
-        help="Racks, islands and links of the nodes, by name, for placements that look at them.",
+        help="Racks, islands and links of the nodes, for placements that use them.",
     ),
 ]
 CoolDown = Annotated[
     float | None,
-    typer.Option("--cool-down", min=0, metavar="S", help="Seconds between resizes of a job."),
+    typer.Option(
+        "--cool-down",
+        min=0,
+        metavar="S",
+        help="Minimum seconds between resizes of a job (default: 10).",
+    ),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Where the server listens; 0: any.")]
-Foreground = Annotated[bool, typer.Option("--foreground", help="Stay, and end at Ctrl-C.")]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, metavar="PORT", help="Port of the server; 0: any free one.")
+]
+Foreground = Annotated[
+    bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops the pool.")
+]
 Agents = Annotated[
-    int, typer.Option(min=1, max=64, metavar="K", help="Several, as on so many machines.")
+    int, typer.Option(min=1, max=64, metavar="K", help="Number of agents on this machine.")
 ]
-CancelJobs = Annotated[bool, typer.Option("--cancel-jobs", help="End all jobs for good.")]
-LogFormat = Annotated[Literal["console", "json"], typer.Option(help="How to log.")]
-Host = Annotated[str, typer.Option(help="The address to listen at.")]
+CancelJobs = Annotated[bool, typer.Option("--cancel-jobs", help="Cancel all jobs first.")]
+LogFormat = Annotated[Literal["console", "json"], typer.Option(help="Format of the log.")]
+Host = Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")]
 Lease = Annotated[
     float,
     typer.Option(
         "--lease",
         min=1,
         metavar="S",
-        help="Seconds that agents go on without the server before they save their jobs.",
+        help="Seconds without the server after which agents save and stop their jobs.",
     ),
 ]
 AgentHost = Annotated[
     str,
     typer.Option(
-        metavar="HOST", help="How other nodes reach this one. Default: as the server sees it."
+        metavar="HOST",
+        help="Address at which other nodes reach this one (default: the one the server sees).",
     ),
 ]
 AgentServer = Annotated[
     str,
-    typer.Option(metavar="URL", envvar="CODDL_SERVER", help="Default: the server of this machine."),
+    typer.Option(
+        metavar="URL", envvar="CODDL_SERVER", help="Server of the pool (default: this machine's)."
+    ),
 ]
 TokenFile = Annotated[
-    str, typer.Option(metavar="FILE", help="The pool's token. Default: the state folder's.")
+    str,
+    typer.Option(
+        metavar="FILE", help="File with the pool's token (default: in the state directory)."
+    ),
 ]
-NodeName = Annotated[str, typer.Option("--name", help="The node's name. Default: the machine's.")]
+NodeName = Annotated[
+    str, typer.Option("--name", metavar="NAME", help="Name of the node (default: the machine's).")
+]
 JobsDir = Annotated[
     str,
-    typer.Option(metavar="DIR", help="Where jobs keep checkpoints; all agents of a pool share it."),
+    typer.Option(
+        metavar="DIR", help="Directory for checkpoints of jobs, shared by all agents of the pool."
+    ),
 ]
 Warm = Annotated[
-    bool, typer.Option("--warm/--no-warm", help="Have an interpreter with torch ready.")
+    bool,
+    typer.Option(
+        "--warm/--no-warm", help="Keep an interpreter with torch loaded, for fast starts."
+    ),
 ]
 
 
@@ -140,7 +165,7 @@ def up(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Start a pool on this machine: a server and an agent, kept running in the background."""
+    """Start a pool on this machine: a server and an agent, in the background."""
     from coddl.api.client import state_folder
     from coddl.engines.local import PoolOptions, server_of, supervisor_of
     from coddl.engines.local import up as start
@@ -149,7 +174,7 @@ def up(
     if agents > 1 and slots is None:
         raise UserError(
             f"--agents {agents} can't be used by itself",
-            "the agents would all take the same devices",
+            "all agents would use the same GPUs",
             f"--agents {agents} --slots 2",
         )
     options = PoolOptions(
@@ -174,11 +199,11 @@ def up(
         told = {"state_dir": str(options.folder), "url": url, "started": is_new}
         print(json.dumps({**told, "pid": supervisor_of(options.folder)}, indent=2))
     elif is_new:
-        print(f"the pool is up at {url}: {_devices(options.folder)}")
-        print("coddl submit train.py hands a job in; coddl down ends the pool", file=sys.stderr)
+        print(f"pool started at {url}: {_slots(options.folder)}")
+        print("submit a job: coddl submit train.py   stop the pool: coddl down", file=sys.stderr)
     else:
         where = url or options.folder
-        print(f"a pool is up already at {where} and stays as it is; coddl down ends it")
+        print(f"a pool is already running at {where}; its options are unchanged")
 
 
 def checked_cluster(spec: str, agents: tuple[str, ...]) -> str:
@@ -188,8 +213,8 @@ def checked_cluster(spec: str, agents: tuple[str, ...]) -> str:
     named = {node.name for node in cluster_from(spec).nodes}
     if strangers := ", ".join(agent for agent in agents if agent not in named):
         note(
-            f"--cluster {spec} does not name {strangers}, so all it tells of them is its links; "
-            f"a file with names: [{strangers}] tells more"
+            f"--cluster {spec} does not name {strangers}: only its links apply there; "
+            f"name them in a file with names: [{strangers}]"
         )
     return with_whole_path(spec)
 
@@ -240,13 +265,13 @@ def is_ready(options: "PoolOptions") -> bool:
         return False  # not yet
 
 
-def _devices(folder: Path) -> str:
-    from coddl.cli.poolview import counted
+def _slots(folder: Path) -> str:
+    from coddl.cli.poolview import counted, unit_of
 
     with own_client(folder) as client:
-        found = client.get("/pool")
-    places, nodes = counted(found["slots_total"], "device"), counted(found["nodes_up"], "node")
-    return f"{places} on {nodes}, {found['policy']} decides"
+        found, nodes = client.get("/pool"), client.get("/nodes")["items"]
+    slots, count = counted(found["slots_total"], unit_of(nodes)), counted(found["nodes_up"], "node")
+    return f"{slots} on {count}, policy {found['policy']}"
 
 
 def down(
@@ -255,7 +280,7 @@ def down(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """End the pool of this machine; its jobs are saved and go on at the next `coddl up`."""
+    """Stop the pool of this machine; its jobs are saved and continue at the next `coddl up`."""
     from coddl.api.client import state_folder
     from coddl.engines.local import NOBODY, supervisor_of
     from coddl.engines.local import down as end
@@ -268,9 +293,8 @@ def down(
     elif not was_up:
         print(f"{NOBODY} ({folder})")
     else:
-        print(
-            f"the pool is down; {cancelled} jobs cancelled" if cancel_jobs else "the pool is down"
-        )
+        more = f"{cancelled} jobs cancelled" if cancel_jobs else "coddl up continues its jobs"
+        print(f"pool stopped; {more}")
 
 
 def _cancel_all(folder: Path) -> int:
@@ -297,7 +321,7 @@ def server(
     log_format: LogFormat = "console",
     state_dir: StateDir = "",
 ) -> None:
-    """Run the server of a pool, for agents on any machine; stays until it is ended."""
+    """Run the server of a pool in the foreground; agents on any machine can join."""
     from coddl.api.client import state_folder
 
     with needs("server"):
@@ -328,7 +352,7 @@ def agent(
     log_format: LogFormat = "console",
     state_dir: StateDir = "",
 ) -> None:
-    """Give this machine's devices to a pool; stays until it is ended. Jobs run as this user."""
+    """Add this machine's GPUs to a pool, in the foreground. Jobs run as the current user."""
     from coddl.api.client import find, state_folder
 
     folder = state_folder(state_dir)

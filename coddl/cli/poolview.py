@@ -28,12 +28,12 @@ STYLES: Final = {
 }
 # What a narrow terminal can do without, the first first.
 DISPENSABLE: Final = ("RESTARTS", "PRIO", "USER", "AGE", "NODES", "RUNTIME", "ETA")
-REASON_LEAST: Final = 24  # columns
+REASON_LEAST: Final = 36  # columns
 GAP: Final = "  "
 SOURCES: Final = {
-    "interpolated": "between measured ones",
-    "submitted": "said by the user",
-    "assumed": "not known yet",
+    "interpolated": "between measured sizes",
+    "submitted": "given by the user",
+    "assumed": "not measured yet",
 }
 
 
@@ -69,16 +69,22 @@ def moment(at_s: float, now_s: float) -> str:
 
 
 def bounds(least: int, most: int) -> str:
-    return f"{least}" if least == most else f"{least}-{most}"
+    return f"{least}" if least == most else f"{least}..{most}"
 
 
 def gpus_of(job: Answer) -> str:
-    """Write what a job holds and may hold: 3/1-8."""
+    """Write what a job holds and may hold: 3/1..8."""
     return f"{job['gpus']}/{bounds(job['gpus_min'], job['gpus_max'])}"
 
 
 def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def unit_of(nodes: Sequence[Answer]) -> str:
+    """What people call a slot: a GPU, unless no node has one."""
+    kinds = [slot["kind"] for node in nodes for slot in node["slots"]]
+    return "CPU slot" if kinds and all(kind == "cpu" for kind in kinds) else "GPU"
 
 
 # Tables.
@@ -141,16 +147,20 @@ def reason_of(job: Answer) -> str:
 def jobs_lines(jobs: Sequence[Answer], now_s: float, width: int | None = None) -> list[Text]:
     """Lay out jobs, one per line."""
     if not jobs:
-        return [Text("no jobs; coddl submit train.py hands one in, --all shows finished ones")]
+        return [
+            Text(
+                "no active jobs; submit one: coddl submit train.py, show ended ones: coddl ls --all"
+            )
+        ]
     return table([job_row(job, now_s) for job in jobs], width)
 
 
 def nodes_lines(nodes: Sequence[Answer]) -> list[Text]:
     """Lay out nodes, one per line."""
     if not nodes:
-        return [Text("no nodes; coddl agent on a machine adds it")]
+        return [Text("no nodes; run coddl agent on a machine to add it")]
     others = [
-        Text(f"{node['name']}: device {slot['index']} is used by {slot['used_by_others']}")
+        Text(f"{node['name']}: GPU {slot['index']} is in use by {slot['used_by_others']}")
         for node in nodes
         for slot in node["slots"]
         if slot.get("used_by_others")
@@ -166,7 +176,9 @@ def _node_row(node: Answer) -> dict[str, str]:
         "NAME": node["name"],
         "STATE": node["state"],
         "USED": f"{node['used']}/{len(node['slots'])}",
-        "DEVICES": ", ".join(f"{count} x {kind}" for kind, count in kinds.items()),
+        "SLOTS": ", ".join(
+            f"{count} x {kind.upper() if kind == 'cpu' else kind}" for kind, count in kinds.items()
+        ),
         "HOST": node["host"],
         "LEASE": duration(node["lease_left_s"]),
         "JOBS": " ".join(str(job) for job in node["jobs"]),
@@ -174,19 +186,22 @@ def _node_row(node: Answer) -> dict[str, str]:
 
 
 def preview_lines(preview: Answer) -> list[Text]:
-    """Tell what a submission would do to everybody."""
-    free = f"{preview['slots_free']} of {preview['slots_total']} GPUs are free"
+    """Tell what a submission would change."""
+    free = f"{preview['slots_free']} of {preview['slots_total']} slots are free"
     effects = [("new", preview["job"]), *((str(each["job"]), each) for each in preview["others"])]
     rows = [
         {
             "JOB": number,
             "NAME": effect["name"],
-            "GPUS": f"{effect['gpus_before']} -> {effect['gpus']}",
+            "GPUS": f"{effect['gpus_before']} → {effect['gpus']}",
             "REASON": effect["reason"],
         }
         for number, effect in effects
     ]
-    return [Text(f"{free}; {preview['policy']} decides"), *table(rows)]
+    return [
+        Text(f"dry run, nothing is submitted; {free}; policy {preview['policy']}"),
+        *table(rows),
+    ]
 
 
 # One job.
@@ -211,18 +226,19 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
     done = f" ({job['progress']:.0%})" if job["progress"] is not None else ""
     speed = f"{job['samples_per_s']:,.0f} samples/s" if job["samples_per_s"] else ""
     pause = f", last pause {job['last_pause_s']:.2f} s" if job["last_pause_s"] else ""
-    holds = f"{job['gpus']} of {bounds(job['gpus_min'], job['gpus_max'])}"
+    limits = bounds(job["gpus_min"], job["gpus_max"])
+    holds = f"{job['gpus']} (bounds {limits})"
     where = f" on {', '.join(job['nodes'])}" if job["nodes"] else ""
-    saved = f", saved up to {job['saved_step']:,}" if job["saved_step"] is not None else ""
+    saved = f", last checkpoint at {job['saved_step']:,}" if job["saved_step"] is not None else ""
     trouble = job["trouble"] or {}
     pairs = [
-        ("why", reason_of(job)),
+        ("reason", reason_of(job)),
         ("GPUs", f"{holds}{where}"),
         ("memory", job.get("memory_limit") or ""),
         ("step", f"{job['step']:,}{steps}{done}{saved}"),
-        ("unsaved", "{what}, {because}".format_map(job["unsaved"]) if job.get("unsaved") else ""),
+        ("not saved", "{what}: {because}".format_map(job["unsaved"]) if job.get("unsaved") else ""),
         ("speed", speed),
-        ("ends in", duration(job["eta_s"])),
+        ("ETA", duration(job["eta_s"])),
         ("metrics", ", ".join(f"{name} {value:.4g}" for name, value in job["metrics"].items())),
         ("command", " ".join(job["command"])),
         ("tier", job["tier"]),
@@ -231,39 +247,39 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
         ("submitted", moment(job["submitted_s"], now_s)),
         ("started", moment(job["started_s"], now_s) if job["started_s"] is not None else ""),
         ("ended", moment(job["ended_s"], now_s) if job["ended_s"] is not None else ""),
-        ("time", f"{duration(job['runtime_s'])} with GPUs, {duration(job['waited_s'])} without"),
+        ("time", f"{duration(job['runtime_s'])} running, {duration(job['waited_s'])} waiting"),
         ("resizes", f"{job['resizes']}{pause}"),
         ("restarts", str(job["restarts"])),
         ("exit code", "" if job["exit_code"] is None else str(job["exit_code"])),
-        ("trouble", trouble.get("what", "")),
+        ("error", trouble.get("what", "")),
         ("because", trouble.get("because", "")),
         ("try", trouble.get("try", "")),
     ]
     lines = [title(job), *fields(pairs)]
     if events:
-        lines += [Text(), Text("what happened last", style="bold")]
+        lines += [Text(), Text("latest events", style="bold")]
         lines += [Text("  ").append(event_line(event, now_s)) for event in events]
     return lines
 
 
 def explain_lines(told: Answer, now_s: float) -> list[Text]:
-    """Tell why a job is where it is, which speeds that rests on, and its story."""
+    """Tell why a job is where it is, which speeds that rests on, and its history."""
     job = told["job"]
-    head = title(job).append(f"  {gpus_of(job)} GPUs")
+    head = title(job).append(f"  GPUS {gpus_of(job)}")
     code = f"{told['code']}: " if told["code"] else ""
     lines = [head, Text(f"{code}{told['sentence']}")]
     if job.get("still_s"):
-        lines.append(Text(f"it has made no step for {duration(job['still_s'])}"))
+        lines.append(Text(f"no step for {duration(job['still_s'])}"))
     limit = job.get("memory_limit")
     if limit and limit not in told["sentence"]:
         lines.append(Text(f"it needs {limit}"))
     if told["position"] is not None:
-        place = f"number {told['position']} of those that wait"
-        lines.append(Text(f"{place}; jobs that hold devices: {told['ahead']}"))
+        place = f"number {told['position']} of the waiting jobs, in order of submission"
+        lines.append(Text(f"{place}; other jobs that run: {told['ahead']}"))
     if told["speeds"] and job["tier"] == "elastic":  # others keep their size, however fast
         lines += [Text(), *_speeds(told["speeds"])]
     if told["story"]:
-        lines += [Text(), Text("its story", style="bold")]
+        lines += [Text(), Text("history", style="bold")]
         lines += [Text(f"  {moment(s['at_s'], now_s)}  {s['text']}") for s in told["story"]]
     return lines
 
@@ -277,7 +293,7 @@ def _speeds(speeds: Sequence[Answer]) -> list[Text]:
                 "GPUS": str(speed["gpus"]),
                 "STEP": f"{speed['step_s']:.3g} s" if is_known else "?",
                 "SPEEDUP": f"{speed['speedup']:.2f}x",
-                "KNOWN": _source(speed),
+                "SOURCE": _source(speed),
             }
             for speed in speeds
         ]
@@ -307,12 +323,13 @@ def log_line(line: Answer) -> str:
 def change_line(job: Answer) -> str:
     """Sum up where a job stands, for those who wait for it."""
     reason = f": {reason_of(job)}" if reason_of(job) else ""
-    return f"{job['name']} (job {job['id']}) {job['state']} {gpus_of(job)} GPUs{reason}"
+    return f"{job['name']} (job {job['id']}) {job['state']}, GPUS {gpus_of(job)}{reason}"
 
 
 def end_sentence(job: Answer) -> str:
     """Tell how a job ended."""
     took = f" after {duration(job['jct_s'])}" if job["jct_s"] is not None else ""
-    code = f", exit code {job['exit_code']}" if job["exit_code"] else ""
-    early = f", but {job['reason']}" if job.get("left_early") else ""
-    return f"{job['name']} (job {job['id']}) {job['state']}{took}{code}{early}"
+    plain = job["state"] == "SUCCEEDED" and not job.get("left_early")
+    said = job["reason"] or (job["trouble"] or {}).get("what", "")
+    why = f": {said}" if said and not plain else ""
+    return f"{job['name']} (job {job['id']}) {job['state']}{took}{why}"

@@ -23,55 +23,68 @@ if TYPE_CHECKING:
 EXAMPLES = """
 Examples:
 
-  coddl run train.py --epochs 3                      as many workers as there are GPUs, else one
+  coddl run train.py --epochs 3             one worker per GPU
 
-  coddl run --workers 1..8 --name bert train.py      then, elsewhere: coddl resize bert 4
+  coddl run --workers 1..8 --name bert train.py
 
-  coddl run --resize 100:4,500:2 train.py            4 workers from step 100 on, 2 from step 500
+  coddl resize bert 4                       in another terminal
 
-  coddl run --trace trace.json train.py              open it at ui.perfetto.dev
+  coddl run --resize 100:4,500:2 train.py   4 workers at step 100, 2 at 500
+
+  coddl run --trace trace.json train.py     open it at ui.perfetto.dev
 """
 
-Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="A script that uses coddl.prepare.")]
+Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="Script that calls coddl.prepare.")]
 Arguments = Annotated[
-    list[str] | None, typer.Argument(metavar="[ARGS]...", help="What the script is given.")
+    list[str] | None, typer.Argument(metavar="ARGS...", help="Arguments of the script.")
 ]
 Workers = Annotated[
     str,
     typer.Option(
         metavar="N|MIN..MAX",
-        help="How many workers, or within which bounds. Default: one per GPU, else 1.",
+        help="Number of workers, or bounds (default: one per GPU; without GPUs, 1).",
     ),
 ]
 Resizes = Annotated[
     str, typer.Option(metavar="STEP:N,…", help="Change the number of workers at these steps.")
 ]
-Name = Annotated[str, typer.Option(help="What to call the job. Default: the script's name.")]
+Name = Annotated[
+    str, typer.Option(metavar="NAME", help="Name of the job (default: the script's name).")
+]
 Every = Annotated[
-    float, typer.Option("--checkpoint-every", metavar="S", min=0.1, help="Seconds between them.")
+    float,
+    typer.Option("--checkpoint-every", metavar="S", min=0.1, help="Seconds between checkpoints."),
 ]
 Folder = Annotated[
     str,
-    typer.Option(metavar="DIR", help="Where checkpoints go. Default: ~/.local/state/coddl/NAME."),
+    typer.Option(
+        metavar="DIR", help="Directory for checkpoints (default: ~/.local/state/coddl/NAME)."
+    ),
 ]
 Keep = Annotated[
-    bool, typer.Option("--keep-checkpoints", help="Keep them when the job has succeeded.")
+    bool, typer.Option("--keep-checkpoints", help="Keep checkpoints after the job has succeeded.")
 ]
 Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Start over, and remove the checkpoints of earlier runs.")
+    bool, typer.Option("--fresh", help="Start over and remove the checkpoints of earlier runs.")
 ]
 Port = Annotated[
-    int, typer.Option(min=0, max=65535, help="Where workers meet, on 127.0.0.1. Default: any.")
+    int,
+    typer.Option(
+        min=0,
+        max=65535,
+        metavar="PORT",
+        help="Port of the workers' rendezvous on 127.0.0.1; 0: any free one.",
+    ),
 ]
-Python = Annotated[str, typer.Option(metavar="EXE", help="The interpreter of the workers.")]
+Python = Annotated[str, typer.Option(metavar="EXE", help="Python interpreter of the workers.")]
 Watchdog = Annotated[
     float,
-    typer.Option(metavar="S", min=1, help="Replace a worker whose loop is silent for so long."),
+    typer.Option(metavar="S", min=1, help="Replace a worker whose loop is silent for S seconds."),
 ]
 TraceFile = Annotated[
-    str, typer.Option(metavar="FILE", help="Write what happened when, to look at.")
+    str, typer.Option(metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show what the script prints, and errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the script's output and errors.")]
 
 
 def run(
@@ -94,7 +107,7 @@ def run(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Train on this machine with workers that come and go; checkpoints are kept along the way."""
+    """Run a training script on this machine with a resizable number of workers and checkpoints."""
     from coddl.runtime.supervisor.environment import without_launcher
     from coddl.runtime.supervisor.job import Job
     from coddl.runtime.supervisor.jobdir import check_name, default_folder
@@ -195,7 +208,7 @@ def _ask(name: str, request: dict[str, Any], for_program: bool) -> None:
     elif "change" not in answer:
         print(f"{name}: asked for {counted(answer['target'], 'worker')}")
     elif answer["change"] is None:
-        print(f"{name}: has {counted(answer['target'], 'worker')} already")
+        print(f"{name}: already has {counted(answer['target'], 'worker')}")
     else:
         print(f"{name}: {change_sentence(answer['change'])}")
 
@@ -214,7 +227,7 @@ def user_errors() -> Iterator[None]:
 def _script(script: str) -> Path:
     path = Path(script).absolute()
     if not path.is_file():
-        because = "it is a folder" if path.is_dir() else "there is no such file"
+        because = "it is a directory" if path.is_dir() else "there is no such file"
         raise UserError(f"{script} can't be run", because, "coddl run train.py")
     return path
 
@@ -249,7 +262,7 @@ def _sizes(text: str) -> dict[str, Any]:
         return {"workers_min": int(least), "workers_max": int(most)}
     raise UserError(
         f"--workers {text} can't be used",
-        f'"{text}" is neither a number above 0 nor two of them in order',
+        f'"{text}" is neither a number above 0 nor a range MIN..MAX',
         "--workers 4 or --workers 1..8",
     )
 

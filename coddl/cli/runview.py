@@ -120,13 +120,13 @@ def sentence(event: Event) -> str:
             return f"suspended at step {event['step']}{where}, {after}"
         case "lost":
             samples = counted(event["samples"], "sample")
-            return f"step {event['step']} was made without {samples} of a worker that was lost"
+            return f"step {event['step']} does not include {samples} of a worker that was lost"
         case "memory":
             return f"needs at least {counted(event['workers_min'], 'worker')}: {event['because']}"
         case "not-resized":
             workers, at_step = counted(event["workers"], "worker"), event["at_step"]
             ended = f"the training ended at step {event['step']:,}"
-            return f"asked for {workers} at step {at_step:,}, but {ended}"
+            return f"--resize to {workers} at step {at_step:,} did not happen: {ended}"
         case "left-early":
             return f"the script left its loop at step {event['step']:,} of {event['steps']:,}"
         case "stalled":
@@ -178,8 +178,8 @@ def end_sentence(end: Event) -> str:
         longest = f", longest pause {max(pauses_s):.2f} s" if pauses_s else ""
         return f"{took}, {counted(len(pauses_s), 'change')}{longest}"
     if end["kept_step"] is not None:
-        because = f"not saved, because {end['unsaved']['because']}"
-        again = f"with room there the same command continues from step {end['kept_step']}"
+        because = f"not saved: {end['unsaved']['because']}"
+        again = f"with free space there the same command continues from step {end['kept_step']}"
         return f"{took}; {because}; {again}, until this machine restarts"
     if end["saved_step"] is not None:
         command = "the same command without --fresh" if end["fresh"] else "the same command"
@@ -190,7 +190,7 @@ def end_sentence(end: Event) -> str:
 def jobs_table(jobs: list[Event]) -> str:
     """Lay out the jobs of this machine, one per line."""
     if not jobs:
-        return "no job runs on this machine"
+        return "no job of coddl run is running on this machine"
     rows = [("NAME", "STATE", "STEP", "WORKERS", "SAMPLES/S", "LAST PAUSE", "PIDS", "NOTE")]
     for job in jobs:
         steps = f"/{job['steps']:,}" if job["steps"] else ""

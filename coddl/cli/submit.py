@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from coddl.cli.connect import Server, StateDir, connect, needs, note, note_own_options
 from coddl.cli.output import AsJson, Output, wants_json
+from coddl.cli.plain_command import PlainCommand
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 EXAMPLES = """
 Examples:
 
-  coddl submit train.py --epochs 3                the pool decides how many GPUs
+  coddl submit train.py --epochs 3                 any number of GPUs
 
-  coddl submit --gpus 2..8 --name bert train.py   within bounds
+  coddl submit --gpus 2..8 --name bert train.py    between 2 and 8
 
   coddl submit --gpus 4 --precheck "python check.py" -- torchrun train.py
 
-  coddl submit -f job.yaml --priority 5           from a file; flags win
+  coddl submit -f job.yaml --priority 5            options override the file
 
-  coddl submit --dry-run train.py                 what would happen to all
+  coddl submit --dry-run train.py                  only show the effect
 
   JOB=$(coddl submit --parsable train.py) && coddl wait $JOB
 """
@@ -36,56 +36,73 @@ SEPARATED: Final = "separated"  # by "--": what follows is a command
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SCRIPT [ARGS]... | -- CMD...", help="What to run."),
+    typer.Argument(
+        metavar="SCRIPT [ARGS]... | -- CMD...",
+        help="Script with its arguments, or any command after --.",
+    ),
 ]
 SpecFile = Annotated[
-    str, typer.Option("-f", "--file", metavar="FILE", help="The job, in YAML or JSON; - is stdin.")
+    str,
+    typer.Option(
+        "-f", "--file", metavar="FILE", help="Job description in YAML or JSON; - reads stdin."
+    ),
 ]
 Gpus = Annotated[
     str,
     typer.Option(
         metavar="N|MIN..MAX",
-        help="How many GPUs. Default: 1; for a script that uses coddl.prepare, any number.",
+        help="Number of GPUs, or bounds (default: 1; any number for an elastic script).",
     ),
 ]
-Name = Annotated[str, typer.Option(help="What to call it. Default: the script's name.")]
+Name = Annotated[
+    str, typer.Option(metavar="NAME", help="Name of the job (default: the script's name).")
+]
 Priority = Annotated[
-    int | None, typer.Option(help="Jobs of a higher one are served first. Default: 0.")
+    int | None,
+    typer.Option(metavar="N", help="Jobs with a higher priority get GPUs first (default: 0)."),
 ]
 Group = Annotated[
-    str, typer.Option(metavar="NAME", help="What belongs together: one app to fair policies.")
+    str,
+    typer.Option(
+        metavar="NAME", help="Group of jobs (e.g. a sweep) that fair policies treat as one."
+    ),
 ]
 Weight = Annotated[
-    float | None, typer.Option(help="How long its turn lasts, if policies take turns. Default: 1.")
+    float | None,
+    typer.Option(metavar="X", help="Relative length of its time slices, for gandiva (default: 1)."),
 ]
 Env = Annotated[
-    list[str] | None, typer.Option("--env", metavar="K=V", help="A variable; repeat for several.")
+    list[str] | None,
+    typer.Option("--env", metavar="K=V", help="Environment variable; repeat for several."),
 ]
 Python = Annotated[
-    str, typer.Option(metavar="EXE", help="Interpreter of the script. Default: the agent's own.")
+    str, typer.Option(metavar="EXE", help="Python interpreter on the nodes (default: the agent's).")
 ]
 TierOption = Annotated[
     Literal["elastic", "restartable", "opaque"] | None,
     typer.Option(
-        help="elastic: calls coddl.prepare (default of a .py script); restartable: saves its own "
-        "state at SIGTERM; opaque: any command.",
+        metavar="TIER",
+        help="elastic: calls coddl.prepare (default for a .py script); restartable: saves its own "
+        "state at SIGTERM; opaque: any command (default after --).",
     ),
 ]
 Precheck = Annotated[
     str,
-    typer.Option(metavar="CMD", help="Must succeed on one GPU before the job may take many."),
+    typer.Option(metavar="CMD", help="Command that must succeed on 1 GPU before the job starts."),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Until it is over; exit 100 if it fails.")]
-Parsable = Annotated[bool, typer.Option("--parsable", help="Print its number, and no more.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Wait until the job ends; exit with 100 if it fails.")
+]
+Parsable = Annotated[bool, typer.Option("--parsable", help="Print only the job number.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would happen to everybody; change nothing.")
+    bool, typer.Option("--dry-run", help="Show the effect on all jobs; submit nothing.")
 ]
 Schema = Annotated[
-    bool, typer.Option("--schema", help="Print the JSON Schema of a job's file, and leave.")
+    bool, typer.Option("--schema", help="Print the JSON Schema of a job file and exit.")
 ]
 
 
-class SubmitCommand(TyperCommand):
+class SubmitCommand(PlainCommand):
     """Remembers whether `--` stood before what is to be run: then it is a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer's own click
@@ -119,10 +136,12 @@ def submit(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Hand in a training; the pool decides how many GPUs it has, and changes that as it runs.
+    """Submit a training job; the pool decides how many GPUs it gets, and resizes it as it runs.
 
-    The working folder goes along, as it is now; .coddlignore names what stays. What follows the
-    script is the script's.
+    The working directory is uploaded as it is now, except what .coddlignore lists. The job runs in
+    a copy on its node, jobs/NUMBER/folder in the jobs directory; files it writes stay there.
+
+    Arguments after the script are passed to it.
     """
     if schema:
         from coddl.api.spec import schema as published
@@ -177,7 +196,7 @@ def read_file(name: str) -> dict[str, Any]:
         raise UserError(f"-f {name} can't be read", because, "script: train.py") from None
     if not isinstance(data, dict):
         raise UserError(
-            f"-f {name} holds no job", "it has no fields with values", "script: train.py"
+            f"-f {name} is not a job", "it is not a mapping of fields to values", "script: train.py"
         )
     return {str(key): value for key, value in data.items()}
 
@@ -205,7 +224,7 @@ def interpreter(python: str) -> str:
         raise UserError(
             f"--python {python} can't be used",
             "there is no such program here",
-            "the whole path it has on the nodes, as in --python /opt/venv/bin/python",
+            "its absolute path on the nodes, as in --python /opt/venv/bin/python",
         )
     return str(Path(found).absolute())
 
@@ -219,7 +238,7 @@ def read_variable(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UserError(
-            f"--env {text} can't be used", f'"{text}" is not a name, = and a value', "--env SEED=1"
+            f"--env {text} can't be used", f'"{text}" is not of the form NAME=VALUE', "--env SEED=1"
         )
     return key, value
 
@@ -236,7 +255,7 @@ def checked(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     if request.script:
         path = folder / request.folder / request.script
         if not path.is_file():
-            because = "it is a folder" if path.is_dir() else "there is no such file"
+            because = "it is a directory" if path.is_dir() else "there is no such file"
             raise UserError(
                 f"{request.script} can't be submitted", because, "coddl submit train.py"
             )
@@ -244,7 +263,7 @@ def checked(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         if not path.is_relative_to(start):  # the folder where it lies may hold anything, as /tmp
             raise UserError(
                 f"{request.script} can't be submitted",
-                f"it lies in {path.parent}, and {start} is what goes along",
+                f"it is in {path.parent}, but only {start} is uploaded",
                 f"cd {shlex.quote(str(path.parent))} && coddl submit {path.name}",
             )
         checked["script"] = str(path.relative_to(start))
@@ -260,7 +279,7 @@ def _handed_in(client: "Client", request: dict[str, Any], folder: Path) -> dict[
     with tempfile.TemporaryDirectory(prefix="coddl-") as scratch:
         archive = pack(folder, Path(scratch) / "code.tar.gz")
         for why in archive.left_out:
-            note(f"not taken along: {why}")
+            note(f"not uploaded: {why}")
         _check_taken(request, archive.names, folder)
         if not client.has_code(archive.hash):
             with archive.path.open("rb") as file:
@@ -276,8 +295,8 @@ def _check_taken(request: dict[str, Any], names: frozenset[str], folder: Path) -
     if inside.as_posix() not in names and not (folder / inside).is_symlink():
         raise UserError(
             f"{script} can't be submitted",
-            "it is among what stays here, by .coddlignore or as in .git and .venv",
-            "another line in .coddlignore, or another place for the script",
+            "it is excluded from the upload, by .coddlignore or as part of .git or .venv",
+            "change .coddlignore, or move the script",
         )
 
 
@@ -295,7 +314,7 @@ def _tell(job: dict[str, Any], how: str, *, is_last: bool) -> None:
     if how == "number":
         print(job["id"], flush=True)
     elif how == "words":
-        print(f"submitted {job['name']} as job {job['id']}", flush=True)
+        print(f"submitted {job['name']} (job {job['id']})", flush=True)
     elif is_last:
         print(json.dumps(job, indent=2))
 

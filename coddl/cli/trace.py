@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from coddl.cli.output import AsJson, Output, wants_json
-from coddl.cli.plain_command import PlainCommand
+from coddl.cli.plain_command import PlainCommand, PlainGroup
 
 if TYPE_CHECKING:
     from coddl.traces.trace import Trace
 
-app = typer.Typer(help="Show a trace, or generate one.", no_args_is_help=True)
+app = typer.Typer(cls=PlainGroup, help="Show a trace, or generate one.", no_args_is_help=True)
 
 
 @app.command(cls=PlainCommand, epilog="Example:  coddl trace info jobs.csv.gz")

@@ -42,9 +42,9 @@ def check_saved(job: Answer) -> None:
     """Raise if a job that is about to leave trains on, as its state can't be saved."""
     if job["state"] == "STOPPING" and (why := job.get("unsaved")):
         raise NotSaved(
-            f"{job['name']} (job {job['id']}) is not suspended, and trains on",
-            f"its state can't be saved: {why['what']}, {why['because']}",
-            f"{why['try']}; then it leaves by itself, and coddl cancel ends it without",
+            f"{job['name']} (job {job['id']}) is not suspended and keeps training",
+            f"its state can't be saved: {why['what']}: {why['because']}",
+            f"{why['try']}, then it stops by itself; or coddl cancel, without saving",
         )
 
 
@@ -90,8 +90,8 @@ def wait_for(
             check(job)
         if within_s is not None and time.monotonic() - begin_s > within_s:
             raise TooLate(
-                f"job {name} is not {state or 'over'} yet",
-                f"--timeout {within_s:g} seconds have passed",
+                f"job {name} is not {state or 'finished'} yet",
+                f"the --timeout of {within_s:g} s has passed",
                 f"coddl explain {name}",
             )
         time.sleep(LOOK_S[min(looks, len(LOOK_S) - 1)])

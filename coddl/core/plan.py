@@ -66,16 +66,18 @@ class Plan:
         """Why this row has no GPUs; None if it has some."""
         return None if self.shares[row] > 0 else self.allocation.waiting.of(row)
 
-    def reason(self, row: int) -> str:
-        """Why this row has what it has from now on."""
+    def reason(self, row: int, cause: str = "") -> str:
+        """Why this row has what it has from now on; `cause` is what made us decide."""
+        after = f" ({cause})" if cause else ""
         if (why := self.waiting(row)) is not None:
-            return f"{why.code}: {why.sentence}"
+            return f"{why.code}: {why.sentence}{after}"
         rivals = int(np.count_nonzero(self.shares > 0)) - 1
-        others = f"{rivals} other job{'' if rivals == 1 else 's'}" if rivals else "nobody"
+        others = f"shared with {rivals} other job{'' if rivals == 1 else 's'}"
         total = self.snapshot.cluster.gpus_total
-        reason = f"{self.shares[row]} of {total} GPUs are its share beside {others}"
+        # The cause comes first: a narrow terminal cuts the rest.
+        reason = f"{self.shares[row]} of {total} GPUs{after}"
         place = self.placed.why.get(row) if self.placed is not None else None
-        return f"{reason}; {place}" if place else reason
+        return "; ".join(filter(None, [reason, others if rivals else "", place]))
 
     def _change(self, row: int) -> Change:
         jobs = self.snapshot.jobs
@@ -85,7 +87,7 @@ class Plan:
             action = "resize" if gpus > 0 else "suspend"
         if before == gpus:
             why = self.placed.why.get(row, "") if self.placed is not None else ""
-            reason = f"it keeps {gpus} GPUs and moves" + f": {why}" * bool(why)
+            reason = f"moves to other GPUs, still {gpus}" + f": {why}" * bool(why)
             return Change(int(jobs.id[row]), "migrate", before, gpus, reason)
         return Change(int(jobs.id[row]), action, before, gpus, self.reason(row))
 

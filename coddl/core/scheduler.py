@@ -133,7 +133,7 @@ class Scheduler:
     def _checked(self, snapshot: Snapshot) -> Allocation:
         if snapshot.cluster.gpus_total == 0:  # no policy need think of that
             nothing = np.zeros(snapshot.jobs.size, np.int64)
-            return Allocation(nothing, because(nothing == 0, "Resources", "no GPU is left"))
+            return Allocation(nothing, because(nothing == 0, "Resources", "no GPU is free"))
         allocation = self.policy(snapshot)
         check(snapshot, allocation)
         return allocation
@@ -147,14 +147,14 @@ class Scheduler:
             above = int(shares[jobs.priority > rank].sum())
             if above:
                 rows = without & (jobs.priority == rank)
-                who = f"jobs of a higher priority than {rank} hold {above} GPUs"
+                who = f"jobs with a priority above {rank} hold {above} GPUs"
                 reasons |= because(rows & (need <= above), "Priority", who)
         wake_at_s, cool_s = allocation.wake_at_s, self.stability.cool_down_s
         cooling = (kept > 0) & (snapshot.now_s < jobs.changed_s + cool_s)
         if cooling.any():
             held = int(kept[cooling].sum())
             wake_at_s = min(wake_at_s, float((jobs.changed_s[cooling] + cool_s).min()))
-            who = f"{held} GPUs changed hands less than {cool_s:g} s ago and stay there"
+            who = f"{held} GPUs were reassigned less than {cool_s:g} s ago (cool-down)"
             reasons |= because(without & (need <= held), "CoolDown", who)
         promised = (kept > 0) & (jobs.settled == 0)
         if promised.any():
@@ -162,7 +162,7 @@ class Scheduler:
             wake_at_s = min(wake_at_s, end_s) if end_s > snapshot.now_s else wake_at_s
         # The policy sees only what is left: to it these rows ask for more than there is at all.
         total, held = snapshot.cluster.gpus_total, int(kept.sum())
-        who = f"jobs that may not be stopped now hold {held} of {total} GPUs"
+        who = f"jobs that cannot be stopped now hold {held} of {total} GPUs"
         reasons |= because(without & (total - held < need) & (need <= total), "Resources", who)
         return replace(allocation, waiting=reasons | allocation.waiting, wake_at_s=wake_at_s)
 

@@ -42,7 +42,7 @@ CLOSE_S: Final = 20.0
 TELL_S: Final = 5.0  # after which who waits wants to know for what
 TAIL_BYTES: Final = 8192
 ERROR: Final = re.compile(r"^error: (.+)\n  because (.+)\n  try     (.+)$", re.MULTILINE)
-NOBODY: Final = "no pool of this folder is up"
+NOBODY: Final = "no pool is running"
 
 
 class UnsavedJobs(UserError):
@@ -96,9 +96,9 @@ def supervisor_of(folder: Path) -> int | None:
             return int(found)
         if time.monotonic() > until_s:
             raise UserError(
-                f"the pool of {folder} can't be told to do anything",
-                "some process holds its lock and is none of this machine's",
-                "where it was started",
+                f"the pool of {folder} can't be controlled from here",
+                "a process on another machine holds its lock",
+                "run the command on the machine where the pool was started",
             )
         time.sleep(START_TICK_S)
 
@@ -126,7 +126,7 @@ def _held(folder: Path) -> Iterator[None]:
             if (pid := supervisor_of(folder)) is not None:
                 raise UserError(
                     f"a pool of {folder} can't be started",
-                    f"process {pid} keeps one up already",
+                    f"process {pid} already runs one",
                     "coddl down, or another --state-dir",
                 )
             time.sleep(START_TICK_S)  # somebody only looked
@@ -161,7 +161,7 @@ def _check_token(path: Path) -> None:
         because = f"{path} is empty"
     else:
         return
-    raise UserError("the token can't be used", because, f"rm {path}; coddl up makes a new one")
+    raise UserError("the token can't be used", because, f"rm {path}; coddl up creates a new one")
 
 
 def server_of(folder: Path) -> tuple[str, int] | None:
@@ -241,8 +241,8 @@ class Child:
             said = file.read().decode("utf-8", errors="replace")
         if found := ERROR.findall(said):
             return UserError(*found[-1])
-        because = " ".join(said.split()[-30:]) or "it said nothing"
-        return UserError(f"the {self.name} ended at once", because, f"see {self.log}")
+        because = " ".join(said.split()[-30:]) or "it printed nothing"
+        return UserError(f"the {self.name} failed to start", because, f"see {self.log}")
 
 
 def _tie() -> Callable[[], None]:
@@ -368,7 +368,7 @@ class LocalPool:
         if child.starts == 1 and code > 0 and self.now_s() - child.started_s < STEADY_S:
             raise child.words_of_end()
         wait_s = max(0.0, child.due_s - self.now_s())
-        self.tell(f"{child.name} {how}; it is started again in {wait_s:.1f} s")
+        self.tell(f"{child.name} {how}; restarting in {wait_s:.1f} s")
 
     def _stop(self, server: Child, agents: list[Child]) -> None:
         """End the agents, who save what their jobs have done; then the server, who is told of it.
@@ -385,7 +385,7 @@ class LocalPool:
                     if is_late and self._stops <= stops and problems_of(self.options.folder):
                         until_s = self.now_s() + LEAVE_S  # a job can't be saved: it is not killed
                     elif is_late or self._stops > stops:
-                        self.tell(f"{child.name} did not end in time and is killed")
+                        self.tell(f"{child.name} did not stop in time and is killed")
                         child.signal(signal.SIGKILL)
                     self._await_signal(0.1)
 
@@ -415,7 +415,7 @@ def await_ready(pool: Child, is_ready: Callable[[], bool], within_s: float = REA
         if time.monotonic() > until_s:
             raise UserError(
                 f"the pool was not ready within {within_s:.0f} s",
-                f"see what its processes say in {pool.log.parent}",
+                f"see the logs in {pool.log.parent}",
                 "coddl up --foreground",
             )
         time.sleep(START_TICK_S)
@@ -434,9 +434,9 @@ def _check_saved(folder: Path) -> None:
     """Raise if jobs that were told to leave can't be saved."""
     if problems := problems_of(folder):
         raise UnsavedJobs(
-            "the pool is not down yet, and jobs train on",
+            "the pool is not stopped yet, and jobs keep training",
             "; ".join(problems),
-            "free space there: then the pool ends; or coddl down --cancel-jobs",
+            "free space there, then the pool stops by itself; or coddl down --cancel-jobs",
         )
 
 
@@ -457,13 +457,13 @@ def down(folder: Path, tell: Callable[[str], None] = print) -> bool:
             ask_s = now_s + 1.0
             _check_saved(folder)
         if now_s - begin_s > TELL_S and not is_told:
-            tell("jobs save their state; the pool ends when they have")
+            tell("waiting for jobs to save their state")
             is_told = True
         if now_s - begin_s > LEAVE_S + CLOSE_S + 10.0:
             raise UserError(
-                "the pool does not end",
-                f"process {pid} was asked to and goes on",
-                f"see what its processes say in {folder / 'output'}",
+                "the pool did not stop",
+                f"process {pid} was asked to stop and is still running",
+                f"see the logs in {folder / 'output'}",
             )
         time.sleep(START_TICK_S)
     return True

@@ -115,7 +115,7 @@ class AgentSession:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if self._sessions.leave(self):
-                log.info("agent is silent", node=self.hello.node)
+                log.info("agent_disconnected", node=self.hello.node)
                 self._host.put(fact(NodeSilent(self.hello.node, self.hello.boot)))
             for task in tasks:
                 task.cancel()  # one may be stuck: the other side reads nothing
@@ -150,7 +150,7 @@ class AgentSession:
         return hello
 
     async def _refuse(self, error: UserError) -> None:
-        log.warning("agent refused", what=error.what, because=error.because)
+        log.warning("agent_refused", what=error.what, because=error.because)
         refused = wire.Refused(what=error.what, because=error.because, try_=error.try_)
         with contextlib.suppress(AgentDisconnected):
             await self._socket.send(wire.encoded(refused))
@@ -167,7 +167,7 @@ class AgentSession:
         if not isinstance(reply, RequestDone):
             self.drop(REFUSED, "the node cannot join now")
             return
-        log.info("agent joined", node=self.hello.node, devices=len(self.hello.devices))
+        log.info("agent_joined", node=self.hello.node, slots=len(self.hello.devices))
         self._say(
             wire.Welcome(
                 version=__version__,
@@ -221,7 +221,7 @@ class AgentSession:
 
     def _acknowledge(self, number: int, reply: Reply) -> None:
         if isinstance(reply, UserError):
-            log.warning("report not taken", node=self.hello.node, because=str(reply))
+            log.warning("report_not_applied", node=self.hello.node, because=str(reply))
         self._say(wire.Ack(number=number))  # even if it met a bug: it would again
 
     def _say(self, message: wire.FromServer) -> None:
@@ -237,7 +237,7 @@ class AgentSession:
             while True:
                 self._on(wire.from_agent(await self._socket.receive()))
         except msgspec.DecodeError as error:
-            log.warning("agent is not understood", node=self.hello.node, because=str(error))
+            log.warning("agent_message_invalid", node=self.hello.node, because=str(error))
             self.drop(REFUSED, "a message that this server does not understand")
 
     async def _write(self) -> None:
@@ -310,8 +310,8 @@ class AgentSessions:
             if owner != hello.node:
                 raise UserError(
                     f'node "{hello.node}" cannot join',
-                    f"its GPU {device.gpu} is that of node {owner}",
-                    f"stop the agent of {owner}, and wait until its lease is over",
+                    f"its GPU {device.gpu} already belongs to node {owner}",
+                    f"stop the agent of {owner} and wait until its lease expires",
                 )
 
     def check_shared(self, hello: wire.Hello, pool: Pool) -> None:
@@ -343,7 +343,7 @@ class AgentSessions:
         """Let a session speak for its node from here on."""
         hello = session.hello
         if (older := self._by_node.get(hello.node)) is not None:
-            older.drop(REPLACED, "the agent has connected anew")
+            older.drop(REPLACED, "the agent has reconnected")
         self._by_node[hello.node] = session
         self._peers[hello.node] = wire.Peer(hello.node, hello.host, hello.port, hello.peer_token)
 
@@ -379,9 +379,9 @@ def _copied(hello: wire.Hello, other: str) -> UserError:
     jobs = hello.jobs
     return UserError(
         f'node "{hello.node}" cannot join',
-        f"its jobs folder {jobs.path} is a copy of the one that node {other} has: "
+        f"its jobs folder {jobs.path} is a copy of the one of node {other}: "
         f"they have the same id, {jobs.id}, and neither node sees the other there",
-        "--jobs-dir with the folder that they share; or, to have one of its own, "
+        "--jobs-dir with a folder that both nodes share; or, for a separate folder, "
         f"remove {jobs.path}/{jobsfolder.MARKS}/id",
     )
 
@@ -400,9 +400,9 @@ def _read_hello(data: bytes) -> wire.Hello:
             )
         hello = wire.from_agent(data)
     except msgspec.DecodeError as error:
-        raise UserError(what, f"its first words are not understood: {error}", "hello") from None
+        raise UserError(what, f"its first message is not understood: {error}", "hello") from None
     if not isinstance(hello, wire.Hello):
-        raise UserError(what, f"its first word is {header.is_}", "hello")
+        raise UserError(what, f"its first message is {header.is_}", "hello")
     _check_hello(hello)
     return hello
 
@@ -415,12 +415,12 @@ def _check_hello(hello: wire.Hello) -> None:
     gpus = [device.gpu for device in hello.devices if device.gpu]
     if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
         raise UserError(
-            what, f"it has GPU {twice[0]} twice", "CUDA_VISIBLE_DEVICES without repeats"
+            what, f"it has GPU {twice[0]} twice", "CUDA_VISIBLE_DEVICES without duplicates"
         )
     indices = {device.index for device in hello.devices}
     if not 1 <= len(hello.devices) <= DEVICES_MAX or len(indices) != len(hello.devices):
         raise UserError(
             what,
-            f"it has {len(hello.devices)} devices with {len(indices)} numbers",
-            f"1 to {DEVICES_MAX} devices, each with a number of its own",
+            f"it reports {len(hello.devices)} GPUs or CPU slots with {len(indices)} numbers",
+            f"1..{DEVICES_MAX} GPUs or CPU slots, each with its own number",
         )

@@ -50,9 +50,9 @@ class AuthMiddleware:
         if self._hosts and host not in self._hosts:
             raise HostRefused(
                 "the request cannot be met",
-                f'it is for "{host[:100]}", and this server answers to '
+                f'its host is "{host[:100]}", and this server answers to '
                 f"{', '.join(sorted(self._hosts))}",
-                "one of these names, or --host when the server is started",
+                "one of these names, or start the server with --host",
             )
         if scope["path"] not in OPEN:
             self._check_token(headers.get("authorization", ""))
@@ -66,8 +66,8 @@ class AuthMiddleware:
         if kind.lower() != "bearer" or not hmac.compare_digest(given, self._token):
             raise Unauthorized(
                 "the request cannot be met",
-                "it carries another token than the server's" if token else "it carries no token",
-                "CODDL_TOKEN with what the file `token` in the server's state folder holds",
+                "its token is not the server's" if token else "it has no token",
+                "set CODDL_TOKEN to the content of `token` in the server's state directory",
             )
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +112,7 @@ def _answer_to(error: Exception, scope: Scope) -> Response:
     if isinstance(error, UserError):
         return problem(error)
     instance = scope[INSTANCE]
-    log.error("a request met a bug", id=instance, path=scope["path"], exc_info=error)
+    log.error("request_failed_with_a_bug", id=instance, path=scope["path"], exc_info=error)
     return bug(instance)
 
 

@@ -34,7 +34,7 @@ class CodeStore:
         """Give an archive's file; raises NotFound."""
         if not self.has(name):
             raise NotFound(
-                f'code "{name[:64]}" cannot be found', "nobody has uploaded it", "coddl submit"
+                f'code "{name[:64]}" cannot be found', "it was not uploaded", "coddl submit"
             )
         return self._path(name)
 
@@ -42,7 +42,9 @@ class CodeStore:
         """Take in an archive; raises TooLarge or WrongHash, and keeps nothing then."""
         if not HASH.fullmatch(name):
             raise WrongHash(
-                f'code "{name[:64]}" cannot be kept', "its name is no SHA-256", "64 hex digits"
+                f'code "{name[:64]}" cannot be kept',
+                "its name is not a SHA-256 hash",
+                "64 hex digits",
             )
         try:
             await self._write(name, chunks)
@@ -50,7 +52,7 @@ class CodeStore:
             raise JournalFull(
                 f'code "{name}" cannot be kept',
                 f"{self._folder}: {error.strerror or error}",
-                "again when there is room on the server's disk",
+                "free space on the server's disk, then try again",
             ) from None
 
     async def _write(self, name: str, chunks: AsyncIterator[bytes]) -> None:
@@ -70,7 +72,7 @@ class CodeStore:
                 raise WrongHash(
                     f'code "{name}" cannot be kept',
                     f"the SHA-256 of its {size} bytes is {digest.hexdigest()}",
-                    "uploading it again",
+                    "upload it again",
                 )
             os.replace(part, self._path(name))
         finally:
@@ -79,9 +81,9 @@ class CodeStore:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(
-            "the folder cannot be submitted",
+            "the directory cannot be submitted",
             f"its archive has more than {self._bytes_max >> 20} MB",
-            "leaving data out of it: jobs read data where it lies",
+            "keep data out of it: jobs can read data from where it is",
         )
 
     def _path(self, name: str) -> Path:

@@ -19,7 +19,7 @@ class ServerLock:
             os.close(self._file)
             raise PoolTaken(
                 "the server cannot start",
-                f"another one works on {path.parent}: process {pid}",
+                f"another server uses {path.parent}: process {pid}",
                 f"coddl down, kill {pid}, or another --state-dir",
             ) from None
         os.ftruncate(self._file, 0)

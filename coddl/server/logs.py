@@ -104,7 +104,7 @@ class _Writer:
         data = b"\n" * self._is_torn + b"".join(_encoder.encode(each) + b"\n" for each in kept)
         self._is_torn = True  # unless all of it is written
         if self._file.write(data) != len(data):
-            raise OSError(errno.ENOSPC, "no room for all lines", str(self._path))
+            raise OSError(errno.ENOSPC, "no space left for all lines", str(self._path))
         self._is_torn = False
 
     def close(self) -> None:

@@ -220,7 +220,7 @@ class ControlLoop:
         if before is not None and before.request != once.request:
             raise KeyReused(
                 "the request cannot be met",
-                f'Idempotency-Key "{once.key}" came with another request before',
+                f'Idempotency-Key "{once.key}" was used for another request',
                 "a new key for a new request",
             )
         if known is not None:
@@ -255,7 +255,7 @@ class ControlLoop:
         self.control = ControlPlane(self._journal.fold().pool, self._stability, self._site)
         if awaited:
             self.control.await_nodes(awaited)
-        self.control.reconsider("the journal was read again")
+        self.control.reconsider("journal reloaded")
         self._must_restore = True
 
     def _restore(self) -> None:

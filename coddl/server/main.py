@@ -83,9 +83,15 @@ async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -
     url = f"http://{_reachable(host)}:{port}"
     # It can be found once it can be told to stop.
     with http_server.capture_signals(), _announced(folder / "server.json", url):
-        log.info("serving", url=url, version=__version__, state=str(folder), lease_s=server.lease_s)
+        log.info(
+            "server_started",
+            url=url,
+            version=__version__,
+            state=str(folder),
+            lease_s=server.lease_s,
+        )
         await http_server.serve(sockets=[listener])
-    log.info("ended")
+    log.info("server_stopped")
     if server.failure is not None:
         raise server.failure
 

@@ -25,35 +25,49 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = to = CollectorRegistry()
-        self.bugs = Counter("coddl_internal_errors", "Bugs that were met", registry=to)
+        self.bugs = Counter(
+            "coddl_internal_errors", "Internal errors (bugs) of the server", registry=to
+        )
         self.dropped = Counter(
             "coddl_reports_dropped",
-            "Reports about a run from others than its lead",
+            "Reports about a run that did not come from its lead",
             registry=to,
         )
         self.turn_seconds = Histogram(
             "coddl_scheduling_cycle_seconds",
-            "A turn of the control loop",
+            "Duration of one turn of the control loop",
             buckets=SHORT_S,
             registry=to,
         )
         self._wait = Histogram(
-            "coddl_job_wait_seconds", "From submit to the first start", buckets=LONG_S, registry=to
+            "coddl_job_wait_seconds",
+            "Time from submission to the first start",
+            buckets=LONG_S,
+            registry=to,
         )
         self._completion = Histogram(
-            "coddl_job_completion_seconds", "From submit to the end", buckets=LONG_S, registry=to
+            "coddl_job_completion_seconds",
+            "Time from submission to the end",
+            buckets=LONG_S,
+            registry=to,
         )
         self._restart = Histogram(
             "coddl_job_restart_seconds", "Pauses of training", buckets=SHORT_S, registry=to
         )
         self._resizes = Counter(
-            "coddl_resizes", "Changes of groups of workers", ["direction", "reason"], registry=to
+            "coddl_resizes", "Resizes of jobs", ["direction", "reason"], registry=to
         )
         self._preemptions = Counter(
-            "coddl_preemptions", "Jobs told to leave", ["reason", "queue"], registry=to
+            "coddl_preemptions",
+            "Jobs that had to release their GPUs",
+            ["reason", "queue"],
+            registry=to,
         )
         self._decisions = Counter(
-            "coddl_scheduler_decisions", "Shares changed", ["policy", "action"], registry=to
+            "coddl_scheduler_decisions",
+            "Changes of a job's number of GPUs",
+            ["policy", "action"],
+            registry=to,
         )
 
     def observe(self, entry: JournalEntry, pool: Pool) -> None:
@@ -106,7 +120,7 @@ class PoolGauges(Collector):
             jobs.add_metric([QUEUE, state], count)
         yield jobs
         waiting = sum(job.phase in WAITING for job in pool.live_jobs())
-        pending = GaugeMetricFamily("coddl_queue_pending_jobs", "Jobs that wait", labels=["queue"])
+        pending = GaugeMetricFamily("coddl_queue_pending_jobs", "Waiting jobs", labels=["queue"])
         pending.add_metric([QUEUE], waiting)
         yield pending
         yield from self._running()
@@ -116,7 +130,7 @@ class PoolGauges(Collector):
         yield build
 
     def _running(self) -> Iterator[Metric]:
-        gpus = GaugeMetricFamily("coddl_job_gpus", "Devices of a job", labels=["job", "name"])
+        gpus = GaugeMetricFamily("coddl_job_gpus", "GPUs (slots) of a job", labels=["job", "name"])
         speed = GaugeMetricFamily(
             "coddl_job_throughput_samples_per_second", "Speed of a job", labels=["job", "name"]
         )
@@ -131,7 +145,9 @@ class PoolGauges(Collector):
         yield speed
 
     def _devices(self) -> Iterator[Metric]:
-        gpus = GaugeMetricFamily("coddl_node_gpus", "Devices of nodes", labels=["node", "state"])
+        gpus = GaugeMetricFamily(
+            "coddl_node_gpus", "GPUs (slots) of nodes, by state", labels=["node", "state"]
+        )
         up = used = 0
         for node in self._pool.nodes.values():
             counts = self._by_condition(node)
@@ -140,7 +156,9 @@ class PoolGauges(Collector):
             up += len(node.slots) if node.is_up else 0
             used += counts["alloc"]
         yield gpus
-        ratio = GaugeMetricFamily("coddl_cluster_gpu_utilization_ratio", "Devices in use, of all")
+        ratio = GaugeMetricFamily(
+            "coddl_cluster_gpu_utilization_ratio", "Fraction of GPUs (slots) in use"
+        )
         ratio.add_metric([], used / up if up else 0.0)
         yield ratio
 

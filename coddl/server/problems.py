@@ -50,7 +50,7 @@ def problem_of(
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": f"{error.what}, because {error.because}",
+        "detail": f"{error.what}: {error.because}",
         "code": code,
         "what": error.what,
         "because": error.because,
@@ -65,7 +65,7 @@ def bug(instance: str) -> Response:
     """Answer when something failed that can't fail; the log has more under `instance`."""
     error = UserError(
         "the request cannot be met",
-        "the server met a bug",
-        f"the server's log, at {instance}; and please report it",
+        "the server hit a bug",
+        f"search for {instance} in the server's log, and please report it",
     )
     return problem_of(500, "Internal", error, instance=instance)

@@ -9,13 +9,18 @@ from coddl.server.journal import Journal, ReadEntry
 
 PAGE_MAX: Final = 1_000
 
-Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Items of a page.")]
+Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Items per page.")]
 After = Annotated[
-    int | None, Query(ge=0, description="Number of the last event that is known already.")
+    int | None, Query(ge=0, description="Number of the last event that the client already has.")
 ]
 By = Annotated[
     str,
-    Header(alias=BY_HEADER, max_length=64, pattern=r"^[^\x00-\x1f]*$", description="Who asks."),
+    Header(
+        alias=BY_HEADER,
+        max_length=64,
+        pattern=r"^[^\x00-\x1f]*$",
+        description="User who makes the request.",
+    ),
 ]
 
 

@@ -65,11 +65,11 @@ def _add_submit(router: APIRouter, server: Server) -> None:
     async def submit(
         request: JobRequest,
         key: Key = None,
-        dry_run: Annotated[bool, Query(description="Tell what would happen; change nothing.")] = (
+        dry_run: Annotated[bool, Query(description="Return what would happen; change nothing.")] = (
             False
         ),
     ) -> Response:
-        """Hand in a job."""
+        """Submit a job."""
         if request.code and not server.archives.has(request.code):
             raise UserError(
                 f'job "{request.the_name}" cannot be accepted',
@@ -127,9 +127,9 @@ def _add_reading(router: APIRouter, server: Server) -> None:
         state: Annotated[list[rest.State] | None, Query()] = None,
         user: str | None = None,
         name: str | None = None,
-        active: Annotated[bool | None, Query(description="Only those that are not over.")] = None,
+        active: Annotated[bool | None, Query(description="Only jobs that have not ended.")] = None,
         limit: Limit = 100,
-        cursor: Annotated[int | None, Query(description="`next` of the page before.")] = None,
+        cursor: Annotated[int | None, Query(description="`next` of the previous page.")] = None,
     ) -> rest.JobsView:
         """List jobs, the newest first."""
         found = []
@@ -164,10 +164,10 @@ def _add_reading(router: APIRouter, server: Server) -> None:
 
     @router.get("/jobs/{job}/events")
     async def events(job: str, after: After = None, limit: Limit = 100) -> rest.EventsView:
-        """List what has happened to a job: the newest, or what came after a number."""
+        """List the events of a job: the newest, or those after a number."""
         number = server.find(job).id
         page = await asyncio.to_thread(at_page, server.journal, after, limit, number)
-        items = [views.event_view(noted, number) for noted in page]
+        items = [views.event_view(noted, server.pool.unit, number) for noted in page]
         return rest.EventsView(items=items, next=items[-1].number if items else after or 0)
 
 
@@ -179,22 +179,22 @@ def _add_actions(router: APIRouter, server: Server) -> None:
 
     @router.post("/jobs/{job}:cancel", status_code=202)
     async def cancel(job: str, by: By = "") -> rest.JobView:
-        """Stop a job for good."""
+        """Stop a job permanently."""
         return await done(job, JobCancelled(server.find(job).id, by))
 
     @router.post("/jobs/{job}:suspend", status_code=202)
     async def suspend(job: str, by: By = "") -> rest.JobView:
-        """Have a job save its state and give up its devices until it is resumed."""
+        """Make a job save its state and release its GPUs until it is resumed."""
         return await done(job, JobSuspended(server.find(job).id, by))
 
     @router.post("/jobs/{job}:resume", status_code=202)
     async def resume(job: str, by: By = "") -> rest.JobView:
-        """Let a suspended job have devices again."""
+        """Let a suspended job be scheduled again."""
         return await done(job, JobResumed(server.find(job).id, by))
 
     @router.patch("/jobs/{job}")
     async def change(job: str, change: rest.JobChange, by: By = "") -> rest.JobView:
-        """Give a job other bounds, or another priority."""
+        """Change a job's bounds or priority."""
         number = server.find(job).id
 
         def events(pool: Pool) -> list[Event]:
@@ -221,10 +221,10 @@ def _add_logs(router: APIRouter, server: Server) -> None:
             float | None, Query(description="Only lines since then (seconds since 1970).")
         ] = None,
         rank: int | None = None,
-        follow: Annotated[bool, Query(description="Stream lines until the job is over.")] = False,
+        follow: Annotated[bool, Query(description="Stream lines until the job has ended.")] = False,
         last_event_id: Annotated[int | None, Header()] = None,
     ) -> rest.LogsView | EventSourceResponse:
-        """Give what a job has printed: the last lines; or a stream of server-sent events."""
+        """Return what a job has printed: the last lines, or a stream of server-sent events."""
         number = server.find(job).id
         wanted = LogQuery(after=last_event_id or 0, since_s=since_s, rank=rank)
         if follow:

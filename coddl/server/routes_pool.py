@@ -44,9 +44,9 @@ def routes(server: Server) -> APIRouter:
 def _add_nodes(router: APIRouter, server: Server) -> None:
     def find(node: str) -> NodeState:
         if node not in server.pool.nodes:
-            known = ", ".join(sorted(server.pool.nodes)) or "there are none yet"
+            known = ", ".join(sorted(server.pool.nodes)) or "none yet"
             raise NotFound(
-                f'node "{node}" cannot be found', f"the nodes are: {known}", "coddl nodes"
+                f'node "{node}" cannot be found', f"the pool's nodes are: {known}", "coddl nodes"
             )
         return server.pool.nodes[node]
 
@@ -101,16 +101,18 @@ def _add_events(router: APIRouter, server: Server) -> None:
     async def events(
         after: After = None,
         limit: Limit = 100,
-        watch: Annotated[bool, Query(description="Stream what happens from then on.")] = False,
+        watch: Annotated[bool, Query(description="Stream events from then on.")] = False,
         last_event_id: Annotated[int | None, Header(ge=0)] = None,
     ) -> rest.EventsView | EventSourceResponse:
-        """List what has happened: the newest, or what came after a number; or a stream of it."""
+        """List events: the newest, or those after a number; or a stream of them."""
         start = last_event_id if last_event_id is not None else after
         page = await asyncio.to_thread(at_page, server.journal, start, limit, None)
         known = page[-1].seq if page else start or 0
         if watch:
             return event_stream(watch_events(server, known, None, page))
-        return rest.EventsView(items=[views.event_view(noted) for noted in page], next=known)
+        return rest.EventsView(
+            items=[views.event_view(noted, server.pool.unit) for noted in page], next=known
+        )
 
 
 def probes(server: Server) -> APIRouter:
@@ -121,7 +123,7 @@ def probes(server: Server) -> APIRouter:
     async def healthz(response: Response) -> dict[str, str]:
         """Tell whether the server is alive."""
         response.status_code = 200 if server.failure is None else 500
-        return {"status": "ok" if server.failure is None else "its control loop has ended"}
+        return {"status": "ok" if server.failure is None else "the control loop has stopped"}
 
     @router.get("/readyz")
     async def readyz(response: Response) -> rest.ReadyView:

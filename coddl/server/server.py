@@ -139,7 +139,7 @@ class Server:
         policy, placement = policy or self.pool.policy, placement or self.pool.placement
         policy_from(policy)
         placement_from(placement)
-        self._first = PolicyChosen(policy, "the server's start", placement)
+        self._first = PolicyChosen(policy, "the server to start", placement)
         self.put(fact(self._first))
 
     def close_lines(self) -> None:
@@ -237,7 +237,7 @@ class Server:
         try:
             self.logs.append(job, lines)
         except OSError as error:
-            log.warning("log lines are lost", job=job, lines=len(lines), because=str(error))
+            log.warning("log_lines_lost", job=job, lines=len(lines), because=str(error))
         if (notifier := self._printed.get(job)) is not None:
             notifier.notify()
 
@@ -266,16 +266,16 @@ class Server:
         """Tell what may be a mistake: of nodes, this one is not described, or shares no folder."""
         if self.site is not None and node not in {each.name for each in self.site.nodes}:
             names = ", ".join(each.name for each in self.site.nodes[:NAMES_SHOWN])
-            log.warning("--cluster does not name this node", node=node, named=names)
+            log.warning("node_not_in_cluster_file", node=node, named=names)
         folder = self.pool.nodes[node].folder
         apart = [n.name for n in self.pool.nodes.values() if n.is_up and n.folder != folder]
         if apart:
             others = ", ".join(sorted(apart)[:NAMES_SHOWN])
             log.warning(
-                "no job spans this node and others",
+                "node_shares_no_jobs_folder",
                 node=node,
                 others=others,
-                because="they do not share a jobs folder",
+                because="no job can span this node and others",
             )
 
     def tell(self, nodes: frozenset[str]) -> None:
@@ -289,12 +289,12 @@ class Server:
         for report in reports:
             self.metrics.dropped.inc()
             job, attempt, what = report.fact.job, report.fact.attempt, type(report.fact).__name__
-            log.warning("report dropped", node=report.node, job=job, attempt=attempt, what=what)
+            log.warning("report_dropped", node=report.node, job=job, attempt=attempt, what=what)
 
     def report_bug(self, error: Exception) -> None:
         """Put a bug's story into the log; the pool goes on."""
         self.metrics.bugs.inc()
-        log.error("a bug", error=repr(error), exc_info=error)
+        log.error("server_bug", error=repr(error), exc_info=error)
 
     def restore(self) -> list[Event]:
         """Give what a fold does not know: who is silent, who holds what, how runs are doing."""
@@ -347,7 +347,7 @@ class Server:
         self._queue.extendleft(reversed(turn.again))
         if turn.full is not None:
             self._turn_at_s = ended_s + RETRY_S
-            log.error("the journal is full", because=turn.full.because, kept=len(turn.again))
+            log.error("journal_full", because=turn.full.because, kept=len(turn.again))
             return
         if conclude:
             self._took_s = ended_s - began_s
@@ -357,7 +357,7 @@ class Server:
         try:
             self._loop.tidy()
         except JournalFull as full:
-            log.warning("no room to tidy up", because=full.because)
+            log.warning("journal_cleanup_failed", because=full.because)
         self.progress.forget_over(self.pool)
 
     def _on_leases(self) -> None:
@@ -365,11 +365,11 @@ class Server:
             self._leases.end(name)
             node = self.pool.nodes.get(name)
             if node is not None and node.is_up:
-                because = f"its lease of {self.lease_s:g} s has run out"
-                log.warning("node lost", node=name, because=because)
+                because = f"no contact for {self.lease_s:g} s (its lease expired)"
+                log.warning("node_lost", node=name, because=because)
                 self.put(fact(NodeLost(name, node.boot, because)))
             if (session := self.sessions.of(name)) is not None:
-                session.drop(LEASE_OVER, "the lease has run out")
+                session.drop(LEASE_OVER, "the lease has expired")
 
     def _on_wake(self) -> None:
         """Wake the pool when it asked for it, once for each time it named."""
@@ -400,6 +400,6 @@ class Server:
 
     def _on_drive_end(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("the control loop has ended", exc_info=error)
+            log.critical("the control loop has stopped", exc_info=error)
             self.failure = error
             self.on_failure()

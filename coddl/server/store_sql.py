@@ -60,7 +60,7 @@ class SqlStore:
             raise JournalUnreadable(
                 "the journal cannot be read",
                 f"{self._where}: {error.orig}",
-                "a copy of it, or another --state-dir",
+                "restore a copy of it, or another --state-dir",
             ) from error
         except JournalUnreadable:
             self.close()
@@ -158,7 +158,7 @@ class SqlStore:
         return JournalFull(
             "the journal cannot be written to",
             f"{self._where}: {error.orig}",
-            "make room, or make it writable; nothing is lost, and work goes on by itself then",
+            "free disk space or make it writable; nothing is lost, and the server then continues",
         )
 
 

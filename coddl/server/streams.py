@@ -31,7 +31,7 @@ async def watch_events(
     page = first
     while not server.is_closing:
         for entry in page:
-            view = views.event_view(entry, job)
+            view = views.event_view(entry, server.pool.unit, job)
             yield ServerSentEvent(view.model_dump_json(), id=str(entry.seq))
             after = max(after, entry.seq)
         count = server.happened.count

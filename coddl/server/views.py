@@ -114,7 +114,7 @@ def effect_view(effect: Effect) -> rest.EffectView:
     return rest.EffectView(**effect._asdict())
 
 
-def event_view(entry: ReadEntry, job: int | None = None) -> rest.EventView:
+def event_view(entry: ReadEntry, unit: str, job: int | None = None) -> rest.EventView:
     """Show a record; in a job's own story, the part that concerns it."""
     record = entry.record
     if isinstance(record, UnreadableRecord):
@@ -124,7 +124,7 @@ def event_view(entry: ReadEntry, job: int | None = None) -> rest.EventView:
             kind="Unreadable",
             job=job,
             node=None,
-            text=f"cannot be shown: {record.because}",
+            text=f"this event cannot be shown: {record.because}",
             detail={"kind": record.kind},
         )
     number: int | None = getattr(record, "job", None)
@@ -134,7 +134,7 @@ def event_view(entry: ReadEntry, job: int | None = None) -> rest.EventView:
         kind=r.kind_of(type(record)),
         job=number if number is not None else job,
         node=getattr(record, "node", None),
-        text=sentence_of(record, job),
+        text=sentence_of(record, job, unit),
         detail=_detail(record),
     )
 
@@ -272,9 +272,9 @@ class JobNames:
         if len(active) > 1:
             *others, last = map(str, active)
             raise Conflict(
-                f'"{job}" does not say which job is meant',
+                f'"{job}" is ambiguous',
                 f"jobs {', '.join(others)} and {last} have that name",
-                f"its number, as in coddl describe {last}",
+                f"the job's number, for example coddl describe {last}",
             )
         if active:
             return pool.jobs[active[0]]

@@ -65,7 +65,7 @@ def environment_page() -> str:
         table(["variable", "meaning"], rows["you"]),
         "## Set for jobs of a pool",
         "A script that does not call `coddl.prepare`, and a command, find torchrun's variables too "
-        "([which](../pool.md#hand-in-a-job)). `WANDB_RUN_ID` and `WANDB_RESUME` make a tracker see "
+        "([which](../pool.md#submit-a-job)). `WANDB_RUN_ID` and `WANDB_RESUME` make a tracker see "
         "one run per job. Other variables that begin with `CODDL_` are internal and may change.",
         table(["variable", "meaning"], rows["job"]),
     )

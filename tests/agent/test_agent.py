@@ -172,11 +172,11 @@ for epoch in coddl.epochs(1):
 KILLED = "os.kill(os.getpid(), 9)\n"
 
 FAULTS = {
-    "its script fails": ("raise SystemExit(3)", "failed", 3, "failed in worker 0"),
+    "its script fails": ("raise SystemExit('no data')", "failed", 1, "failed"),
     "its script crashes": ("import os; os.abort()", "failed", 1, "has no worker left"),
     "it asks to be run again": ("raise SystemExit(75)", "requeue", 75, ""),
     "it ends without having trained": ("print('done')", "succeeded", 0, ""),
-    "it is killed after its last step": (TRAIN + KILLED, "lost", None, "did not come to its end"),
+    "it is killed after its last step": (TRAIN + KILLED, "lost", None, "did not finish"),
 }
 
 

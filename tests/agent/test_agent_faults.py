@@ -121,7 +121,7 @@ def test_jobs_leave_before_the_lease_ends_and_all_ends_with_it(tmp_path: Path) -
         server.close()
         wait_until(lambda: not any(lives(pid) for pid in family), "the end of every process")
         printed = agent.printed.read_text()
-        assert "the lease runs out" in printed
+        assert "lease_expiring" in printed
         assert "the lease is over" in printed
         server.open()
         wait_until(lambda: len(server.hellos) == 2, "another hello")
@@ -189,7 +189,7 @@ def test_a_killed_agent_leaves_nothing_and_the_next_one_makes_sure_of_it(
             wait_until(lambda: len(server.hellos) == 2, "its hello")
             assert left.wait() == -signal.SIGKILL
             assert server.hello().boot != boot
-            assert '"ended what an earlier agent has left"' in second.printed.read_text()
+            assert '"stopped_processes_of_earlier_agent"' in second.printed.read_text()
 
 
 def test_sigterm_lets_jobs_leave_and_then_the_agent(tmp_path: Path, server: PaperServer) -> None:
@@ -215,7 +215,7 @@ def test_a_second_sigterm_waits_for_nobody(tmp_path: Path, server: PaperServer) 
         started(server, command(DEAF, grace_s=600.0))
         family = agent.family()
         agent.process.terminate()
-        server.line("coddl: is told to leave")
+        server.line("coddl: stopping")
         agent.process.terminate()
         assert agent.end() == 0
         assert not [pid for pid in family if lives(pid)]
@@ -224,7 +224,7 @@ def test_a_second_sigterm_waits_for_nobody(tmp_path: Path, server: PaperServer) 
 REFUSALS = {
     "its token is not the server's": (
         {"token_file": "wrong"},
-        "the server refused this agent\n  because the token is not its own\n",
+        "the server refused this agent\n  because the token is not the server's\n",
     ),
     "its token can't be read": ({"token_file": "nowhere"}, "the token can't be read\n"),
     "its name can't be one": ({"name": "a b"}, '"a b" can\'t name a node\n'),

@@ -151,7 +151,18 @@ def test_a_command_runs_and_succeeds(start: Start) -> None:
 
 
 ENDS: dict[str, tuple[tuple[str, ...], str, int | None, str]] = {
-    "it fails": (python("raise SystemExit(3)"), "failed", 3, "it exited with code 3"),
+    "it fails": (
+        python("raise SystemExit(3)"),
+        "failed",
+        3,
+        "it printed no error (it exited with code 3)",
+    ),
+    "it fails and says why": (
+        python("print('begun'); raise SystemExit('no data')"),
+        "failed",
+        1,
+        "no data (it exited with code 1)",
+    ),
     "it asks to be run again": (python("raise SystemExit(75)"), "requeue", 75, ""),
     "it is killed": (
         python("import os; os.kill(os.getpid(), 9)"),
@@ -196,7 +207,7 @@ def test_a_restartable_command_is_told_why_it_must_leave(start: Start, tmp_path:
     assert started.listener.next_line() == "stdout: ready"
     started.lead.suspend("a job of higher priority came")
     assert started.end().outcome == "retired"
-    assert started.listener.next_line() == "coddl: is told to leave: a job of higher priority came"
+    assert started.listener.next_line() == "coddl: stopping: a job of higher priority came"
     assert started.listener.next_line() == "stdout: notice a job of higher priority came"
     assert not list(tmp_path.rglob("notice*"))
 

@@ -51,7 +51,7 @@ VISIBLE = {
     "some, in their order": ("2,0", (2, 0), ""),
     "by the beginning of their names": ("GPU-111,GPU-2", (1, 2), ""),
     "up to the first that is none": ("1,-1,2", (1,), ""),
-    "one that is not there": ("0,7", (0,), "CUDA_VISIBLE_DEVICES: 7 names no GPU that can be used"),
+    "one that is not there": ("0,7", (0,), "CUDA_VISIBLE_DEVICES: 7 is not a usable GPU"),
 }
 
 
@@ -68,7 +68,7 @@ def test_the_gpus_an_agent_may_use(
 def test_a_gpu_that_does_not_answer_is_left_out_with_a_word() -> None:
     found = discover(PaperGpus(2, ill=(0,)), None, 8, {})
     assert found.devices == (gpu(1),)
-    assert found.problems == ("GPU 0 is left out: GPU is lost",)
+    assert found.problems == ("GPU 0 is not used: GPU is lost",)
 
 
 NO_GPUS = {
@@ -87,11 +87,11 @@ def test_a_node_without_gpus_has_places(
 
 
 UNUSABLE = {
-    "all are ill": (PaperGpus(2, ill=(0, 1)), {}, "GPU 0 is left out: GPU is lost; GPU 1 is"),
+    "all are ill": (PaperGpus(2, ill=(0, 1)), {}, "GPU 0 is not used: GPU is lost; GPU 1 is"),
     "another one was asked for": (
         PaperGpus(1),
         {"CUDA_VISIBLE_DEVICES": "MIG-1"},
-        "CUDA_VISIBLE_DEVICES: MIG-1 names no GPU that can be used",
+        "CUDA_VISIBLE_DEVICES: MIG-1 is not a usable GPU",
     ),
 }
 
@@ -117,7 +117,7 @@ def test_a_driver_that_does_not_answer_is_told_where_there_are_devices(tmp_path:
 
 
 def test_a_node_has_at_least_one_slot() -> None:
-    with pytest.raises(UserError, match="--slots 0 can't be"):
+    with pytest.raises(UserError, match="--slots 0 cannot be used"):
         discover(None, 0, 4, {})
 
 
@@ -125,7 +125,7 @@ def test_who_else_uses_a_gpu_is_named_or_known_by_the_memory_it_uses() -> None:
     assert others_on(PaperGpus(1), gpu(0)) == ""
     assert others_on(PaperGpus(1, busy=(1,)), gpu(0)).startswith("process 1 (")
     assert others_on(PaperGpus(1, used_bytes=1 << 28), gpu(0)) == (
-        "others, who have 0.3 of its 1.1 GB: another user, or a container"
+        "another user or a container (0.3 of 1.1 GB of its memory)"
     )
     assert others_on(PaperGpus(1, used_bytes=1 << 20), gpu(0)) == "", "as the driver uses"
     assert others_on(PaperGpus(1, ill=(0,)), gpu(0)) == ""

@@ -29,9 +29,9 @@ def test_a_gpu_that_another_agent_has_is_refused_until_that_ends(tmp_path: Path)
         assert other.stdout is not None
         assert other.stdout.readline() == b"ready\n"
         os.close(lock_gpus(["GPU-2"], tmp_path)[0])
-        with pytest.raises(UserError, match="GPU-1 can't be offered") as refused:
+        with pytest.raises(UserError, match="GPU-1 can't be used") as refused:
             lock_gpus(["GPU-1"], tmp_path, wait_s=0.0)
-        assert f"process number {other.pid} " in refused.value.because
+        assert f"(process {other.pid})" in refused.value.because
         other.kill()
     os.close(lock_gpus(["GPU-1"], tmp_path)[0])
 

@@ -224,7 +224,7 @@ def test_a_folder_without_a_mark_is_not_a_new_jobs_nor_one_with_other_code(
     code = server.add(packed(tmp_path, train_py="1"))
     older_version(tmp_path, code if is_same else "0" * 64)
     before = content(tmp_path / "jobs")
-    with pytest.raises(ForeignFolder, match="nothing tells whose"):
+    with pytest.raises(ForeignFolder, match="of an unknown owner"):
         directories.prepare(1, spec(code, uid=uid))
     directories.tidy(1, spec(code, uid=uid), 1, forget=True)
     assert content(tmp_path / "jobs") == before
@@ -342,7 +342,7 @@ def test_a_name_that_is_no_hash_is_not_fetched(
 def test_an_archive_that_is_another_is_refused(directories: JobDirectories, server: Server) -> None:
     code = server.add(archive(member("a", size=1)))
     server.archives[code] = archive(member("b", size=1))
-    with pytest.raises(BadCode, match="was to have the hash"):
+    with pytest.raises(BadCode, match="its hash is"):
         directories.prepare(1, spec(code))
 
 

@@ -42,7 +42,9 @@ def test_what_is_printed_too_fast_is_dropped_and_a_line_says_so(tmp_path: Path) 
     book = LogSpool(tmp_path, waiting_max=2)
     for text in "abcde":
         book.add(1, line(text))
-    assert sent(book) == {1: ["3 lines are missing here: the node's own log has them", "d", "e"]}
+    assert sent(book) == {
+        1: ["3 lines were not sent to the server; the log on the node has them", "d", "e"]
+    }
     book.close()
     assert len(book.path(1).read_text().splitlines()) == 5
 

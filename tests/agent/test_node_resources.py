@@ -81,7 +81,7 @@ def test_the_job_that_is_over_its_part_ends_with_the_arithmetic() -> None:
     ((job, trouble),) = tenants.ended
     assert job == 2
     assert trouble.what == "the job used too much memory"
-    assert "its node had 0.0 GB of 0.0 GB left" in trouble.because
+    assert "its node had 0.0 GB of 0.0 GB free" in trouble.because
 
 
 def test_nobody_ends_who_is_within_his_part() -> None:

@@ -106,26 +106,26 @@ def test_a_stall_is_told_and_is_no_step() -> None:
     assert reporter.progress is not None
     assert reporter.progress.still_s == 12.5
     stalled = {"is": "stalled", "step": 7, "still_s": 60.0}
-    assert reporter.hear(stalled) == ((RunStalled(4, 2, 7, 60.0),), "has made no step for 60 s")
+    assert reporter.hear(stalled) == ((RunStalled(4, 2, 7, 60.0),), "no step for 60 s")
     assert reporter.hear(PROGRESS)[0] == (RunStepped(4, 2, 7),)
 
 
 LINES = {
     "an early end": (
         {"is": "left-early", "step": 30, "steps": 256},
-        "left its loop at step 30 of 256",
+        "the script left its loop at step 30 of 256",
     ),
-    "a failed save": (UNSAVED, "w, because b; try t"),
-    "a problem": ({**ERROR, "is": "problem"}, "w, because b; try t"),
-    "an error": (ERROR, "w, because b; try t"),
+    "a failed save": (UNSAVED, "w: b; try: t"),
+    "a problem": ({**ERROR, "is": "problem"}, "w: b; try: t"),
+    "an error": (ERROR, "w: b; try: t"),
     "a kill": (gone(-9, signal="SIGKILL"), "worker 3 was lost: killed by SIGKILL"),
     "a loss": (gone(-9, because="node b hung up"), "worker 3 was lost: node b hung up"),
     "a failure": (gone(1), "worker 3 exited with code 1"),
     "an exit that was to be": (gone(0, expected=True), ""),
-    "a beginning": ({"is": "origin", "where": "scratch", "step": 0}, "starts from the beginning"),
+    "a beginning": ({"is": "origin", "where": "scratch", "step": 0}, "starting from the beginning"),
     "a continuation": (
         {"is": "origin", "where": "checkpoint", "step": 6, "skipped": ["x is torn"]},
-        "x is torn; goes on from step 6, from checkpoint",
+        "x is torn; resuming from step 6 in checkpoint",
     ),
     "a word of a newer supervisor": ({"is": "whistled"}, ""),
 }
@@ -178,7 +178,12 @@ ENDS: dict[str, tuple[list[Message], int, Asked, RunEnded | None]] = {
         RunEnded(4, 2, "succeeded", exit_code=0, left_early=True),
     ),
     "it was cancelled": ([], 130, "cancel", RunEnded(4, 2, "cancelled")),
-    "it asked to be run again": ([], 75, "", RunEnded(4, 2, "requeue", exit_code=75)),
+    "exited with code 75, which asks for a restart": (
+        [],
+        75,
+        "",
+        RunEnded(4, 2, "requeue", exit_code=75),
+    ),
     "its script failed": (
         [gone(3), ERROR],
         3,
@@ -199,12 +204,12 @@ ENDS: dict[str, tuple[list[Message], int, Asked, RunEnded | None]] = {
         "",
         RunEnded(4, 2, "lost", trouble=TROUBLE),
     ),
-    "nobody said why": (
+    "it did not say why": (
         [],
         1,
         "",
         RunEnded(
-            4, 2, "lost", trouble=Trouble("the run ended", "its exit code was 1", "coddl logs")
+            4, 2, "lost", trouble=Trouble("the run ended", "its exit code was 1", "coddl logs 4")
         ),
     ),
     "a newer attempt leads": ([], SUPERSEDED, "", None),

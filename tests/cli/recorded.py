@@ -26,7 +26,7 @@ TROUBLE = {"what": "train.py failed", "because": "ValueError: no", "try": "coddl
 FAILED = ENDED | {"state": "FAILED", "exit_code": 3, "trouble": TROUBLE, "reason": ""}
 EVENT = {
     "number": 7, "at_s": NOW_S - 60, "kind": "RunChanged", "job": 12, "node": None,
-    "text": "job 12 resized: 1 to 3 devices", "detail": {},
+    "text": "job 12 resized from 1 to 3 GPUs", "detail": {},
 }  # fmt: skip
 DECISION = EVENT | {
     "number": 8, "kind": "Decided", "job": None, "text": "afs-p decided", "detail":
@@ -52,7 +52,7 @@ EXPLAINED = {
         {"gpus": 2, "step_s": 0.21, "speedup": 1.9, "source": "interpolated", "iterations": 0},
         {"gpus": 4, "step_s": 0.1, "speedup": 4.0, "source": "assumed", "iterations": 0},
     ],
-    "story": [{"number": 1, "at_s": NOW_S - 130, "text": "job 12 was submitted"}],
+    "story": [{"number": 1, "at_s": NOW_S - 130, "text": "job 12 submitted"}],
 }  # fmt: skip
 PREVIEW = {
     "policy": "afs-p", "slots_total": 4, "slots_free": 0,

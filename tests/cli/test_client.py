@@ -97,7 +97,7 @@ def test_an_answer_of_something_else_is_told_as_such(client: Client, pool: StubP
     with pytest.raises(RequestRefused) as refused:
         client.get("/pool")
     assert str(refused.value) == (
-        f"{pool.url} did not do it\n  because it answered 502 Bad Gateway\n"
+        f"the request to {pool.url} failed\n  because it answered 502 Bad Gateway\n"
         "  try     --server with the address of a CoDDL server"
     )
 
@@ -107,7 +107,7 @@ def test_a_server_that_is_not_there(nowhere: Client) -> None:
         nowhere.get("/jobs")
     assert str(refused.value) == (
         "the server can't be reached\n"
-        f"  because nobody answers at {nowhere.address.url} ([Errno 111] Connection refused)\n"
+        f"  because no answer from {nowhere.address.url} ([Errno 111] Connection refused)\n"
         "  try     coddl up, or --server URL"
     )
     assert refused.value.exit_code == 1
@@ -122,7 +122,7 @@ def test_a_file_of_a_server_that_was_killed_is_no_riddle(nowhere: Client) -> Non
         client.get("/jobs")
     assert str(refused.value) == (
         "the server is not running\n"
-        f"  because server.json tells of process {pid} at {url}, and that is gone\n"
+        f"  because server.json names process {pid} at {url}, which has ended\n"
         "  try     coddl up"
     )
 
@@ -142,7 +142,7 @@ def test_a_server_that_starts_again_is_waited_for() -> None:
         address = ServerAddress(f"http://127.0.0.1:{port}", "")
         with Client(address, pauses_s=(0.01,), on_away=come_back) as client:
             assert client.post("/jobs/1:cancel") == {"id": 1}
-    assert said == ["the server is away; waiting for it"]
+    assert said == ["the server does not answer; waiting for it"]
 
 
 def test_what_a_server_may_have_done_is_not_asked_for_twice(pool: StubPool) -> None:
@@ -167,7 +167,7 @@ def test_who_keeps_a_pool_up_is_not_told_to_start_it(
             pytest.raises(Unreachable) as refused,
         ):
             client.get("/jobs")
-    assert refused.value.try_ == f"{tmp_path}/output/server.log says why"
+    assert refused.value.try_ == f"see {tmp_path}/output/server.log"
 
 
 def test_a_job_is_handed_in_once_though_it_had_to_be_said_twice(

@@ -126,9 +126,9 @@ def test_links_that_stay_inside_are_kept_and_others_are_told_of(project: Path) -
     assert members(archive)["alias.py"].linkname == "train.py"
     assert members(archive)["lib/up.py"].linkname == "../train.py"
     assert archive.left_out == (
-        "data (a link to /usr/share, outside)",
-        "out (a link to ../elsewhere, outside)",
-        "pipe (neither a file nor a folder)",
+        "data (a link to /usr/share, outside of the directory)",
+        "out (a link to ../elsewhere, outside of the directory)",
+        "pipe (neither a file nor a directory)",
     )
     with tarfile.open(archive.path) as tar:  # as an agent unpacks it
         tar.extractall(project.parent / "copy", filter="data")
@@ -144,8 +144,8 @@ def test_a_folder_that_is_too_large_is_refused_with_what_is_large(project: Path)
         packed(project)
     assert str(refused.value) == (
         f"{project} can't be submitted\n"
-        "  because its files have 300 MB, more than 256 MB: data/ 200 MB, weights.pt 100 MB\n"
-        "  try     a line data/ in .coddlignore; data belongs where every node can read it"
+        "  because its files take 300 MB, more than 256 MB: data/ 200 MB, weights.pt 100 MB\n"
+        "  try     add data/ to .coddlignore, and keep data where every node can read it"
     )
     assert not (project.parent / "project.tar.gz").exists()
     (project / code.IGNORE_FILE).write_text("data/\n*.pt\n")

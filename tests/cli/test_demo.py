@@ -35,22 +35,18 @@ def event(what: str, job: int | None, at_s: float = 1.0, **detail: Any) -> dict[
 
 TARGETS = {"1": {"slots": [0, 1], "reason": "it gains"}, "9": {"slots": [], "reason": "x"}}
 HEARD = {
-    "a job": (event("JobSubmitted", 1), [(1.0, "resnet", "is handed in")]),
+    "a job": (event("JobSubmitted", 1), [(1.0, "resnet", "submitted")]),
     "a decision about some": (
-        event("Decided", None, targets=TARGETS),
-        [(1.0, "resnet", "shall have 2 devices: it gains")],
-    ),
-    "a decision with its cause": (
-        event("Decided", None, targets={"1": {"slots": [3], "reason": "1 of 4, since b came"}}),
-        [(1.0, "resnet", "shall have 1 device, since b came")],
+        event("Decided", None, targets=TARGETS, why="b finished"),
+        [(1.0, "resnet", "3 → 2 GPUs (b finished)")],
     ),
     "a decision against a job": (
-        event("Decided", None, targets={"1": {"slots": [], "reason": "it waits, since b came"}}),
-        [(1.0, "resnet", "shall have no devices: it waits, since b came")],
+        event("Decided", None, targets={"1": {"slots": [], "reason": "b came"}}, why="b came"),
+        [(1.0, "resnet", "3 → 0 GPUs: b came")],
     ),
     "a change": (
         event("RunChanged", 1, 2.5, kind="resized", gpus_before=1, slots=[0, 1, 2], pause_s=0.02),
-        [(2.5, "resnet", "trains on 1 -> 3, after a pause of 20 ms")],
+        [(2.5, "resnet", "resized 1 → 3 GPUs (pause 20 ms)")],
     ),
     "a start is no change of size": (
         event("RunChanged", 1, kind="started", gpus_before=0, slots=[0], pause_s=0.0),
@@ -58,7 +54,7 @@ HEARD = {
     ),
     "an end": (
         event("RunEnded", 1, outcome="succeeded", step=9),
-        [(1.0, "resnet", "succeeded at step 9")],
+        [(1.0, "resnet", "finished at step 9")],
     ),
     "what concerns nobody here": (event("NodeJoined", None, node="n"), []),
 }
@@ -70,7 +66,7 @@ def test_what_is_worth_a_line(heard: dict[str, Any], want: list[tuple[float, str
     new = history.hear([heard])
     assert [(round(at_s, 1), who, what) for at_s, who, what in new] == want
     assert history.lines == new
-    is_change = "trains on" in "".join(what for _, _, what in want)
+    is_change = "resized" in "".join(what for _, _, what in want)
     assert history.parts[0].pauses_s == ([0.02] if is_change else [])
 
 
@@ -101,13 +97,13 @@ def test_the_picture_has_a_row_and_a_reason_per_job() -> None:
     history.see([JOB | {"id": 1}, ended], NOW_S + 20)
     history.hear([event("JobSubmitted", 2)])
     lines = [line.plain for line in screen(history, 100)]
-    assert lines[0] == "CoDDL demo  4 GPUs, shared by afs-p, 20 s"
+    assert lines[0] == "CoDDL demo  4 GPUs, policy afs-p, 20 s"
     assert lines[2].split()[0] == "resnet"
     assert lines[2].split()[-4:] == ["■■■□", "RUNNING", "━" * 10, "42%"]
     assert lines[3].strip() == "afs-p: it gains most"
     assert lines[4].split()[-4:] == ["□□□□", "SUCCEEDED", "━" * 10, "100%"]
-    assert lines[5].strip() == "took 13.0 s from its submission to its end, with 0 resizes"
-    assert lines[-1] == "   1.0 s  vit      is handed in"
+    assert lines[5].strip() == "finished 13.0 s after its submission, with 0 resizes"
+    assert lines[-1] == "   1.0 s  vit      submitted"
     assert max(map(len, lines)) <= 100
 
 
@@ -161,7 +157,7 @@ a    SUCCEEDED  0 s        10.0 s  20.0 s    1        median 20 ms, longest 30 m
 b    SUCCEEDED  1 s        10.0 s  30.0 s ~  1
 
 mean JCT 10.0 s with afs-p, 25.0 s with FIFO: 2.50x
-2 changes of size while training; pauses: median 20 ms, longest 30 ms
+2 resizes during training; pauses: median 20 ms, longest 30 ms
 """
 
 
@@ -173,8 +169,8 @@ def test_the_summary_says_what_was_measured_and_what_simulated() -> None:
     summary = DemoSummary("afs-p", 4, jobs, (20.0, 30.0))
     text = "\n".join(line.plain.rstrip() for line in summary_lines(summary))
     assert text.startswith(SUMMARY)
-    assert "FIFO is simulated" in text
-    assert "~ its speed at its maximum was never measured" in text
+    assert "FIFO: simulated" in text
+    assert "~ estimated: its speed at its maximum was not measured" in text
     data = summary.as_data()
     assert (data["speedup"], data["resizes"], data["longest_pause_s"]) == (2.5, 2, 0.03)
     assert data["jobs"][1]["fifo_jct_s"] == 30.0

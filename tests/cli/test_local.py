@@ -80,7 +80,7 @@ def test_the_server_is_given_a_short_form_as_it_is_and_unnamed_agents_are_told(
 ) -> None:
     assert checked_cluster("2x4", ("head-1", "node-1")) == "2x4"
     told = capsys.readouterr().err
-    assert "--cluster 2x4 does not name head-1, so all it tells" in told
+    assert "--cluster 2x4 does not name head-1: only its links apply" in told
     assert "names: [head-1]" in told
     monkeypatch.chdir(tmp_path)
     Path("site.yaml").write_text("nodes: [{names: [head], gpus: 4}]")
@@ -189,7 +189,7 @@ def test_a_folder_has_one_pool(keep: Keep, tmp_path: Path) -> None:
     first.await_starts("server")
     assert keep().end()[1] == (
         f"error: a pool of {tmp_path}/pool can't be started\n"
-        f"  because process {first.process.pid} keeps one up already\n"
+        f"  because process {first.process.pid} already runs one\n"
         "  try     coddl down, or another --state-dir\n"
     )
     assert first.process.poll() is None
@@ -243,7 +243,7 @@ def test_down_says_what_it_waits_for(
         slow.unlink()
 
     assert down(tmp_path / "pool", tell)
-    assert told == ["jobs save their state; the pool ends when they have"]
+    assert told == ["waiting for jobs to save their state"]
 
 
 def test_down_does_not_end_a_pool_whose_jobs_can_not_be_saved(
@@ -269,7 +269,7 @@ def test_up_gives_the_words_of_what_could_not_start(tmp_path: Path) -> None:
         local.up(PoolOptions(folder=tmp_path / "pool"), words, lambda: False)
     assert str(refused.value) == "no\n  because so\n  try     more"
     silent = [sys.executable, "-c", ""]
-    with pytest.raises(UserError, match="the pool ended at once"):
+    with pytest.raises(UserError, match="the pool failed to start"):
         local.up(PoolOptions(folder=tmp_path / "pool"), silent, lambda: False)
 
 

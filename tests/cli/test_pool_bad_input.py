@@ -21,8 +21,8 @@ BAD = {
     "a list for a job": (
         ("submit", "-f", "list.yaml"),
         2,
-        "-f list.yaml holds no job",
-        "it has no fields with values",
+        "-f list.yaml is not a job",
+        "it is not a mapping of fields to values",
         "script: train.py",
     ),
     "no such file": (
@@ -36,8 +36,8 @@ BAD = {
         ("submit",),
         2,
         "the job cannot be accepted",
-        "a job is a script or a command, and neither is given",
-        "script: train.py",
+        "a job is either a script or a command, and neither is given",
+        "coddl submit train.py; in a file, script: train.py",
     ),
     "a missing script": (
         ("submit", "nosuch.py"),
@@ -71,7 +71,7 @@ BAD = {
         ("submit", "--env", "SEED", "train.py"),
         2,
         "--env SEED can't be used",
-        '"SEED" is not a name, = and a value',
+        '"SEED" is not of the form NAME=VALUE',
         "--env SEED=1",
     ),
     "no such interpreter": (
@@ -79,33 +79,33 @@ BAD = {
         2,
         "--python nosuchpython can't be used",
         "there is no such program here",
-        "the whole path it has on the nodes, as in --python /opt/venv/bin/python",
+        "its absolute path on the nodes, as in --python /opt/venv/bin/python",
     ),
     "a size in words": (
         ("resize", "12", "many"),
         2,
-        "many is no size of a job",
-        '"many" is neither a number above 0 nor two of them in order',
+        "many can't be used as a size",
+        '"many" is neither a number above 0 nor a range MIN..MAX',
         "4, or 1..8",
     ),
     "workers for a pool's job": (
         ("resume", "12", "2"),
         2,
-        "12 can't be resumed with 2",
-        "the pool decides how many GPUs its jobs have",
+        "12 can't be resumed with 2 workers",
+        "in a pool, the policy decides how many GPUs a job gets",
         "coddl resize 12 2, then coddl resume 12",
     ),
     "a time in words": (
         ("logs", "--since", "yesterday", "12"),
         2,
         "--since yesterday can't be used",
-        '"yesterday" is not a number with s, m, h or d',
+        '"yesterday" is not a number followed by s, m, h or d',
         "--since 10m",
     ),
     "no such state": (
         ("wait", "12", "--for", "done"),
         2,
-        "--for DONE can't be waited for",
+        "--for DONE can't be used",
         '"DONE" is not a state of a job',
         "one of PENDING, STARTING, RUNNING, RESIZING, SUSPENDED, PREEMPTED, STOPPING, SUCCEEDED, "
         "FAILED, CANCELLED",
@@ -113,8 +113,8 @@ BAD = {
     "too late": (
         ("wait", "12", "--timeout", "0"),
         124,
-        "job 12 is not over yet",
-        "--timeout 0 seconds have passed",
+        "job 12 is not finished yet",
+        "the --timeout of 0 s has passed",
         "coddl explain 12",
     ),
     "no such job": (
@@ -128,7 +128,7 @@ BAD = {
         ("up", "--agents", "2"),
         2,
         "--agents 2 can't be used by itself",
-        "the agents would all take the same devices",
+        "all agents would use the same GPUs",
         "--agents 2 --slots 2",
     ),
 }
@@ -154,8 +154,8 @@ def test_where_there_is_no_pool(coddl: Coddl, tmp_path: Path) -> None:
         done = coddl(*words)
         assert (done.code, done.out) == (1, "")
         assert done.err == (
-            "error: there is no pool to talk to\n"
-            f"  because no server has left its address in {tmp_path}/state/coddl/pool/server.json\n"
+            "error: no pool is running\n"
+            f"  because {tmp_path}/state/coddl/pool/server.json does not exist or names no server\n"
             "  try     coddl up, or --server http://HOST:7433\n"
         )
 
@@ -167,7 +167,7 @@ def test_a_folder_that_is_too_large_is_refused_before_anything_is_sent(
         file.truncate(300 << 20)
     done = coddl("submit", "train.py")
     assert done.code == 2
-    assert "data.bin 300 MB\n  try     a line data.bin in .coddlignore" in done.err
+    assert "data.bin 300 MB\n  try     add data.bin to .coddlignore" in done.err
     assert pool.asked == []
 
 
@@ -175,5 +175,5 @@ def test_a_script_that_stays_here_is_refused(coddl: Coddl, pool: StubPool) -> No
     Path(".coddlignore").write_text("*.py\n")
     done = coddl("submit", "train.py")
     assert done.code == 2
-    assert "because it is among what stays here" in done.err
+    assert "because it is excluded from the upload" in done.err
     assert pool.asked == []

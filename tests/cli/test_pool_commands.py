@@ -57,10 +57,10 @@ def takes(pool: StubPool) -> StubPool:
 
 def test_a_script_is_handed_in_with_its_folder_and_words(coddl: Coddl, takes: StubPool) -> None:
     done = coddl("submit", "--gpus", "1..8", "--name", "vit", "train.py", "--epochs", "3", "--json")
-    assert (done.code, done.out) == (0, "submitted vit as job 13\n")
+    assert (done.code, done.out) == (0, "submitted vit (job 13)\n")
     assert done.err == (
-        "note: --json stands after the script and goes to it; options of coddl submit stand "
-        "before it\n"
+        "note: --json comes after the script and is passed to it; put options of coddl submit "
+        "before the script\n"
     )
     job = handed_in(takes)
     (upload,) = [asked for asked in takes.asked if asked.method == "PUT"]
@@ -118,7 +118,7 @@ def test_a_script_elsewhere_is_refused_as_its_folder_may_hold_anything(
     for script in ("../there/other.py", f"{tmp_path}/there/other.py", "link.py"):
         done = coddl("submit", script)
         assert done.code == 2
-        assert f"error: {script} can't be submitted\n  because it lies in" in done.err
+        assert f"error: {script} can't be submitted\n  because it is in" in done.err
         assert f"cd {(tmp_path / 'there').resolve()} && coddl submit other.py" in done.err
     assert not takes.saw("POST", "/jobs")
 
@@ -133,7 +133,7 @@ def test_a_script_in_a_folder_below_is_run_from_here(coddl: Coddl, takes: StubPo
 def test_a_dry_run_shows_what_would_happen_and_sends_no_code(coddl: Coddl, pool: StubPool) -> None:
     pool.will("POST", "/jobs", PREVIEW)
     done = coddl("submit", "--dry-run", "train.py")
-    assert done.out.splitlines()[-1] == "12   bert  4 -> 3  vit needs one"
+    assert done.out.splitlines()[-1] == "12   bert  4 → 3  vit needs one"
     assert [(asked.method, asked.parameters) for asked in pool.asked] == [
         ("POST", {"dry_run": "true"})
     ]
@@ -169,7 +169,7 @@ def test_a_job_is_waited_for_while_the_server_is_away(coddl: Coddl, pool: StubPo
     pool.will("GET", "/jobs/x", JOB)
     pool.will("GET", "/jobs/12", HANG_UP, HANG_UP, ENDED)
     done = coddl("wait", "x")
-    assert (done.code, done.err) == (0, "note: the server is away; waiting for it\n")
+    assert (done.code, done.err) == (0, "note: the server does not answer; waiting for it\n")
 
 
 WAITS = {
@@ -234,18 +234,20 @@ def test_jobs_are_cancelled_one_by_one_and_what_fails_is_told(coddl: Coddl, pool
 def test_a_job_of_the_pool_is_suspended_resumed_and_bounded(coddl: Coddl, pool: StubPool) -> None:
     pool.will("POST", "/jobs/bert:suspend", JOB | {"state": "STOPPING"})
     pool.will("GET", "/jobs/12", JOB | {"state": "STOPPING"}, JOB | {"state": "SUSPENDED"})
-    assert coddl("suspend", "bert").out == "bert (job 12): SUSPENDED at step 420\n"
+    assert (
+        coddl("suspend", "bert").out == "bert (job 12): SUSPENDED at step 420; its state is saved\n"
+    )
     assert coddl("suspend", "bert", "--no-wait").out == "bert (job 12): STOPPING\n"
     pool.will("POST", "/jobs/bert:resume", JOB | {"state": "PENDING", "reason": "it waits"})
     assert coddl("resume", "bert").out == "bert (job 12): PENDING, it waits\n"
     pool.will("GET", "/jobs/bert", JOB)
     pool.will("PATCH", "/jobs/12", JOB | {"gpus_min": 2, "gpus_max": 4})
     assert coddl("resize", "bert", "2..4").out == (
-        "bert (job 12): bounds 1-8 -> 2-4 GPUs, has 3 now\n"
+        "bert (job 12): bounds 1..8 → 2..4; it has 3 now\n"
     )
     assert pool.saw("PATCH", "/jobs/12")[0].json() == {"gpus_min": 2, "gpus_max": 4}
     pool.will("PATCH", "/jobs/12", JOB | {"priority": 7})
-    told = f"bert (job 12): priority {JOB['priority']} -> 7\n"
+    told = f"bert (job 12): priority {JOB['priority']} → 7\n"
     assert coddl("priority", "bert", "7").out == told
 
 
@@ -255,8 +257,8 @@ def test_a_job_that_can_not_be_saved_is_not_suspended(coddl: Coddl, pool: StubPo
     pool.will("GET", "/jobs/12", JOB | {"state": "STOPPING", "unsaved": unsaved})
     done = coddl("suspend", "bert")
     assert (done.code, done.out) == (1, "")
-    assert "bert (job 12) is not suspended, and trains on" in done.err
-    assert "no checkpoint, the disk is full" in done.err
+    assert "bert (job 12) is not suspended and keeps training" in done.err
+    assert "no checkpoint: the disk is full" in done.err
 
 
 def test_logs_are_filtered_by_the_server(coddl: Coddl, pool: StubPool) -> None:
@@ -273,7 +275,7 @@ def test_logs_are_filtered_by_the_server(coddl: Coddl, pool: StubPool) -> None:
 def test_logs_that_begin_in_the_middle_say_so(coddl: Coddl, pool: StubPool) -> None:
     later = LINE | {"number": 12_001}
     pool.will("GET", "/jobs/bert/logs", {"items": [later, later | {"number": 12_002}]})
-    cut = "note: 12,000 earlier lines are not shown: the pool keeps a job's last ones\n"
+    cut = "note: 12,000 earlier lines were removed: the pool keeps only a job's last lines\n"
     assert coddl("logs", "bert").err == cut
     assert coddl("logs", "--tail", 2, "bert").err == ""
     text = f"id: 1\ndata: {json.dumps(later)}\n\nevent: end\ndata: {{}}\n\n"
@@ -328,9 +330,9 @@ def test_nodes_are_drained_and_used_again(coddl: Coddl, pool: StubPool) -> None:
     pool.will("GET", "/nodes", {"items": [NODE]})
     assert coddl("nodes").out.splitlines()[1].split()[:2] == ["n1", "UP"]
     pool.will("POST", "/nodes/n1:drain", NODE)
-    assert coddl("drain", "n1").out == "n1: drained; still there: job 12, moving away\n"
+    assert coddl("drain", "n1").out == "n1: drained; moving away: job 12\n"
     pool.will("POST", "/nodes/n1:undrain", NODE)
-    assert coddl("drain", "n1", "--undo").out == "n1: takes jobs again\n"
+    assert coddl("drain", "n1", "--undo").out == "n1: no longer drained; it takes jobs again\n"
 
 
 def test_a_lost_node_is_forgotten(coddl: Coddl, pool: StubPool) -> None:
@@ -341,7 +343,7 @@ def test_a_lost_node_is_forgotten(coddl: Coddl, pool: StubPool) -> None:
 def test_the_policy_is_switched(coddl: Coddl, pool: StubPool) -> None:
     answer = {"policy": "afs-l", "placement": "spread", "since_s": 0.0, "by": "ann"}
     pool.will("PUT", "/policy", answer)
-    assert coddl("policy", "afs-l").out == "afs-l with spread by ann\n"
+    assert coddl("policy", "afs-l").out == "policy afs-l, placement spread, set by ann\n"
     assert pool.saw("PUT", "/policy")[0].json() == {"policy": "afs-l", "placement": ""}
     done = coddl("policy", "--placement", "nosuch")
     assert (done.code, done.out) == (2, "")
@@ -395,7 +397,9 @@ def test_ctrl_c_leaves_the_job_alone(coddl: Coddl, pool: StubPool) -> None:
     pool.handle = handle  # type: ignore[method-assign]
     done = coddl("wait", "12")
     assert (done.code, done.out) == (130, "")
-    assert done.err == "note: 12 goes on; coddl cancel 12 ends it, coddl wait 12 waits for it\n"
+    assert (
+        done.err == "note: 12 keeps running; stop it: coddl cancel 12, wait for it: coddl wait 12\n"
+    )
     assert {asked.method for asked in pool.asked} == {"GET"}
 
 
@@ -432,11 +436,14 @@ def test_a_name_of_here_is_a_job_of_here_and_a_number_the_pools(
     with runs_here("bert", sockets), runs_here("12", sockets), runs_here("lone", sockets):
         done = coddl("resize", "bert", 4)
         assert done.out == "bert: asked for 4 workers\n"
-        assert done.err == "note: this is bert of coddl run on this machine; the pool's is job 12\n"
+        assert (
+            done.err
+            == "note: using bert of coddl run on this machine; in the pool, bert is job 12\n"
+        )
         done = coddl("resize", "12", 4)
         assert done.out.startswith("bert (job 12): bounds")
         assert done.err == (
-            "note: this is job 12 of the pool; a job of coddl run here has that name, too\n"
+            "note: using job 12 of the pool; a job of coddl run here is also named 12\n"
         )
         assert coddl("resize", "lone", 4) == (0, "lone: asked for 4 workers\n", "")
         done = coddl("resize", "lone", "2..4")

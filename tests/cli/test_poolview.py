@@ -59,11 +59,11 @@ def test_a_moment_of_another_day_has_its_date() -> None:
 
 
 JOBS = """\
-ID  NAME  USER  PRIO  STATE      GPUS   NODES  AGE    RUNTIME  RESTARTS  PROGRESS  ETA    REASON
-12  bert  ann   0     RUNNING    3/1-8  n1,n2  2m10s  2m00s    0         42%       1m35s  afs-p: it gains most
-13  vit   ann   0     PENDING    0/1-8         1h06m           0                          Resources: needs 1 GPU, 0 are free
-12  bert  ann   0     SUCCEEDED  0/1-8  n1,n2  2m10s  2m00s    0         42%              afs-p: it gains most
-12  bert  ann   0     FAILED     0/1-8  n1,n2  2m10s  2m00s    0         42%              train.py failed"""  # noqa: E501
+ID  NAME  USER  PRIO  STATE      GPUS    NODES  AGE    RUNTIME  RESTARTS  PROGRESS  ETA    REASON
+12  bert  ann   0     RUNNING    3/1..8  n1,n2  2m10s  2m00s    0         42%       1m35s  afs-p: it gains most
+13  vit   ann   0     PENDING    0/1..8         1h06m           0                          Resources: needs 1 GPU, 0 are free
+12  bert  ann   0     SUCCEEDED  0/1..8  n1,n2  2m10s  2m00s    0         42%              afs-p: it gains most
+12  bert  ann   0     FAILED     0/1..8  n1,n2  2m10s  2m00s    0         42%              train.py failed"""  # noqa: E501
 
 
 def test_jobs_are_rows() -> None:
@@ -91,11 +91,11 @@ def test_an_empty_pool_says_what_to_do() -> None:
 
 DESCRIBED = """\
 bert (job 12)  RUNNING
-  why        afs-p: it gains most
-  GPUs       3 of 1-8 on n1, n2
-  step       420 of 1,000 (42%), saved up to 400
+  reason     afs-p: it gains most
+  GPUs       3 (bounds 1..8) on n1, n2
+  step       420 of 1,000 (42%), last checkpoint at 400
   speed      1,234 samples/s
-  ends in    1m35s
+  ETA        1m35s
   metrics    loss 0.1235
   command    train.py --epochs 3
   tier       elastic
@@ -103,19 +103,19 @@ bert (job 12)  RUNNING
   priority   0
   submitted  22:11:10
   started    22:11:20
-  time       2m00s with GPUs, 10s without
+  time       2m00s running, 10s waiting
   resizes    2, last pause 0.04 s
   restarts   0
 
-what happened last
-  22:12:20  job 12 resized: 1 to 3 devices"""
+latest events
+  22:12:20  job 12 resized from 1 to 3 GPUs"""
 
 
 def test_a_job_is_described() -> None:
     assert plain(view.describe_lines(JOB, [EVENT], NOW_S)) == DESCRIBED
     failed = plain(view.describe_lines(FAILED, [], NOW_S))
-    assert "  exit code  3\n  trouble    train.py failed\n  because    ValueError: no\n" in failed
-    assert "happened last" not in failed
+    assert "  exit code  3\n  error      train.py failed\n  because    ValueError: no\n" in failed
+    assert "latest events" not in failed
 
 
 LIMIT = "at least 2 GPUs: a slice of 64 samples does not fit in memory on h200"
@@ -127,14 +127,14 @@ def test_a_job_that_makes_no_step_or_can_not_be_saved_says_so() -> None:
     assert view.job_row(job, NOW_S)["REASON"] == "no step for 1m35s; afs-p: it gains most"
     described = "\n".join(line.plain for line in view.describe_lines(job, [], NOW_S))
     assert "no step for 1m35s" in described
-    assert "no checkpoint, the disk is full" in described
+    assert "no checkpoint: the disk is full" in described
     assert "samples/s" not in described
 
 
 def test_a_limit_of_memory_is_shown_once() -> None:
     job = JOB | {"gpus_min": 2, "memory_limit": LIMIT}
     told = plain(view.describe_lines(job, [], NOW_S))
-    assert f"  GPUs       3 of 2-8 on n1, n2\n  memory     {LIMIT}\n" in told
+    assert f"  GPUs       3 (bounds 2..8) on n1, n2\n  memory     {LIMIT}\n" in told
     explained = plain(view.explain_lines(EXPLAINED | {"job": job}, NOW_S))
     assert f"it gains most from a third GPU\nit needs {LIMIT}\n" in explained
     waits = EXPLAINED | {"job": job, "sentence": f"no GPU is free; it needs {LIMIT}"}
@@ -142,16 +142,16 @@ def test_a_limit_of_memory_is_shown_once() -> None:
 
 
 EXPLAINED_TEXT = """\
-bert (job 12)  RUNNING  3/1-8 GPUs
+bert (job 12)  RUNNING  GPUS 3/1..8
 it gains most from a third GPU
 
-GPUS  STEP    SPEEDUP  KNOWN
+GPUS  STEP    SPEEDUP  SOURCE
 1     0.4 s   1.00x    measured over 50 steps
-2     0.21 s  1.90x    interpolated (between measured ones)
-4     0.1 s   4.00x    assumed (not known yet)
+2     0.21 s  1.90x    interpolated (between measured sizes)
+4     0.1 s   4.00x    assumed (not measured yet)
 
-its story
-  22:11:10  job 12 was submitted"""
+history
+  22:11:10  job 12 submitted"""
 
 
 def test_a_job_is_explained_with_what_was_measured_and_what_was_not() -> None:
@@ -166,9 +166,9 @@ def test_a_job_is_explained_with_what_was_measured_and_what_was_not() -> None:
     }
     told = plain(view.explain_lines({**EXPLAINED, **waits}, NOW_S))
     assert told == (
-        "vit (job 13)  PENDING  0/1-8 GPUs\n"
+        "vit (job 13)  PENDING  GPUS 0/1..8\n"
         "Resources: it gains most from a third GPU\n"
-        "number 2 of those that wait; jobs that hold devices: 1"
+        "number 2 of the waiting jobs, in order of submission; other jobs that run: 1"
     )
 
 
@@ -186,20 +186,20 @@ def test_seconds_that_nobody_has_seen_are_not_shown() -> None:
 
 def test_a_preview_tells_what_would_happen_to_everyone() -> None:
     assert plain(view.preview_lines(PREVIEW)) == (
-        "0 of 4 GPUs are free; afs-p decides\n"
-        "JOB  NAME  GPUS    REASON\n"
-        "new  vit   0 -> 1  it is new\n"
-        "12   bert  4 -> 3  vit needs one"
+        "dry run, nothing is submitted; 0 of 4 slots are free; policy afs-p\n"
+        "JOB  NAME  GPUS   REASON\n"
+        "new  vit   0 → 1  it is new\n"
+        "12   bert  4 → 3  vit needs one"
     )
 
 
 def test_nodes_are_rows() -> None:
     slot = {"index": 0, "kind": "h200", "job": None, "used_by_others": "process 7 (x)"}
     shared = {**NODE, "slots": [slot]}
-    assert "n1: device 0 is used by process 7 (x)" in plain(view.nodes_lines([shared]))
+    assert "n1: GPU 0 is in use by process 7 (x)" in plain(view.nodes_lines([shared]))
     assert plain(view.nodes_lines([NODE])) == (
-        "NAME  STATE  USED  DEVICES  HOST      LEASE  JOBS\n"
-        "n1    UP     2/2   2 x cpu  10.0.0.1  1m58s  12"
+        "NAME  STATE  USED  SLOTS    HOST      LEASE  JOBS\n"
+        "n1    UP     2/2   2 x CPU  10.0.0.1  1m58s  12"
     )
 
 
@@ -217,9 +217,9 @@ def test_log_lines_say_whose_they_are(change: dict[str, Any], want: str) -> None
 
 def test_changes_and_ends_are_told_in_a_line() -> None:
     assert view.change_line(WAITING) == (
-        "vit (job 13) PENDING 0/1-8 GPUs: Resources: needs 1 GPU, 0 are free"
+        "vit (job 13) PENDING, GPUS 0/1..8: Resources: needs 1 GPU, 0 are free"
     )
-    assert view.end_sentence(FAILED) == "bert (job 12) FAILED after 2m10s, exit code 3"
+    assert view.end_sentence(FAILED) == "bert (job 12) FAILED after 2m10s: train.py failed"
     assert view.event_line(DECISION, NOW_S).plain == "22:12:20  afs-p decided"
 
 

@@ -159,7 +159,7 @@ def test_what_continues_a_fresh_run_is_the_command_without_fresh(run: Run) -> No
 def test_a_resize_that_never_came_is_told_at_the_end(run: Run) -> None:
     job = run("--resize", "500:2", steps=20)
     assert job.end() == 0
-    told = "coddl: asked for 2 workers at step 500, but the training ended at step 20"
+    told = "coddl: --resize to 2 workers at step 500 did not happen: the training ended at step 20"
     assert told in job.err.splitlines()
 
 
@@ -201,7 +201,7 @@ def test_a_running_job_is_listed_resized_suspended_and_resumed(run: Run, coddl: 
     assert json.loads(coddl("resume", "mine", 2, "-o", "json").out)["change"]["to"] == 2
     assert coddl("resize", "mine", 1, "--no-wait").out == "mine: asked for 1 worker\n"
     assert coddl("resize", "mine", 1).out.startswith("mine: ")
-    assert coddl("resize", "mine", 1).out == "mine: has 1 worker already\n"
+    assert coddl("resize", "mine", 1).out == "mine: already has 1 worker\n"
 
     code, out, err = coddl("resize", "mine", 5)
     assert (code, out) == (2, "")
@@ -214,17 +214,17 @@ def test_a_running_job_is_listed_resized_suspended_and_resumed(run: Run, coddl: 
 
 def test_where_nothing_runs_it_says_so(sockets: Path, coddl: Coddl) -> None:
     assert not sockets.exists()
-    assert coddl("ls", "--local").out == "no job runs on this machine\n"
+    assert coddl("ls", "--local").out == "no job of coddl run is running on this machine\n"
     assert coddl("ls", "--local", "--json").out == "[]\n"
     assert coddl("ls").code == 1  # there is no pool either
     code, _, err = coddl("resume", "mine")
     assert code == 2
-    assert "no job runs here" in err
+    assert "no job is running here" in err
 
 
 BAD = {
     "no such script": (("nosuch.py",), "nosuch.py"),
-    "a folder for a script": ((".",), "it is a folder"),
+    "a folder for a script": ((".",), "it is a directory"),
     "no workers": (("--workers", "0", "train.py"), "--workers 0"),
     "bounds the wrong way round": (("--workers", "4..2", "train.py"), "4..2"),
     "workers in words": (("--workers", "many", "train.py"), "many"),
@@ -291,7 +291,7 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a resize that came too late": (
         {"is": "not-resized", "at_step": 500, "workers": 3, "step": 320},
-        "asked for 3 workers at step 500, but the training ended at step 320",
+        "--resize to 3 workers at step 500 did not happen: the training ended at step 320",
     ),
     "state from memory": (
         {"is": "origin", "where": "memory", "step": 120, "path": "x", "skipped": []},

@@ -155,7 +155,10 @@ def test_a_claim_that_all_that_is_lent_would_not_satisfy_is_told_so() -> None:
     assert answer.shares.tolist() == [8, 1, 0]
     why = answer.waiting.of(2)
     assert why is not None
-    assert why.sentence == "it is within its queue's quota, but only 2 GPUs are free or lent"
+    assert (
+        why.sentence
+        == "its queue's quota allows it, but only 2 GPUs are free or on loan to other queues"
+    )
 
 
 def nodes(*racks: Sequence[int]) -> Cluster:

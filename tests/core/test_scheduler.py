@@ -30,7 +30,7 @@ def test_a_suspended_job_is_told_why() -> None:
     rows = [job("a", holds=1, left=50), job("b", left=5)]
     plan = Scheduler(policy_from("srtf")).decide(snapshot_of(4, rows))
     assert [change.action for change in plan.changes] == ["suspend", "start"]
-    why = "it needs more than the 0 free; shorter jobs hold the GPUs"
+    why = "no GPU is free; shorter jobs hold the GPUs"
     assert plan.changes[0].reason == f"Resources: {why}"
     assert plan.waiting(0) == ("Resources", why)
     assert plan.waiting(1) is None
@@ -41,11 +41,11 @@ def test_a_job_that_waits_is_told_the_arithmetic() -> None:
     plan = Scheduler(policy_from("fifo")).decide(snapshot_of(4, rows))
     assert plan.waiting(1) == (
         "Resources",
-        "it needs more than the 1 free; earlier jobs are ahead of it",
+        "only 1 GPU free; jobs submitted earlier are ahead of it",
     )
-    assert plan.waiting(2) == ("Priority", "earlier jobs are ahead of it")
+    assert plan.waiting(2) == ("Priority", "jobs submitted earlier are ahead of it")
     plan = Scheduler(policy_from("fifo")).decide(snapshot_of(2, rows[1:2]))
-    assert plan.waiting(0) == ("Infeasible", "it needs more than all 2 GPUs")
+    assert plan.waiting(0) == ("Infeasible", "it needs more GPUs than the 2 in the cluster")
 
 
 def test_what_may_not_be_preempted_keeps_what_it_holds() -> None:
@@ -63,7 +63,7 @@ def test_a_share_that_has_just_changed_stays_for_a_while() -> None:
     plan = scheduler.decide(snapshot_of(4, rows, now_s=100.0))
     assert plan.shares.tolist() == [4, 0]
     assert plan.allocation.wake_at_s == 105.0
-    who = "4 GPUs changed hands less than 10 s ago and stay there"
+    who = "4 GPUs were reassigned less than 10 s ago (cool-down)"
     assert plan.waiting(1) == ("CoolDown", who)
     assert scheduler.decide(snapshot_of(4, rows, now_s=105.0)).shares.tolist() == [2, 2]
 
@@ -112,7 +112,7 @@ def test_a_higher_priority_is_served_first() -> None:
     rows = [job("a", holds=4), job("b", 1, 3, priority=1), job("c", 2, 2, priority=1)]
     plan = Scheduler(policy_from("max-min")).decide(snapshot_of(4, rows))
     assert plan.shares.tolist() == [0, 2, 2]
-    who = "jobs of a higher priority than 0 hold 4 GPUs"
+    who = "jobs with a priority above 0 hold 4 GPUs"
     assert plan.waiting(0) == ("Priority", who)
 
 
@@ -130,7 +130,7 @@ def test_who_waits_for_pinned_jobs_is_not_told_that_it_can_never_run() -> None:
     rows = [job("a", 3, 3, holds=3, pinned=True), job("b", 2, 2), job("c", 5, 5)]
     plan = Scheduler(policy_from("afs-p")).decide(snapshot_of(4, rows))
     assert plan.shares.tolist() == [3, 0, 0]
-    who = "jobs that may not be stopped now hold 3 of 4 GPUs"
+    who = "jobs that cannot be stopped now hold 3 of 4 GPUs"
     assert plan.waiting(1) == ("Resources", who)
     never = plan.waiting(2)
     assert never is not None

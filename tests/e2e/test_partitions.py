@@ -40,7 +40,7 @@ def test_a_job_outlives_a_cut_between_the_server_and(
         pool.wait("the agent to notice", lambda: "has been silent" in pool.log(node))
         strict.go_on()
         pool.cluster.mend(node)
-        pool.wait("the agent to be back", lambda: pool.log(node).count("welcome") >= 2)
+        pool.wait("the agent to be back", lambda: pool.log(node).count("server_connected") >= 2)
         begun = strict.view
         pool.wait_steps(strict.job)
         assert not [n for n in pool.records(since) if isinstance(n.record, r.NodeLost | r.Aimed)]

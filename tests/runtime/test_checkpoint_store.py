@@ -407,7 +407,7 @@ def test_nothing_is_saved_where_nobody_knows_which_attempt_may(
 
 
 def test_a_save_of_a_job_that_is_over_leaves_no_folder(image: Path, folder: Path) -> None:
-    with pytest.raises(TrainingError, match="keeps no checkpoints"):
+    with pytest.raises(TrainingError, match="cannot write checkpoints"):
         CheckpointStore(folder, attempt=2).save(image)
     assert not folder.exists()
 

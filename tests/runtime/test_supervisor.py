@@ -76,7 +76,9 @@ class End(NamedTuple):
 
 ENDS = {
     "a script that never calls prepare": End({"before": "exit:0"}, 1, ("coddl.prepare",)),
-    "a crash before the loop": End({"before": "raise:boom"}, 1, ("failed in worker 0", "code 1")),
+    "a crash before the loop, in its own words": End(
+        {"before": "raise:boom"}, 1, ("RuntimeError: boom (worker 0 exited with code 1)",)
+    ),
     "the script's own exit code": End({"do_at_step": {"0:3": "exit:7"}}, 7, ("code 7",)),
     "more workers than virtual nodes": End(
         {}, 2, ("9 workers", "at most 8 workers"), {"workers": 9}
@@ -84,7 +86,7 @@ ENDS = {
     "a schedule beyond them": End({}, 2, ("9 workers",), {"resizes": ((5, 9),)}),
     "bad input found by prepare": End({"before": "reject"}, 2, ("a bad batch", "it is 7", "8")),
     "killed before it arrives, always": End({"before": "kill"}, 1, ("no worker", "SIGKILL")),
-    "killed before its first step, always": End({"on_enter": "kill"}, 1, ("restarted 3 times",)),
+    "killed before its first step, always": End({"on_enter": "kill"}, 1, ("in 3 restarts",)),
 }
 
 
@@ -308,7 +310,7 @@ def test_a_name_is_taken_only_while_its_job_runs(start: Start) -> None:
     job.interrupt()
     job.end()
     assert running() == []
-    with pytest.raises(TrainingError, match="no job runs here"):
+    with pytest.raises(TrainingError, match="no job is running here"):
         job.ask("status")
     start().wait_for("started")
 

@@ -56,13 +56,15 @@ BAD_REQUESTS = {
     },
     "no such job": Bad("GET", "/jobs/7", 404, "NotFound", "no job has that number"),
     "no job of that name": Bad("POST", "/jobs/x:cancel", 404, "NotFound", "that name"),
-    "no such node": Bad("POST", "/nodes/x:drain", 404, "NotFound", "there are none yet"),
+    "no such node": Bad("POST", "/nodes/x:drain", 404, "NotFound", "none yet"),
     "no such code": Bad("GET", "/code/" + "0" * 64, 404, "NotFound", "uploaded"),
     "no such path": Bad("GET", "/nope", 404, "NotFound", "/api/v1/nope"),
     "a wrong method": Bad("DELETE", "/jobs", 405, "MethodNotAllowed", "DELETE"),
     "an unknown policy": Bad("PUT", "/policy", 422, "Invalid", 'named "x"', {"policy": "x"}),
     "an unknown placement": Bad("PUT", "/policy", 422, "Invalid", "named", {"placement": "x"}),
-    "a change of nothing": Bad("PATCH", "/jobs/1", 422, "Invalid", "nothing is to change", {}),
+    "a change of nothing": Bad(
+        "PATCH", "/jobs/1", 422, "Invalid", "the request changes nothing", {}
+    ),
     "a bad limit": Bad("GET", "/jobs?limit=0", 422, "Invalid", "limit"),
     "a bad state": Bad("GET", "/jobs?state=LOST", 422, "Invalid", "PENDING"),
     "a bad cursor": Bad("GET", "/jobs?cursor=x", 422, "Invalid", "cursor"),
@@ -85,7 +87,7 @@ def test_every_error_says_what_because_try(still: LivePool, bad: Bad) -> None:
 def test_what_is_no_json_is_told_so(still: LivePool) -> None:
     headers = {"content-type": "application/json"}
     answer = still.api("POST", "/jobs", content=b'{"script":', headers=headers)
-    assert "no JSON" in check_problem(answer, 422, "Invalid")["because"]
+    assert "not JSON" in check_problem(answer, 422, "Invalid")["because"]
 
 
 STRANGERS = {
@@ -208,7 +210,10 @@ def test_a_user_suspends_resumes_resizes_and_cancels(live: LivePool) -> None:
     by = {"Coddl-User": "ann"}
     assert live.api("POST", "/jobs/a:suspend", headers=by).json()["state"] == "SUSPENDED"
     held = live.job("a")
-    assert (held["code"], held["reason"]) == ("Held", "a user suspended it")
+    assert (held["code"], held["reason"]) == (
+        "Held",
+        "suspended by ann; coddl resume 1 continues it",
+    )
     assert live.api("POST", "/jobs/a:resume").json()["state"] == "PENDING"
     check_problem(live.api("POST", "/jobs/a:resume"), 409, "Conflict")
     changed = live.api("PATCH", "/jobs/a", {"gpus_max": 4, "priority": 2}).json()
@@ -217,7 +222,7 @@ def test_a_user_suspends_resumes_resizes_and_cancels(live: LivePool) -> None:
     assert live.api("POST", "/jobs/a:cancel").status_code == 202
     check_problem(live.api("POST", "/jobs/a:cancel"), 409, "Conflict")
     texts = [event["text"] for event in live.api("GET", "/jobs/a/events").json()["items"]]
-    assert "job 1 was suspended by ann" in texts
+    assert "job 1 suspended by ann" in texts
 
 
 def test_the_policy_is_shown_and_changed(live: LivePool) -> None:
@@ -242,7 +247,7 @@ def test_what_can_never_run_is_refused_with_the_arithmetic(live: LivePool) -> No
     live.joined(slots=2)
     answer = live.api("POST", "/jobs", {**JOB, "gpus": "3..8"})
     problem = check_problem(answer, 422, "Infeasible")
-    assert problem["because"] == "it needs at least 3 devices and the pool has 2 on 1 node"
+    assert problem["because"] == "it needs at least 3 CPU slots and the pool has 2 on 1 node"
     assert live.api("GET", "/jobs").json()["items"] == []
 
 
@@ -302,7 +307,9 @@ def test_events_go_on_after_a_record_that_cannot_be_read(live: LivePool) -> None
     for path in ("/events", f"/jobs/{number}/events"):
         shown = live.api("GET", path).json()["items"][-1]
         assert (shown["kind"], shown["detail"]) == ("Unreadable", {"kind": "JobHeld"})
-        assert shown["text"].startswith(f"cannot be shown: record {len(lines) + 1} (JobHeld): ")
+        assert shown["text"].startswith(
+            f"this event cannot be shown: record {len(lines) + 1} (JobHeld): "
+        )
     assert live.api("GET", f"/jobs/{number}/explain").json()["story"]
 
 

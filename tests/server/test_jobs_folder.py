@@ -75,7 +75,7 @@ def test_a_node_joins_a_new_pool_only_with_a_folder_that_holds_no_jobs_of_others
     else:
         refused = agent.expect(wire.Refused)
         assert refused.what == "the jobs folder /j can't be used"
-        assert "holds 3 jobs" in refused.because
+        assert "contains 3 jobs" in refused.because
         assert "move /j away" in refused.try_
 
 
@@ -95,8 +95,8 @@ def test_an_empty_journal_beside_what_jobs_have_left_is_an_error(
     assert server.process.wait() == 2
     said = server.errors.read_text()
     assert f"error: the jobs folder {tmp_path}/state/jobs can't be used" in said
-    assert "because it holds 1 job, and the journal of this pool has none" in said
-    assert "try     put back their journal, if it was lost; or move" in said
+    assert "because it contains 1 job, and the journal of this pool has none" in said
+    assert "try     restore their journal if it was lost; or move" in said
 
 
 def test_a_state_folder_of_a_version_without_marks_comes_up(
@@ -137,7 +137,7 @@ def test_nodes_share_a_folder_only_if_one_sees_the_other_there(
     if may_join:
         other.expect(wire.Welcome)
     else:
-        assert "is a copy of the one that node n1 has" in other.expect(wire.Refused).because
+        assert "is a copy of the one of node n1" in other.expect(wire.Refused).because
     one.hello(jobs=JobsFolder("/j", "x", "", 0, first))  # it only was away
     one.expect(wire.Welcome)
 

@@ -151,7 +151,7 @@ def test_secrets_are_for_the_owner_and_in_no_log(start: Any) -> None:
     assert [file.name for file in files if file.stat().st_mode & 0o077] == []
     server.end(signal.SIGTERM)
     log = server.errors.read_text()
-    assert "serving" in log
+    assert "server_started" in log
     assert "very-secret" not in log
     assert (server.folder / "token").read_text().strip() not in log
     assert all(json.loads(line)["level"] for line in log.splitlines())

@@ -27,7 +27,7 @@ def test_a_run_whose_end_was_never_told_frees_its_devices_and_starts_again(live:
     agent.expect_orders(lambda new: not new.orders.leads)
     job = live.job("a")
     assert (job["state"], job["gpus"]) == ("PREEMPTED", 0)
-    assert "node n1 no longer leads it" in str(live.api("GET", "/jobs/a/explain").json())
+    assert "node n1 no longer runs it" in str(live.api("GET", "/jobs/a/explain").json())
     agent.hold(runs=[])
     eventually(lambda: live.node("n1")["used"] == 0)
     live.clock.turn(10.0)  # it rests before it is tried again

@@ -35,14 +35,19 @@ EVENTS: Final = 500
 
 Slots = Annotated[
     int | None,
-    typer.Option(min=2, max=64, metavar="N", help="Places for CPU workers. Default: GPUs, else 4."),
+    typer.Option(
+        min=2,
+        max=64,
+        metavar="N",
+        help="Number of CPU slots (default: use the GPUs; without GPUs, 4).",
+    ),
 ]
 
 
 def demo(slots: Slots = None, output: Output = "table", as_json: AsJson = False) -> None:
-    """Show a pool at work, in about a minute: real trainings grow and shrink as others come and go.
+    """Run a small pool for about a minute: training jobs grow and shrink as others come and go.
 
-    It has a pool of its own, and leaves nothing behind.
+    The demo has its own pool and leaves no files or processes behind.
     """
     import tempfile
 
@@ -102,7 +107,7 @@ def _devices(slots: int | None) -> tuple[int | None, str]:
         found = [each for each in discover(gpus_here(), None, 1).devices if each.gpu is not None]
         if len(found) > 1:
             return None, "GPUs"
-    return slots or PLACES, "places for CPU workers"
+    return slots or PLACES, "CPU slots"
 
 
 @contextlib.contextmanager
@@ -151,7 +156,7 @@ def _rehearse(client: "Client") -> str:
     if ended["state"] != "SUCCEEDED":
         told = ended["trouble"] or {}
         raise UserError(
-            "the demo can't train here",
+            "the demo's training job failed on this machine",
             f"{told.get('what', 'a small training')}: {told.get('because', ended['state'])}",
             told.get("try", "make install"),
         )
@@ -178,9 +183,9 @@ def _play(client: "Client", history: "DemoHistory", display: "DemoDisplay", code
         display.show(history, history.hear(page["items"]))
         if now_s - history.begin_s > PATIENCE_S:
             raise UserError(
-                "the demo does not end",
-                f"its jobs are not over after {PATIENCE_S:.0f} s",
-                "coddl demo --slots 2, on a machine that has less to do",
+                "the demo did not finish",
+                f"its jobs did not end within {PATIENCE_S:.0f} s",
+                "coddl demo --slots 2, or a machine with less load",
             )
         time.sleep(LOOK_S)
 

@@ -84,11 +84,11 @@ class TerminalDisplay:
 
 def screen(history: DemoHistory, width: int) -> Iterator[Text]:
     """Draw all of it: a row per job, its reason below, and what happened last."""
-    about = f"  {history.gpus} {history.kind}, shared by {history.policy}, {history.now_s:.0f} s"
+    about = f"  {history.gpus} {history.kind}, policy {history.policy}, {history.now_s:.0f} s"
     yield Text.assemble(("CoDDL demo", "bold"), (about, "dim"))
     columns = max(10, min(60, width - NAME - history.gpus - STATE - BAR - 12))
     span_s = max(SPAN_S, history.now_s)
-    scale = f"share over time, a column is {span_s / columns:.1f} s".ljust(columns)[:columns]
+    scale = f"share over time, {span_s / columns:.1f} s per column".ljust(columns)[:columns]
     now = "now".ljust(history.gpus)
     yield Text(f"{'':{NAME}}  {scale}  {now}  {'state':{STATE}} progress", style="dim")
     for part in history.parts:
@@ -105,7 +105,7 @@ def _below(part: DemoJob) -> str:
     if not part.is_over:
         return str(part.job["reason"])
     took_s, resizes = part.job["jct_s"] or 0.0, counted(len(part.pauses_s), "resize")
-    return f"took {took_s:.1f} s from its submission to its end, with {resizes}"
+    return f"finished {took_s:.1f} s after its submission, with {resizes}"
 
 
 def _row(history: DemoHistory, part: DemoJob, columns: int, span_s: float) -> Text:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from coddl.cli.demo.scenario import ScheduledJob
-from coddl.cli.poolview import counted
+from coddl.core.pool.records import ENDS
 
 Answer = Mapping[str, Any]  # Any: what JSON can hold
 
@@ -73,7 +73,11 @@ class DemoHistory:
         parts = {part.number: part for part in self.parts}
         if event["kind"] == "Decided":
             return [
-                (at_s, parts[int(job)].scheduled.name, _aim(target))
+                (
+                    at_s,
+                    parts[int(job)].scheduled.name,
+                    self._aim(parts[int(job)], target, detail["why"]),
+                )
                 for job, target in detail["targets"].items()
                 if int(job) in parts
             ]
@@ -81,24 +85,25 @@ class DemoHistory:
         if part is None:
             return []
         if event["kind"] == "JobSubmitted":
-            return [(at_s, part.scheduled.name, "is handed in")]
+            return [(at_s, part.scheduled.name, "submitted")]
         if event["kind"] == "RunEnded":
-            return [(at_s, part.scheduled.name, f"{detail['outcome']} at step {detail['step']}")]
+            return [
+                (at_s, part.scheduled.name, f"{ENDS[detail['outcome']]} at step {detail['step']}")
+            ]
         if event["kind"] == "RunChanged" and detail["kind"] in RESIZES:
             part.pauses_s.append(float(detail["pause_s"]))
             before, now = detail["gpus_before"], len(detail["slots"])
-            pause = f"after a pause of {detail['pause_s'] * 1000:.0f} ms"
-            return [(at_s, part.scheduled.name, f"trains on {before} -> {now}, {pause}")]
+            pause = f"pause {detail['pause_s'] * 1000:.0f} ms"
+            return [(at_s, part.scheduled.name, f"resized {before} → {now} {self.kind} ({pause})")]
         return []
+
+    def _aim(self, part: DemoJob, target: Answer, why: str) -> str:
+        before, count = int(part.job["gpus"]), len(target["slots"])
+        if not count:
+            return f"{before} → 0 {self.kind}: {target['reason']}"
+        # How large its share is, and with how many others, stands in its row.
+        return f"{before} → {count} {self.kind} ({why})"
 
     @property
     def is_over(self) -> bool:
         return all(part.is_over for part in self.parts)
-
-
-def _aim(target: Answer) -> str:
-    count, reason = len(target["slots"]), str(target["reason"])
-    _, since, why = reason.partition(", since ")
-    if count and since:  # how large its share is beside how many stands in its row
-        return f"shall have {counted(count, 'device')}{since}{why}"
-    return f"shall have {counted(count, 'device') if count else 'no devices'}: {reason}"

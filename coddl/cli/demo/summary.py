@@ -162,18 +162,18 @@ def summary_lines(summary: DemoSummary) -> list[Text]:
     lines.append(Text(f"{mean}, {fifo}: {ratio:.2f}x", style="bold"))
     if summary.pauses_s:
         count = len(summary.pauses_s)
-        told = f"{count} changes of size while training; pauses: {_pauses(summary.pauses_s)}"
+        told = f"{count} resizes during training; pauses: {_pauses(summary.pauses_s)}"
         lines.append(Text(told))
     lines.append(
         Text(
-            "JCT, the job completion time: from submission to end. FIFO is simulated with the same "
-            "arrivals,\nlengths and measured step times: each job waits for its maximum and keeps "
-            "it; starting and pauses\ncost nothing there, but do here.",
+            "JCT: job completion time, from submission to end. FIFO: simulated with the same "
+            "arrivals, lengths\nand measured step times; each job waits for its maximum and keeps "
+            "it. In the simulation, starts\nand pauses take no time.",
             style="dim",
         )
     )
     if any(map(summary.is_worked_out, summary.jobs)):
-        told = "~ its speed at its maximum was never measured, but worked out from smaller ones"
+        told = "~ estimated: its speed at its maximum was not measured, only at smaller sizes"
         lines.append(Text(told, style="dim"))
     return lines
 

@@ -136,5 +136,5 @@ class OptimusPs(IntervalPolicy):
         def hand_out(grant: Grant) -> None:
             hand_out_by_gain(snapshot.for_kernels(), tasks, trust, grant)
 
-        why = "jobs submitted earlier hold them until the next slot"
+        why = "jobs submitted earlier hold them until the next decision"
         return self.allocation(snapshot, tasks, hand_out, why)

@@ -364,6 +364,6 @@ class OptimusPlacement:
         # Who stays may have found no core for a server: without one it can't train.
         idle = (tasks.servers > 0) & (served.totals == 0)
         at = at.take(np.where(idle, -1, rows)).take(leaders)
-        why = "no nodes have room for the workers that it needs, with a server beside them"
+        why = "no nodes have room for its workers and a parameter server beside them"
         refused = because((at.totals == 0) & (wanted > 0), "Topology", why)
         return Placed(at, refused, servers=None if servers is None else served.take(leaders))

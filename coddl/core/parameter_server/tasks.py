@@ -88,7 +88,7 @@ class IntervalPolicy:
         few = because(
             (grant.workers == 0) & (jobs.gpus_min <= free) & counted,
             "Resources",
-            f"its tasks need more than the {cores} CPU cores free; {why}",
+            f"only {cores} CPU cores are free; {why}",
         )
         servers = grant.servers if tasks.speeds.step_s.shape[0] else None
         wake_at_s = end_s if end_s > now_s and jobs.size else np.inf

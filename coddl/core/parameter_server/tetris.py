@@ -78,5 +78,5 @@ class Tetris(IntervalPolicy):
         def hand_out(grant: Grant) -> None:
             hand_out_by_fit(snapshot.for_kernels(), tasks, grant)
 
-        why = "jobs that fit better or are sooner done hold them"
+        why = "jobs that fit better or finish sooner hold them"
         return self.allocation(snapshot, tasks, hand_out, why)

@@ -209,7 +209,7 @@ def placed_at(found: Slots, snapshot: Snapshot, allocation: Allocation) -> Place
         return Placed(slots)
     slots = slots.take(np.where(short, -1, np.arange(slots.rows)))
     reasons = reasons_of_one_node(short & (jobs.spans == 0), wanted, snapshot.cluster.columns)
-    return Placed(slots, reasons | because(short, "Topology", "too few GPUs are free for it"))
+    return Placed(slots, reasons | because(short, "Topology", "not enough GPUs are free"))
 
 
 def placed_close(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> Placed:

@@ -172,5 +172,7 @@ def _placed_by_speed(snapshot: Snapshot, allocation: Allocation) -> Placed:
     placed = placed_at(found, snapshot, allocation)
     given, wanted = placed.shares, allocation.gpus
     cut = np.flatnonzero((given > 0) & (given < wanted)).tolist()
-    faster = {row: f"so placed, {given[row]} are faster than {wanted[row]}" for row in cut}
+    faster = {
+        row: f"placed this way, {given[row]} GPUs are faster than {wanted[row]}" for row in cut
+    }
     return replace(placed, why=faster)

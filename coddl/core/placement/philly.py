@@ -169,8 +169,8 @@ class PhillyPlacement:
         refused = starts & (found.totals < allocation.gpus)
         found = found.take(np.where(refused, -1, np.arange(slots.rows)))
         next_s = snapshot.now_s + np.where(asks, self.timeout_s, cycle_s) - since_s + SLACK_S
-        holding = "nodes close together have no room for all its GPUs; what is free is held for it"
-        resting = "nodes close together had no room for all its GPUs; it asks for more nodes soon"
+        holding = "nearby nodes do not have enough free GPUs; the free ones are reserved for it"
+        resting = "nearby nodes did not have enough free GPUs; more nodes are considered soon"
         return Placed(
             found,
             because(refused & asks, "Topology", holding) | because(refused, "Topology", resting),

@@ -60,7 +60,7 @@ def on_one_node(snapshot: Snapshot, placed: Placed) -> Placed:
         return placed
     rows = np.arange(slots.rows)
     rows[apart] = -1
-    why = "its GPUs must be on one node, and no node has as many free"
+    why = "its GPUs must be on one node, and no node has enough free"
     reasons = because(rows < 0, "Topology", why) | placed.waiting
     return replace(placed, slots=slots.take(rows), waiting=reasons)
 

@@ -150,7 +150,7 @@ class TiresiasPlacement:
         assert slots is not None
         found = place_by_profile(columns, slots, request, skewed, kept_back(snapshot))
         placed = placed_at(found, snapshot, allocation)
-        why = "its model is slow across nodes, and the fewest nodes that can hold it have no room"
+        why = "its model is slow across nodes, and the fewest nodes that can hold it are not free"
         refused = (placed.shares == 0) & (allocation.gpus > 0)
         apart = because(refused & skewed & (jobs.spans > 0), "Topology", why)
         return replace(placed, waiting=apart | placed.waiting)

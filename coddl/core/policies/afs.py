@@ -88,7 +88,7 @@ class AfsL(KindPolicy):
     kinds: GpuKinds = "auto"  # ignore: as if all GPUs were alike
 
     rule = staticmethod(afs_l)
-    why = "jobs with less left to do hold the GPUs"
+    why = "jobs with less remaining work hold the GPUs"
 
     @property
     def parameters(self) -> FloatColumn:

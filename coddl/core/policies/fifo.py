@@ -38,7 +38,7 @@ class Fifo(RulePolicy):
     backfill: bool = False  # start later jobs past one that does not fit
 
     rule = staticmethod(fifo)
-    why = "earlier jobs are ahead of it"
+    why = "jobs submitted earlier are ahead of it"
     rigid = True
 
     @property

@@ -118,5 +118,5 @@ class TiresiasG:
         past, shares = past_of(services_gpu_s, self.form), np.zeros(jobs.size, np.int64)
         wake_at_s = tiresias_g(snapshot.for_kernels(), params, memory, shares, past)
         allocation = Allocation(shares, wake_at_s=wake_at_s, memory=memory)
-        why = "jobs that are likelier to end soon hold the GPUs"
+        why = "jobs that are more likely to finish soon hold the GPUs"
         return with_reasons(snapshot, allocation, why, jobs.gpus_requested)

@@ -12,6 +12,7 @@ from coddl.core.allocation import Allocation, because
 from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.named import Part
+from coddl.core.policies.policy import only_free
 from coddl.core.snapshot import Snapshot
 
 
@@ -126,17 +127,21 @@ class Philly:
         shares, own = serve(need, queue, quota, line, runs, total, self.reclaim_at)
         without, free, queues = shares == 0, total - int(shares.sum()), snapshot.quota_gpus.size > 0
         has, left = own[queue] + need <= quota[queue], total - int(own.sum())
-        beyond = "it is beyond its queue's quota, and fewer GPUs than it asks for are idle"
-        within = "it is within its queue's quota, but"
-        short = f"{within} only {left} GPUs are free or lent"
-        early = f"{within} the cluster is not full enough to take back what is lent"
-        early += f", and only {free} GPUs are free"
+        beyond = "its queue's quota is used up, and fewer GPUs than it needs are idle"
+        within = "its queue's quota allows it, but"
+        short = f"{within} only {left} GPUs are free or on loan to other queues"
+        early = f"{within} GPUs on loan are taken back only when the cluster is fuller"
+        early += f", and {only_free(free)}"
         waiting = (
-            because(without & (need > total), "Infeasible", f"it needs more than all {total} GPUs")
+            because(
+                without & (need > total),
+                "Infeasible",
+                f"it needs more GPUs than the {total} in the cluster",
+            )
             | because(without & ~has & queues, "QueueQuota", beyond)
             | because(without & (need > left) & queues, "Resources", short)
             | because(without & queues, "Resources", early)
-            | because(without, "Resources", f"it needs more than the {free} free")
+            | because(without, "Resources", only_free(free))
         )
         return Allocation(shares, waiting)
 

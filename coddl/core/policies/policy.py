@@ -68,13 +68,22 @@ def with_reasons(
         return allocation
     need = snapshot.jobs.gpus_min if need is None else need
     free = total - int(gpus.sum())
-    too_few = f"it needs more than the {free} free; {why}"
+    too_few = f"{only_free(free)}; {why}"
     waiting = (
-        because(without & (need > total), "Infeasible", f"it needs more than all {total} GPUs")
+        because(
+            without & (need > total),
+            "Infeasible",
+            f"it needs more GPUs than the {total} in the cluster",
+        )
         | because(without & (need > free), "Resources", too_few)
         | because(without, "Priority", why)
     )
     return replace(allocation, waiting=allocation.waiting | waiting)
+
+
+def only_free(gpus: int) -> str:
+    """Say how many GPUs are free for a job that needs more."""
+    return f"only {gpus} GPU{'' if gpus == 1 else 's'} free" if gpus else "no GPU is free"
 
 
 def parameters(*values: float) -> FloatColumn:

@@ -57,7 +57,7 @@ class Srsf(RulePolicy):
     """
 
     rule = staticmethod(shortest)
-    why = "jobs with less GPU-time left hold the GPUs"
+    why = "jobs with less remaining GPU-time hold the GPUs"
     rigid = True
 
     @property

@@ -29,7 +29,7 @@ from coddl.core.snapshot import Snapshot
 Form = Literal["auction", "greedy", "max-min"]
 
 LEASE_END_S, LENT_GPUS = FREE_COLUMN, FREE_COLUMN + 1  # memory, beside that of `finish_time`
-WHY: Final = "apps that are worse off hold the GPUs on lease"
+WHY: Final = "apps with a worse finish-time fairness hold leases on the GPUs"
 # What a start is worth in an auction, in any case more than growth: without GPUs an app would never
 # end, so its rho has no bound. What it has waited already must not make a start look worthless.
 LOG_START: Final = 100.0

@@ -140,7 +140,7 @@ class TiresiasL(RulePolicy):
     count: Literal["total", "since-start"] = "total"  # since promotion, or since the last start
 
     rule = staticmethod(tiresias_l)
-    why = "jobs that have had less GPU-time hold the GPUs"
+    why = "jobs with less GPU-time so far hold the GPUs"
     rigid = True
     # The setting of the AFS evaluation.
     presets: ClassVar = {

@@ -2,7 +2,7 @@
 
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, Infeasible, NotFound
-from coddl.core.pool.job import JobState
+from coddl.core.pool.job import JobState, counted
 from coddl.core.pool.state import NodeState, Pool
 from coddl.core.registry import placement_from, policy_from
 
@@ -37,7 +37,7 @@ def is_news(pool: Pool, event: UserEvent) -> bool:
         case r.JobBounded():
             return _may_bound(pool, event)
         case r.JobPrioritised(job, priority):
-            return _alive(pool, job, "given another priority").priority != priority
+            return _alive(pool, job, "given a new priority").priority != priority
         case r.NodeDrained(node):
             return not _node(pool, node).is_drained
         case r.NodeUndrained(node):
@@ -55,21 +55,21 @@ def _check_fits(pool: Pool, what: str, option: str, gpus: int, *, spans: bool) -
     """Raise if the pool could not run a job on so many devices even if it were empty."""
     up = [node for node in pool.nodes.values() if node.is_up]
     if not up:
-        return  # nobody has come yet: we can't know
+        return  # no node has joined yet: we can't know
     total, largest = sum(len(n.slots) for n in up), min(up, key=lambda n: (-len(n.slots), n.name))
     if gpus > total:
-        nodes = f"{len(up)} node{'' if len(up) == 1 else 's'}"
+        nodes = counted(len(up), "node")
         raise Infeasible(
             what,
-            f"it needs at least {gpus} devices and the pool has {total} on {nodes}",
+            f"it needs at least {counted(gpus, pool.unit)} and the pool has {total} on {nodes}",
             f"{option} {total if spans else len(largest.slots)}",
         )
     if not spans and gpus > len(largest.slots):
         raise Infeasible(
             what,
-            f"it needs {gpus} devices on one node and the largest node, {largest.name}, has "
-            f"{len(largest.slots)}",
-            f"{option} {len(largest.slots)}, or an elastic script, which may span nodes",
+            f"it needs {counted(gpus, pool.unit)} on one node and the largest node, "
+            f"{largest.name}, has {len(largest.slots)}",
+            f"{option} {len(largest.slots)}, or an elastic script, which can span nodes",
         )
 
 
@@ -82,8 +82,10 @@ def find(pool: Pool, job: int) -> JobState:
 
 def _node(pool: Pool, node: str) -> NodeState:
     if node not in pool.nodes:
-        known = ", ".join(sorted(pool.nodes)) or "there are none yet"
-        raise NotFound(f'node "{node}" cannot be found', f"the nodes are: {known}", "coddl nodes")
+        known = ", ".join(sorted(pool.nodes)) or "none yet"
+        raise NotFound(
+            f'node "{node}" cannot be found', f"the pool's nodes are: {known}", "coddl nodes"
+        )
     return pool.nodes[node]
 
 
@@ -91,8 +93,8 @@ def _may_forget(node: NodeState) -> bool:
     if node.is_up:
         raise Conflict(
             f'node "{node.name}" cannot be forgotten',
-            "its agent may be alive: it is lost when its lease has run out",
-            f"coddl drain {node.name}, and stop its agent",
+            "its lease has not expired, so its agent may still be running",
+            f"coddl drain {node.name}, then stop its agent",
         )
     return True
 
@@ -102,7 +104,7 @@ def _alive(pool: Pool, job: int, wanted: str) -> JobState:
     if state.is_over:
         raise Conflict(
             f"job {job} cannot be {wanted}",
-            f"it is over: {state.phase.upper()}",
+            f"it has ended: {state.phase.upper()}",
             f"coddl describe {job}",
         )
     if state.cancelled and wanted != "cancelled":
@@ -115,8 +117,8 @@ def _may_suspend(job: JobState) -> bool:
     if job.has_run and job.is_fixed:
         raise Conflict(
             f"job {job.id} cannot be suspended",
-            f"it {fixed}: what it has done so far would be lost",
-            f"coddl cancel {job.id}, or wait for it",
+            f"it {fixed}, so its progress would be lost",
+            f"coddl cancel {job.id}, or coddl wait {job.id}",
         )
     return not job.suspended
 
@@ -126,7 +128,7 @@ def _may_resume(job: JobState) -> bool:
         raise Conflict(
             f"job {job.id} cannot be resumed",
             f"it is not suspended: {job.phase.upper()}",
-            f"coddl suspend {job.id}",
+            f"coddl describe {job.id}",
         )
     return True
 
@@ -135,12 +137,14 @@ def _may_bound(pool: Pool, bounded: r.JobBounded) -> bool:
     job = _alive(pool, bounded.job, "resized")
     what = f"job {job.id} cannot be resized to {bounded.gpus_min}..{bounded.gpus_max}"
     if not 1 <= bounded.gpus_min <= bounded.gpus_max:
-        raise Infeasible(what, "1 <= MIN <= MAX does not hold", f"coddl resize {job.id} 1..4")
+        raise Infeasible(
+            what, "the bounds must satisfy 1 <= MIN <= MAX", f"coddl resize {job.id} 1..4"
+        )
     if not job.spec.is_elastic:
         raise Conflict(
             what,
             f"it is {job.spec.tier}: its size is fixed while it runs",
-            "coddl.prepare in its script, and submit it as elastic",
+            "call coddl.prepare in its script and submit it as elastic",
         )
     if job.gpus_useful is not None and bounded.gpus_min > job.gpus_useful:
         raise Infeasible(what, job.sharing_sentence, f"coddl resize {job.id} {job.gpus_useful}")

@@ -108,7 +108,7 @@ class ControlPlane:
         self._awaited = {name for name in nodes if self.pool.nodes[name].is_up}
         for name in self._awaited:
             self.pool.nodes[name].is_silent = True
-        self._call("the server was restarted")
+        self._call("server restarted")
 
     def reconsider(self, why: str) -> None:
         """Have everything decided anew: what called for it before may have been forgotten."""
@@ -176,35 +176,38 @@ class ControlPlane:
                 self._on_run_reported(event, now_s)
             case r.Woke():
                 if self.pool.wake_at_s is not None and now_s >= self.pool.wake_at_s:
-                    self._call("it was time to look again")
+                    self._call("periodic rebalance")
             case _:
                 assert_never(event)
 
     def _said(self, event: UserEvent) -> str:
         match event:
             case r.JobSubmitted(job):
-                return f"{self._name(job)} was submitted"
+                return f"{self._name(job)} submitted"
             case r.JobCancelled(job):
-                return f"{self._name(job)} was cancelled"
+                return f"{self._name(job)} cancelled"
             case r.JobSuspended(job):
-                return f"{self._name(job)} was suspended"
+                return f"{self._name(job)} suspended"
             case r.JobResumed(job):
-                return f"{self._name(job)} was resumed"
+                return f"{self._name(job)} resumed"
             case r.JobBounded(job, least, most):
-                return f"{self._name(job)} may have {least}..{most}"
+                return f"{self._name(job)} bounds set to {least}..{most}"
             case r.JobPrioritised(job, priority):
-                return f"{self._name(job)} has priority {priority}"
+                return f"{self._name(job)} priority set to {priority}"
             case r.NodeDrained(node):
-                return f"node {node} is drained"
+                return f"node {node} drained"
             case r.NodeUndrained(node):
-                return f"node {node} is drained no more"
+                return f"node {node} no longer drained"
             case r.NodeForgotten(node):
-                return f"node {node} was forgotten"
+                return f"node {node} forgotten"
             case r.PolicyChosen(policy):
-                return f"the policy is {policy} with {self.pool.placement} now"
+                return f"policy set to {policy}, placement {self.pool.placement}"
 
     def _name(self, job: int) -> str:
-        return f'job {job} "{self.pool.jobs[job].spec.name}"'
+        """Name a job; with its number where another live job has the same name."""
+        name = self.pool.jobs[job].spec.name
+        same = (each.id for each in self.pool.live_jobs() if each.spec.name == name)
+        return f'job {job} "{name}"' if any(number != job for number in same) else name
 
     def _call(self, why: str) -> None:
         """Ask for a decision; the first cause of an instant names it."""
@@ -230,10 +233,10 @@ class ControlPlane:
         if self._is_current(event.node, event.boot) and place is not None:
             place.is_silent, place.back_s = False, now_s  # it only was away
             self.pool.touched.add(event.node)
-            self._call(f"node {event.node} is back")
+            self._call(f"node {event.node} reconnected")
             return
         if place is not None and place.is_up:
-            lost = r.NodeLost(event.node, place.boot, "its agent was started anew")
+            lost = r.NodeLost(event.node, place.boot, "its agent was restarted")
             self._lose(lost, now_s)
         known = {} if place is None else {self.pool.slots[s].device.index: s for s in place.slots}
         fresh = self.pool.next_slot
@@ -244,13 +247,15 @@ class ControlPlane:
                 slot, fresh = fresh, fresh + 1
             slots.append(slot)
         self._add(replace(event, slots=tuple(slots)), now_s)
-        self._call(f"node {event.node} has joined")
+        self._call(f"node {event.node} joined")
 
     def _on_silent(self, node: str) -> None:
         self.pool.nodes[node].is_silent = True
         for number in self.pool.unsettled:
             if node in self.pool.nodes_of(self.pool.jobs[number].target):
-                self._call(f"node {node} is silent")  # what is reserved there may be had elsewhere
+                self._call(
+                    f"node {node} disconnected"
+                )  # what is reserved there may be had elsewhere
 
     def _on_reported(self, event: r.NodeReported, now_s: float) -> None:
         """Conclude from what a node, knowing its newest orders, does not have."""
@@ -265,7 +270,7 @@ class ControlPlane:
             if owner is None or slot in event.holding or slot in self.pool.jobs[owner].granted:
                 continue
             if self.pool.slots[slot].is_stuck:
-                self._call(f"node {event.node} has a device again")  # it was not counted on
+                self._call(f"a GPU of node {event.node} is free again")  # it was not counted on
             self._add(r.SlotFreed(slot, owner), now_s)
         if event.runs is not None:
             self._compare_runs(place, event.runs, now_s)
@@ -277,8 +282,8 @@ class ControlPlane:
         """
         wanted = {r.RunId(job, self.pool.jobs[job].attempt) for job in place.leads}
         for job, attempt in sorted(wanted - runs):
-            because = f"node {place.name} no longer leads it, and has not told how it ended"
-            trouble = r.Trouble("its run is gone", because, f"coddl logs {job}")
+            because = f"node {place.name} no longer runs it and did not report how it ended"
+            trouble = r.Trouble("its run was lost", because, f"coddl logs {job}")
             step = self.pool.jobs[job].step
             self._on_run(r.RunEnded(job, attempt, "lost", step, trouble=trouble), now_s)
         if runs - wanted:
@@ -290,16 +295,16 @@ class ControlPlane:
             who = others.get(slot.device.index, "")
             if who != slot.others:
                 slot.others = who
-                does = f"is used by {who}" if who else "is used by no others any more"
-                self._call(f"device {slot.device.index} of node {place.name} {does}")
+                does = f"is used by {who}" if who else "is no longer used by others"
+                self._call(f"GPU {slot.device.index} of node {place.name} {does}")
 
     def _lose(self, lost: r.NodeLost, now_s: float) -> None:
         self._awaited.discard(lost.node)
         self._add(lost, now_s)
-        self._call(f"node {lost.node} was lost")
+        self._call(f"node {lost.node} lost")
         for job in list(self.pool.live_jobs()):
             if job.granted and job.lead is None:
-                self._adopt(job, f"node {lost.node} was lost, and with it the job's lead", now_s)
+                self._adopt(job, f"node {lost.node}, which led the job, was lost", now_s)
 
     def _adopt(self, job: JobState, reason: str, now_s: float) -> None:
         """Name another lead for workers that are still alive."""
@@ -344,12 +349,12 @@ class ControlPlane:
                 self._add(fact, now_s)
         match fact:
             case r.RunStepped(_, _, step):
-                did = "has made its first step" if step else "runs"
+                did = "made its first step" if step else "started"
                 self._call(f"{self._name(job.id)} {did}")
             case r.SliceDidNotFit():
                 self._call(f"{self._name(job.id)} needs at least {fact.gpus_min} GPUs")
             case r.RunEnded():
-                self._call(f"{self._name(job.id)} has ended its run: {fact.outcome}")
+                self._call(f"{self._name(job.id)} {r.ENDS[fact.outcome]}")
             case r.RunPrepared() | r.RunChanged() | r.RunStalled() | r.RunUnsaved():
                 pass
             case _:
@@ -374,9 +379,7 @@ class ControlPlane:
             return
         used_s = job.row.step_s.get(event.gpus) if job.row is not None else None
         if used_s is None or abs(event.step_s - used_s) > SPEED_NEWS * used_s:
-            self._call_for_speed(
-                f"{self._name(job.id)} was measured on {event.gpus}: {event.step_s:.3g} s a step"
-            )
+            self._call_for_speed(f"{self._name(job.id)} measured: {event.step_s:.3g} s per step")
 
     # Conclusions.
 
@@ -411,7 +414,7 @@ class ControlPlane:
             if due_s is not None and now_s >= due_s:
                 within_s = job.spec.launch.start_within_s
                 self._add(r.StartOverdue(number, job.attempt, within_s), now_s)
-                self._call(f"{self._name(number)} did not start")
+                self._call(f"{self._name(number)} did not start in time")
 
     def note(self) -> ControlOutput:
         """Give what has happened since the last time, without drawing conclusions."""
@@ -471,7 +474,7 @@ class ControlPlane:
     def _aim(self, job: JobState, slots: tuple[int, ...], attempt: int, now_s: float) -> None:
         lead = job.lead if job.lead is not None else self._best_lead(slots)
         precheck = bool(job.spec.launch.precheck) and not job.prechecked
-        reason = job.reason if not job.suspended else "a user suspended it"
+        reason = job.reason if not job.suspended else f"suspended by {job.held_by}"
         ours = (job.id, attempt, job.generation + 1, slots)
         self._add(r.Aimed(*ours, lead=lead, reason=reason, precheck=precheck), now_s)
 
@@ -484,4 +487,4 @@ class ControlPlane:
                 job = self.pool.jobs[number]
                 here = any(self.pool.slots[slot].node == node.name for slot in job.granted)
                 if not here and job.granted and job.phase == "running" and job.is_elastic:
-                    self._adopt(job, f"node {node.name} is drained", now_s)
+                    self._adopt(job, f"node {node.name} drained", now_s)

@@ -19,9 +19,9 @@ from coddl.core.waiting import Waiting
 POOL_STABILITY: Final = Stability(
     cool_down_s=10.0, reserve_s=10.0
 )  # what a pool keeps to unless told otherwise
-UNPLACED: Final = Waiting("Resources", "no devices are left for it")
-OTHERS: Final = Waiting("Resources", "every GPU is used by processes that are not the pool's")
-NO_NODES: Final = Waiting("NodeDown", "no node of the pool can be used now")
+UNPLACED: Final = Waiting("Resources", "no GPU is free")
+OTHERS: Final = Waiting("Resources", "every GPU is used by processes outside the pool")
+NO_NODES: Final = Waiting("NodeDown", "no node is available")
 
 
 def decide(
@@ -57,7 +57,7 @@ def _joined(one: Decided, other: Decided) -> Decided:
 def _resting(pool: Pool, now_s: float) -> dict[int, Waiting]:
     """Name the jobs that are not to be started yet, as run after run came no further."""
     return {
-        job.id: Waiting("CoolDown", f"{job.story[-1].because}; it rests before the next run")
+        job.id: Waiting("CoolDown", f"{job.story[-1].because}; backoff before the next attempt")
         for job in pool.live_jobs()
         if job.is_waiting and now_s < job.rest_until_s
     }
@@ -108,20 +108,25 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
         if set(slots) != set(job.target):
             # A share may also be cut from outside: by other bounds, or by the loss of a node.
             moves = job.id not in changes and len(slots) == len(job.target)
-            reason = f"it keeps {len(slots)} and moves" if moves else plan.reason(row)
-            targets[job.id] = Target(slots, f"{reason}, since {found.why}")
+            same = f"moves to other GPUs, still {len(slots)} ({found.why})"
+            reason = same if moves else plan.reason(row, found.why)
+            targets[job.id] = Target(slots, pool.in_units(reason))
         if not slots:
             waits = (plan.waiting(row) or UNPLACED) if seen.islands else _nothing(pool)
-            waiting[job.id] = _with_memory(_with_drained(waits, drained), job)
+            waits = _with_drained(_with_need(waits, job, seen), drained)
+            waits = Waiting(waits.code, pool.in_units(waits.sentence))
+            waiting[job.id] = _with_memory(waits, job)
     for number, why in found.aside.items():
         if pool.jobs[number].target:
-            targets[number] = Target((), f"{why.code}: {why.sentence}, since {found.why}")
+            targets[number] = Target((), f"{why.code}: {why.sentence} ({found.why})")
         waiting[number] = why
     for job in pool.live_jobs():
         if job.target and not job.fits:
             targets[job.id] = Target((), job.misfit.because)
-        elif job.target and (job.suspended or job.cancelled):
-            targets[job.id] = Target((), "a user wants it to stop")
+        elif job.target and job.cancelled:
+            targets[job.id] = Target((), job.reason)
+        elif job.target and job.suspended:
+            targets[job.id] = Target((), f"suspended by {job.held_by}")
     return Decided(
         policy=pool.policy,
         seed=found.seed,
@@ -149,11 +154,20 @@ def _drained(pool: Pool) -> str:
         for node in up
         if node.is_drained and (count := sum(pool.slots[s].owner is None for s in node.slots))
     }
+    if up and all(node.is_drained for node in up):
+        return f"all nodes are drained: {', '.join(sorted(node.name for node in up))}"
     if not free:
         return ""
-    nodes, devices = ", ".join(sorted(free)), counted(sum(free.values()), "device")
-    all_of_them = "all nodes are drained: " if all(node.is_drained for node in up) else ""
-    return f"{all_of_them}{devices} on drained nodes can't be used ({nodes})"
+    gpus, nodes = counted(sum(free.values()), "GPU"), ", ".join(sorted(free))
+    return f"{gpus} on drained nodes cannot be used ({nodes})"
+
+
+def _with_need(waits: Waiting, job: JobState, seen: PoolSnapshot) -> Waiting:
+    """Add to why a job waits how many GPUs it needs, if there are too few."""
+    if waits.code != "Resources":
+        return waits
+    least, _ = job.bounds(seen.snapshot.now_s)
+    return Waiting(waits.code, f"needs {counted(least, 'GPU')}, {waits.sentence}")
 
 
 def _with_drained(waits: Waiting, drained: str) -> Waiting:

@@ -1,4 +1,4 @@
-"""Why a job has what it has, or waits: one sentence for now, and its story. (C11)"""
+"""Why a job has what it has, or waits: one sentence for now, and its history. (C11)"""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -67,7 +67,8 @@ def explain(
         ahead=sum(1 for each in pool.live_jobs() if each.granted and each.id != job),
         speeds=_speeds(state, size_cap(pool)),
         story=tuple(
-            StoryLine(number, at_s, sentence_of(record, job)) for number, at_s, record in story
+            StoryLine(number, at_s, sentence_of(record, job, pool.unit))
+            for number, at_s, record in story
         ),
     )
 
@@ -84,20 +85,24 @@ def code_of(job: JobState) -> str | None:
 def sentence(pool: Pool, job: JobState, now_s: float, awaited: Collection[str] = ()) -> str:
     """Say, in one sentence, why a job stands where it stands."""
     if job.phase == "suspended":
-        return "a user suspended it"
+        return f"suspended by {job.held_by or 'a user'}; coddl resume {job.id} continues it"
     if job.is_over or not job.is_waiting:
         more = f"; {job.unsaved_sentence}" if job.unsaved is not None else ""
         return job.reason + more + _why_not_more(pool, job, now_s)
     if job.target:
         return _reserved(pool, job)
     if job.waiting is None:
-        return "nothing was decided about it yet"
-    since = f"it has waited {now_s - (job.waiting_since_s or now_s):.0f} s"
+        return "waiting for the first scheduling decision"
+    since = f"waiting for {_span(now_s - (job.waiting_since_s or now_s))}"
     if pool.wake_at_s is not None and pool.wake_at_s > now_s:
-        since += f"; the next look is in {pool.wake_at_s - now_s:.0f} s at the latest"
+        since += f"; next decision within {_span(pool.wake_at_s - now_s)}"
     if awaited:
-        since += f"; not heard of since the server was restarted: {', '.join(sorted(awaited))}"
+        since += f"; nodes not back since the server restarted: {', '.join(sorted(awaited))}"
     return f"{job.waiting.sentence} ({since})"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _why_not_more(pool: Pool, job: JobState, now_s: float) -> str:
@@ -107,19 +112,19 @@ def _why_not_more(pool: Pool, job: JobState, now_s: float) -> str:
     if job.phase != "running" or not free or not gpus or gpus >= job.gpus_max:
         return ""
     if job.spec.is_elastic and not job.prepared:
-        return "; it keeps this size until it calls coddl.prepare"
+        return "; can be resized after it calls coddl.prepare"
     if gpus >= job.gpus_most:
         return f"; {job.sharing_sentence}"
     if not job.may_grow(now_s):
-        return "; it may grow once it was measured at this size"
+        return "; can grow after its speed at this size is measured"
     speeds = speeds_by_size(job, size_cap(pool))
     larger = [speeds[n] for n in range(gpus + 1, min(most, gpus + free) + 1) if n in speeds]
     if gpus not in speeds or any(each.step_s < speeds[gpus].step_s for each in larger):
         return ""
     best_s = min(each.step_s for each in larger) if larger else speeds[gpus].step_s
     return (
-        f"; more would not make it faster: {speeds[gpus].step_s:.3g} s a step as it is, "
-        f"{best_s:.3g} s at best"
+        f"; more {pool.unit}s would not make it faster: {speeds[gpus].step_s:.3g} s per step now, "
+        f"{best_s:.3g} s with more"
     )
 
 
@@ -127,19 +132,19 @@ def _reserved(pool: Pool, job: JobState) -> str:
     """Say what has to happen before a job gets what was decided for it."""
     owners = [pool.slots[slot].owner for slot in job.target]
     who = ", ".join(
-        f'job {each} "{pool.jobs[each].spec.name}"' if each != job.id else "its own last run"
+        f'job {each} "{pool.jobs[each].spec.name}"' if each != job.id else "its previous run"
         for each in sorted({owner for owner in owners if owner is not None})
     )
     nodes = ", ".join(n for n in pool.nodes_of(job.target) if pool.nodes[n].is_silent)
+    it = "it" if len(job.target) == 1 else "them"
     until = (
-        f"{who} has left" if who else f"node {nodes} is heard again" if nodes else "all are free"
+        f"{who} to release {it}"
+        if who
+        else f"node {nodes} to reconnect"
+        if nodes
+        else f"{it} to become free"
     )
-    are = "is" if len(job.target) == 1 else "are"
-    return f"{_counted(len(job.target))} {are} reserved for it until {until}"
-
-
-def _counted(devices: int) -> str:
-    return counted(devices, "device")
+    return f"{counted(len(job.target), pool.unit)} reserved; waiting for {until}"
 
 
 def _speeds(job: JobState, cap: int) -> tuple[SpeedRow, ...]:
@@ -157,106 +162,114 @@ def _speeds(job: JobState, cap: int) -> tuple[SpeedRow, ...]:
     )
 
 
-def sentence_of(record: r.Record, job: int | None = None) -> str:
+def sentence_of(record: r.Record, job: int | None = None, unit: str = "GPU") -> str:
     """Tell a record in one line; of a decision, the part that concerns `job`."""
     match record:
         case r.JobSubmitted(number, spec):
-            least, most = spec.gpus_min, spec.gpus_max
-            sizes = _counted(most) if least == most else f"{least}..{most} devices"
-            return f'job {number} "{spec.name}" was submitted: {spec.tier}, {sizes}'
+            by, sizes = spec.user or "a user", _sizes(spec.gpus_min, spec.gpus_max, unit)
+            return f'job {number} "{spec.name}" submitted by {by}: {spec.tier}, {sizes}'
         case r.JobCancelled(number, by):
-            return f"job {number} was cancelled by {by or 'a user'}"
+            return f"job {number} cancelled by {by or 'a user'}"
         case r.JobSuspended(number, by):
-            return f"job {number} was suspended by {by or 'a user'}"
+            return f"job {number} suspended by {by or 'a user'}"
         case r.JobResumed(number, by):
-            return f"job {number} was resumed by {by or 'a user'}"
+            return f"job {number} resumed by {by or 'a user'}"
         case r.JobBounded(number, least, most, by):
-            return f"job {number} may have {least}..{most} devices, says {by or 'a user'}"
+            sizes = _sizes(least, most, unit)
+            return f"job {number} bounds set to {sizes} by {by or 'a user'}"
         case r.JobPrioritised(number, priority, by):
-            return f"job {number} has priority {priority}, says {by or 'a user'}"
+            return f"job {number} priority set to {priority} by {by or 'a user'}"
         case r.NodeDrained(node, by):
-            return f"node {node} was drained by {by or 'a user'}"
+            return f"node {node} drained by {by or 'a user'}"
         case r.NodeUndrained(node, by):
-            return f"node {node} is used again, says {by or 'a user'}"
+            return f"node {node} no longer drained: undone by {by or 'a user'}"
         case r.NodeForgotten(node, by):
-            return f"node {node} was forgotten by {by or 'a user'}"
+            return f"node {node} forgotten by {by or 'a user'}"
         case r.PolicyChosen(policy, by, placement):
-            where = f" with {placement}" if placement else ""
-            return f"the policy is {policy}{where}, says {by or 'a user'}"
+            where = f", placement {placement}," if placement else ""
+            return f"policy set to {policy}{where} by {by or 'a user'}"
         case r.NodeJoined(node, _, host, devices):
-            return f"node {node} joined from {host} with {_counted(len(devices))}"
+            return f"node {node} joined from {host} with {counted(len(devices), unit)}"
         case r.NodeLost(node, _, because):
-            return f"node {node} was lost: {because}"
+            return f"node {node} lost: {because}"
         case r.SlotFreed(slot, number):
-            return f"slot {slot} is free: nothing of job {number} runs there any more"
+            return f"slot {slot} released by job {number}"
         case r.StartOverdue(number, _, after_s):
-            return f"job {number} made no step within {after_s:g} s, and its run was given up"
+            return f"job {number} stopped: no step within {after_s:g} s of its start"
         case r.Decided():
-            return _decision(record, job)
+            return _decision(record, job, unit)
         case r.Aimed():
             return _aim(record)
         case _:
-            return _run(record)
+            return _run(record, unit)
 
 
-def _decision(record: r.Decided, job: int | None) -> str:
+def _sizes(least: int, most: int, unit: str) -> str:
+    return counted(most, unit) if least == most else f"{least}..{most} {unit}s"
+
+
+def _decision(record: r.Decided, job: int | None, unit: str) -> str:
     if job is not None and job in record.targets:
         target = record.targets[job]
-        return f"decided: {_counted(len(target.slots))} for job {job}: {target.reason}"
+        none = "" if target.slots else f"no {unit}s: "
+        return f"decision for job {job}: {none}{target.reason}"
     if job is not None and job in record.waiting:
         why = record.waiting[job]
-        return f"decided: job {job} waits, {why.code}: {why.sentence} ({record.why})"
+        return f"decision for job {job}: wait, {why.code}: {why.sentence} ({record.why})"
     shares = ", ".join(
-        f"job {number}: {len(target.slots)}" for number, target in record.targets.items()
+        f"job {number} gets {counted(len(target.slots), unit)}"
+        for number, target in record.targets.items()
     )
-    return f"{record.policy} decided, as {record.why}: {shares or 'all stays as it is'}"
+    return f"decision by {record.policy} ({record.why}): {shares or 'no change'}"
 
 
-def _prepared(record: r.RunPrepared) -> str:
+def _prepared(record: r.RunPrepared, unit: str) -> str:
     nodes = record.virtual_nodes
     most = record.workers_max if record.workers_max is not None else nodes
-    sizes = [f"up to {counted(most, 'GPU')}"] if most is not None else []
+    sizes = [f"up to {counted(most, unit)}"] if most is not None else []
     strict = [counted(nodes, "virtual node")] if nodes is not None else []
     length = "an unknown number of steps" if record.steps is None else f"{record.steps} steps"
     size_mb = f"{record.gradient_bytes / 1e6:,.2f}"
     model = [f"{size_mb} MB of gradients"] if record.gradient_bytes else []
-    return f"job {record.job} can be resized: {', '.join([*sizes, *strict, length, *model])}"
+    return f"job {record.job} is resizable: {', '.join([*sizes, *strict, length, *model])}"
 
 
 def _aim(record: r.Aimed) -> str:
-    who = f"job {record.job} (attempt {record.attempt}, generation {record.generation})"
     if not record.slots:
-        return f"{who} is told to save its state and leave: {record.reason}"
-    how = " and take over its living workers" if record.adopt else ""
-    what = "run its precheck" if record.precheck else "run"
-    slots = ", ".join(map(str, record.slots))
-    return f"{who} is told to {what} on slots {slots}, led by {record.lead}{how}: {record.reason}"
+        return f"job {record.job} asked to save its state and stop: {record.reason}"
+    which = f"slot{'s' * (len(record.slots) > 1)} {', '.join(map(str, record.slots))}"
+    what = "precheck assigned to" if record.precheck else "assigned to"
+    how = ", keeping its running workers" if record.adopt else ""
+    attempt = f"(attempt {record.attempt}, lead node {record.lead}{how})"
+    return f"job {record.job} {what} {which} {attempt}: {record.reason}"
 
 
-def _run(record: r.RunFact) -> str:
+def _run(record: r.RunFact, unit: str) -> str:
     match record:
         case r.RunPrepared():
-            return _prepared(record)
+            return _prepared(record, unit)
         case r.SliceDidNotFit(number, _, gpus_min, because):
-            return f"job {number} needs at least {counted(gpus_min, 'GPU')}: {because}"
+            return f"job {number} needs at least {counted(gpus_min, unit)}: {because}"
         case r.RunStepped(number, attempt, 0):
-            return f"job {number} runs, attempt {attempt}"
+            return f"job {number} started (attempt {attempt})"
         case r.RunStepped(number, attempt, step):
-            return f"job {number} trains: step {step}, attempt {attempt}"
+            return f"job {number} made step {step}, the first of attempt {attempt}"
         case r.RunChanged():
-            pause = f"a pause of {record.pause_s * 1000:.0f} ms"
-            return (
-                f"job {record.job} {record.kind}: {record.gpus_before} to "
-                f"{_counted(len(record.slots))} after step {record.step}, {pause}"
+            now, before = counted(len(record.slots), unit), record.gpus_before
+            sizes = (
+                f"from {before} to {now}" if before not in (0, len(record.slots)) else f"on {now}"
             )
+            pause = f" (pause {record.pause_s * 1000:.0f} ms)" if before else ""
+            return f"job {record.job} {record.kind} {sizes} after step {record.step}{pause}"
         case r.RunStalled(number, _, step, seconds):
-            return f"job {number} has made no step for {seconds:.0f} s, after step {step}"
+            return f"job {number} has made no step for {seconds:.0f} s (last step: {step})"
         case r.RunUnsaved(number, _, step, trouble):
             if trouble is None:
-                return f"job {number} is saved again, at step {step}"
-            return f"job {number} can't be saved: {trouble.what}, {trouble.because}"
+                return f"job {number} can save its state again, at step {step}"
+            return f"job {number} cannot save its state: {trouble.sentence}"
         case r.RunEnded():
-            early = ", as its script left its loop early" if record.left_early else ""
-            code = "" if record.exit_code is None else f" with exit code {record.exit_code}"
-            words = f": {record.trouble.what}, {record.trouble.because}" if record.trouble else ""
-            return f"job {record.job} {record.outcome} at step {record.step}{code}{early}{words}"
+            early = ": its script left its loop early" if record.left_early else ""
+            code = f" (exit code {record.exit_code})" if record.exit_code else ""
+            words = f": {record.trouble.sentence}" if record.trouble else ""
+            end = r.ENDS[record.outcome]
+            return f"job {record.job} {end} at step {record.step}{code}{early}{words}"

@@ -12,9 +12,7 @@ from coddl.core.pool.snapshot import usable
 from coddl.core.pool.state import Pool
 from coddl.core.waiting import Waiting
 
-STRANDED: Final = Waiting(
-    "NodeDown", "its files lie in a jobs folder that no node shares which is up now"
-)
+STRANDED: Final = Waiting("NodeDown", "no node that is up can read the jobs folder with its files")
 
 
 @dataclass(frozen=True, slots=True)

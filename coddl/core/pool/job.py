@@ -62,6 +62,7 @@ class JobState:
     stop: Stop = ""
     # What users want.
     suspended: bool = False
+    held_by: str = ""
     cancelled: bool = False
     # What its runs have told.
     prechecked: bool = False
@@ -204,8 +205,8 @@ class JobState:
         """Say why its state is not on disk, and what follows; empty if it is."""
         if self.unsaved is None:
             return ""
-        stays = " and trains on until it can" if self.stop == "retire" else ""
-        return f"it can't be saved{stays}: {self.unsaved.what}, {self.unsaved.because}"
+        stays = " and keeps training until it can" if self.stop == "retire" else ""
+        return f"it cannot save its state{stays}: {self.unsaved.sentence}"
 
     @property
     def misfit(self) -> Trouble:
@@ -213,7 +214,7 @@ class JobState:
         return Trouble(
             "it does not fit in memory",
             f"it needs at least {self.gpus_fit} GPUs: {self.fit_because}; "
-            f"it may have at most {self.gpus_most}",
+            f"its maximum is {self.gpus_most}",
             f"--gpus {self.gpus_fit}, or micro_batch in coddl.prepare",
         )
 

@@ -170,6 +170,15 @@ Outcome = Literal[
     "requeue",  # it asked to be run again, with exit code 75
     "prechecked",  # its precheck has succeeded
 ]
+ENDS: Final[dict[Outcome, str]] = {  # as people read it after the job's name
+    "succeeded": "finished",
+    "failed": "failed",
+    "lost": "was interrupted",
+    "retired": "saved its state and stopped",
+    "cancelled": "was stopped",
+    "requeue": "asked for a restart",
+    "prechecked": "passed its precheck",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +261,11 @@ class Trouble:
     what: str
     because: str
     try_: str
+
+    @property
+    def sentence(self) -> str:
+        """Say it in one line."""
+        return f"{self.what}: {self.because}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ A slot has an *owner* from the record that grants it to a job until its processe
 gone, whatever happens in between; so no device ever has two.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, assert_never
@@ -77,6 +78,16 @@ class Pool:
             node.is_silent, node.back_s = False, 0.0
         for slot in self.slots.values():
             slot.others = ""
+
+    @property
+    def unit(self) -> str:
+        """What people call a slot here: a GPU, unless no slot is one."""
+        kinds = (slot.device.kind for slot in self.slots.values())
+        return "GPU" if not self.slots or any(kind != "cpu" for kind in kinds) else "CPU slot"
+
+    def in_units(self, text: str) -> str:
+        """Call slots in a sentence of ours what they are here; GPU-time stays."""
+        return re.sub(r"\bGPU(?=s?\b(?!-))", self.unit, text)
 
     def live_jobs(self) -> Iterator[JobState]:
         """Give the jobs that are not over, in order of their numbers."""
@@ -169,7 +180,7 @@ class Pool:
                 state = self.jobs[job]
                 state.suspended = False
                 if state.phase == "suspended":
-                    state.move("pending", now_s, f"{by or 'a user'} resumed it")
+                    state.move("pending", now_s, f"resumed by {by or 'a user'}")
             case r.JobBounded(job, gpus_min, gpus_max):
                 self.jobs[job].gpus_min, self.jobs[job].gpus_max = gpus_min, gpus_max
             case r.JobPrioritised(job, priority):
@@ -214,7 +225,7 @@ class Pool:
 
     def _cancel(self, job: JobState, by: str, now_s: float) -> None:
         job.cancelled = True
-        because = f"{by or 'a user'} cancelled it"
+        because = f"cancelled by {by or 'a user'}"
         if not job.has_run:
             self._end(job, "cancelled", now_s, because)
             return
@@ -223,11 +234,11 @@ class Pool:
         self._touch([job.lead])
 
     def _suspend(self, job: JobState, by: str, now_s: float) -> None:
-        job.suspended = True
+        job.suspended, job.held_by = True, by or "a user"
         job.waiting = None
         job.memory = job.memory[:REFUSED_S]  # it asks for no slots until it is resumed
         if not job.has_run:
-            job.move("suspended", now_s, f"{by or 'a user'} suspended it")
+            job.move("suspended", now_s, f"suspended by {job.held_by}")
 
     # Nodes.
 
@@ -354,7 +365,7 @@ class Pool:
     def _arrive(self, job: JobState, now_s: float) -> None:
         """Let a job be running again once it serves where it shall."""
         if job.phase == "resizing" and set(job.serves) == set(job.granted):
-            job.move("running", now_s, f"it runs on {len(job.serves)}")
+            job.move("running", now_s, f"running on {len(job.serves)}")
 
     # Runs.
 
@@ -378,7 +389,7 @@ class Pool:
                     self.limits = without_limits(self.limits, fit)
                 if job.phase == "starting":
                     job.decided_s = 0.0  # a start is no resize: nothing has to cool down
-                    job.move("running", now_s, "it made its first step" if step else "it runs")
+                    job.move("running", now_s, "first step made" if step else "started")
             case r.RunChanged():
                 job.change, job.step = fact.change, max(job.step, fact.step)
                 job.serves, job.last_pause_s = fact.slots, fact.pause_s
@@ -423,34 +434,38 @@ class Pool:
             job.rest(ended.step, now_s)
         job.step = max(job.step, ended.step)
         job.exit_code, job.trouble = ended.exit_code, ended.trouble
-        words = ended.trouble.what if ended.trouble else f"its run was {ended.outcome}"
+        words = ended.trouble.sentence if ended.trouble else f"its run was {ended.outcome}"
         match ended.outcome:
             case "succeeded":
                 job.left_early = ended.left_early
-                words = job.left_early_sentence or "it came to its end"
+                words = job.left_early_sentence or "finished"
                 self._end(job, "succeeded", now_s, words)
             case "failed" if not job.cancelled:
                 job.failures += 1
                 if job.failures > job.spec.max_failures:
                     self._end(job, "failed", now_s, words)
                 else:
-                    self._release(job, f"it failed and is tried again: {words}", now_s)
+                    self._release(job, f"failed, will be retried: {words}", now_s)
             case "lost" if not job.cancelled:
                 # One that has trained goes on when there is room.
                 job.losses += not (ended.refused and job.step)
                 if job.losses >= LOSSES_MAX:
-                    self._end(job, "failed", now_s, f"lost {job.losses} times in a row: {words}")
+                    self._end(
+                        job, "failed", now_s, f"{job.losses} attempts in a row were lost: {words}"
+                    )
                 else:
                     self._release(job, words, now_s)
             case "prechecked" if not job.cancelled and not job.suspended:
                 job.prechecked = True
                 self._give_up_run(job, now_s)
-                job.move("pending", now_s, "its precheck has passed")
+                job.move("pending", now_s, "precheck passed")
             case _:
                 job.prechecked |= ended.outcome == "prechecked"
                 if ended.outcome == "requeue":
                     more = f"it needs {job.fit_sentence}"
-                    words = more if lacks_memory else "it asked to be run again"
+                    words = (
+                        more if lacks_memory else "exited with code 75, which asks for a restart"
+                    )
                 self._release(job, job.reason if job.stop else words, now_s)
 
     def _give_up_start(self, overdue: r.StartOverdue, now_s: float) -> None:
@@ -458,8 +473,8 @@ class Pool:
         job = self.jobs[overdue.job]
         for slot in job.granted:
             self.slots[slot].is_stuck = True
-        because = f"it made no step within {overdue.after_s:g} s of getting its devices"
-        more = f"coddl logs {job.id}; start_within_s, if it needs longer or makes no steps"
+        because = f"it made no step within {overdue.after_s:g} s of its start"
+        more = f"coddl logs {job.id}; a larger start_within_s if it needs more time"
         trouble = r.Trouble("it did not start", because, more)
         ended = r.RunEnded(job.id, overdue.attempt, "lost", job.step, trouble=trouble)
         self._end_run(job, ended, now_s)

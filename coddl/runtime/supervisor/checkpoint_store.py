@@ -117,7 +117,7 @@ class CheckpointStore:
             raise TrainingError(
                 f"no checkpoint in {self._folder} can be read",
                 "; ".join(wrong.values()),
-                "put back a copy of one, or move them away to start from the beginning",
+                "restore a copy of one, or move them away to start from the beginning",
             )
         return None
 
@@ -171,7 +171,7 @@ class CheckpointStore:
         return TrainingError(
             f"checkpoints can't be kept in {self._folder}",
             f"the system refused to write there: {error.strerror}",
-            "free space or rights there, or name another folder",
+            "free disk space or fix the permissions there, or use another folder",
         )
 
 

@@ -120,8 +120,8 @@ def asked(name: str, request: Message) -> Message:
         return answer
     raise TrainingError(
         f"{name} gave no answer",
-        "it has ended, or does not run (stopped by Ctrl-Z?)",
-        "coddl ls --local, and its own terminal",
+        "it has ended, or is stopped (by Ctrl-Z?)",
+        "coddl ls --local, or look at its terminal",
     )
 
 
@@ -136,7 +136,7 @@ def conversation(name: str, request: Message) -> Iterator[Message]:
             jobs = running()
             raise TrainingError(
                 f'there is no job named "{name}" on this machine',
-                f"running: {', '.join(jobs)}" if jobs else "no job runs here",
+                f"running: {', '.join(jobs)}" if jobs else "no job is running here",
                 f"{jobs[0]}" if len(jobs) == 1 else "coddl ls --local",
             ) from None
         lines = Lines()

@@ -71,7 +71,9 @@ class ExitPolicy:
             elif name is not None:
                 why = because or f"killed by {name}"
                 self._on_killed(record, code, f"worker {record.number} was lost: {why}")
-            elif error := job_errors.verdict(record, code, job_status.job, needs_loop=needs_loop):
+            elif error := job_errors.verdict(
+                record, code, job_status.job, needs_loop=needs_loop, last_line=because or ""
+            ):
                 if not needs_loop:
                     self._withhold(record, error, code or 1)
                     return
@@ -93,7 +95,7 @@ class ExitPolicy:
         supervisor, retries = self._supervisor, self._supervisor.retries
         others = any(each.step for each in supervisor.workers.records if each is not record)
         if others and not record.step and retries.allows_joiner():
-            retries.last_error = f"worker {record.number}: {error.what}"
+            retries.last_error = f"worker {record.number}: {error.because}"
             supervisor.tell({"is": "problem", **error.parts()})
             supervisor.workers.stop(record.number)
         else:

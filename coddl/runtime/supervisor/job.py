@@ -60,7 +60,7 @@ class Job:
         elif self.workers_max is not None:
             because = f"it was started with --workers {self.workers_min}..{self.workers_max}"
         else:
-            because = "it needs at least one"
+            because = "a job has at least 1 worker"
         raise TrainingError(
             f"{self.name} can't run on {workers} workers",
             because,

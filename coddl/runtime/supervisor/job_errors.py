@@ -1,6 +1,7 @@
 """What can be wrong with a job, in words: what, because, try."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.job import Job
@@ -8,37 +9,57 @@ from coddl.runtime.supervisor.retry_budget import RESTARTS_MAX
 from coddl.runtime.supervisor.worker_record import WorkerRecord
 from coddl.runtime.wire import Message
 
+QUOTED_MAX: Final = 300  # characters of a program's last line
 
-def verdict(record: WorkerRecord, code: int, job: Job, *, needs_loop: bool) -> TrainingError | None:
-    """Judge a worker that exited by itself: None if its script came to its end."""
+
+def verdict(
+    record: WorkerRecord, code: int, job: Job, *, needs_loop: bool, last_line: str
+) -> TrainingError | None:
+    """Judge a worker that exited by itself: None if its script came to its end.
+
+    `last_line` is the last one that it wrote to stderr.
+    """
     script = job.argv[0]
     if code:
         return TrainingError(
-            f"{script} failed in worker {record.number}",
-            f"it exited with code {code}; what it printed says why",
-            f"python {script}, which runs it alone",
+            f"{script} failed",
+            failure(code, last_line, f"worker {record.number}"),
+            f"coddl logs {job.id}" if job.id else f"python {script}, which runs it without coddl",
         )
     if record.has_prepared and not record.has_arrived:
         return TrainingError(
             f"{script} ended without a loop over its batches",
-            "coddl.prepare was called, but no batch was asked for",
+            "it called coddl.prepare but did not iterate over the batches",
             "for batch in batches: ...",
         )
     if needs_loop and not record.has_arrived:
         return TrainingError(
             f"{script} ended without calling coddl.prepare",
-            "only a loop over the batches that coddl.prepare gives can be resized",
+            "only a loop over the batches that coddl.prepare returns can be resized",
             "model, optimizer, batches = coddl.prepare(model, optimizer, dataset, ...)",
         )
     return None
 
 
+def last_line(lines: Mapping[str, str]) -> str:
+    """Give the last line that a process printed, of its streams the one for errors first."""
+    return lines.get("stderr") or lines.get("stdout") or ""
+
+
+def failure(code: int, last_line: str, who: str) -> str:
+    """Say how a process failed, in its own words where it has said any."""
+    said = last_line.strip()
+    if len(said) > QUOTED_MAX:
+        said = f"{said[:QUOTED_MAX]}…"
+    return f"{said or 'it printed no error'} ({who} exited with code {code})"
+
+
 def half_prepared(job: Job) -> TrainingError:
     """Tell that some workers train together and others have ended without that."""
     return TrainingError(
-        f"{job.argv[0]} calls coddl.prepare in some of its workers only",
-        "one has ended well without, and now another comes to its loop",
-        "coddl.prepare in every worker, or in none",
+        f"{job.argv[0]} calls coddl.prepare in only some of its workers",
+        "one worker finished without calling it, and another one did call it",
+        "call coddl.prepare in every worker, or in none",
     )
 
 
@@ -59,9 +80,9 @@ def mismatch(first: Message, message: Message, script: str) -> TrainingError | N
     for key in ("virtual_nodes", "global_batch", length, "seed", "signature", "data"):
         if first and first.get(key) != message.get(key):
             return TrainingError(
-                "a new worker trains something else",
-                f"{script} was prepared with {key}={first.get(key)}, and now {message.get(key)}",
-                "the script as it was when the job started",
+                "a new worker does not match the others",
+                f"{script} was prepared with {key}={first.get(key)}, now with {message.get(key)}",
+                "restore the script as it was when the job started",
             )
     return None
 
@@ -73,7 +94,7 @@ def not_now(job: Job, asked: str, target: int | None, *, ending: bool) -> Traini
     elif target == 0:
         because, try_ = "it is SUSPENDED", f"coddl resume {job.name}"
     elif target is None:
-        because, try_ = "it has not started yet", "the same in a few seconds"
+        because, try_ = "it has not started yet", "try again in a few seconds"
     else:
         return None
     return TrainingError(f"{job.name} can't be {asked} now", because, try_)
@@ -104,17 +125,15 @@ def not_suspended(job: Job, state: str) -> TrainingError:
 
 def never_reached(job: Job, target: int, because: str) -> TrainingError:
     """Tell somebody who waits for a size that it will not come."""
-    return TrainingError(
-        f"{job.name} did not come to {target} workers", because, "coddl ls --local"
-    )
+    return TrainingError(f"{job.name} did not reach {target} workers", because, "coddl ls --local")
 
 
 def restarted_in_vain(job: Job, step: int, last: str) -> TrainingError:
     """Tell that a job dies again and again without getting further."""
     return TrainingError(
-        f"{job.name} was restarted {RESTARTS_MAX} times and never came further",
+        f"{job.name} made no progress in {RESTARTS_MAX} restarts",
         f"all workers were lost by step {step}; {last}",
-        f"python {job.argv[0]}, which runs it alone; fewer workers, if memory ran out",
+        f"python {job.argv[0]}, which runs it without coddl; fewer workers, if memory ran out",
     )
 
 
@@ -122,9 +141,9 @@ def died_after_loop(job: Job, last: str) -> TrainingError:
     """Tell that a worker was killed while it ran the script's last lines."""
     command = "the same command without --fresh" if job.fresh else "the same command"
     return TrainingError(
-        f"{job.name} did not come to its end",
-        f"{last} after its last step, before the script's end",
-        f"{command}: it goes on from the last checkpoint",
+        f"{job.name} did not finish",
+        f"{last} after its last step, before the script ended",
+        f"{command}, which continues from the last checkpoint",
     )
 
 
@@ -132,26 +151,30 @@ def silent(worker: int, silent_s: float) -> TrainingError:
     """Tell that a worker was killed because it hangs."""
     return TrainingError(
         f"worker {worker} was killed",
-        f"its training loop gave no sign for {silent_s:.0f} s",
-        "a longer --watchdog (watchdog_s in a pool), if its steps take that long",
+        f"its training loop was silent for {silent_s:.0f} s",
+        "a longer --watchdog (watchdog_s in a pool) if its steps take that long",
     )
 
 
 def not_saved(job: Job, error: TrainingError) -> TrainingError:
     """Tell that a job trains on because its state can't be saved."""
     because = f"{error.what}: {error.because}"
-    return TrainingError(f"{job.name} can't be suspended, and trains on", because, error.try_)
+    return TrainingError(f"{job.name} cannot be suspended and keeps training", because, error.try_)
 
 
 def unsaved(because: str) -> TrainingError:
     """Tell that an image was lost on its way to the disk."""
-    return TrainingError("a checkpoint was not finished", because, "nothing: the next one may be")
+    return TrainingError(
+        "a checkpoint was not finished",
+        because,
+        "nothing: the next checkpoint is tried as scheduled",
+    )
 
 
 def no_port(port: int, because: str) -> TrainingError:
     """Tell that workers can't meet where they were told to."""
     return TrainingError(
-        f"port {port} can't be used", because, "another --port, or none: then a free one is taken"
+        f"port {port} can't be used", because, "another --port, or no --port for any free one"
     )
 
 
@@ -159,14 +182,16 @@ def no_store(because: str) -> TrainingError:
     """Tell that the place where workers meet does not last."""
     words = because or "it did not say why"
     return TrainingError(
-        "workers have no place to meet", f"the store ends at once: {words}", "coddl run"
+        "workers cannot find each other",
+        f"their rendezvous store exits at once: {words}",
+        "coddl run",
     )
 
 
 def slot_given_up(slot: int, last: str) -> TrainingError:
     """Tell that no worker lives long enough on a slot to join."""
     return TrainingError(
-        f"no worker can be had on slot {slot}", last, "coddl resize with fewer workers"
+        f"no worker can be started on slot {slot}", last, "coddl resize with fewer workers"
     )
 
 
@@ -175,5 +200,5 @@ def nobody_left(job: Job, last: str) -> TrainingError:
     return TrainingError(
         f"{job.name} has no worker left",
         f"each was lost before it reached its loop; {last}",
-        f"python {job.argv[0]}, which runs it alone; fewer workers, if memory ran out",
+        f"python {job.argv[0]}, which runs it without coddl; fewer workers, if memory ran out",
     )

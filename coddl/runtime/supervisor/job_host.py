@@ -147,9 +147,9 @@ class JobHost:
             elif time.monotonic() < until_s:
                 self._held.append((until_s, request))
             else:
-                because = f"slot {slot} is given to {_named(owner)}"
+                because = f"slot {slot} is assigned to {_named(owner)}"
                 if owner == (self.job, self.attempt):
-                    because = f"an earlier process still lives on slot {slot}"
+                    because = f"an earlier process is still running on slot {slot}"
                 word = {"is": "exited", "worker": worker, "code": LOST, "because": because}
                 self._on_word(word)
         if self._held:

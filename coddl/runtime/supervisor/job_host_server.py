@@ -300,17 +300,17 @@ class JobHostServer:
 
 def _wrong_token() -> TrainingError:
     return TrainingError(
-        "this node does not take orders from there",
-        "the token is not its own; it has a new one each time its agent starts",
-        "the address that the server names now",
+        "this node refused the request",
+        "the token is not current: each start of its agent creates a new one",
+        "the address that the server reports now",
     )
 
 
 def _stale(job: str, attempt: int, newest: int) -> TrainingError:
     return TrainingError(
         f"attempt {attempt} of job {job} is over",
-        f"attempt {newest} leads it now",
-        "nothing: the newer attempt goes on",
+        f"attempt {newest} has replaced it",
+        "nothing: the newer attempt continues",
     )
 
 
@@ -318,13 +318,13 @@ def _unfit(job: str, error: OSError | TrainingError) -> TrainingError:
     return TrainingError(
         f"job {job} can't run on this node",
         error.because if isinstance(error, TrainingError) else f"{error}",
-        "another node, or the same in a while",
+        "another node, or try again later",
     )
 
 
 def _unknown_job(job: str) -> TrainingError:
     return TrainingError(
         f"job {job} can't run on this node",
-        f"its agent did not hear of it within {JOB_WAIT_S:.0f} s",
+        f"its agent was not told of the job within {JOB_WAIT_S:.0f} s",
         "coddl nodes, which shows whether the agent is connected",
     )

@@ -121,7 +121,7 @@ def _lock(lock: int, folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise TrainingError(
-            f"{folder} is in use", "another run keeps its checkpoints there", "another --name"
+            f"{folder} is in use", "another run writes its checkpoints there", "another --name"
         ) from None
     except OSError as error:
         raise _unlockable(folder, error) from None
@@ -178,9 +178,9 @@ def check_attempt(folder: Path, attempt: int) -> None:
     newest = _about(folder).get("attempt")
     if not isinstance(newest, int):
         raise TrainingError(
-            f"attempt {attempt} keeps no checkpoints in {folder}",
-            f"nothing there tells which attempt may: {ABOUT} is missing, or names none",
-            "nothing: the job is over, or its next attempt makes the folder anew",
+            f"attempt {attempt} cannot write checkpoints to {folder}",
+            f"{ABOUT}, which names the current attempt, is missing or names none",
+            "nothing: the job has ended, or its next attempt creates the folder again",
         )
     _check_newest(folder, newest, attempt)
 
@@ -219,9 +219,9 @@ def _alone(folder: Path) -> Iterator[None]:
 def _check_newest(folder: Path, newest: int, attempt: int) -> None:
     if newest > attempt:
         raise TrainingError(
-            f"attempt {attempt} keeps no checkpoints in {folder}",
-            f"attempt {newest} does now",
-            "nothing: the newer attempt goes on",
+            f"attempt {attempt} cannot write checkpoints to {folder}",
+            f"attempt {newest} has replaced it",
+            "nothing: the newer attempt continues",
         )
 
 
@@ -261,7 +261,7 @@ def _about(folder: Path) -> dict[str, object]:
 
 def _unknown(path: Path, because: str) -> TrainingError:
     return TrainingError(
-        f"{path} can't be read, so nobody knows whose checkpoints these are",
+        f"{path} can't be read, so the owner of these checkpoints is unknown",
         because,
         f"rm {path}, if nothing else runs there",
     )

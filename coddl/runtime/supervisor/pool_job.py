@@ -71,7 +71,7 @@ class PoolJob:
         for node in [
             node for node, address in addresses.items() if before.get(node, address) != address
         ]:
-            workers.forget_worker_host(node, f"node {node} has a new agent")
+            workers.forget_worker_host(node, f"the agent of node {node} was restarted")
         if is_first:
             self._begin(workers, wanted)
         if self._adoption is None:
@@ -80,7 +80,9 @@ class PoolJob:
     def lose(self, nodes: Sequence[str]) -> None:
         """Count workers on nodes as gone, though their worker hosts have not said so."""
         for node in nodes:
-            self._supervisor.workers.forget_worker_host(node, f"the lease of node {node} is over")
+            self._supervisor.workers.forget_worker_host(
+                node, f"the lease of node {node} has expired"
+            )
 
     def assign_later(self) -> None:
         """Retry slots that were given up: their node may not have known of the job yet."""

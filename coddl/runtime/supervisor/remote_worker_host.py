@@ -75,7 +75,7 @@ class RemoteWorkerHost:
         if self.is_closed:
             self.is_closed = False
             self._give_up_s = time.monotonic() + CONNECT_WITHIN_S
-            self._error = "it is silent"  # unless an attempt says more
+            self._error = "it does not answer"  # unless an attempt says more
             self._loop.alarm((self, "late"), self._give_up_s, lambda: self._fail(self._error))
             self._try()
 
@@ -130,7 +130,7 @@ class RemoteWorkerHost:
         self._connecting = None
         self._channel = Channel(self._loop, peer, self._on_message, self._on_hung_up)
         at_s = time.monotonic() + GREETED_WITHIN_S
-        self._loop.alarm((self, "late"), at_s, lambda: self._fail("it is silent"))
+        self._loop.alarm((self, "late"), at_s, lambda: self._fail("it does not answer"))
         self._channel.send({"do": "lead", "token": self._address.token, **self._hello})
 
     def _try_again(self, code: int) -> None:
@@ -165,7 +165,7 @@ class RemoteWorkerHost:
                     self._say({"is": "storeless", "store": store, "because": because})
                 case "save":
                     what = f"{request['path']} could not be saved"
-                    try_ = "nothing: the next one may be"
+                    try_ = "nothing: the next checkpoint is tried as scheduled"
                     self._say({"is": "unsaved", "what": what, "because": because, "try": try_})
 
     def _adopt_nobody(self) -> None:
@@ -195,6 +195,6 @@ class RemoteWorkerHost:
         was_greeted = self._is_greeted
         self.leave()
         if was_greeted:
-            self._say({"is": "gone", "because": f"node {self._address.node} hung up"})
+            self._say({"is": "gone", "because": f"node {self._address.node} closed the connection"})
         else:
-            self._fail("it hung up")
+            self._fail("it closed the connection")

@@ -70,7 +70,9 @@ class ControlRequests:
     def _do(self, request: Message) -> None:
         workers = request.get("workers")
         if workers is not None and not isinstance(workers, int):
-            raise TrainingError(f"{workers} workers can't be had", "it is no whole number", "2")
+            raise TrainingError(
+                f"{workers} workers cannot be started", "it is not a whole number", "2"
+            )
         match request.get("do"):
             case "resize" if workers is not None:
                 self._check_awake("resized")
@@ -82,7 +84,9 @@ class ControlRequests:
             case "resume":
                 self._resume(workers)
             case unknown:
-                raise TrainingError(f"{unknown} can't be asked", "it is no request", "status")
+                raise TrainingError(
+                    f"the request {unknown} is refused", "it is not known", "status"
+                )
 
     def _resume(self, workers: int | None) -> None:
         """Go on after `suspend`, by default with as many workers as before."""
@@ -114,7 +118,7 @@ class ControlRequests:
             because = f"a newer command asked for {job_status.target}"
             raise job_errors.never_reached(job_status.job, target, because)
         if job_status.is_over:
-            raise job_errors.never_reached(job_status.job, target, "it ended before")
+            raise job_errors.never_reached(job_status.job, target, "the job ended first")
         if target == 0:
             return job_status.is_asleep
         if job_status.coordinator.phase != "steady":

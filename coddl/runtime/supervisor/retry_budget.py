@@ -10,7 +10,7 @@ class RetryBudget:
     """Counts failures; progress makes up for some of them."""
 
     def __init__(self) -> None:
-        self.last_error = "nobody said why"
+        self.last_error = "no reason was reported"
         self.best_step = 0
         self._failed_joiners = 0
         self._starts_in_vain = 0  # that came no further than the one before

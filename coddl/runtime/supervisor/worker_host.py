@@ -67,6 +67,7 @@ class _HostedWorker:
     channel: Channel
     logs: tuple[LogPipe, LogPipe]
     process: ProcessHandle | None = None  # once it is forked
+    last_lines: dict[str, str] = field(default_factory=dict)  # by stream
 
     def close(self) -> None:
         """Hear the last words of a process that is gone."""
@@ -172,8 +173,8 @@ class LocalWorkerHost:
             return
         channel = Channel(self._loop, pipes.control, lambda word: self._hear(history, word))
         logs = (
-            LogPipe(self._loop, pipes.stdout, lambda line: self._log(history, "stdout", line)),
-            LogPipe(self._loop, pipes.stderr, lambda line: self._log(history, "stderr", line)),
+            LogPipe(self._loop, pipes.stdout, lambda line: self._on_line(history, "stdout", line)),
+            LogPipe(self._loop, pipes.stderr, lambda line: self._on_line(history, "stderr", line)),
         )
         self._workers[number] = _HostedWorker(history, channel, logs)
 
@@ -184,6 +185,11 @@ class LocalWorkerHost:
                 self.generation = max(self.generation, worker.history.generation)
                 self.newest_worker = max(self.newest_worker, worker.history.newest_worker)
                 worker.channel.send(word)
+
+    def _on_line(self, history: WorkerHistory, stream: str, line: str) -> None:
+        if line.strip() and (worker := self._workers.get(history.worker)) is not None:
+            worker.last_lines[stream] = line
+        self._log(history, stream, line)
 
     def _hear(self, history: WorkerHistory, word: Message) -> None:
         history.heard(word)
@@ -214,6 +220,8 @@ class LocalWorkerHost:
         if worker is not None:
             worker.close()
             del self._workers[number]
+            if code > 0:  # a script that fails says why in its last line
+                because = because or job_errors.last_line(worker.last_lines)
             self._say(
                 {"is": "exited", "worker": number, "code": code, "because": because}
                 | {"has_ended": worker.history.has_ended}

@@ -148,7 +148,7 @@ class Swarm:
         self.control = ControlPlane(self.folded(), self.stability)
         if awaited:
             self.control.await_nodes(awaited)
-        self.control.reconsider("the journal was read again")
+        self.control.reconsider("journal reloaded")
         self.again, self.owed = said, True
         for agent in self.agents.values():
             if agent.name in self.pool.nodes and not agent.is_connected:

@@ -177,7 +177,9 @@ def test_a_device_that_others_use_is_given_to_nobody_until_they_are_gone() -> No
     job = story.submit()
     waiting = story.job(job).waiting
     assert waiting is not None
-    assert waiting.sentence == "every GPU is used by processes that are not the pool's"
+    assert (
+        waiting.sentence == "needs 1 CPU slot, every CPU slot is used by processes outside the pool"
+    )
     story.happen(r.NodeReported("a", "1", node.version, {}, others={0: "process 0"}))
     assert story.job(job).granted == (1,)
     story.train(job)
@@ -307,9 +309,7 @@ def test_a_share_that_is_cut_from_outside_is_told_as_such() -> None:
     assert story.shares() == {job: 4}
     story.happen(r.JobBounded(job, 2, 2, "ops"))
     story.catch_up()
-    assert story.job(job).reason == (
-        '2 of 4 GPUs are its share beside nobody, since job 1 "job-1" may have 2..2'
-    )
+    assert story.job(job).reason == ("2 of 4 CPU slots (job-1 bounds set to 2..2)")
 
 
 def test_a_decision_is_named_after_what_happened_before_what_was_measured() -> None:
@@ -319,7 +319,7 @@ def test_a_decision_is_named_after_what_happened_before_what_was_measured() -> N
     story.control.take(story.told(r.RunProgressed(jobs[0], 1, 9, 2, 0.1, 9)), story.now_s)
     outcome = story.happen(r.RunEnded(jobs[0], 1, "succeeded", 9))
     (decided,) = [each for each in outcome.records if isinstance(each, r.Decided)]
-    assert decided.why == 'job 1 "job-1" has ended its run: succeeded'
+    assert decided.why == "job-1 finished"
 
 
 def test_another_policy_replans_at_once() -> None:
@@ -338,12 +338,12 @@ REFUSED = {
     "a job larger than the pool": (
         lambda s: s.submit(9, 9),
         Infeasible,
-        "it needs at least 9 devices and the pool has 4 on 2 nodes",
+        "it needs at least 9 CPU slots and the pool has 4 on 2 nodes",
     ),
     "a rigid job larger than any node": (
         lambda s: s.submit(3, tier="opaque"),
         Infeasible,
-        "it needs 3 devices on one node and the largest node, a, has 2",
+        "it needs 3 CPU slots on one node and the largest node, a, has 2",
     ),
     "an unknown job": (
         lambda s: s.happen(r.JobSuspended(99, "")),
@@ -353,7 +353,7 @@ REFUSED = {
     "an unknown node": (
         lambda s: s.happen(r.NodeDrained("x", "")),
         NotFound,
-        "the nodes are: a, b",
+        "the pool's nodes are: a, b",
     ),
     "an unknown policy": (
         lambda s: s.happen(r.PolicyChosen("best", "")),
@@ -368,7 +368,7 @@ REFUSED = {
     "suspending what would lose its work": (
         lambda s: s.happen(r.JobSuspended(s.submit(1, tier="opaque"), "")),
         Conflict,
-        "it is opaque: what it has done so far would be lost",
+        "it is opaque, so its progress would be lost",
     ),
     "more than can share its batch": (
         lambda s: s.happen(r.JobBounded(1, 9, 9, "")),
@@ -425,7 +425,7 @@ def test_an_illegal_move_tells_the_story() -> None:
     story = Story(1)
     job = story.job(story.submit(1, 1))
     job.move("running", 5.0, "it made its first step")
-    job.move("succeeded", 7.0, "it came to its end")
+    job.move("succeeded", 7.0, "finished")
     with pytest.raises(IllegalTransition, match="job-1: succeeded -> running is not allowed"):
         job.move("running", 8.0, "magic")
 

@@ -45,7 +45,7 @@ def test_a_job_waits_for_its_files_and_goes_on_when_they_are_back() -> None:
     waiting = story.job(job).waiting
     assert waiting is not None
     assert waiting.code == "NodeDown"
-    assert "jobs folder that no node shares" in waiting.sentence
+    assert "can read the jobs folder" in waiting.sentence
     story.join(node, 2, boot="2", folder=f"of-{node}")
     assert nodes_of(story, job) == {node}
 

@@ -53,8 +53,8 @@ def test_a_limit_is_told_and_explained() -> None:
     ran_out(story, job)
     assert story.job(job).fit_sentence == LIMIT
     told = [line.text for line in explain(story.pool, job, story.journal, story.now_s).story]
-    assert f"job 1 needs at least 2 GPUs: {BECAUSE}" in told
-    assert any(line.endswith('since job 1 "job-1" needs at least 2 GPUs') for line in told)
+    assert f"job 1 needs at least 2 CPU slots: {BECAUSE}" in told
+    assert any("(job-1 needs at least 2 CPU slots)" in line for line in told)
 
 
 def test_what_is_known_already_is_no_news() -> None:
@@ -75,7 +75,10 @@ def test_a_job_for_which_the_pool_is_too_small_waits_and_says_why() -> None:
     assert state.phase == "preempted"
     assert state.waiting is not None
     assert state.waiting.code == "Infeasible"
-    assert state.waiting.sentence == f"it needs more than all 1 GPUs; it needs {LIMIT}"
+    assert (
+        state.waiting.sentence
+        == f"it needs more CPU slots than the 1 in the cluster; it needs {LIMIT}"
+    )
     story.join("b", 1)
     assert story.shares() == {job: 2}
 
@@ -93,7 +96,7 @@ def test_a_job_that_needs_more_than_it_may_have_fails(
     assert state.phase == "failed"
     assert state.trouble == r.Trouble(
         "it does not fit in memory",
-        f"it needs at least {may_have + 1} GPUs: {BECAUSE} on cpu; it may have at most {may_have}",
+        f"it needs at least {may_have + 1} GPUs: {BECAUSE} on cpu; its maximum is {may_have}",
         f"--gpus {may_have + 1}, or micro_batch in coddl.prepare",
     )
     assert all(slot.owner is None for slot in story.pool.slots.values())
@@ -149,7 +152,7 @@ def test_a_run_that_asks_to_be_run_again_after_a_prediction_rests_as_others_do()
     story, job = two_on_three()
     predict(story, job)
     story.happen(r.RunEnded(job, 1, "requeue", 0, 75))
-    assert story.job(job).story[-1].because == "it asked to be run again"
+    assert story.job(job).story[-1].because == "exited with code 75, which asks for a restart"
     assert story.job(job).rest_until_s > story.now_s
 
 
@@ -289,19 +292,19 @@ def test_users_cannot_go_below_the_limit() -> None:
 PREPARED = {
     "cut by sample": (
         r.RunPrepared(3, 1, None, 1000, 64, workers_max=64),
-        "job 3 can be resized: up to 64 GPUs, 1000 steps",
+        "job 3 is resizable: up to 64 GPUs, 1000 steps",
     ),
     "strict": (
         r.RunPrepared(3, 1, 8, 1000, 64, workers_max=8),
-        "job 3 can be resized: up to 8 GPUs, 8 virtual nodes, 1000 steps",
+        "job 3 is resizable: up to 8 GPUs, 8 virtual nodes, 1000 steps",
     ),
     "of an older version": (
         r.RunPrepared(3, 1, 8, 1000),
-        "job 3 can be resized: up to 8 GPUs, 8 virtual nodes, 1000 steps",
+        "job 3 is resizable: up to 8 GPUs, 8 virtual nodes, 1000 steps",
     ),
     "of unknown length": (
         r.RunPrepared(3, 1, None, None, 64, workers_max=1),
-        "job 3 can be resized: up to 1 GPU, an unknown number of steps",
+        "job 3 is resizable: up to 1 GPU, an unknown number of steps",
     ),
 }
 

@@ -113,7 +113,7 @@ def test_a_run_that_tells_more_than_the_last_is_heard() -> None:
     assert story.job(job).gradient_bytes == 10**9
     assert story.happen(prepared).records == ()  # a repeat
     assert sentence_of(prepared) == (
-        "job 1 can be resized: up to 8 GPUs, 100 steps, 1,000.00 MB of gradients"
+        "job 1 is resizable: up to 8 GPUs, 100 steps, 1,000.00 MB of gradients"
     )
 
 

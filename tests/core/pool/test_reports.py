@@ -25,7 +25,7 @@ def test_a_run_that_its_node_does_not_list_is_lost_and_started_again() -> None:
     (ended,) = [each for each in outcome.records if isinstance(each, r.RunEnded)]
     assert (ended.outcome, ended.attempt, ended.step) == ("lost", 1, 4)
     assert ended.trouble is not None
-    assert ended.trouble.because == "node a no longer leads it, and has not told how it ended"
+    assert ended.trouble.because == "node a no longer runs it and did not report how it ended"
     assert (story.job(job).phase, story.job(job).granted) == ("preempted", ())
     assert owners(story) == [job], "its processes may be there"
     story.report()

@@ -18,7 +18,7 @@ def test_after_a_restart_jobs_are_placed_on_the_nodes_that_are_heard() -> None:
     job = story.submit(1, 2)
     assert story.job(job).granted == ()
     words = explain(story.pool, job, (), story.now_s, story.control.awaited).sentence
-    assert "not heard of since the server was restarted: a, b" in words
+    assert "nodes not back since the server restarted: a, b" in words
     story.join("a", 1)
     assert story.job(job).granted == story.pool.nodes["a"].slots
     story.train(job)

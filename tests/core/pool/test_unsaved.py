@@ -13,14 +13,14 @@ def test_a_job_that_can_not_be_saved_says_so_until_it_is() -> None:
     job = story.prepare(story.submit(1, 2))
     story.happen(r.RunUnsaved(job, 1, 7, FULL))
     assert story.job(job).unsaved == FULL
-    assert "it can't be saved: no checkpoint, the disk is full" in sentence(
+    assert "it cannot save its state: no checkpoint: the disk is full" in sentence(
         story.pool, story.job(job), story.now_s
     )
     story.happen(r.RunUnsaved(job, 1, 9, None))
     assert story.job(job).unsaved is None
     told = [line.text for line in explain(story.pool, job, story.journal, story.now_s).story]
-    assert "job 1 can't be saved: no checkpoint, the disk is full" in told
-    assert "job 1 is saved again, at step 9" in told
+    assert "job 1 cannot save its state: no checkpoint: the disk is full" in told
+    assert "job 1 can save its state again, at step 9" in told
 
 
 def test_what_is_known_already_is_no_news() -> None:
@@ -39,7 +39,7 @@ def test_a_suspended_job_stops_once_it_is_saved() -> None:
     story.happen(r.RunUnsaved(job, 1, 5, FULL))
     state = story.job(job)
     assert (state.phase, bool(state.granted)) == ("stopping", True)
-    assert "trains on until it can" in sentence(story.pool, state, story.now_s)
+    assert "keeps training until it can" in sentence(story.pool, state, story.now_s)
     story.happen(r.RunUnsaved(job, 1, 9, None))
     story.happen(r.RunEnded(job, 1, "retired", 9))
     assert (state.phase, state.unsaved, state.step) == ("suspended", None, 9)

@@ -175,11 +175,15 @@ def _why(
         return Reasons()
     total, largest = int(gpus.sum()), int(gpus.max(initial=0))
     left_s = (state.now + 1) * policy.quantum_s - state.snapshot.now_s
-    turn = f"its server has more jobs than GPUs: the next turns begin in {left_s:.0f} s"
-    lone = f"its GPUs must be on one node, and the largest has {largest}"
-    queue = "no server has room for it, and none with jobs of its size is there to share"
+    turn = f"its node has more jobs than GPUs; the next time slice starts in {left_s:.0f} s"
+    lone = f"its GPUs must be on one node, and the largest node has {largest}"
+    queue = "no node has enough free GPUs, or jobs of its size to share GPUs with"
     return (
-        because(without & (need > total), "Infeasible", f"it needs more than all {total} GPUs")
+        because(
+            without & (need > total),
+            "Infeasible",
+            f"it needs more GPUs than the {total} in the cluster",
+        )
         | because(without & is_assigned, "Resources", turn)
         | because(without & (state.wants.spans == 0) & (need > largest), "Topology", lone)
         | because(without, "Resources", queue)
