@@ -74,7 +74,7 @@ def test_an_agent_presents_itself_and_keeps_its_secrets(pool: Pool) -> None:
     hello = pool.server.hello()
     assert [device.kind for device in hello.devices] == ["cpu", "cpu"]
     assert hello.host == "127.0.0.1"  # by which it reaches the server
-    wait_until(lambda: '"warm"' in pool.agent.printed.read_text(), "a warm interpreter")
+    wait_until(lambda: '"interpreter_warm"' in pool.agent.printed.read_text(), "a warm interpreter")
     printed = pool.agent.printed.read_text()
     assert "jobs_run_as" in printed
     assert hello.peer_token not in printed
