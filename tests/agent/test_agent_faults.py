@@ -41,7 +41,7 @@ def test_a_server_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     with served() as server:
         server.close()
         with Agent(tmp_path, server.url, warm=False) as agent:
-            wait_until(lambda: "no line" in agent.printed.read_text(), "a try in vain")
+            wait_until(lambda: "server_unreachable" in agent.printed.read_text(), "a try in vain")
             server.open()
             server.hello()
 
@@ -122,7 +122,7 @@ def test_jobs_leave_before_the_lease_ends_and_all_ends_with_it(tmp_path: Path) -
         wait_until(lambda: not any(lives(pid) for pid in family), "the end of every process")
         printed = agent.printed.read_text()
         assert "lease_expiring" in printed
-        assert "the lease is over" in printed
+        assert "lease_expired" in printed
         server.open()
         wait_until(lambda: len(server.hellos) == 2, "another hello")
         assert server.hello().boot == boot
@@ -224,13 +224,13 @@ def test_a_second_sigterm_waits_for_nobody(tmp_path: Path, server: PaperServer) 
 REFUSALS = {
     "its token is not the server's": (
         {"token_file": "wrong"},
-        "the server refused this agent\n  because the token is not the server's\n",
+        "the server refused this agent\n  because its token is not the server's\n",
     ),
     "its token can't be read": ({"token_file": "nowhere"}, "the token can't be read\n"),
     "its name can't be one": ({"name": "a b"}, '"a b" can\'t name a node\n'),
     "its server has no address": ({"server": "somewhere"}, "can't be reached\n"),
     "its own address is another's": ({"host": "192.0.2.1"}, "192.0.2.1 can't be listened on\n"),
-    "it would have no slots": ({"slots": 0}, "--slots 0 can't be\n"),
+    "it would have no slots": ({"slots": 0}, "--slots 0 cannot be used\n"),
 }
 
 

@@ -319,7 +319,7 @@ class Pool:
         marks = {mark_of(self.state / "agents" / node) for node in NODES}
         stashes = [path for path in MEMORY.glob("**/agent-*") if path.name[6:] in marks]
         assert not stashes, f"images are left in memory: {stashes}"
-        assert "a bug" not in self.log("server")
+        assert "server_bug" not in self.log("server")
 
     def _kill_all(self) -> None:
         for process in self._processes.values():
