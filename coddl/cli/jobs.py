@@ -100,7 +100,7 @@ def ls(
 
             console = Console(highlight=False)
             width = console.width if console.is_terminal else None
-            show(jobs_lines(jobs_of(client, all_), time.time(), width), console)
+            show(jobs_lines(jobs_of(client, all_), time.time(), width), console, one_line_each=True)
 
 
 def jobs_of(client: "Client", all_: bool) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ def _watch(client: "Client", all_: bool, for_program: bool) -> None:
                 if for_program:
                     print(json.dumps(jobs), flush=True)
                 else:
-                    show([*jobs_lines(jobs, time.time())], console)
+                    show([*jobs_lines(jobs, time.time())], console, one_line_each=True)
             time.sleep(LOOK_EVERY_S)
     with Live(console=console, auto_refresh=False) as live:
         while True:

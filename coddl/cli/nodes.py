@@ -64,7 +64,7 @@ def nodes(
         return
     from coddl.cli.poolview import nodes_lines, show
 
-    show(nodes_lines(found))
+    show(nodes_lines(found), one_line_each=True)
 
 
 def drain(

@@ -65,7 +65,7 @@ Policy = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Scheduling policy (default: the last one used, initially afs-p).",
+        help="Policy (default: the last one used, initially afs-p:tie=keep,lease_h=0.25).",
         autocompletion=complete_policies,
     ),
 ]

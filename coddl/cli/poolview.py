@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ STYLES: Final = {
 # What a narrow terminal can do without, the first first.
 DISPENSABLE: Final = ("RESTARTS", "PRIO", "USER", "AGE", "NODES", "RUNTIME", "ETA")
 REASON_LEAST: Final = 36  # columns
+INDENT_MAX: Final = 24  # where the last column of a line may begin
 GAP: Final = "  "
 SOURCES: Final = {
     "interpolated": "between measured sizes",
@@ -37,15 +39,27 @@ SOURCES: Final = {
 }
 
 
-def show(lines: Iterable[Text], console: Console | None = None) -> None:
-    """Print lines: cut at a terminal's edge, whole for a file or a program."""
+def show(
+    lines: Iterable[Text], console: Console | None = None, *, one_line_each: bool = False
+) -> None:
+    """Print lines: whole for a file or a program, else wrapped or cut at the terminal's edge."""
     console = console or Console(highlight=False)
     for line in lines:
         line.rstrip()
-        if console.is_terminal:
+        if not console.is_terminal:
+            console.print(line, soft_wrap=True)
+        elif one_line_each:
             console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
         else:
-            console.print(line, soft_wrap=True)
+            console.print(*_wrapped(line, console), sep="\n", no_wrap=True, crop=False)
+
+
+def _wrapped(line: Text, console: Console) -> list[Text]:
+    """Break a line at the terminal's edge; what follows stands below its last column."""
+    gaps = [gap.end() for gap in re.finditer(r"  +", line.plain[:INDENT_MAX])]
+    indent = min(gaps[-1] if gaps else 0, console.width // 2)
+    first, *rest = line[indent:].wrap(console, console.width - indent)
+    return [line[:indent] + first, *(Text(" " * indent) + each for each in rest)]
 
 
 def duration(seconds: float | None) -> str:

@@ -72,7 +72,7 @@ class Plan:
         if (why := self.waiting(row)) is not None:
             return f"{why.code}: {why.sentence}{after}"
         rivals = int(np.count_nonzero(self.shares > 0)) - 1
-        others = f"shared with {rivals} other job{'' if rivals == 1 else 's'}"
+        others = f"{rivals} other {'job runs' if rivals == 1 else 'jobs run'}"
         total = self.snapshot.cluster.gpus_total
         # The cause comes first: a narrow terminal cuts the rest.
         reason = f"{self.shares[row]} of {total} GPUs{after}"

@@ -235,10 +235,24 @@ def test_a_file_gets_whole_lines_without_colour() -> None:
 def test_a_terminal_gets_colour_and_lines_that_fit() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=60, color_system="standard", _environ={})
-    view.show(view.jobs_lines([WAITING | {"reason": "x" * 300}], NOW_S, 60), console)
+    lines = view.jobs_lines([WAITING | {"reason": "x" * 300}], NOW_S, 60)
+    view.show(lines, console, one_line_each=True)
     assert "\x1b[33mPENDING" in out.getvalue()
     assert out.getvalue().count("\n") == 2
     assert "…" in out.getvalue()
+
+
+def test_a_terminal_gets_long_sentences_whole_below_each_other() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=40, color_system=None, _environ={})
+    reason = "needs 2 CPU slots, no CPU slot is free; other jobs hold them"
+    view.show([*view.fields([("reason", reason), ("GPUs", "0")])], console)
+    *wrapped, last = out.getvalue().splitlines()
+    assert len(wrapped) == 2
+    assert [line[:10] for line in wrapped] == ["  reason  ", " " * 10]
+    assert " ".join(line[10:].strip() for line in wrapped) == reason
+    assert last == "  GPUs    0"
+    assert max(map(len, wrapped)) <= 40
 
 
 def test_the_answers_recorded_here_are_such_as_the_server_gives() -> None:
