@@ -115,7 +115,7 @@ def test_a_job_that_leaves_goes_on_where_it_was(pool: Pool) -> None:
     assert ended.step >= 5
     server.held(version, {})
     pool.order(lead(job, [1], attempt=2), spec=spec)
-    server.line(f"coddl: goes on from step {ended.step}, from checkpoint", job)
+    server.line(f"coddl: resuming from step {ended.step} in checkpoint", job)
     assert server.fact(RunEnded, job, attempt=2).outcome == "succeeded"
     assert server.line("stdout: hash", job) == alone_hash()
 

@@ -129,7 +129,7 @@ def test_sixteen_gpus_host_jobs_by_size() -> None:
     why = answer.waiting.of(8)
     assert why is not None
     assert why.code == "Resources"
-    assert "the next turns begin in 60 s" in why.sentence
+    assert "the next time slice starts in 60 s" in why.sentence
 
 
 def test_who_waits_keeps_its_home() -> None:

@@ -179,7 +179,7 @@ def test_cores_of_jobs_that_keep_their_share_are_not_handed_out_again() -> None:
     assert plan.shares.tolist() == [8, 0]
     why = plan.waiting(1)
     assert why is not None
-    assert "0 CPU cores free" in why.sentence
+    assert "only 0 CPU cores are free" in why.sentence
 
 
 # What b gets of 16 cores when a holds 2 workers and a server, 7 cores: a server and 3 workers.

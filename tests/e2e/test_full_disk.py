@@ -71,7 +71,7 @@ def test_a_job_that_can_not_be_saved_trains_on_and_leaves_when_there_is_room(
         assert strict.view["gpus"] == 3
         for words in (["ls"], ["describe", "strict"], ["events"]):
             said = pool.cli(*words)
-            assert "can't be saved" in said, words
+            assert "cannot save its state" in said, words
             assert NO_ROOM in said, words
 
         disk.free()

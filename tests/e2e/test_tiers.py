@@ -37,7 +37,7 @@ def check_that_ends_are_told(pool: Pool) -> None:
     assert len({slot // 2 for slot in aimed.slots}) == 1, "it can't span nodes"
     view = pool.wait_end(bad, "FAILED")
     assert (view["exit_code"], view["failures"]) == (7, 1)
-    assert view["trouble"]["because"] == "it exited with code 7"
+    assert view["trouble"]["because"] == "oh (it exited with code 7)"
     assert "0 stdout: oh" in pool.printed(bad)
 
 

@@ -335,10 +335,10 @@ def test_an_older_attempt_saves_nothing_once_a_newer_one_leads(image: Path, fold
     assert older.save(image) is not None
     lead(folder, 3)
     before = names(folder)
-    with pytest.raises(TrainingError, match="attempt 3 does now"):
+    with pytest.raises(TrainingError, match="attempt 3 has replaced it"):
         older.save(image_at(image, 124))
     assert names(folder) == before
-    with pytest.raises(TrainingError, match="attempt 2 keeps no"):
+    with pytest.raises(TrainingError, match="attempt 2 cannot write checkpoints"):
         lead(folder, 2)
     assert CheckpointStore(folder, attempt=3).save(image) is not None
 
@@ -355,7 +355,7 @@ def test_an_attempt_replaced_while_it_saves_leaves_nothing(
         lead(folder, 2)
 
     monkeypatch.setattr(checkpoint_store, "_copy", slow_copy)
-    with pytest.raises(TrainingError, match="attempt 2 does now"):
+    with pytest.raises(TrainingError, match="attempt 2 has replaced it"):
         older.save(image)
     assert names(folder) == ["fence", "job.json"]
 
@@ -371,7 +371,7 @@ def test_an_attempt_that_was_replaced_leaves_the_newer_ones_copy_alone(
         """Copy while the older attempt finishes its own copy of the same step."""
         copy(fd, header, to)
         monkeypatch.setattr(checkpoint_store, "_copy", copy)
-        with pytest.raises(TrainingError, match="attempt 2 does now"):
+        with pytest.raises(TrainingError, match="attempt 2 has replaced it"):
             older._keep_copy(fd, header, folder / "step-000000123.ckpt")
 
     monkeypatch.setattr(checkpoint_store, "_copy", overtaking)

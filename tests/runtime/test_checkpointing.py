@@ -28,7 +28,7 @@ def test_a_job_that_can_not_be_saved_is_not_suspended_and_trains_on(start: Start
     job.wait_for_step(5)
     pids = job.pids()
     with unwritable(job.job.folder):
-        with pytest.raises(TrainingError, match="trains on") as refused:
+        with pytest.raises(TrainingError, match="keeps training") as refused:
             job.ask("suspend")
         assert str(job.job.folder) in refused.value.because
         job.wait_for_step(job.ask("status")["step"] + 10)

@@ -137,7 +137,7 @@ def test_a_script_that_prepares_another_job_meanwhile_is_not_let_in(
             .replace("Linear(512", "Linear(1024")
         )
         job.ask("resize", workers=3, wait=False)
-        assert "something else" in job.wait_kind("problem")["what"]
+        assert "does not match the others" in job.wait_kind("problem")["what"]
         assert line_of(job.finish(), "hash") == undisturbed, job.story()
 
 

@@ -454,7 +454,7 @@ def test_a_job_that_a_node_never_hears_of_is_not_started_there(
     nodes.nodes[1].agent.environments.clear()
     lead = nodes.lead()
     nodes.assign(lead, 0, 1)
-    assert "did not hear of it" in lead.wait("exited")["because"]
+    assert "was not told of the job" in lead.wait("exited")["because"]
     assert lead.end() == 1
 
 

@@ -40,7 +40,7 @@ def test_every_sample_is_used_once_at_its_step(
 def test_a_suspension_that_can_not_be_saved_costs_no_sample(tmp_path: Path, workers: int) -> None:
     with Elastic(tmp_path, "ledger.py", "--pace-s", "0.1", workers=workers) as job:
         job.wait_step(3)
-        with unwritable(job.job.folder), pytest.raises(TrainingError, match="trains on"):
+        with unwritable(job.job.folder), pytest.raises(TrainingError, match="keeps training"):
             job.ask("suspend")
         job.wait_kind("regrouped")
         job.ask("suspend")
@@ -116,7 +116,7 @@ def test_a_worker_that_skips_a_batch_makes_the_others_update(tmp_path: Path) -> 
 DIFFERENT = {
     "coddl.mean on one worker only": ("mean-main", "called coddl.mean"),
     "a learning rate from a counter of its own": ("own-rate", "different learning rates"),
-    "a split that is not seeded": ("unseeded", "trains something else"),
+    "a split that is not seeded": ("unseeded", "does not match the others"),
     "accumulation by a counter of its own": ("own-counter", "different numbers of updates"),
     "weights that are touched on one worker": ("touched", "weights have grown apart"),
     "a backward that is not exchanged": ("stray", "gradients of one worker"),

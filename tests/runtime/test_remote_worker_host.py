@@ -153,7 +153,7 @@ def test_a_node_that_takes_the_connection_and_is_silent_is_given_up(
     monkeypatch.setattr(remote_worker_host, "GREETED_WITHIN_S", 0.2)
     lead.worker_host.do(START)
     with accepted(lead, node):
-        assert "silent" in lead.wait("exited", worker=3)["because"]
+        assert "does not answer" in lead.wait("exited", worker=3)["because"]
 
 
 def test_a_lost_connection_is_told_once_and_made_again_when_needed(

@@ -251,7 +251,7 @@ def test_resume_goes_back_to_the_size_before(start: Start) -> None:
 
 REFUSED: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "too many workers": ({"do": "resize", "workers": 9}, ("9 workers", "at most 8 workers")),
-    "no workers": ({"do": "resize", "workers": 0}, ("0 workers", "at least one")),
+    "no workers": ({"do": "resize", "workers": 0}, ("0 workers", "at least 1 worker")),
     "half a worker": ({"do": "resize", "workers": 1.5}, ("1.5",)),
     "waking the awake": ({"do": "resume"}, ("can't be resumed", "RUNNING")),
     "what nobody knows": ({"do": "dance"}, ("dance",)),

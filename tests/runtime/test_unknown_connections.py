@@ -98,7 +98,7 @@ def test_an_older_attempt_is_refused(pool: Open) -> None:
     address = nodes.nodes[0].address
     (refused,) = said(address, hello(address, attempt=2))
     assert (refused["is"], refused["why"]) == ("refused", "attempt")
-    assert "attempt 3 leads" in refused["because"]
+    assert "attempt 3 has replaced it" in refused["because"]
 
 
 def test_a_silent_connection_is_closed(pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
