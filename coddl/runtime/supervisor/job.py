@@ -64,7 +64,9 @@ class Job:
         raise TrainingError(
             f"{self.name} can't run on {workers} workers",
             because,
-            f"{max(self.workers_min, min(workers, most))} workers",
+            "1 worker"
+            if (fits := max(self.workers_min, min(workers, most))) == 1
+            else f"{fits} workers",
         )
 
     def check_sizes(self, most_useful: int) -> None:
