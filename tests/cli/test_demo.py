@@ -63,11 +63,23 @@ HEARD = {
 @pytest.mark.parametrize(("heard", "want"), HEARD.values(), ids=HEARD.keys())
 def test_what_is_worth_a_line(heard: dict[str, Any], want: list[tuple[float, str, str]]) -> None:
     history = bill_of("resnet")
+    history.parts[0].decided = 3
     new = history.hear([heard])
     assert [(round(at_s, 1), who, what) for at_s, who, what in new] == want
     assert history.lines == new
     is_change = "resized" in "".join(what for _, _, what in want)
     assert history.parts[0].pauses_s == ([0.02] if is_change else [])
+
+
+def test_a_decision_is_told_from_the_one_before_however_late_it_is_heard_of() -> None:
+    history = bill_of("resnet")
+    history.see([JOB | {"id": 1, "gpus": 2}], NOW_S + 2)  # it has been carried out by now
+    targets = [{"1": {"slots": list(range(gpus)), "reason": "it gains"}} for gpus in (1, 2)]
+    history.hear([event("Decided", None, targets=each, why="a came") for each in targets])
+    assert [what for _, _, what in history.lines] == [
+        "0 → 1 GPUs (a came)",
+        "1 → 2 GPUs (a came)",
+    ]
 
 
 def test_shares_are_kept_where_they_change() -> None:

@@ -30,6 +30,7 @@ class DemoJob:
     job: Answer
     samples: list[Sample] = field(default_factory=list)
     pauses_s: list[float] = field(default_factory=list)
+    decided: int = 0  # GPUs, by the newest decision that was told
 
     @property
     def is_over(self) -> bool:
@@ -98,7 +99,8 @@ class DemoHistory:
         return []
 
     def _aim(self, part: DemoJob, target: Answer, why: str) -> str:
-        before, count = int(part.job["gpus"]), len(target["slots"])
+        before, count = part.decided, len(target["slots"])
+        part.decided = count
         if not count:
             return f"{before} → 0 {self.kind}: {target['reason']}"
         # How large its share is, and with how many others, stands in its row.
