@@ -6,9 +6,11 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from coddl.cli.connect import complete_placements, complete_policies
 from coddl.cli.output import AsJson, Output, wants_json
+from coddl.cli.poolview import show
 
 POLICIES_EXAMPLES = """
 Examples:
@@ -87,14 +89,15 @@ def _show(known: Mapping[str, type], name: str, command: str, for_program: bool)
         return
     for each, cls in chosen.items():
         summary, rules = _docs(cls)
-        typer.secho(each, bold=True, nl=False)
-        typer.echo(f"{' ' * max(1, WIDTH - len(each))}{summary}")
+        show([Text().append(each.ljust(WIDTH - 2), style="bold").append(f"  {summary}")])
         if name:
-            typer.echo(f"\n  {rules}\n")
-            for parameter in parameters_of(cls):
-                typer.echo(f"  {parameter.name}={parameter.default or '…'}   ({parameter.kind})")
+            settings = [
+                f"  {parameter.name}={parameter.default or '…'}   ({parameter.kind})"
+                for parameter in parameters_of(cls)
+            ]
+            show(map(Text, ["", f"  {rules}", "", *settings]))
     if not name:
-        typer.echo(f"\nDetails and parameters: coddl {command} NAME")
+        show([Text(), Text(f"Details and parameters: coddl {command} NAME")])
 
 
 def _as_data(name: str, cls: type) -> dict[str, object]:

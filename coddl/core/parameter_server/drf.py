@@ -48,7 +48,7 @@ def hand_out_evenly(snapshot: KernelSnapshot, tasks: Tasks, grant: Grant) -> Non
 @dataclass(frozen=True)
 class Drf(IntervalPolicy):
     """Gives the next worker, with a parameter server, to the job that has the smallest part of its
-    dominant resource (NSDI '11); what it brings plays no part.
+    dominant resource (NSDI '11); how much faster it makes the job does not matter.
 
     Partial share · under overload, first come first served with gpus_min each · cap: gpus_max, even
     past the model's largest useful share.

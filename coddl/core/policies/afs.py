@@ -78,7 +78,7 @@ def afs_l(
 
 @dataclass(frozen=True)
 class AfsL(KindPolicy):
-    """Weighs shortness against efficiency; knows lengths, like SRTF.
+    """Favours short jobs and jobs that make good use of more GPUs; needs job lengths, like SRTF.
 
     Partial share · under overload, shortest first with gpus_min each · cap: the model's largest
     useful share.
@@ -164,8 +164,8 @@ def afs_p(
 
 @dataclass(frozen=True)
 class AfsP(KindPolicy):
-    """Weighs shortness against efficiency without knowing lengths: leases in turn, and a coin where
-    lengths would decide.
+    """Favours short jobs and jobs that make good use of more GPUs, without knowing lengths: under
+    overload jobs take turns by leases, and a coin is tossed where lengths would decide.
 
     Partial share · under overload, least often served first, gpus_min each for one lease · cap: the
     model's largest useful share.
