@@ -243,7 +243,9 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
     limits = bounds(job["gpus_min"], job["gpus_max"])
     holds = f"{job['gpus']} (bounds {limits})"
     where = f" on {', '.join(job['nodes'])}" if job["nodes"] else ""
-    saved = f", last checkpoint at {job['saved_step']:,}" if job["saved_step"] is not None else ""
+    # A job without GPUs was saved when it left them, later than its runner had told last.
+    is_told = job["saved_step"] is not None and job["gpus"]
+    saved = f", last checkpoint at {job['saved_step']:,}" if is_told else ""
     trouble = job["trouble"] or {}
     pairs = [
         ("reason", reason_of(job)),

@@ -111,6 +111,13 @@ latest events
   22:12:20  job 12 resized from 1 to 3 GPUs"""
 
 
+def test_a_suspended_job_is_not_described_as_saved_earlier_than_it_was() -> None:
+    suspended = JOB | {"state": "SUSPENDED", "gpus": 0, "step": 480, "saved_step": 400}
+    described = "\n".join(line.plain for line in view.describe_lines(suspended, [], NOW_S))
+    assert "step       480 of 1,000" in described
+    assert "last checkpoint" not in described
+
+
 def test_a_job_is_described() -> None:
     assert plain(view.describe_lines(JOB, [EVENT], NOW_S)) == DESCRIBED
     failed = plain(view.describe_lines(FAILED, [], NOW_S))
