@@ -6,11 +6,9 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from coddl.cli.connect import complete_placements, complete_policies
 from coddl.cli.output import AsJson, Output, wants_json
-from coddl.cli.poolview import show
 
 POLICIES_EXAMPLES = """
 Examples:
@@ -80,6 +78,9 @@ def placements(
 
 
 def _show(known: Mapping[str, type], name: str, command: str, for_program: bool) -> None:
+    from rich.text import Text
+
+    from coddl.cli.poolview import show
     from coddl.core.named import parameters_of
 
     name = name.partition(":")[0]
