@@ -4,8 +4,9 @@
 
 One worker: a script with `coddl.prepare` and `coddl.epochs` against the same script without, by
 plain python or under a supervisor (`--under run`). Two workers: the prepared script under a
-supervisor against DDP with the same slice per worker, both over gloo. Both train in the same
-process, in blocks of steps that alternate, so that whatever else the machine does affects both.
+supervisor against DDP with the same slice per worker, both over gloo, or over NCCL on one GPU
+(`--backend nccl`). Both train in the same process, in blocks of steps that alternate, so that
+whatever else the machine does affects both.
 
 `ratio` is the median of the prepared script's block times by the plain script's next to them, with
 a bootstrap interval of 95 %; `ratio_total` is the ratio of their sums, which includes what happens
@@ -13,6 +14,9 @@ rarely. `added_us` is the median difference per step. `noise` is what the same m
 second plain script in the same run: smaller differences mean nothing. `cpu_ratio` is the ratio of
 processor time, in which waiting does not show. `memory_ratio` compares peak GPU memory, of each
 script alone in a process of its own.
+
+`--waits` measures a part of what several workers cost over NCCL, which workers that share a GPU
+hide: the host waits after each backward, so that the GPU has nothing to do until it goes on.
 """
 
 import argparse
@@ -32,6 +36,7 @@ import torch
 
 from benchmarks.elastic.alternate import CONTROL, PLAIN, PREPARED, Plan
 from benchmarks.elastic.job import ENVIRONMENT, HERE, RunningJob, machine, scratch
+from coddl.runtime.supervisor.environment import ON_ONE_GPU
 
 RESAMPLES = 2000
 PAIRS, PAIRS_QUICK = 60, 12
@@ -107,6 +112,8 @@ def cases(options: argparse.Namespace) -> list[Comparison]:
                     steps=kind.steps_with_peers if workers > 1 else steps,
                     alone="",
                     folder="",
+                    backend=options.backend,
+                    waits=options.waits,
                 )
                 memory = options.device == "cuda" and workers == 1 and not loaders
                 found.append(
@@ -119,6 +126,8 @@ def run(plan: Plan, under: str) -> Any:
     """Train as planned in a process of its own, or in several under a supervisor."""
     # On a CPU, one thread: the cores are for the loaders and the other worker.
     env = {**(os.environ if plan.on_gpu else ENVIRONMENT)}
+    if plan.backend == "nccl":
+        env[ON_ONE_GPU] = "1"
     env["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), env.get("PYTHONPATH", "")])
     with scratch() as folder:
         arguments = [json.dumps({**asdict(plan), "folder": str(folder)})]
@@ -244,6 +253,12 @@ def options_from(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--workers", type=int, choices=(1, 2), help="default: both")
     add("--under", choices=(BY_PYTHON, BY_RUN), default=BY_PYTHON, help="how one worker is started")
     add(
+        "--waits",
+        action="store_true",
+        help="instead of the prepared script: the plain one, waiting for the GPU after backward()",
+    )
+    add("--backend", choices=("gloo", "nccl"), default="gloo", help="of two workers")
+    add(
         "--loader-workers", type=int, default=min(4, cores), help="besides 0 (default: %(default)s)"
     )
     add("--json", action="store_true", help="print one JSON object")
@@ -254,6 +269,8 @@ def options_from(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--pairs must be at least 1")
     if options.loader_workers < 1:
         parser.error("--loader-workers must be at least 1")
+    if options.waits and options.workers != 1:
+        parser.error("--waits needs --workers 1")
     if options.device is None:
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
     return options

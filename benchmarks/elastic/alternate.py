@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import coddl
 from benchmarks.elastic.models import Recipe, recipe
+from coddl.runtime.worker.group import POLL_S
 
 BACKWARD = torch.autograd.backward
 EPOCHS = 10**6
@@ -61,6 +62,8 @@ class Plan:
     steps: int  # in a block
     alone: str  # the only twin, to measure its peak memory; "": all of them
     folder: str
+    backend: str  # of several workers
+    waits: bool  # instead of the prepared script: a plain one that waits for each backward
 
     @property
     def on_gpu(self) -> bool:
@@ -83,6 +86,15 @@ def plain(plan: Plan) -> Iterator[None]:
     for _ in range(EPOCHS):
         for x, y in loader:
             train(plan, model, optimizer, x, y)
+            yield
+
+
+def waiting(plan: Plan) -> Iterator[None]:
+    """The plain script, with a host that waits for the GPU as an exchange over NCCL does."""
+    model, optimizer, loader = training(plan)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            train(plan, model, optimizer, x, y, waits=True)
             yield
 
 
@@ -125,11 +137,24 @@ def training(plan: Plan) -> tuple[nn.Module, Optimizer, Batches]:
     return model, made.optimizer(model.parameters()), loader
 
 
-def train(plan: Plan, model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> None:
+def train(
+    plan: Plan,
+    model: nn.Module,
+    optimizer: Optimizer,
+    x: Tensor,
+    y: Tensor,
+    *,
+    waits: bool = False,
+) -> None:
     x, y = x.to(plan.device, non_blocking=True), y.to(plan.device, non_blocking=True)
     with torch.autocast(plan.device, torch.bfloat16, enabled=plan.on_gpu):
         loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten())
     loss.backward()
+    if waits and plan.on_gpu:
+        done = torch.cuda.Event()
+        done.record()
+        while not done.query():
+            time.sleep(POLL_S)
     optimizer.step()
     optimizer.zero_grad()
 
@@ -168,7 +193,8 @@ def block(plan: Plan, loop: Iterator[None]) -> Seconds:
 def rounds(plan: Plan) -> list[dict[str, Seconds]]:
     """Time one block of each twin per round."""
     other: Callable[[Plan], Iterator[None]] = parallel if plan.workers > 1 else plain
-    loops = {PREPARED: prepared(plan), PLAIN: other(plan), CONTROL: other(plan)}
+    ours = waiting(plan) if plan.waits else prepared(plan)
+    loops = {PREPARED: ours, PLAIN: other(plan), CONTROL: other(plan)}
 
     def run(twin: str) -> Seconds:
         with nullcontext() if twin == PREPARED else untouched():
@@ -197,7 +223,7 @@ def main() -> None:
     if plan.workers > 1:
         rank = int(os.environ["CODDL_WORKER"])
         store = FileStore(str(folder / "store"), plan.workers)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=plan.workers)
+        dist.init_process_group(plan.backend, store=store, rank=rank, world_size=plan.workers)
     found = peak_bytes(plan) if plan.alone else rounds(plan)
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
