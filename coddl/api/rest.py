@@ -224,6 +224,7 @@ class NodeView(View):
     is_up: bool
     is_silent: bool
     is_drained: bool
+    leaves_at_s: float | None = None  # when it must be empty; None: no time was named
     is_awaited: bool  # after a restart of the server
     lease_left_s: float | None
     slots: list[SlotView]

@@ -1,7 +1,6 @@
 """Follow what happens in the pool: logs, events, wait."""
 
 import json
-import re
 import time
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn, get_args
 
@@ -9,6 +8,7 @@ import typer
 
 from coddl.cli.connect import JobName, Server, StateDir, complete_jobs, connect, note
 from coddl.cli.output import AsJson, Output, wants_json
+from coddl.cli.spans import read_span
 from coddl.core.errors import UserError
 from coddl.core.lifecycle import Phase
 
@@ -41,7 +41,6 @@ Examples:
   coddl wait 12 --for RUNNING --timeout 60
 """
 STATES: Final = tuple(phase.upper() for phase in get_args(Phase))
-UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 SHOWN: Final = 50
 SHOWN_MAX: Final = 1000
 
@@ -90,7 +89,7 @@ def logs(
     from coddl.api.client import in_path
     from coddl.cli.poolview import log_line
 
-    since_s = time.time() - read_ago(since) if since else None
+    since_s = time.time() - read_span("--since", since) if since else None
     path = f"/jobs/{in_path(job)}/logs"
     for_program = wants_json(output, as_json)
     wants_all = tail is rank is since_s is None
@@ -116,18 +115,6 @@ def logs(
         from coddl.cli.waiting import exit_code_of
 
         raise typer.Exit(exit_code_of(client.get(f"/jobs/{in_path(job)}")))
-
-
-def read_ago(text: str) -> float:
-    """Read `10m` as seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
-    if not found:
-        raise UserError(
-            f"--since {text} can't be used",
-            f'"{text}" is not a number followed by s, m, h or d',
-            "--since 10m",
-        )
-    return float(found[1]) * UNITS_S[found[2]]
 
 
 def detached(job: str) -> NoReturn:

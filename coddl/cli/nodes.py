@@ -16,9 +16,19 @@ from coddl.cli.connect import (
     connect,
 )
 from coddl.cli.output import AsJson, Output, wants_json
+from coddl.cli.spans import read_span
+from coddl.core.errors import UserError
 
 NODES_EXAMPLES = "Examples:  coddl nodes   coddl nodes -o json"
-DRAIN_EXAMPLES = "Examples:  coddl drain gpu-3   coddl drain gpu-3 --undo"
+DRAIN_EXAMPLES = """
+Examples:
+
+  coddl drain gpu-3                move its jobs away; those of fixed size stay to their end
+
+  coddl drain gpu-3 --within 90s   leave no job there after that: the rest is saved and stopped
+
+  coddl drain gpu-3 --undo
+"""
 FORGET_EXAMPLES = "Examples:  coddl forget gpu-3"
 POLICY_EXAMPLES = """
 Examples:
@@ -34,6 +44,13 @@ Examples:
 
 NodeName = Annotated[
     str, typer.Argument(metavar="NODE", help="Name of a node.", autocompletion=complete_nodes)
+]
+Within = Annotated[
+    str,
+    typer.Option(
+        metavar="TIME",
+        help="Be empty within this time (90s, 10m): jobs that can't move are saved and stopped.",
+    ),
 ]
 PolicyName = Annotated[
     str,
@@ -70,6 +87,7 @@ def nodes(
 def drain(
     node: NodeName,
     undo: Annotated[bool, typer.Option("--undo", help="Let the node take jobs again.")] = False,
+    within: Within = "",
     server: Server = "",
     state_dir: StateDir = "",
     *,
@@ -79,15 +97,24 @@ def drain(
     """Move all jobs off a node and start none there until `--undo`."""
     from coddl.api.client import in_path
 
+    if within and undo:
+        raise UserError(
+            "--within can't be used with --undo",
+            "a node that takes jobs again has no deadline",
+            f"coddl drain {node} --undo",
+        )
+    within_s = f"{read_span('--within', within):g}" if within else None
+    what = "undrain" if undo else "drain"
     with connect(server, state_dir) as client:
-        found = client.post(f"/nodes/{in_path(node)}:{'undrain' if undo else 'drain'}")
+        found = client.post(f"/nodes/{in_path(node)}:{what}", within_s=within_s)
     if wants_json(output, as_json):
         print(json.dumps(found, indent=2))
     elif undo:
         print(f"{found['name']}: no longer drained; it takes jobs again")
     elif found["jobs"]:
         jobs = ", ".join(str(job) for job in found["jobs"])
-        print(f"{found['name']}: drained; moving away: job {jobs}")
+        by = f" within {within}" if within else ""
+        print(f"{found['name']}: drained; moving away{by}: job {jobs}")
     else:
         print(f"{found['name']}: drained; no jobs are left on it")
 

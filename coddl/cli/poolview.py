@@ -3,6 +3,7 @@
 import datetime
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -179,7 +180,13 @@ def nodes_lines(nodes: Sequence[Answer]) -> list[Text]:
         for slot in node["slots"]
         if slot.get("used_by_others")
     ]
-    return [*table([_node_row(node) for node in nodes]), *others]
+    now_s = time.time()
+    leaving = [
+        Text(f"{node['name']}: to be empty in {duration(max(0.0, leaves_at_s - now_s))}")
+        for node in nodes
+        if (leaves_at_s := node.get("leaves_at_s")) is not None
+    ]
+    return [*table([_node_row(node) for node in nodes]), *others, *leaving]
 
 
 def _node_row(node: Answer) -> dict[str, str]:

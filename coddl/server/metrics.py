@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 from coddl import __version__
 from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
-from coddl.core.pool.state import NodeState, Pool
+from coddl.core.pool.nodes import NodeState
+from coddl.core.pool.state import Pool
 from coddl.server.journal import JournalEntry
 from coddl.server.progress import LatestProgress
 

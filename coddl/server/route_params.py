@@ -13,6 +13,9 @@ Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Items per page.")]
 After = Annotated[
     int | None, Query(ge=0, description="Number of the last event that the client already has.")
 ]
+WithinSeconds = Annotated[
+    float | None, Query(gt=0, le=30 * 86400, description="Seconds until it must have been done.")
+]
 By = Annotated[
     str,
     Header(

@@ -11,11 +11,11 @@ from coddl import __version__
 from coddl.api import rest
 from coddl.api.wire import PROTOCOL
 from coddl.core.pool.errors import NotFound
+from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.records import NodeDrained, NodeForgotten, NodeUndrained, PolicyChosen
-from coddl.core.pool.state import NodeState
 from coddl.server import views
 from coddl.server.metrics import PoolGauges
-from coddl.server.route_params import After, By, Limit, at_page
+from coddl.server.route_params import After, By, Limit, WithinSeconds, at_page
 from coddl.server.server import Server
 from coddl.server.streams import event_stream, watch_events
 from coddl.server.warm_up import warm_up
@@ -62,9 +62,12 @@ def _add_nodes(router: APIRouter, server: Server) -> None:
         return server.node_view(find(node))
 
     @router.post("/nodes/{node}:drain", status_code=202)
-    async def drain(node: str, by: By = "") -> rest.NodeView:
-        """Have nothing new started on a node, and what runs there moved away."""
-        await server.ask(lambda _pool: (NodeDrained(node, by),))
+    async def drain(node: str, by: By = "", within_s: WithinSeconds = None) -> rest.NodeView:
+        """Have nothing new started on a node, and what runs there moved away.
+
+        After `within_s` nothing runs there any more: what can't move is saved and stopped.
+        """
+        await server.ask(lambda _pool: (NodeDrained(node, by, within_s),))
         return server.node_view(find(node))
 
     @router.post("/nodes/{node}:undrain", status_code=202)

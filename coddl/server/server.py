@@ -18,6 +18,7 @@ from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.job import JobState
+from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.records import (
     Event,
     JobSubmitted,
@@ -29,7 +30,7 @@ from coddl.core.pool.records import (
     RunReported,
     Woke,
 )
-from coddl.core.pool.state import NodeState, Pool
+from coddl.core.pool.state import Pool
 from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Stability
 from coddl.server import views

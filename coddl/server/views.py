@@ -14,7 +14,8 @@ from coddl.core.pool.control import Effect
 from coddl.core.pool.errors import Conflict, NotFound
 from coddl.core.pool.explain import Explanation, code_of, sentence, sentence_of
 from coddl.core.pool.job import JobState
-from coddl.core.pool.state import NodeState, Pool
+from coddl.core.pool.nodes import NodeState
+from coddl.core.pool.state import Pool
 from coddl.server.journal import ReadEntry, UnreadableRecord
 from coddl.server.logs import StoredLogLine
 
@@ -170,6 +171,7 @@ def node_view(
         is_up=node.is_up,
         is_silent=node.is_silent,
         is_drained=node.is_drained,
+        leaves_at_s=node.leaves_at_s,
         is_awaited=is_awaited,
         lease_left_s=lease_left_s if node.is_up else None,
         slots=[

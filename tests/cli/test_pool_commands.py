@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,19 @@ def test_nodes_are_drained_and_used_again(coddl: Coddl, pool: StubPool) -> None:
     assert coddl("drain", "n1").out == "n1: drained; moving away: job 12\n"
     pool.will("POST", "/nodes/n1:undrain", NODE)
     assert coddl("drain", "n1", "--undo").out == "n1: no longer drained; it takes jobs again\n"
+
+
+def test_a_node_is_drained_by_a_deadline(coddl: Coddl, pool: StubPool) -> None:
+    leaving = NODE | {"leaves_at_s": time.time() + 89.5}
+    pool.will("POST", "/nodes/n1:drain", leaving)
+    assert coddl("drain", "n1", "--within", "90s").out == (
+        "n1: drained; moving away within 90s: job 12\n"
+    )
+    assert pool.saw("POST", "/nodes/n1:drain")[-1].parameters == {"within_s": "90"}
+    pool.will("GET", "/nodes", {"items": [leaving]})
+    assert coddl("nodes").out.splitlines()[-1].startswith("n1: to be empty in 1m2")
+    assert "--within soon can't be used" in coddl("drain", "n1", "--within", "soon").err
+    assert "--undo" in coddl("drain", "n1", "--within", "9s", "--undo").err
 
 
 def test_a_lost_node_is_forgotten(coddl: Coddl, pool: StubPool) -> None:

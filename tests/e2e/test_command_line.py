@@ -25,6 +25,7 @@ def test_a_pool_is_run_by_hand(tmp_path: Path) -> None:
         check_jobs_are_moved_about(pool)
         pool.cli("submit", "--wait", *PYTHON, "raise SystemExit(3)", cwd=app, code=100)
         check_a_queued_job_runs_what_was_submitted(pool, app)
+        check_a_deadline_moves_what_can_not_be_resized(pool)
         pool.cli("cancel", "slow")
         cancelled.result()
 
@@ -59,6 +60,16 @@ def check_jobs_are_moved_about(pool: Pool) -> None:
     pool.cli("cancel", "bert")
     pool.wait_end(training.job, "CANCELLED")
     pool.cli("wait", "bert", code=103)
+
+
+def check_a_deadline_moves_what_can_not_be_resized(pool: Pool) -> None:
+    slow = next(job["id"] for job in json.loads(pool.cli("ls", "--json")) if job["name"] == "slow")
+    (node,) = pool.job(slow)["nodes"]
+    pool.cli("drain", node, "--within", "4s")
+    pool.wait_job(slow, "another node", lambda view: view["nodes"] and node not in view["nodes"])
+    assert slow not in {sitter.job for sitter in pool.sitters_on(node)}
+    assert f"node {node} leaves" in pool.cli("events", str(slow))
+    pool.cli("drain", node, "--undo")
 
 
 def check_a_queued_job_runs_what_was_submitted(pool: Pool, app: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from coddl.api import jobsfolder, wire
 from coddl.api.jobsfolder import JobsFolder
 from coddl.core.errors import UserError
+from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.records import Device
-from coddl.core.pool.state import NodeState, Pool
+from coddl.core.pool.state import Pool
 from coddl.server.agent_sessions import AgentSession
 from coddl.server.journal import Journal
 from coddl.server.server import Server

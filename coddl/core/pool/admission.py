@@ -3,7 +3,8 @@
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, Infeasible, NotFound
 from coddl.core.pool.job import JobState, counted
-from coddl.core.pool.state import NodeState, Pool
+from coddl.core.pool.nodes import NodeState
+from coddl.core.pool.state import Pool
 from coddl.core.registry import placement_from, policy_from
 
 UserEvent = (
@@ -39,7 +40,7 @@ def is_news(pool: Pool, event: UserEvent) -> bool:
         case r.JobPrioritised(job, priority):
             return _alive(pool, job, "given a new priority").priority != priority
         case r.NodeDrained(node):
-            return not _node(pool, node).is_drained
+            return not _node(pool, node).is_drained or event.within_s is not None
         case r.NodeUndrained(node):
             return _node(pool, node).is_drained
         case r.NodeForgotten(node):

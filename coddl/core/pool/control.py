@@ -27,8 +27,10 @@ from coddl.core.pool import records as r
 from coddl.core.pool.admission import UserEvent, is_news
 from coddl.core.pool.decision import POOL_STABILITY, decide
 from coddl.core.pool.job import JobState, MeasuredSpeed
+from coddl.core.pool.leaving import due_s, forced_moves, led_from_drained
+from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.spec import JobSpec
-from coddl.core.pool.state import NodeState, Pool
+from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Stability
 
 MEASURED_MIN: Final = 3  # iterations after which a speed counts as measured
@@ -118,7 +120,7 @@ class ControlPlane:
     def wake_at_s(self) -> float | None:
         """When to send `Woke`, if nothing happens before."""
         times_s = [self._start_due_s(self.pool.jobs[number]) for number in self.pool.starting]
-        times_s.append(self._rest_until_s or None)
+        times_s += [self._rest_until_s or None, *due_s(self.pool)]
         known_s = [at_s for at_s in (*times_s, self.pool.wake_at_s) if at_s is not None]
         return min(known_s, default=None)
 
@@ -471,20 +473,24 @@ class ControlPlane:
                 return False
         return True
 
-    def _aim(self, job: JobState, slots: tuple[int, ...], attempt: int, now_s: float) -> None:
+    def _aim(
+        self,
+        job: JobState,
+        slots: tuple[int, ...],
+        attempt: int,
+        now_s: float,
+        because: str = "",
+    ) -> None:
         lead = job.lead if job.lead is not None else self._best_lead(slots)
         precheck = bool(job.spec.launch.precheck) and not job.prechecked
         reason = job.reason if not job.suspended else f"suspended by {job.held_by}"
+        reason = because or reason
         ours = (job.id, attempt, job.generation + 1, slots)
         self._add(r.Aimed(*ours, lead=lead, reason=reason, precheck=precheck), now_s)
 
     def _leave_drained(self, now_s: float) -> None:
-        """Have jobs led from where they are, so that a drained node can be switched off."""
-        for node in self.pool.nodes.values():
-            if not node.is_drained or node.is_silent:
-                continue
-            for number in list(node.leads):
-                job = self.pool.jobs[number]
-                here = any(self.pool.slots[slot].node == node.name for slot in job.granted)
-                if not here and job.granted and job.phase == "running" and job.is_elastic:
-                    self._adopt(job, f"node {node.name} drained", now_s)
+        """Have jobs leave drained nodes, so that those can be switched off."""
+        for job, node in led_from_drained(self.pool):
+            self._adopt(job, f"node {node.name} drained", now_s)
+        for job, kept, because in forced_moves(self.pool, now_s):
+            self._aim(job, kept, job.attempt, now_s, because)

@@ -179,8 +179,10 @@ def sentence_of(record: r.Record, job: int | None = None, unit: str = "GPU") -> 
             return f"job {number} bounds set to {sizes} by {by or 'a user'}"
         case r.JobPrioritised(number, priority, by):
             return f"job {number} priority set to {priority} by {by or 'a user'}"
-        case r.NodeDrained(node, by):
-            return f"node {node} drained by {by or 'a user'}"
+        case r.NodeDrained(node, by, within_s, because):
+            when = "" if within_s is None else f", to be empty within {_span(within_s)}"
+            why = f": {because}" if because else ""
+            return f"node {node} drained by {by or 'a user'}{when}{why}"
         case r.NodeUndrained(node, by):
             return f"node {node} no longer drained: undone by {by or 'a user'}"
         case r.NodeForgotten(node, by):

@@ -64,10 +64,16 @@ class JobPrioritised:
 
 @dataclass(frozen=True, slots=True)
 class NodeDrained:
-    """Nothing new may start on a node; what runs there moves away."""
+    """Nothing new may start on a node; what runs there moves away.
+
+    With a time after which the node leaves: by then nothing runs there, even if a job has to be
+    saved and stopped for it.
+    """
 
     node: str
     by: str
+    within_s: float | None = None
+    because: str = ""  # it leaves; empty: that is not known
 
 
 @dataclass(frozen=True, slots=True)

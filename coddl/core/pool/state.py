@@ -13,40 +13,12 @@ from coddl.core.lifecycle import Phase
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState, MeasuredSpeed, is_news
 from coddl.core.pool.memory_limits import MemoryLimit, limits_on, with_limit, without_limits
+from coddl.core.pool.nodes import NodeState, SlotState
 from coddl.core.pool.orders import AssignedSlot, JobOrder, Orders
 from coddl.core.snapshot import REFUSED_S
 
 PAST_MAX: Final = 1000  # jobs that are over whose GPU-time policies may learn from
 LOSSES_MAX: Final = 5  # runs in a row that may be lost without a step
-
-
-@dataclass(slots=True)
-class NodeState:
-    """A machine with an agent."""
-
-    name: str
-    boot: str
-    host: str
-    slots: tuple[int, ...]
-    is_up: bool = True  # its lease holds
-    is_drained: bool = False
-    is_silent: bool = False  # soft: we can't tell it anything now
-    back_s: float = 0.0  # soft: since when we can, after a silence
-    version: int = 0  # of its orders
-    leads: dict[int, None] = field(default_factory=dict)  # jobs, by number
-    folder: str = ""  # the id of its jobs folder
-
-
-@dataclass(slots=True)
-class SlotState:
-    """A device of the pool."""
-
-    slot: int
-    node: str
-    device: r.Device
-    owner: int | None = None  # the job whose processes may be there
-    others: str = ""  # soft: who uses it that is none of ours
-    is_stuck: bool = False  # its owner never started there: nobody waits for it to leave
 
 
 @dataclass(slots=True)
@@ -193,8 +165,10 @@ class Pool:
                 self.placement = placement or self.placement
             case r.NodeJoined():
                 self._join(record)
-            case r.NodeDrained(node) | r.NodeUndrained(node):
-                self.nodes[node].is_drained = isinstance(record, r.NodeDrained)
+            case r.NodeDrained(node):
+                self.nodes[node].drain(record.within_s, now_s)
+            case r.NodeUndrained(node):
+                self.nodes[node].undrain()
             case r.NodeForgotten(node):
                 del self.nodes[node]
                 self.slots = {n: slot for n, slot in self.slots.items() if slot.node != node}

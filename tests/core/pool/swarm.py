@@ -141,6 +141,8 @@ class Swarm:
             if agent.is_connected and self.pool.nodes[node].boot == str(agent.boot):
                 self.inbox[node] = self.pool.orders(node)
         self.check()
+        if not self.owed and not self.control.awaited:
+            self.check_left()
 
     def undo(self, said: list[Said]) -> None:
         """Let it not have happened; what is said only once is kept for the next time."""
@@ -216,6 +218,7 @@ class Swarm:
             r.JobBounded(job, least, least + self.random.randint(0, 6), "ada"),
             r.JobPrioritised(job, self.random.randint(0, 2), "ada"),
             r.NodeDrained(node, "ada"),
+            r.NodeDrained(node, "ada", float(self.random.randint(1, 40))),
             *[r.NodeUndrained(node, "ada")] * 2,
             r.NodeForgotten(node, "ada"),
             r.PolicyChosen(self.random.choice(POLICIES), "ada", self.random.choice(PLACEMENTS)),
@@ -461,6 +464,15 @@ class Swarm:
         return self.users and devices > 1 and job % 3 == 0 and self.pool.jobs[job].spec.is_elastic
 
     # Claims.
+
+    def check_left(self) -> None:
+        """Look whether all who could be told have left nodes that are to be empty."""
+        for node in self.pool.nodes.values():
+            if node.empty_by_s is None or self.now_s < node.empty_by_s:
+                continue
+            for job in self.pool.live_jobs():
+                if not job.stop and not self.pool.is_deaf(job):
+                    assert node.name not in self.pool.nodes_of(job.granted)
 
     def check(self) -> None:
         """Hold the pool's claims against what lives."""

@@ -1,0 +1,53 @@
+"""The machines of a pool, and their devices."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from coddl.core.pool import records as r
+
+SAVE_S: Final = 30.0  # before a node leaves, jobs that are still there are saved and stopped
+
+
+@dataclass(slots=True)
+class NodeState:
+    """A machine with an agent."""
+
+    name: str
+    boot: str
+    host: str
+    slots: tuple[int, ...]
+    is_up: bool = True  # its lease holds
+    is_drained: bool = False
+    leaves_at_s: float | None = None  # when it goes, if that is known
+    empty_by_s: float | None = None  # from then on jobs are made to leave, whatever it costs
+    is_silent: bool = False  # soft: we can't tell it anything now
+    back_s: float = 0.0  # soft: since when we can, after a silence
+    version: int = 0  # of its orders
+    leads: dict[int, None] = field(default_factory=dict)  # jobs, by number
+    folder: str = ""  # the id of its jobs folder
+
+    def drain(self, within_s: float | None, now_s: float) -> None:
+        """Have jobs leave: when they can, or by the time at which the node goes.
+
+        Saving a job takes time: it begins that much earlier.
+        """
+        self.is_drained = True
+        if within_s is not None:
+            self.leaves_at_s = now_s + within_s
+            self.empty_by_s = self.leaves_at_s - min(SAVE_S, within_s / 2.0)
+
+    def undrain(self) -> None:
+        """Let jobs come again."""
+        self.is_drained, self.leaves_at_s, self.empty_by_s = False, None, None
+
+
+@dataclass(slots=True)
+class SlotState:
+    """A device of the pool."""
+
+    slot: int
+    node: str
+    device: r.Device
+    owner: int | None = None  # the job whose processes may be there
+    others: str = ""  # soft: who uses it that is none of ours
+    is_stuck: bool = False  # its owner never started there: nobody waits for it to leave
