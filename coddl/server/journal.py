@@ -75,6 +75,10 @@ def jobs_of(record: Record) -> Iterable[int]:
             | r.PolicyChosen()
             | r.NodeJoined()
             | r.NodeLost()
+            | r.EngineBounded()
+            | r.NodeAcquired()
+            | r.NodeLeft()
+            | r.NodesWanted()
         ):
             return ()
         case _:

@@ -15,6 +15,7 @@ from coddl.api.spec import JobRequest
 from coddl.core.errors import UserError
 from coddl.core.pool.control import ControlPlane
 from coddl.core.pool.explain import explain
+from coddl.core.pool.preview import preview
 from coddl.core.pool.records import (
     Event,
     JobBounded,
@@ -77,13 +78,13 @@ def _add_submit(router: APIRouter, server: Server) -> None:
                 f"PUT {rest.API}/code/{request.code} first",
             )
         if dry_run:
-            preview = await _preview(server, request.to_spec(views.devices(server.pool)))
-            return _json(preview.model_dump_json(), 200)
+            shown = await _preview(server, request.to_spec(views.devices_at_most(server.pool)))
+            return _json(shown.model_dump_json(), 200)
         numbers: list[int] = []
 
         def events(pool: Pool) -> tuple[Event, ...]:
             numbers.append(pool.next_job)
-            spec = replace(request.to_spec(views.devices(pool)), uid=secrets.token_hex(8))
+            spec = replace(request.to_spec(views.devices_at_most(pool)), uid=secrets.token_hex(8))
             return (JobSubmitted(pool.next_job, spec),)
 
         def respond() -> str:
@@ -103,14 +104,14 @@ async def _preview(server: Server, spec: JobSpec) -> rest.PreviewView:
 
     def look() -> rest.PreviewView:
         pool = msgspec.json.decode(body, type=Pool)
-        preview = ControlPlane(pool, server.stability, server.site).preview(spec, now_s)
+        found = preview(ControlPlane(pool, server.stability, server.site), spec, now_s)
         total = views.devices(pool)
         return rest.PreviewView(
             policy=pool.policy,
             slots_total=total,
             slots_free=total - views.used(pool),
-            job=views.effect_view(preview.job),
-            others=[views.effect_view(effect) for effect in preview.others],
+            job=views.effect_view(found.job),
+            others=[views.effect_view(effect) for effect in found.others],
         )
 
     return await asyncio.to_thread(look)

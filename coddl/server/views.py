@@ -10,11 +10,11 @@ from coddl import __version__
 from coddl.api import rest
 from coddl.api.wire import RunProgress
 from coddl.core.pool import records as r
-from coddl.core.pool.control import Effect
 from coddl.core.pool.errors import Conflict, NotFound
 from coddl.core.pool.explain import Explanation, code_of, sentence, sentence_of
 from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import NodeState
+from coddl.core.pool.preview import Effect
 from coddl.core.pool.state import Pool
 from coddl.server.journal import ReadEntry, UnreadableRecord
 from coddl.server.logs import StoredLogLine
@@ -201,6 +201,12 @@ def _node_state(node: NodeState) -> rest.NodeCondition:
 def devices(pool: Pool) -> int:
     """Count the devices of nodes that are up."""
     return sum(len(node.slots) for node in pool.nodes.values() if node.is_up)
+
+
+def devices_at_most(pool: Pool) -> int:
+    """Count the devices that there may be, as far as that is known."""
+    bounds = pool.engine.bounds
+    return max(devices(pool), bounds.most * bounds.gpus if bounds is not None else 0)
 
 
 def used(pool: Pool) -> int:

@@ -1,5 +1,6 @@
 """A record of every kind, and pools to fold."""
 
+from coddl.core.node_count import NodeBounds
 from coddl.core.pool import records as r
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.waiting import Waiting
@@ -26,6 +27,10 @@ ONE_OF_EACH: tuple[r.Record, ...] = (
     r.PolicyChosen("fifo:backfill=true", "ann"),
     r.NodeJoined("n1", "boot", "10.0.0.1", (r.Device(0, "H200", "GPU-1", 1 << 40),), (3,)),
     r.NodeLost("n1", "boot", "its lease ran out"),
+    r.EngineBounded("ray", NodeBounds(0, 8, 4)),
+    r.NodeAcquired("ray-1"),
+    r.NodeLeft("ray-1", "ray no longer has it"),
+    r.NodesWanted(2, "1 job can use 8 GPUs"),
     r.RunPrepared(1, 2, None, None, 256, 4 << 30, 1 << 30, 16, 1 << 31, 32),
     r.SliceDidNotFit(1, 2, 2, "a slice of 256 samples does not fit in memory", "predicted", 256),
     r.RunStepped(1, 2, 1),

@@ -55,6 +55,17 @@ def is_news(pool: Pool, event: UserEvent) -> bool:
 def _check_fits(pool: Pool, what: str, option: str, gpus: int, *, spans: bool) -> None:
     """Raise if the pool could not run a job on so many devices even if it were empty."""
     up = [node for node in pool.nodes.values() if node.is_up]
+    if (bounds := pool.engine.bounds) is not None:
+        most = bounds.most * bounds.gpus if spans else bounds.gpus
+        if gpus > most:
+            where = f"{counted(bounds.most, 'node')} of {bounds.gpus}" if spans else "a node"
+            raise Infeasible(
+                what,
+                f"it needs at least {counted(gpus, pool.unit)} and the pool has at most {most}, "
+                f"on {where}",
+                f"{option} {most}",
+            )
+        return  # nodes that it needs are brought for it
     if not up:
         return  # no node has joined yet: we can't know
     total, largest = sum(len(n.slots) for n in up), min(up, key=lambda n: (-len(n.slots), n.name))

@@ -18,18 +18,19 @@ Nobody else is given slot 3 meanwhile, as a decision places jobs apart from one 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Set
-from copy import deepcopy
 from dataclasses import replace
 from typing import Final, NamedTuple, assert_never
 
 from coddl.core.cluster import Cluster
+from coddl.core.node_count import NodeCount
 from coddl.core.pool import records as r
 from coddl.core.pool.admission import UserEvent, is_news
 from coddl.core.pool.decision import POOL_STABILITY, decide
+from coddl.core.pool.explain import sentence_of
 from coddl.core.pool.job import JobState, MeasuredSpeed
 from coddl.core.pool.leaving import due_s, forced_moves, led_from_drained
 from coddl.core.pool.nodes import NodeState
-from coddl.core.pool.spec import JobSpec
+from coddl.core.pool.scaling import count_after, news_of, surplus_of
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Stability
 
@@ -44,23 +45,6 @@ class ControlOutput(NamedTuple):
     instruct: frozenset[str]  # nodes whose orders are to be sent
     wake_at_s: float | None  # when to send `Woke`, if nothing happens before
     dropped: tuple[r.RunReported, ...] = ()  # not the word of the run's lead
-
-
-class Effect(NamedTuple):
-    """What a job's share would become."""
-
-    job: int
-    name: str
-    gpus_before: int
-    gpus: int
-    reason: str
-
-
-class Preview(NamedTuple):
-    """What would happen if a job were submitted."""
-
-    job: Effect
-    others: tuple[Effect, ...]
 
 
 def _is_known(fact: r.RunPrepared, job: JobState) -> bool:
@@ -94,6 +78,7 @@ class ControlPlane:
         self._hint = ""  # the same, if nothing happens beside it
         self._awaited: set[str] = set()
         self._rest_until_s = 0.0  # nothing is decided, unless all of them are back
+        self._node_count = NodeCount()
 
     def handle(self, event: r.Event, now_s: float) -> ControlOutput:
         """Take in one event and draw the conclusions."""
@@ -129,21 +114,6 @@ class ControlPlane:
         """Nodes that were not heard of since the server was restarted."""
         return frozenset(self._awaited)
 
-    def preview(self, spec: JobSpec, now_s: float) -> Preview:
-        """Tell what submitting a job would do to everyone; changes nothing."""
-        twin = ControlPlane(deepcopy(self.pool), self.stability, self.site)
-        number = twin.pool.next_job
-        twin.handle(r.JobSubmitted(number, spec), now_s)
-        effects = []
-        for job in twin.pool.live_jobs():
-            before = self.pool.jobs.get(job.id)
-            held = len(before.target) if before is not None else 0
-            words = f"{job.waiting.code}: {job.waiting.sentence}" if job.waiting else job.reason
-            if len(job.target) != held or job.id == number:
-                effects.append(Effect(job.id, job.spec.name, held, len(job.target), words))
-        mine = next(effect for effect in effects if effect.job == number)
-        return Preview(mine, tuple(effect for effect in effects if effect.job != number))
-
     # What happens.
 
     def take(self, event: r.Event, now_s: float) -> None:
@@ -174,6 +144,8 @@ class ControlPlane:
             case r.NodeLost(node, boot):
                 if self._is_current(node, boot):
                     self._lose(event, now_s)
+            case r.EngineReported():
+                self._on_engine(event, now_s)
             case r.RunReported():
                 self._on_run_reported(event, now_s)
             case r.Woke():
@@ -317,6 +289,19 @@ class ControlPlane:
     def _best_lead(self, slots: Iterable[int]) -> str:
         nodes = [self.pool.slots[slot].node for slot in slots]
         return min(set(nodes), key=lambda n: (self.pool.nodes[n].is_silent, -nodes.count(n), n))
+
+    def _on_engine(self, report: r.EngineReported, now_s: float) -> None:
+        """Take in which nodes an engine has, and decide how many there shall be."""
+        for record in news_of(self.pool, report, now_s):
+            self._add(record, now_s)
+            if isinstance(record, r.NodeDrained | r.NodeLeft):
+                self._call(sentence_of(record))
+        self._node_count, because = count_after(self.pool, report, self._node_count, now_s)
+        if (nodes := self._node_count.nodes) != self.pool.engine.wanted:
+            self._add(r.NodesWanted(nodes, because), now_s)
+        for record in surplus_of(self.pool, report, nodes):
+            self._add(record, now_s)
+            self._call(sentence_of(record))
 
     # Runs.
 

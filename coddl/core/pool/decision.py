@@ -142,6 +142,9 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
 
 def _nothing(pool: Pool) -> Waiting:
     """Say why no device can be used."""
+    if coming := pool.engine.acquired.keys() - pool.nodes.keys():
+        nodes = counted(len(coming), "node")
+        return Waiting("Resources", f"{nodes} asked for from {pool.engine.name}, not there yet")
     up = [slot for node in pool.nodes.values() if node.is_up for slot in node.slots]
     return OTHERS if up and all(pool.slots[slot].others for slot in up) else NO_NODES
 

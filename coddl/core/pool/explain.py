@@ -194,6 +194,17 @@ def sentence_of(record: r.Record, job: int | None = None, unit: str = "GPU") -> 
             return f"node {node} joined from {host} with {counted(len(devices), unit)}"
         case r.NodeLost(node, _, because):
             return f"node {node} lost: {because}"
+        case r.EngineBounded(engine, bounds):
+            return (
+                f"{engine} brings {bounds.least}..{bounds.most} nodes of "
+                f"{counted(bounds.gpus, unit)} each"
+            )
+        case r.NodeAcquired(node):
+            return f"node {node} asked for"
+        case r.NodeLeft(node, because):
+            return f"node {node} left for good: {because}"
+        case r.NodesWanted(nodes, because):
+            return f"{counted(nodes, 'node')} wanted: {because}"
         case r.SlotFreed(slot, number):
             return f"slot {slot} released by job {number}"
         case r.StartOverdue(number, _, after_s):

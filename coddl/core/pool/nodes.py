@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
+from coddl.core.node_count import NodeBounds
 from coddl.core.pool import records as r
 
 SAVE_S: Final = 30.0  # before a node leaves, jobs that are still there are saved and stopped
@@ -18,6 +19,7 @@ class NodeState:
     slots: tuple[int, ...]
     is_up: bool = True  # its lease holds
     is_drained: bool = False
+    drained_by: str = ""
     leaves_at_s: float | None = None  # when it goes, if that is known
     empty_by_s: float | None = None  # from then on jobs are made to leave, whatever it costs
     is_silent: bool = False  # soft: we can't tell it anything now
@@ -26,19 +28,20 @@ class NodeState:
     leads: dict[int, None] = field(default_factory=dict)  # jobs, by number
     folder: str = ""  # the id of its jobs folder
 
-    def drain(self, within_s: float | None, now_s: float) -> None:
+    def drain(self, by: str, within_s: float | None, now_s: float) -> None:
         """Have jobs leave: when they can, or by the time at which the node goes.
 
         Saving a job takes time: it begins that much earlier.
         """
-        self.is_drained = True
+        self.is_drained, self.drained_by = True, by
         if within_s is not None:
             self.leaves_at_s = now_s + within_s
             self.empty_by_s = self.leaves_at_s - min(SAVE_S, within_s / 2.0)
 
     def undrain(self) -> None:
         """Let jobs come again."""
-        self.is_drained, self.leaves_at_s, self.empty_by_s = False, None, None
+        self.is_drained, self.drained_by = False, ""
+        self.leaves_at_s, self.empty_by_s = None, None
 
 
 @dataclass(slots=True)
@@ -51,3 +54,14 @@ class SlotState:
     owner: int | None = None  # the job whose processes may be there
     others: str = ""  # soft: who uses it that is none of ours
     is_stuck: bool = False  # its owner never started there: nobody waits for it to leave
+
+
+@dataclass(slots=True)
+class EngineNodes:
+    """What an engine was asked to bring."""
+
+    name: str = ""  # the engine's; empty: nodes come by themselves
+    bounds: NodeBounds | None = None
+    acquired: dict[str, float] = field(default_factory=dict)  # nodes, since when
+    wanted: int = 0
+    wanted_because: str = ""

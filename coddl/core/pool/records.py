@@ -9,6 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from coddl.core.pool.engine_records import EngineBounded as EngineBounded
+from coddl.core.pool.engine_records import EngineReported as EngineReported
+from coddl.core.pool.engine_records import NodeAcquired as NodeAcquired
+from coddl.core.pool.engine_records import NodeLeft as NodeLeft
+from coddl.core.pool.engine_records import NodesWanted as NodesWanted
+from coddl.core.pool.engine_records import ReportedNode as ReportedNode
 from coddl.core.pool.spec import JobSpec
 from coddl.core.waiting import Waiting
 
@@ -416,6 +422,7 @@ Event = (
     | NodeReported
     | NodeSilent
     | NodeLost
+    | EngineReported
     | RunReported
     | Woke
 )
@@ -433,6 +440,10 @@ Record = (
     | PolicyChosen
     | NodeJoined
     | NodeLost
+    | EngineBounded
+    | NodeAcquired
+    | NodeLeft
+    | NodesWanted
     | RunPrepared
     | SliceDidNotFit
     | RunStepped

@@ -13,7 +13,7 @@ from coddl.core.lifecycle import Phase
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState, MeasuredSpeed, is_news
 from coddl.core.pool.memory_limits import MemoryLimit, limits_on, with_limit, without_limits
-from coddl.core.pool.nodes import NodeState, SlotState
+from coddl.core.pool.nodes import EngineNodes, NodeState, SlotState
 from coddl.core.pool.orders import AssignedSlot, JobOrder, Orders
 from coddl.core.snapshot import REFUSED_S
 
@@ -28,6 +28,7 @@ class Pool:
     jobs: dict[int, JobState] = field(default_factory=dict)
     nodes: dict[str, NodeState] = field(default_factory=dict)
     slots: dict[int, SlotState] = field(default_factory=dict)
+    engine: EngineNodes = field(default_factory=EngineNodes)
     policy: str = "afs-p:tie=keep,lease_h=0.25"
     policy_by: str = ""
     policy_since_s: float = 0.0
@@ -122,7 +123,7 @@ class Pool:
         match record:
             case r.Decided():
                 changed = list(record.targets)
-            case r.NodeLost():
+            case r.NodeLost() | r.NodeLeft():
                 changed = list(self.active)
             case _:
                 changed = [job] if (job := getattr(record, "job", None)) is not None else []
@@ -166,12 +167,21 @@ class Pool:
             case r.NodeJoined():
                 self._join(record)
             case r.NodeDrained(node):
-                self.nodes[node].drain(record.within_s, now_s)
+                self.nodes[node].drain(record.by, record.within_s, now_s)
             case r.NodeUndrained(node):
                 self.nodes[node].undrain()
             case r.NodeForgotten(node):
-                del self.nodes[node]
-                self.slots = {n: slot for n, slot in self.slots.items() if slot.node != node}
+                self._forget(node)
+            case r.NodeLeft(node, because):
+                if node in self.nodes and self.nodes[node].is_up:
+                    self._lose(node, because, now_s)
+                self._forget(node)
+            case r.EngineBounded(engine, bounds):
+                self.engine.name, self.engine.bounds = engine, bounds
+            case r.NodeAcquired(node):
+                self.engine.acquired[node] = now_s
+            case r.NodesWanted(nodes, because):
+                self.engine.wanted, self.engine.wanted_because = nodes, because
             case r.NodeLost(node, _, because):
                 self._lose(node, because, now_s)
             case r.SlotFreed(slot):
@@ -253,6 +263,11 @@ class Pool:
                 self._arrive(job, now_s)  # if its lead had seen the loss before we did
             else:
                 self._release(job, f"node {node} was lost: {because}", now_s)
+
+    def _forget(self, node: str) -> None:
+        self.nodes.pop(node, None)
+        self.engine.acquired.pop(node, None)
+        self.slots = {n: slot for n, slot in self.slots.items() if slot.node != node}
 
     def _be_led(self, job: JobState, node: str | None) -> None:
         if job.lead is not None:

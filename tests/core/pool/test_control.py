@@ -7,6 +7,7 @@ from coddl.core.lifecycle import TRANSITIONS, IllegalTransition
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, Infeasible, NotFound
 from coddl.core.pool.explain import explain, sentence_of
+from coddl.core.pool.preview import preview
 from coddl.core.pool.snapshot import snapshot_of_pool
 from coddl.core.pool.spec import JobSpec, Launch
 from tests.core.pool.story import Story
@@ -400,8 +401,8 @@ def test_a_preview_tells_what_would_happen_and_changes_nothing() -> None:
     first = story.submit(1, 4)
     story.train(first)
     spec = story.job(first).spec
-    preview = story.control.preview(spec, story.now_s)
-    assert (preview.job.gpus, [(e.job, e.gpus_before, e.gpus) for e in preview.others]) == (
+    found = preview(story.control, spec, story.now_s)
+    assert (found.job.gpus, [(e.job, e.gpus_before, e.gpus) for e in found.others]) == (
         1,
         [(first, 4, 3)],
     )

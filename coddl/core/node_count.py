@@ -1,0 +1,59 @@
+"""How many nodes a pool should have: what its jobs can use, within bounds, and without haste. Pure.
+
+A job can use GPUs as long as each of them adds enough: `gpus_worth` reads that off its speeds.
+Nodes are asked for as soon as jobs can use them, unless those will be done before a node is there.
+They are given back when they have not been needed for some time, and only those that were not
+needed at any moment of it: a short gap between two jobs costs no restart.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+EFFICIENCY: Final = 0.5  # of the progress per GPU at a job's smallest size, at its largest
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBounds:
+    """How many nodes there may be, and what one is like."""
+
+    least: int
+    most: int
+    gpus: int  # of each node
+    start_s: float = 60.0  # from asking for a node until jobs run on it
+    idle_s: float = 300.0  # that a node is kept while nobody needs it
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCount:
+    """How many nodes are wanted, and since when fewer would do."""
+
+    nodes: int = 0
+    surplus_since_s: float | None = None
+    peak: int = 0  # nodes that were needed at most since then
+
+
+def gpus_worth(step_s: Mapping[int, float], least: int, most: int) -> int:
+    """Give the most GPUs that a job makes good use of, by how long a step takes on so many."""
+    at_least = least * step_s[least]
+    good = [n for n in range(least, most + 1) if at_least >= EFFICIENCY * n * step_s[n]]
+    return max(good, default=least)
+
+
+def nodes_for(gpus: int, bounds: NodeBounds) -> int:
+    """Give the nodes that so many GPUs need, within bounds."""
+    return min(bounds.most, max(bounds.least, -(-gpus // bounds.gpus)))
+
+
+def next_count(before: NodeCount, needed: int, bounds: NodeBounds, now_s: float) -> NodeCount:
+    """Decide how many nodes there shall be, now that `needed` are needed."""
+    if needed >= before.nodes:
+        return NodeCount(needed)
+    if before.nodes > bounds.most:
+        return NodeCount(bounds.most, before.surplus_since_s, before.peak)
+    if before.surplus_since_s is None:
+        return NodeCount(before.nodes, now_s, needed)
+    peak = max(before.peak, needed)
+    if now_s - before.surplus_since_s < bounds.idle_s:
+        return NodeCount(before.nodes, before.surplus_since_s, peak)
+    return NodeCount(peak, now_s if needed < peak else None, needed)

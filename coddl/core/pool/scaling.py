@@ -1,0 +1,164 @@
+"""Nodes that come and go: what an engine's report means, how many there shall be, which may go.
+
+An engine tells all it has, again and again; what differs from what we know becomes records. It is
+answered how many nodes to acquire and which to release. A node that is not needed is drained first,
+and released when nothing is on it.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from coddl.core.node_count import NodeBounds, NodeCount, gpus_worth, next_count, nodes_for
+from coddl.core.pool import records as r
+from coddl.core.pool.job import JobState, counted
+from coddl.core.pool.nodes import NodeState
+from coddl.core.pool.snapshot import speeds_by_size
+from coddl.core.pool.state import Pool
+
+SCALING: Final = "scaling"  # by whom a node is drained that is not needed
+SAME_S: Final = 5.0  # two deadlines that are this close are one
+RELEASE_S: Final = 30.0  # that the agent of an empty node may take to end
+
+
+class Release(NamedTuple):
+    """A node that the engine shall give back."""
+
+    node: str
+    within_s: float
+
+
+class EngineOrders(NamedTuple):
+    """What an engine shall do."""
+
+    acquire: int
+    release: tuple[Release, ...]
+
+
+class Demand(NamedTuple):
+    """The GPUs that jobs can use, and a sentence about it."""
+
+    gpus: int
+    because: str
+
+
+def demand_of(pool: Pool, bounds: NodeBounds, now_s: float) -> Demand:
+    """Count the GPUs that the jobs of a pool make good use of."""
+    wants = {}
+    for job in pool.live_jobs():
+        if not job.suspended and not job.cancelled and job.fits:
+            wants[job.id] = _wanted_by(job, bounds, now_s)
+    if not wants:
+        return Demand(0, "no job needs a node")
+    most = max(wants, key=lambda job: (wants[job], -job))
+    return Demand(
+        sum(wants.values()),
+        f"{counted(len(wants), 'job')} can use {counted(sum(wants.values()), pool.unit)}, "
+        f"most of them job {most} ({wants[most]})",
+    )
+
+
+def _wanted_by(job: JobState, bounds: NodeBounds, now_s: float) -> int:
+    least, most = job.bounds(now_s)
+    most = max(least, min(most, bounds.most * bounds.gpus))
+    speeds = {gpus: speed.step_s for gpus, speed in speeds_by_size(job, most).items()}
+    worth = gpus_worth(speeds, least, min(most, max(speeds))) if least in speeds else least
+    held = len(job.granted)
+    if worth > held >= least and job.remaining is not None and held in speeds:
+        is_soon_over = job.remaining * speeds[held] < bounds.start_s
+        return held if is_soon_over else worth
+    return worth
+
+
+def news_of(pool: Pool, report: r.EngineReported, now_s: float) -> Iterator[r.Record]:
+    """Tell what an engine's report has that the pool does not know."""
+    if (pool.engine.name, pool.engine.bounds) != (report.engine, report.bounds):
+        yield r.EngineBounded(report.engine, report.bounds)
+    for told in report.nodes:
+        if told.name not in pool.engine.acquired:
+            yield r.NodeAcquired(told.name)
+        node = pool.nodes.get(told.name)
+        if node is not None and node.is_up and told.leaves_in_s is not None:
+            known_s = node.leaves_at_s
+            if known_s is None or abs(now_s + told.leaves_in_s - known_s) > SAME_S:
+                within_s = max(0.0, told.leaves_in_s)
+                yield r.NodeDrained(told.name, report.engine, within_s, told.because)
+    named = {told.name for told in report.nodes}
+    for name in list(pool.engine.acquired):
+        if name not in named and _may_go(pool, pool.nodes.get(name)):
+            yield r.NodeLeft(name, f"{report.engine} no longer has it")
+
+
+def _may_go(pool: Pool, node: NodeState | None) -> bool:
+    """Tell whether a node that its engine does not name is gone for good.
+
+    While its lease holds and it has devices of jobs, their processes may live on without it.
+    """
+    return node is None or not node.is_up or (node.is_silent and _is_empty(pool, node))
+
+
+def _is_empty(pool: Pool, node: NodeState) -> bool:
+    return not node.leads and all(pool.slots[slot].owner is None for slot in node.slots)
+
+
+def count_after(
+    pool: Pool, report: r.EngineReported, before: NodeCount, now_s: float
+) -> tuple[NodeCount, str]:
+    """Decide how many nodes there shall be; and say why."""
+    demand = demand_of(pool, report.bounds, now_s)
+    # After a restart of the server the nodes that are there are what was wanted.
+    before = before if before.nodes else NodeCount(len(_kept(pool, report)))
+    count = next_count(before, nodes_for(demand.gpus, report.bounds), report.bounds, now_s)
+    return count, demand.because
+
+
+def _kept(pool: Pool, report: r.EngineReported) -> list[r.ReportedNode]:
+    """Name the nodes that jobs may be given, or will be when they have come."""
+    found = []
+    for told in report.nodes:
+        node = pool.nodes.get(told.name)
+        if told.state == "releasing" or told.leaves_in_s is not None:
+            continue
+        if node is None or not node.is_drained:
+            found.append(told)
+    return found
+
+
+def surplus_of(pool: Pool, report: r.EngineReported, wanted: int) -> Iterator[r.Record]:
+    """Drain nodes that are not needed, or use them again if they are needed after all."""
+    kept = _kept(pool, report)
+    if (lacking := wanted - len(kept)) > 0:
+        for name in _drained_by_scaling(pool, report)[:lacking]:
+            yield r.NodeUndrained(name, SCALING)
+        return
+    joined = [node for told in kept if (node := pool.nodes.get(told.name)) is not None]
+    starting = len(kept) - len(joined)
+    movable = sorted((n for n in joined if _can_move(pool, n)), key=lambda n: _load(pool, n))
+    for node in movable[: max(0, len(kept) - wanted - starting)]:
+        yield r.NodeDrained(node.name, SCALING, None, "fewer nodes are needed")
+
+
+def _drained_by_scaling(pool: Pool, report: r.EngineReported) -> list[str]:
+    names = [told.name for told in report.nodes if told.state == "up"]
+    return [n for n in names if n in pool.nodes and pool.nodes[n].drained_by == SCALING]
+
+
+def _load(pool: Pool, node: NodeState) -> tuple[int, str]:
+    return sum(pool.slots[slot].owner is not None for slot in node.slots), node.name
+
+
+def _can_move(pool: Pool, node: NodeState) -> bool:
+    """Tell whether nothing is lost when a node is emptied."""
+    owners = (pool.slots[slot].owner for slot in node.slots)
+    return not any(owner is not None and pool.jobs[owner].is_fixed for owner in owners)
+
+
+def orders_of(pool: Pool, report: r.EngineReported) -> EngineOrders:
+    """Tell an engine what to do, after the pool has taken in its report."""
+    kept, wanted = _kept(pool, report), pool.engine.wanted
+    not_there = [told.name for told in kept if told.name not in pool.nodes]
+    over = max(0, len(kept) - wanted)
+    done = [n for n in _drained_by_scaling(pool, report) if _is_empty(pool, pool.nodes[n])]
+    release = [*not_there[::-1][:over], *done]
+    return EngineOrders(
+        max(0, wanted - len(kept)), tuple(Release(node, RELEASE_S) for node in release)
+    )
