@@ -427,6 +427,18 @@ Event = (
     | Woke
 )
 
+NodeRecord = (
+    NodeJoined
+    | NodeDrained
+    | NodeUndrained
+    | NodeForgotten
+    | NodeLost
+    | EngineBounded
+    | NodeAcquired
+    | NodeLeft
+    | NodesWanted
+)
+
 Record = (
     JobSubmitted
     | JobCancelled
@@ -434,16 +446,8 @@ Record = (
     | JobResumed
     | JobBounded
     | JobPrioritised
-    | NodeDrained
-    | NodeUndrained
-    | NodeForgotten
     | PolicyChosen
-    | NodeJoined
-    | NodeLost
-    | EngineBounded
-    | NodeAcquired
-    | NodeLeft
-    | NodesWanted
+    | NodeRecord
     | RunPrepared
     | SliceDidNotFit
     | RunStepped

@@ -139,6 +139,9 @@ class Pool:
                 self.starting.pop(number, None)
 
     def _fold(self, record: r.Record, now_s: float) -> None:
+        if isinstance(record, r.NodeRecord):
+            self._fold_nodes(record, now_s)
+            return
         match record:
             case r.JobSubmitted(job, spec):
                 bounds = (spec.gpus_min, spec.gpus_max, spec.priority)
@@ -164,6 +167,29 @@ class Pool:
                         each.memory = ()  # another policy would misread it
                 self.policy, self.policy_by, self.policy_since_s = policy, by, now_s
                 self.placement = placement or self.placement
+            case r.SlotFreed(slot):
+                self.slots[slot].owner, self.slots[slot].is_stuck = None, False
+            case r.StartOverdue():
+                self._give_up_start(record, now_s)
+            case r.Decided():
+                self._decide(record, now_s)
+            case r.Aimed():
+                self._aim(record, now_s)
+            case (
+                r.RunPrepared()
+                | r.SliceDidNotFit()
+                | r.RunStepped()
+                | r.RunChanged()
+                | r.RunStalled()
+                | r.RunUnsaved()
+                | r.RunEnded()
+            ):
+                self._hear(record, now_s)
+            case _:
+                assert_never(record)
+
+    def _fold_nodes(self, record: r.NodeRecord, now_s: float) -> None:
+        match record:
             case r.NodeJoined():
                 self._join(record)
             case r.NodeDrained(node):
@@ -184,24 +210,6 @@ class Pool:
                 self.engine.wanted, self.engine.wanted_because = nodes, because
             case r.NodeLost(node, _, because):
                 self._lose(node, because, now_s)
-            case r.SlotFreed(slot):
-                self.slots[slot].owner, self.slots[slot].is_stuck = None, False
-            case r.StartOverdue():
-                self._give_up_start(record, now_s)
-            case r.Decided():
-                self._decide(record, now_s)
-            case r.Aimed():
-                self._aim(record, now_s)
-            case (
-                r.RunPrepared()
-                | r.SliceDidNotFit()
-                | r.RunStepped()
-                | r.RunChanged()
-                | r.RunStalled()
-                | r.RunUnsaved()
-                | r.RunEnded()
-            ):
-                self._hear(record, now_s)
             case _:
                 assert_never(record)
 
