@@ -237,6 +237,55 @@ class NodesView(View):
     items: list[NodeView]
 
 
+class EngineNodeReport(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    state: Literal["starting", "up", "releasing"]
+    leaves_in_s: float | None = None  # when the engine takes it away
+    because: Annotated[str, Field(max_length=500)] = ""
+
+
+class EngineReport(BaseModel):
+    """All that an engine has for this pool, and within which bounds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    engine: Annotated[str, Field(min_length=1, max_length=32)]
+    nodes_min: Annotated[int, Field(ge=0, le=10_000)]
+    nodes_max: Annotated[int, Field(ge=0, le=10_000)]
+    slots: Annotated[int, Field(ge=1, le=1024)]  # of each node
+    start_s: Annotated[float, Field(ge=0)] = 60.0
+    idle_s: Annotated[float, Field(ge=0)] = 300.0
+    nodes: Annotated[list[EngineNodeReport], Field(max_length=10_000)] = []
+    trouble: Annotated[str, Field(max_length=500)] = ""  # why the engine does not answer
+
+
+class ReleaseView(View):
+    node: str
+    within_s: float
+
+
+class EngineOrdersView(View):
+    """What an engine shall do."""
+
+    acquire: int  # more nodes
+    release: list[ReleaseView]
+
+
+class EngineView(View):
+    """What brings the nodes of the pool."""
+
+    engine: str  # empty: nodes come by themselves
+    nodes_min: int
+    nodes_max: int
+    slots: int  # of each node
+    wanted: int
+    because: str
+    starting: list[str]  # nodes that were asked for and have not joined
+    trouble: str  # why the engine does not answer
+
+
 class PolicyView(View):
     policy: str
     placement: str

@@ -10,9 +10,18 @@ from sse_starlette import EventSourceResponse
 from coddl import __version__
 from coddl.api import rest
 from coddl.api.wire import PROTOCOL
+from coddl.core.node_count import NodeBounds
 from coddl.core.pool.errors import NotFound
 from coddl.core.pool.nodes import NodeState
-from coddl.core.pool.records import NodeDrained, NodeForgotten, NodeUndrained, PolicyChosen
+from coddl.core.pool.records import (
+    EngineReported,
+    NodeDrained,
+    NodeForgotten,
+    NodeUndrained,
+    PolicyChosen,
+    ReportedNode,
+)
+from coddl.core.pool.scaling import orders_of
 from coddl.server import views
 from coddl.server.metrics import PoolGauges
 from coddl.server.route_params import After, By, Limit, WithinSeconds, at_page
@@ -25,6 +34,7 @@ def routes(server: Server) -> APIRouter:
     """Give the routes of the pool."""
     router = APIRouter(tags=["pool"])
     _add_nodes(router, server)
+    _add_engine(router, server)
     _add_policy(router, server)
     _add_events(router, server)
 
@@ -82,6 +92,31 @@ def _add_nodes(router: APIRouter, server: Server) -> None:
         known = server.node_view(find(node))
         await server.ask(lambda _pool: (NodeForgotten(node, by),))
         return known
+
+
+def _add_engine(router: APIRouter, server: Server) -> None:
+    @router.get("/engine")
+    async def engine() -> rest.EngineView:
+        """Show what brings the nodes of the pool, and how many are wanted."""
+        return views.engine_view(server.pool, server.engine_trouble)
+
+    @router.post("/engine")
+    async def report(report: rest.EngineReport) -> rest.EngineOrdersView:
+        """Tell which nodes an engine has; answers how many to acquire and which to release."""
+        server.engine_trouble = report.trouble
+        told = EngineReported(
+            report.engine,
+            NodeBounds(
+                report.nodes_min, report.nodes_max, report.slots, report.start_s, report.idle_s
+            ),
+            tuple(ReportedNode(**dict(node)) for node in report.nodes),
+        )
+        if report.trouble:  # what it has is not known: nothing follows
+            return rest.EngineOrdersView(acquire=0, release=[])
+        await server.ask(lambda _pool: (told,))
+        orders = orders_of(server.pool, told)
+        release = [rest.ReleaseView(**each._asdict()) for each in orders.release]
+        return rest.EngineOrdersView(acquire=orders.acquire, release=release)
 
 
 def _add_policy(router: APIRouter, server: Server) -> None:

@@ -192,6 +192,21 @@ def node_view(
     )
 
 
+def engine_view(pool: Pool, trouble: str) -> rest.EngineView:
+    """Show what brings the nodes of the pool."""
+    engine, bounds = pool.engine, pool.engine.bounds
+    return rest.EngineView(
+        engine=engine.name,
+        nodes_min=bounds.least if bounds else 0,
+        nodes_max=bounds.most if bounds else 0,
+        slots=bounds.gpus if bounds else 0,
+        wanted=engine.wanted,
+        because=engine.wanted_because,
+        starting=sorted(engine.acquired.keys() - pool.nodes.keys()),
+        trouble=trouble,
+    )
+
+
 def _node_state(node: NodeState) -> rest.NodeCondition:
     if not node.is_up:
         return "LOST"

@@ -294,7 +294,7 @@ class ControlPlane:
         """Take in which nodes an engine has, and decide how many there shall be."""
         for record in news_of(self.pool, report, now_s):
             self._add(record, now_s)
-            if isinstance(record, r.NodeDrained | r.NodeLeft):
+            if not isinstance(record, r.EngineBounded):
                 self._call(sentence_of(record))
         self._node_count, because = count_after(self.pool, report, self._node_count, now_s)
         if (nodes := self._node_count.nodes) != self.pool.engine.wanted:
