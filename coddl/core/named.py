@@ -1,13 +1,14 @@
 """`name:parameter=value,…`, as users name policies and placements: read, checked, shown."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from coddl.core.errors import UserError
 
 P = TypeVar("P")
 Part: TypeAlias = Annotated[float, "0 to 1"]  # of one; the other form is "above 0"
+Plugged: TypeAlias = Callable[..., object]  # of a plug-in: a function, or a class with parameters
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,6 +18,23 @@ class Parameter:
     name: str
     kind: str
     default: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Described:
+    """A policy or a placement, for help and documentation."""
+
+    name: str
+    summary: str
+    rules: str
+    parameters: list[Parameter]
+
+
+def described(name: str, found: Plugged) -> Described:
+    """Describe a policy or a placement by its docstring and its parameters."""
+    summary, _, rules = (found.__doc__ or "").partition("\n\n")
+    parameters = parameters_of(found) if isinstance(found, type) else []
+    return Described(name, " ".join(summary.split()), " ".join(rules.split()), parameters)
 
 
 def parameters_of(cls: type) -> list[Parameter]:
@@ -40,9 +58,36 @@ def from_spec(known: Mapping[str, type[P]], spec: str, noun: str, also: str = ""
     return build(known[name], rest, spec, noun)
 
 
+def is_plugin(spec: str) -> bool:
+    """Tell whether a user names something of a plug-in: `file.py:name:parameter=value,…`."""
+    return ".py:" in spec or spec.endswith(".py")
+
+
+def plugin_parts(spec: str) -> tuple[str, str, str]:
+    """Part the name of something of a plug-in into file, name and parameters."""
+    before, _, rest = spec.partition(".py:") if ".py:" in spec else (spec[:-3], "", "")
+    name, _, parameters = rest.partition(":")
+    return f"{before}.py", name, parameters
+
+
+def from_plugin(found: Plugged, spec: str, noun: str) -> object:
+    """Build what a user names, of the class of a plug-in; a function is used as it is."""
+    file, name, parameters = plugin_parts(spec)
+    if isinstance(found, type):
+        return build(found, parameters, spec, noun)
+    if parameters:
+        raise UserError(
+            f'{noun} "{spec}" cannot be used',
+            f"{name} is a function and takes no parameters",
+            f"{file}:{name}",
+        )
+    return found
+
+
 def build(cls: type[P], parameters: str, spec: str, noun: str = "policy") -> P:
     """Build a class from `parameter=value,…`; `spec` is what the user wrote."""
-    what, name = f'{noun} "{spec}" cannot be used', spec.partition(":")[0]
+    what = f'{noun} "{spec}" cannot be used'
+    name = ":".join(plugin_parts(spec)[:2]) if is_plugin(spec) else spec.partition(":")[0]
     known = _fields(cls)
     presets: Mapping[str, Mapping[str, object]] = getattr(cls, "presets", {})
     if presets:

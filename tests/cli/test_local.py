@@ -255,7 +255,7 @@ def test_down_does_not_end_a_pool_whose_jobs_can_not_be_saved(
     monkeypatch.setattr(local, "TELL_S", 0.0)
     with StubPool() as server:
         server.announce(tmp_path / "pool")
-        server.replies["GET", "/readyz"] = [Reply(200, {"problems": ['job 1 "a": no room']})]
+        server.replies["GET", "/readyz"] = [Reply(200, {"unsaved": ['job 1 "a": no room']})]
         with pytest.raises(local.UnsavedJobs, match='job 1 "a": no room') as refused:
             down(tmp_path / "pool", lambda _text: None)
     assert refused.value.exit_code == 1

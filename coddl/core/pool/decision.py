@@ -11,7 +11,7 @@ from coddl.core.pool.job import PRERUN_S, JobState, counted
 from coddl.core.pool.records import Decided, DecisionRow, Target
 from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
 from coddl.core.pool.state import Pool
-from coddl.core.registry import placement_from, policy_from
+from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.seeds import next_seed
 from coddl.core.waiting import Waiting
@@ -25,11 +25,18 @@ NO_NODES: Final = Waiting("NodeDown", "no node is available")
 
 
 def decide(
-    pool: Pool, stability: Stability, why: str, now_s: float, site: Cluster | None = None
+    pool: Pool,
+    stability: Stability,
+    why: str,
+    now_s: float,
+    site: Cluster | None = None,
+    *,
+    registry: Registry = BUILT_IN,
 ) -> Decided:
     """Decide who shall have which devices; `why` says what made us decide."""
     seed = next_seed(pool.seed)
-    scheduler = Scheduler(policy_from(pool.policy), stability, placement_from(pool.placement))
+    policy, placement = registry.policy(pool.policy), registry.placement(pool.placement)
+    scheduler = Scheduler(policy, stability, placement)
     aside = stranded(pool) | _resting(pool, now_s)
     found = []
     for part in folder_groups(pool):
@@ -120,13 +127,7 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
         if pool.jobs[number].target:
             targets[number] = Target((), f"{why.code}: {why.sentence} ({found.why})")
         waiting[number] = why
-    for job in pool.live_jobs():
-        if job.target and not job.fits:
-            targets[job.id] = Target((), job.misfit.because)
-        elif job.target and job.cancelled:
-            targets[job.id] = Target((), job.reason)
-        elif job.target and job.suspended:
-            targets[job.id] = Target((), f"suspended by {job.held_by}")
+    targets |= leaving(pool)
     return Decided(
         policy=pool.policy,
         seed=found.seed,
@@ -138,6 +139,19 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
         memory=_memories(seen, plan),
         wake_at_s=_wake_at_s(pool, seen, plan),
     )
+
+
+def leaving(pool: Pool) -> dict[int, Target]:
+    """Give the jobs that must leave their devices whatever a policy says."""
+    targets: dict[int, Target] = {}
+    for job in pool.live_jobs():
+        if job.target and not job.fits:
+            targets[job.id] = Target((), job.misfit.because)
+        elif job.target and job.cancelled:
+            targets[job.id] = Target((), job.reason)
+        elif job.target and job.suspended:
+            targets[job.id] = Target((), f"suspended by {job.held_by}")
+    return targets
 
 
 def _nothing(pool: Pool) -> Waiting:

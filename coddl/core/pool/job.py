@@ -5,7 +5,7 @@ from typing import Final
 
 from coddl.core.lifecycle import OVER, RUNNING, WAITING, Phase, PhaseTransition, check
 from coddl.core.pool.orders import Stop
-from coddl.core.pool.records import DecisionRow, Trouble
+from coddl.core.pool.records import DecisionRow, RunPrepared, SliceDidNotFit, Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.core.waiting import Waiting
 
@@ -229,6 +229,20 @@ class JobState:
             return f"{batch} is cut into {counted(self.virtual_nodes, 'virtual node')}, one per GPU"
         each = f" (at least {counted(samples // useful, 'sample')} each)" if samples else ""
         return f"{batch} can be shared by at most {counted(useful, 'GPU')}{each}"
+
+    def knows(self, fact: RunPrepared) -> bool:
+        """Tell whether a script says what the last run has said."""
+        said = (fact.workers_max, fact.virtual_nodes, fact.global_batch, fact.steps)
+        known = (self.workers_max, self.virtual_nodes, self.global_batch, self.steps)
+        model = (fact.gradient_bytes, fact.largest_tensor_bytes, fact.model, fact.micro_batch)
+        known_model = (self.gradient_bytes, self.largest_tensor_bytes, self.model, self.micro_batch)
+        return self.prepared and said == known and model == known_model
+
+    def knows_limit(self, fact: SliceDidNotFit) -> bool:
+        """Tell whether a limit is no news; one that was not tried keeps no job from running."""
+        if fact.evidence == "tried":
+            return fact.gpus_min <= self.gpus_fit
+        return fact.gpus_min <= self.gpus_expected or fact.gpus_min > self.gpus_most
 
     def bounds(self, now_s: float) -> tuple[int, int]:
         """Give the fewest and the most GPUs that it may have now."""

@@ -1,8 +1,8 @@
 """What happens in a pool. Past tense; frozen; the journal holds these and nothing else. (C5, D3)
 
 *Facts* come from outside: users, agents, the clock. *Conclusions* (`SlotFreed`, `Decided`,
-`Aimed`) are drawn by `control` and written down beside the fact that led to them, so that they are
-read back and never drawn anew. The state of the pool is a fold of both. (`state`)
+`DecisionFailed`, `Aimed`) are drawn by `control` and written down beside the fact that led to them,
+so that they are read back and never drawn anew. The state of the pool is a fold of both. (`state`)
 """
 
 from collections.abc import Mapping
@@ -390,6 +390,21 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
+class DecisionFailed:
+    """A policy or placement that is not ours has failed: jobs keep what they hold meanwhile.
+
+    Jobs that must leave whatever a policy says have a target; only what is new is told.
+    """
+
+    policy: str
+    placement: str
+    why: str  # what made us decide
+    trouble: Trouble
+    targets: Mapping[int, Target]  # by job
+    waiting: Mapping[int, Waiting]  # by job
+
+
+@dataclass(frozen=True, slots=True)
 class Aimed:
     """A job's target was put into effect: its agents are told.
 
@@ -458,6 +473,7 @@ Record = (
     | SlotFreed
     | StartOverdue
     | Decided
+    | DecisionFailed
     | Aimed
 )
 

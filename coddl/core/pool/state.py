@@ -33,6 +33,7 @@ class Pool:
     policy_by: str = ""
     policy_since_s: float = 0.0
     placement: str = "consolidate"
+    policy_trouble: r.Trouble | None = None  # why the last decision failed
     wake_at_s: float | None = None  # as the last decision asked
     seed: int = 1
     next_job: int = 1
@@ -121,7 +122,7 @@ class Pool:
         """Take in what has happened."""
         self._fold(record, now_s)
         match record:
-            case r.Decided():
+            case r.Decided() | r.DecisionFailed():
                 changed = list(record.targets)
             case r.NodeLost() | r.NodeLeft():
                 changed = list(self.active)
@@ -171,7 +172,7 @@ class Pool:
                 self.slots[slot].owner, self.slots[slot].is_stuck = None, False
             case r.StartOverdue():
                 self._give_up_start(record, now_s)
-            case r.Decided():
+            case r.Decided() | r.DecisionFailed():
                 self._decide(record, now_s)
             case r.Aimed():
                 self._aim(record, now_s)
@@ -307,9 +308,7 @@ class Pool:
 
     # Decisions.
 
-    def _decide(self, decided: r.Decided, now_s: float) -> None:
-        self.seed = decided.seed
-        self.wake_at_s = decided.wake_at_s
+    def _decide(self, decided: r.Decided | r.DecisionFailed, now_s: float) -> None:
         for number, target in decided.targets.items():
             job = self.jobs[number]
             if len(target.slots) != len(job.target):
@@ -319,6 +318,10 @@ class Pool:
         for number, waiting in decided.waiting.items():
             job = self.jobs[number]
             job.waiting, job.waiting_since_s = waiting, now_s
+        if isinstance(decided, r.DecisionFailed):
+            self.policy_trouble = decided.trouble
+            return
+        self.policy_trouble, self.seed, self.wake_at_s = None, decided.seed, decided.wake_at_s
         for number, memory in decided.memory.items():
             self.jobs[number].memory = memory
         for row in decided.rows:
