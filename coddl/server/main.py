@@ -107,9 +107,9 @@ async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -
 
 
 def _check_plugins(server: Server) -> None:
-    """Refuse a plug-in that can't be used, unless jobs run: they must not lose the server."""
+    """Refuse a plug-in that can't be used, unless there are jobs: they must not lose the server."""
     for error in server.registry.unusable.values():
-        if not any(job.has_run for job in server.pool.live_jobs()):
+        if not server.pool.active:
             raise error
         log.error("plugin_not_loaded", what=error.what, because=error.because)
 

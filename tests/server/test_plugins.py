@@ -152,7 +152,7 @@ def test_a_server_is_refused_a_file_that_can_not_be_loaded(start: Any, tmp_path:
     assert server.process.wait(60) == 2
 
 
-def test_a_server_whose_jobs_run_starts_without_a_file_that_was_broken(
+def test_a_server_that_has_jobs_starts_without_a_file_that_was_broken(
     start: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "state").mkdir()
