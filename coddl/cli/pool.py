@@ -308,15 +308,30 @@ def down(
     from coddl.engines.local import down as end
 
     folder = state_folder(state_dir)
-    cancelled = _cancel_all(folder) if cancel_jobs and supervisor_of(folder) is not None else 0
+    is_up = supervisor_of(folder) is not None
+    cancelled = _cancel_all(folder) if cancel_jobs and is_up else 0
+    has_jobs = is_up and _has_jobs(folder)
     was_up = end(folder, note)
     if wants_json(output, as_json):
         print(json.dumps({"state_dir": str(folder), "was_up": was_up, "cancelled": cancelled}))
     elif not was_up:
         print(f"{NOBODY} ({folder})")
     else:
-        more = f"{cancelled} jobs cancelled" if cancel_jobs else "coddl up continues its jobs"
-        print(f"pool stopped; {more}")
+        jobs = "; coddl up continues its jobs" if has_jobs else ""
+        print(f"pool stopped; {cancelled} jobs cancelled" if cancel_jobs else f"pool stopped{jobs}")
+
+
+def _has_jobs(folder: Path) -> bool:
+    """Tell whether a pool has jobs that are not over, or may have: its server does not answer."""
+    from coddl.cli.waiting import OVER
+
+    try:
+        with own_client(folder) as client:
+            return any(
+                count for state, count in client.get("/pool")["jobs"].items() if state not in OVER
+            )
+    except UserError:
+        return True
 
 
 def _cancel_all(folder: Path) -> int:
