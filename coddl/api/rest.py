@@ -251,6 +251,7 @@ class ParameterView(View):
     name: str
     kind: str
     default: str
+    meaning: str
 
 
 class PluggedView(View):

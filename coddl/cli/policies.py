@@ -13,7 +13,7 @@ from coddl.core.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coddl.core.named import Described
+    from coddl.core.named import Described, Parameter
 
 POLICIES_EXAMPLES = """
 Examples:
@@ -134,6 +134,16 @@ def _chosen(known: "Sequence[Described]", name: str, noun: str) -> "list[Describ
     )
 
 
+def _settings(parameters: "Sequence[Parameter]") -> list[str]:
+    """Write each parameter with its default, what it means, and what it may be, on a line."""
+    names = [f"{each.name}={each.default or '…'}" for each in parameters]
+    width = max(map(len, names), default=0)
+    return [
+        f"  {name.ljust(width)}  {each.meaning}{' ' * bool(each.meaning)}({each.kind})"
+        for name, each in zip(names, parameters, strict=True)
+    ]
+
+
 def _show(found: "Sequence[Described]", name: str, command: str, for_program: bool) -> None:
     from rich.text import Text
 
@@ -146,10 +156,6 @@ def _show(found: "Sequence[Described]", name: str, command: str, for_program: bo
     for each in found:
         show([Text().append(each.name.ljust(width - 2), style="bold").append(f"  {each.summary}")])
         if name:
-            settings = [
-                f"  {parameter.name}={parameter.default or '…'}   ({parameter.kind})"
-                for parameter in each.parameters
-            ]
-            show(map(Text, ["", f"  {each.rules}", "", *settings]))
+            show(map(Text, ["", f"  {each.rules}", "", *_settings(each.parameters)]))
     if not name:
         show([Text(), Text(f"Details and parameters: coddl {command} NAME")])

@@ -7,6 +7,15 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_or
 from coddl.core.errors import UserError
 
 P = TypeVar("P")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a parameter means, in one line; written into its declaration's `Annotated`."""
+
+    text: str
+
+
 Part: TypeAlias = Annotated[float, "0 to 1"]  # of one; the other form is "above 0"
 Plugged: TypeAlias = Callable[..., object]  # of a plug-in: a function, or a class with parameters
 
@@ -18,6 +27,7 @@ class Parameter:
     name: str
     kind: str
     default: str
+    meaning: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,11 +49,14 @@ def described(name: str, found: Plugged) -> Described:
 
 def parameters_of(cls: type) -> list[Parameter]:
     """The parameters a class takes."""
+    meanings = _meanings(cls)
     fields = [
-        Parameter(key, _kind(kind), _shown(getattr(cls, key))) for key, kind in _fields(cls).items()
+        Parameter(key, _kind(kind), _shown(getattr(cls, key)), meanings[key])
+        for key, kind in _fields(cls).items()
     ]
     presets = getattr(cls, "presets", {})
-    return fields + [Parameter("preset", " | ".join(presets), "")] * bool(presets)
+    preset = Parameter("preset", " | ".join(presets), "", "named values of several parameters")
+    return fields + [preset] * bool(presets)
 
 
 def from_spec(known: Mapping[str, type[P]], spec: str, noun: str, also: str = "") -> P:
@@ -113,12 +126,35 @@ def build(cls: type[P], parameters: str, spec: str, noun: str = "policy") -> P:
         raise UserError(what, str(error), f"{name}:parameter=value for each") from None
 
 
-def _fields(cls: type) -> dict[str, Any]:  # Any: type hints
-    """The parameters of a class and their types."""
+def _declared(cls: type) -> dict[str, Any]:  # Any: type hints
+    """The parameters of a class and their types, as they are declared."""
     if not dataclasses.is_dataclass(cls):
         return {}
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _fields(cls: type) -> dict[str, Any]:  # Any: type hints
+    """The parameters of a class and their types, without what they mean."""
+    return {key: _without_meaning(kind) for key, kind in _declared(cls).items()}
+
+
+def _without_meaning(kind: Any) -> Any:  # Any: type hints
+    if get_origin(kind) is not Annotated:
+        return kind
+    bare, *notes = get_args(kind)
+    limits = tuple(note for note in notes if not isinstance(note, Meaning))
+    return Annotated[(bare, *limits)] if limits else bare
+
+
+def _meanings(cls: type) -> dict[str, str]:
+    """What the parameters of a class mean; empty where nobody says it."""
+    return {
+        key: "; ".join(note.text for note in get_args(kind)[1:] if isinstance(note, Meaning))
+        if get_origin(kind) is Annotated
+        else ""
+        for key, kind in _declared(cls).items()
+    }
 
 
 def _value(kind: Any, text: str, what: str, key: str) -> object:  # Any: a type hint

@@ -17,7 +17,7 @@ OFFERED = {
     "name": "mine.py:Mine",
     "summary": "Gives all to one.",
     "rules": "By turns.",
-    "parameters": [{"name": "times", "kind": "a whole number, 0 or more", "default": "1"}],
+    "parameters": [{"name": "times", "kind": "a number", "default": "1", "meaning": "how often"}],
 }
 REFUSED = {
     "a missing file": (("--plugin", "nosuch.py"), "there is no file"),
@@ -67,7 +67,7 @@ def test_policies_of_the_pools_plug_ins_are_listed(coddl: Coddl, pool: StubPool)
     pool.will("GET", "/plugins", {"policies": [OFFERED], "placements": []})
     assert "mine.py:Mine   Gives all to one." in coddl("policies").out
     shown = coddl("policies", "mine.py:Mine:times=3").out
-    assert "times=1" in shown
+    assert "times=1  how often (a number)" in shown
     assert "By turns." in shown
     assert json.loads(coddl("policies", "mine.py:Mine", "--json").out) == [OFFERED]
     assert "mine.py" not in coddl("placements").out
