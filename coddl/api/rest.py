@@ -87,7 +87,7 @@ class JobView(View):
     waited_s: float  # without
     jct_s: float | None
     resizes: int
-    restarts: int
+    restarts: int  # after preemptions, failures and losses; a resumed job was not restarted
     last_pause_s: float | None
     code: str | None  # why it waits, for programs
     reason: str  # why it waits, or why it has what it has

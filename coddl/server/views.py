@@ -69,7 +69,7 @@ def job_view(
         waited_s=max(0.0, end_s - job.submitted_s - runtime_s),
         jct_s=None if job.ended_s is None else job.ended_s - job.submitted_s,
         resizes=job.resizes,
-        restarts=max(0, job.starts - 1),
+        restarts=job.restarts,
         last_pause_s=job.last_pause_s,
         code=code_of(job),
         reason=sentence(pool, job, now_s, awaited),

@@ -154,10 +154,7 @@ class Pool:
             case r.JobSuspended(job, by):
                 self._suspend(self.jobs[job], by, now_s)
             case r.JobResumed(job, by):
-                state = self.jobs[job]
-                state.suspended = False
-                if state.phase == "suspended":
-                    state.move("pending", now_s, f"resumed by {by or 'a user'}")
+                self.jobs[job].resume(by or "a user", now_s)
             case r.JobBounded(job, gpus_min, gpus_max):
                 self.jobs[job].gpus_min, self.jobs[job].gpus_max = gpus_min, gpus_max
             case r.JobPrioritised(job, priority):
