@@ -70,6 +70,7 @@ class ControlPlane:
         self._dropped: list[r.RunReported] = []
         self._why = ""  # to decide anew
         self._hint = ""  # the same, if nothing happens beside it
+        self._due = ""  # the same, if the time for it has come and there is no other cause
         self._awaited: set[str] = set()
         self._rest_until_s = 0.0  # nothing is decided, unless all of them are back
         self._node_count = NodeCount()
@@ -149,7 +150,8 @@ class ControlPlane:
                 self._on_run_reported(event, now_s)
             case r.Woke():
                 if self._decide_at_s is not None and now_s >= self._decide_at_s:
-                    self._call("periodic rebalance")
+                    again = "retry" if self._retry_at_s is not None else self.pool.wake_why
+                    self._due = again or "periodic rebalance"
             case _:
                 assert_never(event)
 
@@ -375,8 +377,8 @@ class ControlPlane:
         if self._awaited and now_s < self._rest_until_s:
             return self.note()
         self._rest_until_s = 0.0
-        if why := self._why or self._hint:
-            self._why = self._hint = ""
+        if why := self._why or self._hint or self._due:
+            self._why = self._hint = self._due = ""
             self._decide(why, now_s)
         for number in list(self.pool.unsettled):
             self._settle(self.pool.jobs[number], now_s)

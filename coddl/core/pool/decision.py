@@ -22,6 +22,8 @@ POOL_STABILITY: Final = Stability(
 UNPLACED: Final = Waiting("Resources", "no GPU is free")
 OTHERS: Final = Waiting("Resources", "every GPU is used by processes outside the pool")
 NO_NODES: Final = Waiting("NodeDown", "no node is available")
+COOLED: Final = "cool-down over"
+CAUSES_MAX: Final = 2  # that are named of those that a cool-down has held back
 
 
 def decide(
@@ -43,13 +45,15 @@ def decide(
         others = pool.active.keys() - part.jobs
         seen = snapshot_of_pool(pool, now_s, seed, {*aside, *others}, site, among=part.nodes)
         plan = scheduler.decide(seen.snapshot)
-        found.append(_decided(pool, seen, plan, _Placements(seed, why, _slots(seen, plan), aside)))
+        placed = _Placements(seed, why, _slots(seen, plan), aside, stability.cool_down_s)
+        found.append(_decided(pool, seen, plan, placed))
     return reduce(_joined, found)
 
 
 def _joined(one: Decided, other: Decided) -> Decided:
     """Make one decision of those for two parts of a pool."""
-    times = [at_s for at_s in (one.wake_at_s, other.wake_at_s) if at_s is not None]
+    looks = [(each.wake_at_s, each.wake_why) for each in (one, other) if each.wake_at_s is not None]
+    wake_at_s, wake_why = min(looks, default=(None, ""))
     return replace(
         one,
         gpus=one.gpus + other.gpus,
@@ -57,7 +61,8 @@ def _joined(one: Decided, other: Decided) -> Decided:
         waiting={**one.waiting, **other.waiting},
         rows=(*one.rows, *other.rows),
         memory={**one.memory, **other.memory},
-        wake_at_s=min(times, default=None),
+        wake_at_s=wake_at_s,
+        wake_why=wake_why,
     )
 
 
@@ -78,6 +83,7 @@ class _Placements:
     why: str
     placed: dict[int, tuple[int, ...]]
     aside: dict[int, Waiting]  # jobs that were left out, and why
+    cool_down_s: float
 
 
 def _slots(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, ...]]:
@@ -128,6 +134,7 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
             targets[number] = Target((), f"{why.code}: {why.sentence} ({found.why})")
         waiting[number] = why
     targets |= leaving(pool)
+    wake_at_s, wake_why = _next_look(pool, seen, plan, found)
     return Decided(
         policy=pool.policy,
         seed=found.seed,
@@ -137,7 +144,8 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
         waiting={n: why for n, why in waiting.items() if pool.jobs[n].waiting != why},
         rows=_rows(seen, plan),
         memory=_memories(seen, plan),
-        wake_at_s=_wake_at_s(pool, seen, plan),
+        wake_at_s=wake_at_s,
+        wake_why=wake_why,
     )
 
 
@@ -201,19 +209,37 @@ def _with_memory(waits: Waiting, job: JobState) -> Waiting:
     return Waiting(waits.code, f"{waits.sentence}; it needs {job.fit_sentence}")
 
 
-def _wake_at_s(pool: Pool, seen: PoolSnapshot, plan: Plan) -> float | None:
-    """Say when to decide anew: as the policy asks, when a job may grow though unmeasured, or when
-    one has rested.
+def _next_look(
+    pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements
+) -> tuple[float | None, str]:
+    """Say when to decide anew, and why: as the policy asks, when shares that were changed a moment
+    ago may change again, when a job may grow though unmeasured, or when one has rested.
     """
-    now_s = seen.snapshot.now_s
-    rested = [job.rest_until_s for job in pool.live_jobs() if job.rest_until_s > now_s]
-    small = [
-        job.proven_s + PRERUN_S
+    now_s, asked_s = seen.snapshot.now_s, float(plan.allocation.wake_at_s)
+    jobs = seen.snapshot.jobs
+    ends_s = (jobs.changed_s + found.cool_down_s)[jobs.gpus > 0]
+    is_cooling = asked_s in ends_s[ends_s > now_s]
+    looks = [(asked_s, _held_back(pool, found.why, now_s) if is_cooling else "")]
+    looks += [
+        (job.rest_until_s, f"the backoff of {job.spec.name} is over")
+        for job in pool.live_jobs()
+        if job.rest_until_s > now_s
+    ]
+    looks += [
+        (job.proven_s + PRERUN_S, f"{job.spec.name} may grow")
         for job in seen.jobs
         if job.proven_s is not None and job.prepared and not job.may_grow(now_s)
     ]
-    wake_at_s = min(float(plan.allocation.wake_at_s), *small, *rested, float("inf"))
-    return wake_at_s if wake_at_s < float("inf") else None
+    at_s, why = min(looks)
+    return (at_s, why) if at_s < float("inf") else (None, "")
+
+
+def _held_back(pool: Pool, why: str, now_s: float) -> str:
+    """Name the newest causes that shares could not follow yet, as they had just been changed."""
+    is_held = pool.wake_at_s is not None and now_s < pool.wake_at_s
+    before = pool.wake_why.split("; ")[:-1] if is_held and pool.wake_why.endswith(COOLED) else []
+    causes = [each for each in before if each != why]
+    return "; ".join([*[*causes, why.removesuffix(f"; {COOLED}")][-CAUSES_MAX:], COOLED])
 
 
 def _memories(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[float, ...]]:

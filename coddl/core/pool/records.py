@@ -387,6 +387,7 @@ class Decided:
     rows: tuple[DecisionRow, ...]  # only those that differ from what was told of the job before
     memory: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # the policy's, by job
     wake_at_s: float | None = None
+    wake_why: str = ""  # what will have happened by then; empty: the policy asks for it
 
 
 @dataclass(frozen=True, slots=True)

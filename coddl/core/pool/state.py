@@ -35,6 +35,7 @@ class Pool:
     placement: str = "consolidate"
     policy_trouble: r.Trouble | None = None  # why the last decision failed
     wake_at_s: float | None = None  # as the last decision asked
+    wake_why: str = ""
     seed: int = 1
     next_job: int = 1
     next_slot: int = 0
@@ -318,7 +319,8 @@ class Pool:
         if isinstance(decided, r.DecisionFailed):
             self.policy_trouble = decided.trouble
             return
-        self.policy_trouble, self.seed, self.wake_at_s = None, decided.seed, decided.wake_at_s
+        self.policy_trouble, self.seed = None, decided.seed
+        self.wake_at_s, self.wake_why = decided.wake_at_s, decided.wake_why
         for number, memory in decided.memory.items():
             self.jobs[number].memory = memory
         for row in decided.rows:
