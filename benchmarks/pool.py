@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks.elastic.job import machine
 from coddl.core.pool import decision
 from coddl.core.pool import records as r
+from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
 from coddl.server.journal import Journal, JournalEntry
@@ -49,6 +50,10 @@ class Agents:
     def drop(self, reports: Sequence[r.RunReported]) -> None:
         """Fail: a report that the loop drops was not made by the run's lead."""
         assert not reports, reports
+
+    def report_failed(self, failed: FailedDecision) -> None:
+        """Fail."""
+        raise failed.error
 
     def report_bug(self, error: Exception) -> None:
         """Fail."""

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urlsplit
 
 from coddl.core.errors import UserError
@@ -227,12 +227,15 @@ class Client:
         except httpx.TransportError:
             return False
 
-    def problems(self) -> list[str]:
-        """Give what an operator should see to; nothing of a server that does not answer."""
+    def problems(self, kind: Literal["problems", "unsaved"] = "problems") -> list[str]:
+        """Give what an operator should see to, or which jobs' state can't be saved.
+
+        Nothing of a server that does not answer.
+        """
         import httpx
 
         try:
-            found: list[str] = self._http.get("/readyz").json().get("problems", [])
+            found: list[str] = self._http.get("/readyz").json().get(kind, [])
         except (httpx.TransportError, ValueError):
             return []
         return found

@@ -52,7 +52,7 @@ class Problem(View):
 
 
 class TroubleView(View):
-    """Why a job's last run ended badly."""
+    """What went wrong: why a job's last run ended badly, or why a decision failed."""
 
     what: str
     because: str
@@ -87,7 +87,7 @@ class JobView(View):
     waited_s: float  # without
     jct_s: float | None
     resizes: int
-    restarts: int
+    restarts: int  # after preemptions, failures and losses; a resumed job was not restarted
     last_pause_s: float | None
     code: str | None  # why it waits, for programs
     reason: str  # why it waits, or why it has what it has
@@ -291,6 +291,32 @@ class PolicyView(View):
     placement: str
     since_s: float
     by: str
+    trouble: TroubleView | None = None  # why the last decision failed; jobs keep their devices
+
+
+class ParameterView(View):
+    """A parameter of a policy or a placement."""
+
+    name: str
+    kind: str
+    default: str
+    meaning: str
+
+
+class PluggedView(View):
+    """A policy or a placement of a plug-in that the pool's operator has loaded."""
+
+    name: str  # as /policy takes it
+    summary: str
+    rules: str
+    parameters: list[ParameterView]
+
+
+class PluginsView(View):
+    """What plug-ins offer; only the operator, at the server's start, says which there are."""
+
+    policies: list[PluggedView]
+    placements: list[PluggedView]
 
 
 class PolicyChange(BaseModel):
@@ -326,3 +352,4 @@ class ReadyView(View):
     ready: bool
     waits_for: list[str]  # what is missing, in words
     problems: list[str] = []  # what an operator should see to; the server decides all the same
+    unsaved: list[str] = []  # of these, jobs whose state can't be saved

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -95,16 +95,25 @@ def complete_policies(incomplete: str) -> Iterator[str]:
         yield from (name for name in POLICIES if name.startswith(incomplete))
 
 
-def check_choice(policy: str, placement: str) -> None:
-    """Say what is wrong with a policy or a placement, and what there is; empty is fine."""
-    if policy:
-        from coddl.core.registry import policy_from
+def check_choice(policy: str, placement: str, plugins: Sequence[str] | None = None) -> None:
+    """Say what is wrong with a policy, a placement or plug-ins, and what there is; empty is fine.
 
-        policy_from(policy)
-    if placement:
-        from coddl.core.registry import placement_from
+    None: nobody knows the plug-ins here, and the server judges what is named of them.
+    """
+    if not (policy or placement or plugins):
+        return
+    from coddl.core.named import is_plugin
+    from coddl.core.registry import BUILT_IN
 
-        placement_from(placement)
+    registry = BUILT_IN
+    if plugins:
+        from coddl.plugins import registry_of
+
+        registry = registry_of(plugins)
+    if policy and not (plugins is None and is_plugin(policy)):
+        registry.policy(policy)
+    if placement and not (plugins is None and is_plugin(placement)):
+        registry.placement(placement)
 
 
 def complete_placements(incomplete: str) -> Iterator[str]:

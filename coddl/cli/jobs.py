@@ -6,6 +6,7 @@ Some also serve the jobs of `coddl run` on this machine, which have names only.
 import json
 import sys
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -31,7 +32,7 @@ Examples:
 """
 DESCRIBE_EXAMPLES = "Examples:  coddl describe bert   coddl describe 12 -o json"
 EXPLAIN_EXAMPLES = "Examples:  coddl explain bert   coddl explain 12 -o json"
-CANCEL_EXAMPLES = "Examples:  coddl cancel bert   coddl cancel 12 13 14"
+CANCEL_EXAMPLES = "Examples:  coddl cancel bert   coddl cancel --wait 12 13 14"
 SUSPEND_EXAMPLES = "Examples:  coddl suspend bert   coddl suspend 12 --no-wait"
 RESUME_EXAMPLES = """
 Examples:
@@ -57,6 +58,7 @@ LOOK_EVERY_S: Final = 1.0
 NoWait = Annotated[
     bool, typer.Option("--no-wait", help="Return at once; do not wait until it is done.")
 ]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the jobs have ended.")]
 All = Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")]
 Watch = Annotated[bool, typer.Option("-w", "--watch", help="Update the list as it changes.")]
 Local = Annotated[bool, typer.Option("--local", help="List jobs of `coddl run` on this machine.")]
@@ -201,15 +203,18 @@ def explain(
 
 def cancel(
     jobs: JobNames,
+    wait: Wait = False,
     server: Server = "",
     state_dir: StateDir = "",
+    *,
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
     """Stop jobs of the pool permanently, without saving their state."""
     from coddl.api.client import in_path
+    from coddl.cli.waiting import wait_for
 
-    done, code = [], 0
+    done, code = list[Mapping[str, Any]](), 0
     with connect(server, state_dir) as client:
         for job in jobs:
             try:
@@ -217,11 +222,13 @@ def cancel(
             except CoddlError as error:  # the others are cancelled all the same
                 print(f"error: {error}", file=sys.stderr)
                 code = code or error.exit_code
-            else:
-                if not wants_json(output, as_json):
-                    print(f"{done[-1]['name']} (job {done[-1]['id']}): {done[-1]['state']}")
+        if wait:  # after all were told, so that they stop at the same time
+            done = [wait_for(client, str(job["id"])) for job in done]
     if wants_json(output, as_json):
         print(json.dumps(done, indent=2))
+    else:
+        for each in done:
+            print(f"{each['name']} (job {each['id']}): {each['state']}")
     raise typer.Exit(code)
 
 

@@ -14,6 +14,7 @@ from coddl.cli.connect import (
     complete_placements,
     complete_policies,
     connect,
+    note,
 )
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.cli.spans import read_span
@@ -163,3 +164,6 @@ def policy(
     by = found["by"] or ("a user" if at else "")
     origin = f", set by {by}{at}" if by else " (default)"
     print(f"policy {found['policy']}, placement {found['placement']}{origin}")
+    if trouble := found.get("trouble"):
+        note(f"{trouble['what']}: {trouble['because']}; jobs keep what they have")
+        note(f"try {trouble['try']}")

@@ -32,6 +32,8 @@ Examples:
 
   coddl up --policy afs-l --foreground
 
+  coddl up --plugin mine.py --policy mine.py:Mine     a policy of your own
+
   coddl down             stop it; jobs are saved and continue at the next up
 """
 DOWN_EXAMPLES = "Examples:  coddl down   coddl down --cancel-jobs"
@@ -75,6 +77,14 @@ Placement = Annotated[
         metavar="NAME",
         help="Placement: which GPUs jobs get (default: the last one used, initially consolidate).",
         autocompletion=complete_placements,
+    ),
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        help="Python file with your policies and placements, then named FILE:NAME; repeatable.",
     ),
 ]
 ClusterFile = Annotated[
@@ -156,6 +166,7 @@ def up(
     slots: Slots = None,
     policy: Policy = "",
     placement: Placement = "",
+    plugin: Plugins = None,
     cluster: ClusterFile = "",
     cool_down_s: CoolDown = None,
     port: Port = PORT,
@@ -170,7 +181,8 @@ def up(
     from coddl.engines.local import PoolOptions, server_of, supervisor_of
     from coddl.engines.local import up as start
 
-    check_choice(policy, placement)
+    plugins = tuple(str(Path(path).absolute()) for path in plugin or ())
+    check_choice(policy, placement, plugins)
     if agents > 1 and slots is None:
         raise UserError(
             f"--agents {agents} can't be used by itself",
@@ -184,6 +196,7 @@ def up(
         slots=slots,
         policy=policy,
         placement=placement,
+        plugins=plugins,
         cool_down_s=cool_down_s,
     )
     if cluster:
@@ -200,6 +213,7 @@ def up(
         print(json.dumps({**told, "pid": supervisor_of(options.folder)}, indent=2))
     elif is_new:
         print(f"pool started at {url}: {_slots(options.folder)}")
+        _note_problems(options.folder)
         print("submit a job: coddl submit train.py   stop the pool: coddl down", file=sys.stderr)
     else:
         where = url or options.folder
@@ -239,6 +253,7 @@ def words_of_up(options: "PoolOptions") -> list[str]:
     words += ["--slots", str(options.slots)] if options.slots is not None else []
     words += ["--policy", options.policy] if options.policy else []
     words += ["--placement", options.placement] if options.placement else []
+    words += [word for path in options.plugins for word in ("--plugin", path)]
     words += ["--cluster", options.cluster] if options.cluster else []
     if options.cool_down_s is not None:
         words += ["--cool-down", str(options.cool_down_s)]
@@ -265,6 +280,13 @@ def is_ready(options: "PoolOptions") -> bool:
         return False  # not yet
 
 
+def _note_problems(folder: Path) -> None:
+    """Tell what the operator should see to, such as a policy whose plug-in was not given again."""
+    with own_client(folder) as client:
+        for problem in client.problems():
+            note(problem)
+
+
 def _slots(folder: Path) -> str:
     from coddl.cli.poolview import counted, unit_of
 
@@ -286,15 +308,30 @@ def down(
     from coddl.engines.local import down as end
 
     folder = state_folder(state_dir)
-    cancelled = _cancel_all(folder) if cancel_jobs and supervisor_of(folder) is not None else 0
+    is_up = supervisor_of(folder) is not None
+    cancelled = _cancel_all(folder) if cancel_jobs and is_up else 0
+    has_jobs = is_up and _has_jobs(folder)
     was_up = end(folder, note)
     if wants_json(output, as_json):
         print(json.dumps({"state_dir": str(folder), "was_up": was_up, "cancelled": cancelled}))
     elif not was_up:
         print(f"{NOBODY} ({folder})")
     else:
-        more = f"{cancelled} jobs cancelled" if cancel_jobs else "coddl up continues its jobs"
-        print(f"pool stopped; {more}")
+        jobs = "; coddl up continues its jobs" if has_jobs else ""
+        print(f"pool stopped; {cancelled} jobs cancelled" if cancel_jobs else f"pool stopped{jobs}")
+
+
+def _has_jobs(folder: Path) -> bool:
+    """Tell whether a pool has jobs that are not over, or may have: its server does not answer."""
+    from coddl.cli.waiting import OVER
+
+    try:
+        with own_client(folder) as client:
+            return any(
+                count for state, count in client.get("/pool")["jobs"].items() if state not in OVER
+            )
+    except UserError:
+        return True
 
 
 def _cancel_all(folder: Path) -> int:
@@ -315,6 +352,7 @@ def server(
     port: Port = PORT,
     policy: Policy = "",
     placement: Placement = "",
+    plugin: Plugins = None,
     cluster: ClusterFile = "",
     cool_down_s: CoolDown = None,
     lease_s: Lease = 120.0,
@@ -332,6 +370,7 @@ def server(
         port=port,
         policy=policy,
         placement=placement,
+        plugins=tuple(plugin or ()),
         cluster=cluster,
         cool_down_s=cool_down_s,
         lease_s=lease_s,

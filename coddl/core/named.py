@@ -1,13 +1,23 @@
 """`name:parameter=value,…`, as users name policies and placements: read, checked, shown."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from coddl.core.errors import UserError
 
 P = TypeVar("P")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a parameter means, in one line; written into its declaration's `Annotated`."""
+
+    text: str
+
+
 Part: TypeAlias = Annotated[float, "0 to 1"]  # of one; the other form is "above 0"
+Plugged: TypeAlias = Callable[..., object]  # of a plug-in: a function, or a class with parameters
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,15 +27,36 @@ class Parameter:
     name: str
     kind: str
     default: str
+    meaning: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Described:
+    """A policy or a placement, for help and documentation."""
+
+    name: str
+    summary: str
+    rules: str
+    parameters: list[Parameter]
+
+
+def described(name: str, found: Plugged) -> Described:
+    """Describe a policy or a placement by its docstring and its parameters."""
+    summary, _, rules = (found.__doc__ or "").partition("\n\n")
+    parameters = parameters_of(found) if isinstance(found, type) else []
+    return Described(name, " ".join(summary.split()), " ".join(rules.split()), parameters)
 
 
 def parameters_of(cls: type) -> list[Parameter]:
     """The parameters a class takes."""
+    meanings = _meanings(cls)
     fields = [
-        Parameter(key, _kind(kind), _shown(getattr(cls, key))) for key, kind in _fields(cls).items()
+        Parameter(key, _kind(kind), _shown(getattr(cls, key)), meanings[key])
+        for key, kind in _fields(cls).items()
     ]
     presets = getattr(cls, "presets", {})
-    return fields + [Parameter("preset", " | ".join(presets), "")] * bool(presets)
+    preset = Parameter("preset", " | ".join(presets), "", "named values of several parameters")
+    return fields + [preset] * bool(presets)
 
 
 def from_spec(known: Mapping[str, type[P]], spec: str, noun: str, also: str = "") -> P:
@@ -40,9 +71,36 @@ def from_spec(known: Mapping[str, type[P]], spec: str, noun: str, also: str = ""
     return build(known[name], rest, spec, noun)
 
 
+def is_plugin(spec: str) -> bool:
+    """Tell whether a user names something of a plug-in: `file.py:name:parameter=value,…`."""
+    return ".py:" in spec or spec.endswith(".py")
+
+
+def plugin_parts(spec: str) -> tuple[str, str, str]:
+    """Part the name of something of a plug-in into file, name and parameters."""
+    before, _, rest = spec.partition(".py:") if ".py:" in spec else (spec[:-3], "", "")
+    name, _, parameters = rest.partition(":")
+    return f"{before}.py", name, parameters
+
+
+def from_plugin(found: Plugged, spec: str, noun: str) -> object:
+    """Build what a user names, of the class of a plug-in; a function is used as it is."""
+    file, name, parameters = plugin_parts(spec)
+    if isinstance(found, type):
+        return build(found, parameters, spec, noun)
+    if parameters:
+        raise UserError(
+            f'{noun} "{spec}" cannot be used',
+            f"{name} is a function and takes no parameters",
+            f"{file}:{name}",
+        )
+    return found
+
+
 def build(cls: type[P], parameters: str, spec: str, noun: str = "policy") -> P:
     """Build a class from `parameter=value,…`; `spec` is what the user wrote."""
-    what, name = f'{noun} "{spec}" cannot be used', spec.partition(":")[0]
+    what = f'{noun} "{spec}" cannot be used'
+    name = ":".join(plugin_parts(spec)[:2]) if is_plugin(spec) else spec.partition(":")[0]
     known = _fields(cls)
     presets: Mapping[str, Mapping[str, object]] = getattr(cls, "presets", {})
     if presets:
@@ -68,12 +126,35 @@ def build(cls: type[P], parameters: str, spec: str, noun: str = "policy") -> P:
         raise UserError(what, str(error), f"{name}:parameter=value for each") from None
 
 
-def _fields(cls: type) -> dict[str, Any]:  # Any: type hints
-    """The parameters of a class and their types."""
+def _declared(cls: type) -> dict[str, Any]:  # Any: type hints
+    """The parameters of a class and their types, as they are declared."""
     if not dataclasses.is_dataclass(cls):
         return {}
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _fields(cls: type) -> dict[str, Any]:  # Any: type hints
+    """The parameters of a class and their types, without what they mean."""
+    return {key: _without_meaning(kind) for key, kind in _declared(cls).items()}
+
+
+def _without_meaning(kind: Any) -> Any:  # Any: type hints
+    if get_origin(kind) is not Annotated:
+        return kind
+    bare, *notes = get_args(kind)
+    limits = tuple(note for note in notes if not isinstance(note, Meaning))
+    return Annotated[(bare, *limits)] if limits else bare
+
+
+def _meanings(cls: type) -> dict[str, str]:
+    """What the parameters of a class mean; empty where nobody says it."""
+    return {
+        key: "; ".join(note.text for note in get_args(kind)[1:] if isinstance(note, Meaning))
+        if get_origin(kind) is Annotated
+        else ""
+        for key, kind in _declared(cls).items()
+    }
 
 
 def _value(kind: Any, text: str, what: str, key: str) -> object:  # Any: a type hint

@@ -12,6 +12,7 @@ WaitingCode = Literal[
     "Infeasible",
     "CoolDown",
     "NodeDown",
+    "PolicyFailed",
 ]
 
 

@@ -61,6 +61,7 @@ class PoolOptions:
     slots: int | None = None  # of each agent; None: its GPUs, else its cores
     policy: str = ""
     placement: str = ""
+    plugins: tuple[str, ...] = ()  # whole paths of files with the operator's policies
     cluster: str = ""  # how nodes are wired: a short form, or the whole path of a file
     cool_down_s: float | None = None
 
@@ -324,6 +325,7 @@ class LocalPool:
         if not again_at:
             words += ["--policy", options.policy] if options.policy else []
             words += ["--placement", options.placement] if options.placement else []
+        words += [word for path in options.plugins for word in ("--plugin", path)]
         words += ["--cluster", options.cluster] if options.cluster else []
         if options.cool_down_s is not None:
             words += ["--cool-down", f"{options.cool_down_s:g}"]
@@ -382,7 +384,7 @@ class LocalPool:
             for child in children:
                 while child.process is not None and child.process.poll() is None:
                     is_late = self.now_s() > until_s
-                    if is_late and self._stops <= stops and problems_of(self.options.folder):
+                    if is_late and self._stops <= stops and unsaved_in(self.options.folder):
                         until_s = self.now_s() + LEAVE_S  # a job can't be saved: it is not killed
                     elif is_late or self._stops > stops:
                         self.tell(f"{child.name} did not stop in time and is killed")
@@ -421,21 +423,21 @@ def await_ready(pool: Child, is_ready: Callable[[], bool], within_s: float = REA
         time.sleep(START_TICK_S)
 
 
-def problems_of(folder: Path) -> list[str]:
-    """Ask the server of a pool what an operator should see to."""
+def unsaved_in(folder: Path) -> list[str]:
+    """Ask the server of a pool which jobs' state can't be saved."""
     try:
         with Client(find("", str(folder), env={}), within_s=ASK_S) as client:
-            return client.problems()
+            return client.problems("unsaved")
     except UserError:
         return []
 
 
 def _check_saved(folder: Path) -> None:
     """Raise if jobs that were told to leave can't be saved."""
-    if problems := problems_of(folder):
+    if unsaved := unsaved_in(folder):
         raise UnsavedJobs(
             "the pool is not stopped yet, and jobs keep training",
-            "; ".join(problems),
+            "; ".join(unsaved),
             "free space there, then the pool stops by itself; or coddl down --cancel-jobs",
         )
 

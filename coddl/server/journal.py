@@ -66,7 +66,10 @@ class FoldedPool(NamedTuple):
 def jobs_of(record: Record) -> Iterable[int]:
     """Name the jobs that a record concerns."""
     match record:
-        case r.Decided(targets=targets, waiting=waiting):
+        case (
+            r.Decided(targets=targets, waiting=waiting)
+            | r.DecisionFailed(targets=targets, waiting=waiting)
+        ):
             return sorted({*targets, *waiting})
         case (
             r.NodeDrained()

@@ -15,8 +15,10 @@ from typing import Final, NamedTuple, Protocol
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
 from coddl.core.pool.control import ControlOutput, ControlPlane
+from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.records import Event, RunReported
 from coddl.core.pool.state import Pool
+from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
 from coddl.server.errors import JournalFull, KeyReused
 from coddl.server.journal import Journal, JournalEntry
@@ -81,6 +83,9 @@ class LoopEffects(Protocol):
     def drop(self, reports: Sequence[RunReported]) -> None:
         """These reports came from another node than the run's lead, and were ignored."""
 
+    def report_failed(self, failed: FailedDecision) -> None:
+        """The policy of a plug-in failed to decide."""
+
     def report_bug(self, error: Exception) -> None:
         """Something failed that can't fail."""
 
@@ -122,16 +127,18 @@ class ControlLoop:
         stability: Stability,
         effects: LoopEffects,
         site: Cluster | None = None,
+        registry: Registry = BUILT_IN,
     ) -> None:
         self._journal = journal
         self._stability = stability
         self._site = site
+        self._registry = registry
         self._effects = effects
         self._must_restore = False
         self._forgot_s = 0.0
         folded = journal.fold()
         self._now_s = folded.at_s
-        self.control = ControlPlane(folded.pool, stability, site)
+        self.control = self._control_of(folded.pool)
 
     @property
     def pool(self) -> Pool:
@@ -191,6 +198,8 @@ class ControlLoop:
         self._effects.publish(entries)
         self._effects.tell(outcome.instruct)
         self._effects.drop(outcome.dropped)
+        if outcome.failed is not None:
+            self._effects.report_failed(outcome.failed)
         responses = {answer.key: answer.response for answer in answers}
         for request in batch.met:
             response = responses.get(request.once.key, "") if request.once else ""
@@ -250,9 +259,12 @@ class ControlLoop:
             [request for request in batch.met if request.must], self.control.wake_at_s, full
         )
 
+    def _control_of(self, pool: Pool) -> ControlPlane:
+        return ControlPlane(pool, self._stability, self._site, self._registry)
+
     def _fold_again(self) -> None:
         awaited = self.control.awaited
-        self.control = ControlPlane(self._journal.fold().pool, self._stability, self._site)
+        self.control = self._control_of(self._journal.fold().pool)
         if awaited:
             self.control.await_nodes(awaited)
         self.control.reconsider("journal reloaded")

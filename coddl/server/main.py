@@ -19,6 +19,7 @@ from coddl import __version__
 from coddl.api import jobsfolder
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.scheduler import Stability
+from coddl.plugins import registry_of_usable
 from coddl.server.clock import SystemClock
 from coddl.server.errors import BadFolder
 from coddl.server.http import LOOPBACK, create_app
@@ -45,6 +46,7 @@ class ServeOptions:
     token: str = field(default="", repr=False)  # empty: the state folder's, made if need be
     policy: str = ""  # empty: as it was
     placement: str = ""  # the same
+    plugins: tuple[str, ...] = ()  # files with policies and placements of the operator
     cluster: str = ""  # what nodes there are and how they are wired; empty: as agents come
     cool_down_s: float | None = None  # how long a share stays after it has changed
     lease_s: float = 120.0
@@ -70,7 +72,15 @@ async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -
     clock = SystemClock()
     site = cluster_from(options.cluster) if options.cluster else None
     stability, lease_s = _stability(options), options.lease_s
-    server = Server(journal, folder, clock, stability=stability, site=site, lease_s=lease_s)
+    registry = registry_of_usable(options.plugins)
+    server = Server(
+        *(journal, folder, clock),
+        stability=stability,
+        site=site,
+        registry=registry,
+        lease_s=lease_s,
+    )
+    _check_plugins(server)
     left = jobsfolder.look(folder / "jobs")  # where agents of this machine keep jobs
     jobsfolder.check(left, journal.pool_id, has_had_jobs=bool(server.pool.jobs))
     if options.policy or options.placement:
@@ -94,6 +104,14 @@ async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -
     log.info("server_stopped")
     if server.failure is not None:
         raise server.failure
+
+
+def _check_plugins(server: Server) -> None:
+    """Refuse a plug-in that can't be used, unless there are jobs: they must not lose the server."""
+    for error in server.registry.unusable.values():
+        if not server.pool.active:
+            raise error
+        log.error("plugin_not_loaded", what=error.what, because=error.because)
 
 
 def token_of(folder: Path) -> str:

@@ -34,6 +34,12 @@ class ServerMetrics:
             "Reports about a run that did not come from its lead",
             registry=to,
         )
+        self.policy_failures = Counter(
+            "coddl_policy_failures",
+            "Decisions that failed because of a plug-in: jobs kept their GPUs",
+            ["policy"],
+            registry=to,
+        )
         self.turn_seconds = Histogram(
             "coddl_scheduling_cycle_seconds",
             "Duration of one turn of the control loop",

@@ -104,7 +104,8 @@ async def _preview(server: Server, spec: JobSpec) -> rest.PreviewView:
 
     def look() -> rest.PreviewView:
         pool = msgspec.json.decode(body, type=Pool)
-        found = preview(ControlPlane(pool, server.stability, server.site), spec, now_s)
+        control = ControlPlane(pool, server.stability, server.site, server.registry)
+        found = preview(control, spec, now_s)
         total = views.devices(pool)
         return rest.PreviewView(
             policy=pool.policy,

@@ -125,11 +125,16 @@ def _add_policy(router: APIRouter, server: Server) -> None:
         """Show by what rule devices are shared."""
         return views.policy_view(server.pool)
 
+    @router.get("/plugins")
+    async def plugins() -> rest.PluginsView:
+        """List the policies and placements of the plug-ins that the server was started with."""
+        return views.plugins_view(server.registry)
+
     @router.put("/policy")
     async def choose(change: rest.PolicyChange, by: By = "") -> rest.PolicyView:
         """Share devices by another rule from now on; nobody loses a step."""
         chosen = PolicyChosen(change.policy or server.pool.policy, by, change.placement)
-        await asyncio.to_thread(warm_up, chosen, server.stability)
+        await asyncio.to_thread(warm_up, chosen, server.stability, server.registry)
         await server.ask(lambda _pool: (chosen,))
         return views.policy_view(server.pool)
 
@@ -168,8 +173,13 @@ def probes(server: Server) -> APIRouter:
         """Tell whether the server decides: its kernels are compiled."""
         waits_for = server.waits_for()
         response.status_code = 503 if waits_for else 200
-        problems = views.problems(server.pool)
-        return rest.ReadyView(ready=not waits_for, waits_for=waits_for, problems=problems)
+        unsaved = views.unsaved(server.pool)
+        return rest.ReadyView(
+            ready=not waits_for,
+            waits_for=waits_for,
+            problems=[*views.plugin_problems(server.pool, server.registry), *unsaved],
+            unsaved=unsaved,
+        )
 
     @router.get("/version")
     async def version() -> rest.VersionView:

@@ -17,6 +17,7 @@ from coddl.api import rest, wire
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
 from coddl.core.pool.decision import POOL_STABILITY
+from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.records import (
@@ -31,7 +32,7 @@ from coddl.core.pool.records import (
     Woke,
 )
 from coddl.core.pool.state import Pool
-from coddl.core.registry import placement_from, policy_from
+from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
 from coddl.server import views
 from coddl.server.agent_sessions import GOING_AWAY, LEASE_OVER, AgentSessions
@@ -82,6 +83,7 @@ class Server:
         *,
         stability: Stability = POOL_STABILITY,
         site: Cluster | None = None,
+        registry: Registry = BUILT_IN,
         lease_s: float = 120.0,
     ) -> None:
         self.journal = journal
@@ -101,7 +103,8 @@ class Server:
         self.on_failure: Callable[[], None] = lambda: None
         self.site = site  # what the operator says of the nodes
         self._stability = stability
-        self._loop = ControlLoop(journal, self._stability, self, site)
+        self.registry = registry  # what policies and placements there are
+        self._loop = ControlLoop(journal, self._stability, self, site, registry)
         self._leases = NodeLeases(lease_s)
         if not self.pool.jobs:
             set_aside(folder / "logs", folder / f"logs-before-{self.pool_id}")
@@ -139,8 +142,10 @@ class Server:
         Raises UserError if there is none such.
         """
         policy, placement = policy or self.pool.policy, placement or self.pool.placement
-        policy_from(policy)
-        placement_from(placement)
+        if (policy, placement) == (self.pool.policy, self.pool.placement):
+            return  # if it is unknown by now, each decision says so, and jobs run on
+        self.registry.policy(policy)
+        self.registry.placement(placement)
         self._first = PolicyChosen(policy, "the server to start", placement)
         self.put(fact(self._first))
 
@@ -293,6 +298,12 @@ class Server:
             job, attempt, what = report.fact.job, report.fact.attempt, type(report.fact).__name__
             log.warning("report_dropped", node=report.node, job=job, attempt=attempt, what=what)
 
+    def report_failed(self, failed: FailedDecision) -> None:
+        """Count a decision that a plug-in failed to make; log its story where it is news."""
+        self.metrics.policy_failures.labels(failed.policy).inc()
+        story = failed.error if failed.record is not None else None
+        log.error("policy_failed", policy=failed.policy, error=repr(failed.error), exc_info=story)
+
     def report_bug(self, error: Exception) -> None:
         """Put a bug's story into the log; the pool goes on."""
         self.metrics.bugs.inc()
@@ -312,7 +323,8 @@ class Server:
     # The task that owns the loop.
 
     async def _drive(self) -> None:
-        await asyncio.to_thread(warm_up, self._first, self._stability)
+        with contextlib.suppress(UserError):  # the first decision will say so
+            await asyncio.to_thread(warm_up, self._first, self._stability, self.registry)
         self._is_warm = True
         # Beats may have waited for the compiler. What we add to a lease, no agent relies on.
         self._leases.renew_all(self.steady_s())

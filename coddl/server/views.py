@@ -1,7 +1,8 @@
 """The pool as REST shows it."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, Final, cast
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from coddl import __version__
 from coddl.api import rest
 from coddl.api.wire import RunProgress
+from coddl.core.named import Plugged, described
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, NotFound
 from coddl.core.pool.explain import Explanation, code_of, sentence, sentence_of
@@ -16,6 +18,7 @@ from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.preview import Effect
 from coddl.core.pool.state import Pool
+from coddl.core.registry import Registry
 from coddl.server.journal import ReadEntry, UnreadableRecord
 from coddl.server.logs import StoredLogLine
 
@@ -66,7 +69,7 @@ def job_view(
         waited_s=max(0.0, end_s - job.submitted_s - runtime_s),
         jct_s=None if job.ended_s is None else job.ended_s - job.submitted_s,
         resizes=job.resizes,
-        restarts=max(0, job.starts - 1),
+        restarts=job.restarts,
         last_pause_s=job.last_pause_s,
         code=code_of(job),
         reason=sentence(pool, job, now_s, awaited),
@@ -252,8 +255,15 @@ def pool_view(pool: Pool, *, lease_s: float, started_s: float, is_ready: bool) -
     )
 
 
-def problems(pool: Pool) -> list[str]:
-    """Say what an operator should see to."""
+def plugin_problems(pool: Pool, registry: Registry) -> list[str]:
+    """Say what is wrong with plug-ins: with what decides, and with files that were not loaded."""
+    trouble = pool.policy_trouble
+    failed = [f"{trouble.sentence}; jobs keep their {pool.unit}s"] if trouble is not None else []
+    return failed + [f"{error.what}: {error.because}" for error in registry.unusable.values()]
+
+
+def unsaved(pool: Pool) -> list[str]:
+    """Say which jobs' state can't be saved."""
     return [
         f'job {job.id} "{job.spec.name}": {job.unsaved_sentence}'
         for job in pool.live_jobs()
@@ -268,6 +278,19 @@ def policy_view(pool: Pool) -> rest.PolicyView:
         placement=pool.placement,
         since_s=pool.policy_since_s,
         by=pool.policy_by,
+        trouble=_trouble(pool.policy_trouble),
+    )
+
+
+def plugins_view(registry: Registry) -> rest.PluginsView:
+    """Show what plug-ins offer."""
+
+    def shown(offered: Mapping[str, Plugged]) -> list[rest.PluggedView]:
+        found = [asdict(described(name, each)) for name, each in offered.items()]
+        return [rest.PluggedView.model_validate(each) for each in found]
+
+    return rest.PluginsView(
+        policies=shown(registry.policies), placements=shown(registry.placements)
     )
 
 

@@ -18,8 +18,8 @@ from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
 from coddl.core.registry import placement_from
 from coddl.core.scheduler import Stability
+from coddl.plugins import placement_named, policy_named
 from coddl.sim.failures import failures_from
-from coddl.sim.plugin import placement_named, policy_named
 from coddl.sim.prediction_error import beliefs_of, error_from
 from coddl.sim.quotas import quotas_from
 from coddl.sim.run import Run

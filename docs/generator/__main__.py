@@ -10,6 +10,7 @@ from docs.generator.environment import environment_page
 from docs.generator.errors import errors_page
 from docs.generator.markdown import ROOT
 from docs.generator.metrics import metrics_page
+from docs.generator.policies import policies_page
 from docs.generator.python import python_page
 from docs.generator.rest import rest_page
 
@@ -21,6 +22,7 @@ def pages() -> dict[str, str]:
     """Give the text of every page of the reference, by its name."""
     found = {
         "cli": cli_page(),
+        "policies": policies_page(),
         "rest": rest_page(),
         "python": python_page(),
         "metrics": metrics_page(),

@@ -22,6 +22,7 @@ CODES: Final[dict[str, str]] = {
     "Infeasible": "No state of this pool could give it what it needs.",
     "CoolDown": "It, or the GPUs it needs, changed a moment ago.",
     "NodeDown": "Nodes that it needs are down, silent or drained.",
+    "PolicyFailed": "The pool's policy or placement, a plug-in's, failed to decide.",
 }
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,7 +124,10 @@ def test_a_report_opens_without_a_network(coddl: Coddl, tmp_path: Path) -> None:
 def test_policies_lists_all_and_shows_one(coddl: Coddl) -> None:
     out = coddl("policies").out
     assert all(name in out for name in POLICIES)
-    assert "lease_h=2" in coddl("policies", "afs-p").out
+    settings = coddl("policies", "afs-p").out
+    assert re.search(
+        r"^  lease_h=2 +hours that a turn lasts: .* \(a number above 0\)$", settings, re.M
+    )
     shown = json.loads(coddl("policies", "tiresias-l", "--json").out)
     assert "threshold_gpu_h" in {parameter["name"] for parameter in shown[0]["parameters"]}
     assert coddl("policies", "nosuch").code == 2

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from coddl.cli.pool import checked_cluster
+from coddl.cli.pool import down as stop
 from coddl.core.errors import UserError
 from coddl.engines import local
 from coddl.engines.local import Child, PoolOptions, down, make_folder, rotate, supervisor_of
@@ -255,12 +256,37 @@ def test_down_does_not_end_a_pool_whose_jobs_can_not_be_saved(
     monkeypatch.setattr(local, "TELL_S", 0.0)
     with StubPool() as server:
         server.announce(tmp_path / "pool")
-        server.replies["GET", "/readyz"] = [Reply(200, {"problems": ['job 1 "a": no room']})]
+        server.replies["GET", "/readyz"] = [Reply(200, {"unsaved": ['job 1 "a": no room']})]
         with pytest.raises(local.UnsavedJobs, match='job 1 "a": no room') as refused:
             down(tmp_path / "pool", lambda _text: None)
     assert refused.value.exit_code == 1
     slow.unlink()
     assert pool.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("jobs", "told"),
+    [
+        ({"RUNNING": 1, "SUCCEEDED": 3}, "pool stopped; coddl up continues its jobs\n"),
+        ({"SUCCEEDED": 3, "CANCELLED": 1}, "pool stopped\n"),
+        (None, "pool stopped; coddl up continues its jobs\n"),  # who knows
+    ],
+)
+def test_down_says_that_jobs_continue_where_there_are_some(
+    keep: Keep,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    jobs: dict[str, int] | None,
+    told: str,
+) -> None:
+    pool = keep()
+    pool.await_all()
+    with StubPool() as server:
+        server.announce(tmp_path / "pool")
+        if jobs is not None:
+            server.will("GET", "/pool", {"jobs": jobs})
+        stop(state_dir=str(tmp_path / "pool"))
+    assert capsys.readouterr().out == told
 
 
 def test_up_gives_the_words_of_what_could_not_start(tmp_path: Path) -> None:

@@ -232,6 +232,14 @@ def test_jobs_are_cancelled_one_by_one_and_what_fails_is_told(coddl: Coddl, pool
     assert done.err.startswith('error: job "x" cannot be found\n')
 
 
+def test_the_end_of_cancelled_jobs_is_waited_for(coddl: Coddl, pool: StubPool) -> None:
+    pool.will("POST", "/jobs/12:cancel", Reply(202, JOB | {"state": "STOPPING"}))
+    pool.will("GET", "/jobs/12", JOB | {"state": "STOPPING"}, CANCELLED | {"id": 12})
+    done = coddl("cancel", "--wait", "12")
+    assert (done.code, done.out) == (0, f"{CANCELLED['name']} (job 12): CANCELLED\n")
+    assert len(pool.saw("GET", "/jobs/12")) == 2
+
+
 def test_a_job_of_the_pool_is_suspended_resumed_and_bounded(coddl: Coddl, pool: StubPool) -> None:
     pool.will("POST", "/jobs/bert:suspend", JOB | {"state": "STOPPING"})
     pool.will("GET", "/jobs/12", JOB | {"state": "STOPPING"}, JOB | {"state": "SUSPENDED"})

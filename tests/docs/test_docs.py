@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coddl.core.named import parameters_of
+from coddl.core.named import described, parameters_of
 from coddl.core.registry import PLACEMENTS, POLICIES
 from coddl.sim.failures import PhillyFailures
 from coddl.traces.files import write_trace
@@ -78,22 +78,28 @@ def run(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
-def test_every_policy_and_parameter_is_documented() -> None:
-    text = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
-    for name in POLICIES:
-        assert f"`{name}`" in text
-        for parameter in parameters_of(POLICIES[name]):
-            row = rf"^\| `{parameter.name}` \| [^|]*\b{name}\b"
-            assert re.search(row, text, re.MULTILINE), f"{name}: {parameter.name}"
+def test_every_policy_and_placement_is_documented() -> None:
+    policies = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in policies for name in POLICIES)
+    placements = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in placements for name in PLACEMENTS)
 
 
-def test_every_placement_and_parameter_is_documented() -> None:
-    text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    for name in PLACEMENTS:
-        assert f"| `{name}` |" in text
-        for parameter in parameters_of(PLACEMENTS[name]):
-            row = rf"^\| `{parameter.name}` \| [^|]*\b{name}\b[^|]* \| {parameter.default} \|"
-            assert re.search(row, text, re.MULTILINE), f"{name}: {parameter.name}"
+@pytest.mark.parametrize("name", [*POLICIES, *(f"placement {name}" for name in PLACEMENTS)])
+def test_every_parameter_says_what_it_means(name: str) -> None:
+    found = PLACEMENTS[name[10:]] if name.startswith("placement ") else POLICIES[name]
+    text = (ROOT / "docs" / "reference" / "policies.md").read_text(encoding="utf-8")
+    section = text.partition(f"### {name}\n")[2].partition("\n#")[0]
+    for parameter in parameters_of(found):
+        assert parameter.meaning, parameter
+        assert f"| `{parameter.name}` | {parameter.default} |" in section
+
+
+def test_a_lease_is_that_of_a_node() -> None:
+    for name, found in {**POLICIES, **PLACEMENTS}.items():
+        told = described(name, found)
+        words = (told.summary, told.rules, *(each.meaning for each in told.parameters))
+        assert not re.search(r"(?i)\blease", " ".join(words)), name  # what jobs have are turns
 
 
 def test_every_parameter_of_failures_is_documented() -> None:

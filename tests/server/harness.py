@@ -29,6 +29,7 @@ from coddl.core.pool.records import (
     RunUnsaved,
     SliceDidNotFit,
 )
+from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
 from coddl.server.http import LOOPBACK, create_app
 from coddl.server.http_server import HttpServer, listen
@@ -88,12 +89,19 @@ class LivePool:
         *,
         stability: Stability = POOL_STABILITY,
         site: Cluster | None = None,
+        registry: Registry = BUILT_IN,
         lease_s: float = 60,
     ) -> None:
         self.clock = ManualClock()
         self.store = store if store is not None else MemoryStore()
         self.server = Server(
-            Journal(self.store), folder, self.clock, stability=stability, site=site, lease_s=lease_s
+            Journal(self.store),
+            folder,
+            self.clock,
+            stability=stability,
+            site=site,
+            registry=registry,
+            lease_s=lease_s,
         )
         self._listener = listen("127.0.0.1", 0)
         self.port = self._listener.getsockname()[1]

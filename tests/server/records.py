@@ -51,5 +51,13 @@ ONE_OF_EACH: tuple[r.Record, ...] = (
         memory={1: (1.0, 2.5)},
         wake_at_s=99.5,
     ),
+    r.DecisionFailed(
+        policy="mine.py:Mine",
+        placement="consolidate",
+        why="a job was submitted",
+        trouble=r.Trouble("policy mine.py:Mine failed", "KeyError: 7", "coddl policy NAME"),
+        targets={1: r.Target((), "suspended by ann")},
+        waiting={2: Waiting("PolicyFailed", "policy mine.py:Mine failed: KeyError: 7")},
+    ),
     r.Aimed(1, 2, 3, (0, 1), "n1", "it scales best", adopt=True, precheck=False),
 )

@@ -231,7 +231,7 @@ def test_the_policy_is_shown_and_changed(live: LivePool) -> None:
     now = live.api("PUT", "/policy", {"policy": "fifo"}, headers={"Coddl-User": "ann"}).json()
     assert before["policy"] != "fifo"
     here = {"placement": "consolidate", "since_s": live.clock.wall_s(), "by": "ann"}
-    assert now == {"policy": "fifo", **here}
+    assert now == {"policy": "fifo", **here, "trouble": None}
     assert live.api("GET", "/pool").json()["policy"] == "fifo"
 
 
@@ -411,4 +411,5 @@ def test_the_server_is_ready_when_it_can_decide(live: LivePool) -> None:
         "ready": True,
         "waits_for": [],
         "problems": [],
+        "unsaved": [],
     }

@@ -53,6 +53,7 @@ CONCERNED = {
     r.JobSubmitted: [1],
     r.NodeLost: [],
     r.Decided: [1, 2],
+    r.DecisionFailed: [1, 2],
     r.Aimed: [1],
     r.SlotFreed: [1],
 }
@@ -138,6 +139,7 @@ def test_kinds_keep_the_names_they_were_first_written_under() -> None:
     assert sorted(KINDS) == [
         "Aimed",
         "Decided",
+        "DecisionFailed",
         "EngineBounded",
         "JobBounded",
         "JobCancelled",

@@ -10,6 +10,7 @@ from coddl.core.errors import UserError
 from coddl.core.pool import records as r
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.errors import NotFound
+from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Stability
 from coddl.server.errors import JournalFull, KeyReused
@@ -62,6 +63,9 @@ class Effects:
 
     def drop(self, reports: Sequence[r.RunReported]) -> None:
         self.story += [f"drop {each.node}" for each in reports]
+
+    def report_failed(self, failed: FailedDecision) -> None:
+        self.story.append(f"failed {failed.policy}")
 
     def report_bug(self, error: Exception) -> None:
         self.bugs.append(error)

@@ -7,7 +7,7 @@ them; a server holds 1/p of the parameters. The cost model and its fit are those
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,12 +15,17 @@ from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.errors import UserError
+from coddl.core.named import Meaning
 from coddl.core.slots import Slots
 from coddl.core.speed.nnls import nnls
 from coddl.core.speed.table import ServerTimes, Speeds, speeds_of
 
 Mode = Literal["sync", "async"]
 TERMS: Final[Mapping[Mode, int]] = {"sync": 5, "async": 4}  # and the points a fit needs
+WorkerCpus = Annotated[
+    int, Meaning("cores that a worker takes beside its GPU, where nodes have cpus")
+]
+ServerCpus = Annotated[int, Meaning("cores that a parameter server takes")]
 WORKER_CPUS: Final = 2  # cores that a task takes, as in the published scheduler
 SERVER_CPUS: Final = 3
 TASKS_MOST: Final = 256  # workers of a job, and servers: a table of both must fit in memory

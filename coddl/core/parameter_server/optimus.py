@@ -1,6 +1,7 @@
 """Optimus with workers and parameter servers (EuroSys '18): the next task where it gains most."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from coddl.core.compiling import ZERO, as_part, kernel, part
 from coddl.core.heaps import make_heap, sink
 from coddl.core.jobs import CURVE, GPUS_MAX, REMAINING_ITERATIONS
 from coddl.core.kernels import next_share
-from coddl.core.named import Part
+from coddl.core.named import Meaning, Part
 from coddl.core.parameter_server.tasks import Grant, IntervalPolicy, Tasks, add, start_all
 from coddl.core.snapshot import KernelSnapshot, Snapshot
 
@@ -126,8 +127,12 @@ class OptimusPs(IntervalPolicy):
     gpus_max, and where a task gains nothing.
     """
 
-    young: Part = 0.95  # factor on the gains of a job that has run for less than young_s
-    young_s: float = 600.0
+    young: Annotated[
+        Part, Meaning("factor on the gains of a job that has run for less than young_s")
+    ] = 0.95
+    young_s: Annotated[float, Meaning("seconds for which a job's predictions count as poor")] = (
+        600.0
+    )
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
         tasks = self.tasks(snapshot, even=False)

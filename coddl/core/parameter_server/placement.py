@@ -10,7 +10,7 @@ from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, ZERO, kernel, part
 from coddl.core.heaps import comes_before, make_heap, sink
-from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS
+from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS, ServerCpus, WorkerCpus
 from coddl.core.placement.close import kept_back, leaders_of, placed_close
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import NONE, Taken, note, nothing_taken, slots_from, take_islands
@@ -338,8 +338,8 @@ class OptimusPlacement:
     close together instead, without servers.
     """
 
-    worker_cpus: int = WORKER_CPUS  # cores of a worker and of a server
-    server_cpus: int = SERVER_CPUS
+    worker_cpus: WorkerCpus = WORKER_CPUS
+    server_cpus: ServerCpus = SERVER_CPUS
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         columns, jobs, slots = snapshot.cluster.columns, snapshot.jobs, snapshot.slots

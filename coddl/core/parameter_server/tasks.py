@@ -6,7 +6,7 @@ are free; where no speeds with servers are known, nobody has servers.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from coddl.core.allocation import Allocation, because
 from coddl.core.columns import IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.jobs import GPUS_MIN
-from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS
+from coddl.core.named import Meaning
+from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS, ServerCpus, WorkerCpus
 from coddl.core.policies.policy import with_reasons
 from coddl.core.snapshot import KernelSnapshot, Snapshot
 from coddl.core.speed.table import ServerTimes
@@ -51,9 +52,11 @@ class IntervalPolicy:
     one before it has ended and there are jobs.
     """
 
-    worker_cpus: int = WORKER_CPUS  # cores of a worker and of a server
-    server_cpus: int = SERVER_CPUS
-    slot_s: float = 600.0  # 0: decide anew at every event
+    worker_cpus: WorkerCpus = WORKER_CPUS
+    server_cpus: ServerCpus = SERVER_CPUS
+    slot_s: Annotated[
+        float, Meaning("seconds that shares stay, but for jobs that come; 0: decide at every event")
+    ] = 600.0
 
     def tasks(self, snapshot: Snapshot, *, even: bool) -> Tasks:
         """What tasks take, as far as it plays a part in this cluster."""

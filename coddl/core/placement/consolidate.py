@@ -6,7 +6,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.placement.close import placed_close
-from coddl.core.placement.defragment import defragmenting
+from coddl.core.placement.defragment import DefragmentEvery, MovesMax, defragmenting
 from coddl.core.placement.placement import Placed
 from coddl.core.snapshot import Snapshot
 
@@ -19,8 +19,8 @@ class Consolidate:
     nodes of the rack that it fills best, or of several racks if it must.
     """
 
-    defragment_h: float = 0.0  # gather scattered jobs so often, if it pays; 0: never
-    moves: int = 8  # jobs that are moved at a time
+    defragment_h: DefragmentEvery = 0.0
+    moves: MovesMax = 8
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         place = defragmenting(_consolidated, self.defragment_h, self.moves)

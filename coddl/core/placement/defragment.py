@@ -7,12 +7,13 @@ together, and moves it if the time saved exceeds the pauses; smaller jobs may ha
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Self
+from typing import Annotated, Final, NamedTuple, Self
 
 import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
+from coddl.core.named import Meaning
 from coddl.core.placement.close import PlacementRequest, kept_back, leaders_of, place_close
 from coddl.core.placement.placement import Placed, Placement
 from coddl.core.plan import differs
@@ -23,6 +24,13 @@ from coddl.core.speed.places import slowdowns
 UNKNOWN_S: Final = 3600.0  # of a job that does not say how much is left, so much counts
 TRIES: Final = 4  # jobs that are looked at, for each that may be moved
 LATE_S: Final = 1.0  # a driver that lives in real time wakes up late by less
+
+# Parameters of the placements that offer it.
+DefragmentEvery = Annotated[
+    float,
+    Meaning("every so many hours, gather scattered jobs that gain more than it costs; 0: never"),
+]
+MovesMax = Annotated[int, Meaning("jobs that such a round may move")]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from coddl.core.placement.close import (
     placed_at,
     request_of,
 )
-from coddl.core.placement.defragment import defragmenting
+from coddl.core.placement.defragment import DefragmentEvery, MovesMax, defragmenting
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import (
     NONE,
@@ -152,8 +152,8 @@ class ByEstimate:
     Two GPUs in a node may be faster than three in two: then a job is given two of three.
     """
 
-    defragment_h: float = 0.0  # gather scattered jobs so often, if it pays; 0: never
-    moves: int = 8  # jobs that are moved at a time
+    defragment_h: DefragmentEvery = 0.0
+    moves: MovesMax = 8
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         place = defragmenting(_placed_by_speed, self.defragment_h, self.moves)

@@ -9,6 +9,7 @@ from coddl.core.allocation import Allocation, because
 from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import BoolColumn, IntColumn, IntMatrix
 from coddl.core.compiling import kernel, part
+from coddl.core.named import Meaning
 from coddl.core.placement.close import (
     PartialPlacement,
     PlacementRequest,
@@ -149,8 +150,10 @@ class PhillyPlacement:
     (Philly, ATC '19.)
     """
 
-    timeout_s: Annotated[float, "above 0"] = 150.0
-    backoff_s: float = 120.0
+    timeout_s: Annotated[
+        float, "above 0", Meaning("seconds a job holds what it has got while it waits for the rest")
+    ] = 150.0
+    backoff_s: Annotated[float, Meaning("seconds it then waits before it asks again")] = 120.0
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         columns, slots, jobs = snapshot.cluster.columns, snapshot.slots, snapshot.jobs

@@ -1,7 +1,7 @@
 """Close together only who needs it (Tiresias, NSDI '19, model profile-based placement)."""
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from coddl.core.allocation import Allocation, because
 from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.compiling import ONE, kernel, part
-from coddl.core.named import Part
+from coddl.core.named import Meaning, Part
 from coddl.core.placement.close import (
     PartialPlacement,
     PlacementRequest,
@@ -136,8 +136,12 @@ class TiresiasPlacement:
     With `fit` the limit is chosen at each decision, for the jobs there are.
     """
 
-    pack_limit: Part = 0.4  # anything within 0.15 and 0.6 parts the models that were profiled
-    fit: bool = False
+    pack_limit: Annotated[
+        Part, Meaning("a model is gathered if one tensor makes up more of it than this")
+    ] = 0.4  # anything within 0.15 and 0.6 parts the models that were profiled
+    fit: Annotated[
+        bool, Meaning("true: at each decision, the limit that mistakes the fewest jobs")
+    ] = False
 
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         jobs, slots, columns = snapshot.jobs, snapshot.slots, snapshot.cluster.columns

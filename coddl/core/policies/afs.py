@@ -27,6 +27,7 @@ from coddl.core.kernels import (
     seconds_left,
     select_first,
 )
+from coddl.core.named import Meaning
 from coddl.core.policies.kinds import (
     GpuKinds,
     KindPolicy,
@@ -38,7 +39,13 @@ from coddl.core.policies.kinds import (
 from coddl.core.policies.policy import parameters
 from coddl.core.snapshot import KernelSnapshot, Snapshot
 
-Contest = Literal["auto", "scan", "tournament"]
+Contest = Annotated[
+    Literal["auto", "scan", "tournament"],
+    Meaning(
+        "scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs), may differ a little; "
+        "auto: the scan up to four million pairs"
+    ),
+]
 CONTESTS: Final = ("auto", "scan", "tournament")
 SCAN_PAIRS: Final = 4_000_000  # "auto" plays a tournament where a scan would compare more
 RULE, CONTEST, LEASE_S = range(3)  # params
@@ -84,8 +91,8 @@ class AfsL(KindPolicy):
     useful share.
     """
 
-    contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
-    kinds: GpuKinds = "auto"  # ignore: as if all GPUs were alike
+    contest: Contest = "auto"
+    kinds: GpuKinds = "auto"
 
     rule = staticmethod(afs_l)
     why = "jobs with less remaining work hold the GPUs"
@@ -165,19 +172,24 @@ def afs_p(
 @dataclass(frozen=True)
 class AfsP(KindPolicy):
     """Favours short jobs and jobs that make good use of more GPUs, without knowing lengths: under
-    overload jobs take turns by leases, and a coin is tossed where lengths would decide.
+    overload jobs take turns, and a coin is tossed where lengths would decide.
 
-    Partial share · under overload, least often served first, gpus_min each for one lease · cap: the
+    Partial share · under overload, least often served first, gpus_min each for one turn · cap: the
     model's largest useful share.
     """
 
-    lease_h: Annotated[float, "above 0"] = 2.0
-    tie: Literal["coin", "keep"] = "coin"  # keep: to who is further below the share it holds
-    contest: Contest = "auto"  # scan: exact, O(GPUs x jobs); tournament: O(GPUs x log jobs)
-    kinds: GpuKinds = "auto"  # ignore: as if all GPUs were alike
+    lease_h: Annotated[
+        float, "above 0", Meaning("hours that a turn lasts: a share is kept so long under overload")
+    ] = 2.0
+    tie: Annotated[
+        Literal["coin", "keep"],
+        Meaning("what lengths would decide: by a coin, or so as to keep the shares jobs hold"),
+    ] = "coin"
+    contest: Contest = "auto"
+    kinds: GpuKinds = "auto"
 
     rule = staticmethod(afs_p)
-    why = "other jobs hold the GPUs until their leases end"
+    why = "other jobs hold the GPUs until their turns end"
 
     @property
     def parameters(self) -> FloatColumn:

@@ -1,6 +1,7 @@
 """First in, first out."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel, kernel_int
 from coddl.core.jobs import GPUS_REQUESTED
 from coddl.core.kernels import SKIP, STRICT, serve_running_first
+from coddl.core.named import Meaning
 from coddl.core.policies.policy import RulePolicy, parameters
 from coddl.core.snapshot import KernelSnapshot
 
@@ -35,7 +37,7 @@ class Fifo(RulePolicy):
     request.
     """
 
-    backfill: bool = False  # start later jobs past one that does not fit
+    backfill: Annotated[bool, Meaning("true: start later jobs past one that does not fit")] = False
 
     rule = staticmethod(fifo)
     why = "jobs submitted earlier are ahead of it"

@@ -10,7 +10,7 @@ up s - a, which makes old jobs look dearer than they are.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel, kernel_int, part
 from coddl.core.jobs import EXECUTED_S, FIRST_START_S, GPUS, GPUS_REQUESTED
 from coddl.core.kernels import SKIP, empty_ranking, fill_in_order
+from coddl.core.named import Meaning
 from coddl.core.policies.policy import parameters, with_reasons
 from coddl.core.policies.tiresias import (
     LEVEL,
@@ -102,10 +103,21 @@ class TiresiasG:
     the request.
     """
 
-    threshold_gpu_h: tuple[float, ...] = (1.0,)  # queue limits; the last queue is first come
-    promote: float = 0.0  # to the first queue after waiting this many times its run time; 0: never
-    services_gpu_h: tuple[float, ...] = ()  # what jobs take; none: what those that ended here took
-    form: Form = "textbook"  # published: as in the paper's simulator
+    threshold_gpu_h: Annotated[
+        tuple[float, ...],
+        Meaning("limits of the queues in GPU-hours, as in 1/10; the last queue is first come"),
+    ] = (1.0,)
+    promote: Annotated[
+        float,
+        Meaning("back to the first queue after waiting so many times its run time; 0: never"),
+    ] = 0.0
+    services_gpu_h: Annotated[
+        tuple[float, ...],
+        Meaning("what jobs take in all, as in 4/8/12; none: what the last 1,000 that ended took"),
+    ] = ()
+    form: Annotated[
+        Form, Meaning("the index as in the textbook, or published: as in the paper's simulator")
+    ] = "textbook"
 
     rigid = True
 

@@ -12,7 +12,7 @@ own factor.
 """
 
 from abc import abstractmethod
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import ZERO, kernel, kernel_int, part
 from coddl.core.kernels import COIN, Contenders, beats, leave
+from coddl.core.named import Meaning
 from coddl.core.policies.policy import RulePolicy, with_reasons
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Places
@@ -323,7 +324,10 @@ def served_all(snapshot: Snapshot, order: IntColumn) -> Served:
     return Served(order, claim, np.ones(jobs.size, np.bool_))
 
 
-GpuKinds = Literal["auto", "ignore"]
+GpuKinds = Annotated[
+    Literal["auto", "ignore"],
+    Meaning("auto: shares by kind of GPU where there are several; ignore: as if all were alike"),
+]
 
 
 class KindPolicy(RulePolicy):

@@ -65,7 +65,7 @@ class MaxMin(KindPolicy):
     largest useful share.
     """
 
-    kinds: GpuKinds = "auto"  # ignore: as if all GPUs were alike
+    kinds: GpuKinds = "auto"
 
     rule = staticmethod(max_min)
     why = "jobs that started earlier hold the GPUs"

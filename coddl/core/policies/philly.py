@@ -4,14 +4,14 @@
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from coddl.core.allocation import Allocation, because
 from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.compiling import kernel, part
-from coddl.core.named import Part
+from coddl.core.named import Meaning, Part
 from coddl.core.policies.policy import only_free
 from coddl.core.snapshot import Snapshot
 
@@ -115,7 +115,9 @@ class Philly:
     the request.
     """
 
-    reclaim_at: Part = 0.9  # part of the GPUs that is busy when lent ones are taken back
+    reclaim_at: Annotated[
+        Part, Meaning("part of the GPUs that is busy when lent ones are taken back")
+    ] = 0.9
 
     rigid = True
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
-from coddl.core.named import Part
+from coddl.core.named import Meaning, Part
 from coddl.core.policies.auction import (
     Bids,
     best_worst_case,
@@ -26,10 +26,16 @@ from coddl.core.policies.finish_time import (
 from coddl.core.policies.policy import with_reasons
 from coddl.core.snapshot import Snapshot
 
-Form = Literal["auction", "greedy", "max-min"]
+Form = Annotated[
+    Literal["auction", "greedy", "max-min"],
+    Meaning(
+        "auction: with payments; greedy: the worst off takes all it can use; "
+        "max-min: the worst finish-time fairness as good as can be"
+    ),
+]
 
 LEASE_END_S, LENT_GPUS = FREE_COLUMN, FREE_COLUMN + 1  # memory, beside that of `finish_time`
-WHY: Final = "apps with a worse finish-time fairness hold leases on the GPUs"
+WHY: Final = "apps with a worse finish-time fairness hold the GPUs until their turns end"
 # What a start is worth in an auction, in any case more than growth: without GPUs an app would never
 # end, so its rho has no bound. What it has waited already must not make a start look worthless.
 LOG_START: Final = 100.0
@@ -112,18 +118,22 @@ def is_near(snapshot: Snapshot, won: IntColumn) -> BoolColumn:
 
 @dataclass(frozen=True)
 class Themis:
-    """Leases GPUs to the apps that sharing slows down most, by an auction that rewards the truth.
+    """Gives GPUs to the apps that sharing slows down most, by an auction that rewards the truth.
 
-    Partial share · under overload, worst finish-time fairness first, for a lease each · cap: the
+    Partial share · under overload, worst finish-time fairness first, for a turn each · cap: the
     model's largest useful share.
 
-    A lease covers what an app has won, or what it started on. What it holds beyond that is lent: it
+    A turn covers what an app has won, or what it started on. What it holds beyond that is lent: it
     goes back as soon as an app that is asked has no GPUs. Where all have what they can use there is
-    no auction, and no lease.
+    no auction, and no turns.
     """
 
-    lease_s: Annotated[float, "above 0"] = 1200.0
-    filter: Part = 0.8  # f: this part of the apps, the best off, is not asked
+    lease_s: Annotated[
+        float, "above 0", Meaning("seconds that a turn lasts: how long what was won is kept")
+    ] = 1200.0
+    filter: Annotated[
+        Part, Meaning("this part of the apps, the best off, is not asked in an auction")
+    ] = 0.8
     form: Form = "auction"
 
     def __call__(self, snapshot: Snapshot) -> Allocation:

@@ -3,7 +3,7 @@ all the time.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from coddl.core.jobs import (
     SUBMITTED_S,
 )
 from coddl.core.kernels import SKIP, empty_ranking, fill_in_order
+from coddl.core.named import Meaning
 from coddl.core.policies.policy import RulePolicy, parameters
 from coddl.core.snapshot import KernelSnapshot
 
@@ -135,9 +136,18 @@ class TiresiasL(RulePolicy):
     the request.
     """
 
-    threshold_gpu_h: tuple[float, ...] = (1.0,)  # queue limits; one more queue than limits
-    promote: float = 0.0  # to the first queue after waiting this many times its run time; 0: never
-    count: Literal["total", "since-start"] = "total"  # since promotion, or since the last start
+    threshold_gpu_h: Annotated[
+        tuple[float, ...],
+        Meaning("limits of the queues in GPU-hours, as in 1/10; one more queue than limits"),
+    ] = (1.0,)
+    promote: Annotated[
+        float,
+        Meaning("back to the first queue after waiting so many times its run time; 0: never"),
+    ] = 0.0
+    count: Annotated[
+        Literal["total", "since-start"],
+        Meaning("GPU-time that counts: total since promotion, or since the last start"),
+    ] = "total"
 
     rule = staticmethod(tiresias_l)
     why = "jobs with less GPU-time so far hold the GPUs"

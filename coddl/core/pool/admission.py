@@ -5,7 +5,7 @@ from coddl.core.pool.errors import Conflict, Infeasible, NotFound
 from coddl.core.pool.job import JobState, counted
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.state import Pool
-from coddl.core.registry import placement_from, policy_from
+from coddl.core.registry import BUILT_IN, Registry
 
 UserEvent = (
     r.JobSubmitted
@@ -21,7 +21,7 @@ UserEvent = (
 )
 
 
-def is_news(pool: Pool, event: UserEvent) -> bool:
+def is_news(pool: Pool, event: UserEvent, registry: Registry = BUILT_IN) -> bool:
     """Tell whether a request changes anything; raise if it can't be met."""
     match event:
         case r.JobSubmitted(job, spec):
@@ -46,9 +46,9 @@ def is_news(pool: Pool, event: UserEvent) -> bool:
         case r.NodeForgotten(node):
             return _may_forget(_node(pool, node))
         case r.PolicyChosen(policy, _, placement):
-            policy_from(policy)
+            registry.policy(policy)
             if placement:
-                placement_from(placement)
+                registry.placement(placement)
             return policy != pool.policy or placement not in ("", pool.placement)
 
 

@@ -25,13 +25,15 @@ from coddl.core.cluster import Cluster
 from coddl.core.node_count import NodeCount
 from coddl.core.pool import records as r
 from coddl.core.pool.admission import UserEvent, is_news
-from coddl.core.pool.decision import POOL_STABILITY, decide
+from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.explain import sentence_of
+from coddl.core.pool.failed_decision import RETRY_S, FailedDecision, decide_or_hold
 from coddl.core.pool.job import JobState, MeasuredSpeed
 from coddl.core.pool.leaving import due_s, forced_moves, led_from_drained
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.scaling import count_after, news_of, surplus_of
 from coddl.core.pool.state import Pool
+from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
 
 MEASURED_MIN: Final = 3  # iterations after which a speed counts as measured
@@ -45,37 +47,30 @@ class ControlOutput(NamedTuple):
     instruct: frozenset[str]  # nodes whose orders are to be sent
     wake_at_s: float | None  # when to send `Woke`, if nothing happens before
     dropped: tuple[r.RunReported, ...] = ()  # not the word of the run's lead
-
-
-def _is_known(fact: r.RunPrepared, job: JobState) -> bool:
-    """Tell whether a script says what the job's last run has said."""
-    said = (fact.workers_max, fact.virtual_nodes, fact.global_batch, fact.steps)
-    known = (job.workers_max, job.virtual_nodes, job.global_batch, job.steps)
-    model = (fact.gradient_bytes, fact.largest_tensor_bytes, fact.model, fact.micro_batch)
-    known_model = (job.gradient_bytes, job.largest_tensor_bytes, job.model, job.micro_batch)
-    return job.prepared and said == known and model == known_model
-
-
-def _is_known_limit(fact: r.SliceDidNotFit, job: JobState) -> bool:
-    """Tell whether a limit is no news; one that was not tried keeps no job from running at all."""
-    if fact.evidence == "tried":
-        return fact.gpus_min <= job.gpus_fit
-    return fact.gpus_min <= job.gpus_expected or fact.gpus_min > job.gpus_most
+    failed: FailedDecision | None = None  # by a policy that is not ours
 
 
 class ControlPlane:
     """Decides for a pool. Not thread-safe; knows no clock."""
 
     def __init__(
-        self, pool: Pool, stability: Stability = POOL_STABILITY, site: Cluster | None = None
+        self,
+        pool: Pool,
+        stability: Stability = POOL_STABILITY,
+        site: Cluster | None = None,
+        registry: Registry = BUILT_IN,
     ) -> None:
         self.pool = pool
         self.stability = stability
         self.site = site  # what the operator says of the nodes: racks, islands, links
+        self.registry = registry
+        self._failed: FailedDecision | None = None
+        self._retry_at_s: float | None = None  # a policy has failed: when to ask it again
         self._records: list[r.Record] = []
         self._dropped: list[r.RunReported] = []
         self._why = ""  # to decide anew
         self._hint = ""  # the same, if nothing happens beside it
+        self._due = ""  # the same, if the time for it has come and there is no other cause
         self._awaited: set[str] = set()
         self._rest_until_s = 0.0  # nothing is decided, unless all of them are back
         self._node_count = NodeCount()
@@ -106,8 +101,13 @@ class ControlPlane:
         """When to send `Woke`, if nothing happens before."""
         times_s = [self._start_due_s(self.pool.jobs[number]) for number in self.pool.starting]
         times_s += [self._rest_until_s or None, *due_s(self.pool)]
-        known_s = [at_s for at_s in (*times_s, self.pool.wake_at_s) if at_s is not None]
+        known_s = [at_s for at_s in (*times_s, self._decide_at_s) if at_s is not None]
         return min(known_s, default=None)
+
+    @property
+    def _decide_at_s(self) -> float | None:
+        """When to decide anew, as the last decision asked; as it failed, soon."""
+        return self.pool.wake_at_s if self._retry_at_s is None else self._retry_at_s
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -131,7 +131,7 @@ class ControlPlane:
                 | r.NodeForgotten()
                 | r.PolicyChosen()
             ):
-                if is_news(self.pool, event):
+                if is_news(self.pool, event, self.registry):
                     self._add(event, now_s)
                     self._call(self._said(event))
             case r.NodeJoined():
@@ -149,8 +149,9 @@ class ControlPlane:
             case r.RunReported():
                 self._on_run_reported(event, now_s)
             case r.Woke():
-                if self.pool.wake_at_s is not None and now_s >= self.pool.wake_at_s:
-                    self._call("periodic rebalance")
+                if self._decide_at_s is not None and now_s >= self._decide_at_s:
+                    again = "retry" if self._retry_at_s is not None else self.pool.wake_why
+                    self._due = again or "periodic rebalance"
             case _:
                 assert_never(event)
 
@@ -320,9 +321,9 @@ class ControlPlane:
         if not self._may_say(job, fact):
             return  # a ghost: word of a run that we have since stopped
         match fact:
-            case r.RunPrepared() if _is_known(fact, job):
+            case r.RunPrepared() if job.knows(fact):
                 return  # a repeat, or another attempt's
-            case r.SliceDidNotFit() if _is_known_limit(fact, job):
+            case r.SliceDidNotFit() if job.knows_limit(fact):
                 return
             case r.RunStepped(_, _, step) if job.phase != "starting" and (
                 job.proven_s is not None or step == 0
@@ -376,14 +377,25 @@ class ControlPlane:
         if self._awaited and now_s < self._rest_until_s:
             return self.note()
         self._rest_until_s = 0.0
-        if why := self._why or self._hint:
-            self._why = self._hint = ""
-            self._add(decide(self.pool, self.stability, why, now_s, self.site), now_s)
+        if why := self._why or self._hint or self._due:
+            self._why = self._hint = self._due = ""
+            self._decide(why, now_s)
         for number in list(self.pool.unsettled):
             self._settle(self.pool.jobs[number], now_s)
         self._untie(now_s)
         self._leave_drained(now_s)
         return self.note()
+
+    def _decide(self, why: str, now_s: float) -> None:
+        rules = (self.stability, why, now_s, self.site)
+        outcome = decide_or_hold(self.pool, *rules, registry=self.registry)
+        if not isinstance(outcome, FailedDecision):
+            self._retry_at_s = None
+            self._add(outcome, now_s)
+            return
+        self._failed, self._retry_at_s = outcome, now_s + RETRY_S
+        if outcome.record is not None:
+            self._add(outcome.record, now_s)
 
     def _start_due_s(self, job: JobState) -> float | None:
         """Tell until when a job must have made its first step; None: we would not hear of it."""
@@ -409,7 +421,8 @@ class ControlPlane:
         instruct = frozenset(self.pool.touched)
         self.pool.touched.clear()
         dropped, self._dropped = tuple(self._dropped), []
-        return ControlOutput(records, instruct, self.wake_at_s, dropped)
+        failed, self._failed = self._failed, None
+        return ControlOutput(records, instruct, self.wake_at_s, dropped, failed)
 
     def _settle(self, job: JobState, now_s: float) -> None:
         """Give a job what it was decided to have, if that can be now."""
@@ -452,9 +465,8 @@ class ControlPlane:
         for slot in job.target:
             state = self.pool.slots[slot]
             node = self.pool.nodes[state.node]
-            if slot not in job.granted and (
-                state.owner is not None or node.is_silent or state.others
-            ):
+            is_barred = node.is_silent or node.is_drained or state.others
+            if slot not in job.granted and (state.owner is not None or is_barred):
                 return False
         return True
 

@@ -11,7 +11,7 @@ from coddl.core.pool.job import PRERUN_S, JobState, counted
 from coddl.core.pool.records import Decided, DecisionRow, Target
 from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
 from coddl.core.pool.state import Pool
-from coddl.core.registry import placement_from, policy_from
+from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.seeds import next_seed
 from coddl.core.waiting import Waiting
@@ -22,27 +22,38 @@ POOL_STABILITY: Final = Stability(
 UNPLACED: Final = Waiting("Resources", "no GPU is free")
 OTHERS: Final = Waiting("Resources", "every GPU is used by processes outside the pool")
 NO_NODES: Final = Waiting("NodeDown", "no node is available")
+COOLED: Final = "cool-down over"
+CAUSES_MAX: Final = 2  # that are named of those that a cool-down has held back
 
 
 def decide(
-    pool: Pool, stability: Stability, why: str, now_s: float, site: Cluster | None = None
+    pool: Pool,
+    stability: Stability,
+    why: str,
+    now_s: float,
+    site: Cluster | None = None,
+    *,
+    registry: Registry = BUILT_IN,
 ) -> Decided:
     """Decide who shall have which devices; `why` says what made us decide."""
     seed = next_seed(pool.seed)
-    scheduler = Scheduler(policy_from(pool.policy), stability, placement_from(pool.placement))
+    policy, placement = registry.policy(pool.policy), registry.placement(pool.placement)
+    scheduler = Scheduler(policy, stability, placement)
     aside = stranded(pool) | _resting(pool, now_s)
     found = []
     for part in folder_groups(pool):
         others = pool.active.keys() - part.jobs
         seen = snapshot_of_pool(pool, now_s, seed, {*aside, *others}, site, among=part.nodes)
         plan = scheduler.decide(seen.snapshot)
-        found.append(_decided(pool, seen, plan, _Placements(seed, why, _slots(seen, plan), aside)))
+        placed = _Placements(seed, why, _slots(seen, plan), aside, stability.cool_down_s)
+        found.append(_decided(pool, seen, plan, placed))
     return reduce(_joined, found)
 
 
 def _joined(one: Decided, other: Decided) -> Decided:
     """Make one decision of those for two parts of a pool."""
-    times = [at_s for at_s in (one.wake_at_s, other.wake_at_s) if at_s is not None]
+    looks = [(each.wake_at_s, each.wake_why) for each in (one, other) if each.wake_at_s is not None]
+    wake_at_s, wake_why = min(looks, default=(None, ""))
     return replace(
         one,
         gpus=one.gpus + other.gpus,
@@ -50,7 +61,8 @@ def _joined(one: Decided, other: Decided) -> Decided:
         waiting={**one.waiting, **other.waiting},
         rows=(*one.rows, *other.rows),
         memory={**one.memory, **other.memory},
-        wake_at_s=min(times, default=None),
+        wake_at_s=wake_at_s,
+        wake_why=wake_why,
     )
 
 
@@ -71,6 +83,7 @@ class _Placements:
     why: str
     placed: dict[int, tuple[int, ...]]
     aside: dict[int, Waiting]  # jobs that were left out, and why
+    cool_down_s: float
 
 
 def _slots(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, ...]]:
@@ -120,13 +133,8 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
         if pool.jobs[number].target:
             targets[number] = Target((), f"{why.code}: {why.sentence} ({found.why})")
         waiting[number] = why
-    for job in pool.live_jobs():
-        if job.target and not job.fits:
-            targets[job.id] = Target((), job.misfit.because)
-        elif job.target and job.cancelled:
-            targets[job.id] = Target((), job.reason)
-        elif job.target and job.suspended:
-            targets[job.id] = Target((), f"suspended by {job.held_by}")
+    targets |= leaving(pool)
+    wake_at_s, wake_why = _next_look(pool, seen, plan, found)
     return Decided(
         policy=pool.policy,
         seed=found.seed,
@@ -136,8 +144,22 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
         waiting={n: why for n, why in waiting.items() if pool.jobs[n].waiting != why},
         rows=_rows(seen, plan),
         memory=_memories(seen, plan),
-        wake_at_s=_wake_at_s(pool, seen, plan),
+        wake_at_s=wake_at_s,
+        wake_why=wake_why,
     )
+
+
+def leaving(pool: Pool) -> dict[int, Target]:
+    """Give the jobs that must leave their devices whatever a policy says."""
+    targets: dict[int, Target] = {}
+    for job in pool.live_jobs():
+        if job.target and not job.fits:
+            targets[job.id] = Target((), job.misfit.because)
+        elif job.target and job.cancelled:
+            targets[job.id] = Target((), job.reason)
+        elif job.target and job.suspended:
+            targets[job.id] = Target((), f"suspended by {job.held_by}")
+    return targets
 
 
 def _nothing(pool: Pool) -> Waiting:
@@ -187,19 +209,37 @@ def _with_memory(waits: Waiting, job: JobState) -> Waiting:
     return Waiting(waits.code, f"{waits.sentence}; it needs {job.fit_sentence}")
 
 
-def _wake_at_s(pool: Pool, seen: PoolSnapshot, plan: Plan) -> float | None:
-    """Say when to decide anew: as the policy asks, when a job may grow though unmeasured, or when
-    one has rested.
+def _next_look(
+    pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements
+) -> tuple[float | None, str]:
+    """Say when to decide anew, and why: as the policy asks, when shares that were changed a moment
+    ago may change again, when a job may grow though unmeasured, or when one has rested.
     """
-    now_s = seen.snapshot.now_s
-    rested = [job.rest_until_s for job in pool.live_jobs() if job.rest_until_s > now_s]
-    small = [
-        job.proven_s + PRERUN_S
+    now_s, asked_s = seen.snapshot.now_s, float(plan.allocation.wake_at_s)
+    jobs = seen.snapshot.jobs
+    ends_s = (jobs.changed_s + found.cool_down_s)[jobs.gpus > 0]
+    is_cooling = asked_s in ends_s[ends_s > now_s]
+    looks = [(asked_s, _held_back(pool, found.why, now_s) if is_cooling else "")]
+    looks += [
+        (job.rest_until_s, f"the backoff of {job.spec.name} is over")
+        for job in pool.live_jobs()
+        if job.rest_until_s > now_s
+    ]
+    looks += [
+        (job.proven_s + PRERUN_S, f"{job.spec.name} may grow")
         for job in seen.jobs
         if job.proven_s is not None and job.prepared and not job.may_grow(now_s)
     ]
-    wake_at_s = min(float(plan.allocation.wake_at_s), *small, *rested, float("inf"))
-    return wake_at_s if wake_at_s < float("inf") else None
+    at_s, why = min(looks)
+    return (at_s, why) if at_s < float("inf") else (None, "")
+
+
+def _held_back(pool: Pool, why: str, now_s: float) -> str:
+    """Name the newest causes that shares could not follow yet, as they had just been changed."""
+    is_held = pool.wake_at_s is not None and now_s < pool.wake_at_s
+    before = pool.wake_why.split("; ")[:-1] if is_held and pool.wake_why.endswith(COOLED) else []
+    causes = [each for each in before if each != why]
+    return "; ".join([*[*causes, why.removesuffix(f"; {COOLED}")][-CAUSES_MAX:], COOLED])
 
 
 def _memories(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[float, ...]]:

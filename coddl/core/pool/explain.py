@@ -209,7 +209,7 @@ def sentence_of(record: r.Record, job: int | None = None, unit: str = "GPU") -> 
             return f"slot {slot} released by job {number}"
         case r.StartOverdue(number, _, after_s):
             return f"job {number} stopped: no step within {after_s:g} s of its start"
-        case r.Decided():
+        case r.Decided() | r.DecisionFailed():
             return _decision(record, job, unit)
         case r.Aimed():
             return _aim(record)
@@ -221,7 +221,7 @@ def _sizes(least: int, most: int, unit: str) -> str:
     return counted(most, unit) if least == most else f"{least}..{most} {unit}s"
 
 
-def _decision(record: r.Decided, job: int | None, unit: str) -> str:
+def _decision(record: r.Decided | r.DecisionFailed, job: int | None, unit: str) -> str:
     if job is not None and job in record.targets:
         target = record.targets[job]
         none = "" if target.slots else f"no {unit}s: "
@@ -229,6 +229,8 @@ def _decision(record: r.Decided, job: int | None, unit: str) -> str:
     if job is not None and job in record.waiting:
         why = record.waiting[job]
         return f"decision for job {job}: wait, {why.code}: {why.sentence} ({record.why})"
+    if isinstance(record, r.DecisionFailed):
+        return f"decision failed ({record.why}): {record.trouble.sentence}; jobs keep their {unit}s"
     shares = ", ".join(
         f"job {number} gets {counted(len(target.slots), unit)}"
         for number, target in record.targets.items()

@@ -5,7 +5,7 @@ from typing import Final
 
 from coddl.core.lifecycle import OVER, RUNNING, WAITING, Phase, PhaseTransition, check
 from coddl.core.pool.orders import Stop
-from coddl.core.pool.records import DecisionRow, Trouble
+from coddl.core.pool.records import DecisionRow, RunPrepared, SliceDidNotFit, Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.core.waiting import Waiting
 
@@ -97,6 +97,8 @@ class JobState:
     trouble: Trouble | None = None
     # When, and how much.
     starts: int = 0
+    is_resumed: bool = False  # since it last had devices, by a user who had suspended it
+    resumptions: int = 0  # of its starts, those for which it was
     first_start_s: float | None = None
     last_start_s: float | None = None
     changed_s: float | None = None  # when what it holds last changed
@@ -119,6 +121,11 @@ class JobState:
     def has_run(self) -> bool:
         """Tell whether an agent leads it, or shall."""
         return self.phase in RUNNING
+
+    @property
+    def restarts(self) -> int:
+        """Count its starts after preemptions, failures and losses: not its user's own doing."""
+        return max(0, self.starts - 1 - self.resumptions - self.prechecked)
 
     @property
     def is_elastic(self) -> bool:
@@ -230,6 +237,20 @@ class JobState:
         each = f" (at least {counted(samples // useful, 'sample')} each)" if samples else ""
         return f"{batch} can be shared by at most {counted(useful, 'GPU')}{each}"
 
+    def knows(self, fact: RunPrepared) -> bool:
+        """Tell whether a script says what the last run has said."""
+        said = (fact.workers_max, fact.virtual_nodes, fact.global_batch, fact.steps)
+        known = (self.workers_max, self.virtual_nodes, self.global_batch, self.steps)
+        model = (fact.gradient_bytes, fact.largest_tensor_bytes, fact.model, fact.micro_batch)
+        known_model = (self.gradient_bytes, self.largest_tensor_bytes, self.model, self.micro_batch)
+        return self.prepared and said == known and model == known_model
+
+    def knows_limit(self, fact: SliceDidNotFit) -> bool:
+        """Tell whether a limit is no news; one that was not tried keeps no job from running."""
+        if fact.evidence == "tried":
+            return fact.gpus_min <= self.gpus_fit
+        return fact.gpus_min <= self.gpus_expected or fact.gpus_min > self.gpus_most
+
     def bounds(self, now_s: float) -> tuple[int, int]:
         """Give the fewest and the most GPUs that it may have now."""
         if self.spec.launch.precheck and not self.prechecked:
@@ -270,6 +291,13 @@ class JobState:
         self.story = [*self.story, step][-STORY_MAX:]
         self.phase = phase
 
+    def resume(self, by: str, now_s: float) -> None:
+        """Be no longer suspended."""
+        self.suspended = False
+        if self.phase == "suspended":
+            self.is_resumed = self.starts > 0
+            self.move("pending", now_s, f"resumed by {by}")
+
     def rest(self, step: int, now_s: float) -> None:
         """Wait before the next run, the longer the more often runs came no further."""
         self.reruns = 0 if step > self.step else self.reruns + 1
@@ -280,6 +308,8 @@ class JobState:
         self.executed_s, self.attained_gpu_s = self.executed_by(now_s), self.attained_by(now_s)
         if slots and not self.granted:
             self.starts += 1
+            self.resumptions += self.is_resumed
+            self.is_resumed = False
             self.last_start_s = now_s
             self.first_start_s = now_s if self.first_start_s is None else self.first_start_s
         if slots != self.granted:

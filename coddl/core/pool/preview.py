@@ -28,7 +28,7 @@ class Preview(NamedTuple):
 def preview(control: ControlPlane, spec: JobSpec, now_s: float) -> Preview:
     """Tell what submitting a job would do to everyone; changes nothing."""
     pool = control.pool
-    twin = ControlPlane(deepcopy(pool), control.stability, control.site)
+    twin = ControlPlane(deepcopy(pool), control.stability, control.site, control.registry)
     number = twin.pool.next_job
     twin.handle(r.JobSubmitted(number, spec), now_s)
     effects = []

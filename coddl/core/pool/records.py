@@ -1,8 +1,8 @@
 """What happens in a pool. Past tense; frozen; the journal holds these and nothing else. (C5, D3)
 
 *Facts* come from outside: users, agents, the clock. *Conclusions* (`SlotFreed`, `Decided`,
-`Aimed`) are drawn by `control` and written down beside the fact that led to them, so that they are
-read back and never drawn anew. The state of the pool is a fold of both. (`state`)
+`DecisionFailed`, `Aimed`) are drawn by `control` and written down beside the fact that led to them,
+so that they are read back and never drawn anew. The state of the pool is a fold of both. (`state`)
 """
 
 from collections.abc import Mapping
@@ -387,6 +387,22 @@ class Decided:
     rows: tuple[DecisionRow, ...]  # only those that differ from what was told of the job before
     memory: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # the policy's, by job
     wake_at_s: float | None = None
+    wake_why: str = ""  # what will have happened by then; empty: the policy asks for it
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionFailed:
+    """A policy or placement that is not ours has failed: jobs keep what they hold meanwhile.
+
+    Jobs that must leave whatever a policy says have a target; only what is new is told.
+    """
+
+    policy: str
+    placement: str
+    why: str  # what made us decide
+    trouble: Trouble
+    targets: Mapping[int, Target]  # by job
+    waiting: Mapping[int, Waiting]  # by job
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +474,7 @@ Record = (
     | SlotFreed
     | StartOverdue
     | Decided
+    | DecisionFailed
     | Aimed
 )
 

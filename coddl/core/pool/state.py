@@ -33,7 +33,9 @@ class Pool:
     policy_by: str = ""
     policy_since_s: float = 0.0
     placement: str = "consolidate"
+    policy_trouble: r.Trouble | None = None  # why the last decision failed
     wake_at_s: float | None = None  # as the last decision asked
+    wake_why: str = ""
     seed: int = 1
     next_job: int = 1
     next_slot: int = 0
@@ -121,7 +123,7 @@ class Pool:
         """Take in what has happened."""
         self._fold(record, now_s)
         match record:
-            case r.Decided():
+            case r.Decided() | r.DecisionFailed():
                 changed = list(record.targets)
             case r.NodeLost() | r.NodeLeft():
                 changed = list(self.active)
@@ -153,10 +155,7 @@ class Pool:
             case r.JobSuspended(job, by):
                 self._suspend(self.jobs[job], by, now_s)
             case r.JobResumed(job, by):
-                state = self.jobs[job]
-                state.suspended = False
-                if state.phase == "suspended":
-                    state.move("pending", now_s, f"resumed by {by or 'a user'}")
+                self.jobs[job].resume(by or "a user", now_s)
             case r.JobBounded(job, gpus_min, gpus_max):
                 self.jobs[job].gpus_min, self.jobs[job].gpus_max = gpus_min, gpus_max
             case r.JobPrioritised(job, priority):
@@ -171,7 +170,7 @@ class Pool:
                 self.slots[slot].owner, self.slots[slot].is_stuck = None, False
             case r.StartOverdue():
                 self._give_up_start(record, now_s)
-            case r.Decided():
+            case r.Decided() | r.DecisionFailed():
                 self._decide(record, now_s)
             case r.Aimed():
                 self._aim(record, now_s)
@@ -307,9 +306,7 @@ class Pool:
 
     # Decisions.
 
-    def _decide(self, decided: r.Decided, now_s: float) -> None:
-        self.seed = decided.seed
-        self.wake_at_s = decided.wake_at_s
+    def _decide(self, decided: r.Decided | r.DecisionFailed, now_s: float) -> None:
         for number, target in decided.targets.items():
             job = self.jobs[number]
             if len(target.slots) != len(job.target):
@@ -319,6 +316,11 @@ class Pool:
         for number, waiting in decided.waiting.items():
             job = self.jobs[number]
             job.waiting, job.waiting_since_s = waiting, now_s
+        if isinstance(decided, r.DecisionFailed):
+            self.policy_trouble = decided.trouble
+            return
+        self.policy_trouble, self.seed = None, decided.seed
+        self.wake_at_s, self.wake_why = decided.wake_at_s, decided.wake_why
         for number, memory in decided.memory.items():
             self.jobs[number].memory = memory
         for row in decided.rows:

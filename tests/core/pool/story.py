@@ -5,15 +5,22 @@ from coddl.core.pool.control import ControlOutput, ControlPlane
 from coddl.core.pool.job import JobState
 from coddl.core.pool.spec import JobSpec, Launch, Tier
 from coddl.core.pool.state import Pool
+from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
 
 
 class Story:
     """A pool whose agents do at once what they are told, as far as a test lets them."""
 
-    def __init__(self, *devices: int, stability: Stability | None = None) -> None:
+    def __init__(
+        self,
+        *devices: int,
+        stability: Stability | None = None,
+        registry: Registry = BUILT_IN,
+    ) -> None:
         self.now_s = 0.0
-        self.control = ControlPlane(Pool(), stability or Stability(cool_down_s=0.0, reserve_s=0.0))
+        calm = stability or Stability(cool_down_s=0.0, reserve_s=0.0)
+        self.control = ControlPlane(Pool(), calm, registry=registry)
         self.journal: list[tuple[int, float, r.Record]] = []
         for number, count in enumerate(devices):
             self.join("abc"[number], count)

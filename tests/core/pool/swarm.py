@@ -18,6 +18,7 @@ from coddl.core.pool.control import ControlPlane
 from coddl.core.pool.orders import JobOrder, Orders
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
+from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
 
 TICK_S = 0.5
@@ -81,9 +82,16 @@ class Swarm:
     """A whole pool, driven by one seed."""
 
     def __init__(
-        self, seed: int, policy: str = "afs-p:tie=keep", *, users: bool = False, full: float = 0.0
+        self,
+        seed: int,
+        policy: str = "afs-p:tie=keep",
+        *,
+        users: bool = False,
+        full: float = 0.0,
+        registry: Registry = BUILT_IN,
     ) -> None:
         """`users` interfere; a commit fails with a probability of `full`."""
+        self.registry = registry
         self.random = random.Random(seed)
         self.users, self.full = users, full
         self.length = 40.0  # device-ticks of work per job
@@ -91,7 +99,7 @@ class Swarm:
         self.now_s = 1000.0
         self.journal: list[tuple[float, r.Record]] = []
         self.stability = Stability(cool_down_s=self.random.choice([0.0, 3.0]), reserve_s=5.0)
-        self.control = ControlPlane(Pool(policy=policy), self.stability)
+        self.control = self.control_of(Pool(policy=policy))
         self.agents = {
             name: Agent(name, self.random.randint(1, 4))
             for name in "abc"[: self.random.randint(1, 3)]
@@ -109,6 +117,9 @@ class Swarm:
         return self.control.pool
 
     # The server.
+
+    def control_of(self, pool: Pool) -> ControlPlane:
+        return ControlPlane(pool, self.stability, registry=self.registry)
 
     def happen(self, event: r.Event, by: str = "") -> None:
         """Let the control plane hear of something, and look whether all is well."""
@@ -147,7 +158,7 @@ class Swarm:
     def undo(self, said: list[Said]) -> None:
         """Let it not have happened; what is said only once is kept for the next time."""
         awaited = self.control.awaited
-        self.control = ControlPlane(self.folded(), self.stability)
+        self.control = self.control_of(self.folded())
         if awaited:
             self.control.await_nodes(awaited)
         self.control.reconsider("journal reloaded")
@@ -170,7 +181,7 @@ class Swarm:
 
     def crash(self) -> None:
         """Kill the server and start it again: all it knows is its journal."""
-        self.control = ControlPlane(self.folded(), self.stability)
+        self.control = self.control_of(self.folded())
         self.control.await_nodes([n.name for n in self.pool.nodes.values() if n.is_up])
         self.inbox.clear()
         for said in reversed(self.again):  # was not acknowledged
@@ -211,6 +222,7 @@ class Swarm:
         job = self.random.choice(list(self.pool.jobs) or [0])
         node = self.random.choice(list(self.pool.nodes) or [""])
         least = self.random.choice([1, 1, 2, 3])
+        policies = tuple(self.registry.policies) or POLICIES
         wishes: list[r.Event] = [
             r.JobCancelled(job, "ada"),
             *[r.JobSuspended(job, "ada")] * 2,
@@ -221,7 +233,7 @@ class Swarm:
             r.NodeDrained(node, "ada", float(self.random.randint(1, 40))),
             *[r.NodeUndrained(node, "ada")] * 2,
             r.NodeForgotten(node, "ada"),
-            r.PolicyChosen(self.random.choice(POLICIES), "ada", self.random.choice(PLACEMENTS)),
+            r.PolicyChosen(self.random.choice(policies), "ada", self.random.choice(PLACEMENTS)),
         ]
         self.wish(self.random.choice(wishes))
 

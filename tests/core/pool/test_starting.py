@@ -73,3 +73,22 @@ def test_while_its_lead_is_not_heard_nobody_knows_whether_it_has_started() -> No
     assert story.job(job).phase == "starting"
     story.train(job)
     assert (story.job(job).phase, story.job(job).attempt) == ("running", 1)
+
+
+def test_restarts_are_starts_that_nobody_asked_for() -> None:
+    story = Story(2)
+    job = story.submit(1, 2, precheck=("true",))
+    story.happen(r.RunEnded(job, 1, "prechecked"))
+    story.report()
+    story.train(job)
+    assert (story.job(job).starts, story.job(job).restarts) == (2, 0)
+    story.happen(r.JobSuspended(job, "ann"))
+    story.catch_up()
+    story.happen(r.JobResumed(job, "ann"))
+    story.train(job)
+    assert (story.job(job).starts, story.job(job).restarts) == (3, 0)
+    story.happen(r.RunEnded(job, story.job(job).attempt, "lost", 5))
+    story.now_s = story.job(job).rest_until_s
+    story.report()
+    story.happen(r.Woke())
+    assert (story.job(job).starts, story.job(job).restarts) == (4, 1)

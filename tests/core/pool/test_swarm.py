@@ -3,13 +3,18 @@
 import msgspec
 import pytest
 
+from coddl.core.allocation import Allocation
+from coddl.core.policies.max_min import MaxMin
 from coddl.core.pool import records as r
 from coddl.core.pool.state import Pool
+from coddl.core.registry import Registry
+from coddl.core.snapshot import Snapshot
 from tests.core.pool.swarm import Swarm
 
 SEEDS = range(16)
 PATIENCE = 4000  # ticks
 QUIET = 150
+PLUGGED = "mine.py:moody"
 
 
 def trouble(swarm: Swarm) -> None:
@@ -53,6 +58,21 @@ def test_so_it_is_when_users_interfere_and_commits_fail(seed: int) -> None:
     assert failed <= {each.job for each in limits if each.evidence == "tried"}
     wanted = {e.job for _, e in swarm.journal if isinstance(e, r.JobCancelled)}
     assert {j.id for j in swarm.pool.jobs.values() if j.phase == "cancelled"} <= wanted
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_so_it_is_when_a_plug_in_fails_every_other_time(seed: int) -> None:
+    def moody(snapshot: Snapshot) -> Allocation:
+        if swarm.faults and swarm.random.random() < 0.5:
+            raise ValueError("not now")
+        return MaxMin()(snapshot)
+
+    registry = Registry({PLUGGED: moody})
+    swarm = Swarm(seed, PLUGGED, users=True, full=0.03, registry=registry)
+    live(swarm)
+    told = [record for _, record in swarm.journal if isinstance(record, r.DecisionFailed)]
+    assert told
+    assert {job.phase for job in swarm.pool.jobs.values()} <= {"succeeded", "cancelled", "failed"}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

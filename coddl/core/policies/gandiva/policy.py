@@ -8,7 +8,7 @@ import numpy as np
 from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import ELASTIC
-from coddl.core.named import Part
+from coddl.core.named import Meaning, Part
 from coddl.core.placement.affinity import NodeLoads, no_loads
 from coddl.core.placement.close import leaders_of
 from coddl.core.policies.gandiva.assignment import (
@@ -67,6 +67,11 @@ def state_of(snapshot: Snapshot, quantum_s: float) -> GandivaState:
     return GandivaState(snapshot, now, no_loads(gpus), kinds, slots_by_node, memory, wants)
 
 
+Packing = Annotated[
+    bool, Meaning("two jobs may share GPUs under overload, if a profile of models is known")
+]
+
+
 @dataclass(frozen=True)
 class Gandiva:
     """Gives jobs GPUs at once, on servers with jobs of their size; where there are too many, they
@@ -76,12 +81,22 @@ class Gandiva:
     the idle GPUs of its server for an elastic job.
     """
 
-    quantum_s: Annotated[float, "above 0"] = 60.0  # a slice of time; turns change at its multiples
-    packing: bool = True  # two jobs may share GPUs under overload, if a profile of models is known
-    pack_below: Part = 0.75  # a job that keeps GPUs less busy than this may be packed
-    moves: int = 1  # running jobs that a decision may move so that free GPUs lie together
-    idle: Part = 0.75  # of a server's GPUs: if so many are free, its jobs may be moved elsewhere
-    grow_after_s: float = 60.0  # idle GPUs go to elastic jobs beside them after so long; 0: never
+    quantum_s: Annotated[
+        float, "above 0", Meaning("a slice of time in seconds; turns change at its multiples")
+    ] = 60.0
+    packing: Packing = True
+    pack_below: Annotated[
+        Part, Meaning("a job that keeps GPUs less busy than this may be packed with another")
+    ] = 0.75
+    moves: Annotated[
+        int, Meaning("running jobs that one decision may move so that free GPUs lie together")
+    ] = 1
+    idle: Annotated[
+        Part, Meaning("part of a server's GPUs: if so many are free, its jobs may move elsewhere")
+    ] = 0.75
+    grow_after_s: Annotated[
+        float, Meaning("GPUs idle for so many seconds go to elastic jobs beside them; 0: never")
+    ] = 60.0
 
     rigid = True
     own_placement: ClassVar[str] = "gandiva"
