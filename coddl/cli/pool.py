@@ -21,7 +21,7 @@ from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
     from coddl.api.client import Client
-    from coddl.engines.local import PoolOptions
+    from coddl.engines.pool import PoolOptions
 
 UP_EXAMPLES = """
 Examples:
@@ -178,8 +178,8 @@ def up(
 ) -> None:
     """Start a pool on this machine: a server and an agent, in the background."""
     from coddl.api.client import state_folder
-    from coddl.engines.local import PoolOptions, server_of, supervisor_of
-    from coddl.engines.local import up as start
+    from coddl.engines.pool import PoolOptions, server_of, supervisor_of
+    from coddl.engines.pool import up as start
 
     plugins = tuple(str(Path(path).absolute()) for path in plugin or ())
     check_choice(policy, placement, plugins)
@@ -234,19 +234,19 @@ def checked_cluster(spec: str, agents: tuple[str, ...]) -> str:
 
 
 def _supervise(options: "PoolOptions") -> int:
-    from coddl.engines.local import LocalPool
+    from coddl.engines.pool import PoolProcess
 
     def tell(text: str) -> None:
         import datetime
 
         print(f"{datetime.datetime.now().astimezone():%H:%M:%S} {text}", flush=True)
 
-    return LocalPool(options, tell=tell).run()
+    return PoolProcess(options, tell=tell).run()
 
 
 def words_of_up(options: "PoolOptions") -> list[str]:
     """Give the command that keeps such a pool up."""
-    from coddl.engines.local import PROGRAM
+    from coddl.engines.processes import PROGRAM
 
     words = [*PROGRAM, "up", "--foreground", "--state-dir", str(options.folder)]
     words += ["--port", str(options.port), "--agents", str(options.agents)]
@@ -304,8 +304,8 @@ def down(
 ) -> None:
     """Stop the pool of this machine; its jobs are saved and continue at the next `coddl up`."""
     from coddl.api.client import state_folder
-    from coddl.engines.local import NOBODY, supervisor_of
-    from coddl.engines.local import down as end
+    from coddl.engines.pool import NOBODY, supervisor_of
+    from coddl.engines.pool import down as end
 
     folder = state_folder(state_dir)
     is_up = supervisor_of(folder) is not None

@@ -1,471 +1,96 @@
-"""A pool on this machine: one process that keeps a server and its agents running.
+"""The engine of a single machine: a node is an agent that it starts here.
 
-The supervising process holds `pool.lock` of the state folder; the kernel drops it when that ends,
-however it ends, and then tells its children to end too. What they print goes to `output/`.
+The agents end with the process that has started them, however that ends: nobody else looks after
+them.
 """
 
-import contextlib
-import ctypes
-import fcntl
-import json
-import os
-import re
 import secrets
-import select
-import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from coddl.api.client import Client, find, lives
 from coddl.core.errors import UserError
+from coddl.engines.engine import AgentLaunch, EngineNode, EngineStatus
+from coddl.engines.processes import PROGRAM, Child, rotate
 
-PROGRAM: Final = (sys.executable, "-P", "-m", "coddl")  # -P: nothing is imported from a folder
-PR_SET_PDEATHSIG: Final = 1
-READY_S: Final = 180.0  # the first start compiles for some 15 seconds
-BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before a process is started again
-STEADY_S: Final = 60.0  # having run for so long, a process starts again at once
-TICK_S: Final = 2.0  # between looks at the sizes of files
-NAMED_WITHIN_S: Final = 5.0  # a process that has locked a folder has written its number
-START_TICK_S: Final = 0.05  # between looks at a server that starts
-LOG_BYTES_MAX: Final = 10 << 20
-LOGS_KEPT: Final = 2
-LEAVE_S: Final = 615.0  # agents give their jobs 600 to bring their state to disk
-ASK_S: Final = 2.0  # that the server may take to answer
-CLOSE_S: Final = 20.0
-TELL_S: Final = 5.0  # after which who waits wants to know for what
-TAIL_BYTES: Final = 8192
-ERROR: Final = re.compile(r"^error: (.+)\n  because (.+)\n  try     (.+)$", re.MULTILINE)
-NOBODY: Final = "no pool is running"
-
-
-class UnsavedJobs(UserError):
-    """A pool can't end without losing what its jobs have done."""
-
-    exit_code = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolOptions:
-    """What a pool of this machine shall be like."""
-
-    folder: Path
-    port: int = 7433  # 0: any
-    agents: int = 1
-    slots: int | None = None  # of each agent; None: its GPUs, else its cores
-    policy: str = ""
-    placement: str = ""
-    plugins: tuple[str, ...] = ()  # whole paths of files with the operator's policies
-    cluster: str = ""  # how nodes are wired: a short form, or the whole path of a file
-    cool_down_s: float | None = None
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Name the agents."""
-        name = re.sub(r"[^A-Za-z0-9._-]+|^[._-]+", "-", socket.gethostname().partition(".")[0])
-        name = name.strip("-") or "node"
-        return (name,) if self.agents == 1 else tuple(f"{name}-{i + 1}" for i in range(self.agents))
-
-
-# Who holds a folder.
-
-
-def supervisor_of(folder: Path) -> int | None:
-    """Name the process that keeps a pool of this folder up; None: there is none."""
-    until_s = time.monotonic() + NAMED_WITHIN_S
-    while True:
-        try:
-            with (folder / "pool.lock").open("rb") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    found = lock.read()
-                else:
-                    return None
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _unfit(folder, error) from None
-        # Who has just taken the lock may not have written its number over a dead one's yet.
-        if found and lives(int(found)):
-            return int(found)
-        if time.monotonic() > until_s:
-            raise UserError(
-                f"the pool of {folder} can't be controlled from here",
-                "a process on another machine holds its lock",
-                "run the command on the machine where the pool was started",
-            )
-        time.sleep(START_TICK_S)
-
-
-def _unfit(folder: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{folder} can't hold a pool",
-        f"{error.filename or 'its lock'}: {error.strerror}",
-        "another --state-dir",
-    )
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Be the one who keeps a pool of this folder up; a lock file of a dead one is no obstacle."""
-    with (folder / "pool.lock").open("a+b") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                pass
-            except OSError as error:  # as of a network file system without locks
-                raise _unfit(folder, error) from None
-            if (pid := supervisor_of(folder)) is not None:
-                raise UserError(
-                    f"a pool of {folder} can't be started",
-                    f"process {pid} already runs one",
-                    "coddl down, or another --state-dir",
-                )
-            time.sleep(START_TICK_S)  # somebody only looked
-        lock.truncate(0)
-        lock.write(str(os.getpid()).encode())
-        lock.flush()
-        yield
-
-
-def make_folder(folder: Path) -> None:
-    """Make a state folder that only its owner can enter, with a token in it."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / "output").mkdir(mode=0o700, exist_ok=True)
-        if not (folder / "token").exists():
-            half = folder / f"token.{os.getpid()}"
-            descriptor = os.open(half, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with open(descriptor, "w") as file:
-                file.write(secrets.token_urlsafe(32) + "\n")
-            half.rename(folder / "token")
-        _check_token(folder / "token")
-    except OSError as error:
-        raise _unfit(folder, error) from None
-
-
-def _check_token(path: Path) -> None:
-    """Refuse a token that others may know."""
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        because = f"others can read {path}: its mode is {mode:o}"
-    elif not path.read_bytes().strip():
-        because = f"{path} is empty"
-    else:
-        return
-    raise UserError("the token can't be used", because, f"rm {path}; coddl up creates a new one")
-
-
-def server_of(folder: Path) -> tuple[str, int] | None:
-    """Tell address and process of the server, as it has left them."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        about = json.loads((folder / "server.json").read_text("utf-8"))
-        return str(about["url"]), int(about["pid"])
-    return None
-
-
-# The processes.
+KILL_AFTER_S: Final = 5.0  # after which an agent that was told to leave in time is killed
 
 
 @dataclass(slots=True)
-class Child:
-    """A process that is kept running."""
+class _LocalNode:
+    """An agent of ours."""
 
-    name: str
-    words: list[str]
-    log: Path
-    is_tied: bool = True  # it is told to end when this process ends, however
-    process: subprocess.Popen[bytes] | None = None
-    started_s: float = 0.0
-    starts: int = 0
-    failures: int = 0
-    due_s: float = 0.0  # when to start it (again)
-    begin: int = 0  # where in the log its present run begins
-
-    def start(self, now_s: float) -> int:
-        """Start it and give its number."""
-        with self.log.open("ab") as log:
-            self.begin = log.tell()
-            self.process = subprocess.Popen(
-                self.words,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.log.parent,
-                start_new_session=True,  # Ctrl-C is for the one who keeps it running
-                preexec_fn=_tie() if self.is_tied else None,
-            )
-        self.started_s, self.starts = now_s, self.starts + 1
-        return self.process.pid
-
-    def ended(self, now_s: float) -> int | None:
-        """Tell the exit code of a process that has just ended, and plan its next start."""
-        if self.process is None or (code := self.process.poll()) is None:
-            return None
-        self.process = None
-        self.failures = 0 if now_s - self.started_s > STEADY_S else self.failures + 1
-        wait_s = BACKOFF_S[min(self.failures, len(BACKOFF_S)) - 1] if self.failures else 0.0
-        self.due_s = now_s + wait_s
-        return code
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it runs."""
-        if self.process is not None:
-            self.process.send_signal(number)
-
-    def end(self, within_s: float = LEAVE_S + CLOSE_S) -> None:
-        """Have it end, and wait for that; kill it if it does not."""
-        if self.process is None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(within_s)
-        except BaseException:
-            self.process.kill()
-            self.process.wait()
-            raise
-
-    def words_of_end(self) -> UserError:
-        """Give what it said before it ended."""
-        said = ""
-        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as file:
-            file.seek(max(self.begin, self.log.stat().st_size - TAIL_BYTES))
-            said = file.read().decode("utf-8", errors="replace")
-        if found := ERROR.findall(said):
-            return UserError(*found[-1])
-        because = " ".join(said.split()[-30:]) or "it printed nothing"
-        return UserError(f"the {self.name} failed to start", because, f"see {self.log}")
-
-
-def _tie() -> Callable[[], None]:
-    """Give what a child does first: have the kernel tell it to end when we do."""
-    parent, libc = os.getpid(), ctypes.CDLL(None)
-
-    def tie() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # we ended before the tie held
-            os._exit(1)
-
-    return tie
-
-
-def rotate(log: Path, bytes_max: int = LOG_BYTES_MAX) -> None:
-    """Set a long file aside; who writes to its end goes on at its beginning."""
-    with contextlib.suppress(FileNotFoundError):
-        if log.stat().st_size <= bytes_max:
-            return
-        for number in range(LOGS_KEPT, 1, -1):
-            with contextlib.suppress(FileNotFoundError):
-                log.with_suffix(f".log.{number - 1}").replace(log.with_suffix(f".log.{number}"))
-        shutil.copyfile(log, log.with_suffix(".log.1"))
-        os.truncate(log, 0)
+    child: Child
+    gone_by_s: float | None = None  # since it was released
 
 
 @dataclass(slots=True)
-class LocalPool:
-    """Keeps a server and its agents running until it is told to stop."""
+class LocalEngine:
+    """Starts agents on this machine, each with some CPU slots."""
 
-    options: PoolOptions
+    launch: AgentLaunch
+    folder: Path  # the pool's state folder
+    prefix: str = "node"
     program: tuple[str, ...] = PROGRAM
-    tell: Callable[[str], None] = print
     now_s: Callable[[], float] = time.monotonic
-    _stops: int = 0  # once: let jobs be saved; twice: at once
-    _wake_out: int = -1  # has a byte for each signal that came
+    _nodes: dict[str, _LocalNode] = field(default_factory=dict)
 
-    def run(self) -> int:
-        """Run until a signal comes. Raises UserError if the pool can't be started."""
-        folder = self.options.folder
-        make_folder(folder)
-        with _held(folder):
-            self._hear()
-            server = self._child("server", *self._server_words())
-            agents: list[Child] = []
-            try:
-                self._keep(server, agents)
-            finally:
-                self._stop(server, agents)
-        return 0
-
-    def _hear(self) -> None:
-        """Have signals end a wait: through a pipe, for a lock may be held when one comes."""
-        self._wake_out, wake_in = os.pipe()
-        os.set_blocking(self._wake_out, False)
-        os.set_blocking(wake_in, False)
-        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        # `coddl down` may be called again while jobs are saved; only a second Ctrl-C is impatience.
-        self._stops = self._stops + 1 if number == signal.SIGINT else max(self._stops, 1)
-
-    def _await_signal(self, within_s: float) -> None:
-        if select.select([self._wake_out], [], [], max(0.0, within_s))[0]:
-            os.read(self._wake_out, 4096)
-
-    def _child(self, name: str, *words: str) -> Child:
-        log = self.options.folder / "output" / f"{name.replace(' ', '-')}.log"
-        return Child(name, [*self.program, *words], log)
-
-    def _server_words(self, again_at: str = "") -> list[str]:
-        """Tell how to start the server; again, where agents look for it, with its own policy."""
-        options = self.options
-        port = again_at.rpartition(":")[2] if again_at else str(options.port)
-        words = ["server", "--state-dir", str(options.folder), "--port", port]
-        if not again_at:
-            words += ["--policy", options.policy] if options.policy else []
-            words += ["--placement", options.placement] if options.placement else []
-        words += [word for path in options.plugins for word in ("--plugin", path)]
-        words += ["--cluster", options.cluster] if options.cluster else []
-        if options.cool_down_s is not None:
-            words += ["--cool-down", f"{options.cool_down_s:g}"]
-        return words
-
-    def _agent_words(self, node: str, url: str) -> list[str]:
-        folder = self.options.folder
-        words = ["agent", "--name", node, "--server", url, "--state-dir", str(folder)]
-        if self.options.slots is not None:
-            words += ["--slots", str(self.options.slots)]
-        return words
-
-    def _keep(self, server: Child, agents: list[Child]) -> None:
-        """Start what does not run and watch over what does."""
-        while not self._stops:
-            now_s = self.now_s()
-            for child in (server, *agents):
-                if (code := child.ended(now_s)) is not None:
-                    self._on_end(child, code)
-                if child.process is None and now_s >= child.due_s:
-                    self.tell(f"{child.name} started, process {child.start(now_s)}")
-                rotate(child.log)
-            if not agents and (url := self._address(server)):
-                server.words = [*self.program, *self._server_words(again_at=url)]
-                agents += [
-                    self._child(f"agent {node}", *self._agent_words(node, url))
-                    for node in self.options.nodes
-                ]
-                continue
-            due_s = [child.due_s - now_s for child in (server, *agents) if child.process is None]
-            self._await_signal(min([TICK_S if agents else START_TICK_S, *due_s]))
-
-    def _address(self, server: Child) -> str | None:
-        """Tell where the server is, once it listens."""
-        about = server_of(self.options.folder)
-        is_ours = about and server.process and about[1] == server.process.pid
-        return about[0] if about and is_ours else None
-
-    def _on_end(self, child: Child, code: int) -> None:
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        # What fails at its first start has been told something wrong, and would fail again.
-        if child.starts == 1 and code > 0 and self.now_s() - child.started_s < STEADY_S:
-            raise child.words_of_end()
-        wait_s = max(0.0, child.due_s - self.now_s())
-        self.tell(f"{child.name} {how}; restarting in {wait_s:.1f} s")
-
-    def _stop(self, server: Child, agents: list[Child]) -> None:
-        """End the agents, who save what their jobs have done; then the server, who is told of it.
-
-        A second Ctrl-C ends all at once.
-        """
-        for children, within_s in ((agents, LEAVE_S), ([server], CLOSE_S)):
-            for child in children:
-                child.signal(signal.SIGTERM)
-            until_s, stops = self.now_s() + within_s, max(self._stops, 1)
-            for child in children:
-                while child.process is not None and child.process.poll() is None:
-                    is_late = self.now_s() > until_s
-                    if is_late and self._stops <= stops and unsaved_in(self.options.folder):
-                        until_s = self.now_s() + LEAVE_S  # a job can't be saved: it is not killed
-                    elif is_late or self._stops > stops:
-                        self.tell(f"{child.name} did not stop in time and is killed")
-                        child.signal(signal.SIGKILL)
-                    self._await_signal(0.1)
-
-
-# Up and down, from another process.
-
-
-def up(options: PoolOptions, words: list[str], is_ready: Callable[[], bool]) -> None:
-    """Start a pool in the background; return when it is ready, or raise what it said."""
-    make_folder(options.folder)
-    pool = Child("pool", words, options.folder / "output" / "pool.log", is_tied=False)
-    rotate(pool.log)
-    pool.start(time.monotonic())
-    try:
-        await_ready(pool, is_ready)
-    except BaseException:
-        pool.end()
-        raise
-
-
-def await_ready(pool: Child, is_ready: Callable[[], bool], within_s: float = READY_S) -> None:
-    """Wait until a pool that was started is ready, or raise what it said."""
-    until_s = time.monotonic() + within_s
-    while not is_ready():
-        if pool.ended(time.monotonic()) is not None:
-            raise pool.words_of_end()
-        if time.monotonic() > until_s:
+    def __post_init__(self) -> None:
+        if self.launch.slots is None:
             raise UserError(
-                f"the pool was not ready within {within_s:.0f} s",
-                f"see the logs in {pool.log.parent}",
-                "coddl up --foreground",
+                "nodes can't be brought to this machine",
+                "each of its agents would use the same GPUs",
+                "--slots 2, which gives each node two CPU slots",
             )
-        time.sleep(START_TICK_S)
+        (self.folder / "output").mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    def look(self) -> EngineStatus:
+        """Tell which agents there are; one that has failed is started again."""
+        now_s = self.now_s()
+        for name, node in list(self._nodes.items()):
+            has_ended = node.child.ended(now_s) is not None
+            if node.gone_by_s is None:
+                if node.child.process is None and now_s >= node.child.due_s:
+                    node.child.start(now_s)
+                rotate(node.child.log)
+            elif has_ended or node.child.process is None:
+                del self._nodes[name]
+            elif now_s > node.gone_by_s + KILL_AFTER_S:
+                node.child.signal(signal.SIGKILL)
+        return EngineStatus(tuple(self._told(name) for name in self._nodes))
 
-def unsaved_in(folder: Path) -> list[str]:
-    """Ask the server of a pool which jobs' state can't be saved."""
-    try:
-        with Client(find("", str(folder), env={}), within_s=ASK_S) as client:
-            return client.problems("unsaved")
-    except UserError:
-        return []
+    def _told(self, name: str) -> EngineNode:
+        node = self._nodes[name]
+        if node.gone_by_s is not None:
+            return EngineNode(name, "releasing")
+        if node.child.process is None:
+            return EngineNode(name, "starting", because=f"its agent ended; see {node.child.log}")
+        return EngineNode(name, "up")
 
+    def acquire(self) -> str:
+        """Start one more agent."""
+        name = f"{self.prefix}-{secrets.token_hex(3)}"
+        words = ["agent", "--name", name, "--server", self.launch.server]
+        words += ["--state-dir", str(self.folder), "--slots", str(self.launch.slots)]
+        log = self.folder / "output" / f"agent-{name}.log"
+        self._nodes[name] = _LocalNode(Child(f"agent {name}", [*self.program, *words], log))
+        self._nodes[name].child.start(self.now_s())
+        return name
 
-def _check_saved(folder: Path) -> None:
-    """Raise if jobs that were told to leave can't be saved."""
-    if unsaved := unsaved_in(folder):
-        raise UnsavedJobs(
-            "the pool is not stopped yet, and jobs keep training",
-            "; ".join(unsaved),
-            "free space there, then the pool stops by itself; or coddl down --cancel-jobs",
-        )
+    def release(self, node: str, within_s: float) -> None:
+        """Have an agent save its jobs and end."""
+        found = self._nodes.get(node)
+        if found is not None and found.gone_by_s is None:
+            found.gone_by_s = self.now_s() + within_s
+            found.child.signal(signal.SIGTERM)
 
-
-def down(folder: Path, tell: Callable[[str], None] = print) -> bool:
-    """End the pool of a folder, and wait for that; tell whether there was one.
-
-    Raises UnsavedJobs if jobs can't be saved: the pool ends when they are.
-    """
-    if (pid := supervisor_of(folder)) is None:
-        return False
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    begin_s, is_told = time.monotonic(), False
-    ask_s = begin_s + TELL_S  # what could not be saved before may be by then
-    while supervisor_of(folder) == pid:
-        now_s = time.monotonic()
-        if now_s > ask_s:
-            ask_s = now_s + 1.0
-            _check_saved(folder)
-        if now_s - begin_s > TELL_S and not is_told:
-            tell("waiting for jobs to save their state")
-            is_told = True
-        if now_s - begin_s > LEAVE_S + CLOSE_S + 10.0:
-            raise UserError(
-                "the pool did not stop",
-                f"process {pid} was asked to stop and is still running",
-                f"see the logs in {folder / 'output'}",
-            )
-        time.sleep(START_TICK_S)
-    return True
+    def close(self) -> None:
+        """End all agents: they would not outlive this process for long."""
+        for node in self._nodes.values():
+            node.child.signal(signal.SIGTERM)
+        for node in self._nodes.values():
+            node.child.end()
+        self._nodes.clear()

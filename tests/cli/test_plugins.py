@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coddl.cli.pool import words_of_up
-from coddl.engines.local import LocalPool, PoolOptions
+from coddl.engines.pool import PoolOptions, PoolProcess
 from tests.cli.conftest import Coddl
 from tests.cli.stub_pool import StubPool
 
@@ -56,7 +56,7 @@ def test_the_server_of_a_pool_is_given_its_plug_ins_at_every_start() -> None:
     options = PoolOptions(folder=Path("/pool"), plugins=("/a/one.py", "/b/two.py"), policy="fifo")
     given = "--plugin /a/one.py --plugin /b/two.py"
     assert given in " ".join(words_of_up(options))
-    pool = LocalPool(options)
+    pool = PoolProcess(options)
     assert given in " ".join(pool._server_words())
     again = " ".join(pool._server_words(again_at="http://127.0.0.1:4321"))
     assert given in again

@@ -7,7 +7,7 @@ import pytest
 
 from coddl.core.errors import UserError
 from coddl.engines.engine import AgentLaunch, Engine, EngineUnavailable
-from coddl.engines.local_engine import LocalEngine
+from coddl.engines.local import LocalEngine
 from coddl.testing.engines import EngineContract, FakeEngine
 
 

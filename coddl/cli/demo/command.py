@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coddl.cli.demo.display import DemoDisplay
     from coddl.cli.demo.history import DemoHistory
     from coddl.cli.demo.summary import DemoSummary
-    from coddl.engines.local import PoolOptions
+    from coddl.engines.pool import PoolOptions
 
 EXAMPLES = "Examples:  coddl demo   coddl demo --slots 8   coddl demo -o json"
 PLACES: Final = 4  # for CPU workers
@@ -81,7 +81,7 @@ def played(
 ) -> "DemoSummary":
     """Play the demo with a pool in a folder, and sum it up."""
     from coddl.cli.demo.history import DemoHistory
-    from coddl.engines.local import PoolOptions
+    from coddl.engines.pool import PoolOptions
 
     slots, kind = _devices(slots)
     policy = f"{POLICY}:tie=keep,lease_h={LEASE_H}"
@@ -114,7 +114,8 @@ def _devices(slots: int | None) -> tuple[int | None, str]:
 def pool(options: "PoolOptions") -> Iterator["Client"]:
     """Keep a pool up for the time of the demo; it ends with this process, however that ends."""
     from coddl.cli.pool import is_ready, own_client, words_of_up
-    from coddl.engines.local import Child, await_ready, make_folder
+    from coddl.engines.pool import await_ready, make_folder
+    from coddl.engines.processes import Child
 
     make_folder(options.folder)
     child = Child("pool", words_of_up(options), options.folder / "output" / "pool.log")

@@ -152,8 +152,6 @@ class Swarm:
             if agent.is_connected and self.pool.nodes[node].boot == str(agent.boot):
                 self.inbox[node] = self.pool.orders(node)
         self.check()
-        if not self.owed and not self.control.awaited:
-            self.check_left()
 
     def undo(self, said: list[Said]) -> None:
         """Let it not have happened; what is said only once is kept for the next time."""
@@ -229,8 +227,7 @@ class Swarm:
             *[r.JobResumed(job, "ada")] * 3,
             r.JobBounded(job, least, least + self.random.randint(0, 6), "ada"),
             r.JobPrioritised(job, self.random.randint(0, 2), "ada"),
-            r.NodeDrained(node, "ada"),
-            r.NodeDrained(node, "ada", float(self.random.randint(1, 40))),
+            r.NodeDrained(node, "ada", self.random.choice([None, 5.0, 40.0])),
             *[r.NodeUndrained(node, "ada")] * 2,
             r.NodeForgotten(node, "ada"),
             r.PolicyChosen(self.random.choice(policies), "ada", self.random.choice(PLACEMENTS)),
@@ -477,15 +474,6 @@ class Swarm:
 
     # Claims.
 
-    def check_left(self) -> None:
-        """Look whether all who could be told have left nodes that are to be empty."""
-        for node in self.pool.nodes.values():
-            if node.empty_by_s is None or self.now_s < node.empty_by_s:
-                continue
-            for job in self.pool.live_jobs():
-                if not job.stop and not self.pool.is_deaf(job):
-                    assert node.name not in self.pool.nodes_of(job.granted)
-
     def check(self) -> None:
         """Hold the pool's claims against what lives."""
         pool = self.pool
@@ -493,6 +481,10 @@ class Swarm:
         assert len(given) == len(set(given)), f"a slot was given twice: {given}"
         meant = [slot for job in pool.live_jobs() for slot in job.target]
         assert len(meant) == len(set(meant)), f"a slot was promised twice: {meant}"
+        if not self.owed and not self.control.awaited:  # all who could be told leave in time
+            due = {n.name for n in pool.nodes.values() if self.now_s >= (n.empty_by_s or 1e99)}
+            told = [job for job in pool.live_jobs() if not job.stop and not pool.is_deaf(job)]
+            assert all(due.isdisjoint(pool.nodes_of(job.granted)) for job in told)
         for agent in self.agents.values():
             for slot, job in agent.workers.items():
                 owner = pool.slots[slot].owner

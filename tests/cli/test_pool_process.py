@@ -17,8 +17,9 @@ import pytest
 from coddl.cli.pool import checked_cluster
 from coddl.cli.pool import down as stop
 from coddl.core.errors import UserError
-from coddl.engines import local
-from coddl.engines.local import Child, PoolOptions, down, make_folder, rotate, supervisor_of
+from coddl.engines import pool as pool_process
+from coddl.engines.pool import PoolOptions, down, make_folder, supervisor_of
+from coddl.engines.processes import Child, rotate
 from tests.cli.stub_pool import Reply, StubPool
 from tests.runtime.harness import ROOT, lives, wait_until
 
@@ -27,11 +28,11 @@ KEEPER = f"""
 import sys
 from pathlib import Path
 from coddl.core.errors import UserError
-from coddl.engines.local import LocalPool, PoolOptions
+from coddl.engines.pool import PoolProcess, PoolOptions
 options = PoolOptions(folder=Path(sys.argv[1]), port=int(sys.argv[2]), agents=2, slots=1,
                       policy="afs-l")
 try:
-    sys.exit(LocalPool(options, program=(sys.executable, {str(STUB)!r})).run())
+    sys.exit(PoolProcess(options, program=(sys.executable, {str(STUB)!r})).run())
 except UserError as error:
     sys.exit(f"error: {{error}}")
 """
@@ -237,7 +238,7 @@ def test_down_says_what_it_waits_for(
     pool, told = keep(), list[str]()
     pool.await_all()
     (slow := tmp_path / "pool" / "slow").touch()
-    monkeypatch.setattr(local, "TELL_S", 0.0)
+    monkeypatch.setattr(pool_process, "TELL_S", 0.0)
 
     def tell(text: str) -> None:
         told.append(text)
@@ -253,11 +254,11 @@ def test_down_does_not_end_a_pool_whose_jobs_can_not_be_saved(
     pool = keep()
     pool.await_all()
     (slow := tmp_path / "pool" / "slow").touch()
-    monkeypatch.setattr(local, "TELL_S", 0.0)
+    monkeypatch.setattr(pool_process, "TELL_S", 0.0)
     with StubPool() as server:
         server.announce(tmp_path / "pool")
         server.replies["GET", "/readyz"] = [Reply(200, {"unsaved": ['job 1 "a": no room']})]
-        with pytest.raises(local.UnsavedJobs, match='job 1 "a": no room') as refused:
+        with pytest.raises(pool_process.UnsavedJobs, match='job 1 "a": no room') as refused:
             down(tmp_path / "pool", lambda _text: None)
     assert refused.value.exit_code == 1
     slow.unlink()
@@ -292,11 +293,11 @@ def test_down_says_that_jobs_continue_where_there_are_some(
 def test_up_gives_the_words_of_what_could_not_start(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "raise SystemExit('error: no\\n  because so\\n  try     more')"]
     with pytest.raises(UserError) as refused:
-        local.up(PoolOptions(folder=tmp_path / "pool"), words, lambda: False)
+        pool_process.up(PoolOptions(folder=tmp_path / "pool"), words, lambda: False)
     assert str(refused.value) == "no\n  because so\n  try     more"
     silent = [sys.executable, "-c", ""]
     with pytest.raises(UserError, match="the pool failed to start"):
-        local.up(PoolOptions(folder=tmp_path / "pool"), silent, lambda: False)
+        pool_process.up(PoolOptions(folder=tmp_path / "pool"), silent, lambda: False)
 
 
 def test_restarts_come_slower_and_slower_until_one_holds(tmp_path: Path) -> None:
@@ -368,11 +369,11 @@ def test_agents_have_names_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_server_that_left_no_address(tmp_path: Path) -> None:
-    assert local.server_of(tmp_path) is None
+    assert pool_process.server_of(tmp_path) is None
     (tmp_path / "server.json").write_text("{")
-    assert local.server_of(tmp_path) is None
+    assert pool_process.server_of(tmp_path) is None
     (tmp_path / "server.json").write_text(json.dumps({"url": "http://x", "pid": 3}))
-    assert local.server_of(tmp_path) == ("http://x", 3)
+    assert pool_process.server_of(tmp_path) == ("http://x", 3)
 
 
 def test_no_moment_is_wrong_for_a_signal(keep: Keep) -> None:
