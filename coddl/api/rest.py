@@ -233,10 +233,6 @@ class NodeView(View):
     jobs: list[int]
 
 
-class NodesView(View):
-    items: list[NodeView]
-
-
 class EngineNodeReport(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -286,6 +282,11 @@ class EngineView(View):
     trouble: str  # why the engine does not answer
 
 
+class NodesView(View):
+    items: list[NodeView]
+    engine: EngineView | None = None  # what brings nodes; None: they come by themselves
+
+
 class PolicyView(View):
     policy: str
     placement: str
@@ -329,6 +330,7 @@ class PolicyChange(BaseModel):
 class PoolView(View):
     """The pool in one screen."""
 
+    id: str = ""  # tells this pool from all others
     slots_total: int  # of nodes that are up
     slots_used: int
     slots_free: int

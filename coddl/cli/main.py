@@ -5,6 +5,7 @@ command runs.
 import io
 import json
 import sys
+from collections.abc import Callable
 from typing import Annotated, Final
 
 from coddl import __version__
@@ -20,6 +21,7 @@ except ModuleNotFoundError:
     )
 
 from coddl.cli import (
+    engines,
     following,
     jobs,
     nodes,
@@ -47,7 +49,7 @@ app = typer.Typer(
     "[cyan]coddl submit train.py[/]",
 )
 
-COMMANDS: Final = {
+COMMANDS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
     "Pool": (
         ("up", pool.up, pool.UP_EXAMPLES),
         ("down", pool.down, pool.DOWN_EXAMPLES),
@@ -58,6 +60,7 @@ COMMANDS: Final = {
         ("events", following.events, following.EVENTS_EXAMPLES),
         ("server", pool.server, pool.SERVER_EXAMPLES),
         ("agent", pool.agent, pool.AGENT_EXAMPLES),
+        ("connector", engines.connector, engines.CONNECTOR_EXAMPLES),
         ("demo", demo.demo, demo.EXAMPLES),
     ),
     "Jobs": (

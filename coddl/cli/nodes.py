@@ -76,13 +76,17 @@ def nodes(
 ) -> None:
     """List the nodes of the pool, their GPUs, and the jobs that use them."""
     with connect(server, state_dir) as client:
-        found = client.get("/nodes")["items"]
+        answer = client.get("/nodes")
+    found, engine = answer["items"], answer.get("engine")
     if wants_json(output, as_json):
         print(json.dumps(found, indent=2))
         return
-    from coddl.cli.poolview import nodes_lines, show
+    from coddl.cli.poolview import engine_lines, nodes_lines, show
 
-    show(nodes_lines(found), one_line_each=True)
+    if found or engine is None:
+        show(nodes_lines(found), one_line_each=True)
+    if engine is not None:
+        show(engine_lines(engine))
 
 
 def drain(

@@ -16,11 +16,23 @@ from coddl.cli.connect import (
     needs,
     note,
 )
+from coddl.cli.engines import (
+    AgentServer,
+    Engine,
+    EngineAddress,
+    GpusPerNode,
+    Idle,
+    JobsDir,
+    NodeRange,
+    Slots,
+    engine_bounds,
+)
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
     from coddl.api.client import Client
+    from coddl.core.node_count import NodeBounds
     from coddl.engines.pool import PoolOptions
 
 UP_EXAMPLES = """
@@ -31,6 +43,8 @@ Examples:
   coddl up --slots 4     a pool with 4 CPU slots
 
   coddl up --policy afs-l --foreground
+
+  coddl up --engine ray --nodes 0..8 --gpus-per-node 4   nodes of a Ray cluster, as jobs need them
 
   coddl up --plugin mine.py --policy mine.py:Mine     a policy of your own
 
@@ -54,15 +68,6 @@ Examples:
 OWN_S: Final = 10.0  # within which a server on this machine answers
 PORT: Final = 7433
 
-Slots = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=1024,
-        metavar="N",
-        help="Number of CPU slots (default: use the GPUs; without GPUs, one per core).",
-    ),
-]
 Policy = Annotated[
     str,
     typer.Option(
@@ -132,12 +137,6 @@ AgentHost = Annotated[
         help="Address at which other nodes reach this one (default: the one the server sees).",
     ),
 ]
-AgentServer = Annotated[
-    str,
-    typer.Option(
-        metavar="URL", envvar="CODDL_SERVER", help="Server of the pool (default: this machine's)."
-    ),
-]
 TokenFile = Annotated[
     str,
     typer.Option(
@@ -146,12 +145,6 @@ TokenFile = Annotated[
 ]
 NodeName = Annotated[
     str, typer.Option("--name", metavar="NAME", help="Name of the node (default: the machine's).")
-]
-JobsDir = Annotated[
-    str,
-    typer.Option(
-        metavar="DIR", help="Directory for checkpoints of jobs, shared by all agents of the pool."
-    ),
 ]
 Warm = Annotated[
     bool,
@@ -164,6 +157,13 @@ Warm = Annotated[
 def up(
     *,
     slots: Slots = None,
+    engine: Engine = "",
+    node_range: NodeRange = "",
+    gpus_per_node: GpusPerNode = None,
+    address: EngineAddress = "",
+    idle: Idle = "5m",
+    host: Host = "127.0.0.1",
+    jobs_dir: JobsDir = "",
     policy: Policy = "",
     placement: Placement = "",
     plugin: Plugins = None,
@@ -198,7 +198,17 @@ def up(
         placement=placement,
         plugins=plugins,
         cool_down_s=cool_down_s,
+        host=host,
     )
+    if engine or node_range:
+        bounds = engine_bounds(engine or "local", node_range, gpus_per_node or slots, idle)
+        options = replace(
+            options,
+            engine=engine or "local",
+            bounds=bounds,
+            address=address,
+            jobs_dir=str(Path(jobs_dir).absolute()) if jobs_dir else "",
+        )
     if cluster:
         options = replace(options, cluster=checked_cluster(cluster, options.nodes))
     if foreground:
@@ -212,7 +222,7 @@ def up(
         told = {"state_dir": str(options.folder), "url": url, "started": is_new}
         print(json.dumps({**told, "pid": supervisor_of(options.folder)}, indent=2))
     elif is_new:
-        print(f"pool started at {url}: {_slots(options.folder)}")
+        print(f"pool started at {url}: {_slots(options.folder, options.bounds)}")
         _note_problems(options.folder)
         print("submit a job: coddl submit train.py   stop the pool: coddl down", file=sys.stderr)
     else:
@@ -257,6 +267,12 @@ def words_of_up(options: "PoolOptions") -> list[str]:
     words += ["--cluster", options.cluster] if options.cluster else []
     if options.cool_down_s is not None:
         words += ["--cool-down", str(options.cool_down_s)]
+    words += ["--host", options.host]
+    if (bounds := options.bounds) is not None:
+        words += ["--engine", options.engine, "--nodes", f"{bounds.least}..{bounds.most}"]
+        words += ["--gpus-per-node", str(bounds.gpus), "--idle", f"{bounds.idle_s:g}s"]
+        words += ["--address", options.address] if options.address else []
+        words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
     return words
 
 
@@ -275,7 +291,7 @@ def is_ready(options: "PoolOptions") -> bool:
                 return False
             nodes = client.get("/nodes")["items"]
             back = {node["name"] for node in nodes if node["is_up"] and not node["is_awaited"]}
-            return back.issuperset(options.nodes)
+            return bool(options.engine) or back.issuperset(options.nodes)
     except UserError:
         return False  # not yet
 
@@ -287,13 +303,16 @@ def _note_problems(folder: Path) -> None:
             note(problem)
 
 
-def _slots(folder: Path) -> str:
+def _slots(folder: Path, bounds: "NodeBounds | None") -> str:
     from coddl.cli.poolview import counted, unit_of
 
     with own_client(folder) as client:
         found, nodes = client.get("/pool"), client.get("/nodes")["items"]
     slots, count = counted(found["slots_total"], unit_of(nodes)), counted(found["nodes_up"], "node")
-    return f"{slots} on {count}, policy {found['policy']}"
+    policy = f"policy {found['policy']}"
+    if bounds is not None and not nodes:
+        return f"{bounds.least}..{bounds.most} nodes of {bounds.gpus} as jobs need them, {policy}"
+    return f"{slots} on {count}, {policy}"
 
 
 def down(

@@ -189,6 +189,19 @@ def nodes_lines(nodes: Sequence[Answer]) -> list[Text]:
     return [*table([_node_row(node) for node in nodes]), *others, *leaving]
 
 
+def engine_lines(engine: Answer) -> list[Text]:
+    """Tell what brings nodes, and how many are wanted."""
+    name, wanted = engine["engine"], counted(engine["wanted"], "node")
+    sizes = bounds(engine["nodes_min"], engine["nodes_max"])
+    because = f" ({engine['because']})" if engine["because"] else ""
+    lines = [f"engine {name}: {sizes} nodes of {engine['slots']}; {wanted} wanted{because}"]
+    if engine["starting"]:
+        lines += [f"engine {name}: starting: {', '.join(engine['starting'])}"]
+    if engine["trouble"]:
+        lines += [f"engine {name} does not answer: {engine['trouble']}"]
+    return [Text(line) for line in lines]
+
+
 def _node_row(node: Answer) -> dict[str, str]:
     kinds: dict[str, int] = {}
     for slot in node["slots"]:

@@ -6,18 +6,69 @@ remembers nothing: after a restart it looks again. While the server is away noth
 released; while the engine does not answer, the server is told why.
 """
 
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from coddl.api.client import Answer, Client
+from coddl.api.client import Answer, Client, find
 from coddl.core.errors import UserError
 from coddl.core.node_count import NodeBounds
-from coddl.engines.engine import Engine, EngineNode, EngineUnavailable
+from coddl.engines.engine import AgentLaunch, Engine, EngineNode, EngineUnavailable
+from coddl.engines.processes import LEAVE_S
 
 LOOK_EVERY_S: Final = 1.0
 NAMED_MAX: Final = 500  # characters of why something is so
+ENGINES: Final = {"local": 3.0, "ray": 20.0}  # and seconds until jobs run on a node asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorOptions:
+    """What brings the nodes of a pool, and how many."""
+
+    engine: str
+    folder: Path  # the pool's state folder
+    server: str  # where agents find it
+    bounds: NodeBounds
+    slots: int | None = None  # CPU slots of a node; None: its GPUs
+    jobs_dir: str = ""
+    address: str = ""  # of the engine; empty: it is found
+
+
+def run_connector(options: ConnectorOptions, tell: Callable[[str], None] = print) -> int:
+    """Serve until SIGTERM; then give all nodes back, whose jobs are saved."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: stop.set())
+    with Client(find(options.server, str(options.folder), env={})) as client:
+        launch = AgentLaunch(
+            pool=client.get("/pool")["id"],
+            server=options.server,
+            token=client.address.token,
+            slots=options.slots,
+            jobs_dir=options.jobs_dir or str(options.folder / "jobs"),
+        )
+        engine = engine_from(options, launch)
+        connector = Connector(options.engine, engine, client, options.bounds, tell)
+        connector.run(stop.wait)
+        connector.give_back()
+        engine.close()
+    return 0
+
+
+def engine_from(options: ConnectorOptions, launch: AgentLaunch) -> Engine:
+    """Give the engine of a name."""
+    if options.engine == "local":
+        from coddl.engines.local import LocalEngine
+
+        return LocalEngine(launch, options.folder)
+    from coddl.engines.ray import RayEngine  # needs Ray
+
+    address = options.address or "auto"
+    return RayEngine(launch, gpus_per_node=options.bounds.gpus, address=address)
 
 
 @dataclass(slots=True)
@@ -53,11 +104,29 @@ class Connector:
             return
         orders = self.client.post("/engine", self._report(found.nodes, ""))
         self._trouble = ""
-        for _ in range(orders["acquire"]):
-            self.tell(f"node {self.engine.acquire()} asked for")
         for each in orders["release"]:
             self.engine.release(each["node"], each["within_s"])
             self.tell(f"node {each['node']} given back")
+        for _ in range(orders["acquire"]):
+            self.tell(f"node {self.engine.acquire()} asked for")
+        if orders["acquire"]:  # the server is to know them before they join
+            self.client.post("/engine", self._report(self.engine.look().nodes, ""))
+
+    def give_back(self) -> None:
+        """Release all nodes, and wait until they are gone."""
+        until_s = time.monotonic() + LEAVE_S
+        while time.monotonic() < until_s:
+            try:
+                nodes = self.engine.look().nodes
+            except EngineUnavailable as error:
+                self._say(f"{error.what}: {error.because}")
+                return
+            if not nodes:
+                return
+            for node in nodes:
+                if node.state != "releasing":
+                    self.engine.release(node.name, LEAVE_S)
+            time.sleep(LOOK_EVERY_S / 10.0)
 
     def _report(self, nodes: tuple[EngineNode, ...], trouble: str) -> Answer:
         return {

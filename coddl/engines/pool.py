@@ -21,6 +21,7 @@ from typing import Final
 
 from coddl.api.client import Client, find, lives
 from coddl.core.errors import UserError
+from coddl.core.node_count import NodeBounds
 from coddl.engines.processes import CLOSE_S, LEAVE_S, PROGRAM, STEADY_S, Child, rotate
 
 READY_S: Final = 180.0  # the first start compiles for some 15 seconds
@@ -29,6 +30,7 @@ NAMED_WITHIN_S: Final = 5.0  # a process that has locked a folder has written it
 START_TICK_S: Final = 0.05  # between looks at a server that starts
 ASK_S: Final = 2.0  # that the server may take to answer
 TELL_S: Final = 5.0  # after which who waits wants to know for what
+LOOPBACK: Final = "127.0.0.1"
 NOBODY: Final = "no pool is running"
 
 
@@ -51,6 +53,11 @@ class PoolOptions:
     plugins: tuple[str, ...] = ()  # whole paths of files with the operator's policies
     cluster: str = ""  # how nodes are wired: a short form, or the whole path of a file
     cool_down_s: float | None = None
+    host: str = LOOPBACK  # on which the server listens
+    engine: str = ""  # what brings nodes; empty: there are the agents of this machine
+    bounds: NodeBounds | None = None  # of the engine's nodes
+    address: str = ""  # of the engine
+    jobs_dir: str = ""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -212,6 +219,7 @@ class PoolProcess:
         options = self.options
         port = again_at.rpartition(":")[2] if again_at else str(options.port)
         words = ["server", "--state-dir", str(options.folder), "--port", port]
+        words += ["--host", options.host] if options.host != LOOPBACK else []
         if not again_at:
             words += ["--policy", options.policy] if options.policy else []
             words += ["--placement", options.placement] if options.placement else []
@@ -228,6 +236,24 @@ class PoolProcess:
             words += ["--slots", str(self.options.slots)]
         return words
 
+    def _companions(self, url: str) -> list[Child]:
+        """Give what runs beside the server: agents, or what has an engine bring them."""
+        if self.options.engine:
+            return [self._child("connector", *self._connector_words(url))]
+        nodes = self.options.nodes
+        return [self._child(f"agent {node}", *self._agent_words(node, url)) for node in nodes]
+
+    def _connector_words(self, url: str) -> list[str]:
+        options, bounds = self.options, self.options.bounds
+        assert bounds is not None
+        words = ["connector", "--state-dir", str(options.folder), "--server", url]
+        words += ["--engine", options.engine, "--nodes", f"{bounds.least}..{bounds.most}"]
+        words += ["--gpus-per-node", str(bounds.gpus), "--idle", f"{bounds.idle_s:g}s"]
+        words += ["--slots", str(options.slots)] if options.slots is not None else []
+        words += ["--address", options.address] if options.address else []
+        words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
+        return words
+
     def _keep(self, server: Child, agents: list[Child]) -> None:
         """Start what does not run and watch over what does."""
         while not self._stops:
@@ -240,10 +266,7 @@ class PoolProcess:
                 rotate(child.log)
             if not agents and (url := self._address(server)):
                 server.words = [*self.program, *self._server_words(again_at=url)]
-                agents += [
-                    self._child(f"agent {node}", *self._agent_words(node, url))
-                    for node in self.options.nodes
-                ]
+                agents += self._companions(url)
                 continue
             due_s = [child.due_s - now_s for child in (server, *agents) if child.process is None]
             self._await_signal(min([TICK_S if agents else START_TICK_S, *due_s]))

@@ -43,6 +43,7 @@ def routes(server: Server) -> APIRouter:
         """Show the pool in one screen."""
         return views.pool_view(
             server.pool,
+            pool_id=server.pool_id,
             lease_s=server.lease_s,
             started_s=server.started_s,
             is_ready=not server.waits_for(),
@@ -64,7 +65,11 @@ def _add_nodes(router: APIRouter, server: Server) -> None:
     async def nodes() -> rest.NodesView:
         """List nodes and their devices."""
         found = sorted(server.pool.nodes.values(), key=lambda node: node.name)
-        return rest.NodesView(items=[server.node_view(node) for node in found])
+        engine = views.engine_view(server.pool, server.engine_trouble)
+        return rest.NodesView(
+            items=[server.node_view(node) for node in found],
+            engine=engine if engine.engine else None,
+        )
 
     @router.get("/nodes/{node}")
     async def describe(node: str) -> rest.NodeView:

@@ -237,10 +237,13 @@ def used(pool: Pool) -> int:
     )
 
 
-def pool_view(pool: Pool, *, lease_s: float, started_s: float, is_ready: bool) -> rest.PoolView:
+def pool_view(
+    pool: Pool, *, pool_id: str, lease_s: float, started_s: float, is_ready: bool
+) -> rest.PoolView:
     """Show the pool in one screen."""
     total, taken = devices(pool), used(pool)
     return rest.PoolView(
+        id=pool_id,
         slots_total=total,
         slots_used=taken,
         slots_free=total - taken,

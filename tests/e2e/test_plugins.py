@@ -1,18 +1,11 @@
 """A pool of `coddl up` that follows a plug-in: it decides, it fails, and no training notices."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.pool import LOOK_EVERY_S, PATIENCE_S, SCRIPTS, environment
+from tests.e2e.up_pool import UpPool
 
 pytestmark = pytest.mark.slow
 
@@ -45,28 +38,15 @@ def newest(snapshot):
 '''
 
 
-class UpPool:
-    """A pool of this machine, as its operator sees it."""
+class PluginPool(UpPool):
+    """A pool with a plug-in of its operator's."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.plugin = folder, folder / "mine" / "newest.py"
+        super().__init__(folder)
+        self.plugin = folder / "mine" / "newest.py"
         self.plugin.parent.mkdir()
         self.plugin.write_text(NEWEST)
         self.broken = self.plugin.with_name("broken")
-        self.spots = folder / "spots"
-        self.spots.mkdir()
-
-    def coddl(self, *words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "coddl", *map(str, words)],
-            env=environment(CODDL_STATE_DIR=str(self.folder / "state"), NO_COLOR="1"),
-            cwd=SCRIPTS,
-            capture_output=True,
-            text=True,
-            timeout=2 * PATIENCE_S,
-        )
-        assert done.returncode == code, f"{words}: {done.stdout}\n{done.stderr}"
-        return done
 
     def up(self, *words: object) -> str:
         """Start it; give what it noted."""
@@ -80,46 +60,17 @@ class UpPool:
         options = ("--name", name, "--gpus", "1..3", "--env", f"E2E_SPOTS={self.spots}")
         self.coddl("submit", *options, "train.py", "--steps", 100_000, "--pace", pace)
 
-    def job(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.coddl("describe", name, "-o", "json").stdout)
-        return found
-
-    def wait(self, what: str, condition: Callable[[], object]) -> None:
-        until_s = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < until_s, f"never came: {what}"
-            time.sleep(LOOK_EVERY_S)
-
-    def wait_size(self, name: str, gpus: int) -> None:
-        def is_so() -> bool:
-            job = self.job(name)
-            return (job["state"], job["gpus"]) == ("RUNNING", gpus)
-
-        self.wait(f"{name} with {gpus}", is_so)
-
-    def wait_steps(self, name: str) -> None:
-        begun = self.job(name)["step"]
-        self.wait(f"steps of {name}", lambda: self.job(name)["step"] > begun + 3)
-
-    def kill_server(self) -> None:
-        """Kill the server, and wait until another one decides."""
-        about = self.folder / "state" / "server.json"
-        before = json.loads(about.read_text())["pid"]
-        os.kill(before, signal.SIGKILL)
-        self.wait("another server", lambda: json.loads(about.read_text())["pid"] != before)
-        self.wait("its agent", lambda: "UP" in self.coddl("nodes").stdout)
-
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[UpPool]:
-    pool = UpPool(tmp_path)
+def pool(tmp_path: Path) -> Iterator[PluginPool]:
+    pool = PluginPool(tmp_path)
     try:
         yield pool
     finally:
         pool.coddl("down", "--cancel-jobs")
 
 
-def test_a_plug_in_decides_for_a_pool_and_is_loaded_again_with_its_server(pool: UpPool) -> None:
+def test_a_plug_in_decides_for_a_pool_and_is_loaded_again_with_its_server(pool: PluginPool) -> None:
     pool.up("--plugin", pool.plugin, "--policy", "newest.py:newest")
     assert "newest.py:newest" in pool.coddl("policies").stdout
     pool.submit("old")
@@ -133,7 +84,7 @@ def test_a_plug_in_decides_for_a_pool_and_is_loaded_again_with_its_server(pool: 
     assert "decision by newest.py:newest (new was stopped)" in pool.coddl("events").stdout
 
 
-def test_a_plug_in_that_fails_stops_no_training_and_is_told(pool: UpPool) -> None:
+def test_a_plug_in_that_fails_stops_no_training_and_is_told(pool: PluginPool) -> None:
     pool.up("--plugin", pool.plugin, "--policy", "newest.py:newest")
     pool.submit("first")
     pool.wait_size("first", 3)

@@ -1,0 +1,116 @@
+"""What brings nodes to a pool: options of `coddl up`, and the process that it runs for them."""
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from coddl.cli.connect import StateDir, note
+from coddl.cli.spans import read_span
+from coddl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from coddl.core.node_count import NodeBounds
+
+CONNECTOR_EXAMPLES = "Examples:  coddl connector --engine ray --nodes 0..8 --gpus-per-node 4"
+NODES: Final = "0..8"  # that an engine may bring
+
+Slots = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1024,
+        metavar="N",
+        help="Number of CPU slots (default: use the GPUs; without GPUs, one per core).",
+    ),
+]
+AgentServer = Annotated[
+    str,
+    typer.Option(
+        metavar="URL", envvar="CODDL_SERVER", help="Server of the pool (default: this machine's)."
+    ),
+]
+JobsDir = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR", help="Directory for checkpoints of jobs, shared by all agents of the pool."
+    ),
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What brings nodes as jobs need them: local (agents of this machine) or ray.",
+    ),
+]
+NodeRange = Annotated[
+    str,
+    typer.Option("--nodes", metavar="MIN..MAX", help="How many nodes the engine may bring."),
+]
+GpusPerNode = Annotated[
+    int | None,
+    typer.Option(min=1, max=1024, metavar="N", help="GPUs of each node that the engine brings."),
+]
+EngineAddress = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Address of the engine (default: it is found).")
+]
+Idle = Annotated[
+    str,
+    typer.Option(metavar="TIME", help="How long a node that nobody needs is kept (default: 5m)."),
+]
+
+
+def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "NodeBounds":
+    """Read within which bounds an engine brings nodes."""
+    from coddl.core.node_count import NodeBounds
+    from coddl.engines.connector import ENGINES
+
+    if engine not in ENGINES:
+        raise UserError(
+            f"--engine {engine} can't be used",
+            f"the engines are: {', '.join(ENGINES)}",
+            "--engine ray",
+        )
+    least, dots, most = (nodes or NODES).partition("..")
+    most = most if dots else least
+    if not (least.isdecimal() and most.isdecimal() and int(least) <= int(most) >= 1):
+        raise UserError(
+            f"--nodes {nodes} can't be used",
+            f'"{nodes}" is neither a number nor a range MIN..MAX',
+            f"--nodes {NODES}",
+        )
+    if gpus is None:
+        raise UserError(
+            "the engine can't bring nodes",
+            "how many GPUs each of them has is not given",
+            "--gpus-per-node 4" if engine == "ray" else "--slots 2",
+        )
+    idle_s = read_span("--idle", idle)
+    return NodeBounds(int(least), int(most), gpus, ENGINES[engine], idle_s)
+
+
+def connector(
+    *,
+    engine: Engine = "",
+    node_range: NodeRange = "",
+    gpus_per_node: GpusPerNode = None,
+    slots: Slots = None,
+    address: EngineAddress = "",
+    idle: Idle = "5m",
+    server: AgentServer = "",
+    jobs_dir: JobsDir = "",
+    state_dir: StateDir = "",
+) -> None:
+    """Have an engine bring nodes to a pool; `coddl up --engine` runs it."""
+    from coddl.api.client import find, state_folder
+    from coddl.engines.connector import ConnectorOptions, run_connector
+
+    options = ConnectorOptions(
+        engine=engine,
+        folder=state_folder(state_dir),
+        server=find(server, state_dir).url,
+        bounds=engine_bounds(engine, node_range, gpus_per_node or slots, idle),
+        slots=slots,
+        jobs_dir=jobs_dir,
+        address=address,
+    )
+    raise typer.Exit(run_connector(options, note))
