@@ -61,6 +61,12 @@ Slots = Annotated[
         help="Number of CPU slots (default: use the GPUs; without GPUs, one per core).",
     ),
 ]
+SlotIds = Annotated[
+    str,
+    typer.Option(
+        metavar="1,3", help="Numbers of the CPU slots, as an engine gave them.", hidden=True
+    ),
+]
 Policy = Annotated[
     str,
     typer.Option(
@@ -346,6 +352,7 @@ def agent(
     token_file: TokenFile = "",
     name: NodeName = "",
     slots: Slots = None,
+    slot_ids: SlotIds = "",
     host: AgentHost = "",
     jobs_dir: JobsDir = "",
     warm: Warm = True,
@@ -366,8 +373,17 @@ def agent(
         jobs_dir=Path(jobs_dir).absolute() if jobs_dir else None,
         name=name,
         slots=slots,
+        slot_ids=_numbers(slot_ids),
         host=host,
         warm=warm,
         log_format=log_format,
     )
     raise typer.Exit(run_agent(options))
+
+
+def _numbers(words: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in words.split(",")) if words else ()
+    except ValueError:
+        because = "it is not a list of numbers"
+        raise UserError(f"--slot-ids {words} cannot be used", because, "--slot-ids 1,3") from None
