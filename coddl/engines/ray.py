@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 
 from coddl.core.errors import UserError
 from coddl.engines.engine import AgentLaunch, EngineNode, EngineStatus, EngineUnavailable
-from coddl.engines.ray_actor import RayNodeActor, RayNodeReport
+from coddl.engines.ray_actor import RayNodeActor, RayNodeReport, await_end
 
 T = TypeVar("T")
 CONNECT_S: Final = 30.0
@@ -102,6 +102,14 @@ class _RayNode:
     kill_at_s: float | None = None  # it was released
 
 
+@dataclass(slots=True)
+class _AbandonedGroup:
+    """The placement group of a node whose actor is gone."""
+
+    because: str
+    end: Any = None  # Any: Ray's reference to a task there that waits for the agent's end
+
+
 class RayEngine:
     """The nodes that a pool has in a Ray cluster."""
 
@@ -128,6 +136,7 @@ class RayEngine:
         self._autoscales = autoscales
         self._prefix = f"coddl-{launch.pool}-"
         self._nodes: dict[str, _RayNode] = {}
+        self._abandoned: dict[str, _AbandonedGroup] = {}
         self._draining_since_s: dict[str, float] = {}
         self._thread = _RayThread(address)
         self._thread.probe()
@@ -170,10 +179,10 @@ class RayEngine:
             log_to_driver=False,
             configure_logging=False,
         )
-        self._remove_groups_without_actor()
+        self._find_abandoned()
 
-    def _remove_groups_without_actor(self) -> None:
-        """Remove what is left of an `acquire` that was cut short, and of machines that died."""
+    def _find_abandoned(self) -> None:
+        """Find groups without an actor: of an `acquire` that was cut short, or an actor's death."""
         from ray.util import placement_group_table
 
         names = self._named()
@@ -181,7 +190,7 @@ class RayEngine:
             name = str(group["name"])
             node = name.removeprefix(self._prefix)
             if node != name and node not in names and group["state"] != "REMOVED":
-                self._remove_group(node)
+                self._abandoned[node] = _AbandonedGroup("its actor has died")
 
     def _named(self) -> set[str]:
         """Name the nodes whose actors live, or will."""
@@ -195,7 +204,9 @@ class RayEngine:
         from ray._private.state import state
 
         names = self._named()
-        gone = [self._forget(name) for name in sorted(set(self._nodes) - names)]
+        for name in set(self._nodes) - names:
+            self._abandon(name)
+        self._remove_abandoned()
         for name in sorted(names - set(self._nodes)):
             try:
                 self._nodes[name] = _RayNode(ray.get_actor(self._prefix + name))
@@ -208,7 +219,11 @@ class RayEngine:
         if not self._autoscales:
             free = state.available_resources_per_node()
             more = self._more({name: r for name, r in free.items() if name not in draining})
-        return EngineStatus((*(node for node in gone if node is not None), *nodes), more)
+        nodes += [
+            EngineNode(name, "releasing", because=abandoned.because)
+            for name, abandoned in sorted(self._abandoned.items())
+        ]
+        return EngineStatus(tuple(nodes), more)
 
     def _ask(self) -> None:
         """Ask all actors how they are, and hear those that have answered."""
@@ -220,17 +235,18 @@ class RayEngine:
         questions = [node.question for node in self._nodes.values()]
         if questions:
             ray.wait(questions, num_returns=len(questions), timeout=ANSWER_S)
-        for name, node in self._nodes.items():
-            self._hear(name, node)
+        for node in self._nodes.values():
+            self._hear(node)
 
-    def _hear(self, name: str, node: _RayNode) -> None:
+    def _hear(self, node: _RayNode) -> None:
         import ray
 
         if node.question is not None and ray.wait([node.question], timeout=0)[0]:
             try:
                 node.report, node.trouble = ray.get(node.question, timeout=1), ""
             except ray.exceptions.RayTaskError as error:  # as without this package there
-                node.trouble, node.kill_at_s = _cause(error), time.monotonic()
+                node.trouble = _cause(error)
+                ray.kill(node.actor)
             except ray.exceptions.RayError as error:
                 node.trouble = _cause(error)
             node.question = None
@@ -238,17 +254,43 @@ class RayEngine:
             node.actor.release.remote(0.0)  # its words have been heard
         if node.kill_at_s is not None and time.monotonic() >= node.kill_at_s:
             ray.kill(node.actor)
-            self._remove_group(name)
 
-    def _forget(self, name: str) -> EngineNode | None:
-        """Clean up after a node whose actor is dead; give it once more if nobody released it."""
+    def _abandon(self, name: str) -> None:
+        """Note that a node's actor is gone."""
         node = self._nodes[name]
-        self._hear(name, node)  # its last words
+        self._hear(node)  # its last words
         del self._nodes[name]
-        self._remove_group(name)
-        if node.kill_at_s is not None or (node.report and node.report.state == "ended"):
-            return None
-        return EngineNode(name, "releasing", because=node.trouble or "its actor has died")
+        self._abandoned[name] = _AbandonedGroup(node.trouble or "its actor has ended")
+
+    def _remove_abandoned(self) -> None:
+        """Remove groups whose actor is gone, but not before the agent has ended there."""
+        import ray
+
+        for name, abandoned in list(self._abandoned.items()):
+            group = self._group_table(name)
+            if group is None or group["state"] == "REMOVED":  # by the actor itself
+                del self._abandoned[name]
+            elif group["state"] != "CREATED":  # its machine died, or there never was one
+                self._remove_group(name)
+                del self._abandoned[name]
+            elif abandoned.end is None:
+                abandoned.end = self._await_end(name)
+            elif ray.wait([abandoned.end], timeout=0)[0]:
+                self._remove_group(name)
+
+    def _await_end(self, name: str) -> Any:  # Any: Ray's reference
+        """Have a task wait for the end of an agent, where its GPUs are."""
+        import ray
+        from ray.util import get_placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        group = get_placement_group(self._prefix + name)
+        options = ray.remote(await_end).options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+        )
+        return options.remote(self._launch.pool, name)
 
     def _described(self, name: str, draining: dict[str, float]) -> EngineNode:
         node = self._nodes[name]

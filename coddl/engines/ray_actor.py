@@ -13,17 +13,28 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from coddl.agent.devices import VISIBLE
 from coddl.agent.options import AgentOptions
 from coddl.agent.orphans import process
-from coddl.engines.agent_guard import AgentEnded, AgentStarted, GuardOrder, end_unguarded
+from coddl.engines.agent_guard import (
+    ABANDONED_S,
+    TICK_S,
+    AgentEnded,
+    AgentStarted,
+    GuardOrder,
+    end_unguarded,
+)
 from coddl.engines.engine import AgentLaunch
 
 GUARD: Final = (sys.executable, "-P", "-m", "coddl.engines.agent_guard")
 PROGRAM: Final = (sys.executable, "-P", "-m", "coddl")
+KILL_S: Final = 10.0  # that the kernel may take to end what was killed
 KEPT_S: Final = 30.0  # that the words of an agent that failed can be asked for
 # What Ray adds to the environment of its workers, and training scripts must not find.
 OF_RAY: Final = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_LD_PRELOAD_ON_WORKERS", "SPT_NOENV")
@@ -60,7 +71,7 @@ class RayNodeActor:
             GUARD,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=agent_env(os.environ, initial_env()),
+            env=agent_env(os.environ, initial_env(), self._gpu_ids),
             start_new_session=True,
             text=True,
             bufsize=1,
@@ -120,13 +131,24 @@ class RayNodeActor:
         remove_placement_group(self._group)
 
 
+def await_end(pool: str, node: str) -> None:
+    """Return when nothing is left of an agent on this machine whose actor has died."""
+    folder = state_dir_of(pool, node)  # which its guard removes last
+    until_s = time.monotonic() + ABANDONED_S + KILL_S
+    while folder.exists() and time.monotonic() < until_s:
+        time.sleep(TICK_S)
+
+
+def state_dir_of(pool: str, node: str) -> Path:
+    """Tell where the files of a node's agent are, while it runs."""
+    return Path(tempfile.gettempdir()) / f"coddl-{pool}-{node}"
+
+
 def order_of(launch: AgentLaunch, node: str, gpu_ids: tuple[str, ...]) -> GuardOrder:
     """Say how the agent of a node is started."""
-    name = f"coddl-{launch.pool}"
-    temporary = Path(tempfile.gettempdir())
-    state_dir = temporary / f"{name}-{node}"
+    state_dir = state_dir_of(launch.pool, node)
     # Nodes without a common directory have one per machine, which outlives them.
-    jobs_dir = launch.jobs_dir or str(temporary / f"{name}-jobs-{os.getuid()}")
+    jobs_dir = launch.jobs_dir or f"{state_dir_of(launch.pool, 'jobs')}-{os.getuid()}"
     options = AgentOptions(
         server=launch.server, token_file=state_dir / "token", state_dir=state_dir, name=node
     )
@@ -146,7 +168,11 @@ def initial_env() -> dict[str, str]:
     return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
 
 
-def agent_env(now: "os._Environ[str]", initial: dict[str, str]) -> dict[str, str]:
+def agent_env(
+    now: Mapping[str, str], initial: Mapping[str, str], gpu_ids: tuple[str, ...]
+) -> dict[str, str]:
     """Give what the agent may find: what the worker has, less what Ray put there for itself."""
-    ours = {name for name in SET_BY_WORKER if name not in initial}
-    return {name: value for name, value in now.items() if name not in ours | set(OF_RAY)}
+    of_ray = {*OF_RAY, *(name for name in SET_BY_WORKER if name not in initial)}
+    kept = {name: value for name, value in now.items() if name not in of_ray}
+    # Ray can be told not to set it; an agent would take all GPUs of the machine then.
+    return {**kept, VISIBLE: ",".join(gpu_ids)}

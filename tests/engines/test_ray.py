@@ -22,7 +22,8 @@ from coddl.agent.orphans import process, processes
 from coddl.api.client import Client, find
 from coddl.core.errors import UserError
 from coddl.engines.engine import AgentLaunch, EngineNode, EngineUnavailable
-from coddl.engines.ray import RayEngine
+from coddl.engines.ray import DRAIN_S, RayEngine
+from coddl.engines.ray_actor import agent_env
 from tests.engines.ray_cluster import RayCluster
 
 T = TypeVar("T")
@@ -188,8 +189,10 @@ def test_an_agent_that_does_not_end_in_time_is_killed(pool: RayPool) -> None:
 
 def test_an_engine_finds_the_nodes_of_an_earlier_one(pool: RayPool) -> None:
     with contextlib.ExitStack() as stack:
-        before = RayEngine(pool.launch, gpus_per_node=2, address=pool.cluster.address)
+        address = pool.cluster.address
+        before = RayEngine(pool.launch, gpus_per_node=2, address=address, autoscales=True)
         name = before.acquire()
+        assert before.look().more is None, "Ray may bring machines"
         awaited("a node that is up", lambda: is_up(before, name))
         agent = before.report(name).pid
         before.close()
@@ -252,39 +255,50 @@ def test_a_node_whose_agent_has_lost_its_guard_is_given_back(pool: RayPool) -> N
         assert not processes_of(name)
 
 
-def test_a_node_whose_actor_is_killed_is_gone_and_its_agent_too(pool: RayPool) -> None:
+def test_a_node_whose_actor_is_killed_is_given_back_when_its_agent_has_ended(pool: RayPool) -> None:
     with pool.engine() as engine:
         name = engine.acquire()
         awaited("a node that is up", lambda: is_up(engine, name))
+        agent = engine.report(name).pid
+        os.kill(agent, signal.SIGSTOP)  # it can't end
         ray.kill(ray.get_actor(f"coddl-{pool.launch.pool}-{name}"))
+        awaited("its end", lambda: not is_up(engine, name))
+        for _ in range(10):
+            node = state_of(engine, name)
+            assert node is not None
+            assert node.state == "releasing", "its GPUs are kept from others"
+        os.kill(agent, signal.SIGCONT)
         awaited("its end", lambda: state_of(engine, name) is None)
-        awaited("the end of its agent", lambda: not processes_of(name))
+        assert not processes_of(name)
         awaited("its GPUs", lambda: engine.look().more == 4)
 
 
-def test_a_machine_that_ray_drains_leaves_at_the_deadline(pool: RayPool) -> None:
+@pytest.mark.parametrize("within_s", [900, None])
+def test_a_machine_that_ray_drains_leaves_at_its_deadline(
+    pool: RayPool, within_s: int | None
+) -> None:
     raylet = pool.cluster.add(2 * GPUS)
     with pool.engine(2 * GPUS) as engine:
         name = engine.acquire()
         awaited("a node that is up", lambda: is_up(engine, name))
-        earliest_s = time.time() + 600
-        drain(pool.cluster.address, engine.report(name).ray_node, 600)
+        earliest_s = time.time() + (within_s or DRAIN_S)
+        drain(pool.cluster.address, engine.report(name).ray_node, within_s)
         node = state_of(engine, name)
         assert node is not None
         assert node.state == "up"
         assert node.leaves_at_s is not None
-        assert earliest_s - 1 <= node.leaves_at_s <= time.time() + 600
+        assert earliest_s - 1 <= node.leaves_at_s <= time.time() + (within_s or DRAIN_S)
         assert node.because == "Ray drains its machine"
         engine.release(name, RELEASE_S)
         awaited("its end", lambda: state_of(engine, name) is None)
     awaited("the end of the machine", lambda: not Path(f"/proc/{raylet}/exe").exists())
 
 
-def drain(address: str, machine: str, within_s: int) -> None:
+def drain(address: str, machine: str, within_s: int | None) -> None:
     """Have Ray drain a machine, as an autoscaler does on notice of a preemption."""
     words = ["drain-node", "--address", address, "--node-id", machine]
     words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
-    words += ["--deadline-remaining-seconds", str(within_s)]
+    words += ["--deadline-remaining-seconds", str(within_s)] if within_s else []
     subprocess.run(
         [sys.executable, "-m", "ray.scripts.scripts", *words],
         check=True,
@@ -322,6 +336,18 @@ def test_a_head_that_does_not_answer_is_waited_for(pool: RayPool) -> None:
             return False
 
         awaited("the head", is_back)
+
+
+def test_an_agent_finds_its_gpus_and_nothing_that_ray_has_set_for_itself() -> None:
+    initial = {"HOME": "/root", "RAY_JOB_ID": "01", "OMP_NUM_THREADS": "4", "RAY_ADDRESS": "auto"}
+    now = {**initial, "PYTHONBREAKPOINT": "ray.util.rpdb.set_trace", "CUDA_VISIBLE_DEVICES": "0"}
+    assert agent_env(now, initial, ("1", "3")) == {
+        "HOME": "/root",
+        "OMP_NUM_THREADS": "4",
+        "RAY_ADDRESS": "auto",
+        "CUDA_VISIBLE_DEVICES": "1,3",
+    }
+    assert "OMP_NUM_THREADS" not in agent_env({"OMP_NUM_THREADS": "1"}, {}, ())
 
 
 def test_a_cluster_that_does_not_answer_is_said_so() -> None:
