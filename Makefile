@@ -45,8 +45,8 @@ test-sim: install ## run the simulator's tests: golden traces, properties, exper
 test-runtime: install ## run the elastic runtime's tests: real processes, resized and killed
 	$(BIN)/pytest -n 2 tests/runtime
 
-test-server: install ## run the pool's tests: server and agents, each by itself
-	$(BIN)/pytest -n 2 tests/server tests/agent
+test-server: install ## run the pool's tests: server, agents and engines, each by itself
+	$(BIN)/pytest -n 2 tests/server tests/agent tests/engines
 
 test-e2e: install ## run whole pools: agents in network namespaces, killed and cut off (needs root)
 	$(BIN)/pytest -n 2 tests/e2e

@@ -18,6 +18,7 @@ ENTRIES: Final = {
     "client": ("coddl.cli.main", "coddl.api.client", "coddl.cli.poolview"),
     "server": ("coddl.cli.main", "coddl.server.main"),
     "agent": ("coddl.cli.main", "coddl.agent.main", "coddl.agent.options"),
+    "ray": ("coddl.engines.ray",),
     "testing": ("coddl.testing",),
 }
 MODULES: Final = {  # of distributions that are imported under another name

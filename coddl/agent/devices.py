@@ -135,10 +135,16 @@ class DiscoveredDevices:
 
 
 def discover(
-    gpus: GpuDriver | None, slots: int | None, cores: int, env: Mapping[str, str] = os.environ
+    gpus: GpuDriver | None,
+    slots: int | None,
+    cores: int,
+    env: Mapping[str, str] = os.environ,
+    *,
+    slot_ids: Sequence[int] = (),
 ) -> DiscoveredDevices:
     """Find what jobs may use: `slots` CPU places if that was asked for, else GPUs, else cores.
 
+    `slot_ids` are the numbers that those places have, as an engine has granted them.
     Raises UserError if there are GPUs and none of them can be used.
     """
     if slots is not None:
@@ -146,13 +152,17 @@ def discover(
             raise UserError(
                 f"--slots {slots} cannot be used", "--slots must be at least 1", "--slots 4"
             )
-        return DiscoveredDevices(_places(slots))
+        if slot_ids and not len(slot_ids) == len(set(slot_ids)) == slots:
+            ids = ",".join(map(str, slot_ids))
+            because = f"--slots {slots} needs {slots} different numbers"
+            raise UserError(f"--slot-ids {ids} cannot be used", because, "--slots 2 --slot-ids 1,3")
+        return DiscoveredDevices(_places(slot_ids or range(slots)))
     if gpus is None or are_hidden(env):
-        return DiscoveredDevices(_places(cores))
+        return DiscoveredDevices(_places(range(cores)))
     found = _visible(gpus, env)
     if not found.devices and found.problems:
         raise _unusable("; ".join(found.problems))
-    return found if found.devices else DiscoveredDevices(_places(cores))
+    return found if found.devices else DiscoveredDevices(_places(range(cores)))
 
 
 def others_on(gpus: GpuDriver, device: Device) -> str:
@@ -178,8 +188,8 @@ def _named(pid: int) -> str:
     return str(pid)
 
 
-def _places(count: int) -> tuple[Device, ...]:
-    return tuple(Device(index, "cpu") for index in range(count))
+def _places(numbers: Sequence[int]) -> tuple[Device, ...]:
+    return tuple(Device(number, "cpu") for number in numbers)
 
 
 def _visible(gpus: GpuDriver, env: Mapping[str, str]) -> DiscoveredDevices:

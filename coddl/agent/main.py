@@ -84,7 +84,7 @@ async def _serve(options: AgentOptions, token: str) -> int:
     jobs = await asyncio.to_thread(jobsfolder.make, options.jobs_folder, options.node, boot)
     cores = node_resources.own_cores()
     gpus = None if options.slots is not None or are_hidden() else gpus_here()
-    devices = _devices(gpus, options.slots, len(cores))
+    devices = _devices(gpus, options, len(cores))
     locks = await asyncio.to_thread(lock_gpus, [each.gpu for each in devices if each.gpu])
     log_spool = LogSpool(options.folder / "logs")
     outbox = ReportOutbox(log_spool, lambda fact: node.on_safe(fact))
@@ -132,8 +132,8 @@ async def _serve(options: AgentOptions, token: str) -> int:
     return 0
 
 
-def _devices(gpus: GpuDriver | None, slots: int | None, cores: int) -> tuple[Device, ...]:
-    found = discover(gpus, slots, cores)
+def _devices(gpus: GpuDriver | None, options: AgentOptions, cores: int) -> tuple[Device, ...]:
+    found = discover(gpus, options.slots, cores, slot_ids=options.slot_ids)
     for problem in found.problems:
         log.warning("gpu_not_usable", problem=problem)
     kinds = sorted({each.kind for each in found.devices})

@@ -16,6 +16,7 @@ class AgentOptions:
     jobs_dir: Path | None = None  # all agents of a pool share it; None: under the state folder
     name: str = ""  # of the node; empty: the machine's
     slots: int | None = None  # places for CPU workers; None: GPUs, or one place per core
+    slot_ids: tuple[int, ...] = ()  # the engine's numbers of those places; empty: counted from 0
     host: str = ""  # by which other nodes reach our workers; empty: that of the way to the server
     warm: bool = True  # have an interpreter ready before the first job
     log_format: Literal["console", "json"] = "console"

@@ -68,6 +68,12 @@ Examples:
 OWN_S: Final = 10.0  # within which a server on this machine answers
 PORT: Final = 7433
 
+SlotIds = Annotated[
+    str,
+    typer.Option(
+        metavar="1,3", help="Numbers of the CPU slots, as an engine gave them.", hidden=True
+    ),
+]
 Policy = Annotated[
     str,
     typer.Option(
@@ -404,6 +410,7 @@ def agent(
     token_file: TokenFile = "",
     name: NodeName = "",
     slots: Slots = None,
+    slot_ids: SlotIds = "",
     host: AgentHost = "",
     jobs_dir: JobsDir = "",
     warm: Warm = True,
@@ -424,8 +431,17 @@ def agent(
         jobs_dir=Path(jobs_dir).absolute() if jobs_dir else None,
         name=name,
         slots=slots,
+        slot_ids=_numbers(slot_ids),
         host=host,
         warm=warm,
         log_format=log_format,
     )
     raise typer.Exit(run_agent(options))
+
+
+def _numbers(words: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in words.split(",")) if words else ()
+    except ValueError:
+        because = "it is not a list of numbers"
+        raise UserError(f"--slot-ids {words} cannot be used", because, "--slot-ids 1,3") from None

@@ -121,6 +121,17 @@ def test_a_node_has_at_least_one_slot() -> None:
         discover(None, 0, 4, {})
 
 
+def test_cpu_slots_have_the_numbers_that_an_engine_gave() -> None:
+    granted = discover(None, 2, 8, {}, slot_ids=(3, 1)).devices
+    assert granted == (Device(3, "cpu"), Device(1, "cpu"))
+
+
+@pytest.mark.parametrize("slot_ids", [(1,), (1, 1), (1, 2, 3)])
+def test_each_cpu_slot_has_a_number_of_its_own(slot_ids: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="--slots 2 needs 2 different numbers"):
+        discover(None, 2, 8, {}, slot_ids=slot_ids)
+
+
 def test_who_else_uses_a_gpu_is_named_or_known_by_the_memory_it_uses() -> None:
     assert others_on(PaperGpus(1), gpu(0)) == ""
     assert others_on(PaperGpus(1, busy=(1,)), gpu(0)).startswith("process 1 (")

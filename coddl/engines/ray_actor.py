@@ -1,0 +1,178 @@
+"""The actor that holds a node of a Ray cluster for a pool: it runs the agent there.
+
+It sits in the node's placement group, with all GPUs of it: Ray accounts for them and sets
+CUDA_VISIBLE_DEVICES. After the agent's end it removes the group, and is killed by that: the GPUs
+are free for other users of Ray when, and only when, nothing uses them any more, even if nobody
+is there then who asked for it.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from coddl.agent.devices import VISIBLE
+from coddl.agent.options import AgentOptions
+from coddl.agent.orphans import process
+from coddl.engines.agent_guard import (
+    ABANDONED_S,
+    TICK_S,
+    AgentEnded,
+    AgentStarted,
+    GuardOrder,
+    end_unguarded,
+)
+from coddl.engines.engine import AgentLaunch
+
+GUARD: Final = (sys.executable, "-P", "-m", "coddl.engines.agent_guard")
+PROGRAM: Final = (sys.executable, "-P", "-m", "coddl")
+KILL_S: Final = 10.0  # that the kernel may take to end what was killed
+KEPT_S: Final = 30.0  # that the words of an agent that failed can be asked for
+# What Ray adds to the environment of its workers, and training scripts must not find.
+OF_RAY: Final = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_LD_PRELOAD_ON_WORKERS", "SPT_NOENV")
+SET_BY_WORKER: Final = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
+
+
+@dataclass(frozen=True, slots=True)
+class RayNodeReport:
+    """How a node is, as its actor tells."""
+
+    ray_node: str  # Ray's id of the machine
+    state: Literal["starting", "running", "ending", "ended"]
+    gpu_ids: tuple[str, ...]  # as Ray granted them
+    pid: int = 0  # of the agent
+    niceness: int = 0
+    said: str = ""  # by an agent that has ended
+
+
+class RayNodeActor:
+    """Runs the agent of a node until it is released, or the agent ends."""
+
+    def __init__(self, launch: AgentLaunch, node: str) -> None:
+        import ray
+        from ray.util import get_current_placement_group
+
+        self._group = get_current_placement_group()
+        self._gpu_ids = tuple(str(each) for each in ray.get_gpu_ids())
+        self._ray_node = str(ray.get_runtime_context().get_node_id())
+        self._started: AgentStarted | None = None
+        self._ended: AgentEnded | None = None
+        self._released = threading.Event()
+        self._order = order_of(launch, node, self._gpu_ids)
+        self._guard = subprocess.Popen(
+            GUARD,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=agent_env(os.environ, initial_env(), self._gpu_ids),
+            start_new_session=True,
+            text=True,
+            bufsize=1,
+        )
+        self._tell(json.dumps(asdict(self._order)))
+        threading.Thread(target=self._hear, name="agent-guard", daemon=True).start()
+
+    def report(self) -> RayNodeReport:
+        """Tell how the node is."""
+        state: Literal["starting", "running", "ending", "ended"] = "starting"
+        if self._ended is not None:
+            state = "ended"
+        elif self._released.is_set():
+            state = "ending"
+        elif self._started is not None:
+            state = "running"
+        return RayNodeReport(
+            self._ray_node,
+            state,
+            self._gpu_ids,
+            self._started.pid if self._started else 0,
+            self._started.niceness if self._started else 0,
+            self._ended.said if self._ended else "",
+        )
+
+    def release(self, within_s: float) -> None:
+        """Have the agent end within that time, then give the GPUs back."""
+        self._released.set()
+        self._tell(f"{within_s}")
+
+    def _tell(self, line: str) -> None:
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and `_hear` knows
+            self._guard.stdin.write(f"{line}\n")
+
+    def _hear(self) -> None:
+        """Follow the guard until nothing is left of the agent; then leave Ray."""
+        from ray.util import remove_placement_group
+
+        assert self._guard.stdout is not None
+        ended, agent = None, None
+        for line in self._guard.stdout:
+            about: dict[str, Any] = json.loads(line)  # Any: JSON
+            if "pid" in about:
+                self._started = AgentStarted(**about)
+                agent = process(self._started.pid)
+            else:
+                ended = AgentEnded(**about)
+        if ended is None:
+            ended = AgentEnded(-1, "the process that guards it was killed")
+            if agent is not None:
+                end_unguarded(self._order, agent)
+        self._ended = ended
+        if not self._released.is_set():
+            print(f"agent_ended code={ended.code} said={ended.said!r}", file=sys.stderr, flush=True)  # noqa: T201  # Ray's log of this actor
+            self._released.wait(KEPT_S)
+        remove_placement_group(self._group)
+
+
+def await_end(pool: str, node: str) -> None:
+    """Return when nothing is left of an agent on this machine whose actor has died."""
+    folder = state_dir_of(pool, node)  # which its guard removes last
+    until_s = time.monotonic() + ABANDONED_S + KILL_S
+    while folder.exists() and time.monotonic() < until_s:
+        time.sleep(TICK_S)
+
+
+def state_dir_of(pool: str, node: str) -> Path:
+    """Tell where the files of a node's agent are, while it runs."""
+    return Path(tempfile.gettempdir()) / f"coddl-{pool}-{node}"
+
+
+def order_of(launch: AgentLaunch, node: str, gpu_ids: tuple[str, ...]) -> GuardOrder:
+    """Say how the agent of a node is started."""
+    state_dir = state_dir_of(launch.pool, node)
+    # Nodes without a common directory have one per machine, which outlives them.
+    jobs_dir = launch.jobs_dir or f"{state_dir_of(launch.pool, 'jobs')}-{os.getuid()}"
+    options = AgentOptions(
+        server=launch.server, token_file=state_dir / "token", state_dir=state_dir, name=node
+    )
+    words = [*PROGRAM, "agent", "--name", node, "--server", launch.server]
+    words += ["--state-dir", str(state_dir), "--token-file", str(options.token_file)]
+    words += ["--jobs-dir", jobs_dir]
+    if launch.slots is not None:
+        words += ["--slots", str(launch.slots)]
+        if len(gpu_ids) == launch.slots:
+            words += ["--slot-ids", ",".join(gpu_ids)]
+    return GuardOrder(tuple(words), launch.token, str(state_dir), str(options.folder))
+
+
+def initial_env() -> dict[str, str]:
+    """Give the environment that this process was started with."""
+    pairs = Path("/proc/self/environ").read_bytes().split(b"\0")
+    return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
+
+
+def agent_env(
+    now: Mapping[str, str], initial: Mapping[str, str], gpu_ids: tuple[str, ...]
+) -> dict[str, str]:
+    """Give what the agent may find: what the worker has, less what Ray put there for itself."""
+    of_ray = {*OF_RAY, *(name for name in SET_BY_WORKER if name not in initial)}
+    kept = {name: value for name, value in now.items() if name not in of_ray}
+    # Ray can be told not to set it; an agent would take all GPUs of the machine then.
+    return {**kept, VISIBLE: ",".join(gpu_ids)}
