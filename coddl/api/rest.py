@@ -280,6 +280,7 @@ class EngineView(View):
     because: str
     starting: list[str]  # nodes that were asked for and have not joined
     trouble: str  # why the engine does not answer
+    is_connected: bool  # it was heard of since the server was started
 
 
 class NodesView(View):

@@ -290,14 +290,16 @@ def own_client(folder: Path) -> "Client":
 
 
 def is_ready(options: "PoolOptions") -> bool:
-    """Tell whether the server decides and its agents have come."""
+    """Tell whether the server decides, and its agents or its engine have come."""
     try:
         with own_client(options.folder) as client:
             if not client.is_ready():
                 return False
+            if options.engine:
+                return bool(client.get("/engine")["is_connected"])
             nodes = client.get("/nodes")["items"]
             back = {node["name"] for node in nodes if node["is_up"] and not node["is_awaited"]}
-            return bool(options.engine) or back.issuperset(options.nodes)
+            return back.issuperset(options.nodes)
     except UserError:
         return False  # not yet
 

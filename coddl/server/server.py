@@ -97,7 +97,8 @@ class Server:
         self.sessions = AgentSessions()
         self.archives = CodeStore(folder / "code")
         self.happened = Notifier()
-        self.engine_trouble = ""  # why what brings nodes does not answer
+        # Why what brings nodes does not answer; None: it was not heard of yet.
+        self.engine_trouble: str | None = None
         self.is_closing = False
         self.failure: BaseException | None = None  # of the control loop: the end of all
         self.on_failure: Callable[[], None] = lambda: None

@@ -195,7 +195,7 @@ def node_view(
     )
 
 
-def engine_view(pool: Pool, trouble: str) -> rest.EngineView:
+def engine_view(pool: Pool, trouble: str | None) -> rest.EngineView:
     """Show what brings the nodes of the pool."""
     engine, bounds = pool.engine, pool.engine.bounds
     return rest.EngineView(
@@ -206,7 +206,8 @@ def engine_view(pool: Pool, trouble: str) -> rest.EngineView:
         wanted=engine.wanted,
         because=engine.wanted_because,
         starting=sorted(engine.acquired.keys() - pool.nodes.keys()),
-        trouble=trouble,
+        trouble=trouble or "",
+        is_connected=trouble is not None,
     )
 
 
