@@ -1,7 +1,8 @@
 """The snapshot a policy decides on: the cluster and its jobs at one instant."""
 
+from collections import namedtuple
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -11,10 +12,16 @@ from coddl.core.jobs import JobTable
 from coddl.core.slots import Slots
 from coddl.core.speed.table import ShareSteps, Speeds
 
-MEMORY_COLUMNS: Final = 7  # what is remembered of a job from one decision to the next
-# The last is the scheduler's: when a job that has a share was first refused a place, plus 1, as 0
-# is for all others. The rest is the policy's.
-REFUSED_S: Final = MEMORY_COLUMNS - 1
+# What is remembered of a job from one decision to the next: first the policy's columns, then when a
+# job that has a share was first refused a place, plus 1, as 0 is for all others. Journals have them
+# in this order.
+POLICY_COLUMNS: Final = 6
+REFUSED_S: Final = POLICY_COLUMNS
+
+
+def memory_columns(*names: str) -> Any:  # Any: a tuple with these names
+    """The columns that a policy has in the memory: 0, 1, … by name."""
+    return cast(Any, namedtuple("MemoryColumns", names))(*range(len(names)))
 
 
 class KernelSnapshot(NamedTuple):
@@ -53,7 +60,7 @@ class Snapshot:
     cluster: Cluster
     jobs: JobTable
     speeds: Speeds
-    memory: FloatMatrix  # [jobs, MEMORY_COLUMNS], what was carried over; zeros for a new job
+    memory: FloatMatrix  # [jobs, columns], what was carried over; zeros for a new job
     seed: int = 1  # of the policy's coin, 1..2**31-2; a driver draws a new one for each decision
     slots: Slots | None = None  # where each row's GPUs are; None: nobody places them
     reserved: IntColumn | None = None  # by island: GPUs that are kept for somebody
@@ -110,4 +117,4 @@ class Snapshot:
 
 def empty_memory(jobs: int) -> FloatMatrix:
     """The memory of jobs that nothing was decided about yet."""
-    return np.zeros((jobs, MEMORY_COLUMNS))
+    return np.zeros((jobs, POLICY_COLUMNS + 1))

@@ -16,11 +16,14 @@ from coddl.core.compiling import kernel, part
 from coddl.core.jobs import GPUS_MIN
 from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS
 from coddl.core.policies.policy import with_reasons
-from coddl.core.snapshot import KernelSnapshot, Snapshot
+from coddl.core.snapshot import KernelSnapshot, Snapshot, memory_columns
 from coddl.core.speed.table import ServerTimes
 
-SLOT_END_S = 0  # memory
 NO_SERVERS: Final = ServerTimes(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
+# What is remembered of a job.
+COLUMN = memory_columns(
+    "slot_end_s",  # when all shares are decided anew
+)
 
 
 class Tasks(NamedTuple):
@@ -55,6 +58,8 @@ class IntervalPolicy:
     server_cpus: int = SERVER_CPUS
     slot_s: float = 600.0  # 0: decide anew at every event
 
+    memory = COLUMN
+
     def tasks(self, snapshot: Snapshot, *, even: bool) -> Tasks:
         """What tasks take, as far as it plays a part in this cluster."""
         cpus, speeds = int(snapshot.cluster.columns.node_cpus.sum()), snapshot.speeds.servers
@@ -75,14 +80,14 @@ class IntervalPolicy:
     ) -> Allocation:
         """Decide, if it is time to; `hand_out` fills in a grant of nothing."""
         jobs, memory, now_s = snapshot.jobs, snapshot.memory.copy(), snapshot.now_s
-        end_s = float(memory[:, SLOT_END_S].max(initial=0.0))
+        end_s = float(memory[:, COLUMN.slot_end_s].max(initial=0.0))
         grant = held(snapshot, tasks)
         if now_s < end_s and grant is not None:
             start_all(snapshot.for_kernels(), tasks, grant)
         else:
             grant, end_s = nothing(snapshot, tasks), now_s + self.slot_s
             hand_out(grant)
-        memory[:, SLOT_END_S] = end_s
+        memory[:, COLUMN.slot_end_s] = end_s
         free, cores = int(grant.left[0]), int(grant.left[1])
         counted = tasks.worker_cpus + tasks.server_cpus > 0
         few = because(

@@ -20,7 +20,8 @@ Rule: TypeAlias = Callable[[KernelSnapshot, FloatColumn, FloatMatrix, IntColumn]
 class NamedPolicy(Protocol):
     """A policy as a class: its parameters are the class's fields.
 
-    One that says which GPUs, too, names in `own_placement` the placement that does so in its place
+    One that remembers something of each job names the columns in `memory`, by `memory_columns`. One
+    that says which GPUs, too, names in `own_placement` the placement that does so in its place
     where it decides on a part of the cluster only.
     """
 
@@ -33,6 +34,7 @@ class RulePolicy(ABC):
 
     why: ClassVar[str]  # which jobs hold the GPUs that a job without any would need
     rigid: ClassVar[bool] = False  # it gives a job its request or nothing, not its minimum or more
+    memory: ClassVar[tuple[int, ...]] = ()  # the columns that it keeps of each job
 
     @property
     @abstractmethod
