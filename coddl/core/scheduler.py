@@ -12,7 +12,7 @@ from coddl.core.invariants import check
 from coddl.core.placement.placement import Placed, Placement, check_placed, on_one_node
 from coddl.core.plan import Plan
 from coddl.core.policies.policy import Policy
-from coddl.core.snapshot import PinnedTasks, Snapshot
+from coddl.core.snapshot import Snapshot
 
 ROUNDS_MAX: Final = 4  # of asking the policy anew without the rows for which there is no place
 
@@ -185,11 +185,9 @@ def _by_kind(kept: IntColumn, snapshot: Snapshot) -> IntColumn | IntMatrix:
 
 def _left(taken: Allocation, snapshot: Snapshot, rows: IntColumn) -> Snapshot:
     """What the policy sees for some rows, beside what is taken."""
-    servers = 0 if taken.servers is None else int(taken.servers.sum())
-    pinned_tasks = PinnedTasks(int(taken.gpus.sum()), servers)
     # Where the GPUs are that are left is not the policy's concern then.
     cluster = _free(taken, snapshot)
-    return replace(snapshot.take(rows), cluster=cluster, slots=None, pinned_tasks=pinned_tasks)
+    return replace(snapshot.take(rows), cluster=cluster, slots=None, taken=taken)
 
 
 def _free(taken: Allocation, snapshot: Snapshot) -> Cluster:

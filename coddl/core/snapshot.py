@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple, Self, cast
 
 import numpy as np
 
+from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import JobTable
@@ -40,18 +41,6 @@ class KernelSnapshot(NamedTuple):
     seed: int
 
 
-class PinnedTasks(NamedTuple):
-    """Tasks of jobs that the policy is not asked about. Their GPUs are gone from the cluster, not
-    their cores: how many a task takes, the policy knows.
-    """
-
-    workers: int
-    servers: int
-
-
-NO_PINNED_TASKS: Final = PinnedTasks(0, 0)
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The cluster at one instant. Rows are sorted by id: equal clusters, equal snapshots."""
@@ -64,7 +53,9 @@ class Snapshot:
     seed: int = 1  # of the policy's coin, 1..2**31-2; a driver draws a new one for each decision
     slots: Slots | None = None  # where each row's GPUs are; None: nobody places them
     reserved: IntColumn | None = None  # by island: GPUs that are kept for somebody
-    pinned_tasks: PinnedTasks = NO_PINNED_TASKS
+    # What jobs hold that the policy is not asked about. Their GPUs are gone from the cluster, not
+    # their cores: how many a task takes, the policy knows.
+    taken: Allocation | None = None
     past_gpu_s: FloatColumn = field(default_factory=lambda: np.zeros(0))  # of jobs that have ended
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))  # by queue
 

@@ -17,6 +17,7 @@ from coddl.core.parameter_server.costs import (
     SERVER_CPUS,
     WORKER_CPUS,
     Mode,
+    ServedSpeeds,
     costs_of_curve,
     served,
     servers_of,
@@ -51,7 +52,7 @@ WORKER, SERVER = (1, WORKER_CPUS), (0, SERVER_CPUS)  # GPUs and cores of a task
 SYSTEMS: Final = {"Optimus": "optimus-ps", "DRF": "drf", "Tetris": "tetris"}
 
 
-def speeds_with_servers(mode: Mode = "sync") -> Speeds:
+def speeds_with_servers(mode: Mode = "sync") -> ServedSpeeds:
     """The nine packaged models with parameter servers."""
     measured = packaged_speeds(*AFS_MODELS)
     curves = [

@@ -16,7 +16,12 @@ from coddl.core.jobs import (
     SETTLED,
     JobTable,
 )
-from coddl.core.parameter_server.costs import TaskCounts, remote_parts, server_slowdowns
+from coddl.core.parameter_server.costs import (
+    ServedSpeeds,
+    TaskCounts,
+    remote_parts,
+    server_slowdowns,
+)
 from coddl.core.plan import Plan
 from coddl.core.scheduler import Scheduler
 from coddl.core.seeds import next_seed
@@ -172,9 +177,10 @@ class StepLoop:
             if simulated.move_s is not None:
                 left = self._last.left(columns, rows, slots)
                 pause_s[left] = move_pauses(simulated.move_s, plan.shares[left])
-        if simulated.speeds.servers is not None and plan.allocation.servers is not None:
+        speeds = simulated.speeds
+        if isinstance(speeds, ServedSpeeds) and plan.allocation.servers is not None:
             tasks = tasks_of(plan, curves, columns)
-            slowdown *= server_slowdowns(simulated.speeds.servers, simulated.speeds.step_s, tasks)
+            slowdown *= server_slowdowns(speeds.servers, speeds.step_s, tasks)
             # It starts anew with others.
             moved = moved | (world.jobs.ints[SERVERS, rows] != tasks.servers)
             world.jobs.ints[SERVERS, rows] = tasks.servers

@@ -9,7 +9,7 @@ import pytest
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import check
-from coddl.core.parameter_server.costs import ServerCosts, servers_of
+from coddl.core.parameter_server.costs import ServerCosts, served_by, servers_of
 from coddl.core.parameter_server.placement import OptimusPlacement
 from coddl.core.placement.placement import Placed, check_placed
 from coddl.core.registry import placement_from, policy_from
@@ -31,7 +31,7 @@ def with_servers(
     snapshot: Snapshot, cluster: Cluster, theta: Sequence[tuple[float, ...]], most: int = 8
 ) -> Snapshot:
     model = servers_of([ServerCosts(each) for each in theta], most)
-    return replace(snapshot, cluster=cluster, speeds=replace(snapshot.speeds, servers=model))
+    return replace(snapshot, cluster=cluster, speeds=served_by(snapshot.speeds, model))
 
 
 SLOW_WIRES = (8.0, 0.0, 1.2, 0.0, 0.0)  # a step takes 8/w + 1.2 w/p

@@ -7,7 +7,7 @@ import pytest
 
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
-from coddl.core.parameter_server.costs import ServerCosts, servers_of
+from coddl.core.parameter_server.costs import ServerCosts, served_by, servers_of
 from coddl.core.parameter_server.placement import OptimusPlacement
 from coddl.core.placement.placement import Placement, check_placed
 from coddl.core.registry import policy_from
@@ -33,7 +33,7 @@ def run_of(iterations: list[float], cpus: int, placement: Placement | None = Non
     model = servers_of([ServerCosts((8.0, 0.0, 1.2, 0.0, 0.0))], 4)
     trace = trace_of(
         "test",
-        replace(table, servers=model),
+        served_by(table, model),
         submitted_s=np.zeros(size),
         curve=np.zeros(size, np.int64),
         iterations=np.array(iterations),

@@ -14,10 +14,9 @@ from coddl.core.allocation import Allocation, because
 from coddl.core.columns import IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.jobs import GPUS_MIN
-from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS
+from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS, ServedSpeeds, ServerTimes
 from coddl.core.policies.policy import with_reasons
 from coddl.core.snapshot import KernelSnapshot, Snapshot, memory_columns
-from coddl.core.speed.table import ServerTimes
 
 NO_SERVERS: Final = ServerTimes(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
 # What is remembered of a job.
@@ -62,16 +61,19 @@ class IntervalPolicy:
 
     def tasks(self, snapshot: Snapshot, *, even: bool) -> Tasks:
         """What tasks take, as far as it plays a part in this cluster."""
-        cpus, speeds = int(snapshot.cluster.columns.node_cpus.sum()), snapshot.speeds.servers
+        cpus, speeds = int(snapshot.cluster.columns.node_cpus.sum()), snapshot.speeds
+        times = speeds.servers if isinstance(speeds, ServedSpeeds) else NO_SERVERS
         of_worker = self.worker_cpus if cpus else 0
-        of_server = self.server_cpus if cpus and speeds is not None else 0
-        pinned_tasks = snapshot.pinned_tasks
+        of_server = self.server_cpus if cpus and times is not NO_SERVERS else 0
+        if (taken := snapshot.taken) is not None:
+            servers = 0 if taken.servers is None else int(taken.servers.sum())
+            cpus -= int(taken.gpus.sum()) * of_worker + servers * of_server
         return Tasks(
             snapshot.cluster.gpus_total,
-            max(0, cpus - pinned_tasks.workers * of_worker - pinned_tasks.servers * of_server),
+            max(0, cpus),
             of_worker,
             of_server,
-            speeds or NO_SERVERS,
+            times,
             int(even),
         )
 
