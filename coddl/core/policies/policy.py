@@ -21,8 +21,9 @@ class NamedPolicy(Protocol):
     """A policy as a class: its parameters are the class's fields.
 
     One that remembers something of each job names the columns in `memory`, by `memory_columns`. One
-    that says which GPUs, too, names in `own_placement` the placement that does so in its place
-    where it decides on a part of the cluster only.
+    whose answers are of a class of their own names that in `answer`. One that says which GPUs, too,
+    names in `own_placement` the placement that does so in its place where it decides on a part of
+    the cluster only.
     """
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
