@@ -46,7 +46,6 @@ class Allocation:
     waiting: Reasons = Reasons()
     wake_at_s: float = np.inf  # ask again then, if nothing happens before
     memory: FloatMatrix | None = None  # None: as it was
-    servers: IntColumn | None = None  # parameter servers beside the workers
     slots: Slots | None = None  # where the jobs go, of a policy that places them itself
     packed_with: IntColumn | None = None  # the row that holds the same GPUs, or -1
 

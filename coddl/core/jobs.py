@@ -54,8 +54,7 @@ FLOAT_DEFAULTS: Final = (
     SETTLED,
     SPANS,
     PREFERRED_NODE,
-    SERVERS,
-) = range(16)
+) = range(15)
 INT_DEFAULTS: Final = (
     ("id", 0),
     ("queue", 0),
@@ -72,7 +71,6 @@ INT_DEFAULTS: Final = (
     ("settled", 1),
     ("spans", 1),
     ("preferred_node", -1),
-    ("servers", 0),
 )
 
 
@@ -132,7 +130,6 @@ class JobTable(JobMatrices):
     settled = IntColumnAt(SETTLED)  # 0: the share decided last is not in effect yet
     spans = IntColumnAt(SPANS)  # 0: its GPUs must be on one node
     preferred_node = IntColumnAt(PREFERRED_NODE)  # the node that it should stay on, or -1 for none
-    servers = IntColumnAt(SERVERS)  # its parameter servers as decided last
 
     @classmethod
     def of(cls, jobs: int, **columns: Any) -> Self:  # Any: whatever NumPy can make a column of

@@ -12,7 +12,7 @@ from coddl.core.invariants import check
 from coddl.core.placement.placement import Placed, Placement, check_placed, on_one_node
 from coddl.core.plan import Plan
 from coddl.core.policies.policy import Policy
-from coddl.core.snapshot import PinnedTasks, Snapshot
+from coddl.core.snapshot import Snapshot
 
 ROUNDS_MAX: Final = 4  # of asking the policy anew without the rows for which there is no place
 
@@ -65,13 +65,14 @@ class Scheduler:
             aside |= covered
             reserved = placed.kept_back(part.reserved)
             part = replace(snapshot.take(np.flatnonzero(~aside)), reserved=reserved)
-        cut = replace(allocation, shares=placed.shares, slots=None, wake_at_s=wake_at_s)
-        nothing = Allocation(np.zeros(aside.size, np.int64), memory=snapshot.memory.copy())
-        whole = cut if rows.size == aside.size else _merged(nothing, cut, rows)
+        whole = placed.cut(allocation)
+        if rows.size < aside.size:
+            nothing = type(whole)(np.zeros(aside.size, np.int64), memory=snapshot.memory.copy())
+            whole, placed = _merged(nothing, whole, rows), placed.take(_positions(rows, aside.size))
         memory = snapshot.remembering(whole.memory, aside)
         waiting = reasons | whole.waiting
         whole = replace(whole, waiting=waiting, wake_at_s=wake_at_s, memory=memory)
-        return Plan(snapshot, whole, _for_all(placed, rows, aside.size))
+        return Plan(snapshot, whole, placed)
 
     def _placed(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         """Find places for an allocation, unless the policy has done so itself."""
@@ -119,12 +120,8 @@ class Scheduler:
         all_free = snapshot.reserved is None or not snapshot.reserved.any()
         if others.size == jobs.size and ranks.size <= 1 and all_free:
             return self._checked(snapshot)
-        servers = np.where(kept > 0, jobs.servers, 0)
-        total = Allocation(
-            _by_kind(kept, snapshot),
-            memory=snapshot.memory.copy(),
-            servers=servers if servers.any() else None,
-        )
+        answer: type[Allocation] = getattr(self.policy, "answer", Allocation)
+        total = answer(_by_kind(kept, snapshot), memory=snapshot.memory.copy())
         for rank in ranks:
             rows = others[jobs.priority[others] == rank]
             total = _merged(total, self._checked(_left(total, snapshot, rows)), rows)
@@ -185,11 +182,9 @@ def _by_kind(kept: IntColumn, snapshot: Snapshot) -> IntColumn | IntMatrix:
 
 def _left(taken: Allocation, snapshot: Snapshot, rows: IntColumn) -> Snapshot:
     """What the policy sees for some rows, beside what is taken."""
-    servers = 0 if taken.servers is None else int(taken.servers.sum())
-    pinned_tasks = PinnedTasks(int(taken.gpus.sum()), servers)
     # Where the GPUs are that are left is not the policy's concern then.
     cluster = _free(taken, snapshot)
-    return replace(snapshot.take(rows), cluster=cluster, slots=None, pinned_tasks=pinned_tasks)
+    return replace(snapshot.take(rows), cluster=cluster, slots=None, taken=taken)
 
 
 def _free(taken: Allocation, snapshot: Snapshot) -> Cluster:
@@ -214,39 +209,32 @@ def _free(taken: Allocation, snapshot: Snapshot) -> Cluster:
 def _merged(whole: Allocation, part: Allocation, rows: IntColumn) -> Allocation:
     """Add the answer for some rows to that for all."""
     jobs = len(whole.shares)
-    memory, servers, packed_with = whole.memory, whole.servers, whole.packed_with
+    memory, packed_with = whole.memory, whole.packed_with
     # A policy that tells kinds apart, and rows that get nothing, leave kinds as they are.
     by_kind = part.shares.ndim == 2 or (whole.shares.ndim == 2 and not part.shares.any())
     shares = (whole.by_kind if by_kind else whole.gpus).copy()
     shares[rows] = part.by_kind if by_kind else part.shares
     if part.memory is not None and memory is not None:
         memory[rows] = part.memory
-    if part.servers is not None:
-        servers = np.zeros(jobs, np.int64) if servers is None else servers.copy()
-        servers[rows] = part.servers
     if part.packed_with is not None:
         packed_with = np.full(jobs, -1) if packed_with is None else packed_with.copy()
         packed_with[rows] = np.where(part.packed_with >= 0, rows[part.packed_with], -1)
     layers = tuple((_spread(rows, covers, jobs), why) for covers, why in part.waiting.layers)
-    return Allocation(
+    answer = type(part) if isinstance(part, type(whole)) else type(whole)
+    return answer(
         shares,
         whole.waiting | Reasons(layers),
         min(whole.wake_at_s, part.wake_at_s),
         memory,
-        servers,
         packed_with=packed_with,
     )
 
 
-def _for_all(placed: Placed, rows: IntColumn, jobs: int) -> Placed:
-    """What was placed of some rows, as rows of the whole table."""
-    if rows.size == jobs:
-        return placed
-    where = np.full(jobs, -1)
-    where[rows] = np.arange(rows.size)
-    servers = None if placed.servers is None else placed.servers.take(where)
-    why = {int(rows[row]): sentence for row, sentence in placed.why.items()}
-    return replace(placed, slots=placed.slots.take(where), servers=servers, why=why)
+def _positions(rows: IntColumn, jobs: int) -> IntColumn:
+    """Where each of all rows is among `rows`, or -1."""
+    out = np.full(jobs, -1)
+    out[rows] = np.arange(rows.size)
+    return out
 
 
 def _spread(rows: IntColumn, covers: BoolColumn, jobs: int) -> BoolColumn:

@@ -1,20 +1,28 @@
 """The snapshot a policy decides on: the cluster and its jobs at one instant."""
 
+from collections import namedtuple
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, cast
 
 import numpy as np
 
+from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import JobTable
 from coddl.core.slots import Slots
 from coddl.core.speed.table import ShareSteps, Speeds
 
-MEMORY_COLUMNS: Final = 7  # what is remembered of a job from one decision to the next
-# The last is the scheduler's: when a job that has a share was first refused a place, plus 1, as 0
-# is for all others. The rest is the policy's.
-REFUSED_S: Final = MEMORY_COLUMNS - 1
+# What is remembered of a job from one decision to the next: first the policy's columns, then when a
+# job that has a share was first refused a place, plus 1, as 0 is for all others. Journals have them
+# in this order.
+POLICY_COLUMNS: Final = 6
+REFUSED_S: Final = POLICY_COLUMNS
+
+
+def memory_columns(*names: str) -> Any:  # Any: a tuple with these names
+    """The columns that a policy has in the memory: 0, 1, … by name."""
+    return cast(Any, namedtuple("MemoryColumns", names))(*range(len(names)))
 
 
 class KernelSnapshot(NamedTuple):
@@ -33,18 +41,6 @@ class KernelSnapshot(NamedTuple):
     seed: int
 
 
-class PinnedTasks(NamedTuple):
-    """Tasks of jobs that the policy is not asked about. Their GPUs are gone from the cluster, not
-    their cores: how many a task takes, the policy knows.
-    """
-
-    workers: int
-    servers: int
-
-
-NO_PINNED_TASKS: Final = PinnedTasks(0, 0)
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The cluster at one instant. Rows are sorted by id: equal clusters, equal snapshots."""
@@ -53,11 +49,13 @@ class Snapshot:
     cluster: Cluster
     jobs: JobTable
     speeds: Speeds
-    memory: FloatMatrix  # [jobs, MEMORY_COLUMNS], what was carried over; zeros for a new job
+    memory: FloatMatrix  # [jobs, columns], what was carried over; zeros for a new job
     seed: int = 1  # of the policy's coin, 1..2**31-2; a driver draws a new one for each decision
     slots: Slots | None = None  # where each row's GPUs are; None: nobody places them
     reserved: IntColumn | None = None  # by island: GPUs that are kept for somebody
-    pinned_tasks: PinnedTasks = NO_PINNED_TASKS
+    # What jobs hold that the policy is not asked about. Their GPUs are gone from the cluster, not
+    # their cores: how many a task takes, the policy knows.
+    taken: Allocation | None = None
     past_gpu_s: FloatColumn = field(default_factory=lambda: np.zeros(0))  # of jobs that have ended
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))  # by queue
 
@@ -110,4 +108,4 @@ class Snapshot:
 
 def empty_memory(jobs: int) -> FloatMatrix:
     """The memory of jobs that nothing was decided about yet."""
-    return np.zeros((jobs, MEMORY_COLUMNS))
+    return np.zeros((jobs, POLICY_COLUMNS + 1))

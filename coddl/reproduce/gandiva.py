@@ -16,7 +16,7 @@ from coddl.core.columns import FloatColumn, IntColumn
 from coddl.core.placement.consolidate import Consolidate
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.policies.fifo import Fifo
-from coddl.core.policies.gandiva.assignment import NODE
+from coddl.core.policies.gandiva.assignment import COLUMN
 from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.policies.policy import Policy
 from coddl.core.snapshot import Snapshot
@@ -103,7 +103,7 @@ def noting_homes(policy: Policy, homes: dict[int, int]) -> Policy:
     def decide(snapshot: Snapshot) -> Allocation:
         answer = policy(snapshot)
         assert answer.memory is not None
-        first = answer.memory[:, NODE].astype(np.int64).tolist()
+        first = answer.memory[:, COLUMN.node].astype(np.int64).tolist()
         homes.update(zip(snapshot.jobs.id.tolist(), first, strict=True))
         return answer
 

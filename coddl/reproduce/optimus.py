@@ -17,11 +17,13 @@ from coddl.core.parameter_server.costs import (
     SERVER_CPUS,
     WORKER_CPUS,
     Mode,
+    ServedSpeeds,
     costs_of_curve,
     served,
     servers_of,
 )
 from coddl.core.parameter_server.placement import OptimusPlacement
+from coddl.core.parameter_server.tasks import ServedAllocation, ServedPlaced
 from coddl.core.placement.placement import Placed, Placement
 from coddl.core.registry import policy_from
 from coddl.core.scheduler import Scheduler
@@ -51,7 +53,7 @@ WORKER, SERVER = (1, WORKER_CPUS), (0, SERVER_CPUS)  # GPUs and cores of a task
 SYSTEMS: Final = {"Optimus": "optimus-ps", "DRF": "drf", "Tetris": "tetris"}
 
 
-def speeds_with_servers(mode: Mode = "sync") -> Speeds:
+def speeds_with_servers(mode: Mode = "sync") -> ServedSpeeds:
     """The nine packaged models with parameter servers."""
     measured = packaged_speeds(*AFS_MODELS)
     curves = [
@@ -104,8 +106,8 @@ class OneByOne:
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         columns, slots, jobs = snapshot.cluster.columns, snapshot.slots, snapshot.jobs
         assert slots is not None
-        assert allocation.servers is not None
-        free = np.stack((columns.node_gpus, columns.node_cpus))
+        assert isinstance(allocation, ServedAllocation)
+        free, servers = np.stack((columns.node_gpus, columns.node_cpus)), allocation.servers
         stays = (slots.totals == allocation.gpus) & (slots.totals > 0)
         held = [slots.row(row) if stays[row] else {} for row in range(jobs.size)]
         served: list[dict[int, int]] = [{} for _ in held]
@@ -114,13 +116,13 @@ class OneByOne:
                 free[:, node] -= gpus * np.array(WORKER)
         refused = np.zeros(jobs.size, np.bool_)
         for row in np.lexsort((jobs.id, ~stays)).tolist():
-            before, shares = free.copy(), (allocation.gpus[row], allocation.servers[row])
+            before, shares = free.copy(), (allocation.gpus[row], servers[row])
             self._deal(free, (held[row], served[row]), shares)
             if shares[0] > 0 and not (held[row] and served[row]):
                 free[:], refused[row] = before, True
                 held[row], served[row] = {}, {}
         why = because(refused, "Topology", "no node has room for its tasks")
-        return Placed(Slots.of(held), why, servers=Slots.of(served))
+        return ServedPlaced(Slots.of(held), why, servers=Slots.of(served))
 
     def _deal(
         self,
@@ -419,8 +421,7 @@ def scale(_inputs: Inputs) -> Finding:
         started_s = time.perf_counter()
         plan = scheduler.decide(snapshot)
         points.append((float(jobs), time.perf_counter() - started_s))
-        assert plan.placed is not None
-        assert plan.placed.servers is not None
+        assert isinstance(plan.placed, ServedPlaced)
         tasks = int(plan.shares.sum() + plan.placed.servers.totals.sum())
     figures = (
         Figure("seconds to schedule 4,000 jobs on 16,000 nodes", "5", f"{points[-1][1]:.2f}"),

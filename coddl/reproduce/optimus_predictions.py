@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from coddl.core.columns import FloatColumn, FloatMatrix
-from coddl.core.parameter_server.costs import Point, fit_costs, served, servers_of
+from coddl.core.parameter_server.costs import Point, ServerTimes, fit_costs, served, servers_of
 from coddl.core.parameter_server.optimus import OptimusPs
 from coddl.core.speed.convergence import POINTS_MIN, LossCurve, Stop, epochs_left
-from coddl.core.speed.table import ServerTimes, Speeds
+from coddl.core.speed.table import Speeds
 from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.reproduce.optimus import (
     MOST,
@@ -68,9 +68,7 @@ def off_by(truth: ServerTimes, curve: int, points: Sequence[Point]) -> FloatMatr
 
 def true_servers() -> ServerTimes:
     """What the nine models really cost."""
-    model = speeds_with_servers().servers
-    assert model is not None
-    return model
+    return speeds_with_servers().servers
 
 
 def errors_of_fits(count: int, *, even: bool = False) -> FloatColumn:

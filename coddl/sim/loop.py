@@ -12,11 +12,16 @@ from coddl.core.jobs import (
     CURVE,
     GPUS,
     REMAINING_ITERATIONS,
-    SERVERS,
     SETTLED,
     JobTable,
 )
-from coddl.core.parameter_server.costs import TaskCounts, remote_parts, server_slowdowns
+from coddl.core.parameter_server.costs import (
+    ServedSpeeds,
+    TaskCounts,
+    remote_parts,
+    server_slowdowns,
+)
+from coddl.core.parameter_server.tasks import ServedAllocation, ServedPlaced, held_servers
 from coddl.core.plan import Plan
 from coddl.core.scheduler import Scheduler
 from coddl.core.seeds import next_seed
@@ -100,7 +105,7 @@ class StepLoop:
             if world.counts[DECIDE]:
                 plan = self._scheduler.decide(self._snapshot())
                 world.memory[world.active[: world.counts[ACTIVE]]] = plan.memory
-                if plan.placed is not None or plan.allocation.servers is not None:
+                if plan.placed is not None or isinstance(self._simulated.speeds, ServedSpeeds):
                     apply_places(world, self._places(plan), plan.shares)
                     self._slots = self._slots if plan.placed is None else plan.placed.slots
                 apply_shares(world, plan.shares, plan.allocation.wake_at_s)
@@ -172,23 +177,21 @@ class StepLoop:
             if simulated.move_s is not None:
                 left = self._last.left(columns, rows, slots)
                 pause_s[left] = move_pauses(simulated.move_s, plan.shares[left])
-        if simulated.speeds.servers is not None and plan.allocation.servers is not None:
+        speeds, allocation = simulated.speeds, plan.allocation
+        if isinstance(speeds, ServedSpeeds) and isinstance(allocation, ServedAllocation):
             tasks = tasks_of(plan, curves, columns)
-            slowdown *= server_slowdowns(simulated.speeds.servers, simulated.speeds.step_s, tasks)
+            slowdown *= server_slowdowns(speeds.servers, speeds.step_s, tasks)
             # It starts anew with others.
-            moved = moved | (world.jobs.ints[SERVERS, rows] != tasks.servers)
-            world.jobs.ints[SERVERS, rows] = tasks.servers
+            moved = moved | (held_servers(plan.shares, plan.snapshot.memory) != tasks.servers)
         return PlacementEffects(slowdown, np.where(packed_with >= 0, 0.5, 1.0), moved, pause_s)
 
 
 def tasks_of(plan: Plan, curves: IntColumn, columns: ClusterColumns) -> TaskCounts:
     """The workers and servers of each row, and how far apart a placement has put them."""
-    servers, remote = plan.allocation.servers, np.ones(len(curves))
-    assert servers is not None
-    if plan.placed is not None and plan.placed.servers is not None:
-        servers = plan.placed.servers.totals
+    remote = np.ones(len(curves))
+    if isinstance(plan.placed, ServedPlaced):
         remote = remote_parts(columns, plan.placed.slots, plan.placed.servers)
-    return TaskCounts(curves, plan.shares, servers, remote)
+    return TaskCounts(curves, plan.shares, held_servers(plan.shares, plan.memory), remote)
 
 
 def packed_rows(allocation: Allocation) -> IntColumn:

@@ -7,8 +7,9 @@ import numpy as np
 
 from coddl.core.columns import FloatMatrix
 from coddl.core.errors import UserError
+from coddl.core.parameter_server.costs import ServedSpeeds, ServerTimes, served_by
 from coddl.core.speed.places import Places
-from coddl.core.speed.table import ServerTimes, Speeds, speeds_of
+from coddl.core.speed.table import Speeds, speeds_of
 from coddl.sim.loop import Beliefs
 from coddl.traces.trace import Trace
 
@@ -74,14 +75,15 @@ def _wrong(speeds: Speeds, factors: FloatMatrix) -> Speeds:
     factors = np.take_along_axis(factors, shares, axis=1)
     step_s = np.repeat(speeds.step_s, VARIANTS, axis=0) / factors
     measured = np.zeros(step_s.shape, np.bool_)
-    servers = speeds.servers
-    return replace(
+    wrong = replace(
         speeds_of(names, step_s, measured),
         known_places=None if speeds.known_places is None else _repeated(speeds.places),
         kinds=speeds.kinds,
         variants=VARIANTS,
-        servers=None if servers is None else _wrong_servers(servers, factors),
     )
+    if isinstance(speeds, ServedSpeeds):
+        return served_by(wrong, _wrong_servers(speeds.servers, factors))
+    return wrong
 
 
 def _repeated(places: Places) -> Places:

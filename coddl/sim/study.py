@@ -13,7 +13,7 @@ import numpy as np
 from coddl.core.cluster import Cluster
 from coddl.core.columns import FloatColumn
 from coddl.core.errors import UserError
-from coddl.core.parameter_server.costs import Mode, with_servers
+from coddl.core.parameter_server.costs import Mode, ServedSpeeds, with_servers
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
 from coddl.core.registry import placement_from
@@ -93,7 +93,7 @@ class StudySpec:
         if isinstance(self.workload, Trace):
             own = "the trace has its own speeds"
             _refuse(self.speeds is not None, "speeds", self.speeds, own, "in read_trace instead")
-            twice = self.servers is not None and self.workload.speeds.servers is not None
+            twice = self.servers is not None and isinstance(self.workload.speeds, ServedSpeeds)
             _refuse(twice, "servers", self.servers, own, "None")
         odd = self.servers not in (None, *get_args(Mode))
         _refuse(odd, "servers", self.servers, "there is no such mode", "sync or async")
@@ -312,7 +312,7 @@ def _workload(spec: StudySpec) -> TraceSource:
         trace = make(load, seed, gpus)
         if first is not None:
             trace = trace.rows(np.arange(trace.size) < first)
-        if servers is not None and trace.speeds.servers is None:
+        if servers is not None and not isinstance(trace.speeds, ServedSpeeds):
             trace = replace(trace, speeds=with_servers(trace.speeds, servers))
         return trace
 

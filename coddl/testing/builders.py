@@ -24,7 +24,6 @@ class JobRow:
     requested: int
     left: float
     holds: int
-    servers: int
     submitted_s: float
     started_s: float | None
     executed_s: float
@@ -48,7 +47,6 @@ def job(
     requested: int | None = None,
     left: float = 1000.0,
     holds: int = 0,
-    servers: int = 0,
     submitted_s: float = 0.0,
     started_s: float | None = None,
     executed_s: float = 0.0,
@@ -78,7 +76,6 @@ def job(
         gpus_max if requested is None else requested,
         left,
         holds,
-        servers,
         submitted_s,
         started_s,
         executed_s,
@@ -117,7 +114,6 @@ def snapshot_of(
         gpus_max=[row.gpus_max for row in jobs],
         gpus_requested=[row.requested for row in jobs],
         gpus=[row.holds for row in jobs],
-        servers=[row.servers for row in jobs],
         remaining_iterations=[row.left for row in jobs],
         executed_s=[row.executed_s for row in jobs],
         attained_gpu_s=[row.executed_s * max(row.holds, 1) for row in jobs],

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coddl.core.allocation import Allocation, because
 from coddl.core.cluster import Cluster, Node
 from coddl.core.columns import IntColumn, IntMatrix
+from coddl.core.parameter_server.tasks import ServedPlaced
 from coddl.core.placement.placement import Placed, Placement, check_placed, on_one_node
 from coddl.core.plan import differs
 from coddl.core.slots import Slots
@@ -221,7 +222,7 @@ class PlacementContract:
 
 def _told(placed: Placed) -> tuple[object, ...]:
     """All that a placement answers, to compare."""
-    servers = placed.servers or ()
+    servers = placed.servers if isinstance(placed, ServedPlaced) else ()
     columns = [column.tolist() for column in (*placed.slots, *servers)]
     kept = None if placed.reserved is None else placed.reserved.tolist()
     waiting = [(covers.tolist(), why) for covers, why in placed.waiting.layers]

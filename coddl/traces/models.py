@@ -11,8 +11,8 @@ import numpy as np
 from coddl.core.cluster import Cluster
 from coddl.core.columns import FloatColumn
 from coddl.core.errors import UserError
+from coddl.core.parameter_server.costs import ServedSpeeds, beside_servers
 from coddl.core.speed.estimate import Model, estimated_places
-from coddl.core.speed.places import beside_servers
 from coddl.core.speed.table import Speeds
 from coddl.traces.cells import Constraint, cells_of, listed, shown
 from coddl.traces.text_file import read_text
@@ -64,7 +64,7 @@ def speeds_on(speeds: Speeds, cluster: Cluster) -> Speeds:
     if speeds.known_places is None:  # not measured
         models = [model_named(name) for name in speeds.names]
         places = estimated_places(speeds.step_s, models, cluster)
-    if speeds.servers is not None:
+    if isinstance(speeds, ServedSpeeds):
         places = beside_servers(places)
     if speeds.kinds == (ANY_KIND,):
         kinds = np.ones((len(speeds.names), len(cluster.kinds)))

@@ -12,7 +12,7 @@ from coddl.core.jobs import CHANGED_S, GPUS, WEIGHT, JobTable
 from coddl.core.placement.affinity import EMPTY, QUEUED, RELAXED, SAME, SHARED, NodeLoads, get_nodes
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.placement.placement import check_placed
-from coddl.core.policies.gandiva.assignment import FAILED, GROW_AT_S, NODE, PACKED_WITH, TURN
+from coddl.core.policies.gandiva.assignment import COLUMN
 from coddl.core.policies.gandiva.policy import Gandiva
 from coddl.core.scheduler import Scheduler
 from coddl.core.slots import Slots
@@ -94,7 +94,7 @@ def on_servers(
     memory, whole = snapshot.memory.copy(), snapshot.jobs.ints.copy()
     for row in range(len(jobs)):
         nodes = sits.get(row, {home[row]: 0} if row in home else {})
-        memory[row, NODE] = 1 + min(nodes, default=-1)
+        memory[row, COLUMN.node] = 1 + min(nodes, default=-1)
         whole[GPUS, row] = sum(sits.get(row, {}).values())
     return replace(
         snapshot,
@@ -122,7 +122,7 @@ def test_sixteen_gpus_host_jobs_by_size() -> None:
     sizes = [1, 2, 4, 1, 2, 1, 1, 4, 4, 2, 1]
     rows = [rigid(f"{i}", gpus) for i, gpus in enumerate(sizes)]
     slots, answer = decided(on_servers(4, rows), STILL)
-    home = {row: int(first) - 1 for row, first in enumerate(answer.memory[:, NODE])}  # type: ignore[index]
+    home = {row: int(first) - 1 for row, first in enumerate(answer.memory[:, COLUMN.node])}  # type: ignore[index]
     assert home == {0: 0, 3: 0, 5: 0, 6: 0, 10: 0, 1: 1, 4: 1, 9: 1, 2: 2, 7: 3, 8: 2}
     assert [row for row, seat in enumerate(slots) if not seat] == [8, 9, 10]
     assert answer.wake_at_s == 660.0
@@ -138,12 +138,12 @@ def test_who_waits_keeps_its_home() -> None:
     slots, answer = decided(began, STILL)
     assert slots == [{}, {0: 4}, {1: 2}]  # a's turn is over
     assert answer.memory is not None
-    assert answer.memory[:, NODE].tolist() == [1.0, 1.0, 2.0]
+    assert answer.memory[:, COLUMN.node].tolist() == [1.0, 1.0, 2.0]
 
 
 def test_a_turn_lasts_until_the_next_slice() -> None:
     began = on_servers(1, [rigid("a", 4), rigid("b", 4)], {0: {0: 4}}, home={1: 0}, now_s=610.0)
-    began.memory[0, TURN] = 10.0  # the slice that began at 600 s
+    began.memory[0, COLUMN.turn] = 10.0  # the slice that began at 600 s
     slots, answer = decided(began, STILL)
     assert slots == [{0: 4}, {}]
     assert answer.wake_at_s == 660.0
@@ -166,7 +166,7 @@ def test_a_queued_job_uses_what_would_be_idle() -> None:
     slots, answer = decided(began, STILL)
     assert slots == [{}, {0: 3}, {0: 1}]
     assert answer.memory is not None
-    assert answer.memory[2, NODE] == 0.0  # a guest
+    assert answer.memory[2, COLUMN.node] == 0.0  # a guest
 
 
 def profile(snapshot: Snapshot, busy: Sequence[float], factor: float) -> Snapshot:
@@ -228,8 +228,8 @@ def test_a_pair_that_does_not_pay_is_undone_and_not_tried_again() -> None:
     assert pairs[:3] == [{1, 3}, {1, 2}, {2, 3}]  # a and e keep GPUs too busy
     assert len(pairs) == 3
     assert answer.memory is not None
-    assert answer.memory[1, FAILED] == 2**3 + 2**2
-    assert (answer.memory[:, PACKED_WITH] == 0.0).all()
+    assert answer.memory[1, COLUMN.failed] == 2**3 + 2**2
+    assert (answer.memory[:, COLUMN.packed_with] == 0.0).all()
 
 
 def test_a_model_that_is_known_by_several_curves_is_not_tried_again_either() -> None:
@@ -333,7 +333,7 @@ def test_an_elastic_job_grows_when_gpus_stay_idle_and_shrinks_at_once() -> None:
     slots, answer = decided(began, grows)
     assert (slots, answer.wake_at_s) == ([{0: 1}], 700.0)
     assert answer.memory is not None
-    assert answer.memory[0, GROW_AT_S] == 700.0
+    assert answer.memory[0, COLUMN.grow_at_s] == 700.0
     slots, answer = decided(again(began, answer, 700.0), grows)
     assert (slots, answer.wake_at_s) == ([{0: 4}], np.inf)  # those of one server
     grown = {0: {0: 4}}

@@ -8,14 +8,16 @@ import pytest
 
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
+from coddl.core.columns import FloatMatrix
 from coddl.core.invariants import check
-from coddl.core.parameter_server.costs import ServerCosts, servers_of
+from coddl.core.parameter_server.costs import ServerCosts, served_by, servers_of
 from coddl.core.parameter_server.placement import OptimusPlacement
+from coddl.core.parameter_server.tasks import COLUMN, ServedAllocation, ServedPlaced
 from coddl.core.placement.placement import Placed, check_placed
 from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.slots import Slots
-from coddl.core.snapshot import Snapshot
+from coddl.core.snapshot import Snapshot, empty_memory
 from coddl.sim.loop import tasks_of
 from coddl.testing import job, snapshot_of
 from coddl.testing.builders import JobRow
@@ -31,7 +33,13 @@ def with_servers(
     snapshot: Snapshot, cluster: Cluster, theta: Sequence[tuple[float, ...]], most: int = 8
 ) -> Snapshot:
     model = servers_of([ServerCosts(each) for each in theta], most)
-    return replace(snapshot, cluster=cluster, speeds=replace(snapshot.speeds, servers=model))
+    return replace(snapshot, cluster=cluster, speeds=served_by(snapshot.speeds, model))
+
+
+def memory_of(servers: Sequence[int]) -> FloatMatrix:
+    memory = empty_memory(len(servers))
+    memory[:, COLUMN.servers] = servers
+    return memory
 
 
 SLOW_WIRES = (8.0, 0.0, 1.2, 0.0, 0.0)  # a step takes 8/w + 1.2 w/p
@@ -56,7 +64,7 @@ class Case:
         snapshot = with_servers(snapshot_of(self.gpus, self.jobs), cluster, self.theta)
         allocation = policy_from(self.policy)(snapshot)
         check(snapshot, allocation)
-        assert allocation.servers is not None
+        assert isinstance(allocation, ServedAllocation)
         pairs = zip(allocation.gpus.tolist(), allocation.servers.tolist(), strict=True)
         return dict(zip([row.name for row in self.jobs], pairs, strict=True))
 
@@ -184,7 +192,7 @@ def test_cores_of_jobs_that_keep_their_share_are_not_handed_out_again() -> None:
 
 # What b gets of 16 cores when a holds 2 workers and a server, 7 cores: a server and 3 workers.
 BESIDE = {
-    "pinned": [job("a", holds=2, servers=1, pinned=True), job("b", 1, 8)],
+    "pinned": [job("a", holds=2, pinned=True), job("b", 1, 8)],
     "of a higher priority": [job("a", 2, 2, priority=1), job("b", 1, 8)],
 }
 
@@ -192,17 +200,20 @@ BESIDE = {
 @pytest.mark.parametrize("rows", BESIDE.values(), ids=BESIDE.keys())
 def test_servers_of_others_stay_and_take_cores(rows: list[JobRow]) -> None:
     snapshot = with_servers(snapshot_of(8, rows), cluster_of(1, 8, 16), [NO_WIRES] * 2)
+    snapshot = replace(snapshot, memory=memory_of([1, 0]))
     allocation = Scheduler(policy_from("optimus-ps")).decide(snapshot).allocation
-    assert allocation.servers is not None
+    assert isinstance(allocation, ServedAllocation)
     assert (allocation.gpus.tolist(), allocation.servers.tolist()) == ([2, 3], [1, 1])
 
 
 def test_servers_stay_where_all_gpus_are_kept() -> None:
-    rows = [job("a", 1, 2, holds=2, servers=1, pinned=True), job("b")]
+    rows = [job("a", 1, 2, holds=2, pinned=True), job("b")]
     snapshot = with_servers(snapshot_of(2, rows), cluster_of(1, 2, 16), [NO_WIRES] * 2)
-    servers = Scheduler(policy_from("optimus-ps")).decide(snapshot).allocation.servers
-    assert servers is not None
-    assert servers.tolist() == [1, 0]
+    snapshot = replace(snapshot, memory=memory_of([1, 0]))
+    for kept in (snapshot, snapshot.take(np.array([0]))):
+        allocation = Scheduler(policy_from("optimus-ps")).decide(kept).allocation
+        assert isinstance(allocation, ServedAllocation)
+        assert allocation.servers.tolist() == [1, 0][: kept.jobs.size]
 
 
 # Where a job of so many workers and servers lands on nodes of 4 GPUs and 16 cores.
@@ -221,7 +232,7 @@ class Room:
         slots = Slots.of(list(self.held) or [{} for _ in jobs])
         snapshot = replace(snapshot_of(16, jobs), cluster=cluster, slots=slots)
         workers, servers = np.array(self.wants).T.copy()
-        allocation = Allocation(workers, servers=servers)
+        allocation = ServedAllocation(workers, memory=memory_of(servers))
         placed = OptimusPlacement()(snapshot, allocation)
         check_placed(snapshot, allocation, placed)
         return snapshot, placed
@@ -260,7 +271,7 @@ PLACES = {
 def test_tasks_are_placed(case: Room) -> None:
     snapshot, placed = case.placed
     columns = snapshot.cluster.columns
-    assert placed.servers is not None
+    assert isinstance(placed, ServedPlaced)
     rows = range(len(case.wants))
     got = [(placed.slots.nodes(row, columns), placed.servers.nodes(row, columns)) for row in rows]
     assert got == list(case.at)
@@ -281,7 +292,7 @@ def test_a_policy_without_servers_is_spread_by_gpus() -> None:
     placed = placement_from("optimus")(snapshot, Allocation(np.array([6, 3])))
     columns = cluster.columns
     assert [placed.slots.nodes(row, columns) for row in (0, 1)] == [{1: 3, 2: 3}, {0: 3}]
-    assert placed.servers is None
+    assert not isinstance(placed, ServedPlaced)
 
 
 def test_who_stays_and_finds_no_core_for_a_server_waits() -> None:

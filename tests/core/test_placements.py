@@ -235,6 +235,15 @@ def test_jobs_that_share_gpus_are_placed_as_one(case: Pair) -> None:
     assert [placed.slots.row(row) for row in range(len(case.rows))] == case.want
 
 
+def test_a_pair_is_not_cut_to_what_is_too_little_for_one_of_them() -> None:
+    rows = [job("a", 1, 3), job("b", 3, 3)]
+    snapshot = replace(snapshot_of(nodes(3), rows), reserved=np.array([1]))
+    allocation = Allocation(np.array([3, 3]), packed_with=np.array([1, 0]))
+    placed = placement_from("consolidate")(snapshot, allocation)
+    assert [placed.slots.row(row) for row in (0, 1)] == [{}, {}]
+    check_placed(snapshot, allocation, placed)
+
+
 @given(asked=placing())
 @settings(max_examples=60, deadline=None)
 def test_the_compiled_placement_equals_its_twin(asked: Asked) -> None:

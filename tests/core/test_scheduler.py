@@ -6,6 +6,7 @@ import pytest
 from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.cluster import Cluster, Node
 from coddl.core.invariants import InvalidAllocation
+from coddl.core.parameter_server.tasks import ServedAllocation
 from coddl.core.registry import policy_from
 from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.snapshot import Snapshot
@@ -152,11 +153,12 @@ def test_kinds_are_kept_when_a_lower_priority_finds_no_gpu_left() -> None:
 def test_mates_and_servers_stay_with_their_jobs() -> None:
     def policy(snapshot: Snapshot) -> Allocation:
         shares = np.ones(snapshot.jobs.size, np.int64)
-        return Allocation(shares, servers=shares * 7, packed_with=np.array([1, 0]))
+        memory = np.full_like(snapshot.memory, 7.0)
+        return ServedAllocation(shares, memory=memory, packed_with=np.array([1, 0]))
 
     rows = [job("a", holds=1, pinned=True), job("b"), job("c")]
     allocation = Scheduler(policy).decide(snapshot_of(4, rows)).allocation
-    assert allocation.servers is not None
+    assert isinstance(allocation, ServedAllocation)
     assert allocation.servers.tolist() == [0, 7, 7]
     assert allocation.packed_with is not None
     assert allocation.packed_with.tolist() == [-1, 2, 1]

@@ -176,7 +176,6 @@ def test_a_table_gains_servers_and_keeps_its_bounds() -> None:
     """Of 4/w + 1 the half of 1 is transfer; the other model runs on 2 GPUs, and on no others."""
     curve = [(1, 5.0), (2, 3.0), (3, 4 / 3 + 1), (4, 2.0)]
     speeds = with_servers(interpolated({"a": curve, "b": [(2, 6.0)]}), "sync")
-    assert speeds.servers is not None
     assert speeds.step_s[0] == pytest.approx([np.inf, 5.0, 3.0, 4 / 3 + 1, 2.0])
     assert speeds.servers.step_s[0, 2] == pytest.approx([np.inf, 3.5, 3.0, 2.5 + 1 / 3, 2.75])
     assert speeds.step_s[1] == pytest.approx([np.inf, np.inf, 6.0, 6.0, 6.0])

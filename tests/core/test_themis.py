@@ -19,13 +19,14 @@ from coddl.core.policies.auction import (
     worst_first,
 )
 from coddl.core.policies.finish_time import (
+    COLUMN,
     apps_of,
     crowd_of,
     fairness_of,
     outlook_of,
     rho_at,
 )
-from coddl.core.policies.themis import LEASE_END_S, LENT_GPUS, after_payment, call_back
+from coddl.core.policies.themis import after_payment, call_back
 from coddl.core.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import plain
@@ -222,7 +223,7 @@ def decided(case: Case) -> Allocation:
     """What Themis answers, with the leases of the case."""
     snapshot = snapshot_of(case.gpus, case.jobs, now_s=case.now_s)
     memory = snapshot.memory.copy()
-    memory[[row.name in case.leased for row in case.jobs], LEASE_END_S] = case.now_s + 60.0
+    memory[[row.name in case.leased for row in case.jobs], COLUMN.lease_end_s] = case.now_s + 60.0
     return policy_from(case.policy)(replace(snapshot, memory=memory))
 
 
@@ -241,7 +242,7 @@ def test_leases_end_in_lots(now_s: float, first_s: float, second_s: float) -> No
     case = Case(2, [job("a", 1, 1), job("b", 1, 1), job("c", 1, 1)], {}, now_s=now_s)
     allocation = decided(case)
     assert allocation.memory is not None
-    assert allocation.memory[:2, LEASE_END_S].tolist() == [first_s, second_s]
+    assert allocation.memory[:2, COLUMN.lease_end_s].tolist() == [first_s, second_s]
 
 
 def test_a_lease_takes_a_lease_in_the_long_run() -> None:
@@ -265,10 +266,10 @@ def test_a_newcomer_starts_on_what_was_lent_while_leases_run_on() -> None:
     rows = [job("a", 1, 8, holds=4), job("b", 1, 8, holds=4), job("c", 1, 8, left=10)]
     snapshot = snapshot_of(8, rows, now_s=9.0)
     memory = snapshot.memory.copy()
-    memory[:2, LEASE_END_S], memory[1, LENT_GPUS] = 60.0, 2
+    memory[:2, COLUMN.lease_end_s], memory[1, COLUMN.lent_gpus] = 60.0, 2
     policy = policy_from("themis")
     assert policy(replace(snapshot, memory=memory)).gpus.tolist() == [4, 3, 1]
-    memory[1, LENT_GPUS] = 0
+    memory[1, COLUMN.lent_gpus] = 0
     assert policy(replace(snapshot, memory=memory)).gpus.tolist() == [4, 4, 0]
 
 
@@ -276,7 +277,10 @@ def test_a_loan_that_was_cut_since_does_not_cost_what_is_leased() -> None:
     rows = [job("a", 1, 8, holds=2), job("b", 1, 8, holds=2), job("c", 3, 8, left=10)]
     snapshot = snapshot_of(4, rows, now_s=9.0)
     memory = snapshot.memory.copy()
-    memory[:2, LEASE_END_S], memory[:2, LENT_GPUS] = 60.0, 5  # all but one of 6 was lent
+    memory[:2, COLUMN.lease_end_s], memory[:2, COLUMN.lent_gpus] = (
+        60.0,
+        5,
+    )  # all but one of 6 was lent
     shares = policy_from("themis")(replace(snapshot, memory=memory)).gpus
     assert shares.sum() == 4
     assert (shares[:2] >= 1).all()
@@ -288,7 +292,7 @@ def test_what_nobody_won_is_lent_but_not_a_minimum() -> None:
     allocation = policy_from("themis")(snapshot_of(7, rows))
     assert allocation.memory is not None
     assert allocation.gpus.sum() == 7
-    assert allocation.memory[:, LENT_GPUS].tolist() == [0, *(allocation.gpus[1:] - 1)]
+    assert allocation.memory[:, COLUMN.lent_gpus].tolist() == [0, *(allocation.gpus[1:] - 1)]
 
 
 def test_an_auction_is_held_when_a_lease_ends() -> None:
@@ -338,7 +342,7 @@ def test_what_nobody_won_goes_to_who_sits_beside_it(seed: int) -> None:
     rows.append(job("asked", 1, 1, sits={1: 1}, left=1))
     snapshot = snapshot_of(Cluster.of(8, 4), rows, seed=seed, now_s=9.0)
     memory = snapshot.memory.copy()
-    memory[:, LEASE_END_S] = 60.0
+    memory[:, COLUMN.lease_end_s] = 60.0
     shares = policy_from("themis:filter=1")(replace(snapshot, memory=memory)).gpus
     assert shares.tolist() == [2, 3, 2, 1]
 

@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, Node
-from coddl.core.parameter_server.costs import ServerCosts, servers_of
+from coddl.core.parameter_server.costs import ServerCosts, served_by, servers_of
 from coddl.core.parameter_server.placement import OptimusPlacement
+from coddl.core.parameter_server.tasks import COLUMN, ServedAllocation, ServedPlaced
 from coddl.core.placement.placement import Placement, check_placed
 from coddl.core.registry import policy_from
 from coddl.core.slots import Slots
+from coddl.core.snapshot import empty_memory
 from coddl.core.speed.table import speeds_of
 from coddl.reproduce.optimus import MOST, OneByOne, cluster_of, speeds_with_servers
 from coddl.sim.run import Run
@@ -33,7 +34,7 @@ def run_of(iterations: list[float], cpus: int, placement: Placement | None = Non
     model = servers_of([ServerCosts((8.0, 0.0, 1.2, 0.0, 0.0))], 4)
     trace = trace_of(
         "test",
-        replace(table, servers=model),
+        served_by(table, model),
         submitted_s=np.zeros(size),
         curve=np.zeros(size, np.int64),
         iterations=np.array(iterations),
@@ -89,8 +90,10 @@ def test_tasks_are_placed_one_by_one(
 ) -> None:
     snapshot = snapshot_of(16, [job("a"), job("b")])
     snapshot = replace(snapshot, cluster=cluster_of(2, 8), slots=Slots.none(2))
-    allocation = Allocation(np.array([2, 1]), servers=np.array([2, 1]))
+    memory = empty_memory(2)
+    memory[:, COLUMN.servers] = (2, 1)
+    allocation = ServedAllocation(np.array([2, 1]), memory=memory)
     placed = OneByOne(packs)(snapshot, allocation)
     check_placed(snapshot, allocation, placed)
-    assert placed.servers is not None
+    assert isinstance(placed, ServedPlaced)
     assert [(placed.slots.row(row), placed.servers.row(row)) for row in (0, 1)] == want

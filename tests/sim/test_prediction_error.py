@@ -7,10 +7,11 @@ import pytest
 
 from coddl.core.allocation import Allocation
 from coddl.core.errors import UserError
+from coddl.core.parameter_server.costs import ServedSpeeds, ServerTimes, served_by
 from coddl.core.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import plain
-from coddl.core.speed.table import ServerTimes, speeds_of
+from coddl.core.speed.table import speeds_of
 from coddl.sim.loop import Beliefs
 from coddl.sim.prediction_error import LEAST, VARIANTS, PredictionError, beliefs_of, error_from
 from coddl.sim.run import Events
@@ -168,9 +169,8 @@ def test_places_and_servers_go_with_the_model() -> None:
         kinds=np.stack((np.ones(curves), numbers), axis=1), packed=np.outer(numbers, 10 * numbers)
     )
     steps = np.tile(numbers[:, None, None], (1, 3, 2))
-    speeds = replace(
-        jobs.speeds, known_places=places, servers=ServerTimes(steps, steps / 2), kinds=("a", "b")
-    )
+    measured = replace(jobs.speeds, known_places=places, kinds=("a", "b"))
+    speeds = served_by(measured, ServerTimes(steps, steps / 2))
     beliefs = beliefs_of(replace(jobs, speeds=speeds), PredictionError(speed=0.2), seed=1)
     assert beliefs.curve is not None
     told = beliefs.speeds
@@ -180,7 +180,7 @@ def test_places_and_servers_go_with_the_model() -> None:
     assert np.array_equal(
         told.places.packed[mine, others], places.packed[mine // VARIANTS, others // VARIANTS]
     )
-    assert told.servers is not None
+    assert isinstance(told, ServedSpeeds)
     off = steps[jobs.curve] / told.servers.step_s[beliefs.curve]
     off_alone = speeds.step_s[jobs.curve, 1:3] / told.step_s[beliefs.curve, 1:3]
     assert off[:, 1:, 0] == pytest.approx(off_alone)

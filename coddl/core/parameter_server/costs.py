@@ -6,19 +6,20 @@ them; a server holds 1/p of the parameters. The cost model and its fit are those
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 
 from coddl.core.cluster import ClusterColumns
-from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
+from coddl.core.columns import BoolColumn, FloatColumn, FloatCube, FloatMatrix, IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.errors import UserError
 from coddl.core.named import Meaning
 from coddl.core.slots import Slots
 from coddl.core.speed.nnls import nnls
-from coddl.core.speed.table import ServerTimes, Speeds, speeds_of
+from coddl.core.speed.places import Places, plain
+from coddl.core.speed.table import Speeds, speeds_of
 
 Mode = Literal["sync", "async"]
 TERMS: Final[Mapping[Mode, int]] = {"sync": 5, "async": 4}  # and the points a fit needs
@@ -29,6 +30,22 @@ ServerCpus = Annotated[int, Meaning("cores that a parameter server takes")]
 WORKER_CPUS: Final = 2  # cores that a task takes, as in the published scheduler
 SERVER_CPUS: Final = 3
 TASKS_MOST: Final = 256  # workers of a job, and servers: a table of both must fit in memory
+
+
+class ServerTimes(NamedTuple):
+    """Step times of every curve with parameter servers; beyond its last entry an axis goes on as it
+    ends.
+    """
+
+    step_s: FloatCube  # [curve, workers, servers], with no two tasks on one node; 0 of either: inf
+    transfer_s: FloatCube  # the part of it that tasks on one node would save
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ServedSpeeds(Speeds):
+    """Speeds of jobs that train with parameter servers."""
+
+    servers: ServerTimes
 
 
 class Point(NamedTuple):
@@ -198,14 +215,27 @@ def server_slowdowns(model: ServerTimes, table_s: FloatMatrix, tasks: TaskCounts
     return np.where(served, step_s, 1.0) / np.where(served, plain_s, 1.0)
 
 
-def served(names: tuple[str, ...], model: ServerTimes) -> Speeds:
+def served_by(speeds: Speeds, model: ServerTimes) -> ServedSpeeds:
+    """The same speeds, and those with parameter servers."""
+    return ServedSpeeds(*(getattr(speeds, each.name) for each in fields(Speeds)), servers=model)
+
+
+def served(names: tuple[str, ...], model: ServerTimes) -> ServedSpeeds:
     """Speeds with parameter servers; the table is for as many as workers."""
     workers = np.arange(model.step_s.shape[1])
     step_s = model.step_s[:, workers, workers]
-    return replace(speeds_of(names, step_s, np.zeros(step_s.shape, np.bool_)), servers=model)
+    return served_by(speeds_of(names, step_s, np.zeros(step_s.shape, np.bool_)), model)
 
 
-def with_servers(speeds: Speeds, mode: Mode) -> Speeds:
+def beside_servers(places: Places) -> Places:
+    """The same where workers talk to parameter servers alone, whose costs hold what that takes."""
+    same = plain(len(places.skew))
+    return places._replace(
+        nodes=same.nodes, islands=same.islands, racks=same.racks, network=same.network
+    )
+
+
+def with_servers(speeds: Speeds, mode: Mode) -> ServedSpeeds:
     """The same models trained with parameter servers, at costs that follow from their curves."""
     fewest, most = np.isinf(speeds.step_s).sum(axis=1), speeds.gpus_max
     costs = [

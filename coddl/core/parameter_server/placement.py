@@ -11,6 +11,7 @@ from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, ZERO, kernel, part
 from coddl.core.heaps import comes_before, make_heap, sink
 from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS, ServerCpus, WorkerCpus
+from coddl.core.parameter_server.tasks import ServedAllocation, ServedPlaced
 from coddl.core.placement.close import kept_back, leaders_of, placed_close
 from coddl.core.placement.placement import Placed
 from coddl.core.placement.room import NONE, Taken, note, nothing_taken, slots_from, take_islands
@@ -344,17 +345,18 @@ class OptimusPlacement:
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         columns, jobs, slots = snapshot.cluster.columns, snapshot.jobs, snapshot.slots
         assert slots is not None, "rows that are placed sit somewhere, if only nowhere"
-        wanted, servers = allocation.gpus, allocation.servers
-        count = wanted if servers is None else wanted + servers
-        order = np.lexsort((jobs.id, count))
+        wanted, nothing = allocation.gpus, np.zeros(jobs.size, np.int64)
+        servers = allocation.servers if isinstance(allocation, ServedAllocation) else nothing
+        order = np.lexsort((jobs.id, wanted + servers))
         if allocation.by_kind.shape[1] > 1:
             return placed_close(snapshot, allocation, order)
-        counted = servers is not None and bool(columns.node_cpus.any())
+        has_servers = bool(servers.any())
+        counted = has_servers and bool(columns.node_cpus.any())
         leaders, rows = leaders_of(slots, allocation), np.arange(slots.rows)
         leads = leaders == rows
         tasks = TaskDemands(
             np.where(leads, wanted, 0),
-            np.where(leads, count - wanted, 0),
+            np.where(leads, servers, 0),
             jobs.gpus_min,
             jobs.spans,
             self.worker_cpus if counted else 0,
@@ -366,4 +368,5 @@ class OptimusPlacement:
         at = at.take(np.where(idle, -1, rows)).take(leaders)
         why = "no nodes have room for its workers and a parameter server beside them"
         refused = because((at.totals == 0) & (wanted > 0), "Topology", why)
-        return Placed(at, refused, servers=None if servers is None else served.take(leaders))
+        found = ServedPlaced(at, refused, servers=served.take(leaders))
+        return found if has_servers else Placed(at, refused)

@@ -5,23 +5,69 @@ are free; where no speeds with servers are known, nobody has servers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, Final, NamedTuple, Self
 
 import numpy as np
 
 from coddl.core.allocation import Allocation, because
-from coddl.core.columns import IntColumn
+from coddl.core.columns import FloatMatrix, IntColumn
 from coddl.core.compiling import kernel, part
 from coddl.core.jobs import GPUS_MIN
 from coddl.core.named import Meaning
-from coddl.core.parameter_server.costs import SERVER_CPUS, WORKER_CPUS, ServerCpus, WorkerCpus
+from coddl.core.parameter_server.costs import (
+    SERVER_CPUS,
+    WORKER_CPUS,
+    ServedSpeeds,
+    ServerCpus,
+    ServerTimes,
+    WorkerCpus,
+)
+from coddl.core.placement.placement import Placed
 from coddl.core.policies.policy import with_reasons
-from coddl.core.snapshot import KernelSnapshot, Snapshot
-from coddl.core.speed.table import ServerTimes
+from coddl.core.slots import Slots
+from coddl.core.snapshot import KernelSnapshot, Snapshot, memory_columns
 
-SLOT_END_S = 0  # memory
 NO_SERVERS: Final = ServerTimes(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
+# What is remembered of a job.
+COLUMN = memory_columns(
+    "slot_end_s",  # when all shares are decided anew
+    "servers",  # as decided last, for a job that holds GPUs
+)
+
+
+def held_servers(gpus: IntColumn, memory: FloatMatrix | None) -> IntColumn:
+    """The servers of rows that hold these GPUs."""
+    assert memory is not None
+    return np.where(gpus > 0, memory[:, COLUMN.servers], 0.0).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAllocation(Allocation):
+    """How many GPUs each row gets, and, in its memory, how many servers beside them."""
+
+    @property
+    def servers(self) -> IntColumn:
+        """Servers of each row."""
+        return held_servers(self.gpus, self.memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPlaced(Placed):
+    """Where jobs go with their servers."""
+
+    servers: Slots
+
+    def cut(self, allocation: Allocation) -> Allocation:
+        """The same, with the servers that have found a place."""
+        assert allocation.memory is not None
+        memory = allocation.memory.copy()
+        memory[:, COLUMN.servers] = self.servers.totals
+        return replace(Placed.cut(self, allocation), memory=memory)
+
+    def take(self, rows: IntColumn) -> Self:
+        """The same for a table of these rows."""
+        return replace(Placed.take(self, rows), servers=self.servers.take(rows))
 
 
 class Tasks(NamedTuple):
@@ -58,18 +104,24 @@ class IntervalPolicy:
         float, Meaning("seconds that shares stay, but for jobs that come; 0: decide at every event")
     ] = 600.0
 
+    memory = COLUMN
+    answer = ServedAllocation
+
     def tasks(self, snapshot: Snapshot, *, even: bool) -> Tasks:
         """What tasks take, as far as it plays a part in this cluster."""
-        cpus, speeds = int(snapshot.cluster.columns.node_cpus.sum()), snapshot.speeds.servers
+        cpus, speeds = int(snapshot.cluster.columns.node_cpus.sum()), snapshot.speeds
+        times = speeds.servers if isinstance(speeds, ServedSpeeds) else NO_SERVERS
         of_worker = self.worker_cpus if cpus else 0
-        of_server = self.server_cpus if cpus and speeds is not None else 0
-        pinned_tasks = snapshot.pinned_tasks
+        of_server = self.server_cpus if cpus and times is not NO_SERVERS else 0
+        if (taken := snapshot.taken) is not None:
+            servers = held_servers(taken.gpus, taken.memory)
+            cpus -= int(taken.gpus.sum()) * of_worker + int(servers.sum()) * of_server
         return Tasks(
             snapshot.cluster.gpus_total,
-            max(0, cpus - pinned_tasks.workers * of_worker - pinned_tasks.servers * of_server),
+            max(0, cpus),
             of_worker,
             of_server,
-            speeds or NO_SERVERS,
+            times,
             int(even),
         )
 
@@ -78,14 +130,14 @@ class IntervalPolicy:
     ) -> Allocation:
         """Decide, if it is time to; `hand_out` fills in a grant of nothing."""
         jobs, memory, now_s = snapshot.jobs, snapshot.memory.copy(), snapshot.now_s
-        end_s = float(memory[:, SLOT_END_S].max(initial=0.0))
+        end_s = float(memory[:, COLUMN.slot_end_s].max(initial=0.0))
         grant = held(snapshot, tasks)
         if now_s < end_s and grant is not None:
             start_all(snapshot.for_kernels(), tasks, grant)
         else:
             grant, end_s = nothing(snapshot, tasks), now_s + self.slot_s
             hand_out(grant)
-        memory[:, SLOT_END_S] = end_s
+        memory[:, COLUMN.slot_end_s], memory[:, COLUMN.servers] = end_s, grant.servers
         free, cores = int(grant.left[0]), int(grant.left[1])
         counted = tasks.worker_cpus + tasks.server_cpus > 0
         few = because(
@@ -93,11 +145,8 @@ class IntervalPolicy:
             "Resources",
             f"only {cores} CPU cores are free; {why}",
         )
-        servers = grant.servers if tasks.speeds.step_s.shape[0] else None
         wake_at_s = end_s if end_s > now_s and jobs.size else np.inf
-        return with_reasons(
-            snapshot, Allocation(grant.workers, few, wake_at_s, memory, servers), why
-        )
+        return with_reasons(snapshot, ServedAllocation(grant.workers, few, wake_at_s, memory), why)
 
 
 def nothing(snapshot: Snapshot, tasks: Tasks) -> Grant:
@@ -109,8 +158,7 @@ def nothing(snapshot: Snapshot, tasks: Tasks) -> Grant:
 def held(snapshot: Snapshot, tasks: Tasks) -> Grant | None:
     """What rows hold; None if that can't stay, as nodes or cores were lost."""
     jobs = snapshot.jobs
-    workers, servers = jobs.gpus.copy(), jobs.servers.copy()
-    servers[workers == 0] = 0
+    workers, servers = jobs.gpus.copy(), held_servers(jobs.gpus, snapshot.memory)
     cpus = workers * tasks.worker_cpus + servers * tasks.server_cpus
     left = np.array([tasks.gpus - workers.sum(), tasks.cpus - cpus.sum()])
     most = np.maximum(jobs.gpus_max, jobs.gpus_requested)

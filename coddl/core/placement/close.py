@@ -205,6 +205,8 @@ def placed_at(found: Slots, snapshot: Snapshot, allocation: Allocation) -> Place
     slots, jobs = found.take(leaders_of(snapshot.slots, allocation)), snapshot.jobs
     totals, wanted = slots.totals, allocation.gpus
     short = (totals < np.minimum(jobs.gpus_min, wanted)) | ((totals == 0) & (wanted > 0))
+    if allocation.packed_with is not None:
+        short |= (allocation.packed_with >= 0) & short[allocation.packed_with]
     if not short.any():
         return Placed(slots)
     slots = slots.take(np.where(short, -1, np.arange(slots.rows)))

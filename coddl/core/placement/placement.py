@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,6 @@ class Placed:
     slots: Slots
     waiting: Reasons = field(default_factory=Reasons)  # for rows that get nothing here
     wake_at_s: float = np.inf  # ask again then, if nothing happens before
-    servers: Slots | None = None  # of the parameter servers, which take no GPUs
     reserved: IntColumn | None = None  # by island: GPUs kept for rows that wait
     why: Mapping[int, str] = field(default_factory=dict)  # row -> why it moves
 
@@ -38,6 +37,15 @@ class Placed:
     def shares(self) -> IntColumn:
         """GPUs of each row."""
         return self.slots.totals
+
+    def cut(self, allocation: Allocation) -> Allocation:
+        """What is left of an allocation: that for which there are places."""
+        return replace(allocation, shares=self.shares, slots=None)
+
+    def take(self, rows: IntColumn) -> Self:
+        """The same for a table of these rows; -1: one that was not placed."""
+        why = {int(np.argmax(rows == row)): sentence for row, sentence in self.why.items()}
+        return replace(self, slots=self.slots.take(rows), why=why)
 
 
 # A snapshot whose rows sit somewhere (`snapshot.seats`), and what they shall have.

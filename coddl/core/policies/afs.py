@@ -37,7 +37,7 @@ from coddl.core.policies.kinds import (
     served_all,
 )
 from coddl.core.policies.policy import parameters
-from coddl.core.snapshot import KernelSnapshot, Snapshot
+from coddl.core.snapshot import KernelSnapshot, Snapshot, memory_columns
 
 Contest = Annotated[
     Literal["auto", "scan", "tournament"],
@@ -49,7 +49,11 @@ Contest = Annotated[
 CONTESTS: Final = ("auto", "scan", "tournament")
 SCAN_PAIRS: Final = 4_000_000  # "auto" plays a tournament where a scan would compare more
 RULE, CONTEST, LEASE_S = range(3)  # params
-LEASE_END_S, ROUNDS = range(2)  # memory of AFS-P
+# What is remembered of a job.
+COLUMN = memory_columns(
+    "lease_end_s",
+    "rounds",  # leases that it has had
+)
 
 
 @part
@@ -145,15 +149,15 @@ def afs_p(
         ranked.need[k] = jobs.ints[GPUS_MIN, row]
         ranked.holds[k] = jobs.ints[GPUS, row] > 0
         if crowded and jobs.ints[GPUS, row] > 0:
-            if memory[row, LEASE_END_S] <= snapshot.now_s:
-                memory[row, ROUNDS] += 1
+            if memory[row, COLUMN.lease_end_s] <= snapshot.now_s:
+                memory[row, COLUMN.rounds] += 1
             elif jobs.ints[GPUS, row] <= left:
                 # Its lease runs on: nobody takes its share, and it takes no more (it needs more
                 # than there is).
                 kept[k] = jobs.ints[GPUS, row]
                 left -= kept[k]
                 ranked.need[k] = snapshot.gpus + 1
-        ranked.keys[0, k] = memory[row, ROUNDS]
+        ranked.keys[0, k] = memory[row, COLUMN.rounds]
         ranked.keys[1, k] = jobs.floats[FIRST_START_S, row]
     left = fill_in_order(ranked, left, SKIP, shares)
     if left > 0:
@@ -163,9 +167,9 @@ def afs_p(
         if shares[k] + kept[k] > 0:
             row = snapshot.rows[k]
             if shares[k] > 0:
-                memory[row, LEASE_END_S] = snapshot.now_s + params[LEASE_S]
+                memory[row, COLUMN.lease_end_s] = snapshot.now_s + params[LEASE_S]
             shares[k] += kept[k]
-            wake_at_s = min(wake_at_s, memory[row, LEASE_END_S])
+            wake_at_s = min(wake_at_s, memory[row, COLUMN.lease_end_s])
     return wake_at_s
 
 
@@ -190,6 +194,7 @@ class AfsP(KindPolicy):
 
     rule = staticmethod(afs_p)
     why = "other jobs hold the GPUs until their turns end"
+    memory = COLUMN
 
     @property
     def parameters(self) -> FloatColumn:
@@ -201,15 +206,15 @@ class AfsP(KindPolicy):
         jobs, now_s, total = snapshot.jobs, snapshot.now_s, snapshot.cluster.gpus_total
         memory, kept = snapshot.memory.copy(), np.zeros(jobs.size, np.int64)
         if jobs.gpus_min.sum() >= total:
-            over = memory[:, LEASE_END_S] <= now_s
-            memory[(jobs.gpus > 0) & over, ROUNDS] += 1
+            over = memory[:, COLUMN.lease_end_s] <= now_s
+            memory[(jobs.gpus > 0) & over, COLUMN.rounds] += 1
             # Whose lease runs on keeps how many it has, though perhaps not of which kinds.
             kept = first_come(np.arange(jobs.size), np.where(over, 0, jobs.gpus), total)
-        order = np.lexsort((jobs.id, jobs.first_start_s, memory[:, ROUNDS]))
+        order = np.lexsort((jobs.id, jobs.first_start_s, memory[:, COLUMN.rounds]))
         waits = np.where(kept > 0, total + 1, jobs.gpus_min)
         claim = kept + first_come(order, waits, total - int(kept.sum()))
         shares = dealt(snapshot, Served(order, claim, kept == 0), COIN)
         runs = shares.sum(axis=1) > 0
-        memory[runs & (kept == 0), LEASE_END_S] = now_s + self.lease_h * 3600.0
-        wake_at_s = float(memory[runs, LEASE_END_S].min(initial=np.inf))
+        memory[runs & (kept == 0), COLUMN.lease_end_s] = now_s + self.lease_h * 3600.0
+        wake_at_s = float(memory[runs, COLUMN.lease_end_s].min(initial=np.inf))
         return Allocation(shares, wake_at_s=wake_at_s, memory=memory)

@@ -23,11 +23,18 @@ from coddl.core.columns import (
 )
 from coddl.core.compiling import kernel
 from coddl.core.slots import Slots
-from coddl.core.snapshot import Snapshot
+from coddl.core.snapshot import Snapshot, memory_columns
 from coddl.core.speed.places import slowdowns
 
-TOTAL_ITERATIONS, CROWD_S, CROWD, FREE_COLUMN = range(4)  # memory; see `crowd_of`
 TINY = 1e-12  # below any rho: a time that is 0 has a logarithm too
+# What is remembered of a job.
+COLUMN = memory_columns(
+    "total_iterations",  # of its whole training
+    "crowd_s",  # the number of apps during its stay, see `crowd_of`
+    "crowd",
+    "lease_end_s",
+    "lent_gpus",  # those of its share that no lease covers
+)
 
 
 class Apps(NamedTuple):
@@ -61,14 +68,16 @@ def apps_of(snapshot: Snapshot) -> Apps:
 def crowd_of(snapshot: Snapshot, apps: Apps, memory: FloatMatrix) -> FloatColumn:
     """The mean number of apps during each row's stay; brings its memory up to now.
 
-    With n apps since the last decision, the area under their number is CROWD_S + n x time; the
+    With n apps since the last decision, the area under their number is `crowd_s` + n x time; the
     memory holds both, as who has left since can't be counted any more.
     """
     now_s, stay_s = snapshot.now_s, snapshot.now_s - snapshot.jobs.submitted_s
-    seen = memory[:, CROWD] > 0
-    area = np.where(seen, memory[:, CROWD_S] + memory[:, CROWD] * now_s, apps.number * stay_s)
-    memory[:, CROWD] = apps.number
-    memory[:, CROWD_S] = area - apps.number * now_s
+    seen = memory[:, COLUMN.crowd] > 0
+    area = np.where(
+        seen, memory[:, COLUMN.crowd_s] + memory[:, COLUMN.crowd] * now_s, apps.number * stay_s
+    )
+    memory[:, COLUMN.crowd] = apps.number
+    memory[:, COLUMN.crowd_s] = area - apps.number * now_s
     mean: FloatColumn = np.where(stay_s > 0, area / np.maximum(stay_s, TINY), apps.number)
     return np.maximum(mean, 1.0)
 
@@ -92,9 +101,9 @@ def outlook_of(snapshot: Snapshot, apps: Apps, memory: FloatMatrix, lease_s: flo
     guess = np.maximum(jobs.attained_gpu_s / least, lease_s) / step_s[jobs.curve, least]
     known = ~np.isnan(jobs.remaining_iterations)
     left = np.where(known, jobs.remaining_iterations, guess)
-    first = known & (memory[:, TOTAL_ITERATIONS] == 0)
-    memory[first, TOTAL_ITERATIONS] = left[first]
-    work = np.maximum(np.where(known, memory[:, TOTAL_ITERATIONS], 2 * guess), left)
+    first = known & (memory[:, COLUMN.total_iterations] == 0)
+    memory[first, COLUMN.total_iterations] = left[first]
+    work = np.maximum(np.where(known, memory[:, COLUMN.total_iterations], 2 * guess), left)
     equal = np.minimum(total / crowd_of(snapshot, apps, memory), jobs.gpus_max)
     whole = np.clip(np.floor(equal).astype(np.int64), least, step_s.shape[1] - 1)
     alone_s = work * step_s[jobs.curve, whole] / np.minimum(1.0, equal / whole)

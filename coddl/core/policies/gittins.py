@@ -22,8 +22,7 @@ from coddl.core.kernels import SKIP, empty_ranking, fill_in_order
 from coddl.core.named import Meaning
 from coddl.core.policies.policy import parameters, with_reasons
 from coddl.core.policies.tiresias import (
-    LEVEL,
-    OLD_EXECUTED_S,
+    COLUMN,
     THRESHOLD_GPU_S,
     change_queue,
     next_move_s,
@@ -74,10 +73,10 @@ def tiresias_g(
         row = snapshot.rows[k]
         ranked.need[k] = jobs.ints[GPUS_REQUESTED, row]
         ranked.holds[k] = jobs.ints[GPUS, row] > 0
-        if ranked.holds[k] or memory[row, LEVEL] > 0.0:
+        if ranked.holds[k] or memory[row, COLUMN.level] > 0.0:
             change_queue(snapshot, row, params, memory)
-        level = int(memory[row, LEVEL])
-        ran_s = jobs.floats[EXECUTED_S, row] - memory[row, OLD_EXECUTED_S]
+        level = int(memory[row, COLUMN.level])
+        ran_s = jobs.floats[EXECUTED_S, row] - memory[row, COLUMN.old_executed_s]
         ranked.keys[0, k] = level
         ranked.keys[1, k] = 0.0
         if level < limits.shape[0]:
@@ -120,6 +119,7 @@ class TiresiasG:
     ] = "textbook"
 
     rigid = True
+    memory = COLUMN
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
         jobs, memory = snapshot.jobs, snapshot.memory.copy()

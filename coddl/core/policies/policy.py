@@ -20,8 +20,10 @@ Rule: TypeAlias = Callable[[KernelSnapshot, FloatColumn, FloatMatrix, IntColumn]
 class NamedPolicy(Protocol):
     """A policy as a class: its parameters are the class's fields.
 
-    One that says which GPUs, too, names in `own_placement` the placement that does so in its place
-    where it decides on a part of the cluster only.
+    One that remembers something of each job names the columns in `memory`, by `memory_columns`. One
+    whose answers are of a class of their own names that in `answer`. One that says which GPUs, too,
+    names in `own_placement` the placement that does so in its place where it decides on a part of
+    the cluster only.
     """
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
@@ -33,6 +35,7 @@ class RulePolicy(ABC):
 
     why: ClassVar[str]  # which jobs hold the GPUs that a job without any would need
     rigid: ClassVar[bool] = False  # it gives a job its request or nothing, not its minimum or more
+    memory: ClassVar[tuple[int, ...]] = ()  # the columns that it keeps of each job
 
     @property
     @abstractmethod

@@ -16,7 +16,7 @@ from coddl.core.policies.auction import (
     worst_first,
 )
 from coddl.core.policies.finish_time import (
-    FREE_COLUMN,
+    COLUMN,
     Outlook,
     apps_of,
     fairness_of,
@@ -34,7 +34,6 @@ Form = Annotated[
     ),
 ]
 
-LEASE_END_S, LENT_GPUS = FREE_COLUMN, FREE_COLUMN + 1  # memory, beside that of `finish_time`
 WHY: Final = "apps with a worse finish-time fairness hold the GPUs until their turns end"
 # What a start is worth in an auction, in any case more than growth: without GPUs an app would never
 # end, so its rho has no bound. What it has waited already must not make a start look worthless.
@@ -136,17 +135,19 @@ class Themis:
     ] = 0.8
     form: Form = "auction"
 
+    memory = COLUMN
+
     def __call__(self, snapshot: Snapshot) -> Allocation:
         jobs, memory, total = snapshot.jobs, snapshot.memory.copy(), snapshot.cluster.gpus_total
         apps = apps_of(snapshot)
         outlook = outlook_of(snapshot, apps, memory, self.lease_s)
         largest = largest_shares(snapshot)
         if largest.sum() <= total:  # nobody wants what another one has: no lease binds it
-            memory[:, [LEASE_END_S, LENT_GPUS]] = 0.0
+            memory[:, [COLUMN.lease_end_s, COLUMN.lent_gpus]] = 0.0
             return with_reasons(snapshot, Allocation(largest, memory=memory), WHY)
         leased = self._leased(snapshot)
         shares = np.where(leased, jobs.gpus, 0)
-        lent = memory[:, LENT_GPUS].astype(np.int64)
+        lent = memory[:, COLUMN.lent_gpus].astype(np.int64)
         lent = np.minimum(lent, np.maximum(shares - jobs.gpus_min, 0))  # a place may have cut it
         asked = self._asked(snapshot, outlook, apps.leads & (largest > 0), (shares, lent))
         won = auctioned(snapshot, outlook, asked, shares, self.form)
@@ -156,14 +157,14 @@ class Themis:
         unasked = ~np.isin(np.arange(jobs.size), asked)
         order = np.lexsort((chance, ~is_near(snapshot, won), won > 0, ~unasked, ~apps.leads))
         in_turn(snapshot.for_kernels(), order, total - int(won.sum()), shares)
-        memory[:, LENT_GPUS] = lent + np.maximum(0, shares - np.maximum(won, jobs.gpus_min))
-        memory[~leased, LEASE_END_S] = lease_ends_s(snapshot, self.lease_s)[~leased]
-        wake_at_s = float(memory[shares > 0, LEASE_END_S].min(initial=np.inf))
+        memory[:, COLUMN.lent_gpus] = lent + np.maximum(0, shares - np.maximum(won, jobs.gpus_min))
+        memory[~leased, COLUMN.lease_end_s] = lease_ends_s(snapshot, self.lease_s)[~leased]
+        wake_at_s = float(memory[shares > 0, COLUMN.lease_end_s].min(initial=np.inf))
         return with_reasons(snapshot, Allocation(shares, wake_at_s=wake_at_s, memory=memory), WHY)
 
     def _leased(self, snapshot: Snapshot) -> BoolColumn:
         """Which rows have a lease that runs on. All leases end when GPUs were lost."""
-        held, ends_s = snapshot.jobs.gpus, snapshot.memory[:, LEASE_END_S]
+        held, ends_s = snapshot.jobs.gpus, snapshot.memory[:, COLUMN.lease_end_s]
         leased: BoolColumn = (held > 0) & (ends_s > snapshot.now_s)
         leased &= held < snapshot.speeds.step_s.shape[1]
         keeps = self.form == "auction" and held[leased].sum() <= snapshot.cluster.gpus_total

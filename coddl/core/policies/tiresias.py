@@ -20,11 +20,16 @@ from coddl.core.jobs import (
 from coddl.core.kernels import SKIP, empty_ranking, fill_in_order
 from coddl.core.named import Meaning
 from coddl.core.policies.policy import RulePolicy, parameters
-from coddl.core.snapshot import KernelSnapshot
+from coddl.core.snapshot import KernelSnapshot, memory_columns
 
-LEVEL, OLD_EXECUTED_S, OLD_WAITED_S = range(3)  # memory: queue, and where its counters started from
 PROMOTE, SINCE_START, THRESHOLD_GPU_S = range(3)  # params; one threshold or more
 SLACK_S = 1e-3  # a crossing is due at the instant predicted for it, whatever the rounding
+# What is remembered of a job.
+COLUMN = memory_columns(
+    "level",  # the queue that it is in
+    "old_executed_s",  # where the counters of its queue started from
+    "old_waited_s",
+)
 
 
 @part
@@ -33,7 +38,7 @@ def counted_from_s(
 ) -> float:
     """When the time that counts for a job's queue began, had it run without a break."""
     if params[SINCE_START] == 0.0:
-        executed_s = snapshot.jobs.floats[EXECUTED_S, row] - memory[row, OLD_EXECUTED_S]
+        executed_s = snapshot.jobs.floats[EXECUTED_S, row] - memory[row, COLUMN.old_executed_s]
         return float(snapshot.now_s - executed_s)
     runs = snapshot.jobs.ints[GPUS, row] > 0
     return float(snapshot.jobs.floats[LAST_START_S, row]) if runs else snapshot.now_s
@@ -44,7 +49,7 @@ def down_at_s(
     snapshot: KernelSnapshot, row: int, params: FloatColumn, memory: FloatMatrix
 ) -> float:
     """When to look whether a job that runs from now on has had what its queue allows."""
-    gpus, level = snapshot.jobs.ints[GPUS_REQUESTED, row], int(memory[row, LEVEL])
+    gpus, level = snapshot.jobs.ints[GPUS_REQUESTED, row], int(memory[row, COLUMN.level])
     if params[SINCE_START] != 0.0 and snapshot.jobs.ints[GPUS, row] == 0:
         level = 0  # it starts afresh
     if THRESHOLD_GPU_S + level >= params.shape[0]:
@@ -62,9 +67,14 @@ def up_at_s(snapshot: KernelSnapshot, row: int, params: FloatColumn, memory: Flo
     """When a job that waits from now on is promoted."""
     executed_s, now_s = snapshot.jobs.floats[EXECUTED_S, row], snapshot.now_s
     waited_s = (
-        now_s - snapshot.jobs.floats[SUBMITTED_S, row] - executed_s - memory[row, OLD_WAITED_S]
+        now_s
+        - snapshot.jobs.floats[SUBMITTED_S, row]
+        - executed_s
+        - memory[row, COLUMN.old_waited_s]
     )
-    return float(now_s + params[PROMOTE] * (executed_s - memory[row, OLD_EXECUTED_S]) - waited_s)
+    return float(
+        now_s + params[PROMOTE] * (executed_s - memory[row, COLUMN.old_executed_s]) - waited_s
+    )
 
 
 @part
@@ -75,21 +85,21 @@ def change_queue(
     jobs, now_s = snapshot.jobs, snapshot.now_s
     if jobs.ints[GPUS, row] > 0:
         if params[SINCE_START] != 0.0:
-            memory[row, LEVEL] = 0.0
+            memory[row, COLUMN.level] = 0.0
         ran_s = now_s - counted_from_s(snapshot, row, params, memory)
         gpus, limits = jobs.ints[GPUS_REQUESTED, row], params[THRESHOLD_GPU_S:]
-        for level in range(int(memory[row, LEVEL]), limits.shape[0]):
+        for level in range(int(memory[row, COLUMN.level]), limits.shape[0]):
             if ran_s < limits[level] / gpus - SLACK_S:
                 break
             if level == 0:
                 waited_s = now_s - jobs.floats[SUBMITTED_S, row] - jobs.floats[EXECUTED_S, row]
-                memory[row, OLD_WAITED_S] = waited_s
-            memory[row, LEVEL] = level + 1
+                memory[row, COLUMN.old_waited_s] = waited_s
+            memory[row, COLUMN.level] = level + 1
         return
-    hopes = memory[row, LEVEL] > 0.0 and params[PROMOTE] > 0.0
+    hopes = memory[row, COLUMN.level] > 0.0 and params[PROMOTE] > 0.0
     if hopes and up_at_s(snapshot, row, params, memory) <= now_s + SLACK_S:
-        memory[row, LEVEL] = 0.0
-        memory[row, OLD_EXECUTED_S] = jobs.floats[EXECUTED_S, row]
+        memory[row, COLUMN.level] = 0.0
+        memory[row, COLUMN.old_executed_s] = jobs.floats[EXECUTED_S, row]
 
 
 @part
@@ -102,7 +112,7 @@ def next_move_s(
         if shares[k] > 0:
             due_s = down_at_s(snapshot, snapshot.rows[k], params, memory)
             wake_at_s = min(wake_at_s, due_s)
-        elif params[PROMOTE] > 0.0 and memory[snapshot.rows[k], LEVEL] > 0.0:
+        elif params[PROMOTE] > 0.0 and memory[snapshot.rows[k], COLUMN.level] > 0.0:
             wake_at_s = min(wake_at_s, up_at_s(snapshot, snapshot.rows[k], params, memory))
     return max(wake_at_s, snapshot.now_s + SLACK_S)
 
@@ -120,9 +130,9 @@ def tiresias_l(
         row = snapshot.rows[k]
         ranked.need[k] = jobs.ints[GPUS_REQUESTED, row]
         ranked.holds[k] = jobs.ints[GPUS, row] > 0
-        if ranked.holds[k] or memory[row, LEVEL] > 0.0:
+        if ranked.holds[k] or memory[row, COLUMN.level] > 0.0:
             change_queue(snapshot, row, params, memory)
-        ranked.keys[0, k] = memory[row, LEVEL] + (0.0 if ranked.holds[k] else waits_behind)
+        ranked.keys[0, k] = memory[row, COLUMN.level] + (0.0 if ranked.holds[k] else waits_behind)
         ranked.keys[1, k] = jobs.floats[FIRST_START_S, row]
     fill_in_order(ranked, snapshot.gpus, SKIP, shares)
     return next_move_s(snapshot, params, memory, shares)
@@ -152,6 +162,7 @@ class TiresiasL(RulePolicy):
     rule = staticmethod(tiresias_l)
     why = "jobs with less GPU-time so far hold the GPUs"
     rigid = True
+    memory = COLUMN
     # The setting of the AFS evaluation.
     presets: ClassVar = {
         "afs": {"threshold_gpu_h": (50.0,), "promote": 0.0, "count": "since-start"}

@@ -42,14 +42,6 @@ def plain(curves: int, kinds: int = 1) -> Places:
     )
 
 
-def beside_servers(places: Places) -> Places:
-    """The same where workers talk to parameter servers alone, whose costs hold what that takes."""
-    same = plain(len(places.skew))
-    return places._replace(
-        nodes=same.nodes, islands=same.islands, racks=same.racks, network=same.network
-    )
-
-
 @part
 def mix(places: Places, curve: int, gpus_of_kind: IntColumn) -> float:
     """The factor of unlike GPUs that share a batch in proportion to their speed.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coddl.core.columns import BoolMatrix, FloatCube, FloatMatrix, IntColumn, IntMatrix
+from coddl.core.columns import BoolMatrix, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import kernel
 from coddl.core.speed.places import Places, plain
 
@@ -46,15 +46,6 @@ def fill_steps(step_s: FloatMatrix, useful: BoolMatrix, steps: ShareSteps) -> No
             steps.last[curve, share] = largest
 
 
-class ServerTimes(NamedTuple):
-    """Step times of every curve with parameter servers; beyond its last entry an axis goes on as it
-    ends.
-    """
-
-    step_s: FloatCube  # [curve, workers, servers], with no two tasks on one node; 0 of either: inf
-    transfer_s: FloatCube  # the part of it that tasks on one node would save
-
-
 @dataclass(frozen=True, eq=False)
 class Speeds:
     """Seconds per iteration, one row a curve, one column a share. A job's `curve` names its row.
@@ -71,7 +62,6 @@ class Speeds:
     known_places: Places | Callable[[], Places] | None = None
     kinds: tuple[str, ...] = ("gpu",)  # that `places.kinds` tells apart; `step_s` is of the first
     variants: int = 1  # curves of each model, one after the other
-    servers: ServerTimes | None = None  # with parameter servers; None: nobody trains with them
 
     @cached_property
     def places(self) -> Places:

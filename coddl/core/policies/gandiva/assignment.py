@@ -18,18 +18,19 @@ from coddl.core.placement.affinity import (
 )
 from coddl.core.placement.room import NONE
 from coddl.core.slots import Slots
+from coddl.core.snapshot import memory_columns
 
-# Columns of the memory.
-(
-    NODE,  # its first server, counted from 1; 0: it has none
-    OTHERS,  # the further ones: bit i stands for the server i + 1 after the first; -1: it is queued
-    TURN,  # the slice of time in which its turn began
-    PACKED_WITH,  # 1 + the id of that job: on trial, or negative where that pays; 0: none
-    FAILED,  # models that it was packed with in vain: bit i stands for model i
-    GROW_AT_S,  # when it may take GPUs that are idle beside it; 0: none are
-) = range(6)
 BITS = kernel_int(52)  # whole numbers that a float holds exactly
 SURE = 1.0 - 1e-9  # nobody moves for a difference of rounding
+# What is remembered of a job.
+COLUMN = memory_columns(
+    "node",  # its first server, counted from 1; 0: it has none
+    "others",  # the further ones: bit i is the server i + 1 after the first; -1: it is queued
+    "turn",  # the slice of time in which its turn began
+    "packed_with",  # 1 + the id of that job: on trial, or negative where that pays; 0: none
+    "failed",  # models that it was packed with in vain: bit i stands for model i
+    "grow_at_s",  # when it may take GPUs that are idle beside it; 0: none are
+)
 
 
 class NodeAssignment(NamedTuple):
@@ -146,10 +147,10 @@ def recall(
     servers: NodeLoads, assigned: NodeAssignment, wants: Wants, memory: FloatMatrix, row: int
 ) -> None:
     """Assign a row that waits to the servers it remembers, filling one after the other."""
-    need, others = wants.gpus[row], int(memory[row, OTHERS])
+    need, others = wants.gpus[row], int(memory[row, COLUMN.others])
     parts, left = np.zeros_like(servers.gpus), need
     for i in range(BITS + 1):
-        node = int(memory[row, NODE]) - 1 + i
+        node = int(memory[row, COLUMN.node]) - 1 + i
         known = i == 0 or (others >> (i - 1)) & 1 == 1
         if known and node < parts.shape[0]:
             parts[node] = min(left, servers.gpus[node])
@@ -170,7 +171,7 @@ def assign_nodes(
     rows = wants.gpus.shape[0]
     assigned = nothing_assigned(wants, servers.gpus.shape[0])
     for row in range(rows):
-        if memory[row, NODE] > 0.0:
+        if memory[row, COLUMN.node] > 0.0:
             stay(servers, assigned, wants, slots_by_node, row, ONE)
             if assigned.head[row] < 0:
                 recall(servers, assigned, wants, memory, row)
@@ -382,5 +383,5 @@ def remember(assigned: NodeAssignment, memory: FloatMatrix) -> None:
             if 0 < assigned.node[i] - first <= BITS:
                 others |= 1 << (assigned.node[i] - first - 1)
             i = assigned.after[i]
-        memory[row, NODE] = first + 1
-        memory[row, OTHERS] = others if first >= 0 else -1
+        memory[row, COLUMN.node] = first + 1
+        memory[row, COLUMN.others] = others if first >= 0 else -1

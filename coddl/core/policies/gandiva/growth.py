@@ -6,7 +6,7 @@ import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import kernel, part
-from coddl.core.policies.gandiva.assignment import GROW_AT_S
+from coddl.core.policies.gandiva.assignment import COLUMN
 
 
 class Idle(NamedTuple):
@@ -60,13 +60,13 @@ def grow(
             room = shares[row] + idle.free[idle.node[row]]
             more = useful_share(sizes, row, shares[row], room) - shares[row]
         if more <= 0:
-            memory[row, GROW_AT_S] = 0.0
-        elif memory[row, GROW_AT_S] == 0.0:
-            memory[row, GROW_AT_S] = now_s + grow_after_s
-        elif memory[row, GROW_AT_S] <= now_s:
-            memory[row, GROW_AT_S] = 0.0
+            memory[row, COLUMN.grow_at_s] = 0.0
+        elif memory[row, COLUMN.grow_at_s] == 0.0:
+            memory[row, COLUMN.grow_at_s] = now_s + grow_after_s
+        elif memory[row, COLUMN.grow_at_s] <= now_s:
+            memory[row, COLUMN.grow_at_s] = 0.0
             idle.free[idle.node[row]] -= more
             shares[row] += more
-        if memory[row, GROW_AT_S] > 0.0:
-            wake_at_s = min(wake_at_s, memory[row, GROW_AT_S])
+        if memory[row, COLUMN.grow_at_s] > 0.0:
+            wake_at_s = min(wake_at_s, memory[row, COLUMN.grow_at_s])
     return wake_at_s

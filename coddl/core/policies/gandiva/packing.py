@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
-from coddl.core.policies.gandiva.assignment import BITS, FAILED, PACKED_WITH, TURN
+from coddl.core.policies.gandiva.assignment import BITS, COLUMN
 from coddl.core.snapshot import Snapshot
 
 
@@ -41,37 +41,37 @@ def pack(snapshot: Snapshot, overload: Overload, memory: FloatMatrix) -> IntColu
     trials: set[int] = set()  # servers with a pair whose worth is not known yet
     for a, b in _pairs(snapshot, overload, memory):
         node = int(overload.node[a])
-        ran = snapshot.jobs.gpus[a] > 0 and overload.now > memory[a, TURN]
-        if memory[a, PACKED_WITH] > 0 and ran:
+        ran = snapshot.jobs.gpus[a] > 0 and overload.now > memory[a, COLUMN.turn]
+        if memory[a, COLUMN.packed_with] > 0 and ran:
             if rate_of_pair(snapshot, a, b) <= 1.0:
                 _give_up(snapshot, memory, a, b)
                 continue
-            memory[[a, b], PACKED_WITH] *= -1.0
+            memory[[a, b], COLUMN.packed_with] *= -1.0
         if overload.excess[node] > 0:
             packed_with[a], packed_with[b] = b, a
             overload.excess[node] -= snapshot.jobs.gpus_requested[a]
-            trials |= {node} if memory[a, PACKED_WITH] > 0 else set()
-    memory[packed_with < 0, PACKED_WITH] = 0.0
+            trials |= {node} if memory[a, COLUMN.packed_with] > 0 else set()
+    memory[packed_with < 0, COLUMN.packed_with] = 0.0
     for a, b in _candidates(snapshot, overload, memory, packed_with):
         node = int(overload.node[a])
         if node not in trials and overload.excess[node] > 0:
             packed_with[a], packed_with[b] = b, a
-            memory[[a, b], PACKED_WITH] = snapshot.jobs.id[[b, a]] + 1.0
-            memory[[a, b], TURN] = overload.now
+            memory[[a, b], COLUMN.packed_with] = snapshot.jobs.id[[b, a]] + 1.0
+            memory[[a, b], COLUMN.turn] = overload.now
             trials.add(node)
     return packed_with
 
 
 def _pairs(snapshot: Snapshot, overload: Overload, memory: FloatMatrix) -> list[tuple[int, int]]:
     """Rows that are packed now, and still could be."""
-    jobs, rows = snapshot.jobs, np.flatnonzero(memory[:, PACKED_WITH])
-    others = np.searchsorted(jobs.id, np.abs(memory[rows, PACKED_WITH]) - 1.0)
+    jobs, rows = snapshot.jobs, np.flatnonzero(memory[:, COLUMN.packed_with])
+    others = np.searchsorted(jobs.id, np.abs(memory[rows, COLUMN.packed_with]) - 1.0)
     return [
         (int(a), int(b))
         for a, b in zip(rows, others, strict=True)
         if a < b < jobs.size
-        and abs(memory[b, PACKED_WITH]) == jobs.id[a] + 1
-        and abs(memory[a, PACKED_WITH]) == jobs.id[b] + 1
+        and abs(memory[b, COLUMN.packed_with]) == jobs.id[a] + 1
+        and abs(memory[a, COLUMN.packed_with]) == jobs.id[b] + 1
         and overload.node[a] == overload.node[b] >= 0
         and jobs.gpus_requested[a] == jobs.gpus_requested[b]
     ]
@@ -80,7 +80,7 @@ def _pairs(snapshot: Snapshot, overload: Overload, memory: FloatMatrix) -> list[
 def _give_up(snapshot: Snapshot, memory: FloatMatrix, a: int, b: int) -> None:
     """Remember of two jobs that packing does not pay beside the other's model."""
     for row, other in ((a, b), (b, a)):
-        memory[row, FAILED] = int(memory[row, FAILED]) | _bit_of(snapshot, other)
+        memory[row, COLUMN.failed] = int(memory[row, COLUMN.failed]) | _bit_of(snapshot, other)
 
 
 def _candidates(
@@ -109,11 +109,11 @@ def _may_try(snapshot: Snapshot, memory: FloatMatrix, a: int, b: int) -> bool:
 
 
 def _has_failed(snapshot: Snapshot, memory: FloatMatrix, row: int, other: int) -> bool:
-    return int(memory[row, FAILED]) & _bit_of(snapshot, other) != 0
+    return int(memory[row, COLUMN.failed]) & _bit_of(snapshot, other) != 0
 
 
 def _bit_of(snapshot: Snapshot, row: int) -> int:
-    """What stands for a row's model in FAILED."""
+    """What stands for a row's model in `failed`."""
     model = int(snapshot.jobs.curve[row]) // snapshot.speeds.variants
     return int(1 << model % BITS)
 

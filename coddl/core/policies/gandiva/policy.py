@@ -12,10 +12,7 @@ from coddl.core.named import Meaning, Part
 from coddl.core.placement.affinity import NodeLoads, no_loads
 from coddl.core.placement.close import leaders_of
 from coddl.core.policies.gandiva.assignment import (
-    NODE,
-    OTHERS,
-    PACKED_WITH,
-    TURN,
+    COLUMN,
     Kinds,
     NodeAssignment,
     Wants,
@@ -58,7 +55,7 @@ def state_of(snapshot: Snapshot, quantum_s: float) -> GandivaState:
     if slots is None:
         gpus, of_node = np.array([snapshot.cluster.gpus_total]), np.zeros(1, np.int64)
         slots_by_node = Slots.of([{0: held} if held > 0 else {} for held in jobs.gpus.tolist()])
-        memory[:, NODE] = 1.0
+        memory[:, COLUMN.node] = 1.0
     else:
         gpus, of_node, slots_by_node = columns.node_gpus, columns.node_kind, by_node(columns, slots)
     kinds = Kinds(of_node, snapshot.speeds.places.kinds, jobs.curve.copy())
@@ -99,12 +96,13 @@ class Gandiva:
     ] = 60.0
 
     rigid = True
+    memory = COLUMN
     own_placement: ClassVar[str] = "gandiva"
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
         state = state_of(snapshot, self.quantum_s)
         jobs, servers, memory, wants = snapshot.jobs, state.servers, state.memory, state.wants
-        midst = midst_of_turn(jobs, memory[:, TURN], state.now)
+        midst = midst_of_turn(jobs, memory[:, COLUMN.turn], state.now)
         order = order_of_turns(jobs, midst)
         assigned = assign_nodes(servers, wants, state.slots_by_node, memory)
         _migrate(self, state, assigned, order)
@@ -113,17 +111,17 @@ class Gandiva:
         kept = NodeAssignment(assigned.head.copy(), *assigned[1:])
         runs = deal(free, assigned, order, packed_with)
         run_unassigned(free, assigned, wants, order, state.slots_by_node, runs)
-        memory[runs & ~midst, TURN] = state.now
+        memory[runs & ~midst, COLUMN.turn] = state.now
         shares = np.where(runs, wants.gpus, 0)
         wake_at_s = _grow(
             self, state, Idle(free, lone_nodes(assigned), runs & (packed_with < 0)), shares
         )
         guests = runs & ~is_assigned
         waits = ~runs & (is_assigned | guests.any()) & (wants.gpus <= servers.gpus.sum())
-        if waits.any() or (memory[:, PACKED_WITH] > 0).any():
+        if waits.any() or (memory[:, COLUMN.packed_with] > 0).any():
             wake_at_s = min(wake_at_s, (state.now + 1) * self.quantum_s)
         if snapshot.slots is None:
-            memory[:, NODE] = snapshot.memory[:, NODE]
+            memory[:, COLUMN.node] = snapshot.memory[:, COLUMN.node]
             return Allocation(shares, _why(self, state, shares, is_assigned), wake_at_s, memory)
         remember(kept, memory)
         found = Allocation(
@@ -146,10 +144,12 @@ def _migrate(
     jobs, now_s = state.snapshot.jobs, state.snapshot.now_s
     if len(state.servers.gpus) == 1:
         return
-    packed = state.memory[:, PACKED_WITH] != 0.0
+    packed = state.memory[:, COLUMN.packed_with] != 0.0
     in_turns = (jobs.gpus == 0) | packed
     move_where_faster(state.servers, assigned, state.wants, state.kinds, order, in_turns)
-    if ((state.memory[:, [NODE, OTHERS]] == 0.0).all(axis=1) & (jobs.gpus == 0)).any():
+    if (
+        (state.memory[:, [COLUMN.node, COLUMN.others]] == 0.0).all(axis=1) & (jobs.gpus == 0)
+    ).any():
         return  # a job that has come is no reason to move others about
     settled = (jobs.gpus > 0) & (now_s >= jobs.last_start_s + policy.quantum_s)
     gather_jobs(
@@ -160,7 +160,7 @@ def _migrate(
 def _packed_with(policy: Gandiva, state: GandivaState, node: IntColumn) -> IntColumn:
     """Who shares GPUs with whom."""
     if not policy.packing or state.snapshot.slots is None:
-        state.memory[:, PACKED_WITH] = 0.0
+        state.memory[:, COLUMN.packed_with] = 0.0
         return np.full(len(node), -1)
     excess = state.servers.load - state.servers.gpus
     overload = Overload(node, excess, state.now, policy.quantum_s, policy.pack_below)
