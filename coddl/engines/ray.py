@@ -139,8 +139,12 @@ class RayEngine:
         self._abandoned: dict[str, _AbandonedGroup] = {}
         self._draining_since_s: dict[str, float] = {}
         self._thread = _RayThread(address)
-        self._thread.probe()
-        self._thread.do(lambda: self._connect(address), CONNECT_S)
+        try:
+            self._thread.probe()
+            self._thread.do(lambda: self._connect(address), CONNECT_S)
+        except BaseException:
+            self._thread.close()
+            raise
 
     def look(self) -> EngineStatus:
         """Tell what Ray has for this pool."""

@@ -17,7 +17,7 @@ QUICK_HEALTH_CHECK: Final = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 2000,
-    "health_check_failure_threshold": 2,
+    "health_check_failure_threshold": 3,
 }
 
 
