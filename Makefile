@@ -8,7 +8,7 @@ SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 FAST := $(wildcard tests/test_*.py tests/core tests/traces tests/cli tests/docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install fmt check docs test test-fast test-sim test-runtime test-server test-e2e test-gpu demo results bench clean
+.PHONY: help install fmt check docs test test-fast test-sim test-runtime test-server test-e2e test-engines test-gpu demo results bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -50,6 +50,9 @@ test-server: install ## run the pool's tests: server, agents and engines, each b
 
 test-e2e: install ## run whole pools: agents in network namespaces, killed and cut off (needs root)
 	$(BIN)/pytest -n 2 tests/e2e
+
+test-engines: install ## run pools whose nodes are brought by engines: this machine, a real Ray cluster
+	$(BIN)/pytest -n 1 tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray.py
 
 test-gpu: install ## run the tests that need an NVIDIA GPU; two of them for NCCL between GPUs
 	$(BIN)/pytest tests/gpu tests/runtime/test_image.py

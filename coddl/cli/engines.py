@@ -55,7 +55,7 @@ EngineAddress = Annotated[
 ]
 Idle = Annotated[
     str,
-    typer.Option(metavar="TIME", help="How long a node that nobody needs is kept (default: 5m)."),
+    typer.Option(metavar="TIME", help="How long a node that no job needs is kept."),
 ]
 
 

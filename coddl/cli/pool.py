@@ -184,7 +184,7 @@ def up(
 ) -> None:
     """Start a pool on this machine: a server and an agent, in the background."""
     from coddl.api.client import state_folder
-    from coddl.engines.pool import PoolOptions, server_of, supervisor_of
+    from coddl.engines.pool import PoolOptions, supervisor_of
     from coddl.engines.pool import up as start
 
     plugins = tuple(str(Path(path).absolute()) for path in plugin or ())
@@ -205,16 +205,13 @@ def up(
         plugins=plugins,
         cool_down_s=cool_down_s,
         host=host,
+        address=address,
+        jobs_dir=str(Path(jobs_dir).absolute()) if jobs_dir else "",
     )
     if engine or node_range:
-        bounds = engine_bounds(engine or "local", node_range, gpus_per_node or slots, idle)
-        options = replace(
-            options,
-            engine=engine or "local",
-            bounds=bounds,
-            address=address,
-            jobs_dir=str(Path(jobs_dir).absolute()) if jobs_dir else "",
-        )
+        engine = engine or "local"
+        bounds = engine_bounds(engine, node_range, gpus_per_node or slots, idle)
+        options = replace(options, engine=engine, bounds=bounds)
     if cluster:
         options = replace(options, cluster=checked_cluster(cluster, options.nodes))
     if foreground:
@@ -222,9 +219,15 @@ def up(
     is_new = supervisor_of(options.folder) is None
     if is_new:
         start(options, words_of_up(options), lambda: is_ready(options))
+    _tell_up(options, is_new, wants_json(output, as_json))
+
+
+def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
+    from coddl.engines.pool import server_of, supervisor_of
+
     about = server_of(options.folder)
     url = about[0] if about else ""
-    if wants_json(output, as_json):
+    if as_json:
         told = {"state_dir": str(options.folder), "url": url, "started": is_new}
         print(json.dumps({**told, "pid": supervisor_of(options.folder)}, indent=2))
     elif is_new:
@@ -274,11 +277,11 @@ def words_of_up(options: "PoolOptions") -> list[str]:
     if options.cool_down_s is not None:
         words += ["--cool-down", str(options.cool_down_s)]
     words += ["--host", options.host]
+    words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
     if (bounds := options.bounds) is not None:
         words += ["--engine", options.engine, "--nodes", f"{bounds.least}..{bounds.most}"]
         words += ["--gpus-per-node", str(bounds.gpus), "--idle", f"{bounds.idle_s:g}s"]
         words += ["--address", options.address] if options.address else []
-        words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
     return words
 
 

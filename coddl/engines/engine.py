@@ -10,7 +10,7 @@ that with what the pool wants. (`connector`)
     release   give a node back: its agent has so long to save its jobs, then it is ended
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from coddl.core.errors import UserError
@@ -28,7 +28,7 @@ class AgentLaunch:
 
     pool: str  # the id of the pool: its nodes are found again by it
     server: str  # as http://host:port, reachable from the nodes
-    token: str
+    token: str = field(repr=False)
     slots: int | None = None  # of each node, or its GPUs; None: all that a node has
     jobs_dir: str = ""  # that the nodes share; empty: each has its own
 

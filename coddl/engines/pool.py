@@ -234,6 +234,7 @@ class PoolProcess:
         words = ["agent", "--name", node, "--server", url, "--state-dir", str(folder)]
         if self.options.slots is not None:
             words += ["--slots", str(self.options.slots)]
+        words += ["--jobs-dir", self.options.jobs_dir] if self.options.jobs_dir else []
         return words
 
     def _companions(self, url: str) -> list[Child]:

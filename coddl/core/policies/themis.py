@@ -127,12 +127,8 @@ class Themis:
     no auction, and no turns.
     """
 
-    lease_s: Annotated[
-        float, "above 0", Meaning("seconds that a turn lasts: how long what was won is kept")
-    ] = 1200.0
-    filter: Annotated[
-        Part, Meaning("this part of the apps, the best off, is not asked in an auction")
-    ] = 0.8
+    lease_s: Annotated[float, "above 0", Meaning("seconds that what was won is kept")] = 1200.0
+    filter: Annotated[Part, Meaning("part of the apps, the best off, that is not asked")] = 0.8
     form: Form = "auction"
 
     memory = COLUMN
