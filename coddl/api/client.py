@@ -195,6 +195,10 @@ class Client:
         """Set something."""
         return self._asked("PUT", path, body, within_s=SETTLE_S)
 
+    def delete(self, path: str) -> None:
+        """Have something forgotten."""
+        self._asked("DELETE", path)
+
     def submit(self, request: Answer) -> Answer:
         """Hand in a job, once, even if the line breaks and it has to be said again."""
         headers = {"Idempotency-Key": str(uuid.uuid4())}

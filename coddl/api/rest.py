@@ -255,6 +255,7 @@ class EngineReport(BaseModel):
     idle_s: Annotated[float, Field(ge=0)] = 300.0
     nodes: Annotated[list[EngineNodeReport], Field(max_length=10_000)] = []
     trouble: Annotated[str, Field(max_length=500)] = ""  # why the engine does not answer
+    notes: Annotated[list[str], Field(max_length=100)] = []  # why nodes leave, or do not come
 
 
 class ReleaseView(View):
@@ -280,6 +281,7 @@ class EngineView(View):
     because: str
     starting: list[str]  # nodes that were asked for and have not joined
     trouble: str  # why the engine does not answer
+    notes: list[str]  # why nodes leave, or do not come
     is_connected: bool  # it was heard of since the server was started
 
 

@@ -231,6 +231,9 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
         told = {"state_dir": str(options.folder), "url": url, "started": is_new}
         print(json.dumps({**told, "pid": supervisor_of(options.folder)}, indent=2))
     elif is_new:
+        if not options.engine:
+            with own_client(options.folder) as client:
+                client.delete("/engine")
         print(f"pool started at {url}: {_slots(options.folder, options.bounds)}")
         _note_problems(options.folder)
         print("submit a job: coddl submit train.py   stop the pool: coddl down", file=sys.stderr)

@@ -197,6 +197,9 @@ def engine_lines(engine: Answer) -> list[Text]:
     lines = [f"engine {name}: {sizes} nodes of {engine['slots']}; {wanted} wanted{because}"]
     if engine["starting"]:
         lines += [f"engine {name}: starting: {', '.join(engine['starting'])}"]
+    lines += [f"engine {name}: {note}" for note in engine["notes"]]
+    if not engine["is_connected"]:
+        lines += [f"engine {name} was not heard of since the server was started"]
     if engine["trouble"]:
         lines += [f"engine {name} does not answer: {engine['trouble']}"]
     return [Text(line) for line in lines]

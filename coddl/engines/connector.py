@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from coddl.engines.engine import AgentLaunch, Engine, EngineNode, EngineUnavaila
 from coddl.engines.processes import LEAVE_S
 
 LOOK_EVERY_S: Final = 1.0
+BACKOFF_MAX_S: Final = 60.0  # between nodes that are asked for, when each of them fails
 NAMED_MAX: Final = 500  # characters of why something is so
 ENGINES: Final = {"local": 3.0, "ray": 20.0}  # and seconds until jobs run on a node asked for
 
@@ -82,6 +83,8 @@ class Connector:
     tell: Callable[[str], None] = print
     wall_s: Callable[[], float] = time.time
     _trouble: str = ""
+    _failed: dict[str, str] = field(default_factory=dict)  # nodes that never came, and why
+    _acquire_at_s: float = 0.0  # not before: the last ones have failed
 
     def run(self, is_over: Callable[[float], bool]) -> None:
         """Go on until `is_over`, which waits for so long."""
@@ -102,8 +105,11 @@ class Connector:
             self.client.post("/engine", self._report((), trouble))
             self._say(trouble)
             return
+        self._note_failures(found.nodes)
         orders = self.client.post("/engine", self._report(found.nodes, ""))
         self._trouble = ""
+        if self.wall_s() < self._acquire_at_s:
+            orders["acquire"] = 0
         for each in orders["release"]:
             self.engine.release(each["node"], each["within_s"])
             self.tell(f"node {each['node']} given back")
@@ -111,6 +117,18 @@ class Connector:
             self.tell(f"node {self.engine.acquire()} asked for")
         if orders["acquire"]:  # the server is to know them before they join
             self.client.post("/engine", self._report(self.engine.look().nodes, ""))
+
+    def _note_failures(self, nodes: tuple[EngineNode, ...]) -> None:
+        """Ask for nodes less and less often while those that were asked for fail."""
+        for node in nodes:
+            has_failed = node.state == "releasing" and bool(node.because)
+            if has_failed and node.name not in self._failed:
+                self._failed[node.name] = node.because
+                pause_s = min(BACKOFF_MAX_S, 2.0 ** len(self._failed))
+                self._acquire_at_s = self.wall_s() + pause_s
+                self.tell(f"node {node.name} failed: {node.because}; next try in {pause_s:g} s")
+        if any(node.state == "up" for node in nodes):
+            self._failed.clear()
 
     def give_back(self) -> None:
         """Release all nodes, and wait until they are gone."""
@@ -138,7 +156,14 @@ class Connector:
             "idle_s": self.bounds.idle_s,
             "nodes": [self._told(node) for node in nodes],
             "trouble": trouble[:NAMED_MAX],
+            "notes": self._notes(nodes),
         }
+
+    def _notes(self, nodes: tuple[EngineNode, ...]) -> list[str]:
+        """Say why nodes leave or do not come; of those that have failed, the last one."""
+        notes = {node.name: node.because for node in nodes if node.because}
+        notes |= dict(list(self._failed.items())[-1:])
+        return [f"node {name}: {because}"[:NAMED_MAX] for name, because in notes.items()][:100]
 
     def _told(self, node: EngineNode) -> Answer:
         leaves_in_s = None if node.leaves_at_s is None else node.leaves_at_s - self.wall_s()

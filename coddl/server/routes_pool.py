@@ -14,6 +14,7 @@ from coddl.core.node_count import NodeBounds
 from coddl.core.pool.errors import NotFound
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.records import (
+    EngineBounded,
     EngineReported,
     NodeDrained,
     NodeForgotten,
@@ -65,7 +66,7 @@ def _add_nodes(router: APIRouter, server: Server) -> None:
     async def nodes() -> rest.NodesView:
         """List nodes and their devices."""
         found = sorted(server.pool.nodes.values(), key=lambda node: node.name)
-        engine = views.engine_view(server.pool, server.engine_trouble)
+        engine = views.engine_view(server.pool, server.engine_trouble, server.engine_notes)
         return rest.NodesView(
             items=[server.node_view(node) for node in found],
             engine=engine if engine.engine else None,
@@ -103,12 +104,18 @@ def _add_engine(router: APIRouter, server: Server) -> None:
     @router.get("/engine")
     async def engine() -> rest.EngineView:
         """Show what brings the nodes of the pool, and how many are wanted."""
-        return views.engine_view(server.pool, server.engine_trouble)
+        return views.engine_view(server.pool, server.engine_trouble, server.engine_notes)
+
+    @router.delete("/engine", status_code=204)
+    async def leave() -> None:
+        """Forget what brought nodes: from now on they come by themselves."""
+        if server.pool.engine.name:
+            await server.ask(lambda _pool: (EngineBounded("", None),))
 
     @router.post("/engine")
     async def report(report: rest.EngineReport) -> rest.EngineOrdersView:
         """Tell which nodes an engine has; answers how many to acquire and which to release."""
-        server.engine_trouble = report.trouble
+        server.engine_trouble, server.engine_notes = report.trouble, report.notes
         told = EngineReported(
             report.engine,
             NodeBounds(

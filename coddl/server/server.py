@@ -99,6 +99,7 @@ class Server:
         self.happened = Notifier()
         # Why what brings nodes does not answer; None: it was not heard of yet.
         self.engine_trouble: str | None = None
+        self.engine_notes: list[str] = []  # why its nodes leave, or do not come
         self.is_closing = False
         self.failure: BaseException | None = None  # of the control loop: the end of all
         self.on_failure: Callable[[], None] = lambda: None

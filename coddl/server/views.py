@@ -1,7 +1,7 @@
 """The pool as REST shows it."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, cast
 
@@ -195,7 +195,7 @@ def node_view(
     )
 
 
-def engine_view(pool: Pool, trouble: str | None) -> rest.EngineView:
+def engine_view(pool: Pool, trouble: str | None, notes: Sequence[str]) -> rest.EngineView:
     """Show what brings the nodes of the pool."""
     engine, bounds = pool.engine, pool.engine.bounds
     return rest.EngineView(
@@ -207,6 +207,7 @@ def engine_view(pool: Pool, trouble: str | None) -> rest.EngineView:
         because=engine.wanted_because,
         starting=sorted(engine.acquired.keys() - pool.nodes.keys()),
         trouble=trouble or "",
+        notes=list(notes),
         is_connected=trouble is not None,
     )
 

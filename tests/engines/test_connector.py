@@ -10,6 +10,7 @@ from coddl.api.client import Client, ServerAddress
 from coddl.core.errors import UserError
 from coddl.core.node_count import NodeBounds
 from coddl.engines.connector import Connector
+from coddl.engines.engine import EngineNode
 from coddl.testing.engines import FakeEngine
 from tests.server.harness import TOKEN, LivePool
 
@@ -77,6 +78,31 @@ def test_a_node_that_is_to_leave_is_drained_by_then(connected: Connected) -> Non
     assert "node fake-1 drained by fake, to be empty within 90 s: its time limit is near" in said, (
         said
     )
+
+
+def test_nodes_that_fail_are_asked_for_less_and_less_often(connected: Connected) -> None:
+    submitted(connected)
+    connected.connector.step()
+    for count in (1, 2):
+        name = f"fake-{count}"
+        because = "No module named 'coddl'"
+        connected.engine.nodes[name] = EngineNode(name, "releasing", because=because)
+        connected.connector.step()
+        connected.connector.step()
+        assert connected.engine.acquired == count, "not at once"
+        assert connected.engine_view()["notes"] == [f"node {name}: {because}"]
+        assert f"node {name} failed: {because}; next try in {2**count} s" in connected.said
+        connected.live.clock.turn(2.0**count + 1.0)
+        connected.connector.step()
+        assert connected.engine.acquired == count + 1
+
+
+def test_a_pool_whose_engine_is_gone_for_good_forgets_it(connected: Connected) -> None:
+    connected.connector.step()
+    assert connected.engine_view()["is_connected"]
+    assert connected.live.client.delete("/api/v1/engine").status_code == 204
+    assert connected.engine_view()["engine"] == ""
+    assert connected.live.client.delete("/api/v1/engine").status_code == 204
 
 
 def test_an_engine_that_is_away_is_told_of_and_nothing_is_taken_for_gone(

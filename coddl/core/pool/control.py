@@ -144,6 +144,9 @@ class ControlPlane:
             case r.NodeLost(node, boot):
                 if self._is_current(node, boot):
                     self._lose(event, now_s)
+            case r.EngineBounded():
+                self._add(event, now_s)
+                self._call(sentence_of(event))
             case r.EngineReported():
                 self._on_engine(event, now_s)
             case r.RunReported():

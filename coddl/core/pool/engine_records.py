@@ -8,10 +8,10 @@ from coddl.core.node_count import NodeBounds
 
 @dataclass(frozen=True, slots=True)
 class EngineBounded:
-    """An engine brings nodes, within these bounds."""
+    """An engine brings nodes, within these bounds; no bounds: none does any more."""
 
     engine: str
-    bounds: NodeBounds
+    bounds: NodeBounds | None
 
 
 @dataclass(frozen=True, slots=True)

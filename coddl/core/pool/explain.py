@@ -195,6 +195,8 @@ def sentence_of(record: r.Record, job: int | None = None, unit: str = "GPU") -> 
         case r.NodeLost(node, _, because):
             return f"node {node} lost: {because}"
         case r.EngineBounded(engine, bounds):
+            if bounds is None:
+                return "nodes are no longer brought by an engine"
             return (
                 f"{engine} brings {bounds.least}..{bounds.most} nodes of "
                 f"{counted(bounds.gpus, unit)} each"

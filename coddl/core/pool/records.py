@@ -424,7 +424,8 @@ class Aimed:
 
 
 Event = (
-    JobSubmitted
+    EngineBounded
+    | JobSubmitted
     | JobCancelled
     | JobSuspended
     | JobResumed

@@ -203,6 +203,7 @@ class Pool:
                 self._forget(node)
             case r.EngineBounded(engine, bounds):
                 self.engine.name, self.engine.bounds = engine, bounds
+                self.engine.wanted, self.engine.wanted_because = 0, ""
             case r.NodeAcquired(node):
                 self.engine.acquired[node] = now_s
             case r.NodesWanted(nodes, because):
