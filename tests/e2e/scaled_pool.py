@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.e2e.pool import SCRIPTS, environment
 from tests.e2e.up_pool import UpPool
 
-STEPS = 300
+STEPS = 400
 
 
 class ScaledPool(UpPool):

@@ -37,18 +37,23 @@ def pool(tmp_path: Path, cluster: RayCluster) -> Iterator[ScaledPool]:
         pool.coddl("down", "--cancel-jobs")
 
 
-def test_a_job_spans_nodes_of_ray_and_survives_the_death_of_one(
+def test_a_job_spans_nodes_of_ray_through_the_loss_of_one_and_the_drain_of_another(
     pool: ScaledPool, cluster: RayCluster, tmp_path: Path
 ) -> None:
     assert "engine ray: 0..2 nodes of 2; 0 nodes wanted" in pool.coddl("nodes").stdout
     result = tmp_path / "bert.hash"
-    pool.submit(result, 0.03)
+    pool.submit(result, 0.2)  # longer than all that follows
     pool.wait_size("bert", 2 * GPUS)
     before = pool.nodes()
     assert len(before) == 2
     cluster.add(GPUS)
     cluster.kill(cluster.raylets[0])
     pool.wait("another node", lambda: set(pool.nodes()) - set(before))
+    pool.wait_size("bert", 2 * GPUS)
+    pool.wait_steps("bert")
+    drained = pool.nodes()[0]
+    pool.coddl("drain", drained, "--within", "30s")
+    pool.wait("the drained node to be given back", lambda: drained not in pool.nodes())
     pool.wait_size("bert", 2 * GPUS)
     pool.wait_steps("bert")
     pool.pace.write_text("0.0")

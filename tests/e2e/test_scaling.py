@@ -29,7 +29,7 @@ def test_nodes_come_with_the_work_and_go_with_it(pool: ScaledPool, tmp_path: Pat
     assert pool.nodes() == []
     assert "0 nodes wanted" in pool.coddl("nodes").stdout
     result = tmp_path / "bert.hash"
-    pool.submit(result, 0.02)
+    pool.submit(result, 0.2)  # longer than all that follows
     pool.wait_size("bert", 6)
     before = pool.nodes()
     assert len(before) == 3

@@ -142,6 +142,19 @@ def _drained_by_scaling(pool: Pool, report: r.EngineReported) -> list[str]:
     return [n for n in names if n in pool.nodes and pool.nodes[n].drained_by == SCALING]
 
 
+def _empty_for_good(pool: Pool, report: r.EngineReported) -> list[str]:
+    """Name nodes that nothing is on any more, and that were to be left, by whomever."""
+    found = []
+    for told in report.nodes:
+        node = pool.nodes.get(told.name)
+        if node is None or told.state != "up" or not node.is_up or not node.is_drained:
+            continue
+        is_to_go = node.drained_by == SCALING or node.leaves_at_s is not None
+        if is_to_go and _is_empty(pool, node):
+            found.append(node.name)
+    return found
+
+
 def _load(pool: Pool, node: NodeState) -> tuple[int, str]:
     return sum(pool.slots[slot].owner is not None for slot in node.slots), node.name
 
@@ -157,8 +170,7 @@ def orders_of(pool: Pool, report: r.EngineReported) -> EngineOrders:
     kept, wanted = _kept(pool, report), pool.engine.wanted
     not_there = [told.name for told in kept if told.name not in pool.nodes]
     over = max(0, len(kept) - wanted)
-    done = [n for n in _drained_by_scaling(pool, report) if _is_empty(pool, pool.nodes[n])]
-    release = [*not_there[::-1][:over], *done]
+    release = [*not_there[::-1][:over], *_empty_for_good(pool, report)]
     return EngineOrders(
         max(0, wanted - len(kept)), tuple(Release(node, RELEASE_S) for node in release)
     )

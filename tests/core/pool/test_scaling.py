@@ -153,6 +153,19 @@ def test_a_node_that_its_engine_takes_away_is_emptied_in_time() -> None:
     assert node not in scaled.pool.nodes_of(scaled.job(job).granted)
 
 
+def test_a_node_that_an_operator_empties_by_a_deadline_is_given_back() -> None:
+    scaled = Scaled()
+    job = trained(scaled)
+    (node,) = scaled.nodes
+    scaled.happen(r.NodeDrained(node, "ops"))
+    scaled.catch_up()
+    assert not scaled.tell().release, "it may be used again"
+    scaled.happen(r.NodeDrained(node, "ops", 90.0))
+    scaled.catch_up()
+    assert scaled.tell().release == (Release(node, 30.0),)
+    assert node not in scaled.pool.nodes_of(scaled.job(job).granted)
+
+
 def test_a_node_with_live_processes_is_not_taken_for_gone_before_its_lease_is() -> None:
     scaled = Scaled()
     job = trained(scaled)
