@@ -264,7 +264,7 @@ class ReleaseView(View):
 
 
 class EngineOrdersView(View):
-    """What an engine shall do."""
+    """Orders for an engine."""
 
     acquire: int  # more nodes
     release: list[ReleaseView]

@@ -98,7 +98,7 @@ def complete_policies(incomplete: str) -> Iterator[str]:
 def check_choice(policy: str, placement: str, plugins: Sequence[str] | None = None) -> None:
     """Say what is wrong with a policy, a placement or plug-ins, and what there is; empty is fine.
 
-    None: nobody knows the plug-ins here, and the server judges what is named of them.
+    None: the plug-ins are not known here; the server checks names of theirs.
     """
     if not (policy or placement or plugins):
         return

@@ -32,7 +32,7 @@ Examples:
   coddl placements philly
 """
 WIDTH = 15  # of the column of names
-ASK_S = 2.0  # that a pool may take to tell its plug-ins, if nobody asked for that pool
+ASK_S = 2.0  # that a pool may take to list its plug-ins, if no pool was named
 
 
 def policies(

@@ -148,7 +148,7 @@ def _without_meaning(kind: Any) -> Any:  # Any: type hints
 
 
 def _meanings(cls: type) -> dict[str, str]:
-    """What the parameters of a class mean; empty where nobody says it."""
+    """What the parameters of a class mean; empty where that is not declared."""
     return {
         key: "; ".join(note.text for note in get_args(kind)[1:] if isinstance(note, Meaning))
         if get_origin(kind) is Annotated

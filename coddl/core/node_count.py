@@ -21,7 +21,7 @@ class NodeBounds:
     most: int
     gpus: int  # of each node
     start_s: float = 60.0  # from asking for a node until jobs run on it
-    idle_s: float = 300.0  # that a node is kept while nobody needs it
+    idle_s: float = 300.0  # that a node is kept while no job needs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,19 @@ class NodeCount:
 
 
 def gpus_worth(step_s: Mapping[int, float], least: int, most: int) -> int:
-    """Give the most GPUs that a job makes good use of, by how long a step takes on so many."""
+    """Give the most GPUs that a job makes good use of, from its step times by number of GPUs."""
     at_least = least * step_s[least]
     good = [n for n in range(least, most + 1) if at_least >= EFFICIENCY * n * step_s[n]]
     return max(good, default=least)
 
 
 def nodes_for(gpus: int, bounds: NodeBounds) -> int:
-    """Give the nodes that so many GPUs need, within bounds."""
+    """Give the number of nodes for a number of GPUs, within bounds."""
     return min(bounds.most, max(bounds.least, -(-gpus // bounds.gpus)))
 
 
 def next_count(before: NodeCount, needed: int, bounds: NodeBounds, now_s: float) -> NodeCount:
-    """Decide how many nodes there shall be, now that `needed` are needed."""
+    """Decide the number of nodes, now that `needed` are needed."""
     if needed >= before.nodes:
         return NodeCount(needed)
     if before.nodes > bounds.most:

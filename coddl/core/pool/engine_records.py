@@ -31,7 +31,7 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True)
 class NodesWanted:
-    """So many nodes shall there be."""
+    """The number of nodes that the pool wants has changed."""
 
     nodes: int
     because: str

@@ -28,7 +28,7 @@ class Release(NamedTuple):
 
 
 class EngineOrders(NamedTuple):
-    """What an engine shall do."""
+    """Orders for an engine."""
 
     acquire: int
     release: tuple[Release, ...]
@@ -103,7 +103,7 @@ def _is_empty(pool: Pool, node: NodeState) -> bool:
 def count_after(
     pool: Pool, report: r.EngineReported, before: NodeCount, now_s: float
 ) -> tuple[NodeCount, str]:
-    """Decide how many nodes there shall be; and say why."""
+    """Decide the number of nodes, and give the reason."""
     demand = demand_of(pool, report.bounds, now_s)
     # After a restart of the server the nodes that are there are what was wanted.
     before = before if before.nodes else NodeCount(len(_kept(pool, report)))
