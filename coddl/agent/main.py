@@ -33,13 +33,14 @@ from coddl.agent.job_environments import JobEnvironments, base_env
 from coddl.agent.logs import LogSpool
 from coddl.agent.memory_watch import watch_memory
 from coddl.agent.node_agent import NodeAgent, NodeInfo
+from coddl.agent.object_store import ObjectStore
 from coddl.agent.options import AgentOptions
 from coddl.agent.orphans import OrphanProcesses, mark_of
 from coddl.agent.server_session import ReportOutbox, ServerSession, now_s
 from coddl.agent.slot_table import AgentBridge
 from coddl.api import jobsfolder
 from coddl.api.jobsfolder import JobsFolder
-from coddl.api.wire import PROTOCOL, Hello
+from coddl.api.wire import PROTOCOL, Hello, Welcome
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device, Trouble
 from coddl.runtime.supervisor.job_host_server import JobHostServer
@@ -141,9 +142,13 @@ def _devices(gpus: GpuDriver | None, options: AgentOptions, cores: int) -> tuple
     return found.devices
 
 
-def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:
+def _join(directories: JobDirectories, jobs: JobsFolder, welcome: Welcome) -> None:
     """Have the jobs folder be that of the pool we are in; raises UserError if it is another's."""
-    path = Path(jobs.path)
+    path, pool = Path(jobs.path), welcome.pool
+    used = directories.store.uri if directories.store is not None else ""
+    if directories.pool and used != welcome.checkpoints:
+        because = f"it now keeps checkpoints at {welcome.checkpoints or 'the jobs folder'}"
+        raise UserError("the agent can't rejoin the pool", because, "start the agent again")
     try:
         found = jobsfolder.look(path)
         jobsfolder.check(found, pool, has_had_jobs=True)  # the server has judged what has no mark
@@ -152,6 +157,10 @@ def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:
     except OSError as error:
         because = f"{error.filename}: {error.strerror}"
         raise UserError(f"{path} can't be written", because, "another --jobs-dir") from None
+    if welcome.checkpoints:
+        store = ObjectStore(welcome.checkpoints)
+        store.check()
+        directories.store = store
     directories.pool = pool
 
 

@@ -215,7 +215,7 @@ class ServerSession:
         hello: Hello,
         outbox: ReportOutbox,
         *,
-        on_pool: Callable[[str], None],
+        on_pool: Callable[[wire.Welcome], None],
         fence: Callable[[float], None] = lambda _at_s: None,
     ) -> None:
         """`on_pool` hears of the pool that has welcomed us before any orders come; it may raise.
@@ -227,7 +227,7 @@ class ServerSession:
         self._hello = hello
         self._outbox = outbox
         self._on_pool = on_pool
-        self._pool = ""  # that has welcomed us
+        self._pool = ("", "")  # that has welcomed us, and where it keeps checkpoints
         self._fence = fence
         self._changed = asyncio.Event()
         self.lease = NodeLease()
@@ -306,9 +306,9 @@ class ServerSession:
             answer = wire.from_server(await line.recv())
         match answer:
             case wire.Welcome():
-                if answer.pool != self._pool:
-                    await asyncio.to_thread(self._on_pool, answer.pool)
-                    self._pool = answer.pool
+                if (pool := (answer.pool, answer.checkpoints)) != self._pool:
+                    await asyncio.to_thread(self._on_pool, answer)
+                    self._pool = pool
                 self.lease.welcome(answer.lease_s, sent_s)
                 self._beat_every_s = answer.beat_every_s
                 self._on_lease()

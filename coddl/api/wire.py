@@ -134,6 +134,7 @@ class Welcome(Message, frozen=True):
     pool: str  # its id: folders of jobs are marked with it
     lease_s: float
     beat_every_s: float
+    checkpoints: str = ""  # the URI where jobs keep them; empty: in the jobs folder
 
 
 class Renewed(Message, frozen=True):

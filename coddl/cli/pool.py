@@ -18,6 +18,7 @@ from coddl.cli.connect import (
 )
 from coddl.cli.engines import (
     AgentServer,
+    Checkpoints,
     Engine,
     EngineAddress,
     GpusPerNode,
@@ -26,6 +27,7 @@ from coddl.cli.engines import (
     NodeRange,
     Slots,
     engine_bounds,
+    folder_at,
 )
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
@@ -170,6 +172,7 @@ def up(
     idle: Idle = "5m",
     host: Host = "127.0.0.1",
     jobs_dir: JobsDir = "",
+    checkpoints: Checkpoints = "",
     policy: Policy = "",
     placement: Placement = "",
     plugin: Plugins = None,
@@ -183,18 +186,14 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Start a pool on this machine: a server and an agent, in the background."""
+    from coddl.api.checkpoint_uri import check_uri
     from coddl.api.client import state_folder
     from coddl.engines.pool import PoolOptions, supervisor_of
     from coddl.engines.pool import up as start
 
     plugins = tuple(str(Path(path).absolute()) for path in plugin or ())
     check_choice(policy, placement, plugins)
-    if agents > 1 and slots is None:
-        raise UserError(
-            f"--agents {agents} can't be used by itself",
-            "all agents would use the same GPUs",
-            f"--agents {agents} --slots 2",
-        )
+    _check_agents(agents, slots)
     options = PoolOptions(
         folder=state_folder(state_dir),
         port=port,
@@ -206,7 +205,8 @@ def up(
         cool_down_s=cool_down_s,
         host=host,
         address=address,
-        jobs_dir=str(Path(jobs_dir).absolute()) if jobs_dir else "",
+        jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
+        checkpoints=check_uri(checkpoints) if checkpoints else "",
     )
     if engine or node_range:
         engine = engine or "local"
@@ -220,6 +220,15 @@ def up(
     if is_new:
         start(options, words_of_up(options), lambda: is_ready(options))
     _tell_up(options, is_new, wants_json(output, as_json))
+
+
+def _check_agents(agents: int, slots: int | None) -> None:
+    if agents > 1 and slots is None:
+        raise UserError(
+            f"--agents {agents} can't be used by itself",
+            "all agents would use the same GPUs",
+            f"--agents {agents} --slots 2",
+        )
 
 
 def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
@@ -281,6 +290,7 @@ def words_of_up(options: "PoolOptions") -> list[str]:
         words += ["--cool-down", str(options.cool_down_s)]
     words += ["--host", options.host]
     words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
+    words += ["--checkpoints", options.checkpoints] if options.checkpoints else []
     if (bounds := options.bounds) is not None:
         words += ["--engine", options.engine, "--nodes", f"{bounds.least}..{bounds.most}"]
         words += ["--gpus-per-node", str(bounds.gpus), "--idle", f"{bounds.idle_s:g}s"]
@@ -388,6 +398,7 @@ def server(
     plugin: Plugins = None,
     cluster: ClusterFile = "",
     cool_down_s: CoolDown = None,
+    checkpoints: Checkpoints = "",
     lease_s: Lease = 120.0,
     log_format: LogFormat = "console",
     state_dir: StateDir = "",
@@ -406,6 +417,7 @@ def server(
         plugins=tuple(plugin or ()),
         cluster=cluster,
         cool_down_s=cool_down_s,
+        checkpoints=checkpoints,
         lease_s=lease_s,
         log_format=log_format,
     )
@@ -436,7 +448,7 @@ def agent(
         server=find(server, state_dir).url,
         token_file=Path(token_file).absolute() if token_file else folder / "token",
         state_dir=folder,
-        jobs_dir=Path(jobs_dir).absolute() if jobs_dir else None,
+        jobs_dir=folder_at("--jobs-dir", jobs_dir) if jobs_dir else None,
         name=name,
         slots=slots,
         slot_ids=_numbers(slot_ids),

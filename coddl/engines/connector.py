@@ -45,12 +45,14 @@ def run_connector(options: ConnectorOptions, tell: Callable[[str], None] = print
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: stop.set())
     with Client(find(options.server, str(options.folder), env={})) as client:
+        pool = client.get("/pool")
         launch = AgentLaunch(
-            pool=client.get("/pool")["id"],
+            pool=pool["id"],
             server=options.server,
             token=client.address.token,
             slots=options.slots,
-            jobs_dir=options.jobs_dir or str(options.folder / "jobs"),
+            # Where checkpoints are at a URI, nodes need not share a directory.
+            jobs_dir=options.jobs_dir or ("" if pool["checkpoints"] else f"{options.folder}/jobs"),
         )
         engine = engine_from(options, launch)
         connector = Connector(options.engine, engine, client, options.bounds, tell)

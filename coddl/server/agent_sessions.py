@@ -61,6 +61,7 @@ class SessionHost(Protocol):
     lease_s: float
     beat_every_s: float
     pool_id: str
+    checkpoints: str
 
     @property
     def pool(self) -> Pool:
@@ -159,7 +160,7 @@ class AgentSession:
     def _join(self) -> None:
         hello = self.hello
         self._host.renew(hello.node)
-        folder = hello.jobs.id
+        folder = self._host.checkpoints or hello.jobs.id
         joined = NodeJoined(hello.node, hello.boot, hello.host, hello.devices, folder=folder)
         self._host.put(fact(joined, self._on_joined))
 
@@ -172,6 +173,7 @@ class AgentSession:
             wire.Welcome(
                 version=__version__,
                 pool=self._host.pool_id,
+                checkpoints=self._host.checkpoints,
                 lease_s=self._host.lease_s,
                 beat_every_s=self._host.beat_every_s,
             )

@@ -17,6 +17,7 @@ import structlog
 
 from coddl import __version__
 from coddl.api import jobsfolder
+from coddl.api.checkpoint_uri import check_uri
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.scheduler import Stability
 from coddl.plugins import registry_of_usable
@@ -47,6 +48,7 @@ class ServeOptions:
     policy: str = ""  # empty: as it was
     placement: str = ""  # the same
     plugins: tuple[str, ...] = ()  # files with policies and placements of the operator
+    checkpoints: str = ""  # the URI where jobs keep them; empty: in the jobs folders of agents
     cluster: str = ""  # what nodes there are and how they are wired; empty: as agents come
     cool_down_s: float | None = None  # how long a share stays after it has changed
     lease_s: float = 120.0
@@ -79,6 +81,7 @@ async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -
         site=site,
         registry=registry,
         lease_s=lease_s,
+        checkpoints=check_uri(options.checkpoints) if options.checkpoints else "",
     )
     _check_plugins(server)
     left = jobsfolder.look(folder / "jobs")  # where agents of this machine keep jobs

@@ -240,7 +240,13 @@ def used(pool: Pool) -> int:
 
 
 def pool_view(
-    pool: Pool, *, pool_id: str, lease_s: float, started_s: float, is_ready: bool
+    pool: Pool,
+    *,
+    pool_id: str,
+    lease_s: float,
+    started_s: float,
+    is_ready: bool,
+    checkpoints: str,
 ) -> rest.PoolView:
     """Show the pool in one screen."""
     total, taken = devices(pool), used(pool)
@@ -257,6 +263,7 @@ def pool_view(
         lease_s=lease_s,
         started_s=started_s,
         is_ready=is_ready,
+        checkpoints=checkpoints,
     )
 
 
