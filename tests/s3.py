@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -45,20 +45,24 @@ class S3Server:
             except URLError:
                 assert time.monotonic() < until_s, "the S3 server does not answer"
                 time.sleep(0.05)
-        import s3fs
-
-        self._fs = s3fs.S3FileSystem(
-            key=KEYS["AWS_ACCESS_KEY_ID"],
-            secret=KEYS["AWS_SECRET_ACCESS_KEY"],
-            endpoint_url=self.url,
-            use_listings_cache=False,
-            skip_instance_cache=True,
-        )
-        self._fs.mkdir(BUCKET)
+        self._client.create_bucket(Bucket=BUCKET)
 
     def objects(self) -> list[str]:
         """Name all objects of the bucket."""
-        return sorted(self._fs.find(BUCKET))
+        found = self._client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
+        return sorted(each["Key"] for each in found)
+
+    @property
+    def _client(self) -> Any:  # Any: boto3 has no types
+        import boto3
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+            region_name=KEYS["AWS_DEFAULT_REGION"],
+        )
 
     def kill(self) -> None:
         self._process.kill()

@@ -40,7 +40,7 @@ from coddl.agent.server_session import ReportOutbox, ServerSession, now_s
 from coddl.agent.slot_table import AgentBridge
 from coddl.api import jobsfolder
 from coddl.api.jobsfolder import JobsFolder
-from coddl.api.wire import PROTOCOL, Hello, Welcome
+from coddl.api.wire import PROTOCOL, Hello
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device, Trouble
 from coddl.runtime.supervisor.job_host_server import JobHostServer
@@ -113,6 +113,7 @@ async def _serve(options: AgentOptions, token: str) -> int:
         _hello(info, boot, jobs),
         outbox,
         on_pool=partial(_join, directories, jobs),
+        on_store=partial(_use_store, directories),
         fence=fence.set,
     )
     job_hosts.start()
@@ -142,13 +143,9 @@ def _devices(gpus: GpuDriver | None, options: AgentOptions, cores: int) -> tuple
     return found.devices
 
 
-def _join(directories: JobDirectories, jobs: JobsFolder, welcome: Welcome) -> None:
+def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:
     """Have the jobs folder be that of the pool we are in; raises UserError if it is another's."""
-    path, pool = Path(jobs.path), welcome.pool
-    used = directories.store.uri if directories.store is not None else ""
-    if directories.pool and used != welcome.checkpoints:
-        because = f"it now keeps checkpoints at {welcome.checkpoints or 'the jobs folder'}"
-        raise UserError("the agent can't rejoin the pool", because, "start the agent again")
+    path = Path(jobs.path)
     try:
         found = jobsfolder.look(path)
         jobsfolder.check(found, pool, has_had_jobs=True)  # the server has judged what has no mark
@@ -157,11 +154,19 @@ def _join(directories: JobDirectories, jobs: JobsFolder, welcome: Welcome) -> No
     except OSError as error:
         because = f"{error.filename}: {error.strerror}"
         raise UserError(f"{path} can't be written", because, "another --jobs-dir") from None
-    if welcome.checkpoints:
-        store = ObjectStore(welcome.checkpoints)
-        store.check()
-        directories.store = store
     directories.pool = pool
+
+
+def _use_store(directories: JobDirectories, uri: str) -> None:
+    """Keep checkpoints where the pool does; raises UserError if that can't be reached from here."""
+    if directories.pool:  # jobs may run that keep theirs where they began
+        where = uri or "the jobs folders of its nodes"
+        because = f"it now keeps checkpoints at {where}"
+        raise UserError("the agent can't rejoin the pool", because, "start the agent again")
+    store = ObjectStore(uri)
+    store.check()
+    directories.store = store
+    log.info("checkpoints_at", uri=uri)
 
 
 def _hello(info: NodeInfo, boot: str, jobs: JobsFolder) -> Hello:

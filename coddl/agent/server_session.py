@@ -205,6 +205,10 @@ def pauses_s(chance: Callable[[], float] = random.random) -> Iterable[float]:
         pause_s = min(PAUSE_S_MAX, pause_s * 2)
 
 
+class _StoreChanged(Exception):
+    """The pool keeps checkpoints elsewhere than it was told; it is to be told anew."""
+
+
 class ServerSession:
     """Keeps the connection to the server up, and the lease renewed."""
 
@@ -215,10 +219,12 @@ class ServerSession:
         hello: Hello,
         outbox: ReportOutbox,
         *,
-        on_pool: Callable[[wire.Welcome], None],
+        on_pool: Callable[[str], None],
+        on_store: Callable[[str], None],
         fence: Callable[[float], None] = lambda _at_s: None,
     ) -> None:
-        """`on_pool` hears of the pool that has welcomed us before any orders come; it may raise.
+        """`on_pool` hears of the pool that has welcomed us before any orders come; before that,
+        `on_store` hears where it keeps checkpoints. Both may raise.
 
         `fence` is told when all must have ended, before anything is done under a lease.
         """
@@ -227,7 +233,8 @@ class ServerSession:
         self._hello = hello
         self._outbox = outbox
         self._on_pool = on_pool
-        self._pool = ("", "")  # that has welcomed us, and where it keeps checkpoints
+        self._on_store = on_store
+        self._pool = ""  # that has welcomed us
         self._fence = fence
         self._changed = asyncio.Event()
         self.lease = NodeLease()
@@ -242,6 +249,8 @@ class ServerSession:
                     await self._greet(line)
                     pauses = iter(pauses_s())
                     await self._serve(line, worker)
+            except _StoreChanged:
+                continue
             except ServerRefusal as refusal:
                 if self.lease.standing(now_s()) == "none":
                     raise
@@ -306,13 +315,17 @@ class ServerSession:
             answer = wire.from_server(await line.recv())
         match answer:
             case wire.Welcome():
-                if (pool := (answer.pool, answer.checkpoints)) != self._pool:
-                    await asyncio.to_thread(self._on_pool, answer)
-                    self._pool = pool
+                if answer.pool != self._pool:
+                    await asyncio.to_thread(self._on_pool, answer.pool)
+                    self._pool = answer.pool
                 self.lease.welcome(answer.lease_s, sent_s)
                 self._beat_every_s = answer.beat_every_s
                 self._on_lease()
                 log.info("server_connected", server=answer.version, lease_s=answer.lease_s)
+            case wire.UseStore(checkpoints=uri):
+                await asyncio.to_thread(self._on_store, uri)
+                self._hello = msgspec.structs.replace(self._hello, checkpoints=uri)
+                raise _StoreChanged
             case wire.Refused(what=what, because=because, try_=try_):
                 raise ServerRefusal(what, because, try_)
             case _:
@@ -348,8 +361,8 @@ class ServerSession:
                     self._outbox.acknowledged(number)
                 case wire.Refused(what=what, because=because, try_=try_):
                     raise ServerRefusal(what, because, try_)
-                case wire.Welcome():
-                    pass
+                case wire.Welcome() | wire.UseStore():
+                    pass  # answers to hello
                 case _:
                     assert_never(message)
         raise ConnectionError("the server closed the connection")

@@ -108,6 +108,11 @@ class AgentSession:
             return
         except (AgentDisconnected, TimeoutError):
             return
+        if self.hello.checkpoints != self._host.checkpoints:
+            await self._end_with(
+                wire.UseStore(checkpoints=self._host.checkpoints), "say hello again"
+            )
+            return
         self._sessions.enter(self)
         self._join()
         works = (self._read(), self._write(), self._hung_up())
@@ -153,9 +158,12 @@ class AgentSession:
     async def _refuse(self, error: UserError) -> None:
         log.warning("agent_refused", what=error.what, because=error.because)
         refused = wire.Refused(what=error.what, because=error.because, try_=error.try_)
+        await self._end_with(refused, error.what[:100])
+
+    async def _end_with(self, message: wire.Refused | wire.UseStore, reason: str) -> None:
         with contextlib.suppress(AgentDisconnected):
-            await self._socket.send(wire.encoded(refused))
-            await self._socket.close(REFUSED, error.what[:100])
+            await self._socket.send(wire.encoded(message))
+            await self._socket.close(REFUSED, reason)
 
     def _join(self) -> None:
         hello = self.hello
@@ -173,7 +181,6 @@ class AgentSession:
             wire.Welcome(
                 version=__version__,
                 pool=self._host.pool_id,
-                checkpoints=self._host.checkpoints,
                 lease_s=self._host.lease_s,
                 beat_every_s=self._host.beat_every_s,
             )
