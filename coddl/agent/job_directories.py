@@ -259,6 +259,11 @@ def note_attempt(environment: JobEnvironment, attempt: int) -> None:
         _mark(base, attempt).touch()
 
 
+def newest_attempt(environment: JobEnvironment) -> int:
+    """Tell the newest attempt that has begun on this node, or on those that share its folder."""
+    return max(_attempts(environment.folder.parent), default=0)
+
+
 def _mark(base: Path, attempt: int) -> Path:
     return base / f"attempt-{attempt}"
 

@@ -127,12 +127,9 @@ class ObjectFiles:
             _asked(lambda: self._fs.rm_file(f"{self._path}/{name}"))
 
     def remove_all(self) -> None:
-        """Remove the folder."""
-        for name in self.names():
-            self.remove(name)
-        if self._has_folders:
-            with contextlib.suppress(OSError):
-                _asked(lambda: self._fs.rmdir(self._path))
+        """Remove the folder, with what jobs have put there themselves."""
+        with contextlib.suppress(FileNotFoundError):
+            _asked(lambda: self._fs.rm(self._path, recursive=True))
 
 
 def _finish(file: Any) -> None:  # Any: fsspec has no types

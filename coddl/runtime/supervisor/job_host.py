@@ -4,6 +4,7 @@ Without a lead the workers live on; what they say is remembered, and who has exi
 next lead. A start waits until the slot is the job's, by the word of the node's agent, and empty.
 """
 
+import contextlib
 import itertools
 import shutil
 import time
@@ -53,7 +54,11 @@ class JobHost:
         self._lead: Channel | None = None
         self._held: list[tuple[float, Message]] = []  # starts, and until when they may wait
         self._unheard: list[Message] = []  # exits that no lead was told of
+        self._folder = environment.folder
         self._has_remote = environment.remote is not None
+        if self._has_remote:  # else its lead has made it, for all
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(parents=True, exist_ok=True)
         self._behind: list[Message] | None = None  # requests that wait for a checkpoint to come
         self._is_ending = False
         self._stash = jobdir.stash_of(f"{context.name}/{job}-{next(_serial)}")
@@ -118,6 +123,9 @@ class JobHost:
                 self._behind = []
                 self._fetch(lead, request)
             case "start":
+                request["env"] |= {
+                    "CODDL_CHECKPOINT_DIR": str(self._folder)
+                }  # as it is called here
                 self._held.append((time.monotonic() + SLOT_WAIT_S, request))
                 self.look_again()
             case "kill" if self._drop_start(request["worker"]):

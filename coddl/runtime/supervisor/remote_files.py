@@ -28,3 +28,8 @@ class RemoteFiles(Protocol):
     def remove(self, name: str) -> None:
         """Remove a file; one that is not there is no mistake."""
         ...
+
+
+def uri_for(files: RemoteFiles | None) -> str:
+    """Give the URI where a job may keep files of its own; empty if there is none."""
+    return "" if files is None else f"{files.uri}/files"
