@@ -7,7 +7,7 @@ AWS_ENDPOINT_URL and so on, or what its machine was given.
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -53,8 +53,7 @@ class ObjectStore:
         files, name, word = self.files(), f"{PROBE}-{secrets.token_hex(4)}", secrets.token_bytes(8)
         try:
             files.write(name, [word])
-            with contextlib.closing(files.pieces(name)) as pieces:
-                is_same = b"".join(pieces) == word
+            is_same = files.content(name) == word
             files.remove(name)
         except OSError as error:
             try_ = "check the address, and that this agent's credentials may read and write there"
@@ -92,18 +91,12 @@ class ObjectFiles:
 
     def read(self, name: str, to: Path) -> None:
         """Copy a file to a path."""
-        with to.open("wb") as file, contextlib.closing(self.pieces(name)) as pieces:
-            for piece in pieces:
-                file.write(piece)
+        _asked(lambda: self._fs.get_file(f"{self._path}/{name}", str(to)))
 
-    def pieces(self, name: str) -> Generator[bytes]:
-        """Give what a file holds."""
-        file = _asked(lambda: self._fs.open(f"{self._path}/{name}", "rb", cache_type="readahead"))
-        try:
-            while piece := _asked(lambda: file.read(8 << 20)):
-                yield piece
-        finally:
-            file.close()
+    def content(self, name: str) -> bytes:
+        """Give what a small file holds."""
+        found: bytes = _asked(lambda: self._fs.cat_file(f"{self._path}/{name}"))
+        return found
 
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file, all of it or nothing."""

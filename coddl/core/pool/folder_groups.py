@@ -1,6 +1,6 @@
 """Which nodes a job may run on: those that share a jobs folder, where its checkpoints lie.
 
-Usually all nodes of a pool share one, or keep checkpoints at one URI, which counts as a folder here.
+Usually all nodes of a pool share one, or keep checkpoints at one URI, which counts as a folder.
 Where they do not, each folder's nodes are scheduled by themselves, for a job can neither span two
 folders nor take its checkpoints from one to another.
 """
