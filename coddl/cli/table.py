@@ -34,9 +34,13 @@ COLUMNS: Final[tuple[TableColumn, ...]] = (
     ("avg_wait_s", "wait\nmin", minutes, 1),
     ("utilization", "GPUs\nin use", "{:.0%}".format, 0),
     ("gpu_hours", "GPU-h", "{:,.0f}".format, 0),
+    ("gpu_hours_held", "GPU-h\nheld", "{:,.0f}".format, 1),
+    ("avg_nodes", "avg\nnodes", "{:,.1f}".format, 0),
     ("rho_max", "worst\nrho", "{:,.2f}".format, 1),
     ("reallocations", "resizes", "{:,.0f}".format, 0),
 )
+# Shown only where nodes come and go.
+OF_NODES: Final = ("gpu_hours_held", "avg_nodes")
 # Shown only if one of their values is not 0.
 RARE: Final[tuple[TableColumn, ...]] = (
     ("migrations", "migrations", "{:,.0f}".format, 0),
@@ -64,7 +68,9 @@ def print_table(study: "Study") -> None:
 def _print_fitting(lines: Sequence[TableRow], title: str) -> None:
     """Print a block; a terminal too narrow for all columns gets the first ones whole."""
     console, wide = _console(), Console(width=10_000)
-    columns = COLUMNS + tuple(each for each in RARE if any(row[each[0]] for _, row in lines))
+    scales = any(row["avg_nodes"] == row["avg_nodes"] for _, row in lines)  # not NaN
+    columns = tuple(each for each in COLUMNS if scales or each[0] not in OF_NODES)
+    columns += tuple(each for each in RARE if any(row[each[0]] for _, row in lines))
     for count in range(len(columns), 0, -1):
         table = _block(lines, title, columns[:count])
         if Measurement.get(wide, wide.options, table).maximum <= console.width or count == 1:
