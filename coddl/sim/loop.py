@@ -40,6 +40,7 @@ from coddl.sim.world import (
     HELD,
     LOGGED,
     NOW,
+    PART,
     PAUSE_S,
     SEED,
     WAKE,
@@ -108,6 +109,7 @@ class StepLoop:
         self._all_nodes = simulated.cluster.nodes
         self._ready = np.arange(len(self._all_nodes))  # the numbers of the nodes that are there
         if scaling is not None:
+            world.counts[FREE] = len(scaling.ready) * scaling.bounds.gpus
             self._use(scaling.ready)
 
     def run(self, events: int) -> bool:
@@ -118,7 +120,8 @@ class StepLoop:
             if not advance(world):
                 return False
             if self._scaling is not None:
-                self._scaling.start(float(world.clock[NOW]))
+                started = self._scaling.start(float(world.clock[NOW]))
+                world.counts[FREE] += started * self._scaling.bounds.gpus
                 self._use(self._scaling.ready)
             plan = self._decide() if world.counts[DECIDE] else None
             if self._scaling is not None:
@@ -142,7 +145,12 @@ class StepLoop:
         """Give back empty nodes, decide how many there should be, and see to it in time."""
         world, now_s = self._world, float(self._world.clock[NOW])
         ints, held = world.jobs.ints, world.ints[HELD]
-        scaling.give_back(now_s, lambda rows: bool((held[rows] == ints[GPUS, rows]).all()))
+        rows = world.active[: world.counts[ACTIVE]]
+        used_gpus = float((held[rows] * world.floats[PART, rows]).sum())
+        gone = scaling.give_back(
+            now_s, used_gpus, lambda rows: bool((held[rows] == ints[GPUS, rows]).all())
+        )
+        world.counts[FREE] -= gone * scaling.bounds.gpus
         if plan is not None:
             scaling.decide(plan)
         next_s = now_s if self._use(scaling.ready) else scaling.next_s
@@ -161,9 +169,6 @@ class StepLoop:
         self._ready = after
         nodes = tuple(self._all_nodes[number] for number in numbers)
         cluster = replace(self._simulated.cluster, nodes=nodes)
-        # What jobs still hold of a node that they move off is missing until they have done so.
-        gpus = cluster.gpus_total - self._simulated.cluster.gpus_total
-        self._world.counts[FREE] += gpus
         self._simulated = replace(self._simulated, cluster=cluster)
         return True
 

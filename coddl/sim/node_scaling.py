@@ -84,8 +84,8 @@ class NodeScaling:
         idle_s = np.inf if since_s is None else since_s + self.bounds.idle_s
         return min([idle_s, *self._starting_s])
 
-    def start(self, now_s: float) -> None:
-        """Let jobs use the nodes whose start is over."""
+    def start(self, now_s: float) -> int:
+        """Let jobs use the nodes whose start is over; return how many those are."""
         due = sum(at_s <= now_s for at_s in self._starting_s)
         if due:
             self._starting_s = [at_s for at_s in self._starting_s if at_s > now_s]
@@ -93,12 +93,19 @@ class NodeScaling:
             free = [number for number in range(self.bounds.most) if number not in taken]
             self.ready = tuple(sorted((*self.ready, *free[:due])))
             self._tell(now_s, f"{_counted(due)} asked for {self.bounds.start_s:g} s ago")
+        return due
 
-    def give_back(self, now_s: float, is_settled: Callable[[IntColumn], bool]) -> None:
-        """Give back the nodes that no job holds GPUs of any more."""
+    def give_back(
+        self, now_s: float, used_gpus: float, is_settled: Callable[[IntColumn], bool]
+    ) -> int:
+        """Give back the nodes that no job holds GPUs of any more; return how many those are."""
         empty = [at for at, node in self._emptying.items() if is_settled(node.rows)]
-        for number in empty:
+        # A job that has moved may be where another still is, which has not shrunk yet.
+        unused_gpus = (len(self.ready) + len(self._emptying)) * self.bounds.gpus - used_gpus
+        gone = empty[: int(unused_gpus / self.bounds.gpus)]
+        for number in gone:
             self._tell(now_s, self._emptying.pop(number).because)
+        return len(gone)
 
     def decide(self, plan: Plan) -> None:
         """Decide how many nodes there should be, now that jobs have what a plan gives them."""
