@@ -207,10 +207,8 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Compare scheduling policies on a workload, in simulated time."""
-    for name, path in (("--report", report), ("--jobs-csv", jobs_csv)):
-        _check_writable(name, path)
-    sizes = _numbers("--gpus", gpus, whole=True) if gpus else []
-    loads = _numbers("--load", load, whole=False)
+    _check_writable("--report", report)
+    _check_writable("--jobs-csv", jobs_csv)
     from coddl.core.scheduler import Stability
     from coddl.sim.api import reconfigure_from
     from coddl.sim.study import DEFAULT_POLICIES, NodeSpec, StudySpec
@@ -218,12 +216,12 @@ def simulate(
     spec = StudySpec(
         workload=trace or None,
         policies=policy or DEFAULT_POLICIES,
-        gpus=[int(number) for number in sizes],
+        gpus=[int(number) for number in _numbers("--gpus", gpus, whole=True)] if gpus else [],
         clusters=cluster or (),
         nodes=NodeSpec(nodes or (), gpus_per_node, node_start_s, node_idle_s),
         placements=placement or (),
         first=first,
-        loads=loads,
+        loads=_numbers("--load", load, whole=False),
         seeds=seeds,
         queue=vc or None,
         speeds=speeds or None,
@@ -239,17 +237,17 @@ def simulate(
     study, stopped = _watched(spec)
     _show(study, stopped, wants_json(output, as_json))
     _write(study, report, jobs_csv)
-    _note_unfinished(study, stopped)
-    if stopped:
-        raise typer.Exit(130)
+    _end(study, stopped)
 
 
-def _note_unfinished(study: "Study", stopped: bool) -> None:
-    """Say so where the results do not cover all jobs."""
+def _end(study: "Study", stopped: bool) -> None:
+    """Say so where the results do not cover all jobs; exit with 130 if the user stopped them."""
     if study.finished < study.planned:
         told = "stopped" if stopped else "note"
         done = f"{study.finished:,} of {study.planned:,} jobs finished"
         print(f"{told}: {done}; results cover only those", file=sys.stderr)
+    if stopped:
+        raise typer.Exit(130)
 
 
 def _write(study: "Study", report: str, jobs_csv: str) -> None:

@@ -49,6 +49,13 @@ class NodesHeld:
         return float((gpus * np.diff(times_s)).sum())
 
 
+class StartingNode(NamedTuple):
+    """A node that was asked for."""
+
+    ready_s: float
+    because: str
+
+
 class EmptyingNode(NamedTuple):
     """A node that jobs move off."""
 
@@ -67,10 +74,11 @@ class NodeScaling:
         self.ready = tuple(range(bounds.least))  # nodes that jobs may use, in ascending order
         self._worth = worth  # by job: the most GPUs that it makes good use of
         self._count = NodeCount(bounds.least)
-        self._starting_s: list[float] = []  # when each node that was asked for is ready
+        self._starting: list[StartingNode] = []  # the first to be ready first
         self._emptying: dict[int, EmptyingNode] = {}
         self._changes: list[NodeChange] = []
-        self._tell(begin_s, "the run begins with the minimum")
+        is_fixed = bounds.least == bounds.most
+        self._tell(begin_s, "a fixed number" if is_fixed else "the run begins with the minimum")
 
     @property
     def history(self) -> NodesHeld:
@@ -82,18 +90,19 @@ class NodeScaling:
         """Tell when the next nodes are ready, or some have been idle for long enough."""
         since_s = self._count.surplus_since_s
         idle_s = np.inf if since_s is None else since_s + self.bounds.idle_s
-        return min([idle_s, *self._starting_s])
+        return min([idle_s, *(node.ready_s for node in self._starting)])
 
     def start(self, now_s: float) -> int:
         """Let jobs use the nodes whose start is over; return how many those are."""
-        due = sum(at_s <= now_s for at_s in self._starting_s)
+        due = [node for node in self._starting if node.ready_s <= now_s]
         if due:
-            self._starting_s = [at_s for at_s in self._starting_s if at_s > now_s]
+            self._starting = self._starting[len(due) :]
             taken = {*self.ready, *self._emptying}
             free = [number for number in range(self.bounds.most) if number not in taken]
-            self.ready = tuple(sorted((*self.ready, *free[:due])))
-            self._tell(now_s, f"{_counted(due)} asked for {self.bounds.start_s:g} s ago")
-        return due
+            self.ready = tuple(sorted((*self.ready, *free[: len(due)])))
+            ago = f"asked for {self.bounds.start_s:g} s ago: " * (self.bounds.start_s > 0)
+            self._tell(now_s, ago + due[-1].because)
+        return len(due)
 
     def give_back(
         self, now_s: float, used_gpus: float, is_settled: Callable[[IntColumn], bool]
@@ -116,7 +125,7 @@ class NodeScaling:
         demand = demand_of(needs, self.bounds.start_s)
         needed = nodes_for(demand.gpus, self.bounds)
         self._count = next_count(self._count, needed, self.bounds, now_s)
-        more = self._count.nodes - len(self.ready) - len(self._starting_s)
+        more = self._count.nodes - len(self.ready) - len(self._starting)
         if more > 0:
             limit = f"; at most {_counted(needed)}" * (demand.gpus > needed * self.bounds.gpus)
             self._ask_for(more, now_s, demand.because + limit)
@@ -130,13 +139,14 @@ class NodeScaling:
         for number in again:
             del self._emptying[number]
         self.ready = tuple(sorted((*self.ready, *again)))
-        self._starting_s += [now_s + self.bounds.start_s] * (count - len(again))
+        node = StartingNode(now_s + self.bounds.start_s, because)
+        self._starting += [node] * (count - len(again))
         self._tell(now_s, because)
 
     def _set_aside(self, count: int, plan: Plan, because: str) -> None:
         """Do without nodes that start, and then without those that are used least."""
-        unstarted = min(count, len(self._starting_s))
-        self._starting_s = self._starting_s[: len(self._starting_s) - unstarted]
+        unstarted = min(count, len(self._starting))
+        self._starting = self._starting[: len(self._starting) - unstarted]
         assert plan.placed is not None, "jobs are placed where nodes come and go"
         slots, jobs = plan.placed.slots, plan.snapshot.jobs
         used = slots.in_use(plan.snapshot.cluster.columns)
@@ -153,7 +163,7 @@ class NodeScaling:
 
     def _tell(self, now_s: float, because: str) -> None:
         """Note how many nodes there are; of several changes at a time, the last is kept."""
-        held = len(self.ready) + len(self._starting_s) + len(self._emptying)
+        held = len(self.ready) + len(self._starting) + len(self._emptying)
         if self._changes and self._changes[-1].time_s == now_s:
             self._changes.pop()
         self._changes.append(NodeChange(now_s, held, len(self.ready), because))

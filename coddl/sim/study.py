@@ -80,7 +80,7 @@ class NodeSpec:
         ]
 
 
-class Target(NamedTuple):
+class StudyCluster(NamedTuple):
     """What a study runs on."""
 
     name: str  # empty: nodes do not matter
@@ -156,24 +156,26 @@ class StudySpec:
         return bool(self.clusters or self.nodes.ranges)
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[StudyCluster]:
         """The clusters to run on."""
         if self.nodes.ranges:
             return [_target_of(bounds) for bounds in self.nodes.bounds]
         given = _labelled(_each_once(self.clusters))
         built = {name: cluster_from(c) if isinstance(c, str) else c for name, c in given.items()}
         if built:
-            return [Target(name, cluster.gpus_total, cluster) for name, cluster in built.items()]
+            return [
+                StudyCluster(name, cluster.gpus_total, cluster) for name, cluster in built.items()
+            ]
         default = 512 if self.workload == "poster" else 64
         sizes = list(dict.fromkeys(int(gpus) for gpus in self.gpus)) or [default]
-        return [Target("", gpus) for gpus in sizes]
+        return [StudyCluster("", gpus) for gpus in sizes]
 
 
-def _target_of(bounds: NodeBounds) -> Target:
+def _target_of(bounds: NodeBounds) -> StudyCluster:
     """Nodes that come and go, called like a cluster: 2..32x8."""
     least, most, gpus = bounds.least, bounds.most, bounds.gpus
     name = f"{most}x{gpus}" if least == most else f"{least}..{most}x{gpus}"
-    return Target(name, most * gpus, Cluster.of(most * gpus, gpus), bounds)
+    return StudyCluster(name, most * gpus, Cluster.of(most * gpus, gpus), bounds)
 
 
 def _refuse(bad: bool, name: str, value: object, because: str, try_: str) -> None:
@@ -241,11 +243,12 @@ def study(spec: StudySpec, watch: Watch | None = None) -> Study:
     for run in runs:
         if not run.finished.all() and not watch.stop.is_set():
             left = int((~run.finished).sum())
+            rigid = ", or rigid = True in a policy that gives requests or nothing"
             raise UserError(
                 f"{run.key.policy} on {run.key.gpus} GPUs does not finish",
                 f"{left:,} of {run.trace.size:,} jobs never get GPUs",
                 "a policy that serves every job at some time; check it with "
-                "coddl.testing.PolicyContract",
+                "coddl.testing.PolicyContract" + rigid * (run.nodes is not None),
             )
     whole = workload(spec.loads[0], 0, spec.targets[0].gpus)
     planned = sum(case.trace.size for case in cases)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coddl
+from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
 from coddl.core.node_count import NodeBounds
@@ -131,7 +132,7 @@ def test_a_change_says_why() -> None:
     assert run.nodes is not None
     assert [change.because for change in run.nodes.changes] == [
         "2 jobs can use 7 GPUs (the most: job 1, 6); at most 3 nodes",
-        "2 nodes asked for 10 s ago",
+        "asked for 10 s ago: 2 jobs can use 7 GPUs (the most: job 1, 6); at most 3 nodes",
         "not needed for 60 s: job 0 can use 1 GPU",
     ]
 
@@ -254,6 +255,16 @@ def test_a_study_compares_ranges_of_nodes_with_a_fixed_number() -> None:
     assert plain["avg_jct_s"] == results["avg_jct_s"][1]
     assert plain["gpu_hours_held"] == results["gpu_hours_held"][1]
     assert np.isnan(plain["avg_nodes"][0])
+
+
+def test_a_policy_that_hides_that_it_is_rigid_is_found_out() -> None:
+    def fifo(snapshot: Snapshot) -> Allocation:
+        return policy_from("fifo")(snapshot)
+
+    trace = jobs((0.0, 1, 100.0, 6, 6))  # makes good use of 4 GPUs
+    assert coddl.simulate(trace, "fifo", nodes="1..3", gpus_per_node=2)["jobs"] == 1
+    with pytest.raises(UserError, match="rigid = True"):
+        coddl.simulate(trace, fifo, nodes="1..3", gpus_per_node=2)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {  # Any: whatever a notebook passes
