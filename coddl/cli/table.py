@@ -59,7 +59,8 @@ def print_table(study: "Study") -> None:
         rows = [row for _, row in lines]
         jobs = sum(cast(float, rows[0][name]) for name in ("jobs", "failed_jobs", "killed_jobs"))
         parts = [study.trace.name if key.queue is None else key.queue, f"{jobs:,.0f} jobs"]
-        parts.append(f"{key.gpus} GPUs" + (f" ({key.cluster})" if key.cluster else ""))
+        up_to = "up to " * (_scales(rows) and ".." in key.cluster)
+        parts.append(f"{up_to}{key.gpus} GPUs" + (f" ({key.cluster})" if key.cluster else ""))
         parts += [f"load {key.load:g}"] if key.load != 1.0 else []
         parts += [f"{rows[0]['seeds']} seeds, ± 95 %"] if "seeds" in rows[0] else []
         _print_fitting(lines, escape(" · ".join(parts)))
@@ -68,7 +69,7 @@ def print_table(study: "Study") -> None:
 def _print_fitting(lines: Sequence[TableRow], title: str) -> None:
     """Print a block; a terminal too narrow for all columns gets the first ones whole."""
     console, wide = _console(), Console(width=10_000)
-    scales = any(row["avg_nodes"] == row["avg_nodes"] for _, row in lines)  # not NaN
+    scales = _scales([row for _, row in lines])
     columns = tuple(each for each in COLUMNS if scales or each[0] not in OF_NODES)
     columns += tuple(each for each in RARE if any(row[each[0]] for _, row in lines))
     for count in range(len(columns), 0, -1):
@@ -78,6 +79,11 @@ def _print_fitting(lines: Sequence[TableRow], title: str) -> None:
             break
     if count < len(columns):
         console.print(f"{len(columns) - count} columns hidden: widen the terminal, or use -o json")
+
+
+def _scales(rows: Sequence[dict[str, object]]) -> bool:
+    """Tell whether nodes come and go."""
+    return any(row["avg_nodes"] == row["avg_nodes"] for row in rows)  # not NaN
 
 
 def _console() -> Console:

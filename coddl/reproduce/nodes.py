@@ -20,7 +20,7 @@ from coddl.traces.files import read_trace
 from coddl.traces.models import speeds_on
 from coddl.traces.trace import Trace
 
-QUEUE: Final = "6c71a0"  # requests about a third of these GPUs in the mean
+QUEUE: Final = "6c71a0"
 LEAST, MOST, GPUS = 2, 32, 8
 DAY_S: Final = 86400.0
 SAMPLE_S: Final = 300.0  # between two points of the picture
@@ -126,16 +126,14 @@ def finding(
     day: int, days: int, on_day: Mapping[Tried, Window], in_all: Mapping[Tried, Window]
 ) -> Finding:
     """What the runs show of a day, and of all days."""
-    figures = []
+    figures: list[Figure] = []
     for what, found in ((f"day {day}", on_day), (f"all {days} days", in_all)):
         fixed, scaled = found["afs-p", FIXED], found["afs-p", SCALED]
-        held, jct = (
-            (scaled.held_gpu_h / fixed.held_gpu_h - 1.0) * 100.0,
-            (scaled.avg_jct_s / fixed.avg_jct_s - 1.0) * 100.0,
-        )
-        name = f"afs-p, {what}, {LEAST}..{MOST} nodes against {MOST}"
-        figures.append(Figure(f"{name}: GPU-hours held", "", f"{held:+.0f} %"))
-        figures.append(Figure(f"{name}: average JCT", "", f"{jct:+.1f} %"))
+        name = f"afs-p, {what}, {MOST} nodes → {LEAST}..{MOST}"
+        held_gpu_h = _change(fixed.held_gpu_h, scaled.held_gpu_h, "{:,.0f}")
+        jct_min = _change(fixed.avg_jct_s / 60.0, scaled.avg_jct_s / 60.0, "{:,.1f}")
+        figures.append(Figure(f"{name}: GPU-hours held", "", held_gpu_h))
+        figures.append(Figure(f"{name}: average JCT, min", "", jct_min))
     fixed, scaled = on_day["afs-p", FIXED], on_day["afs-p", SCALED]
     return Finding(
         tuple(figures),
@@ -154,12 +152,16 @@ def finding(
             "Nothing was published to compare with.",
             "A node is held from when it is asked for until it is given back, its start included. "
             "Filled are the nodes that the GPUs which jobs hold would fill.",
-            "With nodes to spare afs-p gives jobs GPUs beyond what they make good use of: nodes "
-            "that come and go are asked for only while a GPU adds half of what a job's first adds.",
+            "With GPUs to spare afs-p gives jobs more than they make good use of. Nodes that come "
+            "and go are asked for only up to where a job's progress per GPU has halved.",
         ),
         Details(
             ["policy", "nodes", "start, s", "idle, s"]
-            + [f"{what}, {when}" for when in ("day", "all") for what in ("held", "used", "JCT")],
+            + [
+                f"{when}: {what}"
+                for when in (f"day {day}", "all")
+                for what in ("GPU-h held", "used", "JCT, min")
+            ],
             [
                 [
                     policy,
@@ -173,6 +175,11 @@ def finding(
             ],
         ),
     )
+
+
+def _change(before: float, after: float, form: str) -> str:
+    percent = (after / before - 1.0) * 100.0
+    return f"{form.format(before)} → {form.format(after)} ({percent:+.0f} %)"
 
 
 def _points(samples: FloatColumn) -> Points:
@@ -202,11 +209,12 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
         "nodes-philly",
         "Nodes that come and go against a fixed number",
         "our own: what `coddl simulate --nodes 2..32` saves, and what it costs",
-        f"The workload is the virtual cluster {QUEUE} of Philly, whose jobs request about a third "
-        f"of {MOST * GPUS} GPUs in the mean. The day is that on which the GPUs in use vary most "
-        f"under afs-p on {MOST} nodes. A resize is prepared for 20 s and stops a job for 1 s. "
-        "GPU-hours held and used are those of the day, or of all days until the last submission; "
-        "JCT, in minutes, is the average of the jobs submitted then.",
+        f"The workload is the virtual cluster {QUEUE} of Philly: of those whose jobs request a "
+        f"quarter to a half of {MOST * GPUS} GPUs on average, the one with the most jobs. The day "
+        f"is that on which the GPUs in use vary most under afs-p on {MOST} nodes. Nodes have "
+        f"{GPUS} GPUs. A resize is prepared for 20 s and stops a job for 1 s. "
+        "GPU-hours held by nodes, and used by jobs, are those of the day or of all days but the "
+        "last; JCT is the average of the jobs submitted then.",
         philly,
         "philly",
     ),

@@ -127,7 +127,8 @@ class StudySpec:
         for gpus in self.gpus if self.clusters else ():
             _refuse(True, "gpus", gpus, "the cluster determines the number of GPUs", "or a cluster")
         if self.nodes.ranges:
-            own, alone = "the nodes determine the GPUs", "alone, or --nodes with --gpus-per-node"
+            own = "nodes are given, and they determine the number of GPUs"
+            alone = "alone, or --nodes with --gpus-per-node"
             _refuse(bool(self.gpus), "gpus", [*self.gpus, 0][0], own, alone)
             _refuse(bool(self.clusters), "cluster", _name([*self.clusters, ""][0]), own, alone)
         for each in self.placements if not self.has_nodes else ():
