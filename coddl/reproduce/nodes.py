@@ -153,7 +153,9 @@ def finding(
             "A node is held from when it is asked for until it is given back, its start included. "
             "Filled are the nodes that the GPUs which jobs hold would fill.",
             "With GPUs to spare afs-p gives jobs more than they make good use of. Nodes that come "
-            "and go are asked for only up to where a job's progress per GPU has halved.",
+            "and go are asked for only up to where a job's progress per GPU has halved: a job that "
+            f"comes to a quiet cluster finds {LEAST} nodes, gets more when those have started, and "
+            f"never as many as on {MOST} nodes.",
         ),
         Details(
             ["policy", "nodes", "start, s", "idle, s"]

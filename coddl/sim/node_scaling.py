@@ -111,7 +111,7 @@ class NodeScaling:
         empty = [at for at, node in self._emptying.items() if is_settled(node.rows)]
         # A job that has moved may be where another still is, which has not shrunk yet.
         unused_gpus = (len(self.ready) + len(self._emptying)) * self.bounds.gpus - used_gpus
-        gone = empty[: int(unused_gpus / self.bounds.gpus)]
+        gone = empty[: max(0, int(unused_gpus / self.bounds.gpus))]
         for number in gone:
             self._tell(now_s, self._emptying.pop(number).because)
         return len(gone)
