@@ -127,7 +127,7 @@ def finding(
 ) -> Finding:
     """What the runs show of a day, and of all days."""
     figures: list[Figure] = []
-    for what, found in ((f"day {day}", on_day), (f"all {days} days", in_all)):
+    for what, found in ((f"all {days} days", in_all), (f"day {day}", on_day)):
         fixed, scaled = found["afs-p", FIXED], found["afs-p", SCALED]
         name = f"afs-p, {what}, {MOST} nodes → {LEAST}..{MOST}"
         held_gpu_h = _change(fixed.held_gpu_h, scaled.held_gpu_h, "{:,.0f}")
@@ -154,8 +154,8 @@ def finding(
             "Filled are the nodes that the GPUs which jobs hold would fill.",
             "With GPUs to spare afs-p gives jobs more than they make good use of. Nodes that come "
             "and go are asked for only up to where a job's progress per GPU has halved: a job that "
-            f"comes to a quiet cluster finds {LEAST} nodes, gets more when those have started, and "
-            f"never as many as on {MOST} nodes.",
+            f"comes to a quiet cluster finds {LEAST} nodes, gets more GPUs when further nodes have "
+            f"started, and as a rule fewer than on {MOST} nodes.",
         ),
         Details(
             ["policy", "nodes", "start, s", "idle, s"]
