@@ -77,7 +77,7 @@ def folder_at(option: str, path: str) -> Path:
 
 def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "NodeBounds":
     """Read within which bounds an engine brings nodes."""
-    from coddl.core.node_count import NodeBounds
+    from coddl.core.node_count import NodeBounds, node_range
     from coddl.engines.connector import ENGINES
 
     if engine not in ENGINES:
@@ -86,14 +86,7 @@ def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "Node
             f"the engines are: {', '.join(ENGINES)}",
             "--engine ray",
         )
-    least, dots, most = (nodes or NODES).partition("..")
-    most = most if dots else least
-    if not (least.isdecimal() and most.isdecimal() and int(least) <= int(most) >= 1):
-        raise UserError(
-            f"--nodes {nodes} can't be used",
-            f'"{nodes}" is neither a number nor a range MIN..MAX',
-            f"--nodes {NODES}",
-        )
+    least, most = node_range(nodes or NODES)
     if gpus is None:
         raise UserError(
             "the engine can't bring nodes",
@@ -101,7 +94,7 @@ def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "Node
             "--gpus-per-node 4" if engine == "ray" else "--slots 2",
         )
     idle_s = read_span("--idle", idle)
-    return NodeBounds(int(least), int(most), gpus, ENGINES[engine], idle_s)
+    return NodeBounds(least, most, gpus, ENGINES[engine], idle_s)
 
 
 def connector(

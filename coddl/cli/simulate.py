@@ -12,6 +12,7 @@ import typer
 from coddl.cli.connect import complete_placements, complete_policies
 from coddl.cli.output import AsJson, Output, wants_json, without_nan
 from coddl.core.errors import UserError
+from coddl.core.node_count import IDLE_S, START_S
 
 if TYPE_CHECKING:
     from coddl.sim.study import Study, StudySpec
@@ -30,6 +31,8 @@ Examples:
   coddl simulate --policy tiresias-l:promote=8 --reconfigure stall:30 -o json
 
   coddl simulate --cluster 16x4 --placement spread --placement philly
+
+  coddl simulate --nodes 32 --nodes 2..32 --gpus-per-node 8 --node-start-s 60
 
   coddl simulate --servers sync --policy optimus-ps --policy drf
 """
@@ -66,13 +69,33 @@ Clusters = Annotated[
         "repeat for several.",
     ),
 ]
+NodeRanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--nodes",
+        metavar="MIN..MAX",
+        help="Nodes that come and go with the work, instead of --gpus: 2..32, or 32 for a fixed "
+        "number; repeat to compare several.",
+    ),
+]
+GpusPerNode = Annotated[int, typer.Option(metavar="N", help="GPUs of each node of --nodes.")]
+NodeStart = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", help="Time from asking for a node of --nodes until jobs can use it."
+    ),
+]
+NodeIdle = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", help="How long a node of --nodes that no job needs is kept."),
+]
 Placements = Annotated[
     list[str] | None,
     typer.Option(
         "--placement",
         metavar="NAME",
-        help="How jobs are placed on the nodes of --cluster; repeat for several. Default: "
-        "consolidate. The policy gandiva has its own.",
+        help="How jobs are placed on the nodes of --cluster or --nodes; repeat for several. "
+        "Default: consolidate. The policy gandiva has its own.",
         autocompletion=complete_placements,
     ),
 ]
@@ -160,6 +183,10 @@ def simulate(
     policy: Policies = None,
     gpus: Gpus = "",
     cluster: Clusters = None,
+    nodes: NodeRanges = None,
+    gpus_per_node: GpusPerNode = 8,
+    node_start_s: NodeStart = START_S,
+    node_idle_s: NodeIdle = IDLE_S,
     placement: Placements = None,
     first: First = None,
     vc: Queue = "",
@@ -180,22 +207,21 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Compare scheduling policies on a workload, in simulated time."""
-    for name, path in (("--report", report), ("--jobs-csv", jobs_csv)):
-        _check_writable(name, path)
-    sizes = _numbers("--gpus", gpus, whole=True) if gpus else []
-    loads = _numbers("--load", load, whole=False)
+    _check_writable("--report", report)
+    _check_writable("--jobs-csv", jobs_csv)
     from coddl.core.scheduler import Stability
     from coddl.sim.api import reconfigure_from
-    from coddl.sim.study import DEFAULT_POLICIES, StudySpec
+    from coddl.sim.study import DEFAULT_POLICIES, NodeSpec, StudySpec
 
     spec = StudySpec(
         workload=trace or None,
         policies=policy or DEFAULT_POLICIES,
-        gpus=[int(number) for number in sizes],
+        gpus=[int(number) for number in _numbers("--gpus", gpus, whole=True)] if gpus else [],
         clusters=cluster or (),
+        nodes=NodeSpec(nodes or (), gpus_per_node, node_start_s, node_idle_s),
         placements=placement or (),
         first=first,
-        loads=loads,
+        loads=_numbers("--load", load, whole=False),
         seeds=seeds,
         queue=vc or None,
         speeds=speeds or None,
@@ -211,17 +237,17 @@ def simulate(
     study, stopped = _watched(spec)
     _show(study, stopped, wants_json(output, as_json))
     _write(study, report, jobs_csv)
-    _note_unfinished(study, stopped)
-    if stopped:
-        raise typer.Exit(130)
+    _end(study, stopped)
 
 
-def _note_unfinished(study: "Study", stopped: bool) -> None:
-    """Say so where the results do not cover all jobs."""
+def _end(study: "Study", stopped: bool) -> None:
+    """Say so where the results do not cover all jobs; exit with 130 if the user stopped them."""
     if study.finished < study.planned:
         told = "stopped" if stopped else "note"
         done = f"{study.finished:,} of {study.planned:,} jobs finished"
         print(f"{told}: {done}; results cover only those", file=sys.stderr)
+    if stopped:
+        raise typer.Exit(130)
 
 
 def _write(study: "Study", report: str, jobs_csv: str) -> None:
@@ -298,11 +324,23 @@ def _show(study: "Study", stopped: bool, for_program: bool) -> None:
             "models": list(trace.speeds.names),
         }
         results = {"trace": about, "stopped": stopped, "results": without_nan(study.rows)}
+        if changes := _node_changes(study):
+            results["node_changes"] = changes
         print(json.dumps(results, indent=2))
         return
     from coddl.cli.table import print_table
 
     print_table(study)
+
+
+def _node_changes(study: "Study") -> list[dict[str, object]]:
+    """How many nodes each run held from when on, and why."""
+    return [
+        run.key.columns | change._asdict()
+        for run in study.runs
+        if run.nodes is not None
+        for change in run.nodes.changes
+    ]
 
 
 def _numbers(option: str, text: str, *, whole: bool) -> list[float]:

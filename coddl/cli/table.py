@@ -34,9 +34,13 @@ COLUMNS: Final[tuple[TableColumn, ...]] = (
     ("avg_wait_s", "wait\nmin", minutes, 1),
     ("utilization", "GPUs\nin use", "{:.0%}".format, 0),
     ("gpu_hours", "GPU-h", "{:,.0f}".format, 0),
+    ("gpu_hours_held", "GPU-h\nheld", "{:,.0f}".format, 1),
+    ("avg_nodes", "avg\nnodes", "{:,.1f}".format, 0),
     ("rho_max", "worst\nrho", "{:,.2f}".format, 1),
     ("reallocations", "resizes", "{:,.0f}".format, 0),
 )
+# Shown only where nodes come and go.
+OF_NODES: Final = ("gpu_hours_held", "avg_nodes")
 # Shown only if one of their values is not 0.
 RARE: Final[tuple[TableColumn, ...]] = (
     ("migrations", "migrations", "{:,.0f}".format, 0),
@@ -55,7 +59,8 @@ def print_table(study: "Study") -> None:
         rows = [row for _, row in lines]
         jobs = sum(cast(float, rows[0][name]) for name in ("jobs", "failed_jobs", "killed_jobs"))
         parts = [study.trace.name if key.queue is None else key.queue, f"{jobs:,.0f} jobs"]
-        parts.append(f"{key.gpus} GPUs" + (f" ({key.cluster})" if key.cluster else ""))
+        up_to = "up to " * (_scales(rows) and ".." in key.cluster)
+        parts.append(f"{up_to}{key.gpus} GPUs" + (f" ({key.cluster})" if key.cluster else ""))
         parts += [f"load {key.load:g}"] if key.load != 1.0 else []
         parts += [f"{rows[0]['seeds']} seeds, ± 95 %"] if "seeds" in rows[0] else []
         _print_fitting(lines, escape(" · ".join(parts)))
@@ -64,7 +69,9 @@ def print_table(study: "Study") -> None:
 def _print_fitting(lines: Sequence[TableRow], title: str) -> None:
     """Print a block; a terminal too narrow for all columns gets the first ones whole."""
     console, wide = _console(), Console(width=10_000)
-    columns = COLUMNS + tuple(each for each in RARE if any(row[each[0]] for _, row in lines))
+    scales = _scales([row for _, row in lines])
+    columns = tuple(each for each in COLUMNS if scales or each[0] not in OF_NODES)
+    columns += tuple(each for each in RARE if any(row[each[0]] for _, row in lines))
     for count in range(len(columns), 0, -1):
         table = _block(lines, title, columns[:count])
         if Measurement.get(wide, wide.options, table).maximum <= console.width or count == 1:
@@ -72,6 +79,11 @@ def _print_fitting(lines: Sequence[TableRow], title: str) -> None:
             break
     if count < len(columns):
         console.print(f"{len(columns) - count} columns hidden: widen the terminal, or use -o json")
+
+
+def _scales(rows: Sequence[dict[str, object]]) -> bool:
+    """Tell whether nodes come and go."""
+    return any(row["avg_nodes"] == row["avg_nodes"] for row in rows)  # not NaN
 
 
 def _console() -> Console:

@@ -1,16 +1,22 @@
 """How many nodes a pool should have: what its jobs can use, within bounds, and without haste. Pure.
 
-A job can use GPUs as long as each of them adds enough: `gpus_worth` reads that off its speeds.
-Nodes are asked for as soon as jobs can use them, unless those will be done before a node is there.
-They are given back when they have not been needed for some time, and only those that were not
-needed at any moment of it: a short gap between two jobs costs no restart.
+The live pool and the simulator ask the same functions. A job can use GPUs as long as each of them
+adds enough: `gpus_worth` reads that off its speeds. Nodes are asked for as soon as jobs can use
+them, unless those will be done before a node is there. They are given back when they have not been
+needed for some time, and only those that were not needed at any moment of it: a short gap between
+two jobs costs no restart.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
+from coddl.core.errors import UserError
+
+NodeId = TypeVar("NodeId", int, str)
 EFFICIENCY: Final = 0.5  # of the progress per GPU at a job's smallest size, at its largest
+START_S: Final = 60.0
+IDLE_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +26,8 @@ class NodeBounds:
     least: int
     most: int
     gpus: int  # of each node
-    start_s: float = 60.0  # from asking for a node until jobs run on it
-    idle_s: float = 300.0  # that a node is kept while no job needs it
+    start_s: float = START_S  # from asking for a node until jobs run on it
+    idle_s: float = IDLE_S  # that a node is kept while no job needs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,20 @@ class NodeCount:
     nodes: int = 0
     surplus_since_s: float | None = None
     peak: int = 0  # nodes that were needed at most since then
+
+
+def node_range(text: str) -> tuple[int, int]:
+    """Read `MIN..MAX`, or one number for both."""
+    least, dots, most = text.partition("..")
+    most = most if dots else least
+    are_numbers = all(each.isdecimal() and len(each) <= 9 for each in (least, most))
+    if not are_numbers or not int(least) <= int(most) >= 1:
+        raise UserError(
+            f"--nodes {text} can't be used",
+            f'"{text}" is neither a number nor a range MIN..MAX',
+            "--nodes 0..8",
+        )
+    return int(least), int(most)
 
 
 def gpus_worth(step_s: Mapping[int, float], least: int, most: int) -> int:
@@ -54,6 +74,12 @@ def next_count(before: NodeCount, needed: int, bounds: NodeBounds, now_s: float)
     if before.surplus_since_s is None:
         return NodeCount(before.nodes, now_s, needed)
     peak = max(before.peak, needed)
-    if now_s - before.surplus_since_s < bounds.idle_s:
+    # Compared as a driver computes when to ask again, or rounding might make it ask too early.
+    if now_s < before.surplus_since_s + bounds.idle_s:
         return NodeCount(before.nodes, before.surplus_since_s, peak)
     return NodeCount(peak, now_s if needed < peak else None, needed)
+
+
+def emptiest(used: Mapping[NodeId, int], count: int) -> list[NodeId]:
+    """Name the nodes to give back first, from how many GPUs of each are in use."""
+    return sorted(used, key=lambda node: (used[node], node))[: max(0, count)]

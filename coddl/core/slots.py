@@ -70,6 +70,13 @@ class Slots(NamedTuple):
         """The same seats with only these rows, -1 standing for one that holds nothing."""
         return type(self)(*taken(self.first, self.island, self.gpus, rows))
 
+    def renumbered(self, islands: IntColumn) -> Self:
+        """The same seats by each island's new number, -1 for one that is gone."""
+        island = islands[self.island]
+        stays = island >= 0
+        first = np.concatenate(([0], np.cumsum(stays)))[self.first]
+        return type(self)(first.astype(np.int64), island[stays], self.gpus[stays])
+
     def in_use(self, columns: ClusterColumns) -> IntColumn:
         """GPUs of each island that somebody holds."""
         return summed(self.island, self.gpus, len(columns.island_gpus))

@@ -10,6 +10,7 @@ from coddl.reproduce import (
     all_systems,
     gandiva,
     gpu_types,
+    nodes,
     optimus,
     optimus_parameters,
     optimus_predictions,
@@ -36,6 +37,7 @@ ALL: Final[tuple[Experiment, ...]] = (
     *all_systems.EXPERIMENTS,
     *gpu_types.EXPERIMENTS,
     *prediction_error.EXPERIMENTS,
+    *nodes.EXPERIMENTS,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in ALL}
 

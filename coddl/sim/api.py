@@ -7,11 +7,12 @@ import numpy as np
 
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
+from coddl.core.node_count import IDLE_S, START_S
 from coddl.core.parameter_server.costs import Mode
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
 from coddl.core.scheduler import Stability
-from coddl.sim.study import DEFAULT_POLICIES, Study, StudySpec, study
+from coddl.sim.study import DEFAULT_POLICIES, NodeSpec, Study, StudySpec, study
 from coddl.sim.world import MODES, Reconfigure
 from coddl.traces.trace import Oversize, Trace
 
@@ -22,6 +23,10 @@ def simulate(
     *,
     gpus: int | Sequence[int] = (),
     cluster: str | Cluster | Sequence[str | Cluster] = (),
+    nodes: str | int | Sequence[str | int] = (),
+    gpus_per_node: int = 8,
+    node_start_s: float = START_S,
+    node_idle_s: float = IDLE_S,
     placement: str | Placement | Sequence[str | Placement] = (),
     first: int | None = None,
     seeds: int = 1,
@@ -46,20 +51,26 @@ def simulate(
     `min_runtime_s` limit how often jobs are resized, as in a live pool.
 
     To simulate placement, give a `cluster` ("16x4", a file, a Cluster) instead of `gpus`, and a
-    `placement` if not "consolidate". `first` limits the number of jobs. `quotas` ("equal",
-    "demand", "a=32,b=16"), `error` ("length=0.3,speed=0.1") and `failures` ("philly") are as on the
-    command line. With `servers` ("sync", "async") jobs train with parameter servers.
+    `placement` if not "consolidate". Or give `nodes` ("2..32"; several to compare them), which come
+    and go with the work: each has `gpus_per_node` GPUs, is ready `node_start_s` seconds after it is
+    asked for, and is given back when it was not needed for `node_idle_s`.
+
+    `first` limits the number of jobs. `quotas` ("equal", "demand", "a=32,b=16"), `error`
+    ("length=0.3,speed=0.1") and `failures` ("philly") are as on the command line. With `servers`
+    ("sync", "async") jobs train with parameter servers.
 
         results = coddl.simulate("jobs.csv.gz", ["afs-l", "srtf"], gpus=64, vc="ed69ec")
         results["avg_jct_s"]        # an array, one value per policy
         pandas.DataFrame(results)   # the whole table
     """
+    ranges = [nodes] if isinstance(nodes, str | int) else nodes
     named = [policies] if isinstance(policies, str) or callable(policies) else list(policies)
     spec = StudySpec(
         workload=trace,
         policies=named,
         gpus=list(gpus) if isinstance(gpus, Sequence | np.ndarray) else [gpus],
         clusters=[cluster] if isinstance(cluster, str | Cluster) else list(cluster),
+        nodes=NodeSpec(tuple(map(str, ranges)), gpus_per_node, node_start_s, node_idle_s),
         placements=[placement]
         if isinstance(placement, str) or callable(placement)
         else list(placement),

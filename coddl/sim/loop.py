@@ -1,6 +1,6 @@
 """The event loop, step by step: for any policy, and the readable twin of `compiled`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -30,15 +30,20 @@ from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
 from coddl.core.speed.table import Speeds
 from coddl.sim.moving import LastNodes, PlacementEffects, apply_places, move_pauses
+from coddl.sim.node_scaling import NodeScaling
 from coddl.sim.world import (
     ACTIVE,
+    ARRIVED,
     DECIDE,
     FINISHED,
+    FREE,
     HELD,
     LOGGED,
     NOW,
+    PART,
     PAUSE_S,
     SEED,
+    WAKE,
     World,
     advance,
     apply_shares,
@@ -83,7 +88,13 @@ class StepLoop:
     the world follows.
     """
 
-    def __init__(self, world: World, simulated: SimulatedCluster, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        world: World,
+        simulated: SimulatedCluster,
+        scheduler: Scheduler,
+        scaling: NodeScaling | None = None,  # None: all nodes are there all the time
+    ) -> None:
         self._world = world
         self._simulated = simulated
         self._scheduler = scheduler
@@ -94,6 +105,12 @@ class StepLoop:
         self._iterations = world.jobs.remaining_iterations.copy()  # in all: nothing has run yet
         self._past_gpu_s = np.empty(world.jobs.size)
         self._known = 0  # of those that have ended
+        self._scaling = scaling
+        self._all_nodes = simulated.cluster.nodes
+        self._ready = np.arange(len(self._all_nodes))  # the numbers of the nodes that are there
+        if scaling is not None:
+            world.counts[FREE] = len(scaling.ready) * scaling.bounds.gpus
+            self._use(scaling.ready)
 
     def run(self, events: int) -> bool:
         """Run up to `events` events, or until the log should be emptied; False at the end."""
@@ -102,15 +119,57 @@ class StepLoop:
         for _ in range(events):
             if not advance(world):
                 return False
-            if world.counts[DECIDE]:
-                plan = self._scheduler.decide(self._snapshot())
-                world.memory[world.active[: world.counts[ACTIVE]]] = plan.memory
-                if plan.placed is not None or isinstance(self._simulated.speeds, ServedSpeeds):
-                    apply_places(world, self._places(plan), plan.shares)
-                    self._slots = self._slots if plan.placed is None else plan.placed.slots
-                apply_shares(world, plan.shares, plan.allocation.wake_at_s)
+            if self._scaling is not None:
+                started = self._scaling.start(float(world.clock[NOW]))
+                world.counts[FREE] += started * self._scaling.bounds.gpus
+                self._use(self._scaling.ready)
+            plan = self._decide() if world.counts[DECIDE] else None
+            if self._scaling is not None:
+                self._scale(self._scaling, plan)
             if world.counts[LOGGED] > room:
                 break
+        return True
+
+    def _decide(self) -> Plan:
+        """Ask the scheduler, and let the world follow."""
+        world = self._world
+        plan = self._scheduler.decide(self._snapshot())
+        world.memory[world.active[: world.counts[ACTIVE]]] = plan.memory
+        if plan.placed is not None or isinstance(self._simulated.speeds, ServedSpeeds):
+            apply_places(world, self._places(plan), plan.shares)
+            self._slots = self._slots if plan.placed is None else plan.placed.slots
+        apply_shares(world, plan.shares, plan.allocation.wake_at_s)
+        return plan
+
+    def _scale(self, scaling: NodeScaling, plan: Plan | None) -> None:
+        """Give back empty nodes, decide how many there should be, and see to it in time."""
+        world, now_s = self._world, float(self._world.clock[NOW])
+        ints, held = world.jobs.ints, world.ints[HELD]
+        rows = world.active[: world.counts[ACTIVE]]
+        used_gpus = float((held[rows] * world.floats[PART, rows]).sum())
+        gone = scaling.give_back(
+            now_s, used_gpus, lambda rows: bool((held[rows] == ints[GPUS, rows]).all())
+        )
+        world.counts[FREE] -= gone * scaling.bounds.gpus
+        if plan is not None:
+            scaling.decide(plan)
+        next_s = now_s if self._use(scaling.ready) else scaling.next_s
+        if world.counts[ACTIVE] > 0 or world.counts[ARRIVED] < world.jobs.size:
+            world.clock[WAKE] = min(world.clock[WAKE], next_s)
+
+    def _use(self, numbers: tuple[int, ...]) -> bool:
+        """Let the scheduler see these nodes and no others; tell whether that is a change."""
+        before, after = self._ready, np.array(numbers, np.int64)
+        if np.array_equal(before, after):
+            return False
+        assert all(node.island_gpus == 0 for node in self._all_nodes), "a node is an island"
+        islands = np.full(len(self._all_nodes), -1)
+        islands[after] = np.arange(after.size)
+        self._slots = self._slots.renumbered(islands[before])
+        self._ready = after
+        nodes = tuple(self._all_nodes[number] for number in numbers)
+        cluster = replace(self._simulated.cluster, nodes=nodes)
+        self._simulated = replace(self._simulated, cluster=cluster)
         return True
 
     def _snapshot(self) -> Snapshot:
@@ -175,7 +234,8 @@ class StepLoop:
             slots = plan.placed.slots
             slowdown = slowdowns(simulated.speeds.places, columns, curves, slots, packed_with)
             if simulated.move_s is not None:
-                left = self._last.left(columns, rows, slots)
+                numbered = columns._replace(island_node=self._ready[columns.island_node])
+                left = self._last.left(numbered, rows, slots)
                 pause_s[left] = move_pauses(simulated.move_s, plan.shares[left])
         speeds, allocation = simulated.speeds, plan.allocation
         if isinstance(speeds, ServedSpeeds) and isinstance(allocation, ServedAllocation):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
+from coddl.sim.node_scaling import NodesHeld
 from coddl.sim.run_key import RunKey
 from coddl.traces.trace import Trace
 
@@ -31,7 +32,9 @@ class Metrics:
     makespan_s: float
     avg_wait_s: float
     utilization: float
-    gpu_hours: float
+    gpu_hours: float  # that jobs held
+    gpu_hours_held: float  # by the nodes, whether jobs held them or not
+    avg_nodes: float  # NaN: all GPUs are there all the time
     rho_max: float
     rho_mean: float
     reallocations: int
@@ -71,6 +74,7 @@ class Run:
     wall_s: float
     events: Events | None = None  # kept on request
     losses: Losses | None = None  # None: nothing can go wrong
+    nodes: NodesHeld | None = None  # None: all GPUs are there all the time
 
     @property
     def finished(self) -> BoolColumn:
@@ -120,6 +124,10 @@ class Run:
         p50, p95, p99 = np.percentile(jct_s, (50, 95, 99))
         makespan_s = float(self.finish_s[done].max() - submitted_s.min()) if done.any() else np.nan
         gpu_s = float(self.attained_gpu_s.sum())
+        held_gpu_s, avg_nodes = self.key.gpus * span_s, np.nan
+        if self.nodes is not None:
+            held_gpu_s = self.nodes.gpu_s(self.end_s)
+            avg_nodes = held_gpu_s / self.nodes.gpus / span_s if span_s > 0 else np.nan
         return Metrics(
             jobs=int(done.sum()),
             avg_jct_s=float(jct_s.mean()),
@@ -128,8 +136,10 @@ class Run:
             p99_jct_s=float(p99),
             makespan_s=makespan_s,
             avg_wait_s=float(wait_s.mean()),
-            utilization=gpu_s / (self.key.gpus * span_s) if span_s > 0 else np.nan,
+            utilization=gpu_s / held_gpu_s if held_gpu_s > 0 else np.nan,
             gpu_hours=gpu_s / 3600.0,
+            gpu_hours_held=held_gpu_s / 3600.0,
+            avg_nodes=avg_nodes,
             rho_max=float(rho.max()),
             rho_mean=float(rho.mean()),
             reallocations=self.reallocations,

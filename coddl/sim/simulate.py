@@ -13,6 +13,7 @@ import numpy as np
 from coddl.core.cluster import Cluster
 from coddl.core.columns import BoolColumn, IntColumn
 from coddl.core.errors import UserError
+from coddl.core.node_count import NodeBounds
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy, RulePolicy
 from coddl.core.scheduler import Scheduler, Stability
@@ -20,6 +21,7 @@ from coddl.sim.compiled import run_compiled
 from coddl.sim.dispatch import RULES
 from coddl.sim.failures import FailureModel
 from coddl.sim.loop import Beliefs, SimulatedCluster, StepLoop
+from coddl.sim.node_scaling import NodeScaling, worth_of
 from coddl.sim.run import Events, Losses, Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.world import (
@@ -58,6 +60,7 @@ class Case:
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
     stability: Stability = field(default_factory=Stability)
     cluster: Cluster | None = None  # None: `gpus` GPUs, it does not matter where
+    nodes: NodeBounds | None = None  # how many of the cluster's nodes there may be; None: all
     placement: Placement | None = None
     beliefs: Beliefs | None = None  # None: the scheduler knows the truth
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -85,7 +88,9 @@ class Watch:
     progress: Callable[[int], None] = _ignore  # told how many finished since it was last called
 
 
-def chunks_of(case: Case, world: World, step_by_step: bool) -> Callable[[], bool]:
+def chunks_of(
+    case: Case, world: World, scaling: NodeScaling | None, step_by_step: bool
+) -> Callable[[], bool]:
     """What runs the next chunk of events: the compiled loop where the policy has a rule it knows
     and decides alone, else step by step.
     """
@@ -98,22 +103,36 @@ def chunks_of(case: Case, world: World, step_by_step: bool) -> Callable[[], bool
     ):
         code, shares = RULES.index(policy.rule), np.empty(case.trace.size, np.int64)
         return partial(run_compiled, world, case.key.gpus, code, policy.parameters, shares, CHUNK)
-    return partial(step_loop_of(case, world).run, STEPS)
+    return partial(step_loop_of(case, world, scaling).run, STEPS)
 
 
-def step_loop_of(case: Case, world: World) -> StepLoop:
-    """What runs a case in its world, step by step."""
+def step_loop_of(case: Case, world: World, scaling: NodeScaling | None = None) -> StepLoop:
+    """What runs a case in its world, step by step, with nodes that nobody has seen come or go."""
     speeds = case.trace.speeds
     cluster, beliefs = case.cluster or Cluster.of(case.key.gpus), case.beliefs or Beliefs(speeds)
     simulated = SimulatedCluster(cluster, speeds, beliefs, case.quota_gpus, case.reconfigure.move_s)
-    return StepLoop(world, simulated, Scheduler(case.policy, case.stability, case.placement))
+    scheduler = Scheduler(case.policy, case.stability, case.placement)
+    return StepLoop(world, simulated, scheduler, scaling or scaling_of(case, world))
+
+
+def scaling_of(case: Case, world: World) -> NodeScaling | None:
+    """The nodes that come and go in a case, before anything has happened."""
+    if case.nodes is None:
+        return None
+    jobs, beliefs = world.jobs, case.beliefs or Beliefs(case.trace.speeds)
+    curve = jobs.curve if beliefs.curve is None else beliefs.curve
+    rigid = bool(getattr(case.policy, "rigid", False))
+    worth = worth_of(jobs, curve, beliefs.speeds, rigid=rigid)
+    begin_s = float(case.trace.submitted_s.min(initial=np.inf))
+    return NodeScaling(case.nodes, worth, begin_s)
 
 
 def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = False) -> Run:
     """Make one run. A run that was stopped tells what had finished by then."""
     watch = watch or Watch()
     world = world_before(case)
-    next_chunk = chunks_of(case, world, step_by_step)
+    scaling = scaling_of(case, world)
+    next_chunk = chunks_of(case, world, scaling, step_by_step)
     kept: list[Events] = []
     started_s, goes_on, told, still_at = time.perf_counter(), True, 0, 0
     while goes_on and not watch.stop.is_set():
@@ -145,6 +164,7 @@ def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = Fal
         wall_s=time.perf_counter() - started_s,
         events=Events(*map(np.concatenate, zip(*kept, strict=True))) if case.keep_events else None,
         losses=None if case.failures is None else _losses(world, done),
+        nodes=None if scaling is None else scaling.history,
     )
 
 

@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
 from coddl.core.cluster import Cluster
 from coddl.core.columns import FloatColumn
 from coddl.core.errors import UserError
+from coddl.core.node_count import IDLE_S, START_S, NodeBounds, node_range
 from coddl.core.parameter_server.costs import Mode, ServedSpeeds, with_servers
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
@@ -26,7 +27,7 @@ from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, Watch, run_cases
 from coddl.sim.world import Reconfigure
-from coddl.traces.clusters import cluster_from
+from coddl.traces.clusters import GPUS_MOST, NODES_MOST, cluster_from
 from coddl.traces.files import read_speeds, read_trace, small_trace
 from coddl.traces.generators import GENERATORS
 from coddl.traces.models import speeds_on
@@ -51,6 +52,43 @@ T95: Final = (
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """Nodes that come and go: how many, each with how many GPUs, and how fast."""
+
+    ranges: Sequence[str] = ()  # MIN..MAX, or a fixed number; empty: all GPUs are always there
+    gpus: int = 8  # of each node
+    start_s: float = START_S
+    idle_s: float = IDLE_S
+
+    def __post_init__(self) -> None:
+        bad = not 1 <= self.gpus <= GPUS_MOST
+        _refuse(bad, "gpus_per_node", self.gpus, f"it is not within 1..{GPUS_MOST}", "8")
+        for name in ("start_s", "idle_s"):
+            value, seconds = getattr(self, name), "it is not a number of seconds"
+            _refuse(not 0 <= value < 1e12, f"node_{name}", value, seconds, "60")
+        for most in (node_range(each)[1] for each in self.ranges):
+            too_many = f"there may be {NODES_MOST:,} at most"
+            _refuse(most > NODES_MOST, "nodes", most, too_many, "2..32")
+
+    @property
+    def bounds(self) -> list[NodeBounds]:
+        """The bounds of each range."""
+        return [
+            NodeBounds(*node_range(each), self.gpus, self.start_s, self.idle_s)
+            for each in dict.fromkeys(self.ranges)
+        ]
+
+
+class StudyCluster(NamedTuple):
+    """What a study runs on."""
+
+    name: str  # empty: nodes do not matter
+    gpus: int
+    cluster: Cluster | None = None  # None: it does not matter where GPUs are
+    nodes: NodeBounds | None = None  # None: all nodes are there all the time
+
+
 @dataclass(frozen=True)
 class StudySpec:
     """What a study compares.
@@ -62,7 +100,8 @@ class StudySpec:
     policies: Sequence[str | Policy] = DEFAULT_POLICIES
     gpus: Sequence[int] = ()  # empty: 64, or 512 for poster
     clusters: Sequence[str | Cluster] = ()  # instead of `gpus`: placement matters
-    placements: Sequence[str | Placement] = ()  # on a cluster; empty: consolidate
+    nodes: NodeSpec = field(default_factory=NodeSpec)  # instead of `gpus` and `clusters`
+    placements: Sequence[str | Placement] = ()  # on a cluster or nodes; empty: consolidate
     loads: Sequence[float] = (1.0,)
     seeds: int = 1
     first: int | None = None  # only the first jobs
@@ -87,7 +126,12 @@ class StudySpec:
             _refuse(not 1e-6 <= load <= 1e6, "load", load, "it is not within 1e-6..1e6", "1")
         for gpus in self.gpus if self.clusters else ():
             _refuse(True, "gpus", gpus, "the cluster determines the number of GPUs", "or a cluster")
-        for each in self.placements if not self.clusters else ():
+        if self.nodes.ranges:
+            own = "nodes are given, and they determine the number of GPUs"
+            alone = "alone, or --nodes with --gpus-per-node"
+            _refuse(bool(self.gpus), "gpus", [*self.gpus, 0][0], own, alone)
+            _refuse(bool(self.clusters), "cluster", _name([*self.clusters, ""][0]), own, alone)
+        for each in self.placements if not self.has_nodes else ():
             nodes = "no cluster is given, so there are no nodes to choose from"
             _refuse(True, "placement", _name(each), nodes, "with --cluster 16x4, for example")
         if isinstance(self.workload, Trace):
@@ -108,15 +152,31 @@ class StudySpec:
         _refuse(not known, "oversize", self.oversize, "there is no such choice", "skip")
 
     @property
-    def targets(self) -> list[tuple[str, int, Cluster | None]]:
-        """The clusters to run on: name, GPUs, and the cluster if placement matters."""
+    def has_nodes(self) -> bool:
+        """Tell whether it matters which GPUs a job has."""
+        return bool(self.clusters or self.nodes.ranges)
+
+    @property
+    def targets(self) -> list[StudyCluster]:
+        """The clusters to run on."""
+        if self.nodes.ranges:
+            return [_target_of(bounds) for bounds in self.nodes.bounds]
         given = _labelled(_each_once(self.clusters))
         built = {name: cluster_from(c) if isinstance(c, str) else c for name, c in given.items()}
         if built:
-            return [(name, cluster.gpus_total, cluster) for name, cluster in built.items()]
+            return [
+                StudyCluster(name, cluster.gpus_total, cluster) for name, cluster in built.items()
+            ]
         default = 512 if self.workload == "poster" else 64
         sizes = list(dict.fromkeys(int(gpus) for gpus in self.gpus)) or [default]
-        return [("", gpus, None) for gpus in sizes]
+        return [StudyCluster("", gpus) for gpus in sizes]
+
+
+def _target_of(bounds: NodeBounds) -> StudyCluster:
+    """Nodes that come and go, called like a cluster: 2..32x8."""
+    least, most, gpus = bounds.least, bounds.most, bounds.gpus
+    name = f"{most}x{gpus}" if least == most else f"{least}..{most}x{gpus}"
+    return StudyCluster(name, most * gpus, Cluster.of(most * gpus, gpus), bounds)
 
 
 def _refuse(bad: bool, name: str, value: object, because: str, try_: str) -> None:
@@ -184,13 +244,14 @@ def study(spec: StudySpec, watch: Watch | None = None) -> Study:
     for run in runs:
         if not run.finished.all() and not watch.stop.is_set():
             left = int((~run.finished).sum())
+            rigid = ", or rigid = True in a policy that gives requests or nothing"
             raise UserError(
                 f"{run.key.policy} on {run.key.gpus} GPUs does not finish",
                 f"{left:,} of {run.trace.size:,} jobs never get GPUs",
                 "a policy that serves every job at some time; check it with "
-                "coddl.testing.PolicyContract",
+                "coddl.testing.PolicyContract" + rigid * (run.nodes is not None),
             )
-    whole = workload(spec.loads[0], 0, spec.targets[0][1])
+    whole = workload(spec.loads[0], 0, spec.targets[0].gpus)
     planned = sum(case.trace.size for case in cases)
     return Study(whole, runs, spec.seeds, planned)
 
@@ -208,12 +269,10 @@ def _cases(spec: StudySpec, workload: TraceSource) -> Iterator[Case]:
     pairs = _placed(policies, spec)
     failures = failures_from(spec.failures)
     error = error_from(spec.error) if spec.error else None
-    for seed, load, (cluster_name, gpus, cluster) in product(
-        range(spec.seeds), loads, spec.targets
-    ):
-        whole = workload(load, seed, gpus)
-        if cluster is not None:
-            whole = replace(whole, speeds=speeds_on(whole.speeds, cluster))
+    for seed, load, target in product(range(spec.seeds), loads, spec.targets):
+        gpus, whole = target.gpus, workload(load, seed, target.gpus)
+        if target.cluster is not None:
+            whole = replace(whole, speeds=speeds_on(whole.speeds, target.cluster))
         queues: list[str | None] = [spec.queue]
         if spec.queue == "all":  # those that have jobs
             queues = [whole.queues[at] for at in np.unique(whole.queue)]
@@ -224,12 +283,13 @@ def _cases(spec: StudySpec, workload: TraceSource) -> Iterator[Case]:
             quota_gpus = quotas_from(spec.quotas, trace, gpus)
             for label, policy, where, placement in pairs:
                 yield Case(
-                    RunKey(label, gpus, where, cluster_name, queue, load, seed),
+                    RunKey(label, gpus, where, target.name, queue, load, seed),
                     policy,
                     trace,
                     reconfigure=spec.reconfigure,
                     stability=spec.stability,
-                    cluster=cluster,
+                    cluster=target.cluster,
+                    nodes=target.nodes,
                     placement=placement,
                     beliefs=beliefs,
                     quota_gpus=quota_gpus,
@@ -243,7 +303,7 @@ Pair: TypeAlias = tuple[str, Policy, str, Placement | None]  # each behind what 
 
 def _placed(policies: Mapping[str, Policy], spec: StudySpec) -> list[Pair]:
     """Each policy with each placement to try; one that places jobs itself, once."""
-    if not spec.clusters:
+    if not spec.has_nodes:
         return [(label, policy, "", None) for label, policy in policies.items()]
     given = _labelled(_each_once(spec.placements or ("consolidate",)))
     placements = {

@@ -53,6 +53,21 @@ def test_simulate_for_a_program(coddl: Coddl, flag: tuple[str, ...]) -> None:
     assert results[0]["vc"] is None
 
 
+def test_nodes_that_come_and_go_are_told_with_reasons(coddl: Coddl) -> None:
+    words = ("simulate", "--policy", "fifo", "--first", "60", "--gpus-per-node", "8")
+    _, table, _ = coddl(*words, "--nodes", "8", "--nodes", "1..8", "--node-start-s", "60")
+    assert all(each in table for each in ("(8x8)", "(1..8x8)", "held", "nodes"))
+    _, out, _ = coddl(*words, "--nodes", "1..8", "--node-idle-s", "60", "--json")
+    told = json.loads(out)
+    [row], changes = told["results"], told["node_changes"]
+    assert row["gpu_hours"] <= row["gpu_hours_held"]
+    assert 1 <= row["avg_nodes"] < 8
+    assert {change["cluster"] for change in changes} == {"1..8x8"}
+    assert any("not needed for 60 s" in change["because"] for change in changes)
+    _, plain, _ = coddl("simulate", "--policy", "fifo", "--first", "60")
+    assert "held" not in plain
+
+
 def test_each_queue_has_a_cluster_of_its_own(coddl: Coddl, tmp_path: Path) -> None:
     trace = tmp_path / "jobs.csv"
     trace.write_text(

@@ -2,7 +2,16 @@
 
 import pytest
 
-from coddl.core.node_count import NodeBounds, NodeCount, gpus_worth, next_count, nodes_for
+from coddl.core.errors import UserError
+from coddl.core.node_count import (
+    NodeBounds,
+    NodeCount,
+    emptiest,
+    gpus_worth,
+    next_count,
+    node_range,
+    nodes_for,
+)
 
 BOUNDS = NodeBounds(least=1, most=4, gpus=2, idle_s=100.0)
 PERFECT = {n: 1.0 / n for n in range(1, 9)}
@@ -47,3 +56,35 @@ def test_a_need_that_comes_back_begins_the_idle_time_anew() -> None:
 
 def test_bounds_that_shrink_hold_at_once() -> None:
     assert next_count(NodeCount(9), 4, BOUNDS, 0.0).nodes == 4
+
+
+def test_a_driver_that_asks_again_when_the_idle_time_is_over_is_not_too_early() -> None:
+    since_s, bounds = 0.7, NodeBounds(least=1, most=4, gpus=2, idle_s=0.1)
+    assert since_s + bounds.idle_s - since_s < bounds.idle_s, "rounding"
+    count = next_count(NodeCount(2), 1, bounds, since_s)
+    assert next_count(count, 1, bounds, since_s + bounds.idle_s).nodes == 1
+
+
+def test_the_emptiest_nodes_go_first_then_by_name() -> None:
+    used = {"c": 1, "a": 2, "b": 1, "d": 0}
+    assert emptiest(used, 3) == ["d", "b", "c"]
+    assert emptiest(used, -1) == []
+
+
+def test_a_range_of_nodes_is_read_or_refused() -> None:
+    assert [node_range(text) for text in ("2..32", "0..8", "4")] == [(2, 32), (0, 8), (4, 4)]
+    for text in (
+        "",
+        "..",
+        "3..",
+        "..3",
+        "5..2",
+        "0",
+        "0..0",
+        "-1..3",
+        "1.5",
+        "1..2..3",
+        "9" * 5000,
+    ):
+        with pytest.raises(UserError, match="neither a number nor a range"):
+            node_range(text)

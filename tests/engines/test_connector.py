@@ -57,7 +57,7 @@ def test_a_job_has_a_node_brought_that_joins(connected: Connected) -> None:
     assert list(connected.engine.nodes) == ["fake-1"]
     view = connected.engine_view()
     assert (view["engine"], view["wanted"], view["starting"]) == ("fake", 1, ["fake-1"])
-    assert view["because"] == "1 job can use 1 GPU, most of them job 1 (1)"
+    assert view["because"] == "job 1 can use 1 GPU"
     job = connected.live.client.get("/api/v1/jobs/1").json()
     assert "needs 1 GPU, 1 node asked for from fake, not there yet" in job["reason"]
     connected.live.joined("fake-1").expect_orders(lambda orders: orders.orders.seats)

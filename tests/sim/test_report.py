@@ -14,6 +14,7 @@ import pytest
 from coddl.core.columns import FloatColumn
 from coddl.core.errors import UserError
 from coddl.core.speed.table import interpolated
+from coddl.sim.node_scaling import NodeChange, NodesHeld
 from coddl.sim.report import write_report
 from coddl.sim.report.page import PLOTTED_RUNS, TIMELINE_CHANGES
 from coddl.sim.report.series import (
@@ -25,7 +26,7 @@ from coddl.sim.report.series import (
     gpu_changes_of,
     timeline,
 )
-from coddl.sim.report.summary import best_of, finding, labels_of, table_of
+from coddl.sim.report.summary import best_of, columns_of, finding, labels_of, table_of
 from coddl.sim.run import Events, Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.world import ARRIVE, FINISH, SHARE, SWAP, WAKE_UP
@@ -154,7 +155,7 @@ def test_the_script_finds_what_it_names(tmp_path: Path) -> None:
     page = page_of([run()], tmp_path)
     named = set(re.findall(r'(?:byId|chart)\("([\w-]+)"', page.text))
     assert named <= {had.get("id") for _, had in page.tags}
-    drawn = {"cdf", "active", "waiting", "busy", "shares"}
+    drawn = {"cdf", "active", "waiting", "busy", "nodes", "shares"}
     assert drawn <= {had.get("id") for tag, had in page.tags if tag == "figure"}
 
 
@@ -169,6 +170,25 @@ def test_lines_tell_the_numbers_of_the_run(tmp_path: Path) -> None:
     assert np.mean(shown["waiting"]) * 30.0 == pytest.approx(2 * metrics.avg_wait_s, abs=0.05)
     assert [shown["busy"][POINTS * at_s // 30] for at_s in (5, 15, 25)] == [0.5, 1.0, 0.5]
     assert shown["numbers"]["avg_jct_s"] == metrics.avg_jct_s == 17.5
+
+
+def test_nodes_are_drawn_beside_what_jobs_fill_of_them(tmp_path: Path) -> None:
+    begin, less = NodeChange(START_S, 3, 2, "5 jobs"), NodeChange(START_S + 20.0, 1, 1, "1 job")
+    made = run(nodes=NodesHeld(2, (begin, less)))
+    plain, shown = page_of([run(), made], tmp_path).data["runs"]
+    assert "nodes" not in plain
+    assert [shown["nodes"][POINTS * at_s // 30] for at_s in (5, 15, 25)] == [3.0, 3.0, 1.0]
+    assert [shown["filled"][POINTS * at_s // 30] for at_s in (5, 15, 25)] == [1.0, 2.0, 1.0]
+    assert [shown["busy"][POINTS * at_s // 30] for at_s in (5, 15, 25)] == [0.3333, 0.6667, 1.0]
+    assert shown["node_changes"] == {"time_s": [0.0, 20.0], "because": ["5 jobs", "1 job"]}
+    assert shown["numbers"]["avg_nodes"] == pytest.approx(7.0 / 3.0)
+    assert shown["numbers"]["gpu_hours_held"] == pytest.approx(2 * 70.0 / 3600.0)
+
+
+def test_columns_about_nodes_are_shown_only_where_they_come_and_go() -> None:
+    scaled = run(nodes=NodesHeld(2, (NodeChange(START_S, 3, 2, "5 jobs"),)))
+    without, with_them = ({each.key for each in columns_of(runs)} for runs in ([run()], [scaled]))
+    assert with_them - without == {"gpu_hours_held", "avg_nodes"}
 
 
 def test_the_timeline_tells_who_holds_what(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class NamedPolicy(Protocol):
     One that remembers something of each job names the columns in `memory`, by `memory_columns`. One
     whose answers are of a class of their own names that in `answer`. One that says which GPUs, too,
     names in `own_placement` the placement that does so in its place where it decides on a part of
-    the cluster only.
+    the cluster only. One that gives a job its request or nothing says so: `rigid = True`.
     """
 
     def __call__(self, snapshot: Snapshot) -> Allocation:

@@ -8,9 +8,20 @@ and released when nothing is on it.
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from coddl.core.node_count import NodeBounds, NodeCount, gpus_worth, next_count, nodes_for
+import numpy as np
+
+from coddl.core import node_demand
+from coddl.core.node_count import (
+    NodeBounds,
+    NodeCount,
+    emptiest,
+    gpus_worth,
+    next_count,
+    nodes_for,
+)
+from coddl.core.node_demand import Demand, JobNeeds
 from coddl.core.pool import records as r
-from coddl.core.pool.job import JobState, counted
+from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.snapshot import speeds_by_size
 from coddl.core.pool.state import Pool
@@ -34,39 +45,43 @@ class EngineOrders(NamedTuple):
     release: tuple[Release, ...]
 
 
-class Demand(NamedTuple):
-    """The GPUs that jobs can use, and a sentence about it."""
+class JobNeed(NamedTuple):
+    """An entry of JobNeeds."""
 
-    gpus: int
-    because: str
+    id: int
+    gpus_min: int
+    worth: int
+    held: int
+    left_s: float
 
 
 def demand_of(pool: Pool, bounds: NodeBounds, now_s: float) -> Demand:
     """Count the GPUs that the jobs of a pool make good use of."""
-    wants = {}
-    for job in pool.live_jobs():
-        if not job.suspended and not job.cancelled and job.fits:
-            wants[job.id] = _wanted_by(job, bounds, now_s)
-    if not wants:
-        return Demand(0, "no job needs a node")
-    most = max(wants, key=lambda job: (wants[job], -job))
-    return Demand(
-        sum(wants.values()),
-        f"{counted(len(wants), 'job')} can use {counted(sum(wants.values()), pool.unit)}, "
-        f"most of them job {most} ({wants[most]})",
+    needs = [
+        _need_of(job, bounds, now_s)
+        for job in pool.live_jobs()
+        if not job.suspended and not job.cancelled and job.fits
+    ]
+    jobs = JobNeeds(
+        id=np.array([need.id for need in needs], np.int64),
+        gpus_min=np.array([need.gpus_min for need in needs], np.int64),
+        worth=np.array([need.worth for need in needs], np.int64),
+        held=np.array([need.held for need in needs], np.int64),
+        left_s=np.array([need.left_s for need in needs], np.float64),
     )
+    return node_demand.demand_of(jobs, bounds.start_s, pool.unit)
 
 
-def _wanted_by(job: JobState, bounds: NodeBounds, now_s: float) -> int:
+def _need_of(job: JobState, bounds: NodeBounds, now_s: float) -> JobNeed:
     least, most = job.bounds(now_s)
     most = max(least, min(most, bounds.most * bounds.gpus))
     speeds = {gpus: speed.step_s for gpus, speed in speeds_by_size(job, most).items()}
     worth = gpus_worth(speeds, least, min(most, max(speeds))) if least in speeds else least
     held = len(job.granted)
-    if worth > held >= least and job.remaining is not None and held in speeds:
-        is_soon_over = job.remaining * speeds[held] < bounds.start_s
-        return held if is_soon_over else worth
-    return worth
+    left_s = np.nan
+    if job.remaining is not None and held in speeds:
+        left_s = job.remaining * speeds[held]
+    return JobNeed(job.id, least, worth, held, left_s)
 
 
 def news_of(pool: Pool, report: r.EngineReported, now_s: float) -> Iterator[r.Record]:
@@ -132,9 +147,9 @@ def surplus_of(pool: Pool, report: r.EngineReported, wanted: int) -> Iterator[r.
         return
     joined = [node for told in kept if (node := pool.nodes.get(told.name)) is not None]
     starting = len(kept) - len(joined)
-    movable = sorted((n for n in joined if _can_move(pool, n)), key=lambda n: _load(pool, n))
-    for node in movable[: max(0, len(kept) - wanted - starting)]:
-        yield r.NodeDrained(node.name, SCALING, None, "fewer nodes are needed")
+    movable = {node.name: _load(pool, node) for node in joined if _can_move(pool, node)}
+    for name in emptiest(movable, len(kept) - wanted - starting):
+        yield r.NodeDrained(name, SCALING, None, "fewer nodes are needed")
 
 
 def _drained_by_scaling(pool: Pool, report: r.EngineReported) -> list[str]:
@@ -155,8 +170,8 @@ def _empty_for_good(pool: Pool, report: r.EngineReported) -> list[str]:
     return found
 
 
-def _load(pool: Pool, node: NodeState) -> tuple[int, str]:
-    return sum(pool.slots[slot].owner is not None for slot in node.slots), node.name
+def _load(pool: Pool, node: NodeState) -> int:
+    return sum(pool.slots[slot].owner is not None for slot in node.slots)
 
 
 def _can_move(pool: Pool, node: NodeState) -> bool:

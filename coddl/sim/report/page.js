@@ -10,7 +10,8 @@ const when = (at) => moment(at, shown[1] - shown[0] < 3600 ? 1 : 60);
 
 // ---- lines ----
 
-// `curve(run)` gives [xs, ys], or nothing to draw; `at(run, x)` the value under the crosshair, or null.
+// `curve(run)` gives [xs, ys], or nothing to draw; `at(run, x)` the value under the crosshair, or null. A spec may
+// have a second, faint curve, `under`, and more lines for the box at the pointer, `more`.
 function drawLines(box, spec) {
   const drawn = plotted.filter((run) => !run.hidden && spec.curve(run));
   const label = `${spec.name}. ${drawn.map((run) => `${run.label}: ${spec.describe(run)}`).join("; ")}`;
@@ -18,10 +19,13 @@ function drawLines(box, spec) {
   const { svg, x, y, area } = sketch;
   if (!drawn.length) add(svg, "text", { x: area.left + 12, y: area.top + 20 }, "Nothing to show.");
   for (const run of drawn) {
-    const [xs, ys] = spec.curve(run);
-    const d = xs.map((at, k) => `${k ? "L" : "M"}${x(at).toFixed(1)} ${y(ys[k]).toFixed(1)}`).join("");
     const style = `stroke:${run.colour};stroke-dasharray:${run.dashed ? "6 4" : "none"}`;
-    add(svg, "path", { class: spec.overTime ? "line thin" : "line", d, style, "data-run": plotted.indexOf(run) });
+    const line = ([xs, ys], look) => {
+      const d = xs.map((at, k) => `${k ? "L" : "M"}${x(at).toFixed(1)} ${y(ys[k]).toFixed(1)}`).join("");
+      add(svg, "path", { class: look, d, style, "data-run": plotted.indexOf(run) });
+    };
+    if (spec.under?.(run)) line(spec.under(run), "line thin under");
+    line(spec.curve(run), spec.overTime ? "line thin" : "line");
   }
   const cross = add(svg, "g", { class: "cross" });
   const show = (px) => {
@@ -30,7 +34,8 @@ function drawLines(box, spec) {
     add(cross, "line", { x1: px, x2: px, y1: area.top, y2: area.bottom });
     for (const [run, value] of known) add(cross, "circle", { cx: px, cy: y(value), r: 4, style: `fill:${run.colour}` });
     known.sort((one, other) => other[1] - one[1]);
-    return [spec.heading(x.invert(px)), ...known.map(([run, value]) => [run, run.label, spec.text(value)])];
+    const told = ([run, value]) => [[run, run.label, spec.text(value)], ...(spec.more?.(run, x.invert(px)) ?? [])];
+    return [spec.heading(x.invert(px)), ...known.flatMap(told)];
   };
   explore(sketch, show, () => cross.replaceChildren());
   if (spec.overTime && plotted[opened]?.timeline) brush(sketch);
@@ -59,6 +64,7 @@ const CDF = {
 };
 
 // A series of a run is a list of means over equal parts of its time.
+const pointsOf = (run, means) => means && [means.map((_, k) => ((k + 0.5) / means.length) * run.end_s), means];
 const overTime = (key, more) => ({
   height: 190,
   overTime: true,
@@ -66,7 +72,7 @@ const overTime = (key, more) => ({
   xTicks: timeTicks,
   yTicks: ticksIn((v) => plain(v, 3)),
   xText: "time since the first submission",
-  curve: (run) => run[key] && [run[key].map((_, k) => ((k + 0.5) / run[key].length) * run.end_s), run[key]],
+  curve: (run) => pointsOf(run, run[key]),
   domains: (drawn) => {
     const end = Math.max(...plotted.filter((run) => !run.hidden).map((run) => run.end_s), 0) || lastEnd;
     return { xDomain: [0, end], yDomain: [0, 1.06 * Math.max(...drawn.map((run) => Math.max(...run[key])), 0) || 1] };
@@ -86,6 +92,16 @@ const BUSY = overTime("busy", {
   yTicks: ticksIn((v) => percent(v, 0)),
   text: (v) => percent(v),
   describe: (run) => `mean ${percent(run.numbers.utilization)}`,
+});
+const NODES = overTime("nodes", {
+  name: "Nodes held over time",
+  height: 220,
+  under: (run) => pointsOf(run, run.filled),
+  text: (v) => `${short(v)} nodes`,
+  more: ({ node_changes: { time_s, because } }, x) => {
+    const last = time_s.findLastIndex((at) => at <= x);
+    return last < 0 ? [] : [[null, `${when(time_s[last])}: ${because[last]}`, ""]];
+  },
 });
 
 // ---- the window of the GPU timeline ----
@@ -378,7 +394,8 @@ legend();
 controls();
 for (const id of ["busy", "shares"]) byId(id).hidden = !plotted[opened]?.timeline; // no events were kept
 const named = () => ({ lines: plotted.filter((run) => !run.hidden) });
-for (const [id, spec] of Object.entries({ cdf: CDF, active: ACTIVE, waiting: WAITING, busy: BUSY })) {
+byId("nodes").hidden = !plotted.some((run) => run.nodes); // all GPUs are there all the time
+for (const [id, spec] of Object.entries({ cdf: CDF, active: ACTIVE, waiting: WAITING, busy: BUSY, nodes: NODES })) {
   chart(id, (box) => drawLines(box, spec), named);
 }
 chart("shares", drawShares, () => ({ name: plotted[opened].label }));

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from coddl.core.columns import FloatColumn
+from coddl.sim.node_scaling import NodesHeld
 from coddl.sim.report import summary
 from coddl.sim.report.series import (
     GpuChanges,
@@ -29,6 +30,7 @@ from coddl.traces.atomic_write import write_atomically
 PLOTTED_RUNS: Final = 12
 TIMELINE_CHANGES: Final = 20_000  # of one run
 TIMELINE_CHANGES_TOGETHER: Final = 60_000
+NODE_CHANGES: Final = 5_000  # of one run
 
 Json = dict[str, object]
 
@@ -92,7 +94,7 @@ def _payload(runs: Sequence[Run], title: str, window_s: tuple[float, float] | No
         "facts": _facts(runs),
         "finding": summary.finding(runs, labels, rows),
         "notes": _notes(runs, labels),
-        "columns": [asdict(column) for column in summary.COLUMNS],
+        "columns": [asdict(column) for column in summary.columns_of(runs)],
         "runs": shown,
         "opened": opened,
         "window_s": window_s,
@@ -165,11 +167,25 @@ def _plots(run: Run, held: GpuChanges | None, window_s: tuple[float, float], run
         "active": _rounded(lines.active, 2),
         "waiting": _rounded(lines.waiting, 2),
     }
+    if run.nodes is not None and lines.nodes is not None:
+        plots["nodes"] = _rounded(lines.nodes, 2)
+        plots["node_changes"] = _node_changes(run.nodes, origin_s(run))
+    if lines.filled is not None:
+        plots["filled"] = _rounded(lines.filled, 2)
     if held is not None and lines.busy is not None:
         plots["busy"] = _rounded(lines.busy, 4)
         at_most = min(TIMELINE_CHANGES, TIMELINE_CHANGES_TOGETHER // runs)
         plots["timeline"] = _timeline(run, held, window_s, at_most)
     return plots
+
+
+def _node_changes(nodes: NodesHeld, start_s: float) -> Json:
+    """The reasons of the last changes of the number of nodes; what is told of one is short."""
+    changes = nodes.changes[-NODE_CHANGES:]
+    return {
+        "time_s": [round(change.time_s - start_s, 3) for change in changes],
+        "because": [change.because for change in changes],
+    }
 
 
 def _timeline(run: Run, held: GpuChanges, window_s: tuple[float, float], at_most: int) -> Json:

@@ -39,7 +39,9 @@ class TimeSeries(NamedTuple):
     end_s: float
     active: FloatColumn  # jobs in the system
     waiting: FloatColumn  # of these, jobs without GPUs
-    busy: FloatColumn | None  # part of the GPUs that are held; None: not known
+    busy: FloatColumn | None  # part of the GPUs that jobs hold; None: not known
+    nodes: FloatColumn | None  # that are held; None: all GPUs are there all the time
+    filled: FloatColumn | None  # nodes that the GPUs which jobs hold would fill
 
 
 class Timeline(NamedTuple):
@@ -110,14 +112,23 @@ def over_time(run: Run, held: GpuChanges | None) -> TimeSeries:
     start_s, until_s = origin_s(run), end_s(run)
     submitted_s, finish_s = run.trace.submitted_s - start_s, run.finish_s[run.finished] - start_s
     arrived, gone = _step_means(submitted_s, 1, until_s), _step_means(finish_s, 1, until_s)
+    nodes = filled = None
+    if run.nodes is not None:
+        there = np.array([change.held for change in run.nodes.changes])
+        times_s = np.array([change.time_s for change in run.nodes.changes]) - start_s
+        nodes = _step_means(times_s, np.diff(there, prepend=0), until_s)
     if held is None:
         first_s = run.first_start_s[np.isfinite(run.first_start_s)] - start_s
         waiting, busy = arrived - _step_means(first_s, 1, until_s), None
     else:
         begun = (held.gpus > 0).astype(np.int64) - (held.before > 0)
         waiting = arrived - gone - _step_means(held.time_s, begun, until_s)
-        busy = _step_means(held.time_s, held.gpus - held.before, until_s) / run.key.gpus
-    return TimeSeries(until_s, arrived - gone, np.maximum(waiting, 0.0), busy)
+        used = _step_means(held.time_s, held.gpus - held.before, until_s)
+        busy = used / run.key.gpus
+        if run.nodes is not None and nodes is not None:
+            filled = used / run.nodes.gpus
+            busy = np.divide(filled, nodes, out=np.zeros_like(filled), where=nodes > 0.0)
+    return TimeSeries(until_s, arrived - gone, np.maximum(waiting, 0.0), busy, nodes, filled)
 
 
 def _step_means(time_s: FloatColumn, change: IntColumn | int, end_s: float) -> FloatColumn:

@@ -42,6 +42,10 @@ COLUMNS: Final = (
     ),
     ReportColumn("gpu_hours", "GPU-hours", "hours", "least", "GPU time held by all jobs"),
     ReportColumn(
+        "gpu_hours_held", "GPU-hours held", "hours", "least", "GPU time of the nodes, used or not"
+    ),
+    ReportColumn("avg_nodes", "Avg nodes", "ratio", "", "Mean number of nodes held"),
+    ReportColumn(
         "rho_max", "ρ max", "ratio", "least", "Finish-time fairness of the worst-treated job"
     ),
     ReportColumn(
@@ -56,8 +60,16 @@ COLUMNS: Final = (
     ),
 )
 
+OF_NODES: Final = ("gpu_hours_held", "avg_nodes")  # shown only where nodes come and go
+
 ComparisonKey = tuple[str, RunKey]  # the trace, and what else is the same
 Row = dict[str, float]
+
+
+def columns_of(runs: Sequence[Run]) -> list[ReportColumn]:
+    """The columns that say something about these runs."""
+    scales = any(run.nodes is not None for run in runs)
+    return [column for column in COLUMNS if scales or column.key not in OF_NODES]
 
 
 def comparison_key(run: Run) -> ComparisonKey:
@@ -113,7 +125,7 @@ def best_of(runs: Sequence[Run], rows: Sequence[Row]) -> list[list[str]]:
     """For each run, the columns in which no run it compares with is better and some are worse."""
     best: list[list[str]] = [[] for _ in runs]
     for group in comparable_of(runs):
-        for column in (column for column in COLUMNS if column.best):
+        for column in (column for column in columns_of(runs) if column.best):
             known = [rows[at][column.key] for at in group if np.isfinite(rows[at][column.key])]
             if len(set(known)) < 2:
                 continue
