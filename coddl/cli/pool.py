@@ -8,6 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from coddl.cli.addresses import (
+    LOOPBACK,
+    PORT,
+    Advertise,
+    Host,
+    Port,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    tls_files,
+)
 from coddl.cli.connect import (
     StateDir,
     check_choice,
@@ -25,6 +37,7 @@ from coddl.cli.engines import (
     JobsDir,
     NodeRange,
     Slots,
+    check_reachable,
     engine_bounds,
 )
 from coddl.cli.output import AsJson, Output, wants_json
@@ -44,7 +57,7 @@ Examples:
 
   coddl up --policy afs-l --foreground
 
-  coddl up --engine ray --nodes 0..8 --gpus-per-node 4   nodes of a Ray cluster, as jobs need them
+  coddl up --engine ray --nodes 0..8 --gpus-per-node 4 --host 0.0.0.0   nodes of a Ray cluster
 
   coddl up --plugin mine.py --policy mine.py:Mine     a policy of your own
 
@@ -56,6 +69,8 @@ Examples:
 
   coddl server --host 0.0.0.0      agents on other machines can connect
 
+  coddl server --host 0.0.0.0 --tls-cert head.pem --tls-key head.key --tls-ca ca.pem
+
   coddl server --log-format json
 """
 AGENT_EXAMPLES = """
@@ -63,10 +78,11 @@ Examples:
 
   coddl agent --server http://head:7433 --token-file token --jobs-dir /nfs/jobs
 
+  coddl agent --server https://head:7433 --token-file token --tls-ca ca.pem --jobs-dir /nfs/jobs
+
   coddl agent --slots 8            8 CPU slots for the pool on this machine
 """
 OWN_S: Final = 10.0  # within which a server on this machine answers
-PORT: Final = 7433
 
 SlotIds = Annotated[
     str,
@@ -115,9 +131,6 @@ CoolDown = Annotated[
         help="Minimum seconds between resizes of a job (default: 10).",
     ),
 ]
-Port = Annotated[
-    int, typer.Option(min=0, max=65535, metavar="PORT", help="Port of the server; 0: any free one.")
-]
 Foreground = Annotated[
     bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops the pool.")
 ]
@@ -126,7 +139,6 @@ Agents = Annotated[
 ]
 CancelJobs = Annotated[bool, typer.Option("--cancel-jobs", help="Cancel all jobs first.")]
 LogFormat = Annotated[Literal["console", "json"], typer.Option(help="Format of the log.")]
-Host = Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")]
 Lease = Annotated[
     float,
     typer.Option(
@@ -141,12 +153,6 @@ AgentHost = Annotated[
     typer.Option(
         metavar="HOST",
         help="Address at which other nodes reach this one (default: the one the server sees).",
-    ),
-]
-TokenFile = Annotated[
-    str,
-    typer.Option(
-        metavar="FILE", help="File with the pool's token (default: in the state directory)."
     ),
 ]
 NodeName = Annotated[
@@ -168,7 +174,11 @@ def up(
     gpus_per_node: GpusPerNode = None,
     address: EngineAddress = "",
     idle: Idle = "5m",
-    host: Host = "127.0.0.1",
+    host: Host = "",
+    advertise: Advertise = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_ca: TlsCa = "",
     jobs_dir: JobsDir = "",
     policy: Policy = "",
     placement: Placement = "",
@@ -204,12 +214,15 @@ def up(
         placement=placement,
         plugins=plugins,
         cool_down_s=cool_down_s,
-        host=host,
+        host=host or LOOPBACK,
+        advertise=advertise,
+        tls=tls_files(tls_cert, tls_key, tls_ca),
         address=address,
         jobs_dir=str(Path(jobs_dir).absolute()) if jobs_dir else "",
     )
     if engine or node_range:
         engine = engine or "local"
+        check_reachable(engine, host)
         bounds = engine_bounds(engine, node_range, gpus_per_node or slots, idle)
         options = replace(options, engine=engine, bounds=bounds)
     if cluster:
@@ -279,7 +292,7 @@ def words_of_up(options: "PoolOptions") -> list[str]:
     words += ["--cluster", options.cluster] if options.cluster else []
     if options.cool_down_s is not None:
         words += ["--cool-down", str(options.cool_down_s)]
-    words += ["--host", options.host]
+    words += ["--host", options.host, *options.names]
     words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
     if (bounds := options.bounds) is not None:
         words += ["--engine", options.engine, "--nodes", f"{bounds.least}..{bounds.most}"]
@@ -381,8 +394,12 @@ def _cancel_all(folder: Path) -> int:
 
 def server(
     *,
-    host: Host = "127.0.0.1",
+    host: Host = "",
     port: Port = PORT,
+    advertise: Advertise = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_ca: TlsCa = "",
     policy: Policy = "",
     placement: Placement = "",
     plugin: Plugins = None,
@@ -399,8 +416,10 @@ def server(
         from coddl.server.main import ServeOptions, serve
     options = ServeOptions(
         state_dir=state_folder(state_dir),
-        host=host,
+        host=host or LOOPBACK,
         port=port,
+        advertise=advertise,
+        tls=tls_files(tls_cert, tls_key, tls_ca),
         policy=policy,
         placement=placement,
         plugins=tuple(plugin or ()),
@@ -416,6 +435,7 @@ def agent(
     *,
     server: AgentServer = "",
     token_file: TokenFile = "",
+    tls_ca: TlsCa = "",
     name: NodeName = "",
     slots: Slots = None,
     slot_ids: SlotIds = "",
@@ -426,15 +446,17 @@ def agent(
     state_dir: StateDir = "",
 ) -> None:
     """Add this machine's GPUs to a pool, in the foreground. Jobs run as the current user."""
-    from coddl.api.client import find, state_folder
+    from coddl.api.client import Credentials, find, state_folder
 
     folder = state_folder(state_dir)
+    address = find(server, state_dir, given=Credentials(token_file, tls_ca))
     with needs("agent"):
         from coddl.agent.main import run_agent
         from coddl.agent.options import AgentOptions
     options = AgentOptions(
-        server=find(server, state_dir).url,
-        token_file=Path(token_file).absolute() if token_file else folder / "token",
+        server=address.for_agents,
+        token=address.token,
+        tls_ca=address.ca,
         state_dir=folder,
         jobs_dir=Path(jobs_dir).absolute() if jobs_dir else None,
         name=name,

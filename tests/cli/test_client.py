@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from coddl.api import client as api
-from coddl.api.client import Client, RequestRefused, ServerAddress, Unreachable, events_of, find
+from coddl.api.client import Client, RequestRefused, ServerAddress, Unreachable, find
+from coddl.api.server_events import events_of
 from coddl.core.errors import UserError
 from tests.cli.stub_pool import BREAK, HANG_UP, TOKEN, Reply, StubPool, problem
 

@@ -18,7 +18,7 @@ from coddl.cli.pool import checked_cluster
 from coddl.cli.pool import down as stop
 from coddl.core.errors import UserError
 from coddl.engines import pool as pool_process
-from coddl.engines.pool import PoolOptions, down, make_folder, supervisor_of
+from coddl.engines.pool import AnnouncedServer, PoolOptions, down, make_folder, supervisor_of
 from coddl.engines.processes import Child, rotate
 from tests.cli.stub_pool import Reply, StubPool
 from tests.runtime.harness import ROOT, lives, wait_until
@@ -373,7 +373,7 @@ def test_a_server_that_left_no_address(tmp_path: Path) -> None:
     (tmp_path / "server.json").write_text("{")
     assert pool_process.server_of(tmp_path) is None
     (tmp_path / "server.json").write_text(json.dumps({"url": "http://x", "pid": 3}))
-    assert pool_process.server_of(tmp_path) == ("http://x", 3)
+    assert pool_process.server_of(tmp_path) == AnnouncedServer("http://x", 3)
 
 
 def test_no_moment_is_wrong_for_a_signal(keep: Keep) -> None:
