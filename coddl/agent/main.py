@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import fcntl
 import getpass
+import importlib.metadata
 import logging
 import os
+import platform
 import re
 import secrets
 import signal
@@ -171,7 +173,17 @@ def _hello(info: NodeInfo, boot: str, jobs: JobsFolder) -> Hello:
         peer_token=info.address.token,
         devices=info.devices,
         jobs=jobs,
+        python=platform.python_version(),
+        torch=_installed("torch"),
     )
+
+
+def _installed(package: str) -> str:
+    """Tell which version of a package there is, without importing it; empty: none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 async def _until_told(

@@ -53,6 +53,8 @@ class Hello(Message, frozen=True):
     peer_token: str  # what a lead must know to use them; never logged, never stored
     devices: tuple[Device, ...]
     jobs: JobsFolder  # as it was found; the server says whose it is to be
+    python: str = ""  # its version: the interpreter of jobs that name none; empty: an older agent
+    torch: str = ""  # the version installed there; empty: none
 
 
 class Beat(Message, frozen=True):

@@ -194,17 +194,11 @@ def up(
 ) -> None:
     """Start a pool on this machine: a server and an agent, in the background."""
     from coddl.api.client import state_folder
-    from coddl.engines.pool import PoolOptions, supervisor_of
-    from coddl.engines.pool import up as start
+    from coddl.engines.pool import PoolOptions
 
     plugins = tuple(str(Path(path).absolute()) for path in plugin or ())
     check_choice(policy, placement, plugins)
-    if agents > 1 and slots is None:
-        raise UserError(
-            f"--agents {agents} can't be used by itself",
-            "all agents would use the same GPUs",
-            f"--agents {agents} --slots 2",
-        )
+    _check_agents(agents, slots)
     options = PoolOptions(
         folder=state_folder(state_dir),
         port=port,
@@ -229,10 +223,26 @@ def up(
         options = replace(options, cluster=checked_cluster(cluster, options.nodes))
     if foreground:
         raise typer.Exit(_supervise(options))
+    _start(options, wants_json(output, as_json))
+
+
+def _check_agents(agents: int, slots: int | None) -> None:
+    if agents > 1 and slots is None:
+        raise UserError(
+            f"--agents {agents} can't be used by itself",
+            "all agents would use the same GPUs",
+            f"--agents {agents} --slots 2",
+        )
+
+
+def _start(options: "PoolOptions", as_json: bool) -> None:
+    """Start a pool in the background, unless it runs, and tell of it."""
+    from coddl.engines.pool import supervisor_of, up
+
     is_new = supervisor_of(options.folder) is None
     if is_new:
-        start(options, words_of_up(options), lambda: is_ready(options))
-    _tell_up(options, is_new, wants_json(output, as_json))
+        up(options, words_of_up(options), lambda: is_ready(options))
+    _tell_up(options, is_new, as_json)
 
 
 def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
