@@ -27,6 +27,13 @@ Advertise = Annotated[
         help="Name or address of this machine for others (default: of the certificate, or found).",
     ),
 ]
+AgentHost = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST",
+        help="Address at which other nodes reach this one (default: the one the server sees).",
+    ),
+]
 TlsCert = Annotated[
     str,
     typer.Option(metavar="FILE", help="Certificate (PEM, with its chain): serve HTTPS alone."),

@@ -12,6 +12,7 @@ from coddl.cli.addresses import (
     LOOPBACK,
     PORT,
     Advertise,
+    AgentHost,
     Host,
     Port,
     TlsCa,
@@ -148,13 +149,6 @@ Lease = Annotated[
         help="Seconds without the server after which agents save and stop their jobs.",
     ),
 ]
-AgentHost = Annotated[
-    str,
-    typer.Option(
-        metavar="HOST",
-        help="Address at which other nodes reach this one (default: the one the server sees).",
-    ),
-]
 NodeName = Annotated[
     str, typer.Option("--name", metavar="NAME", help="Name of the node (default: the machine's).")
 ]
@@ -249,7 +243,7 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
     from coddl.engines.pool import server_of, supervisor_of
 
     about = server_of(options.folder)
-    url = about[0] if about else ""
+    url = about.url if about else ""
     if as_json:
         told = {"state_dir": str(options.folder), "url": url, "started": is_new}
         print(json.dumps({**told, "pid": supervisor_of(options.folder)}, indent=2))
@@ -259,6 +253,10 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
                 client.delete("/engine")
         print(f"pool started at {url}: {_slots(options.folder, options.bounds)}")
         _note_problems(options.folder)
+        if options.host != LOOPBACK:
+            ca = " --tls-ca FILE" if about and about.ca else ""
+            more = f"coddl agent --server {url} --token-file FILE{ca} --jobs-dir DIR"
+            print(f"add a machine: {more}", file=sys.stderr)
         print("submit a job: coddl submit train.py   stop the pool: coddl down", file=sys.stderr)
     else:
         where = url or options.folder
