@@ -67,6 +67,7 @@ class TlsServer:
     folder: Path
     ca: CertificateAuthority
     port: int
+    plain: int  # the port of another server, without TLS
 
     @property
     def state(self) -> Path:
@@ -78,7 +79,19 @@ class TlsServer:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
+def plain() -> Iterator[int]:
+    """Give the port of something that answers plain HTTP."""
+    words = [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"]
+    with subprocess.Popen(
+        [words[0], "-u", *words[1:]], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline().split(" port ")[1].split()[0])
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, plain: int) -> Iterator[TlsServer]:
     folder = tmp_path_factory.mktemp("tls")
     ca = make_ca(folder)
     leaf = ca.sign("head", "DNS:localhost")
@@ -95,7 +108,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
 
     eventually(listens, "the server to listen")
     assert about["url"].startswith("https://localhost:")
-    yield TlsServer(folder, ca, int(about["url"].rpartition(":")[2]))
+    yield TlsServer(folder, ca, int(about["url"].rpartition(":")[2]), plain)
     started.end()
     assert "Traceback" not in started.log.read_text()
     assert (folder / "state" / "token").is_file()
@@ -171,26 +184,14 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module")
-def plain() -> Iterator[int]:
-    """Give the port of something that answers plain HTTP."""
-    words = [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"]
-    with subprocess.Popen(
-        [words[0], "-u", *words[1:]], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        yield int(process.stdout.readline().split(" port ")[1].split()[0])
-        process.kill()
-
-
 @pytest.mark.parametrize("command", ["nodes", "agent"])
 @pytest.mark.parametrize(("words", "said", "try_"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_wrong_is_told_and_what_to_try(
-    words: tuple[str, ...], said: str, try_: str, command: str, server: TlsServer, plain: int
+    words: tuple[str, ...], said: str, try_: str, command: str, server: TlsServer
 ) -> None:
     (server.folder / "open").write_text(server.token_file.read_text())
     (server.folder / "open").chmod(0o644)
-    parts = {"port": server.port, "plain": plain}
+    parts = {"port": server.port, "plain": server.plain}
     told = [word.format(**parts) for word in words]
     more = ("--slots", "1", "--no-warm", "--name", "x") if command == "agent" else ()
     token = () if "--token-file" in told else ("--token-file", server.token_file)
