@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 import typer
 
@@ -240,6 +241,7 @@ def _start(options: "PoolOptions", as_json: bool) -> None:
 
 
 def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
+    from coddl.api.client import LOOPBACK as LOOPBACK_NAMES
     from coddl.engines.pool import server_of, supervisor_of
 
     about = server_of(options.folder)
@@ -253,10 +255,10 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
                 client.delete("/engine")
         print(f"pool started at {url}: {_slots(options.folder, options.bounds)}")
         _note_problems(options.folder)
-        if options.host != LOOPBACK:
+        if urlsplit(url).hostname not in LOOPBACK_NAMES:
             ca = " --tls-ca FILE" if about and about.ca else ""
             more = f"coddl agent --server {url} --token-file FILE{ca} --jobs-dir DIR"
-            print(f"add a machine: {more}", file=sys.stderr)
+            print(f"add a machine: {more} (FILE: {options.folder}/token)", file=sys.stderr)
         print("submit a job: coddl submit train.py   stop the pool: coddl down", file=sys.stderr)
     else:
         where = url or options.folder

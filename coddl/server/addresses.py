@@ -1,6 +1,10 @@
 """Where a server can be found: by this machine, and by others."""
 
+import contextlib
+import fcntl
 import socket
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
@@ -10,7 +14,9 @@ from coddl.server.http import LOOPBACK
 from coddl.server.tls import CANNOT, Certificate
 
 ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and how this machine reaches such a server
-ELSEWHERE: Final = ("192.0.2.1", 9)  # an address for documentation: nothing is sent there
+# Addresses for documentation: nothing is sent there.
+ELSEWHERE: Final = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
+SIOCGIFADDR: Final = 0x8915  # of linux/sockios.h: the address of an interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +38,7 @@ def endpoint_of(host: str, port: int, advertise: str, certificate: Certificate |
     if advertise and ("/" in advertise or ("]" in advertise or advertise.count(":") == 1)):
         because = f'"{advertise}" is neither a host name nor an address'
         raise UserError(f"--advertise {advertise} can't be used", because, "--advertise head")
-    is_local = _is_loopback(host)
-    name = advertise or (
-        _chosen(host) if certificate is None else _certified(host, certificate, is_local)
-    )
+    name = advertise or (_chosen(host) if certificate is None else _certified(host, certificate))
     if certificate is not None and not certificate.is_for(name):
         raise UserError(
             CANNOT,
@@ -45,8 +48,9 @@ def endpoint_of(host: str, port: int, advertise: str, certificate: Certificate |
     scheme = "http" if certificate is None else "https"
     advertised = f"{scheme}://{_bracketed(name)}:{port}"
     here = f"http://{_bracketed(ANY.get(host, host))}:{port}"
-    hosts = LOOPBACK | {host, name} if is_local else frozenset[str]()
-    return Endpoint(here if certificate is None else advertised, advertised, hosts, is_local)
+    hosts = LOOPBACK | {host, name} if _is_loopback(host) else frozenset[str]()
+    url = here if certificate is None else advertised
+    return Endpoint(url, advertised, hosts, is_local=_is_loopback(host) or _is_loopback(name))
 
 
 def _chosen(host: str) -> str:
@@ -54,27 +58,28 @@ def _chosen(host: str) -> str:
     if host not in ANY:
         return host
     family = socket.AF_INET6 if host == "::" else socket.AF_INET
-    target = ("2001:db8::1", 9) if host == "::" else ELSEWHERE
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)
+            probe.connect(ELSEWHERE[family])
             return str(probe.getsockname()[0])
-    except OSError:  # no route leads out; then what its name leads to
-        return _of_own_name() or ANY[host]
+    except OSError:  # no route leads out of its own network
+        return next(_own_addresses(), ANY[host])
 
 
-def _of_own_name() -> str:
-    try:
-        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except OSError:
-        return ""
-    addresses = [str(address[0]) for *_, address in found]
-    return next((each for each in addresses if not _is_loopback(each)), "")
+def _own_addresses() -> Iterator[str]:
+    """Give the IPv4 addresses of this machine by which others may reach it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_:
+        for _, name in socket.if_nameindex():
+            asked = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):  # an interface without one
+                found = socket.inet_ntoa(fcntl.ioctl(any_, SIOCGIFADDR, asked)[20:24])
+                if not _is_loopback(found):
+                    yield found
 
 
-def _certified(host: str, certificate: Certificate, is_local: bool) -> str:
+def _certified(host: str, certificate: Certificate) -> str:
     """Choose a name that is in the certificate: this machine's, if it is there."""
-    if is_local:
+    if is_local := _is_loopback(host):
         own = [host, "localhost"]
     else:
         own = [socket.gethostname(), socket.getfqdn(), _chosen(host)]

@@ -116,7 +116,7 @@ async def _serve(
         if not endpoint.is_local:
             more = " --tls-ca FILE" if ca else ""
             agents = f"coddl agent --server {endpoint.advertised} --token-file FILE{more}"
-            log.info("agents_can_join", with_=agents, token_file=str(folder / "token"))
+            log.info("agents_can_join", command=agents, token_file=str(folder / "token"))
         await http_server.serve(sockets=[listener])
     log.info("server_stopped")
     if server.failure is not None:

@@ -3,8 +3,24 @@
 import json
 from pathlib import Path
 
+from coddl.server.addresses import endpoint_of
 from tests.certificates import make_ca
+from tests.e2e.netns import Cluster, Visit
 from tests.e2e.up_pool import UpPool
+
+
+def test_a_machine_without_a_way_out_is_advertised_by_the_address_that_it_has() -> None:
+    cluster = Cluster(["n1"])
+    try:
+        cluster.open()
+        visit = Visit(cluster.head)
+        found = visit.do(lambda: endpoint_of("0.0.0.0", 80, "", None))
+        visit.close()
+    finally:
+        cluster.close()
+    assert found.advertised == f"http://{cluster.head.address}:80"
+    assert found.url == "http://127.0.0.1:80"
+    assert not found.is_local
 
 
 def test_a_job_trains_in_a_pool_over_tls(tmp_path: Path) -> None:
