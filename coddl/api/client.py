@@ -137,13 +137,31 @@ def token_for(folder: Path, env: Mapping[str, str], given: Credentials) -> str:
         return read_token(Path(file))
     if token := env.get("CODDL_TOKEN", ""):
         return token
-    return read_token(folder / "token") if (folder / "token").exists() else ""
+    try:
+        (folder / "token").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise _closed(folder, error) from None
+    return read_token(folder / "token")
 
 
 def _read(path: Path) -> str:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    try:
         return path.read_text("utf-8", errors="replace")
-    return ""
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise _closed(path.parent, error) from None
+
+
+def _closed(folder: Path, error: OSError) -> UserError:
+    """Say that a pool of this machine is another user's."""
+    return UserError(
+        f"the pool of {folder} can't be used from here",
+        f"{error.filename}: {error.strerror}",
+        "CODDL_SERVER with its address, and CODDL_TOKEN_FILE with a copy of its token",
+    )
 
 
 def _checked(url: str, ca: str) -> str:

@@ -92,6 +92,20 @@ def test_what_a_server_of_this_machine_has_left_says_who_verifies_it(tmp_path: P
     assert tunnel.url == "http://127.0.0.1:1"
 
 
+def test_a_pool_of_another_user_is_told_as_such(tmp_path: Path, pool: StubPool) -> None:
+    pool.announce(tmp_path / "theirs")
+    (tmp_path / "theirs").chmod(0o000)
+    own = os.geteuid()
+    try:
+        os.seteuid(65534 if own == 0 else own)  # root may enter any folder
+        for env in ({}, {"CODDL_TOKEN": "t"}):
+            with pytest.raises(UserError, match=r"theirs can't be used from here"):
+                find("", str(tmp_path / "theirs"), env)
+    finally:
+        os.seteuid(own)
+        (tmp_path / "theirs").chmod(0o700)
+
+
 def test_a_state_folder_may_be_given(tmp_path: Path, pool: StubPool) -> None:
     pool.announce(tmp_path / "mine")
     assert find("", str(tmp_path / "mine"), {}).found == tmp_path / "mine" / "server.json"
