@@ -35,9 +35,7 @@ def endpoint_of(host: str, port: int, advertise: str, certificate: Certificate |
     `advertise` is the name that the operator gave, if any. With TLS every client, on this machine
     too, must use a name that is in the certificate.
     """
-    if advertise and ("/" in advertise or ("]" in advertise or advertise.count(":") == 1)):
-        because = f'"{advertise}" is neither a host name nor an address'
-        raise UserError(f"--advertise {advertise} can't be used", because, "--advertise head")
+    _check_name(advertise, host)
     name = advertise or (_chosen(host) if certificate is None else _certified(host, certificate))
     if certificate is not None and not certificate.is_for(name):
         raise UserError(
@@ -46,11 +44,31 @@ def endpoint_of(host: str, port: int, advertise: str, certificate: Certificate |
             f"--advertise with one of these names, or a certificate that names {name}",
         )
     scheme = "http" if certificate is None else "https"
-    advertised = f"{scheme}://{_bracketed(name)}:{port}"
-    here = f"http://{_bracketed(ANY.get(host, host))}:{port}"
     hosts = LOOPBACK | {host, name} if _is_loopback(host) else frozenset[str]()
-    url = here if certificate is None else advertised
-    return Endpoint(url, advertised, hosts, is_local=_is_loopback(host) or _is_loopback(name))
+    return Endpoint(
+        f"{scheme}://{_bracketed(_name_here(host, name, certificate))}:{port}",
+        f"{scheme}://{_bracketed(name)}:{port}",
+        hosts,
+        is_local=_is_loopback(name),
+    )
+
+
+def _check_name(advertise: str, host: str) -> None:
+    what = f"--advertise {advertise} can't be used"
+    if "/" in advertise or "]" in advertise or advertise.count(":") == 1:
+        because = f'"{advertise}" is neither a host name nor an address'
+        raise UserError(what, because, "--advertise head")
+    if advertise and _is_loopback(host) and not _is_loopback(advertise):
+        because = f"the server listens on {host}, which other machines can't reach"
+        raise UserError(what, because, "--host 0.0.0.0")
+
+
+def _name_here(host: str, name: str, certificate: Certificate | None) -> str:
+    """Choose how this machine names itself: by loopback, if the server can be asked so."""
+    if certificate is None:
+        return ANY.get(host, host)
+    own = [ANY[host], "localhost"] if host in ANY else []
+    return next((each for each in own if certificate.is_for(each)), name)
 
 
 def _chosen(host: str) -> str:

@@ -31,7 +31,7 @@ def test_the_commands_make_a_certificate_that_strict_clients_accept(tmp_path: Pa
     subprocess.run(["bash", "-ec", script], cwd=tmp_path, check=True, capture_output=True)
     files = TlsFiles(tmp_path / "head.pem", tmp_path / "head.key", str(tmp_path / "ca.pem"))
     certificate = certificate_of(files)
-    assert certificate.names == ("head", "head.example.org", "10.0.0.5")
+    assert certificate.names == ("head", "head.example.org", "localhost", "10.0.0.5")
     strict = ["openssl", "verify", "-x509_strict", "-CAfile", "ca.pem", "head.pem"]
     # As Python does from 3.13 on.
     assert subprocess.run(strict, cwd=tmp_path, check=False, capture_output=True).returncode == 0

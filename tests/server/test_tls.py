@@ -96,7 +96,6 @@ def test_without_tls_the_address_is_the_one_given() -> None:
     assert any_.hosts == frozenset()
     six = endpoint_of("::", 80, "fd00::5", None)
     assert (six.url, six.advertised) == ("http://[::1]:80", "http://[fd00::5]:80")
-    assert "head" in endpoint_of("127.0.0.1", 80, "head", None).hosts  # as through a tunnel
     found = endpoint_of("0.0.0.0", 80, "", None).advertised
     assert "0.0.0.0" not in found
 
@@ -114,6 +113,21 @@ CHOSEN = {
     "any other, if that is not there": ("0.0.0.0", "", "DNS:*.x,DNS:pool.example", "pool.example"),
     "the one given": ("0.0.0.0", "b", "DNS:a,DNS:b", "b"),
 }
+
+
+def test_a_name_for_others_is_refused_where_they_could_not_reach_the_server() -> None:
+    with pytest.raises(UserError, match=r"listens on 127.0.0.1, which other machines can't reach"):
+        endpoint_of("127.0.0.1", 80, "head", None)
+    assert endpoint_of("127.0.0.1", 80, "localhost", None).advertised == "http://localhost:80"
+
+
+def test_with_tls_this_machine_uses_loopback_if_that_is_in_the_certificate(tmp_path: Path) -> None:
+    names = "DNS:head,DNS:localhost"
+    endpoint = endpoint_of(
+        "0.0.0.0", 80, "head", certificate_of(self_signed(tmp_path / "a", names))
+    )
+    assert (endpoint.url, endpoint.advertised) == ("https://localhost:80", "https://head:80")
+    assert not endpoint.is_local
 
 
 @pytest.mark.parametrize(("host", "given", "names", "want"), CHOSEN.values(), ids=CHOSEN.keys())
