@@ -19,6 +19,7 @@ ENTRIES: Final = {
     "server": ("coddl.cli.main", "coddl.server.main"),
     "agent": ("coddl.cli.main", "coddl.agent.main", "coddl.agent.options"),
     "ray": ("coddl.engines.ray",),
+    "s3": ("coddl.agent.object_store", "s3fs"),
     "testing": ("coddl.testing",),
 }
 MODULES: Final = {  # of distributions that are imported under another name

@@ -18,21 +18,23 @@ from typing import IO, Final
 
 import structlog
 
-from coddl.agent import command_guard, orphans
-from coddl.agent.job_directories import note_attempt
+from coddl.agent import carried_folder, command_guard, orphans
+from coddl.agent.job_directories import newest_attempt, note_attempt
 from coddl.agent.job_runner import JobRun, RunListener, defect_of
 from coddl.agent.reconcile import Addresses
 from coddl.agent.run_reporter import Asked
 from coddl.core.pool.orders import AssignedSlot
-from coddl.core.pool.records import Outcome, RunChanged, RunEnded, RunStepped, Trouble
+from coddl.core.pool.records import Outcome, RunChanged, RunEnded, RunStepped, RunUnsaved, Trouble
 from coddl.runtime.supervisor.job_errors import failure, last_line
 from coddl.runtime.supervisor.job_status import RETIRED
 from coddl.runtime.supervisor.loop import Channel, LogPipe, Loop
+from coddl.runtime.supervisor.remote_files import uri_for
 from coddl.runtime.supervisor.worker_record import signal_name
 from coddl.runtime.wire import Message
 
 NOTICE: Final = "CODDL_NOTICE"
 REQUEUE: Final = RETIRED  # the command's own wish to be run again: EX_TEMPFAIL
+STORE_AGAIN_S: Final = 10.0
 CANCEL_S: Final = 10.0  # between SIGTERM and SIGKILL for a command that was cancelled
 
 log = structlog.get_logger()
@@ -52,6 +54,9 @@ class CommandRunner:
         self._asked: Asked = ""
         self._ours: Trouble | None = None  # why we ended it ourselves
         self._is_dropped = False
+        self._is_unsaved = False  # its files can't be stored
+        self._is_cancelled = False
+        self._gives_up = threading.Event()  # of storing them
         self._refused = ""  # why it could not be started
         self._last_lines: dict[str, str] = {}  # by stream
         self._pid: int | None = None
@@ -75,21 +80,28 @@ class CommandRunner:
         self._loop.post(lambda: self._leave("retire", reason, self.run.spec.launch.grace_s))
 
     def cancel(self) -> None:
+        self._is_cancelled = True
+        self._gives_up.set()
         self._loop.post(lambda: self._leave("cancel", "the job was cancelled", CANCEL_S))
 
     def fail(self, trouble: Trouble) -> None:
         self._loop.post(lambda: self._fail(trouble))
 
-    def force(self, *, at_all_costs: bool) -> bool:  # noqa: ARG002 - its state is its own affair
+    def force(self, *, at_all_costs: bool) -> bool:
+        if self._is_unsaved and not at_all_costs:
+            return False
+        if at_all_costs:
+            self._gives_up.set()
         self._loop.post(lambda: self._signal(signal.SIGKILL))
         return True
 
     @property
     def is_unsaved(self) -> bool:
-        return False
+        return self._is_unsaved
 
     def release(self) -> None:
         self._is_dropped = True
+        self._gives_up.set()
         self._loop.post(lambda: self._signal(signal.SIGKILL))
 
     def join(self, timeout_s: float) -> bool:
@@ -101,8 +113,11 @@ class CommandRunner:
     def _work(self) -> None:
         end: RunEnded | None = None
         try:
+            self._bring_files()
             self._run()
             end = self._ended()
+            self._listener.on_slots(self.run, (), None)
+            end = self._stored(end)
         except OSError as error:
             because = f"the operating system refused: {error.strerror or error}"
             trouble = Trouble(f"{self._argv[0]} can't be started", because, "try again later")
@@ -117,6 +132,32 @@ class CommandRunner:
             if end is not None and not self._is_dropped:
                 self._listener.on_fact(self.run, end)
             self._listener.on_over(self.run)
+
+    def _bring_files(self) -> None:
+        """Have the command find what it has saved on another node."""
+        environment = self.run.environment
+        if environment.remote is not None and self.run.spec.tier == "restartable":
+            carried_folder.bring(
+                environment.remote, environment.folder, newest_attempt(environment)
+            )
+
+    def _stored(self, end: RunEnded) -> RunEnded:
+        """Store what the command has saved where other nodes find it; try until it is there."""
+        environment, run = self.run.environment, self.run
+        is_needed = run.spec.tier == "restartable" and end.outcome not in ("succeeded", "cancelled")
+        while environment.remote is not None and is_needed and not self._gives_up.is_set():
+            try:
+                carried_folder.store(environment.remote, environment.folder, run.attempt)
+                break
+            except OSError as error:
+                what = "the files of the job can't be stored"
+                trouble = Trouble(what, f"{error}", f"check {environment.remote.uri}")
+                self._listener.on_fact(run, RunUnsaved(run.job, run.attempt, 0, trouble))
+                self._is_unsaved = True
+                self._gives_up.wait(STORE_AGAIN_S)
+        was_cancelled = self._is_unsaved and self._is_cancelled
+        self._is_unsaved = False
+        return self._end("cancelled") if was_cancelled else end
 
     @property
     def _argv(self) -> tuple[str, ...]:
@@ -308,6 +349,7 @@ def command_env(run: JobRun, assigned: Sequence[AssignedSlot], port: int) -> Map
         "CODDL_MIN_GPUS": str(run.spec.gpus_min),
         "CODDL_MAX_GPUS": str(run.spec.gpus_max),
         "CODDL_CHECKPOINT_DIR": str(run.environment.folder),
+        "CODDL_CHECKPOINT_URI": uri_for(run.environment.remote),
         "CODDL_SLOT": ",".join(str(each.slot) for each in assigned),
         "CODDL_NODES": "1",
         "CODDL_GPUS_PER_NODE": gpus,

@@ -27,6 +27,7 @@ from typing import IO, Final
 
 import msgspec
 
+from coddl.agent.object_store import ObjectFiles, ObjectStore
 from coddl.api.code import BYTES_MAX, digest_of
 from coddl.api.jobsfolder import write_safely
 from coddl.core.errors import UserError
@@ -73,14 +74,21 @@ class JobDirectories:
         self, jobs: Path, archives: Path, fetch: Fetch, archives_max: int = ARCHIVES_MAX
     ) -> None:
         self.pool = ""  # whose jobs these are; known once the server has said so
+        self.store: ObjectStore | None = None  # that the pool keeps checkpoints at; the same
         self._archives_max = archives_max
         self._jobs = jobs
         self._archives = archives
         self._fetch = fetch
 
     def checkpoints(self, job: int) -> Path:
-        """Name the folder of a job's state."""
+        """Name the folder of a job's state; with a store, of copies of it."""
         return self._base(job) / "checkpoints"
+
+    def remote(self, job: int, spec: JobSpec) -> ObjectFiles | None:
+        """Give the place of a job's state that all nodes reach; None: they share the folder."""
+        if self.store is None:
+            return None
+        return self.store.files(self.pool, f"{job}-{spec.uid}" if spec.uid else f"{job}")
 
     def prepare(self, job: int, spec: JobSpec) -> Path:
         """Have the job's code in place; give the folder it starts in.
@@ -108,7 +116,10 @@ class JobDirectories:
 
         Nothing, if another node has begun a newer attempt: then that one's end counts.
         """
-        base = self._base(job)
+        base, remote = self._base(job), self.remote(job, spec)
+        if forget and remote is not None:
+            with contextlib.suppress(OSError):
+                remote.remove_all()
         if not base.exists():
             return
         with contextlib.suppress(OSError, ForeignFolder):
@@ -247,6 +258,11 @@ def note_attempt(environment: JobEnvironment, attempt: int) -> None:
     with contextlib.suppress(OSError):  # then the job will fail at better words
         base.mkdir(parents=True, exist_ok=True)
         _mark(base, attempt).touch()
+
+
+def newest_attempt(environment: JobEnvironment) -> int:
+    """Tell the newest attempt that has begun on this node, or on those that share its folder."""
+    return max(_attempts(environment.folder.parent), default=0)
 
 
 def _mark(base: Path, attempt: int) -> Path:

@@ -124,5 +124,6 @@ class JobEnvironments:
                 MARK: self._mark,
             },
             folder=self._directories.checkpoints(job),
+            remote=self._directories.remote(job, spec),
             cpus=self._cores,
         )

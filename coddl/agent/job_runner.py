@@ -223,6 +223,7 @@ def job_of(run: JobRun) -> Job:
         cwd=environment.cwd,
         env=environment.env,
         folder=environment.folder,
+        remote=environment.remote,
         python=environment.python,
         workers_min=spec.gpus_min,
         workers_max=spec.gpus_max,

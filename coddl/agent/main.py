@@ -36,6 +36,7 @@ from coddl.agent.job_environments import JobEnvironments, base_env
 from coddl.agent.logs import LogSpool
 from coddl.agent.memory_watch import watch_memory
 from coddl.agent.node_agent import NodeAgent, NodeInfo
+from coddl.agent.object_store import ObjectStore
 from coddl.agent.options import AgentOptions
 from coddl.agent.orphans import OrphanProcesses, mark_of
 from coddl.agent.server_session import ReportOutbox, ServerSession, now_s
@@ -119,6 +120,7 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
         outbox,
         tls=tls,
         on_pool=partial(_join, directories, jobs),
+        on_store=partial(_use_store, directories),
         fence=fence.set,
     )
     job_hosts.start()
@@ -160,6 +162,18 @@ def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:
         because = f"{error.filename}: {error.strerror}"
         raise UserError(f"{path} can't be written", because, "another --jobs-dir") from None
     directories.pool = pool
+
+
+def _use_store(directories: JobDirectories, uri: str) -> None:
+    """Keep checkpoints where the pool does; raises UserError if that can't be reached from here."""
+    if directories.pool:  # jobs may run that keep theirs where they began
+        where = uri or "the jobs folders of its nodes"
+        because = f"it now keeps checkpoints at {where}"
+        raise UserError("the agent can't rejoin the pool", because, "start the agent again")
+    store = ObjectStore(uri)
+    store.check()
+    directories.store = store
+    log.info("checkpoints_at", uri=uri)
 
 
 def _hello(info: NodeInfo, boot: str, jobs: JobsFolder) -> Hello:

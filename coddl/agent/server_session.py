@@ -212,6 +212,10 @@ def pauses_s(chance: Callable[[], float] = random.random) -> Iterable[float]:
         pause_s = min(PAUSE_S_MAX, pause_s * 2)
 
 
+class _StoreChanged(Exception):
+    """The pool keeps checkpoints elsewhere than it was told; it is to be told anew."""
+
+
 class ServerSession:
     """Keeps the connection to the server up, and the lease renewed."""
 
@@ -223,10 +227,12 @@ class ServerSession:
         outbox: ReportOutbox,
         *,
         on_pool: Callable[[str], None],
+        on_store: Callable[[str], None],
         fence: Callable[[float], None] = lambda _at_s: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`on_pool` hears of the pool that has welcomed us before any orders come; it may raise.
+        """`on_pool` hears of the pool that has welcomed us before any orders come; before that,
+        `on_store` hears where it keeps checkpoints. Both may raise.
 
         `fence` is told when all must have ended, before anything is done under a lease.
         """
@@ -237,6 +243,7 @@ class ServerSession:
         self._hello = hello
         self._outbox = outbox
         self._on_pool = on_pool
+        self._on_store = on_store
         self._pool = ""  # that has welcomed us
         self._fence = fence
         self._changed = asyncio.Event()
@@ -252,6 +259,8 @@ class ServerSession:
                     await self._greet(line)
                     pauses = iter(pauses_s())
                     await self._serve(line, worker)
+            except _StoreChanged:
+                continue
             except ServerRefusal as refusal:
                 if self.lease.standing(now_s()) == "none":
                     raise
@@ -331,6 +340,10 @@ class ServerSession:
                 self._beat_every_s = answer.beat_every_s
                 self._on_lease()
                 log.info("server_connected", server=answer.version, lease_s=answer.lease_s)
+            case wire.UseStore(checkpoints=uri):
+                await asyncio.to_thread(self._on_store, uri)
+                self._hello = msgspec.structs.replace(self._hello, checkpoints=uri)
+                raise _StoreChanged
             case wire.Refused(what=what, because=because, try_=try_):
                 raise ServerRefusal(what, because, try_)
             case _:
@@ -366,8 +379,8 @@ class ServerSession:
                     self._outbox.acknowledged(number)
                 case wire.Refused(what=what, because=because, try_=try_):
                     raise ServerRefusal(what, because, try_)
-                case wire.Welcome():
-                    pass
+                case wire.Welcome() | wire.UseStore():
+                    pass  # answers to hello
                 case _:
                     assert_never(message)
         raise ConnectionError("the server closed the connection")

@@ -349,6 +349,7 @@ class PoolView(View):
     lease_s: float
     started_s: float
     is_ready: bool
+    checkpoints: str = ""  # the URI where jobs keep them; empty: the jobs folders of the nodes
 
 
 class VersionView(View):

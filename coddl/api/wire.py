@@ -3,6 +3,7 @@
 | from the agent | when | answer |
 |---|---|---|
 | `hello` | first; again after every silence | `welcome`, then `orders`; or `refused` and a close |
+| | | or `use_store` and a close; the agent says hello anew when it can use that store |
 | `beat` | every `beat_every_s` | `renewed`, with the same number |
 | `holding` | after every change, for every `orders`, and with every beat | none |
 | `report` | a fact that must not be lost; again until it is acknowledged | `ack` |
@@ -53,6 +54,7 @@ class Hello(Message, frozen=True):
     peer_token: str  # what a lead must know to use them; never logged, never stored
     devices: tuple[Device, ...]
     jobs: JobsFolder  # as it was found; the server says whose it is to be
+    checkpoints: str = ""  # the URI that it keeps them at, which it can read and write
     python: str = ""  # its version: the interpreter of jobs that name none; empty: an older agent
     torch: str = ""  # the version installed there; empty: none
 
@@ -138,6 +140,12 @@ class Welcome(Message, frozen=True):
     beat_every_s: float
 
 
+class UseStore(Message, frozen=True, tag="use_store"):
+    """The pool keeps checkpoints at another URI than the agent said, or in jobs folders: empty."""
+
+    checkpoints: str
+
+
 class Renewed(Message, frozen=True):
     number: int  # of the beat; the lease runs from when that was sent
 
@@ -167,7 +175,7 @@ class Refused(Message, frozen=True):
 
 
 FromAgent = Hello | Beat | Holding | Report | Progress | Logs | Leaving
-FromServer = Welcome | Renewed | Ack | NewOrders | Refused
+FromServer = Welcome | UseStore | Renewed | Ack | NewOrders | Refused
 
 _encoder = msgspec.json.Encoder()
 _from_agent = msgspec.json.Decoder(FromAgent)

@@ -1,5 +1,6 @@
 """What brings nodes to a pool: options of `coddl up`, and the process that it runs for them."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -36,6 +37,13 @@ JobsDir = Annotated[
         metavar="DIR", help="Directory for checkpoints of jobs, shared by all agents of the pool."
     ),
 ]
+Checkpoints = Annotated[
+    str,
+    typer.Option(
+        metavar="URI",
+        help="Where jobs keep checkpoints if nodes share no directory: s3://bucket/folder, …",
+    ),
+]
 Engine = Annotated[
     str,
     typer.Option(
@@ -58,6 +66,14 @@ Idle = Annotated[
     str,
     typer.Option(metavar="TIME", help="How long a node that no job needs is kept."),
 ]
+
+
+def folder_at(option: str, path: str) -> Path:
+    """Give the whole path of a directory; raises UserError if it is a URI."""
+    if "://" in path:
+        try_ = f"--checkpoints {path}, of coddl up or coddl server"
+        raise UserError(f"{option} {path} can't be used", "it is a URI, not a directory", try_)
+    return Path(path).absolute()
 
 
 def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "NodeBounds":
@@ -124,7 +140,7 @@ def connector(
         tls_ca=found.ca,
         bounds=engine_bounds(engine, node_range, gpus_per_node or slots, idle),
         slots=slots,
-        jobs_dir=jobs_dir,
+        jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
         address=address,
     )
     raise typer.Exit(run_connector(options, note))

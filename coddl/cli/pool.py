@@ -32,6 +32,7 @@ from coddl.cli.connect import (
 )
 from coddl.cli.engines import (
     AgentServer,
+    Checkpoints,
     Engine,
     EngineAddress,
     GpusPerNode,
@@ -41,6 +42,7 @@ from coddl.cli.engines import (
     Slots,
     check_reachable,
     engine_bounds,
+    folder_at,
 )
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
@@ -175,6 +177,7 @@ def up(
     tls_key: TlsKey = "",
     tls_ca: TlsCa = "",
     jobs_dir: JobsDir = "",
+    checkpoints: Checkpoints = "",
     policy: Policy = "",
     placement: Placement = "",
     plugin: Plugins = None,
@@ -188,6 +191,7 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Start a pool on this machine: a server and an agent, in the background."""
+    from coddl.api.checkpoint_uri import check_uri
     from coddl.api.client import state_folder
     from coddl.engines.pool import PoolOptions
 
@@ -207,7 +211,8 @@ def up(
         advertise=advertise,
         tls=tls_files(tls_cert, tls_key, tls_ca),
         address=address,
-        jobs_dir=str(Path(jobs_dir).absolute()) if jobs_dir else "",
+        jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
+        checkpoints=check_uri(checkpoints) if checkpoints else "",
     )
     if engine or node_range:
         engine = engine or "local"
@@ -304,6 +309,7 @@ def words_of_up(options: "PoolOptions") -> list[str]:
         words += ["--cool-down", str(options.cool_down_s)]
     words += ["--host", options.host, *options.names]
     words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
+    words += ["--checkpoints", options.checkpoints] if options.checkpoints else []
     if (bounds := options.bounds) is not None:
         words += ["--engine", options.engine, "--nodes", f"{bounds.least}..{bounds.most}"]
         words += ["--gpus-per-node", str(bounds.gpus), "--idle", f"{bounds.idle_s:g}s"]
@@ -415,6 +421,7 @@ def server(
     plugin: Plugins = None,
     cluster: ClusterFile = "",
     cool_down_s: CoolDown = None,
+    checkpoints: Checkpoints = "",
     lease_s: Lease = 120.0,
     log_format: LogFormat = "console",
     state_dir: StateDir = "",
@@ -435,6 +442,7 @@ def server(
         plugins=tuple(plugin or ()),
         cluster=cluster,
         cool_down_s=cool_down_s,
+        checkpoints=checkpoints,
         lease_s=lease_s,
         log_format=log_format,
     )
@@ -468,7 +476,7 @@ def agent(
         token=address.token,
         tls_ca=address.ca,
         state_dir=folder,
-        jobs_dir=Path(jobs_dir).absolute() if jobs_dir else None,
+        jobs_dir=folder_at("--jobs-dir", jobs_dir) if jobs_dir else None,
         name=name,
         slots=slots,
         slot_ids=_numbers(slot_ids),

@@ -47,13 +47,15 @@ def run_connector(options: ConnectorOptions, tell: Callable[[str], None] = print
         signal.signal(number, lambda _number, _frame: stop.set())
     files = Credentials(tls_ca=options.tls_ca)
     with Client(find(options.server, str(options.folder), env={}, given=files)) as client:
+        pool = client.get("/pool")
         launch = AgentLaunch(
-            pool=client.get("/pool")["id"],
+            pool=pool["id"],
             server=options.server,
             token=client.address.token,
             ca=Path(options.tls_ca).read_text() if options.tls_ca else "",
             slots=options.slots,
-            jobs_dir=options.jobs_dir or str(options.folder / "jobs"),
+            # Where checkpoints are at a URI, nodes need not share a directory.
+            jobs_dir=options.jobs_dir or ("" if pool["checkpoints"] else f"{options.folder}/jobs"),
         )
         engine = engine_from(options, launch)
         connector = Connector(options.engine, engine, client, options.bounds, tell)

@@ -62,6 +62,7 @@ class PoolOptions:
     bounds: NodeBounds | None = None  # of the engine's nodes
     address: str = ""  # of the engine
     jobs_dir: str = ""
+    checkpoints: str = ""  # the URI where jobs keep them; empty: the jobs folder
 
     @property
     def names(self) -> list[str]:
@@ -242,6 +243,7 @@ class PoolProcess:
             words += ["--placement", options.placement] if options.placement else []
         words += [word for path in options.plugins for word in ("--plugin", path)]
         words += ["--cluster", options.cluster] if options.cluster else []
+        words += ["--checkpoints", options.checkpoints] if options.checkpoints else []
         if options.cool_down_s is not None:
             words += ["--cool-down", f"{options.cool_down_s:g}"]
         return words

@@ -62,6 +62,7 @@ class SessionHost(Protocol):
     lease_s: float
     beat_every_s: float
     pool_id: str
+    checkpoints: str
 
     @property
     def pool(self) -> Pool:
@@ -108,6 +109,11 @@ class AgentSession:
             return
         except (AgentDisconnected, TimeoutError):
             return
+        if self.hello.checkpoints != self._host.checkpoints:
+            await self._end_with(
+                wire.UseStore(checkpoints=self._host.checkpoints), "say hello again"
+            )
+            return
         self._sessions.enter(self)
         self._join()
         works = (self._read(), self._write(), self._hung_up())
@@ -153,16 +159,19 @@ class AgentSession:
     async def _refuse(self, error: UserError) -> None:
         log.warning("agent_refused", what=error.what, because=error.because)
         refused = wire.Refused(what=error.what, because=error.because, try_=error.try_)
+        await self._end_with(refused, error.what[:100])
+
+    async def _end_with(self, message: wire.Refused | wire.UseStore, reason: str) -> None:
         with contextlib.suppress(AgentDisconnected):
-            await self._socket.send(wire.encoded(refused))
-            await self._socket.close(REFUSED, error.what[:100])
+            await self._socket.send(wire.encoded(message))
+            await self._socket.close(REFUSED, reason)
 
     def _join(self) -> None:
         hello = self.hello
         self._host.renew(hello.node)
         joined = NodeJoined(
             *(hello.node, hello.boot, hello.host, hello.devices),
-            folder=hello.jobs.id,
+            folder=self._host.checkpoints or hello.jobs.id,
             versions=NodeVersions(hello.python, hello.torch, hello.version),
         )
         self._host.put(fact(joined, self._on_joined))

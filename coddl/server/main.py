@@ -16,6 +16,7 @@ import structlog
 
 from coddl import __version__
 from coddl.api import jobsfolder
+from coddl.api.checkpoint_uri import check_uri
 from coddl.api.tls import TlsFiles
 from coddl.api.tokens import read_token
 from coddl.core.pool.decision import POOL_STABILITY
@@ -52,6 +53,7 @@ class ServeOptions:
     policy: str = ""  # empty: as it was
     placement: str = ""  # the same
     plugins: tuple[str, ...] = ()  # files with policies and placements of the operator
+    checkpoints: str = ""  # the URI where jobs keep them; empty: in the jobs folders of agents
     cluster: str = ""  # what nodes there are and how they are wired; empty: as agents come
     cool_down_s: float | None = None  # how long a share stays after it has changed
     lease_s: float = 120.0
@@ -94,6 +96,7 @@ async def _serve(
         site=site,
         registry=registry,
         lease_s=lease_s,
+        checkpoints=check_uri(options.checkpoints) if options.checkpoints else "",
     )
     _check_plugins(server)
     left = jobsfolder.look(folder / "jobs")  # where agents of this machine keep jobs

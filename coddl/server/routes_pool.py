@@ -49,6 +49,7 @@ def routes(server: Server) -> APIRouter:
             lease_s=server.lease_s,
             started_s=server.started_s,
             is_ready=not server.waits_for(),
+            checkpoints=server.checkpoints,
         )
 
     return router

@@ -86,9 +86,11 @@ class Server:
         site: Cluster | None = None,
         registry: Registry = BUILT_IN,
         lease_s: float = 120.0,
+        checkpoints: str = "",
     ) -> None:
         self.journal = journal
         self.pool_id = journal.pool_id
+        self.checkpoints = checkpoints  # the URI where jobs keep them; empty: the jobs folders
         self.clock = clock
         self.lease_s = lease_s
         self.beat_every_s = min(BEAT_EVERY_MAX_S, lease_s / BEATS_PER_LEASE)

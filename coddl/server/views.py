@@ -243,7 +243,13 @@ def used(pool: Pool) -> int:
 
 
 def pool_view(
-    pool: Pool, *, pool_id: str, lease_s: float, started_s: float, is_ready: bool
+    pool: Pool,
+    *,
+    pool_id: str,
+    lease_s: float,
+    started_s: float,
+    is_ready: bool,
+    checkpoints: str,
 ) -> rest.PoolView:
     """Show the pool in one screen."""
     total, taken = devices(pool), used(pool)
@@ -260,6 +266,7 @@ def pool_view(
         lease_s=lease_s,
         started_s=started_s,
         is_ready=is_ready,
+        checkpoints=checkpoints,
     )
 
 

@@ -22,6 +22,10 @@ VARIABLES: Final[dict[str, tuple[Literal["you", "job"], str]]] = {
     "CODDL_ATTEMPT": ("job", "1, and one more each time the job is started again."),
     "CODDL_RESTART_REASON": ("job", "Why it was started again; empty at the first start."),
     "CODDL_CHECKPOINT_DIR": ("job", "Folder that stays when the job moves, for its own files."),
+    "CODDL_CHECKPOINT_URI": (
+        "job",
+        "With `--checkpoints`: where it may keep files of its own; removed when it has succeeded.",
+    ),
     "CODDL_MIN_GPUS": ("job", "The least number of GPUs it may hold."),
     "CODDL_MAX_GPUS": ("job", "The greatest number of GPUs it may hold."),
     "CODDL_NODES": ("job", "Number of nodes it holds GPUs on now."),

@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 
-from coddl.agent import command_guard
+from coddl.agent import command_guard, command_runner
 from coddl.agent.command_runner import CommandRunner, command_env
 from coddl.agent.job_runner import JobRun
 from coddl.agent.orphans import MARK, process
 from coddl.agent.run_reporter import Fact
 from coddl.api.wire import RunProgress
 from coddl.core.pool.orders import AssignedSlot
-from coddl.core.pool.records import RunChanged, RunEnded, RunStepped, Trouble
+from coddl.core.pool.records import RunChanged, RunEnded, RunStepped, RunUnsaved, Trouble
 from coddl.core.pool.spec import JobSpec, Launch, Tier
 from coddl.runtime.supervisor.slots import JobEnvironment
+from coddl.testing.remote_files import FakeRemoteFiles
 
 PATIENCE_S = 60.0
 
@@ -90,18 +91,20 @@ def python(code: str) -> tuple[str, ...]:
 def run_of(folder: Path, argv: Sequence[str], **fields: Any) -> JobRun:
     tier: Tier = fields.pop("tier", "opaque")
     precheck = fields.pop("precheck", False)
+    attempt, remote = fields.pop("attempt", 3), fields.pop("remote", None)
     launch = Launch(argv=tuple(argv), precheck=tuple(argv) if precheck else (), **fields)
     environment = JobEnvironment(
         python=sys.executable,
         cwd=folder,
         env={**os.environ, MARK: f"test-{os.getpid()}"},
         folder=folder / "7" / "checkpoints",
+        remote=remote,
         cpus={4: (0,)},
     )
     spec = JobSpec(name="job", launch=launch, tier=tier, gpus_min=2, gpus_max=2)
     return JobRun(
         job=7,
-        attempt=3,
+        attempt=attempt,
         spec=spec,
         node="n",
         environment=environment,
@@ -361,3 +364,99 @@ def test_a_command_runs_on_the_cores_of_its_seats(start: Start) -> None:
     started = start(python("import os; print(os.sched_getaffinity(0))"))
     assert started.listener.next_line() == "stdout: {0}"
     assert started.end().outcome == "succeeded"
+
+
+# --- files of a command in a pool that keeps checkpoints at a URI ---------------------------------
+
+COUNTS = """
+import os, pathlib, signal, sys, time
+kept = pathlib.Path(os.environ["CODDL_CHECKPOINT_DIR"]) / "deep" / "count"
+kept.parent.mkdir(exist_ok=True)
+count = int(kept.read_text()) + 1 if kept.exists() else 1
+kept.write_text(str(count))
+def leave(*_):
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("count", count, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Start]:
+    """Start commands on nodes with folders of their own; none of them outlives the test."""
+    started: list[Started] = []
+
+    def on(node: str, remote: FakeRemoteFiles, attempt: int) -> Started:
+        folder = tmp_path / node
+        folder.mkdir(exist_ok=True)
+        about = {"tier": "restartable", "remote": remote, "attempt": attempt}
+        started.append(Started(run_of(folder, python(COUNTS), **about)))
+        return started[-1]
+
+    yield on
+    for each in started:
+        each.lead.release()
+        assert each.lead.join(PATIENCE_S)
+
+
+def test_what_a_command_saves_goes_along_to_a_node_that_shares_no_files(begin: Start) -> None:
+    remote = FakeRemoteFiles()
+    for attempt, node in enumerate(("a", "b", "a"), start=1):
+        run = begin(node, remote, attempt)
+        assert run.listener.next_line() == f"stdout: count {attempt}"
+        run.lead.suspend("it moves")
+        assert run.end().outcome == "retired"
+        assert remote.names() == [f"files-{attempt:06}.tar"]
+
+
+def test_what_a_killed_agent_could_not_store_is_kept_on_its_node(begin: Start) -> None:
+    remote = FakeRemoteFiles()
+    first = begin("a", remote, 1)
+    assert first.listener.next_line() == "stdout: count 1"
+    first.lead.suspend("it moves")
+    first.end()
+    killed = begin("a", remote, 2)
+    assert killed.listener.next_line() == "stdout: count 2"
+    killed.lead.release()
+    assert killed.lead.join(PATIENCE_S)
+    again = begin("a", remote, 3)
+    assert again.listener.next_line() == "stdout: count 3"
+    elsewhere = begin("b", remote, 4)
+    assert elsewhere.listener.next_line() == "stdout: count 2", "from what was stored"
+
+
+def test_a_command_whose_files_can_not_be_stored_has_not_left(
+    begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_runner, "STORE_AGAIN_S", 0.01)
+    remote = FakeRemoteFiles()
+    run = begin("a", remote, 1)
+    assert run.listener.next_line() == "stdout: count 1"
+    remote.is_away = True
+    run.lead.suspend("it moves")
+    while not isinstance(fact := run.listener.facts.get(timeout=PATIENCE_S), RunUnsaved):
+        pass
+    assert fact.trouble is not None
+    assert "does not answer" in fact.trouble.because
+    assert run.lead.is_unsaved
+    assert run.listener.slots[-1] == (), "its GPUs are free"
+    assert not run.lead.force(at_all_costs=False)
+    remote.is_away = False
+    assert run.end().outcome == "retired"
+    assert remote.names() == ["files-000001.tar"]
+
+
+def test_a_command_that_is_cancelled_stores_nothing(
+    begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_runner, "STORE_AGAIN_S", 600.0)
+    remote = FakeRemoteFiles()
+    run = begin("a", remote, 1)
+    assert run.listener.next_line() == "stdout: count 1"
+    remote.is_away = True
+    run.lead.suspend("it moves")
+    while not isinstance(run.listener.facts.get(timeout=PATIENCE_S), RunUnsaved):
+        pass
+    run.lead.cancel()  # while it can't be stored
+    assert run.end().outcome == "cancelled"

@@ -172,7 +172,9 @@ def test_orders_that_come_without_a_lease_are_not_taken(outbox: ReportOutbox) ->
         yield encoded(NewOrders(orders=Orders(1, {}, (), {}), peers=()))
 
     async def listen() -> None:
-        session = ServerSession("http://127.0.0.1:1", "t", cast(Hello, None), outbox, on_pool=print)
+        session = ServerSession(
+            "http://127.0.0.1:1", "t", cast(Hello, None), outbox, on_pool=print, on_store=print
+        )
         await session._listen(cast(ClientConnection, words()), Nobody())
 
     with pytest.raises(ConnectionError, match="after the lease"):

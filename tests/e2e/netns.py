@@ -57,6 +57,11 @@ class Machine:
         """Give a command that is run there."""
         return ["ip", "netns", "exec", self.space, *words]
 
+    def with_disk(self, disk: Path, at: Path) -> list[str]:
+        """Give what is put before a command that is run there and finds a disk of its own."""
+        script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'  # `ip` has made a space of mounts
+        return self.command("sh", "-c", script, "sh", str(disk), str(at))
+
     def processes(self) -> list[int]:
         """Name the processes that live there; a zombie does not."""
         with contextlib.suppress(FileNotFoundError):

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from coddl.api.code import pack
 from coddl.core.pool import records as r
 from coddl.runtime.supervisor.jobdir import MEMORY
 from coddl.server.journal import KINDS, JournalEntry
-from tests.e2e.netns import Cluster, Machine, Visit
+from tests.e2e.netns import Cluster, Visit
 from tests.e2e.observer import Observer, Sitter
 
 T = TypeVar("T")
@@ -49,12 +49,14 @@ class Pool:
         self.folder = folder
         self.state = folder / "state"
         self.lease_s = lease_s
+        self.server_words: list[str] = []  # further ones
+        self.env: dict[str, str] = {}  # further variables of server and agents
         self.cluster = Cluster(NODES)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._code = ""
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.callback(self.cluster.close)
             self.cluster.open()
@@ -95,7 +97,7 @@ class Pool:
         """Start the server, and wait until it answers."""
         words = ["server", "--host", self.cluster.head.address, "--port", str(PORT)]
         words += ["--lease", str(self.lease_s), "--cool-down", str(COOL_DOWN_S)]
-        self._start("server", self.cluster.head, words)
+        self._start("server", self.cluster.head.command(), [*words, *self.server_words])
         announced = self.state / "server.json"
 
         def is_there() -> bool:
@@ -109,7 +111,11 @@ class Pool:
     def start_agent(self, node: str) -> None:
         """Start the agent of a node."""
         words = ["agent", "--server", self.url, "--name", node, "--slots", str(SLOTS)]
-        self._start(node, self.cluster.nodes[node], words)
+        self._start(node, self.on_node(node), words)
+
+    def on_node(self, node: str) -> list[str]:
+        """Give what is put before a command to run it on a node."""
+        return self.cluster.nodes[node].command()
 
     def pid(self, name: str) -> int:
         """Name the process of the server, or of a node's agent."""
@@ -144,14 +150,12 @@ class Pool:
         assert process.wait(PATIENCE_S) == 0
         assert not self.pids_on(node)
 
-    def _start(self, name: str, machine: Machine, words: list[str]) -> None:
+    def _start(self, name: str, where: list[str], words: list[str]) -> None:
         log = (self.folder / f"{name}.log").open("ab")
         with log:
             self._processes[name] = subprocess.Popen(
-                machine.command(
-                    *(sys.executable, "-m", "coddl", *words, "--state-dir", str(self.state))
-                ),
-                env=environment(),
+                [*where, sys.executable, "-m", "coddl", *words, "--state-dir", str(self.state)],
+                env=environment(**self.env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -61,14 +61,14 @@ def names(folder: Path) -> list[str]:
 def test_a_checkpoint_is_the_image_and_a_footer(image: Path, folder: Path) -> None:
     done = CheckpointStore(folder).save(image)
     assert done is not None
-    assert (done.path, done.step) == (folder / "step-000000123.ckpt", 123)
-    assert done.bytes_ == done.path.stat().st_size == PAYLOAD_AT + 800 + 8
-    assert image.read_bytes().startswith(done.path.read_bytes()[:-8])
+    assert (Path(done.path), done.step) == (folder / "step-000000123.ckpt", 123)
+    assert done.bytes_ == Path(done.path).stat().st_size == PAYLOAD_AT + 800 + 8
+    assert image.read_bytes().startswith(Path(done.path).read_bytes()[:-8])
     assert done.seconds >= 0
-    assert imagefile.step_of(done.path) == 123
+    assert imagefile.step_of(Path(done.path)) == 123
     found = CheckpointStore(folder).newest()
     assert found is not None
-    assert (found.path, found.step, found.skipped) == (done.path, 123, ())
+    assert (found.path, found.step, found.skipped) == (Path(done.path), 123, ())
 
 
 def test_a_checkpoint_of_many_chunks_is_whole(tmp_path: Path, folder: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_checkpoint_of_many_chunks_is_whole(tmp_path: Path, folder: Path) -> N
     kept = CheckpointStore(folder)
     done = kept.save(image_at(tmp_path / "slot-0.img", 1, payload))
     assert done is not None
-    assert done.path.read_bytes()[PAYLOAD_AT:-8] == payload
+    assert Path(done.path).read_bytes()[PAYLOAD_AT:-8] == payload
     assert kept.newest() is not None
 
 
@@ -85,12 +85,12 @@ def test_a_worker_reads_a_checkpoint_as_it_reads_an_image(tmp_path: Path, folder
     with closing(Stash(tmp_path)) as stash:
         done = CheckpointStore(folder).save(stash.write({"step": 7, "epoch": 2}, tree))
     assert done is not None
-    for path in (done.path, tmp_path / "slot-0.img"):
+    for path in (Path(done.path), tmp_path / "slot-0.img"):
         meta, back = load(path)
         assert meta == {"step": 7, "epoch": 2}
         assert back["y"] == tree["y"]
         assert torch.equal(back["x"], torch.arange(5000.0))
-    with opened(done.path) as (_, seen, _):
+    with opened(Path(done.path)) as (_, seen, _):
         assert torch.equal(seen["x"], torch.arange(5000.0))
 
 

@@ -1,7 +1,8 @@
 """Which nodes a job may run on: those that share a jobs folder, where its checkpoints lie.
 
-Usually all nodes of a pool share one. Where they do not, each folder's nodes are scheduled by
-themselves, for a job can neither span two folders nor take its checkpoints from one to another.
+Usually all nodes of a pool share one, or keep checkpoints at one URI, which counts as a folder.
+Where they do not, each folder's nodes are scheduled by themselves, for a job can neither span two
+folders nor take its checkpoints from one to another.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from coddl.core.pool.snapshot import usable
 from coddl.core.pool.state import Pool
 from coddl.core.waiting import Waiting
 
-STRANDED: Final = Waiting("NodeDown", "no node that is up can read the jobs folder with its files")
+STRANDED: Final = "no node that is up can read the jobs folder with its files"
+STRANDED_AT: Final = "its files are at {}, and the pool was not started with --checkpoints {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +29,14 @@ def stranded(pool: Pool) -> dict[int, Waiting]:
     """Name the jobs whose files no node can reach now."""
     folders = folders_of(pool)
     return {
-        job.id: STRANDED
+        job.id: Waiting("NodeDown", _why_stranded(job.jobs_folder))
         for job in pool.live_jobs()
         if job.jobs_folder and job.jobs_folder not in folders and not job.has_run and folders
     }
+
+
+def _why_stranded(folder: str) -> str:
+    return STRANDED_AT.format(folder, folder) if "://" in folder else STRANDED
 
 
 def folder_groups(pool: Pool) -> list[FolderGroup]:

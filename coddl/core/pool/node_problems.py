@@ -11,7 +11,7 @@ NAMES_SHOWN: Final = 8  # of the nodes that are alike
 SAME: Final = "install the same version on all of them"
 FOLDERS: Final = (
     "no job spans or moves between them; start their agents with one --jobs-dir, on a file system "
-    "that all of them see"
+    "that all of them see, or the server with --checkpoints URI"
 )
 
 

@@ -1,6 +1,7 @@
 """Checkpoint files: images copied from memory to disk, atomically, with checksums. No torch.
 
-A checkpoint is the image's bytes and a footer with their CRC-32.
+A checkpoint is the image's bytes and a footer with their CRC-32. (`remote_checkpoints`: the same at
+a URI.)
 """
 
 import os
@@ -9,11 +10,11 @@ import secrets
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
@@ -32,7 +33,7 @@ _NAME = re.compile(r"step-(\d{9,})\.ckpt")
 class SavedCheckpoint:
     """A checkpoint that will survive a crash from now on."""
 
-    path: Path
+    path: str  # or its URI
     step: int
     bytes_: int
     seconds: float
@@ -45,6 +46,29 @@ class FoundCheckpoint:
     path: Path
     step: int
     skipped: tuple[str, ...]
+
+
+class Checkpoints(Protocol):
+    """The checkpoints of one job, in a folder or at a URI."""
+
+    def save(self, image: Path) -> SavedCheckpoint | None:
+        """Make a complete image durable; None if it is gone or a newer one is taking its place."""
+        ...
+
+    def newest_step(self) -> int:
+        """Tell the step of the newest checkpoint by its name, whole or not; -1 without one."""
+        ...
+
+    def newest(self) -> FoundCheckpoint | None:
+        """Find the newest whole checkpoint; None if there is none at all."""
+        ...
+
+    def local(self, checkpoint: Path) -> Path:
+        """Give where a checkpoint that a lead has found lies on this node, after bringing it here.
+
+        Raises OSError if it can't be brought now, UnreadableImage if it is not whole.
+        """
+        ...
 
 
 class CheckpointStore:
@@ -85,14 +109,12 @@ class CheckpointStore:
         try:
             with imagefile.held(image) as (fd, header):
                 step = int(imagefile.manifest_of(fd, header)["meta"]["step"])
-                path = self._folder / f"step-{step:09}.ckpt"
+                path = self._folder / name_of(step)
                 self._keep_copy(fd, header, path)
         except UnreadableImage:
             return None
         self._prune(path)
-        return SavedCheckpoint(
-            path, step, header.bytes_ + _FOOTER.size, time.monotonic() - started_s
-        )
+        return SavedCheckpoint(str(path), step, sealed_bytes(header), time.monotonic() - started_s)
 
     def newest_step(self) -> int:
         """Tell the step of the newest checkpoint by its name, whole or not; -1 without one."""
@@ -103,7 +125,7 @@ class CheckpointStore:
         wrong: dict[Path, str] = {}
         for step, path in self._listed():
             try:
-                _verify(path)
+                verify(path)
             except UnreadableImage as error:
                 wrong[path] = f"{path.name} {error}"
             else:
@@ -114,12 +136,12 @@ class CheckpointStore:
                     tuple(f"{why}; falling back to step {step}" for why in wrong.values()),
                 )
         if wrong:
-            raise TrainingError(
-                f"no checkpoint in {self._folder} can be read",
-                "; ".join(wrong.values()),
-                "restore a copy of one, or move them away to start from the beginning",
-            )
+            raise none_readable(str(self._folder), wrong.values())
         return None
+
+    def local(self, checkpoint: Path) -> Path:
+        """Give the path itself: all nodes of the job share the folder."""
+        return checkpoint
 
     def _keep_copy(self, fd: int, header: ImageHeader, path: Path) -> None:
         """Put a copy of a held image at the path, all of it or nothing."""
@@ -145,8 +167,8 @@ class CheckpointStore:
 
     def _listed(self) -> list[tuple[int, Path]]:
         """List the checkpoints there are, whole or not, the newest first."""
-        names = ((_NAME.fullmatch(path.name), path) for path in self._folder.glob("step-*"))
-        return sorted(((int(name[1]), path) for name, path in names if name), reverse=True)
+        steps = ((step_in(path.name), path) for path in self._folder.glob("step-*"))
+        return sorted(((step, path) for step, path in steps if step is not None), reverse=True)
 
     def _sweep(self) -> None:
         """Remove what a save that was killed has left."""
@@ -175,25 +197,47 @@ class CheckpointStore:
         )
 
 
+def name_of(step: int) -> str:
+    """Give the name of the checkpoint of a step."""
+    return f"step-{step:09}.ckpt"
+
+
+def step_in(name: str) -> int | None:
+    """Read the step off a name; None if it is not that of a checkpoint."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def sealed(fd: int, header: ImageHeader) -> Iterator[bytes | memoryview]:
+    """Give the bytes of a held image, and the footer; each piece is valid until the next."""
+    crc = 0
+    for chunk in _chunks(fd, header.bytes_):
+        crc = zlib.crc32(chunk, crc)
+        yield chunk
+    # A lock binds only those who ask for it, so look at what a careless writer would change.
+    if ImageHeader.parsed(os.pread(fd, HEADER_BYTES, 0)) != header:
+        raise UnreadableImage("was overwritten meanwhile")
+    yield _FOOTER.pack(_FOOTER_MAGIC, crc)
+
+
+def sealed_bytes(header: ImageHeader) -> int:
+    """Tell how long the checkpoint of an image is."""
+    return header.bytes_ + _FOOTER.size
+
+
 def _copy(fd: int, header: ImageHeader, to: Path) -> None:
     """Copy a held image and add the footer; on return it is on disk."""
-    crc = 0
     with to.open("wb") as file:
-        for chunk in _chunks(fd, header.bytes_):
-            crc = zlib.crc32(chunk, crc)
-            file.write(chunk)
-        # A lock binds only those who ask for it, so look at what a careless writer would change.
-        if ImageHeader.parsed(os.pread(fd, HEADER_BYTES, 0)) != header:
-            raise UnreadableImage("was overwritten meanwhile")
-        file.write(_FOOTER.pack(_FOOTER_MAGIC, crc))
+        for piece in sealed(fd, header):
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _verify(path: Path) -> None:
+def verify(path: Path) -> None:
     """Check header, length and checksum; raise `Unreadable` with what is wrong."""
     with imagefile.held(path) as (fd, header):
-        length, want = os.fstat(fd).st_size, header.bytes_ + _FOOTER.size
+        length, want = os.fstat(fd).st_size, sealed_bytes(header)
         if length < want:
             raise UnreadableImage(f"is cut short: {length} of {want} bytes")
         magic, crc = _FOOTER.unpack(os.pread(fd, _FOOTER.size, header.bytes_))
@@ -202,6 +246,15 @@ def _verify(path: Path) -> None:
             actual = zlib.crc32(chunk, actual)
         if magic != _FOOTER_MAGIC or crc != actual or length > want:
             raise UnreadableImage("is damaged: its checksum does not match")
+
+
+def none_readable(where: str, wrong: Iterable[str]) -> TrainingError:
+    """Say that there are checkpoints, and none of them is whole."""
+    return TrainingError(
+        f"no checkpoint in {where} can be read",
+        "; ".join(wrong),
+        "restore a copy of one, or move them away to start from the beginning",
+    )
 
 
 def _chunks(fd: int, bytes_: int) -> Iterator[memoryview]:

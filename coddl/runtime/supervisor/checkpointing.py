@@ -10,7 +10,7 @@ from typing import Literal
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import UnreadableImage, step_of
-from coddl.runtime.supervisor.checkpoint_store import CheckpointStore
+from coddl.runtime.supervisor.checkpoint_store import Checkpoints
 from coddl.runtime.supervisor.checkpoint_writer import CheckpointWriter, saved_word
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.wire import Message
@@ -35,7 +35,7 @@ class Checkpointing:
 
     def __init__(
         self,
-        checkpoints: CheckpointStore,
+        checkpoints: Checkpoints,
         stash: Path | None,
         tell: Callable[[Message], None],
         writer: CheckpointWriter | None = None,

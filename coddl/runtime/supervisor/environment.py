@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.remote_files import uri_for
 from coddl.runtime.supervisor.slots import Slot
 
 LAUNCHER: Final = frozenset(
@@ -103,6 +104,7 @@ def pool_variables(job: Job, slot: Slot, ranks: RankTable) -> dict[str, str]:
         "CODDL_MIN_GPUS": f"{job.workers_min}",
         "CODDL_MAX_GPUS": f"{job.workers_max or len(ranks.slots)}",
         "CODDL_CHECKPOINT_DIR": str(job.folder),
+        "CODDL_CHECKPOINT_URI": uri_for(job.remote),
         "CODDL_NODES": f"{len(sizes)}",
         "CODDL_GPUS_PER_NODE": f"{sizes[0]}" if len(set(sizes)) == 1 else ",".join(map(str, sizes)),
         # A worker without a GPU must not see one, even on a machine that has GPUs.

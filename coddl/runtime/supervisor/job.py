@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.memory_fit import RememberedLimit
+from coddl.runtime.supervisor.remote_files import RemoteFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class Job:
     cwd: Path
     env: Mapping[str, str]
     folder: Path  # of the checkpoints
+    remote: RemoteFiles | None = None  # then they are there, and copies in the folder
     python: str = sys.executable
     workers: int | None = None
     workers_min: int = 1

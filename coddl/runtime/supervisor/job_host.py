@@ -4,24 +4,27 @@ Without a lead the workers live on; what they say is remembered, and who has exi
 next lead. A start waits until the slot is the job's, by the word of the node's agent, and empty.
 """
 
+import contextlib
 import itertools
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from coddl.runtime.supervisor import jobdir
-from coddl.runtime.supervisor.checkpoint_store import CheckpointStore
 from coddl.runtime.supervisor.checkpoint_writer import CheckpointWriter
 from coddl.runtime.supervisor.fork_server_client import ForkServerFactory, Interpreter
 from coddl.runtime.supervisor.loop import Channel, Loop
+from coddl.runtime.supervisor.remote_checkpoints import checkpoints_of_host
 from coddl.runtime.supervisor.slots import HostingAgent, JobEnvironment, SlotProcess
 from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.supervisor.worker_host import LOST, LocalWorkerHost, WorkerHostConfig
 from coddl.runtime.wire import Message
 
 _serial = itertools.count()  # a job host that ends must not remove its successor's images
+FETCH_AGAIN_S: Final = 2.0
 SLOT_WAIT_S: Final = 10.0  # how long a start waits for its slot to be the job's, and empty
 
 
@@ -51,10 +54,16 @@ class JobHost:
         self._lead: Channel | None = None
         self._held: list[tuple[float, Message]] = []  # starts, and until when they may wait
         self._unheard: list[Message] = []  # exits that no lead was told of
+        self._folder = environment.folder
+        self._has_remote = environment.remote is not None
+        if self._has_remote:  # else its lead has made it, for all
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(parents=True, exist_ok=True)
+        self._behind: list[Message] | None = None  # requests that wait for a checkpoint to come
         self._is_ending = False
         self._stash = jobdir.stash_of(f"{context.name}/{job}-{next(_serial)}")
         self._writer = CheckpointWriter(
-            context.loop, lambda: CheckpointStore(environment.folder, attempt=self.attempt)
+            context.loop, lambda: checkpoints_of_host(environment, self.attempt)
         )
         interpreter = Interpreter(environment.python, environment.cwd, environment.env)
         config = WorkerHostConfig(
@@ -88,6 +97,7 @@ class JobHost:
         """Take requests from this lead, and from no other any more; first tell it who lives."""
         self._hang_up()
         self._held.clear()
+        self._behind = None
         self._context.loop.silence(("orphan", self))
         self.attempt, self._lead = attempt, lead
         living = [history.as_data() for history in self._worker_host.histories]
@@ -105,8 +115,17 @@ class JobHost:
         """Do what the lead asks; what an earlier one still had to say is not heard."""
         if lead is not self._lead or self._is_ending:
             return
+        if self._behind is not None and request["do"] not in ("kill", "dismiss"):
+            self._behind.append(request)  # workers must hear things in order
+            return
         match request["do"]:
+            case "tell" if self._has_remote and _begins_here(request):
+                self._behind = []
+                self._fetch(lead, request)
             case "start":
+                request["env"] |= {
+                    "CODDL_CHECKPOINT_DIR": str(self._folder)
+                }  # as it is called here
                 self._held.append((time.monotonic() + SLOT_WAIT_S, request))
                 self.look_again()
             case "kill" if self._drop_start(request["worker"]):
@@ -115,6 +134,26 @@ class JobHost:
                 self.end()
             case _:
                 self._worker_host.do(request)
+
+    def _fetch(self, lead: Channel, request: Message) -> None:
+        """Bring the checkpoint that a group begins from to this node, then tell its workers."""
+
+        def on_end(found: Path | Exception) -> None:
+            if lead is not self._lead or self._is_ending or self._behind is None:
+                return
+            if isinstance(found, Exception):
+                text = f"{request['word']['image']} can't be fetched: {found}; trying again"
+                self._context.agent.on_log(self.job, -1, None, "coddl", text)
+                at_s = time.monotonic() + FETCH_AGAIN_S
+                self._context.loop.alarm(("fetch", self), at_s, lambda: self._fetch(lead, request))
+                return
+            word = {**request["word"], "image": str(found)}
+            self._worker_host.do({**request, "word": word})
+            behind, self._behind = self._behind, None
+            for each in behind:
+                self.take(lead, each)
+
+        self._writer.fetch(Path(request["word"]["image"]), on_end)
 
     def leave(self, lead: Channel) -> None:
         """Take note that a lead is gone; its workers have some time to be found by another."""
@@ -172,6 +211,7 @@ class JobHost:
             self._held.clear()
             self._context.loop.silence(("orphan", self))
             self._context.loop.silence(("slot", self))
+            self._context.loop.silence(("fetch", self))
             self._worker_host.kill_all()
             self._context.on_change()
 
@@ -218,3 +258,9 @@ class JobHost:
 
 def _named(owner: tuple[str, int] | None) -> str:
     return "nobody" if owner is None else f"job {owner[0]}, attempt {owner[1]}"
+
+
+def _begins_here(request: Message) -> bool:
+    """Tell whether a group begins from a checkpoint that its first worker will read here."""
+    word = request["word"]
+    return word.get("image") is not None and word["members"][0] in request["to"]

@@ -169,7 +169,7 @@ def lead(folder: Path, script: Path, attempt: int) -> None:
     with _alone(folder):
         newest = _about(folder).get("attempt")
         if isinstance(newest, int):
-            _check_newest(folder, newest, attempt)
+            check_newest(str(folder), newest, attempt)
         _write_about(folder, {"script": str(script), "finished": False, "attempt": attempt})
 
 
@@ -182,7 +182,7 @@ def check_attempt(folder: Path, attempt: int) -> None:
             f"{ABOUT}, which names the current attempt, is missing or names none",
             "nothing: the job has ended, or its next attempt creates the folder again",
         )
-    _check_newest(folder, newest, attempt)
+    check_newest(str(folder), newest, attempt)
 
 
 @contextlib.contextmanager
@@ -216,10 +216,11 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _check_newest(folder: Path, newest: int, attempt: int) -> None:
+def check_newest(where: str, newest: int, attempt: int) -> None:
+    """Raise if a newer attempt has taken a place over."""
     if newest > attempt:
         raise TrainingError(
-            f"attempt {attempt} cannot write checkpoints to {folder}",
+            f"attempt {attempt} cannot write checkpoints to {where}",
             f"attempt {newest} has replaced it",
             "nothing: the newer attempt continues",
         )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from coddl.runtime.supervisor.remote_files import RemoteFiles
 from coddl.runtime.wire import Message
 
 
@@ -34,7 +35,8 @@ class JobEnvironment:
     python: str
     cwd: Path
     env: Mapping[str, str]  # all of it: nothing of the agent's own is added
-    folder: Path  # of the checkpoints; the same files on every node
+    folder: Path  # of the checkpoints; the same files on every node, unless they are remote
+    remote: RemoteFiles | None = None  # then the checkpoints are there, and copies in the folder
     cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # slot -> its cores
 
 

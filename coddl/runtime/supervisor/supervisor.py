@@ -17,7 +17,6 @@ from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor import job_errors, jobdir, local_job
 from coddl.runtime.supervisor.adoption import Adoption
 from coddl.runtime.supervisor.changes import Due, Since
-from coddl.runtime.supervisor.checkpoint_store import CheckpointStore
 from coddl.runtime.supervisor.checkpointing import CaptureTimer, Checkpointing
 from coddl.runtime.supervisor.control_socket import ControlSocket
 from coddl.runtime.supervisor.exit_policy import ExitPolicy
@@ -27,6 +26,7 @@ from coddl.runtime.supervisor.job_status import UNSAVED, JobStatus
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.pool_job import PoolJob
 from coddl.runtime.supervisor.progress import ProgressReporter
+from coddl.runtime.supervisor.remote_checkpoints import checkpoints_of_lead
 from coddl.runtime.supervisor.requests import ControlRequests
 from coddl.runtime.supervisor.resize_schedule import ResizeSchedule
 from coddl.runtime.supervisor.retry_budget import RetryBudget
@@ -113,8 +113,8 @@ class Supervisor:
             self.checkpointing, host_of = local_job.opened(job, loop, self.tell, stack)
             self.workers = Workers(loop, job, self, lead_node=local_job.HERE, host_of=host_of)
         else:
-            self.checkpointing = Checkpointing(CheckpointStore(job.folder), None, self.tell)
-            jobdir.lead(job.folder, job.script, job.attempt)
+            kept = checkpoints_of_lead(job.folder, job.remote, job.script, job.attempt)
+            self.checkpointing = Checkpointing(kept, None, self.tell)
             node, host_of = pool_job.node, pool_job.host_of
             self.workers = Workers(
                 loop, job, self, lead_node=node, host_of=host_of, hosts_listener=pool_job
@@ -416,6 +416,8 @@ class Supervisor:
             try:
                 image = self.checkpointing.first_image()
             except TrainingError as error:
+                if isinstance(error.__cause__, OSError):
+                    raise  # another time, or another node, may do
                 self.fail(error, 1)
                 return
         due, slept = self.job_status.due, self.job_status.has_slept

@@ -55,7 +55,7 @@ def test_nodes_that_share_no_folder_are_told_until_they_are_gone() -> None:
     assert node_problems(story.pool) == {
         "folder": "the nodes (a, b) and (c) do not share a jobs folder: no job spans or moves "
         "between them; start their agents with one --jobs-dir, on a file system that all of them "
-        "see"
+        "see, or the server with --checkpoints URI"
     }
     story.happen(r.NodeLost("c", "1", "its lease expired"))
     assert node_problems(story.pool) == {}
