@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import ssl
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
@@ -330,7 +331,7 @@ def _is_unchanged(path: Path, member: tarfile.TarInfo) -> bool:
     return False
 
 
-def fetch_from(server: str, token: str) -> Fetch:
+def fetch_from(server: str, token: str, tls: ssl.SSLContext | None = None) -> Fetch:
     """Fetch archives from the pool's server."""
 
     def fetch(code: str, to: IO[bytes]) -> None:
@@ -340,7 +341,11 @@ def fetch_from(server: str, token: str) -> Fetch:
         headers = {"Authorization": f"Bearer {token}"}
         try:
             with httpx.stream(
-                "GET", url, headers=headers, timeout=TIMEOUT_S, trust_env=False
+                *("GET", url),
+                headers=headers,
+                timeout=TIMEOUT_S,
+                trust_env=False,
+                verify=tls or True,
             ) as answer:
                 answer.raise_for_status()
                 got = 0

@@ -7,12 +7,15 @@ import asyncio
 import contextlib
 import fcntl
 import getpass
+import importlib.metadata
 import logging
 import os
+import platform
 import re
 import secrets
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Coroutine, Iterator
 from functools import partial
@@ -40,6 +43,7 @@ from coddl.agent.server_session import ReportOutbox, ServerSession, now_s
 from coddl.agent.slot_table import AgentBridge
 from coddl.api import jobsfolder
 from coddl.api.jobsfolder import JobsFolder
+from coddl.api.tls import trust
 from coddl.api.wire import PROTOCOL, Hello
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device, Trouble
@@ -69,12 +73,14 @@ def run_agent(options: AgentOptions) -> int:
     if not NAME.fullmatch(options.node):
         because = "a name is at most 64 letters, digits, dots, dashes and underscores"
         raise UserError(f'"{options.node}" can\'t name a node', because, "--name node-1")
-    token = _token(options.token_file)
+    if not options.token:
+        because = f"{options.state_dir / 'token'}: No such file or directory"
+        raise UserError("the token can't be read", because, "--token-file FILE")
     with _alone(options):
-        return asyncio.run(_serve(options, token))
+        return asyncio.run(_serve(options, trust(options.server, options.tls_ca)))
 
 
-async def _serve(options: AgentOptions, token: str) -> int:
+async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     """Put an agent together, and take it apart when it is told to stop."""
     log.info("agent_started", node=options.node, jobs_run_as=getpass.getuser(), version=__version__)
     orphans = OrphanProcesses(options.folder)
@@ -99,7 +105,7 @@ async def _serve(options: AgentOptions, token: str) -> int:
     address, job_hosts = _listening(options, mark, bridge)
     env = base_env(os.environ, node_resources.threads_of(len(devices), len(cores)))
     parts = node_resources.SlotCores(node_resources.cores_of(len(devices), cores))
-    fetch = fetch_from(options.server, token)
+    fetch = fetch_from(options.server, options.token, tls)
     directories = JobDirectories(options.jobs_folder, options.folder / "code", fetch)
     environments = JobEnvironments(directories, env, mark, parts, lambda: node.on_environment())
     info = NodeInfo(options.node, address, devices)
@@ -109,9 +115,10 @@ async def _serve(options: AgentOptions, token: str) -> int:
     fence = FenceProcess(options.folder, locks)
     session = ServerSession(
         options.server,
-        token,
+        options.token,
         _hello(info, boot, jobs),
         outbox,
+        tls=tls,
         on_pool=partial(_join, directories, jobs),
         on_store=partial(_use_store, directories),
         fence=fence.set,
@@ -180,7 +187,17 @@ def _hello(info: NodeInfo, boot: str, jobs: JobsFolder) -> Hello:
         peer_token=info.address.token,
         devices=info.devices,
         jobs=jobs,
+        python=platform.python_version(),
+        torch=_installed("torch"),
     )
+
+
+def _installed(package: str) -> str:
+    """Tell which version of a package there is, without importing it; empty: none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 async def _until_told(
@@ -311,17 +328,6 @@ def _own_address(server: str) -> str:
         raise UserError(
             f"{server} can't be reached", f"{error}", "--server http://HOST:7433, or --host"
         ) from None
-
-
-def _token(path: Path) -> str:
-    try:
-        token = path.read_text().strip()
-    except OSError as error:
-        because = f"{path}: {error.strerror}"
-        raise UserError("the token can't be read", because, "--token-file FILE") from None
-    if not token:
-        raise UserError("the token can't be used", f"{path} is empty", "--token-file FILE")
-    return token
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What an agent is told when it starts; never changes."""
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +11,8 @@ class AgentOptions:
     """How `coddl agent` was called."""
 
     server: str  # as http://host:port
-    token_file: Path  # what the server wants to hear
+    token: str = field(repr=False)  # what the server wants to hear
+    tls_ca: str = ""  # a file with the CA of the server's certificate; empty: the machine's CAs
     state_dir: Path
     jobs_dir: Path | None = None  # all agents of a pool share it; None: under the state folder
     name: str = ""  # of the node; empty: the machine's

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Set
@@ -17,12 +18,18 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 import structlog
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+from websockets.exceptions import (
+    InvalidMessage,
+    InvalidStatus,
+    InvalidURI,
+    WebSocketException,
+)
 
 from coddl.agent.logs import LogSpool
 from coddl.agent.node_lease import NodeLease
 from coddl.agent.run_reporter import Fact
 from coddl.api import wire
+from coddl.api.tls import plain_refusal, tls_refusal
 from coddl.api.wire import Hello, Holding, Logs, Peer, Progress, Report, RunProgress
 from coddl.core.errors import UserError
 from coddl.core.pool.orders import Orders
@@ -222,13 +229,16 @@ class ServerSession:
         on_pool: Callable[[str], None],
         on_store: Callable[[str], None],
         fence: Callable[[float], None] = lambda _at_s: None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`on_pool` hears of the pool that has welcomed us before any orders come; before that,
         `on_store` hears where it keeps checkpoints. Both may raise.
 
         `fence` is told when all must have ended, before anything is done under a lease.
         """
+        self._server = server
         self._url = _socket_url(server)
+        self._tls = tls
         self._token = token
         self._hello = hello
         self._outbox = outbox
@@ -286,12 +296,20 @@ class ServerSession:
                 max_size=MESSAGE_BYTES_MAX,
                 compression=None,
                 proxy=None,
+                ssl=self._tls,
             )
         except InvalidStatus as error:
             _judge(error.response.status_code, self._url)
             raise
         except InvalidURI as error:
             raise _no_address(self._url) from error
+        except (OSError, InvalidMessage) as error:
+            refusal = tls_refusal(error, self._server)
+            if refusal is None and isinstance(error, InvalidMessage | ConnectionResetError):
+                refusal = await asyncio.to_thread(plain_refusal, self._server)
+            if refusal is not None:
+                raise ServerRefusal(refusal.what, refusal.because, refusal.try_) from None
+            raise
         try:
             yield line
         except ConnectionError:

@@ -2,6 +2,7 @@
 
 UserError                    exit code
 ├── Unreachable              1     nobody answers where the server should be
+├── TlsRefused               1     its certificate is not accepted, or one side speaks no TLS
 └── Answered                 2     the server refuses: says what, because, try (problem+json)
     ├── of status 404        102   no such job, node or archive
     └── of status 5xx        1     the server failed
@@ -17,17 +18,21 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urlsplit
 
+from coddl.api.server_events import StreamEvent, events_of
+from coddl.api.tls import plain_refusal, tls_refusal, trust
+from coddl.api.tokens import read_token
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
     import httpx  # takes a quarter of a second: imported when the first request is made
 
 API: Final = "/api/v1"
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 NOT_FOUND: Final = 102  # exit code
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 30.0
@@ -64,20 +69,27 @@ class RequestRefused(UserError):
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server is, and how it knows us."""
+    """Where a server is, and how it and we know each other."""
 
     url: str
-    token: str
+    token: str = field(repr=False)
     pid: int | None = None  # of a server on this machine, as it has left it in `found`
     found: Path | None = None
+    ca: str = ""  # a file with the CAs that its certificate may be of; empty: this machine's
+    advertised: str = ""  # where other machines find it; empty: the same
+
+    @property
+    def for_agents(self) -> str:
+        """Where agents find it: what they tell other nodes of themselves depends on the way."""
+        return self.advertised or self.url
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEvent:
-    """One event of a stream."""
+class Credentials:
+    """Files that a command was given: the pool's token, and the CA of its server."""
 
-    kind: str
-    data: Answer
+    token_file: str = ""
+    tls_ca: str = ""
 
 
 def state_folder(given: str = "", env: Mapping[str, str] = os.environ) -> Path:
@@ -88,16 +100,29 @@ def state_folder(given: str = "", env: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "coddl" / "pool"
 
 
-def find(server: str, state_dir: str, env: Mapping[str, str] = os.environ) -> ServerAddress:
+def find(
+    server: str,
+    state_dir: str,
+    env: Mapping[str, str] = os.environ,
+    given: Credentials = Credentials(),  # noqa: B008  # frozen
+) -> ServerAddress:
     """Find the server: the one given, else the one that this machine's state folder tells of."""
     folder = state_folder(state_dir, env)
-    token = env.get("CODDL_TOKEN") or _read(folder / "token").strip()
+    token = token_for(folder, env, given)
+    ca = given.tls_ca or env.get("CODDL_TLS_CA", "")
     if url := server or env.get("CODDL_SERVER", ""):
-        return ServerAddress(_checked(url), token)
+        return ServerAddress(_checked(url, ca), token, ca=ca)
     path = folder / "server.json"
     try:
         about = json.loads(_read(path) or "{}")
-        return ServerAddress(str(about["url"]), token, int(about["pid"]), path)
+        return ServerAddress(
+            str(about["url"]),
+            token,
+            int(about["pid"]),
+            path,
+            ca=str(about.get("tls_ca", "")),
+            advertised=str(about.get("advertised", "")),
+        )
     except (ValueError, KeyError, TypeError):
         raise Unreachable(
             "no pool is running",
@@ -106,14 +131,42 @@ def find(server: str, state_dir: str, env: Mapping[str, str] = os.environ) -> Se
         ) from None
 
 
+def token_for(folder: Path, env: Mapping[str, str], given: Credentials) -> str:
+    """Give the token: of the file given, of the environment, or of the state folder; or none."""
+    if file := given.token_file or env.get("CODDL_TOKEN_FILE", ""):
+        return read_token(Path(file))
+    if token := env.get("CODDL_TOKEN", ""):
+        return token
+    try:
+        (folder / "token").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise _closed(folder, error) from None
+    return read_token(folder / "token")
+
+
 def _read(path: Path) -> str:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    try:
         return path.read_text("utf-8", errors="replace")
-    return ""
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise _closed(path.parent, error) from None
 
 
-def _checked(url: str) -> str:
-    whole = url if "://" in url else f"http://{url}"
+def _closed(folder: Path, error: OSError) -> UserError:
+    """Say that a pool of this machine is another user's."""
+    return UserError(
+        f"the pool of {folder} can't be used from here",
+        f"{error.filename}: {error.strerror}",
+        "CODDL_SERVER with its address, and CODDL_TOKEN_FILE with a copy of its token",
+    )
+
+
+def _checked(url: str, ca: str) -> str:
+    """Give a whole address; who names a CA means TLS, and must not send the token without it."""
+    whole = url if "://" in url else f"{'https' if ca else 'http'}://{url}"
     try:
         parts = urlsplit(whole)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -124,6 +177,12 @@ def _checked(url: str) -> str:
             f"--server {url} can't be used",
             f'"{url}" is not the address of a server',
             "--server http://127.0.0.1:7433",
+        )
+    if ca and parts.scheme == "http" and parts.hostname not in LOOPBACK:
+        raise UserError(
+            f"--server {url} can't be used",
+            f"it has no TLS, and a CA is given for it: {ca}",
+            f"--server https://{parts.netloc}; or no --tls-ca and no CODDL_TLS_CA",
         )
     return whole.rstrip("/")
 
@@ -165,12 +224,13 @@ class Client:
         self._pauses_s = pauses_s
         self._on_away = on_away
         self._is_away = False
-        is_here = urlsplit(address.url).hostname in ("127.0.0.1", "localhost", "::1")
+        is_here = address.found is not None or urlsplit(address.url).hostname in LOOPBACK
         self._http = httpx.Client(
             base_url=address.url,
             headers=_introduction(address.token),
             timeout=_timeout(within_s),
             trust_env=not is_here,  # no proxy leads to this machine
+            verify=trust(address.url, address.ca) or True,
         )
 
     def __enter__(self) -> "Client":
@@ -345,10 +405,12 @@ class Client:
         except httpx.TransportError as error:
             raise self._unreachable(error) from None
 
-    def _unreachable(self, error: Exception) -> Unreachable:
+    def _unreachable(self, error: Exception) -> UserError:
         import httpx
 
         url = self.address.url
+        if refusal := tls_refusal(error, url):
+            return refusal
         if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
             away = self._not_running() or Unreachable(
                 "the server can't be reached",
@@ -357,6 +419,8 @@ class Client:
             )
             away.was_asked = False
             return away
+        if refusal := plain_refusal(url):
+            return refusal
         because = (
             f"{url} accepted the request but did not answer ({str(error) or type(error).__name__})"
         )
@@ -422,31 +486,3 @@ def _timeout(within_s: float) -> "httpx.Timeout":
 def in_path(name: object) -> str:
     """Write a job's or node's name as a part of a path."""
     return quote(str(name), safe="")
-
-
-def events_of(lines: Iterator[str]) -> Iterator[tuple[str, StreamEvent]]:
-    """Read server-sent events: the id and what was said."""
-    id_, kind, data = "", "message", list[str]()
-    for line in lines:
-        field, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        match field:
-            case "id":
-                id_ = value
-            case "event":
-                kind = value
-            case "data":
-                data.append(value)
-            case "" if not line:
-                if data or kind == "end":
-                    yield id_, StreamEvent(kind, _decoded("\n".join(data)))
-                id_, kind, data = "", "message", []
-            case _:
-                pass  # a comment, that keeps the line alive
-
-
-def _decoded(data: str) -> Answer:
-    try:
-        return json.loads(data)
-    except ValueError:
-        return data  # plain text

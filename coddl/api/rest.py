@@ -231,6 +231,9 @@ class NodeView(View):
     used: int
     free: int
     jobs: list[int]
+    python: str = ""  # version of the agent's interpreter, and of jobs that name none
+    torch: str = ""  # the version installed there; empty: none, or not told
+    coddl: str = ""  # version of the agent
 
 
 class EngineNodeReport(BaseModel):
@@ -288,6 +291,7 @@ class EngineView(View):
 class NodesView(View):
     items: list[NodeView]
     engine: EngineView | None = None  # what brings nodes; None: they come by themselves
+    problems: list[str] = []  # where nodes differ: versions, and the jobs folder
 
 
 class PolicyView(View):

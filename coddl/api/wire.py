@@ -55,6 +55,8 @@ class Hello(Message, frozen=True):
     devices: tuple[Device, ...]
     jobs: JobsFolder  # as it was found; the server says whose it is to be
     checkpoints: str = ""  # the URI that it keeps them at, which it can read and write
+    python: str = ""  # its version: the interpreter of jobs that name none; empty: an older agent
+    torch: str = ""  # the version installed there; empty: none
 
 
 class Beat(Message, frozen=True):

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -10,10 +11,12 @@ import typer
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
-    from coddl.api.client import Answer, Client
+    from coddl.api.client import Answer, Client, Credentials, ServerAddress
 
 SECONDS_TO_COMPLETE: Final = 0.5
 LISTED: Final = 200
+# What `--token-file` and `--tls-ca` say; `credentials` adds them to the commands.
+given_credentials: ContextVar["Credentials | None"] = ContextVar("given_credentials", default=None)
 
 Server = Annotated[
     str,
@@ -35,10 +38,17 @@ StateDir = Annotated[
 
 def connect(server: str, state_dir: str) -> "Client":
     """Reach for the pool's server."""
-    from coddl.api.client import Client, find
+    from coddl.api.client import Client
 
     with needs("client"):
-        return Client(find(server, state_dir), on_away=note)
+        return Client(find_server(server, state_dir), on_away=note)
+
+
+def find_server(server: str, state_dir: str) -> "ServerAddress":
+    """Find the server of the pool, with the credentials that the command was given."""
+    from coddl.api.client import Credentials, find
+
+    return find(server, state_dir, given=given_credentials.get() or Credentials())
 
 
 @contextlib.contextmanager
@@ -125,10 +135,11 @@ def complete_placements(incomplete: str) -> Iterator[str]:
 
 
 def _asked(context: typer.Context, path: str, **parameters: bool | int) -> "Answer":
-    from coddl.api.client import Client, find
+    from coddl.api.client import Client, Credentials, find
 
-    given = context.params
-    address = find(given.get("server") or "", given.get("state_dir") or "")
+    given = {name: value or "" for name, value in context.params.items()}
+    files = Credentials(given.get("token_file", ""), given.get("tls_ca", ""))
+    address = find(given.get("server", ""), given.get("state_dir", ""), given=files)
     with Client(address, within_s=SECONDS_TO_COMPLETE) as client:
         return client.get(path, **parameters)
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from coddl.cli.addresses import TlsCa
 from coddl.cli.connect import StateDir, note
 from coddl.cli.spans import read_span
 from coddl.core.errors import UserError
@@ -97,6 +98,16 @@ def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "Node
     return NodeBounds(least, most, gpus, ENGINES[engine], idle_s)
 
 
+def check_reachable(engine: str, host: str) -> None:
+    """Refuse a server that the nodes of an engine could not reach, unless the user asks for it."""
+    if engine != "local" and not host:
+        raise UserError(
+            f"--engine {engine} can't be used",
+            "the server would listen on 127.0.0.1, which other machines can't reach",
+            "--host 0.0.0.0; or --host 127.0.0.1 if all its nodes are on this machine",
+        )
+
+
 def connector(
     *,
     engine: Engine = "",
@@ -106,17 +117,20 @@ def connector(
     address: EngineAddress = "",
     idle: Idle = "5m",
     server: AgentServer = "",
+    tls_ca: TlsCa = "",
     jobs_dir: JobsDir = "",
     state_dir: StateDir = "",
 ) -> None:
     """Have an engine bring nodes to a pool; `coddl up --engine` runs it."""
-    from coddl.api.client import find, state_folder
+    from coddl.api.client import Credentials, find, state_folder
     from coddl.engines.connector import ConnectorOptions, run_connector
 
+    found = find(server, state_dir, given=Credentials(tls_ca=tls_ca))
     options = ConnectorOptions(
         engine=engine,
         folder=state_folder(state_dir),
-        server=find(server, state_dir).url,
+        server=found.for_agents,
+        tls_ca=found.ca,
         bounds=engine_bounds(engine, node_range, gpus_per_node or slots, idle),
         slots=slots,
         jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from coddl.cli.connect import JobName, JobNames, Server, StateDir, complete_jobs, connect, note
+from coddl.cli.connect import (
+    JobName,
+    JobNames,
+    Server,
+    StateDir,
+    complete_jobs,
+    connect,
+    find_server,
+    note,
+)
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import CoddlError, UserError
 
@@ -383,21 +392,21 @@ def is_local(name: str, server: str, state_dir: str) -> bool:
 
 
 def _has_pool(state_dir: str) -> bool:
-    from coddl.api.client import Unreachable, find
+    from coddl.api.client import Unreachable
 
     try:
-        find("", state_dir)
+        find_server("", state_dir)
     except Unreachable:
         return False
     return True
 
 
 def _number_in_pool(name: str, state_dir: str) -> int | None:
-    from coddl.api.client import Client, find, in_path
+    from coddl.api.client import Client, in_path
     from coddl.cli.waiting import OVER
 
     try:
-        with Client(find("", state_dir), within_s=5.0) as client:
+        with Client(find_server("", state_dir), within_s=5.0) as client:
             job = client.get(f"/jobs/{in_path(name)}")
     except UserError:
         return None

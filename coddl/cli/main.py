@@ -33,6 +33,7 @@ from coddl.cli import (
     submit,
     trace,
 )
+from coddl.cli.credentials import with_credentials
 from coddl.cli.demo import command as demo
 from coddl.cli.output import asks_json
 from coddl.cli.plain_command import PlainCommand, PlainGroup
@@ -98,7 +99,7 @@ for panel, commands in COMMANDS.items():
                 "allow_interspersed_args": name not in SCRIPTED,
                 "ignore_unknown_options": name == "priority",  # -1 is a number there
             },
-        )(function)
+        )(with_credentials(function))
 app.add_typer(trace.app, name="trace", rich_help_panel="Without a pool")
 
 

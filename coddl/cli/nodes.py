@@ -2,7 +2,7 @@
 
 import json
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,7 +20,15 @@ from coddl.cli.output import AsJson, Output, wants_json
 from coddl.cli.spans import read_span
 from coddl.core.errors import UserError
 
-NODES_EXAMPLES = "Examples:  coddl nodes   coddl nodes -o json"
+NODES_EXAMPLES = """
+Examples:
+
+  coddl nodes
+
+  coddl nodes -o wide    with the versions of Python, torch and CoDDL
+
+  coddl nodes -o json
+"""
 DRAIN_EXAMPLES = """
 Examples:
 
@@ -43,6 +51,9 @@ Examples:
   coddl policy --placement tiresias  switch the placement only
 """
 
+NodesOutput = Annotated[
+    Literal["table", "wide", "json"], typer.Option("-o", "--output", help="Output format.")
+]
 NodeName = Annotated[
     str, typer.Argument(metavar="NODE", help="Name of a node.", autocompletion=complete_nodes)
 ]
@@ -72,7 +83,10 @@ Placement = Annotated[
 
 
 def nodes(
-    server: Server = "", state_dir: StateDir = "", output: Output = "table", as_json: AsJson = False
+    server: Server = "",
+    state_dir: StateDir = "",
+    output: NodesOutput = "table",
+    as_json: AsJson = False,
 ) -> None:
     """List the nodes of the pool, their GPUs, and the jobs that use them."""
     with connect(server, state_dir) as client:
@@ -84,9 +98,11 @@ def nodes(
     from coddl.cli.poolview import engine_lines, nodes_lines, show
 
     if found or engine is None:
-        show(nodes_lines(found), one_line_each=True)
+        show(nodes_lines(found, is_wide=output == "wide"), one_line_each=True)
     if engine is not None:
         show(engine_lines(engine))
+    for problem in answer.get("problems", []):
+        note(problem)
 
 
 def drain(

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coddl.cli.connect import Server, StateDir, complete_placements, complete_policies, note
+from coddl.cli.connect import (
+    Server,
+    StateDir,
+    complete_placements,
+    complete_policies,
+    find_server,
+    note,
+)
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
@@ -105,9 +112,9 @@ def _plugged(
 
     # The list of ours is of use without a pool, and without what a client needs.
     try:
-        from coddl.api.client import Client, find
+        from coddl.api.client import Client
 
-        with Client(find(server, state_dir), within_s=ASK_S) as client:
+        with Client(find_server(server, state_dir), within_s=ASK_S) as client:
             return [read(each) for each in client.get("/plugins")[kind]]
     except ModuleNotFoundError:
         return []

@@ -5,9 +5,23 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 import typer
 
+from coddl.cli.addresses import (
+    LOOPBACK,
+    PORT,
+    Advertise,
+    AgentHost,
+    Host,
+    Port,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    tls_files,
+)
 from coddl.cli.connect import (
     StateDir,
     check_choice,
@@ -26,6 +40,7 @@ from coddl.cli.engines import (
     JobsDir,
     NodeRange,
     Slots,
+    check_reachable,
     engine_bounds,
     folder_at,
 )
@@ -46,7 +61,7 @@ Examples:
 
   coddl up --policy afs-l --foreground
 
-  coddl up --engine ray --nodes 0..8 --gpus-per-node 4   nodes of a Ray cluster, as jobs need them
+  coddl up --engine ray --nodes 0..8 --gpus-per-node 4 --host 0.0.0.0   nodes of a Ray cluster
 
   coddl up --plugin mine.py --policy mine.py:Mine     a policy of your own
 
@@ -58,6 +73,8 @@ Examples:
 
   coddl server --host 0.0.0.0      agents on other machines can connect
 
+  coddl server --host 0.0.0.0 --tls-cert head.pem --tls-key head.key --tls-ca ca.pem
+
   coddl server --log-format json
 """
 AGENT_EXAMPLES = """
@@ -65,10 +82,11 @@ Examples:
 
   coddl agent --server http://head:7433 --token-file token --jobs-dir /nfs/jobs
 
+  coddl agent --server https://head:7433 --token-file token --tls-ca ca.pem --jobs-dir /nfs/jobs
+
   coddl agent --slots 8            8 CPU slots for the pool on this machine
 """
 OWN_S: Final = 10.0  # within which a server on this machine answers
-PORT: Final = 7433
 
 SlotIds = Annotated[
     str,
@@ -117,9 +135,6 @@ CoolDown = Annotated[
         help="Minimum seconds between resizes of a job (default: 10).",
     ),
 ]
-Port = Annotated[
-    int, typer.Option(min=0, max=65535, metavar="PORT", help="Port of the server; 0: any free one.")
-]
 Foreground = Annotated[
     bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops the pool.")
 ]
@@ -128,7 +143,6 @@ Agents = Annotated[
 ]
 CancelJobs = Annotated[bool, typer.Option("--cancel-jobs", help="Cancel all jobs first.")]
 LogFormat = Annotated[Literal["console", "json"], typer.Option(help="Format of the log.")]
-Host = Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")]
 Lease = Annotated[
     float,
     typer.Option(
@@ -136,19 +150,6 @@ Lease = Annotated[
         min=1,
         metavar="S",
         help="Seconds without the server after which agents save and stop their jobs.",
-    ),
-]
-AgentHost = Annotated[
-    str,
-    typer.Option(
-        metavar="HOST",
-        help="Address at which other nodes reach this one (default: the one the server sees).",
-    ),
-]
-TokenFile = Annotated[
-    str,
-    typer.Option(
-        metavar="FILE", help="File with the pool's token (default: in the state directory)."
     ),
 ]
 NodeName = Annotated[
@@ -170,7 +171,11 @@ def up(
     gpus_per_node: GpusPerNode = None,
     address: EngineAddress = "",
     idle: Idle = "5m",
-    host: Host = "127.0.0.1",
+    host: Host = "",
+    advertise: Advertise = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_ca: TlsCa = "",
     jobs_dir: JobsDir = "",
     checkpoints: Checkpoints = "",
     policy: Policy = "",
@@ -188,8 +193,7 @@ def up(
     """Start a pool on this machine: a server and an agent, in the background."""
     from coddl.api.checkpoint_uri import check_uri
     from coddl.api.client import state_folder
-    from coddl.engines.pool import PoolOptions, supervisor_of
-    from coddl.engines.pool import up as start
+    from coddl.engines.pool import PoolOptions
 
     plugins = tuple(str(Path(path).absolute()) for path in plugin or ())
     check_choice(policy, placement, plugins)
@@ -203,23 +207,23 @@ def up(
         placement=placement,
         plugins=plugins,
         cool_down_s=cool_down_s,
-        host=host,
+        host=host or LOOPBACK,
+        advertise=advertise,
+        tls=tls_files(tls_cert, tls_key, tls_ca),
         address=address,
         jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
         checkpoints=check_uri(checkpoints) if checkpoints else "",
     )
     if engine or node_range:
         engine = engine or "local"
+        check_reachable(engine, host)
         bounds = engine_bounds(engine, node_range, gpus_per_node or slots, idle)
         options = replace(options, engine=engine, bounds=bounds)
     if cluster:
         options = replace(options, cluster=checked_cluster(cluster, options.nodes))
     if foreground:
         raise typer.Exit(_supervise(options))
-    is_new = supervisor_of(options.folder) is None
-    if is_new:
-        start(options, words_of_up(options), lambda: is_ready(options))
-    _tell_up(options, is_new, wants_json(output, as_json))
+    _start(options, wants_json(output, as_json))
 
 
 def _check_agents(agents: int, slots: int | None) -> None:
@@ -231,11 +235,22 @@ def _check_agents(agents: int, slots: int | None) -> None:
         )
 
 
+def _start(options: "PoolOptions", as_json: bool) -> None:
+    """Start a pool in the background, unless it runs, and tell of it."""
+    from coddl.engines.pool import supervisor_of, up
+
+    is_new = supervisor_of(options.folder) is None
+    if is_new:
+        up(options, words_of_up(options), lambda: is_ready(options))
+    _tell_up(options, is_new, as_json)
+
+
 def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
+    from coddl.api.client import LOOPBACK as LOOPBACK_NAMES
     from coddl.engines.pool import server_of, supervisor_of
 
     about = server_of(options.folder)
-    url = about[0] if about else ""
+    url = about.url if about else ""
     if as_json:
         told = {"state_dir": str(options.folder), "url": url, "started": is_new}
         print(json.dumps({**told, "pid": supervisor_of(options.folder)}, indent=2))
@@ -245,6 +260,10 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
                 client.delete("/engine")
         print(f"pool started at {url}: {_slots(options.folder, options.bounds)}")
         _note_problems(options.folder)
+        if urlsplit(url).hostname not in LOOPBACK_NAMES:
+            ca = " --tls-ca FILE" if about and about.ca else ""
+            more = f"coddl agent --server {url} --token-file FILE{ca} --jobs-dir DIR"
+            print(f"add a machine: {more} (FILE: {options.folder}/token)", file=sys.stderr)
         print("submit a job: coddl submit train.py   stop the pool: coddl down", file=sys.stderr)
     else:
         where = url or options.folder
@@ -288,7 +307,7 @@ def words_of_up(options: "PoolOptions") -> list[str]:
     words += ["--cluster", options.cluster] if options.cluster else []
     if options.cool_down_s is not None:
         words += ["--cool-down", str(options.cool_down_s)]
-    words += ["--host", options.host]
+    words += ["--host", options.host, *options.names]
     words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
     words += ["--checkpoints", options.checkpoints] if options.checkpoints else []
     if (bounds := options.bounds) is not None:
@@ -391,8 +410,12 @@ def _cancel_all(folder: Path) -> int:
 
 def server(
     *,
-    host: Host = "127.0.0.1",
+    host: Host = "",
     port: Port = PORT,
+    advertise: Advertise = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_ca: TlsCa = "",
     policy: Policy = "",
     placement: Placement = "",
     plugin: Plugins = None,
@@ -410,8 +433,10 @@ def server(
         from coddl.server.main import ServeOptions, serve
     options = ServeOptions(
         state_dir=state_folder(state_dir),
-        host=host,
+        host=host or LOOPBACK,
         port=port,
+        advertise=advertise,
+        tls=tls_files(tls_cert, tls_key, tls_ca),
         policy=policy,
         placement=placement,
         plugins=tuple(plugin or ()),
@@ -428,6 +453,7 @@ def agent(
     *,
     server: AgentServer = "",
     token_file: TokenFile = "",
+    tls_ca: TlsCa = "",
     name: NodeName = "",
     slots: Slots = None,
     slot_ids: SlotIds = "",
@@ -438,15 +464,17 @@ def agent(
     state_dir: StateDir = "",
 ) -> None:
     """Add this machine's GPUs to a pool, in the foreground. Jobs run as the current user."""
-    from coddl.api.client import find, state_folder
+    from coddl.api.client import Credentials, find, state_folder
 
     folder = state_folder(state_dir)
+    address = find(server, state_dir, given=Credentials(token_file, tls_ca))
     with needs("agent"):
         from coddl.agent.main import run_agent
         from coddl.agent.options import AgentOptions
     options = AgentOptions(
-        server=find(server, state_dir).url,
-        token_file=Path(token_file).absolute() if token_file else folder / "token",
+        server=address.for_agents,
+        token=address.token,
+        tls_ca=address.ca,
         state_dir=folder,
         jobs_dir=folder_at("--jobs-dir", jobs_dir) if jobs_dir else None,
         name=name,

@@ -170,7 +170,7 @@ def jobs_lines(jobs: Sequence[Answer], now_s: float, width: int | None = None) -
     return table([job_row(job, now_s) for job in jobs], width)
 
 
-def nodes_lines(nodes: Sequence[Answer]) -> list[Text]:
+def nodes_lines(nodes: Sequence[Answer], *, is_wide: bool = False) -> list[Text]:
     """Lay out nodes, one per line."""
     if not nodes:
         return [Text("no nodes; run coddl agent on a machine to add it")]
@@ -186,7 +186,7 @@ def nodes_lines(nodes: Sequence[Answer]) -> list[Text]:
         for node in nodes
         if (leaves_at_s := node.get("leaves_at_s")) is not None
     ]
-    return [*table([_node_row(node) for node in nodes]), *others, *leaving]
+    return [*table([_node_row(node, is_wide) for node in nodes]), *others, *leaving]
 
 
 def engine_lines(engine: Answer) -> list[Text]:
@@ -205,7 +205,8 @@ def engine_lines(engine: Answer) -> list[Text]:
     return [Text(line) for line in lines]
 
 
-def _node_row(node: Answer) -> dict[str, str]:
+def _node_row(node: Answer, is_wide: bool) -> dict[str, str]:
+    versions = {name.upper(): node.get(name) or "-" for name in ("python", "torch", "coddl")}
     kinds: dict[str, int] = {}
     for slot in node["slots"]:
         kinds[slot["kind"]] = kinds.get(slot["kind"], 0) + 1
@@ -218,6 +219,7 @@ def _node_row(node: Answer) -> dict[str, str]:
         ),
         "HOST": node["host"],
         "LEASE": duration(node["lease_left_s"]),
+        **(versions if is_wide else {}),
         "JOBS": " ".join(str(job) for job in node["jobs"]),
     }
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from coddl.agent.orphans import OrphanProcesses, Process, process
+from coddl.engines.engine import CA_FILE
 from coddl.engines.processes import Child, rotate
 
 ABANDONED_S: Final = 60.0  # that jobs have to be saved when the starter is dead
@@ -41,6 +42,7 @@ class GuardOrder:
     token: str
     state_dir: str  # is made, and removed at the end
     agent_dir: str  # in it: the agent's own
+    ca: str = ""  # certificates for `CA_FILE`
 
     @property
     def token_file(self) -> Path:
@@ -74,6 +76,8 @@ class AgentGuard:
         descriptor = os.open(order.token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with open(descriptor, "w") as file:
             file.write(order.token)
+        if order.ca:
+            (state_dir / CA_FILE).write_text(order.ca)
         self._agent = Child("agent", list(order.words), state_dir / "agent.log")
         self._end_at_s: float | None = None
 

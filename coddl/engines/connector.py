@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from coddl.api.client import Answer, Client, find
+from coddl.api.client import Answer, Client, Credentials, find
 from coddl.core.errors import UserError
 from coddl.core.node_count import NodeBounds
 from coddl.engines.engine import AgentLaunch, Engine, EngineNode, EngineUnavailable
@@ -34,6 +34,7 @@ class ConnectorOptions:
     folder: Path  # the pool's state folder
     server: str  # where agents find it
     bounds: NodeBounds
+    tls_ca: str = ""  # a file with the CA of its certificate
     slots: int | None = None  # CPU slots of a node; None: its GPUs
     jobs_dir: str = ""
     address: str = ""  # of the engine; empty: it is found
@@ -44,12 +45,14 @@ def run_connector(options: ConnectorOptions, tell: Callable[[str], None] = print
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: stop.set())
-    with Client(find(options.server, str(options.folder), env={})) as client:
+    files = Credentials(tls_ca=options.tls_ca)
+    with Client(find(options.server, str(options.folder), env={}, given=files)) as client:
         pool = client.get("/pool")
         launch = AgentLaunch(
             pool=pool["id"],
             server=options.server,
             token=client.address.token,
+            ca=Path(options.tls_ca).read_text() if options.tls_ca else "",
             slots=options.slots,
             # Where checkpoints are at a URI, nodes need not share a directory.
             jobs_dir=options.jobs_dir or ("" if pool["checkpoints"] else f"{options.folder}/jobs"),

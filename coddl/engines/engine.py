@@ -11,9 +11,11 @@ that with what the pool wants. (`connector`)
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from coddl.core.errors import UserError
+
+CA_FILE: Final = "tls-ca.pem"  # in an agent's state folder: `AgentLaunch.ca`
 
 
 class EngineUnavailable(UserError):
@@ -29,6 +31,7 @@ class AgentLaunch:
     pool: str  # the id of the pool: its nodes are found again by it
     server: str  # as http://host:port, reachable from the nodes
     token: str = field(repr=False)
+    ca: str = ""  # certificates in PEM that the server's is verified by; empty: a node's own CAs
     slots: int | None = None  # of each node, or its GPUs; None: all that a node has
     jobs_dir: str = ""  # that the nodes share; empty: each has its own
 

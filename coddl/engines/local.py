@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from coddl.core.errors import UserError
-from coddl.engines.engine import AgentLaunch, EngineNode, EngineStatus
+from coddl.engines.engine import CA_FILE, AgentLaunch, EngineNode, EngineStatus
 from coddl.engines.processes import PROGRAM, Child, rotate
 
 KILL_AFTER_S: Final = 5.0  # after which an agent that was told to leave in time is killed
@@ -46,6 +46,8 @@ class LocalEngine:
                 "--slots 2, which gives each node two CPU slots",
             )
         (self.folder / "output").mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.launch.ca:
+            (self.folder / CA_FILE).write_text(self.launch.ca)
 
     def look(self) -> EngineStatus:
         """Tell which agents there are; one that has failed is started again."""
@@ -75,6 +77,8 @@ class LocalEngine:
         name = f"{self.prefix}-{secrets.token_hex(3)}"
         words = ["agent", "--name", name, "--server", self.launch.server]
         words += ["--state-dir", str(self.folder), "--slots", str(self.launch.slots)]
+        words += ["--jobs-dir", self.launch.jobs_dir] if self.launch.jobs_dir else []
+        words += ["--tls-ca", str(self.folder / CA_FILE)] if self.launch.ca else []
         log = self.folder / "output" / f"agent-{name}.log"
         self._nodes[name] = _LocalNode(Child(f"agent {name}", [*self.program, *words], log))
         self._nodes[name].child.start(self.now_s())

@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from coddl.api.client import Client, find, lives
+from coddl.api.tls import TlsFiles
+from coddl.api.tokens import read_token
 from coddl.core.errors import UserError
 from coddl.core.node_count import NodeBounds
 from coddl.engines.processes import CLOSE_S, LEAVE_S, PROGRAM, STEADY_S, Child, rotate
@@ -54,11 +56,19 @@ class PoolOptions:
     cluster: str = ""  # how nodes are wired: a short form, or the whole path of a file
     cool_down_s: float | None = None
     host: str = LOOPBACK  # on which the server listens
+    advertise: str = ""  # how other machines name this one; empty: the server chooses
+    tls: TlsFiles | None = None
     engine: str = ""  # what brings nodes; empty: there are the agents of this machine
     bounds: NodeBounds | None = None  # of the engine's nodes
     address: str = ""  # of the engine
     jobs_dir: str = ""
     checkpoints: str = ""  # the URI where jobs keep them; empty: the jobs folder
+
+    @property
+    def names(self) -> list[str]:
+        """Give the options that say how the server is named and known."""
+        words = ["--advertise", self.advertise] if self.advertise else []
+        return words + (self.tls.words if self.tls else [])
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -150,21 +160,27 @@ def make_folder(folder: Path) -> None:
 
 def _check_token(path: Path) -> None:
     """Refuse a token that others may know."""
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        because = f"others can read {path}: its mode is {mode:o}"
-    elif not path.read_bytes().strip():
-        because = f"{path} is empty"
-    else:
-        return
-    raise UserError("the token can't be used", because, f"rm {path}; coddl up creates a new one")
+    try:
+        read_token(path)
+    except UserError as error:
+        again = f"rm {path}; coddl up creates a new one"
+        raise UserError(error.what, error.because, again) from None
 
 
-def server_of(folder: Path) -> tuple[str, int] | None:
-    """Tell address and process of the server, as it has left them."""
+class AnnouncedServer(NamedTuple):
+    """A server, as it has left word of itself."""
+
+    url: str  # for agents, and other machines
+    pid: int
+    ca: str = ""  # a file with the CA of its certificate
+
+
+def server_of(folder: Path) -> AnnouncedServer | None:
+    """Tell where the server is."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         about = json.loads((folder / "server.json").read_text("utf-8"))
-        return str(about["url"]), int(about["pid"])
+        url = str(about.get("advertised") or about["url"])
+        return AnnouncedServer(url, int(about["pid"]), str(about.get("tls_ca", "")))
     return None
 
 
@@ -221,6 +237,7 @@ class PoolProcess:
         port = again_at.rpartition(":")[2] if again_at else str(options.port)
         words = ["server", "--state-dir", str(options.folder), "--port", port]
         words += ["--host", options.host] if options.host != LOOPBACK else []
+        words += options.names
         if not again_at:
             words += ["--policy", options.policy] if options.policy else []
             words += ["--placement", options.placement] if options.placement else []
@@ -231,25 +248,27 @@ class PoolProcess:
             words += ["--cool-down", f"{options.cool_down_s:g}"]
         return words
 
-    def _agent_words(self, node: str, url: str) -> list[str]:
+    def _agent_words(self, node: str, server: AnnouncedServer) -> list[str]:
         folder = self.options.folder
-        words = ["agent", "--name", node, "--server", url, "--state-dir", str(folder)]
+        words = ["agent", "--name", node, "--server", server.url, "--state-dir", str(folder)]
+        words += ["--tls-ca", server.ca] if server.ca else []
         if self.options.slots is not None:
             words += ["--slots", str(self.options.slots)]
         words += ["--jobs-dir", self.options.jobs_dir] if self.options.jobs_dir else []
         return words
 
-    def _companions(self, url: str) -> list[Child]:
+    def _companions(self, server: AnnouncedServer) -> list[Child]:
         """Give what runs beside the server: agents, or what has an engine bring them."""
         if self.options.engine:
-            return [self._child("connector", *self._connector_words(url))]
+            return [self._child("connector", *self._connector_words(server))]
         nodes = self.options.nodes
-        return [self._child(f"agent {node}", *self._agent_words(node, url)) for node in nodes]
+        return [self._child(f"agent {node}", *self._agent_words(node, server)) for node in nodes]
 
-    def _connector_words(self, url: str) -> list[str]:
+    def _connector_words(self, server: AnnouncedServer) -> list[str]:
         options, bounds = self.options, self.options.bounds
         assert bounds is not None
-        words = ["connector", "--state-dir", str(options.folder), "--server", url]
+        words = ["connector", "--state-dir", str(options.folder), "--server", server.url]
+        words += ["--tls-ca", server.ca] if server.ca else []
         words += ["--engine", options.engine, "--nodes", f"{bounds.least}..{bounds.most}"]
         words += ["--gpus-per-node", str(bounds.gpus), "--idle", f"{bounds.idle_s:g}s"]
         words += ["--slots", str(options.slots)] if options.slots is not None else []
@@ -267,18 +286,18 @@ class PoolProcess:
                 if child.process is None and now_s >= child.due_s:
                     self.tell(f"{child.name} started, process {child.start(now_s)}")
                 rotate(child.log)
-            if not agents and (url := self._address(server)):
-                server.words = [*self.program, *self._server_words(again_at=url)]
-                agents += self._companions(url)
+            if not agents and (about := self._announced(server)):
+                server.words = [*self.program, *self._server_words(again_at=about.url)]
+                agents += self._companions(about)
                 continue
             due_s = [child.due_s - now_s for child in (server, *agents) if child.process is None]
             self._await_signal(min([TICK_S if agents else START_TICK_S, *due_s]))
 
-    def _address(self, server: Child) -> str | None:
+    def _announced(self, server: Child) -> AnnouncedServer | None:
         """Tell where the server is, once it listens."""
         about = server_of(self.options.folder)
-        is_ours = about and server.process and about[1] == server.process.pid
-        return about[0] if about and is_ours else None
+        is_ours = about and server.process and about.pid == server.process.pid
+        return about if is_ours else None
 
     def _on_end(self, child: Child, code: int) -> None:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"

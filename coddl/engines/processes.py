@@ -24,6 +24,8 @@ CLOSE_S: Final = 20.0
 LOG_BYTES_MAX: Final = 10 << 20
 LOGS_KEPT: Final = 2
 TAIL_BYTES: Final = 8192
+# What tells commands of a pool, maybe another one; our processes are told by options.
+OF_COMMANDS: Final = ("CODDL_SERVER", "CODDL_TOKEN", "CODDL_TOKEN_FILE", "CODDL_TLS_CA")
 ERROR: Final = re.compile(r"^error: (.+)\n  because (.+)\n  try     (.+)$", re.MULTILINE)
 
 
@@ -44,6 +46,7 @@ class Child:
 
     def start(self, now_s: float) -> int:
         """Start it and give its number."""
+        env = {name: value for name, value in os.environ.items() if name not in OF_COMMANDS}
         with self.log.open("ab") as log:
             self.begin = log.tell()
             self.process = subprocess.Popen(
@@ -52,6 +55,7 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.log.parent,
+                env=env,
                 start_new_session=True,  # Ctrl-C is for the one who keeps it running
                 preexec_fn=_tie() if self.is_tied else None,
             )

@@ -30,7 +30,7 @@ from coddl.engines.agent_guard import (
     GuardOrder,
     end_unguarded,
 )
-from coddl.engines.engine import AgentLaunch
+from coddl.engines.engine import CA_FILE, AgentLaunch
 
 GUARD: Final = (sys.executable, "-P", "-m", "coddl.engines.agent_guard")
 PROGRAM: Final = (sys.executable, "-P", "-m", "coddl")
@@ -149,17 +149,16 @@ def order_of(launch: AgentLaunch, node: str, gpu_ids: tuple[str, ...]) -> GuardO
     state_dir = state_dir_of(launch.pool, node)
     # Nodes without a common directory have one per machine, which outlives them.
     jobs_dir = launch.jobs_dir or f"{state_dir_of(launch.pool, 'jobs')}-{os.getuid()}"
-    options = AgentOptions(
-        server=launch.server, token_file=state_dir / "token", state_dir=state_dir, name=node
-    )
+    options = AgentOptions(server=launch.server, token=launch.token, state_dir=state_dir, name=node)
     words = [*PROGRAM, "agent", "--name", node, "--server", launch.server]
-    words += ["--state-dir", str(state_dir), "--token-file", str(options.token_file)]
+    words += ["--state-dir", str(state_dir), "--token-file", str(state_dir / "token")]
     words += ["--jobs-dir", jobs_dir]
+    words += ["--tls-ca", str(state_dir / CA_FILE)] if launch.ca else []
     if launch.slots is not None:
         words += ["--slots", str(launch.slots)]
         if len(gpu_ids) == launch.slots:
             words += ["--slot-ids", ",".join(gpu_ids)]
-    return GuardOrder(tuple(words), launch.token, str(state_dir), str(options.folder))
+    return GuardOrder(tuple(words), launch.token, str(state_dir), str(options.folder), launch.ca)
 
 
 def initial_env() -> dict[str, str]:

@@ -17,6 +17,7 @@ import structlog
 from coddl import __version__
 from coddl.api import jobsfolder, wire
 from coddl.core.errors import UserError
+from coddl.core.pool.node_versions import NodeVersions
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import NodeJoined, NodeReported, NodeSilent, RunReported
 from coddl.core.pool.state import Pool
@@ -168,8 +169,11 @@ class AgentSession:
     def _join(self) -> None:
         hello = self.hello
         self._host.renew(hello.node)
-        folder = self._host.checkpoints or hello.jobs.id
-        joined = NodeJoined(hello.node, hello.boot, hello.host, hello.devices, folder=folder)
+        joined = NodeJoined(
+            *(hello.node, hello.boot, hello.host, hello.devices),
+            folder=self._host.checkpoints or hello.jobs.id,
+            versions=NodeVersions(hello.python, hello.torch, hello.version),
+        )
         self._host.put(fact(joined, self._on_joined))
 
     def _on_joined(self, reply: Reply) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from coddl.api.tls import TlsFiles
 from coddl.server.errors import CannotListen
 from coddl.server.server import Server
 
@@ -40,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
 class HttpServer(uvicorn.Server):
     """Serves an app; ends streams when told to stop, and leaves the process to its caller."""
 
-    def __init__(self, server: Server, app: ASGIApp) -> None:
+    def __init__(self, server: Server, app: ASGIApp, tls: TlsFiles | None = None) -> None:
         config = uvicorn.Config(
             app,
             lifespan="on",
@@ -50,6 +51,8 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
             ws="websockets-sansio",
             timeout_graceful_shutdown=GRACE_S,
+            ssl_certfile=tls.cert if tls else None,
+            ssl_keyfile=tls.key if tls else None,
         )
         super().__init__(config)
         self._server = server

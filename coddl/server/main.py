@@ -9,7 +9,6 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,18 +17,22 @@ import structlog
 from coddl import __version__
 from coddl.api import jobsfolder
 from coddl.api.checkpoint_uri import check_uri
+from coddl.api.tls import TlsFiles
+from coddl.api.tokens import read_token
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.scheduler import Stability
 from coddl.plugins import registry_of_usable
+from coddl.server.addresses import Endpoint, endpoint_of
 from coddl.server.clock import SystemClock
 from coddl.server.errors import BadFolder
-from coddl.server.http import LOOPBACK, create_app
+from coddl.server.http import create_app
 from coddl.server.http_server import HttpServer, listen
 from coddl.server.journal import Journal
 from coddl.server.locking import ServerLock
 from coddl.server.logging import set_up_logging
 from coddl.server.server import Server
 from coddl.server.store_sql import SqlStore, sqlite_url
+from coddl.server.tls import certificate_of
 from coddl.traces.clusters import cluster_from
 
 PORT: Final = 7433
@@ -44,6 +47,8 @@ class ServeOptions:
     state_dir: Path
     host: str = "127.0.0.1"
     port: int = PORT  # 0: any
+    advertise: str = ""  # how other machines name this one; empty: a name is chosen
+    tls: TlsFiles | None = None  # None: plain HTTP
     token: str = field(default="", repr=False)  # empty: the state folder's, made if need be
     policy: str = ""  # empty: as it was
     placement: str = ""  # the same
@@ -60,16 +65,26 @@ def serve(options: ServeOptions) -> int:
     set_up_logging(options.log_format)
     os.umask(0o077)  # what jobs are given in their environment is nobody else's business
     folder = options.state_dir.absolute()
+    certificate = certificate_of(options.tls) if options.tls else None
     lock = _locked(folder)
     try:
         with contextlib.closing(listen(options.host, options.port)) as listener:
-            asyncio.run(_serve(options, folder, listener))
+            port = listener.getsockname()[1]
+            endpoint = endpoint_of(options.host, port, options.advertise, certificate)
+            ca = certificate.ca if certificate else ""
+            asyncio.run(_serve(options, folder, listener, endpoint, ca))
     finally:
         lock.release()
     return 0
 
 
-async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -> None:
+async def _serve(
+    options: ServeOptions,
+    folder: Path,
+    listener: socket.socket,
+    endpoint: Endpoint,
+    ca: str,
+) -> None:
     journal = Journal(SqlStore(sqlite_url(folder / "journal.db")))
     clock = SystemClock()
     site = cluster_from(options.cluster) if options.cluster else None
@@ -89,20 +104,22 @@ async def _serve(options: ServeOptions, folder: Path, listener: socket.socket) -
     if options.policy or options.placement:
         server.follow(options.policy, options.placement)
     token = options.token or token_of(folder)
-    host, port = listener.getsockname()[:2]
-    app = create_app(server, token, _names_of(options.host))
-    http_server = HttpServer(server, app)
+    app = create_app(server, token, endpoint.hosts)
+    http_server = HttpServer(server, app, options.tls)
     server.on_failure = http_server.stop
-    url = f"http://{_reachable(host)}:{port}"
     # It can be found once it can be told to stop.
-    with http_server.capture_signals(), _announced(folder / "server.json", url):
+    with http_server.capture_signals(), _announced(folder / "server.json", endpoint, ca):
         log.info(
             "server_started",
-            url=url,
+            url=endpoint.url,
             version=__version__,
             state=str(folder),
             lease_s=server.lease_s,
         )
+        if not endpoint.is_local:
+            more = " --tls-ca FILE" if ca else ""
+            agents = f"coddl agent --server {endpoint.advertised} --token-file FILE{more}"
+            log.info("agents_can_join", command=agents, token_file=str(folder / "token"))
         await http_server.serve(sockets=[listener])
     log.info("server_stopped")
     if server.failure is not None:
@@ -120,9 +137,8 @@ def _check_plugins(server: Server) -> None:
 def token_of(folder: Path) -> str:
     """Give the token of a state folder; it is made when it is first wanted, for its owner only."""
     path = folder / "token"
-    with contextlib.suppress(FileNotFoundError):
-        if token := path.read_text().strip():
-            return token  # an empty one, left by a full disk, would let everybody in
+    if path.exists() and path.read_bytes().strip():  # a full disk may have left an empty one
+        return read_token(path)
     handle, draft = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "w") as file:
         file.write(secrets.token_urlsafe(32) + "\n")
@@ -147,33 +163,19 @@ def _locked(folder: Path) -> ServerLock:
         ) from None
 
 
-def _names_of(host: str) -> frozenset[str]:
-    """Name the hosts that a server on this address answers to; none: any."""
-    if host in LOOPBACK or (_is_address(host) and ip_address(host).is_loopback):
-        return LOOPBACK | {host}
-    return frozenset()
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _reachable(host: str) -> str:
-    """Give the host by which this machine reaches an address it listens on."""
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{here}]" if ":" in here else here
-
-
 @contextlib.contextmanager
-def _announced(path: Path, url: str) -> Iterator[None]:
+def _announced(path: Path, endpoint: Endpoint, ca: str) -> Iterator[None]:
     """Let the command line find the server, from when it listens until it ends."""
+    about = {
+        "url": endpoint.url,
+        "advertised": endpoint.advertised,
+        "tls_ca": ca,
+        "pid": os.getpid(),
+        "version": __version__,
+    }
     handle, draft = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "w") as file:
-        json.dump({"url": url, "pid": os.getpid(), "version": __version__}, file)
+        json.dump(about, file)
     os.replace(draft, path)
     try:
         yield

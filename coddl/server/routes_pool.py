@@ -12,6 +12,7 @@ from coddl.api import rest
 from coddl.api.wire import PROTOCOL
 from coddl.core.node_count import NodeBounds
 from coddl.core.pool.errors import NotFound
+from coddl.core.pool.node_problems import node_problems
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.records import (
     EngineBounded,
@@ -71,6 +72,7 @@ def _add_nodes(router: APIRouter, server: Server) -> None:
         return rest.NodesView(
             items=[server.node_view(node) for node in found],
             engine=engine if engine.engine else None,
+            problems=list(node_problems(server.pool).values()),
         )
 
     @router.get("/nodes/{node}")
@@ -190,7 +192,11 @@ def probes(server: Server) -> APIRouter:
         return rest.ReadyView(
             ready=not waits_for,
             waits_for=waits_for,
-            problems=[*views.plugin_problems(server.pool, server.registry), *unsaved],
+            problems=[
+                *views.plugin_problems(server.pool, server.registry),
+                *node_problems(server.pool).values(),
+                *unsaved,
+            ],
             unsaved=unsaved,
         )
 

@@ -19,6 +19,7 @@ from coddl.core.errors import UserError
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.job import JobState
+from coddl.core.pool.node_problems import node_problems
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.records import (
     Event,
@@ -102,6 +103,7 @@ class Server:
         # Why what brings nodes does not answer; None: it was not heard of yet.
         self.engine_trouble: str | None = None
         self.engine_notes: list[str] = []  # why its nodes leave, or do not come
+        self._told_problems: frozenset[str] = frozenset()  # in the log
         self.is_closing = False
         self.failure: BaseException | None = None  # of the control loop: the end of all
         self.on_failure: Callable[[], None] = lambda: None
@@ -274,20 +276,14 @@ class Server:
                     del self._printed[job]
 
     def _look_up(self, node: str) -> None:
-        """Tell what may be a mistake: of nodes, this one is not described, or shares no folder."""
+        """Tell what may be a mistake: a node is not described, or differs from others."""
         if self.site is not None and node not in {each.name for each in self.site.nodes}:
             names = ", ".join(each.name for each in self.site.nodes[:NAMES_SHOWN])
             log.warning("node_not_in_cluster_file", node=node, named=names)
-        folder = self.pool.nodes[node].folder
-        apart = [n.name for n in self.pool.nodes.values() if n.is_up and n.folder != folder]
-        if apart:
-            others = ", ".join(sorted(apart)[:NAMES_SHOWN])
-            log.warning(
-                "node_shares_no_jobs_folder",
-                node=node,
-                others=others,
-                because="no job can span this node and others",
-            )
+        found = node_problems(self.pool)
+        for kind in found.keys() - self._told_problems:
+            log.warning("nodes_differ", node=node, problem=found[kind])
+        self._told_problems = frozenset(found)
 
     def tell(self, nodes: frozenset[str]) -> None:
         """Have these nodes told their orders."""

@@ -192,6 +192,9 @@ def node_view(
         used=used,
         free=free if node.is_up and not node.is_drained else 0,
         jobs=jobs,
+        python=node.versions.python,
+        torch=node.versions.torch,
+        coddl=node.versions.coddl,
     )
 
 

@@ -236,7 +236,7 @@ from pathlib import Path
 from coddl.agent.main import AgentOptions, run_agent
 from coddl.core.errors import UserError
 told = json.loads(sys.argv[1])
-for name in ("token_file", "state_dir", "jobs_dir"):
+for name in ("state_dir", "jobs_dir"):
     told[name] = Path(told[name])
 try:
     sys.exit(run_agent(AgentOptions(**told)))
@@ -251,10 +251,9 @@ class Agent:
 
     def __init__(self, folder: Path, server: str, **options: Any) -> None:
         self.folder = folder
-        (folder / "token").write_text(f"{TOKEN}\n")
         told = {
             "server": server,
-            "token_file": str(folder / "token"),
+            "token": TOKEN,
             "state_dir": str(folder / "state"),
             "jobs_dir": str(folder / "jobs"),
             "name": "n0",

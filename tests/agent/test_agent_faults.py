@@ -223,10 +223,10 @@ def test_a_second_sigterm_waits_for_nobody(tmp_path: Path, server: PaperServer) 
 
 REFUSALS = {
     "its token is not the server's": (
-        {"token_file": "wrong"},
+        {"token": "guess"},
         "the server refused this agent\n  because its token is not the server's\n",
     ),
-    "its token can't be read": ({"token_file": "nowhere"}, "the token can't be read\n"),
+    "it has no token": ({"token": ""}, "the token can't be read\n"),
     "its name can't be one": ({"name": "a b"}, '"a b" can\'t name a node\n'),
     "its server has no address": ({"server": "somewhere"}, "can't be reached\n"),
     "its own address is another's": ({"host": "192.0.2.1"}, "192.0.2.1 can't be listened on\n"),
@@ -238,10 +238,7 @@ REFUSALS = {
 def test_an_agent_that_can_not_start_says_why(
     options: dict[str, Any], words: str, tmp_path: Path, server: PaperServer
 ) -> None:
-    (tmp_path / "wrong").write_text("guess")
     told = {"server": server.url, "warm": False, **options}
-    if "token_file" in options:
-        told["token_file"] = str(tmp_path / options["token_file"])
     with Agent(tmp_path, told.pop("server"), **told) as agent:
         assert agent.end() == 2
         assert words in agent.printed.read_text()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from coddl.cli.main import main
+from coddl.engines.processes import OF_COMMANDS
 from tests.cli.stub_pool import StubPool
 from tests.runtime.harness import sockets
 
@@ -28,7 +29,7 @@ Coddl = Callable[..., Outcome]
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """See no pool that this machine may have."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in ("CODDL_SERVER", "CODDL_TOKEN", "CODDL_STATE_DIR"):
+    for name in (*OF_COMMANDS, "CODDL_STATE_DIR"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -89,6 +89,7 @@ class StubPool:
             json.dumps({"url": self.url, "pid": os.getpid() if pid is None else pid})
         )
         (folder / "token").write_text(f"{TOKEN}\n")
+        (folder / "token").chmod(0o600)
 
     def will(self, method: str, path: str, *replies: Any) -> None:
         """Answer a request so; what is no Reply is the body of a good one."""

@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from coddl.api import client as api
-from coddl.api.client import Client, RequestRefused, ServerAddress, Unreachable, events_of, find
+from coddl.api.client import (
+    Client,
+    Credentials,
+    RequestRefused,
+    ServerAddress,
+    Unreachable,
+    find,
+)
+from coddl.api.server_events import events_of
 from coddl.core.errors import UserError
 from tests.cli.stub_pool import BREAK, HANG_UP, TOKEN, Reply, StubPool, problem
 
@@ -49,6 +57,53 @@ def test_a_server_is_found_by_flag_then_variable_then_file(tmp_path: Path, pool:
     both = env | {"CODDL_SERVER": "http://head:1", "CODDL_TOKEN": "other"}
     assert find("https://gpu/", "", both) == ServerAddress("https://gpu", "other")
     assert find("head:7433", "", env).url == "http://head:7433"
+
+
+def test_a_token_comes_from_the_file_given_then_from_variables_then_from_the_state_folder(
+    tmp_path: Path, pool: StubPool
+) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    for name in ("given", "named"):
+        (tmp_path / name).write_text(f"{name}\n")
+        (tmp_path / name).chmod(0o600)
+    assert find("", "", env).token == TOKEN
+    env |= {"CODDL_TOKEN": "plain"}
+    assert find("", "", env).token == "plain"
+    env |= {"CODDL_TOKEN_FILE": str(tmp_path / "named")}
+    assert find("", "", env).token == "named"
+    assert find("", "", env, Credentials(str(tmp_path / "given"))).token == "given"
+    (tmp_path / "given").chmod(0o640)
+    with pytest.raises(UserError, match=r"others can read .*given: its mode is 640"):
+        find("", "", env, Credentials(str(tmp_path / "given")))
+    with pytest.raises(UserError, match="nowhere: No such file or directory"):
+        find("", "", env, Credentials(str(tmp_path / "nowhere")))
+    assert "plain" not in repr(find("", "", {"CODDL_TOKEN": "plain"} | env))
+    assert pool.url in repr(find("", "", env))
+
+
+def test_what_a_server_of_this_machine_has_left_says_who_verifies_it(tmp_path: Path) -> None:
+    about = {"url": "https://head:1", "pid": 1, "advertised": "https://h:1", "tls_ca": "/ca.pem"}
+    (tmp_path / "server.json").write_text(json.dumps(about))
+    found = find("", str(tmp_path), {"CODDL_TLS_CA": "/of/another/pool.pem"})
+    assert (found.ca, found.for_agents) == ("/ca.pem", "https://h:1")
+    named = find("head:7433", str(tmp_path), {"CODDL_TLS_CA": "/ca.pem"})
+    assert (named.url, named.ca) == ("https://head:7433", "/ca.pem")
+    tunnel = find("http://127.0.0.1:1", str(tmp_path), {"CODDL_TLS_CA": "/ca.pem"})
+    assert tunnel.url == "http://127.0.0.1:1"
+
+
+def test_a_pool_of_another_user_is_told_as_such(tmp_path: Path, pool: StubPool) -> None:
+    pool.announce(tmp_path / "theirs")
+    (tmp_path / "theirs").chmod(0o000)
+    own = os.geteuid()
+    try:
+        os.seteuid(65534 if own == 0 else own)  # root may enter any folder
+        for env in ({}, {"CODDL_TOKEN": "t"}):
+            with pytest.raises(UserError, match=r"theirs can't be used from here"):
+                find("", str(tmp_path / "theirs"), env)
+    finally:
+        os.seteuid(own)
+        (tmp_path / "theirs").chmod(0o700)
 
 
 def test_a_state_folder_may_be_given(tmp_path: Path, pool: StubPool) -> None:

@@ -11,6 +11,27 @@ from tests.cli.stub_pool import NOT_FOUND, StubPool
 pytestmark = pytest.mark.usefixtures("work_folder")
 
 BAD = {
+    "nodes that could not reach the server": (
+        ("up", "--engine", "ray", "--gpus-per-node", "4"),
+        2,
+        "--engine ray can't be used",
+        "the server would listen on 127.0.0.1, which other machines can't reach",
+        "--host 0.0.0.0; or --host 127.0.0.1 if all its nodes are on this machine",
+    ),
+    "a certificate without its key": (
+        ("up", "--tls-cert", "head.pem"),
+        2,
+        "--tls-cert can't be used by itself",
+        "TLS needs a certificate and its key, and --tls-key is not given",
+        "--tls-cert FILE --tls-key FILE",
+    ),
+    "a key without its certificate": (
+        ("server", "--tls-key", "head.key"),
+        2,
+        "--tls-key can't be used by itself",
+        "TLS needs a certificate and its key, and --tls-cert is not given",
+        "--tls-cert FILE --tls-key FILE",
+    ),
     "an unknown field": (
         ("submit", "-f", "job.yaml"),
         2,

@@ -335,6 +335,17 @@ def test_events_are_those_of_all_or_of_one_job(coddl: Coddl, pool: StubPool) -> 
     assert pool.saw("GET", "/events")[-1].parameters == {"after": "7", "watch": "true"}
 
 
+def test_nodes_tell_their_versions_and_where_they_differ(coddl: Coddl, pool: StubPool) -> None:
+    node = NODE | {"python": "3.11.7", "torch": "2.13.0", "coddl": ""}
+    pool.will("GET", "/nodes", {"items": [node], "problems": ["nodes have different versions"]})
+    shown = coddl("nodes", "-o", "wide")
+    header, row = (line.split() for line in shown.out.splitlines())
+    assert header[6:9] == ["PYTHON", "TORCH", "CODDL"]
+    assert row[-4:] == ["3.11.7", "2.13.0", "-", "12"]
+    assert shown.err == "note: nodes have different versions\n"
+    assert "PYTHON" not in coddl("nodes").out
+
+
 def test_nodes_are_drained_and_used_again(coddl: Coddl, pool: StubPool) -> None:
     pool.will("GET", "/nodes", {"items": [NODE]})
     assert coddl("nodes").out.splitlines()[1].split()[:2] == ["n1", "UP"]

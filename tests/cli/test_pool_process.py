@@ -14,11 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from coddl.cli.pool import checked_cluster
+from coddl.api.tls import TlsFiles
+from coddl.cli.pool import checked_cluster, words_of_up
 from coddl.cli.pool import down as stop
 from coddl.core.errors import UserError
 from coddl.engines import pool as pool_process
-from coddl.engines.pool import PoolOptions, down, make_folder, supervisor_of
+from coddl.engines.pool import (
+    AnnouncedServer,
+    PoolOptions,
+    PoolProcess,
+    down,
+    make_folder,
+    supervisor_of,
+)
 from coddl.engines.processes import Child, rotate
 from tests.cli.stub_pool import Reply, StubPool
 from tests.runtime.harness import ROOT, lives, wait_until
@@ -368,12 +376,28 @@ def test_agents_have_names_of_their_own(tmp_path: Path) -> None:
     assert several == tuple(f"{one[0]}-{number}" for number in (1, 2, 3))
 
 
+def test_what_a_pool_was_told_of_tls_reaches_its_processes(tmp_path: Path) -> None:
+    tls = TlsFiles(Path("/head.pem"), Path("/head.key"), "/ca.pem")
+    options = PoolOptions(folder=tmp_path, host="0.0.0.0", advertise="head", tls=tls, slots=1)
+    given = "--advertise head --tls-cert /head.pem --tls-key /head.key --tls-ca /ca.pem"
+    assert f"--host 0.0.0.0 {given}" in " ".join(words_of_up(options))
+    pool = PoolProcess(options)
+    again = pool._server_words(again_at="https://head:4321")
+    assert f"--port 4321 --host 0.0.0.0 {given}" in " ".join(again)
+    about = {"url": "https://head:1", "advertised": "https://head:1", "pid": 3}
+    (tmp_path / "server.json").write_text(json.dumps({**about, "tls_ca": "/ca.pem"}))
+    found = pool_process.server_of(tmp_path)
+    assert found is not None
+    assert "--tls-ca /ca.pem" in " ".join(pool._agent_words("n", found))
+    assert "--server https://head:1" in " ".join(pool._agent_words("n", found))
+
+
 def test_a_server_that_left_no_address(tmp_path: Path) -> None:
     assert pool_process.server_of(tmp_path) is None
     (tmp_path / "server.json").write_text("{")
     assert pool_process.server_of(tmp_path) is None
     (tmp_path / "server.json").write_text(json.dumps({"url": "http://x", "pid": 3}))
-    assert pool_process.server_of(tmp_path) == ("http://x", 3)
+    assert pool_process.server_of(tmp_path) == AnnouncedServer("http://x", 3)
 
 
 def test_no_moment_is_wrong_for_a_signal(keep: Keep) -> None:

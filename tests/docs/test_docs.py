@@ -108,7 +108,7 @@ def test_every_parameter_of_failures_is_documented() -> None:
         assert f"| `{parameter.name}` | {parameter.default} |" in text
 
 
-COMMON = {"--help", "--output", "--json", "--server", "--state-dir"}
+COMMON = {"--help", "--output", "--json", "--server", "--state-dir", "--token-file", "--tls-ca"}
 OPTIONS = {"simulate": "simulate.md", "reproduce": "reproduce.md"} | dict.fromkeys(
     ("up", "down", "server", "agent", "submit", "ls", "logs", "drain", "forget", "events", "wait"),
     "pool.md",

@@ -27,7 +27,8 @@ def cluster() -> Iterator[RayCluster]:
 def pool(tmp_path: Path, cluster: RayCluster) -> Iterator[ScaledPool]:
     pool = ScaledPool(tmp_path)
     pool.coddl(
-        *("up", "--port", 0, "--engine", "ray", "--address", cluster.address),
+        *("up", "--host", "127.0.0.1", "--port", 0, "--engine", "ray"),
+        *("--address", cluster.address),
         *("--nodes", "0..2", "--gpus-per-node", GPUS, "--slots", GPUS),
         *("--idle", "3s", "--cool-down", 1),
     )

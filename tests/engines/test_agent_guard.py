@@ -46,7 +46,7 @@ class Guarded:
         self.state_dir = folder / "state"
         agent_dir = self.state_dir / "agents" / "n1"
         command = (sys.executable, "-c", AGENT, str(self.signals), *words)
-        self.order = GuardOrder(command, "secret", str(self.state_dir), str(agent_dir))
+        self.order = GuardOrder(command, "secret", str(self.state_dir), str(agent_dir), "a CA")
         guard = (sys.executable, "-P", "-m", "coddl.engines.agent_guard")
         self.process = subprocess.Popen(
             guard,
@@ -101,6 +101,7 @@ def test_an_agent_is_told_once_and_nothing_is_left(guarded: Callable[..., Guarde
     token = guard.order.token_file
     assert token.read_text() == "secret"
     assert token.stat().st_mode & 0o777 == 0o600
+    assert (guard.state_dir / "tls-ca.pem").read_text() == "a CA"
     assert "secret" not in Path(f"/proc/{agent}/cmdline").read_text()
     guard.tell("60")
     guard.tell("50")  # a repeat

@@ -23,7 +23,7 @@ from coddl.api.client import Client, find
 from coddl.core.errors import UserError
 from coddl.engines.engine import AgentLaunch, EngineNode, EngineUnavailable
 from coddl.engines.ray import DRAIN_S, RayEngine
-from coddl.engines.ray_actor import agent_env
+from coddl.engines.ray_actor import agent_env, order_of
 from tests.engines.ray_cluster import RayCluster
 
 T = TypeVar("T")
@@ -348,6 +348,14 @@ def test_an_agent_finds_its_gpus_and_nothing_that_ray_has_set_for_itself() -> No
         "CUDA_VISIBLE_DEVICES": "1,3",
     }
     assert "OMP_NUM_THREADS" not in agent_env({"OMP_NUM_THREADS": "1"}, {}, ())
+
+
+def test_agents_on_nodes_trust_the_server_by_the_pools_ca() -> None:
+    launch = AgentLaunch(pool="p", server="https://head:1", token="t", ca="-----BEGIN")
+    order = order_of(launch, "n1", ())
+    assert order.ca == "-----BEGIN"
+    assert f"--tls-ca {order.state_dir}/tls-ca.pem" in " ".join(order.words)
+    assert "--tls-ca" not in order_of(replace(launch, ca=""), "n1", ()).words
 
 
 def test_a_cluster_that_does_not_answer_is_said_so() -> None:

@@ -152,6 +152,22 @@ def test_a_node_that_the_cluster_does_not_name_is_told(tmp_path: Path) -> None:
     assert [(each["node"], each["named"]) for each in told] == [("n1", "node-0, node-1")]
 
 
+def test_nodes_that_differ_are_told_in_views_and_once_in_the_log(live: LivePool) -> None:
+    with capture_logs() as logged:
+        for name, torch in {"n1": "2.13.0", "n2": "2.11.0", "n3": "2.11.0"}.items():
+            agent = live.agent(name)
+            agent.hello(python="3.11.7", torch=torch)
+            agent.expect(wire.Welcome)
+    told = "different versions of torch (2.11.0 on n2, n3; 2.13.0 on n1)"
+    for (problem,) in (
+        live.api("GET", "/nodes").json()["problems"],
+        live.client.get("/readyz").json()["problems"],
+    ):
+        assert told in problem
+    assert live.node("n2")["torch"] == "2.11.0"
+    assert [each["node"] for each in logged if each["event"] == "nodes_differ"] == ["n2"]
+
+
 def test_a_line_that_breaks_makes_a_node_silent_not_lost(live: LivePool) -> None:
     live.joined("n1").close()
     eventually(lambda: live.node("n1")["state"] == "SILENT")

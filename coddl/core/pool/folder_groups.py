@@ -27,7 +27,7 @@ class FolderGroup:
 
 def stranded(pool: Pool) -> dict[int, Waiting]:
     """Name the jobs whose files no node can reach now."""
-    folders = _folders(pool)
+    folders = folders_of(pool)
     return {
         job.id: Waiting("NodeDown", _why_stranded(job.jobs_folder))
         for job in pool.live_jobs()
@@ -41,7 +41,7 @@ def _why_stranded(folder: str) -> str:
 
 def folder_groups(pool: Pool) -> list[FolderGroup]:
     """Group the nodes of a pool by the jobs folder they share; one group, if all do."""
-    folders = _folders(pool)
+    folders = folders_of(pool)
     if len(folders) <= 1:
         return [FolderGroup(frozenset(pool.nodes), frozenset(pool.active))]
     chosen = _chosen(pool, folders)
@@ -51,7 +51,7 @@ def folder_groups(pool: Pool) -> list[FolderGroup]:
     ]
 
 
-def _folders(pool: Pool) -> dict[str, list[str]]:
+def folders_of(pool: Pool) -> dict[str, list[str]]:
     """Name the jobs folders of the nodes that are up, and their nodes."""
     found: dict[str, list[str]] = {}
     for node in sorted(pool.nodes.values(), key=lambda node: node.name):

@@ -5,6 +5,7 @@ from typing import Final
 
 from coddl.core.node_count import NodeBounds
 from coddl.core.pool import records as r
+from coddl.core.pool.node_versions import NodeVersions
 
 SAVE_S: Final = 30.0  # before a node leaves, jobs that are still there are saved and stopped
 
@@ -27,6 +28,7 @@ class NodeState:
     version: int = 0  # of its orders
     leads: dict[int, None] = field(default_factory=dict)  # jobs, by number
     folder: str = ""  # the id of its jobs folder
+    versions: NodeVersions = field(default_factory=NodeVersions)
 
     def drain(self, by: str, within_s: float | None, now_s: float) -> None:
         """Have jobs leave: when they can, or by the time at which the node goes.

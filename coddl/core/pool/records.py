@@ -15,6 +15,7 @@ from coddl.core.pool.engine_records import NodeAcquired as NodeAcquired
 from coddl.core.pool.engine_records import NodeLeft as NodeLeft
 from coddl.core.pool.engine_records import NodesWanted as NodesWanted
 from coddl.core.pool.engine_records import ReportedNode as ReportedNode
+from coddl.core.pool.node_versions import NodeVersions
 from coddl.core.pool.spec import JobSpec
 from coddl.core.waiting import Waiting
 
@@ -133,6 +134,7 @@ class NodeJoined:
     devices: tuple[Device, ...]
     slots: tuple[int, ...] = ()  # the devices' numbers in the pool; filled in by `control`
     folder: str = ""  # the id of its jobs folder: nodes with the same one share it
+    versions: NodeVersions = field(default_factory=NodeVersions)
 
 
 @dataclass(frozen=True, slots=True)

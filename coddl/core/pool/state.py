@@ -240,7 +240,7 @@ class Pool:
             node_state = NodeState(joined.node, joined.boot, joined.host, ())
             self.nodes[joined.node] = node_state
         node_state.boot, node_state.host, node_state.slots = joined.boot, joined.host, joined.slots
-        node_state.folder = joined.folder
+        node_state.folder, node_state.versions = joined.folder, joined.versions
         node_state.is_up, node_state.is_silent = True, False
         for slot, device in zip(joined.slots, joined.devices, strict=True):
             owner = self.slots[slot].owner if slot in self.slots else None
