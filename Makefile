@@ -52,7 +52,7 @@ test-e2e: install ## run whole pools: agents in network namespaces, killed and c
 	$(BIN)/pytest -n 2 tests/e2e
 
 test-engines: install ## run pools whose nodes are brought by engines: this machine, a real Ray cluster
-	$(BIN)/pytest -n 1 tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray.py
+	$(BIN)/pytest -n 1 --matrix tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray*.py
 
 test-gpu: install ## run the tests that need an NVIDIA GPU; two of them for NCCL between GPUs
 	$(BIN)/pytest tests/gpu tests/runtime/test_image.py

@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urlsplit
@@ -243,6 +244,17 @@ class Client:
         except (httpx.TransportError, ValueError):
             return []
         return found
+
+    def clock_ahead_s(self) -> float | None:
+        """Tell by how many whole seconds the server's clock is ahead; None: it does not say."""
+        with self._reached():
+            said = self._http.get("/healthz").headers.get("date", "")
+        now_s = time.time()
+        try:
+            ahead_s = parsedate_to_datetime(said).timestamp() - now_s
+        except ValueError:
+            return None
+        return float(math.ceil(ahead_s))
 
     def watch(
         self, path: str, **parameters: str | int | float | bool | None

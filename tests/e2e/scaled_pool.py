@@ -17,11 +17,12 @@ class ScaledPool(UpPool):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.pace, self.diary = folder / "pace", folder / "diary"
+        self.gpus = "1..6"  # that its training may have
 
     def submit(self, result: Path, pace_s: float) -> None:
         """Hand in a training that gives the same bits on any number of workers."""
         self.pace.write_text(str(pace_s))
-        options = ("--name", "bert", "--gpus", "1..6", "--env", f"E2E_SPOTS={self.spots}")
+        options = ("--name", "bert", "--gpus", self.gpus, "--env", f"E2E_SPOTS={self.spots}")
         script = ("train.py", "--strict", "--steps", STEPS, "--pace", self.pace)
         self.coddl("submit", *options, *script, "--diary", self.diary, "--result", result)
 
