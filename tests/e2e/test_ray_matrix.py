@@ -17,7 +17,7 @@ pytest.importorskip("ray", reason="needs Ray: pip install 'coddl[ray]'")
 
 import ray
 
-from tests.e2e.pool import PATIENCE_S, environment
+from tests.e2e.pool import PATIENCE_S, SCRIPTS, environment
 from tests.e2e.scaled_pool import STEPS, ScaledPool, lone
 from tests.engines.ray_cluster import QUICK_HEALTH_CHECK, RayCluster, free_port
 
@@ -34,8 +34,8 @@ def start() -> Iterator[Start]:
     """Start clusters that end with the test."""
     clusters: list[RayCluster] = []
 
-    def start(**options: Any) -> RayCluster:  # Any: those of RayCluster
-        clusters.append(RayCluster([GPUS] * MACHINES, **options))
+    def start(machines: int = MACHINES, **options: Any) -> RayCluster:  # Any: those of RayCluster
+        clusters.append(RayCluster([GPUS] * machines, **options))
         return clusters[-1]
 
     yield start
@@ -82,58 +82,61 @@ def wait_empty(pool: ScaledPool) -> None:
     pool.wait("all nodes to be given back", lambda: not pool.nodes())
 
 
-def machines_of(pool: ScaledPool, cluster: RayCluster) -> dict[str, str]:
-    """Tell on which machine of Ray each node of the pool is."""
-    found = {}
-    for name, report in reports_of(cluster).items():
-        if name in pool.nodes():
-            found[name] = str(report["machine"])
-    return found
-
-
-def reports_of(cluster: RayCluster) -> dict[str, dict[str, Any]]:
-    """Ask the actors of a pool's nodes where they are and which GPUs they hold, as Ray's user."""
-    script = """
-import json, ray
+ASK_ACTORS: Final = """
+import json, sys, ray
 from ray.util import list_named_actors
 ray.init(log_to_driver=False, configure_logging=False)
 found = {}
 for each in list_named_actors(all_namespaces=True):
-    report = ray.get(ray.get_actor(each["name"], each["namespace"]).report.remote())
     node = each["name"].split("-", 2)[2]
-    found[node] = {"machine": report.ray_node, "gpus": [int(id) for id in report.gpu_ids]}
-print(json.dumps(found))
+    if node in sys.argv[1:]:
+        report = ray.get(ray.get_actor(each["name"], each["namespace"]).report.remote())
+        found[node] = report.ray_node, [int(gpu) for gpu in report.gpu_ids]
+print(json.dumps({"nodes": found, "free": ray.available_resources().get("GPU", 0)}))
 """
+
+
+def asked(cluster: RayCluster, *nodes: str) -> dict[str, Any]:  # Any: JSON
+    """Have Ray tell where nodes of a pool are and which GPUs they hold, and what is free."""
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", ASK_ACTORS, *nodes],
         env=environment(RAY_ADDRESS=cluster.address),
         stdout=subprocess.PIPE,
         check=True,
         timeout=PATIENCE_S,
     )
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def test_a_raylet_is_killed(pool: ScaledPool, start: Start) -> None:
+def machines_of(pool: ScaledPool, cluster: RayCluster) -> dict[str, str]:
+    """Tell on which machine of Ray each node of the pool is."""
+    nodes = asked(cluster, *pool.nodes())["nodes"]
+    return {name: machine for name, (machine, _) in nodes.items()}
+
+
+@pytest.mark.parametrize("which", ["lead", "other"])
+def test_a_raylet_is_killed(pool: ScaledPool, start: Start, which: str) -> None:
     cluster = start()
     up(pool, cluster)
     result = submit(pool)
-    node, machine = next(iter(machines_of(pool, cluster).items()))
-    cluster.kill(next(each for each in cluster.machines if each.id == machine))
-    pool.wait("the node to be gone", lambda: node not in pool.nodes())
-    pool.wait_size("bert", 2 * GPUS)
+    machines, lead = machines_of(pool, cluster), pool.job("bert")["lead"]
+    node = next(each for each in machines if (each == lead) == (which == "lead"))
+    cluster.kill(next(each for each in cluster.machines if each.id == machines[node]))
+    pool.wait("another node", lambda: set(pool.nodes()) - set(machines))
+    # What a node held that did not say goodbye stays the job's until its lease is over.
+    pool.wait("work there", lambda: len(set(pool.job("bert")["nodes"]) - {node}) == 2)
     pool.wait_steps("bert")
     check_end(pool, result)
 
 
 def test_a_machine_is_added(pool: ScaledPool, start: Start) -> None:
-    cluster = start()
-    up(pool, cluster, f"0..{MACHINES + 1}")
-    pool.gpus = f"1..{GPUS * (MACHINES + 1)}"
-    result = submit(pool, GPUS * MACHINES)
+    cluster = start(2)
+    up(pool, cluster, "0..3")
+    result = submit(pool)
+    assert "has 2 GPUs free" in pool.coddl("nodes").stdout, "it waits for one more"
     machine = cluster.add(GPUS)
-    pool.wait_size("bert", GPUS * (MACHINES + 1))
+    pool.wait_size("bert", 3 * GPUS)
     pool.wait_steps("bert")
     assert machine.id in machines_of(pool, cluster).values()
     check_end(pool, result)
@@ -218,7 +221,7 @@ def test_a_pool_scales_to_zero_and_back(pool: ScaledPool, start: Start) -> None:
     result = submit(pool)
     pool.coddl("suspend", "bert")
     wait_empty(pool)
-    assert reports_of(cluster) == {}, "an idle pool holds no GPU"
+    pool.wait("all GPUs to be free", lambda: asked(cluster)["free"] == GPUS * MACHINES)
     pool.coddl("resume", "bert")
     pool.wait_size("bert", 2 * GPUS)
     pool.wait_steps("bert")
@@ -234,16 +237,15 @@ class OtherUser:
         return ray.get_runtime_context().get_node_id(), [int(gpu) for gpu in ray.get_gpu_ids()]
 
 
-def gpus_of(cluster: RayCluster) -> set[tuple[str, int]]:
-    """Name the GPUs that Ray has granted to pools, by machine."""
-    reports = reports_of(cluster).values()
-    return {(report["machine"], gpu) for report in reports for gpu in report["gpus"]}
+def gpus_of(pool: ScaledPool, cluster: RayCluster) -> set[tuple[str, int]]:
+    """Name the GPUs that Ray has granted to a pool, by machine."""
+    nodes = asked(cluster, *pool.nodes())["nodes"]
+    return {(machine, gpu) for machine, gpus in nodes.values() for gpu in gpus}
 
 
 def test_another_user_of_ray_never_shares_a_gpu(pool: ScaledPool, start: Start) -> None:
     cluster = start()
     up(pool, cluster, f"0..{MACHINES}")
-    pool.gpus = f"1..{GPUS * MACHINES}"
     ray.init(cluster.address, log_to_driver=False)
     try:
         user: Any = OtherUser  # Any: what the decorator makes of it has no types
@@ -251,16 +253,42 @@ def test_another_user_of_ray_never_shares_a_gpu(pool: ScaledPool, start: Start) 
         machine, gpus = ray.get(first.gpus.remote(), timeout=PATIENCE_S)
         theirs = {(machine, gpu) for gpu in gpus}
         result = submit(pool, GPUS * (MACHINES - 1))
-        assert len(gpus_of(cluster) | theirs) == GPUS * MACHINES
+        assert len(gpus_of(pool, cluster) | theirs) == GPUS * MACHINES
         second = user.remote()
-        asked = second.gpus.remote()
+        answer = second.gpus.remote()
         pool.wait_steps("bert")
-        assert not ray.wait([asked], timeout=0)[0], "there is no GPU for it"
+        assert not ray.wait([answer], timeout=0)[0], "there is no GPU for it"
         pool.coddl("resize", "bert", f"1..{GPUS}")
-        machine, gpus = ray.get(asked, timeout=PATIENCE_S)
+        machine, gpus = ray.get(answer, timeout=PATIENCE_S)
         theirs |= {(machine, gpu) for gpu in gpus}
         assert len(theirs) == 2 * GPUS
-        assert not gpus_of(cluster) & theirs
+        assert not gpus_of(pool, cluster) & theirs
     finally:
         ray.shutdown()
     check_end(pool, result)
+
+
+def test_a_job_is_submitted_by_a_job_of_ray(pool: ScaledPool, start: Start) -> None:
+    pytest.importorskip("aiohttp_cors", reason="needs Ray's job server: pip install 'ray[default]'")
+    cluster = start(has_dashboard=True)
+    up(pool, cluster)
+    state = pool.folder / "state"
+    found = {
+        "CODDL_SERVER": json.loads((state / "server.json").read_text())["url"],
+        "CODDL_TOKEN": (state / "token").read_text().strip(),
+    }
+    result = pool.folder / "bert.hash"
+    of_ray = ("job", "submit", "--address", f"http://{cluster.dashboard}", "--working-dir", SCRIPTS)
+    runtime = ("--runtime-env-json", json.dumps({"env_vars": found}))
+    ours = (sys.executable, "-m", "coddl", "submit", "--wait", *pool.training(result))
+    pool.pace.write_text("0.0")
+    done = subprocess.run(
+        [sys.executable, "-m", "ray.scripts.scripts", *map(str, (*of_ray, *runtime, "--", *ours))],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "submitted bert (job 1)" in done.stdout
+    assert result.read_text() == lone(pool.folder)
