@@ -63,12 +63,13 @@ demo: install ## show a pool at work: real trainings that grow and shrink, in ab
 results: install ## reproduce the published results
 	$(BIN)/python -m benchmarks.results $(DATA)
 
-bench: install ## measure the simulator, decisions, resizes, what elasticity costs, and a pool
+bench: install ## measure the simulator, decisions, resizes, what elasticity costs, a pool, nodes of Ray
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/decide.py
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/plain.py
 	$(BIN)/python -m benchmarks.submit
+	$(BIN)/python -m benchmarks.ray_nodes
 
 clean: ## remove caches and build outputs, keep .venv
 	rm -rf build dist report.html .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -266,6 +266,7 @@ def measure(rounds: int) -> dict[str, Any]:
             job = job_goes_on(cluster, folder)
         finally:
             cluster.close()
+    nodes["ray_start_s"] = nodes["ray_group_s"] + nodes["ray_actor_s"]
     return {"machine": machine(), "rounds": rounds, **nodes, **job}
 
 
@@ -287,7 +288,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     found = measure(options.rounds)
-    found["ray_start_s"] = found["ray_group_s"] + found["ray_actor_s"]
     if options.json:
         print(json.dumps(found, indent=2))
         return

@@ -201,7 +201,7 @@ def test_a_connector_that_its_engine_ends_is_started_again(
         if not has_answered:
             assert pool.end()[1].startswith("error: it cannot start\n")
             return
-        wait_until(lambda: server.saw("GET", "/engine"), "its end")
+        wait_until(lambda: bool(server.saw("GET", "/engine")), "its end")
         (folder / "fail-connector").unlink()
         pool.await_starts("connector")
 
