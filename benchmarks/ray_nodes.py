@@ -9,7 +9,8 @@ docs/ray.md recommends them. Medians of a few rounds; each machine can be killed
                 until a waiting task has the GPUs; a raylet killed until Ray calls its node dead
     a node      asked for until it has joined the pool; released until a waiting task has its GPUs
     a job       submitted to a pool without nodes until its first step; a raylet killed until the
-                first step without it, where the node was the job's lead, and where it was not
+                first step without it, and until the first one with as many GPUs as before, where
+                the node was the job's lead, and where it was not
 """
 
 import argparse
@@ -20,9 +21,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.elastic.job import machine, scratch
 from coddl.api.client import Client, find
@@ -32,16 +32,18 @@ from coddl.engines.ray import RayEngine
 from tests.engines.ray_cluster import RayCluster, RayMachine
 
 GPUS = 2  # of each machine
+BATCH = 12
 WAIT_S = 120.0
 SCRIPT = """
-import os, time
+import time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import coddl
 
+torch.manual_seed(1)
 data = TensorDataset(torch.randn(96_000, 8), torch.randn(96_000, 1))
-loader = DataLoader(data, batch_size=12)
+loader = DataLoader(data, batch_size={batch})
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 model, optimizer, loader = coddl.prepare(model, optimizer, loader)
@@ -53,7 +55,7 @@ for epoch in coddl.epochs(10):
         optimizer.zero_grad()
         if coddl.is_main():
             with open({noted!r}, "a") as file:
-                file.write(f"{{time.time()}}\\n")
+                file.write(f"{{time.time()}} {{len(x)}}\\n")
 """
 
 
@@ -131,7 +133,11 @@ def nodes_come_and_go(address: str, folder: Path, rounds: int) -> dict[str, floa
     """Measure nodes without jobs, in a cluster with one machine: what is freed is what was held."""
     state = folder / "server"
     words = ["server", "--port", "0", "--state-dir", str(state)]
-    server = subprocess.Popen([sys.executable, "-P", "-m", "coddl", *words])
+    server = subprocess.Popen(
+        [sys.executable, "-P", "-m", "coddl", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         awaited((state / "server.json").exists)
         with Client(find("", str(state), env={})) as client:
@@ -171,11 +177,19 @@ def pool_on(address: str, folder: Path) -> Iterator[Client]:
         subprocess.run([*program, *words], check=True, capture_output=True)
 
 
-def steps_of(noted: Path) -> list[float]:
-    """Give the times of the steps that a job has made."""
+class Step(NamedTuple):
+    """A step that a job has made."""
+
+    at_s: float
+    samples: int  # of its first worker: fewer, the more workers there are
+
+
+def steps_of(noted: Path) -> list[Step]:
+    """Give the steps that a job has made."""
     if not noted.exists():
         return []
-    return [float(line) for line in noted.read_text().splitlines(True) if line.endswith("\n")]
+    lines = [line.split() for line in noted.read_text().splitlines(True) if line.endswith("\n")]
+    return [Step(float(at_s), int(samples)) for at_s, samples in lines]
 
 
 def machine_of(client: Client, node: str) -> str:
@@ -194,7 +208,7 @@ def job_goes_on(cluster: RayCluster, folder: Path) -> dict[str, float]:
 
     project, noted = folder / "project", folder / "noted"
     project.mkdir()
-    (project / "train.py").write_text(SCRIPT.format(noted=str(noted)))
+    (project / "train.py").write_text(SCRIPT.format(noted=str(noted), batch=BATCH))
     archive = pack(project, folder / "project.tar.gz")
     found: dict[str, float] = {}
     with pool_on(cluster.address, folder) as client:
@@ -204,7 +218,7 @@ def job_goes_on(cluster: RayCluster, folder: Path) -> dict[str, float]:
         job = client.submit({"script": "train.py", "code": archive.hash, "gpus": gpus})
         answered_s = time.time()
         awaited(lambda: steps_of(noted))
-        found["first_step_s"] = steps_of(noted)[0] - answered_s
+        found["first_step_s"] = steps_of(noted)[0].at_s - answered_s
         ray.init(cluster.address, log_to_driver=False, configure_logging=False)
         try:
             for which in ("other", "lead"):
@@ -226,12 +240,9 @@ def _death(
         return client.get(f"/jobs/{job}")
 
     def is_whole() -> bool:
-        up = {node["name"] for node in client.get("/nodes")["items"] if node["is_up"]}
-        return view()["state"] == "RUNNING" and len(up & set(view()["nodes"])) == 2
+        return steps_of(noted)[-1].samples == BATCH // (2 * GPUS)
 
     awaited(is_whole)
-    count = len(steps_of(noted))
-    awaited(lambda: len(steps_of(noted)) > count + 5)
     lead = view()["lead"]
     node = next(each for each in view()["nodes"] if (each == lead) == (which == "lead"))
     id_ = machine_of(client, node)
@@ -242,14 +253,13 @@ def _death(
         lambda: not next(each["Alive"] for each in ray.nodes() if each["NodeID"] == id_)
     )
     awaited(is_whole)
-    count = len(steps_of(noted))
-    awaited(lambda: len(steps_of(noted)) > count + 5)
-    steps = [at_s for at_s in steps_of(noted) if at_s > killed_s]
-    gaps = [(after - before, after) for before, after in pairwise(steps)]
+    after = [step for step in steps_of(noted) if step.at_s > killed_s]
+    small = next(at for at, step in enumerate(after) if step.samples > BATCH // (2 * GPUS))
+    whole = next(step for step in after[small:] if step.samples == BATCH // (2 * GPUS))
     return {
         f"ray_dead_s_{which}": dead_s,
-        f"goes_on_s_{which}": max(gaps)[1] - killed_s,
-        f"pause_s_{which}": max(gaps)[0],
+        f"goes_on_s_{which}": after[small].at_s - killed_s,
+        f"whole_s_{which}": whole.at_s - killed_s,
     }
 
 
@@ -275,7 +285,9 @@ LINES = (
     ("release to free for others", "free_s", "group removed", "ray_free_s"),
     ("submit to first step, from zero nodes", "first_step_s", "", ""),
     ("raylet killed to next step", "goes_on_s_other", "node declared dead", "ray_dead_s_other"),
+    ("  to all GPUs again, on another node", "whole_s_other", "", ""),
     ("the same, of the lead's node", "goes_on_s_lead", "node declared dead", "ray_dead_s_lead"),
+    ("  to all GPUs again, on another node", "whole_s_lead", "", ""),
 )
 
 

@@ -78,8 +78,13 @@ def check_end(pool: ScaledPool, result: Path) -> None:
 
 
 def wait_empty(pool: ScaledPool) -> None:
-    """Wait until the engine has given back all nodes."""
-    pool.wait("all nodes to be given back", lambda: not pool.nodes())
+    """Wait until the engine has given back all nodes; those that died are listed a while longer."""
+
+    def is_empty() -> bool:
+        nodes = json.loads(pool.coddl("nodes", "-o", "json").stdout)
+        return all(node["is_silent"] or not node["is_up"] for node in nodes)
+
+    pool.wait("all nodes to be given back", is_empty)
 
 
 ASK_ACTORS: Final = """

@@ -12,4 +12,4 @@ def test_nodes_of_ray_and_a_job_on_them_are_measured() -> None:
     found = measure(rounds=1)
     keys = {key for line in LINES for key in (line[1], line[3]) if key}
     assert all(found[key] > 0 for key in keys)
-    assert found["pause_s_other"] > 0
+    assert found["whole_s_lead"] > found["goes_on_s_lead"]
