@@ -35,7 +35,7 @@ GPUS = 2  # of each machine
 BATCH = 12
 WAIT_S = 120.0
 SCRIPT = """
-import time
+import os, time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -55,7 +55,7 @@ for epoch in coddl.epochs(10):
         optimizer.zero_grad()
         if coddl.is_main():
             with open({noted!r}, "a") as file:
-                file.write(f"{{time.time()}} {{len(x)}}\\n")
+                file.write(f"{{time.time()}} {{len(x)}} {{os.environ['CODDL_ATTEMPT']}}\\n")
 """
 
 
@@ -182,6 +182,7 @@ class Step(NamedTuple):
 
     at_s: float
     samples: int  # of its first worker: fewer, the more workers there are
+    attempt: int  # one more each time the job is started
 
 
 def steps_of(noted: Path) -> list[Step]:
@@ -189,7 +190,7 @@ def steps_of(noted: Path) -> list[Step]:
     if not noted.exists():
         return []
     lines = [line.split() for line in noted.read_text().splitlines(True) if line.endswith("\n")]
-    return [Step(float(at_s), int(samples)) for at_s, samples in lines]
+    return [Step(float(at_s), int(samples), int(attempt)) for at_s, samples, attempt in lines]
 
 
 def machine_of(client: Client, node: str) -> str:
@@ -214,7 +215,8 @@ def job_goes_on(cluster: RayCluster, folder: Path) -> dict[str, float]:
     with pool_on(cluster.address, folder) as client:
         with archive.path.open("rb") as file:
             client.send_code(archive.hash, file)
-        gpus = {"min": GPUS, "max": 2 * GPUS}
+        # What a dead node held counts as the job's until its lease is over; so it may have more.
+        gpus = {"min": GPUS, "max": 3 * GPUS}
         job = client.submit({"script": "train.py", "code": archive.hash, "gpus": gpus})
         answered_s = time.time()
         awaited(lambda: steps_of(noted))
@@ -254,7 +256,13 @@ def _death(
     )
     awaited(is_whole)
     after = [step for step in steps_of(noted) if step.at_s > killed_s]
-    small = next(at for at, step in enumerate(after) if step.samples > BATCH // (2 * GPUS))
+    # A job whose lead is gone is started again; others go on with the workers that are left.
+    attempt = after[0].attempt + (which == "lead")
+    small = next(
+        at
+        for at, step in enumerate(after)
+        if step.attempt == attempt and step.samples > BATCH // (2 * GPUS)
+    )
     whole = next(step for step in after[small:] if step.samples == BATCH // (2 * GPUS))
     return {
         f"ray_dead_s_{which}": dead_s,
