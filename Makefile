@@ -33,7 +33,7 @@ docs: install ## write the reference from the code, and build the site into buil
 	$(BIN)/python -m docs.generator
 	$(SITE)
 
-test: install ## run all tests
+test: install ## run all tests but the long ones of test-engines
 	$(BIN)/pytest -n 3 --dist worksteal --durations=20 tests
 
 test-fast: install ## run the tests that take seconds: core, traces, cli, docs
@@ -51,7 +51,7 @@ test-server: install ## run the pool's tests: server, agents and engines, each b
 test-e2e: install ## run whole pools: agents in network namespaces, killed and cut off (needs root)
 	$(BIN)/pytest -n 2 tests/e2e
 
-test-engines: install ## run pools whose nodes are brought by engines: this machine, a real Ray cluster
+test-engines: install ## run pools whose nodes engines bring: this machine, Ray; all that can befall them
 	$(BIN)/pytest -n 1 --matrix tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray*.py
 
 test-gpu: install ## run the tests that need an NVIDIA GPU; two of them for NCCL between GPUs

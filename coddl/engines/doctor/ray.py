@@ -20,7 +20,6 @@ ADVISED: Final = (
     "RAY_health_check_failure_threshold=3 RAY_health_check_initial_delay_ms=1000"
 )
 NOTICED_WITHIN_S: Final = 10.0
-DASHBOARD_PORT: Final = 8265
 
 
 @dataclass(frozen=True, slots=True)
