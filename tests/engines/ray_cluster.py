@@ -14,6 +14,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +27,7 @@ QUICK_HEALTH_CHECK: Final = {
     "health_check_failure_threshold": 3,
 }
 CLI_S: Final = 120.0
+REAP_EVERY_S: Final = 0.2
 
 
 class RayMachine(NamedTuple):
@@ -130,6 +133,14 @@ class ClusterHolder:
         }
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self._raylets: dict[int, subprocess.Popen[bytes]] = {}
+        threading.Thread(target=self._reap, daemon=True).start()
+
+    def _reap(self) -> None:
+        """Have raylets that end by themselves be gone: workers do not end while it is a zombie."""
+        while True:
+            time.sleep(REAP_EVERY_S)
+            for raylet in list(self._raylets.values()):
+                raylet.poll()
 
     @property
     def _head(self) -> Any:  # Any: Ray has no types here
@@ -148,7 +159,6 @@ class ClusterHolder:
             return {"raylet": raylet.pid, "id": node.node_id}
         if what == "kill":
             self._raylets[number].kill()
-            # Workers do not end while their raylet is a zombie.
             return {"code": self._raylets[number].wait()}
         if what == "kill-head":
             self._head.kill_gcs_server()
