@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urlsplit
@@ -303,6 +304,17 @@ class Client:
         except (httpx.TransportError, ValueError):
             return []
         return found
+
+    def clock_ahead_s(self) -> float | None:
+        """Tell by how many whole seconds the server's clock is ahead; None: it does not say."""
+        with self._reached():
+            said = self._http.get("/healthz").headers.get("date", "")
+        now_s = time.time()
+        try:
+            ahead_s = parsedate_to_datetime(said).timestamp() - now_s
+        except ValueError:
+            return None
+        return float(math.ceil(ahead_s))
 
     def watch(
         self, path: str, **parameters: str | int | float | bool | None

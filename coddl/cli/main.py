@@ -21,6 +21,7 @@ except ModuleNotFoundError:
     )
 
 from coddl.cli import (
+    doctor,
     engines,
     following,
     jobs,
@@ -61,6 +62,7 @@ COMMANDS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
         ("events", following.events, following.EVENTS_EXAMPLES),
         ("server", pool.server, pool.SERVER_EXAMPLES),
         ("agent", pool.agent, pool.AGENT_EXAMPLES),
+        ("doctor", doctor.doctor, doctor.EXAMPLES),
         ("connector", engines.connector, engines.CONNECTOR_EXAMPLES),
         ("demo", demo.demo, demo.EXAMPLES),
     ),

@@ -302,10 +302,21 @@ class PoolProcess:
     def _on_end(self, child: Child, code: int) -> None:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         # What fails at its first start has been told something wrong, and would fail again.
-        if child.starts == 1 and code > 0 and self.now_s() - child.started_s < STEADY_S:
+        is_new = child.starts == 1 and self.now_s() - child.started_s < STEADY_S
+        if is_new and code > 0 and not self._has_engine():
             raise child.words_of_end()
         wait_s = max(0.0, child.due_s - self.now_s())
         self.tell(f"{child.name} {how}; restarting in {wait_s:.1f} s")
+
+    def _has_engine(self) -> bool:
+        """Tell whether the engine has answered: one that is lost may end its connector."""
+        if not self.options.engine:
+            return False
+        try:
+            with Client(find("", str(self.options.folder), env={}), within_s=ASK_S) as client:
+                return bool(client.get("/engine")["is_connected"])
+        except UserError:
+            return False
 
     def _stop(self, server: Child, agents: list[Child]) -> None:
         """End the agents, who save what their jobs have done; then the server, who is told of it.

@@ -1,10 +1,11 @@
-"""A server or an agent that does nothing but be there. Tells of its life in a file.
+"""A server, agent or connector that does nothing but be there. Tells of its life in a file.
 
     python stub_program.py server --state-dir DIR --port PORT ...
     python stub_program.py agent --name NAME --state-dir DIR ...
+    python stub_program.py connector --state-dir DIR ...
 
-A file `fail-server` or `fail-NAME` in the folder has it fail at its start; a file `slow` has it
-take its time to leave.
+A file `fail-server`, `fail-connector` or `fail-NAME` in the folder has it fail at its start; a file
+`slow` has it take its time to leave.
 """
 
 import json
@@ -17,7 +18,7 @@ from pathlib import Path
 words = sys.argv[1:]
 options = dict(zip(words[1::2], words[2::2], strict=True))
 folder = Path(options["--state-dir"])
-name = options.get("--name", "server")
+name = options.get("--name", words[0])
 parent = os.getppid()
 
 

@@ -36,9 +36,11 @@ KEEPER = f"""
 import sys
 from pathlib import Path
 from coddl.core.errors import UserError
+from coddl.core.node_count import NodeBounds
 from coddl.engines.pool import PoolProcess, PoolOptions
+bounds = NodeBounds(0, 1, 1) if sys.argv[3] else None
 options = PoolOptions(folder=Path(sys.argv[1]), port=int(sys.argv[2]), agents=2, slots=1,
-                      policy="afs-l")
+                      policy="afs-l", engine=sys.argv[3], bounds=bounds)
 try:
     sys.exit(PoolProcess(options, program=(sys.executable, {str(STUB)!r})).run())
 except UserError as error:
@@ -49,12 +51,12 @@ except UserError as error:
 class Keeper:
     """A pool of stubs, kept up by a process of its own."""
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, port: int = 0, engine: str = "") -> None:
         self.folder = folder
         self._said = folder.with_name(f"said-{time.monotonic_ns()}")
         with self._said.open("w") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", KEEPER, str(folder), str(port)],
+                [sys.executable, "-c", KEEPER, str(folder), str(port), engine],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdout=subprocess.DEVNULL, stderr=said,
             )  # fmt: skip
@@ -103,8 +105,8 @@ def keep(tmp_path: Path) -> Iterator[Callable[..., Keeper]]:
     """Keep pools up; none is left."""
     kept: list[Keeper] = []
 
-    def begin(folder: Path = tmp_path / "pool", port: int = 0) -> Keeper:
-        kept.append(Keeper(folder, port))
+    def begin(folder: Path = tmp_path / "pool", port: int = 0, engine: str = "") -> Keeper:
+        kept.append(Keeper(folder, port, engine))
         return kept[-1]
 
     yield begin
@@ -192,6 +194,24 @@ def test_what_fails_at_its_first_start_ends_all_with_its_words(keep: Keep, tmp_p
         words = "error: it cannot start\n  because it was told to fail\n  try     again\n"
         assert pool.end() == (1, words)
         assert not any(map(lives, pool.pids()))
+
+
+@pytest.mark.parametrize("has_answered", [True, False])
+def test_a_connector_that_its_engine_ends_is_started_again(
+    keep: Keep, tmp_path: Path, has_answered: bool
+) -> None:
+    folder = tmp_path / "pool"
+    make_folder(folder)
+    (folder / "fail-connector").touch()
+    with StubPool() as server:
+        server.will("GET", "/engine", {"is_connected": has_answered})
+        pool = keep(folder, server.http.server_port, "ray")
+        if not has_answered:
+            assert pool.end()[1].startswith("error: it cannot start\n")
+            return
+        wait_until(lambda: bool(server.saw("GET", "/engine")), "its end")
+        (folder / "fail-connector").unlink()
+        pool.await_starts("connector")
 
 
 def test_a_folder_has_one_pool(keep: Keep, tmp_path: Path) -> None:

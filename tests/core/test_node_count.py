@@ -17,13 +17,23 @@ BOUNDS = NodeBounds(least=1, most=4, gpus=2, idle_s=100.0)
 PERFECT = {n: 1.0 / n for n in range(1, 9)}
 FLAT = dict.fromkeys(range(1, 9), 1.0)
 AMDAHL = {n: 0.2 + 0.8 / n for n in range(1, 9)}
+TWELVE = {n: -(-12 // n) + 0.001 * n for n in range(1, 13)}  # samples of a batch, dealt to workers
 
 
 @pytest.mark.parametrize(
     ("step_s", "least", "most", "gpus"),
-    [(PERFECT, 1, 8, 8), (FLAT, 1, 8, 2), (AMDAHL, 1, 8, 6), (AMDAHL, 2, 8, 8), (FLAT, 3, 3, 3)],
+    [
+        *[
+            (PERFECT, 1, 8, 8),
+            (FLAT, 1, 8, 1),
+            (AMDAHL, 1, 8, 6),
+            (AMDAHL, 2, 8, 8),
+            (FLAT, 3, 3, 3),
+        ],
+        *[(TWELVE, 1, 11, 6), (TWELVE, 1, 12, 12), (TWELVE, 1, 5, 4)],
+    ],
 )
-def test_a_job_makes_good_use_of_gpus_that_each_add_half_of_the_first(
+def test_a_job_makes_good_use_of_gpus_that_are_half_used_and_add_something(
     step_s: dict[int, float], least: int, most: int, gpus: int
 ) -> None:
     assert gpus_worth(step_s, least, most) == gpus

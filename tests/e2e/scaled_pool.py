@@ -17,13 +17,18 @@ class ScaledPool(UpPool):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.pace, self.diary = folder / "pace", folder / "diary"
+        self.gpus = "1..6"  # that its training may have
 
     def submit(self, result: Path, pace_s: float) -> None:
         """Hand in a training that gives the same bits on any number of workers."""
         self.pace.write_text(str(pace_s))
-        options = ("--name", "bert", "--gpus", "1..6", "--env", f"E2E_SPOTS={self.spots}")
+        self.coddl("submit", *self.training(result))
+
+    def training(self, result: Path) -> tuple[object, ...]:
+        """Give the words that describe it to `coddl submit`."""
+        options = ("--name", "bert", "--gpus", self.gpus, "--env", f"E2E_SPOTS={self.spots}")
         script = ("train.py", "--strict", "--steps", STEPS, "--pace", self.pace)
-        self.coddl("submit", *options, *script, "--diary", self.diary, "--result", result)
+        return (*options, *script, "--diary", self.diary, "--result", result)
 
     def nodes(self) -> list[str]:
         return [node["name"] for node in json.loads(self.coddl("nodes", "-o", "json").stdout)]

@@ -48,7 +48,7 @@ def test_a_job_spans_nodes_of_ray_through_the_loss_of_one_and_the_drain_of_anoth
     before = pool.nodes()
     assert len(before) == 2
     cluster.add(GPUS)
-    cluster.kill(cluster.raylets[0])
+    cluster.kill(cluster.machines[0])
     pool.wait("another node", lambda: set(pool.nodes()) - set(before))
     pool.wait_size("bert", 2 * GPUS)
     pool.wait_steps("bert")

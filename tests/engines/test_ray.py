@@ -18,9 +18,11 @@ pytest.importorskip("ray", reason="needs Ray: pip install 'coddl[ray]'")
 
 import ray
 
+from coddl import __version__
 from coddl.agent.orphans import process, processes
 from coddl.api.client import Client, find
 from coddl.core.errors import UserError
+from coddl.engines.doctor.ray_gather import RayQuestion, gather_ray
 from coddl.engines.engine import AgentLaunch, EngineNode, EngineUnavailable
 from coddl.engines.ray import DRAIN_S, RayEngine
 from coddl.engines.ray_actor import agent_env, order_of
@@ -277,12 +279,13 @@ def test_a_node_whose_actor_is_killed_is_given_back_when_its_agent_has_ended(poo
 def test_a_machine_that_ray_drains_leaves_at_its_deadline(
     pool: RayPool, within_s: int | None
 ) -> None:
-    raylet = pool.cluster.add(2 * GPUS)
+    machine = pool.cluster.add(2 * GPUS)
     with pool.engine(2 * GPUS) as engine:
         name = engine.acquire()
         awaited("a node that is up", lambda: is_up(engine, name))
         earliest_s = time.time() + (within_s or DRAIN_S)
-        drain(pool.cluster.address, engine.report(name).ray_node, within_s)
+        assert engine.report(name).ray_node == machine.id
+        pool.cluster.drain(machine.id, within_s)
         node = state_of(engine, name)
         assert node is not None
         assert node.state == "up"
@@ -291,28 +294,15 @@ def test_a_machine_that_ray_drains_leaves_at_its_deadline(
         assert node.because == "Ray drains its machine"
         engine.release(name, RELEASE_S)
         awaited("its end", lambda: state_of(engine, name) is None)
-    awaited("the end of the machine", lambda: not Path(f"/proc/{raylet}/exe").exists())
-
-
-def drain(address: str, machine: str, within_s: int | None) -> None:
-    """Have Ray drain a machine, as an autoscaler does on notice of a preemption."""
-    words = ["drain-node", "--address", address, "--node-id", machine]
-    words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
-    words += ["--deadline-remaining-seconds", str(within_s)] if within_s else []
-    subprocess.run(
-        [sys.executable, "-m", "ray.scripts.scripts", *words],
-        check=True,
-        capture_output=True,
-        timeout=PATIENCE_S,
-    )
+    awaited("the end of the machine", lambda: not Path(f"/proc/{machine.raylet}/exe").exists())
 
 
 def test_nothing_is_left_of_a_machine_that_died(pool: RayPool) -> None:
-    raylet = pool.cluster.add(2 * GPUS)
+    machine = pool.cluster.add(2 * GPUS)
     with pool.engine(2 * GPUS) as engine:
         name = engine.acquire()
         awaited("a node that is up", lambda: is_up(engine, name))
-        pool.cluster.kill(raylet)
+        pool.cluster.kill(machine)
         awaited("its end", lambda: state_of(engine, name) is None)
         awaited("the end of its agent", lambda: not processes_of(name))
         groups = ray.util.placement_group_table().values()
@@ -336,6 +326,37 @@ def test_a_head_that_does_not_answer_is_waited_for(pool: RayPool) -> None:
             return False
 
         awaited("the head", is_back)
+
+
+def test_doctor_sees_all_machines_of_a_cluster(pool: RayPool) -> None:
+    launch = replace(pool.launch, slots=GPUS)
+    before = RayEngine(launch, gpus_per_node=GPUS, address=pool.cluster.address)
+    name = before.acquire()
+    awaited("a node that is up", lambda: is_up(before, name))
+    before.close()  # a process is connected to Ray once
+    asked = RayQuestion(
+        address=pool.cluster.address,
+        gpus_per_node=GPUS,
+        server=pool.launch.server,
+        jobs_dir="/proc/x",
+    )
+    facts = gather_ray(asked)
+    with pool.engine(GPUS) as engine:
+        awaited("the node", lambda: is_up(engine, name))
+    assert (facts.trouble, facts.cluster_ray, facts.python) == (
+        None,
+        facts.ray,
+        facts.cluster_python,
+    )
+    assert facts.head is not None
+    assert facts.head.number("health_check_period_ms") == 1000
+    assert facts.head.store == ""
+    machines = [node for node in facts.nodes if node.gpus]
+    assert len(facts.nodes) > len(machines) >= 2
+    assert sum(node.gpus - node.gpus_free for node in machines) == GPUS
+    for node in machines:
+        assert (node.trouble, node.coddl, node.server_trouble) == ("", __version__, "")
+        assert node.jobs_dir_trouble.startswith("/proc: ")
 
 
 def test_an_agent_finds_its_gpus_and_nothing_that_ray_has_set_for_itself() -> None:
