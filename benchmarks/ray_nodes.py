@@ -166,19 +166,8 @@ def pool_on(address: str, folder: Path) -> Iterator[Client]:
     """Run a pool without nodes of its own."""
     state = str(folder / "pool")
     program = [sys.executable, "-P", "-m", "coddl"]
-    words = [
-        "up",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--state-dir",
-        state,
-        "--engine",
-        "ray",
-        "--address",
-        address,
-    ]
+    words = ["up", "--host", "127.0.0.1", "--port", "0", "--state-dir", state]
+    words += ["--engine", "ray", "--address", address]
     words += ["--nodes", "0..2", "--gpus-per-node", str(GPUS), "--slots", str(GPUS)]
     subprocess.run([*program, *words, "--cool-down", "1"], check=True, capture_output=True)
     try:

@@ -54,19 +54,8 @@ def pool(tmp_path: Path) -> Iterator[ScaledPool]:
 
 def up(pool: ScaledPool, cluster: RayCluster, nodes: str = "0..2") -> None:
     pool.coddl(
-        *(
-            "up",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            0,
-            "--engine",
-            "ray",
-            "--address",
-            cluster.address,
-            "--nodes",
-            nodes,
-        ),
+        *("up", "--host", "127.0.0.1", "--port", 0, "--engine", "ray"),
+        *("--address", cluster.address, "--nodes", nodes),
         *("--gpus-per-node", GPUS, "--slots", GPUS, "--idle", "3s", "--cool-down", 1),
     )
 
