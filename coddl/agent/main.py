@@ -17,7 +17,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +38,7 @@ from coddl.agent.memory_watch import watch_memory
 from coddl.agent.node_agent import NodeAgent, NodeInfo
 from coddl.agent.object_store import ObjectStore
 from coddl.agent.options import AgentOptions
-from coddl.agent.orphans import OrphanProcesses, mark_of
+from coddl.agent.orphans import OrphanProcesses, mark_of, process
 from coddl.agent.server_session import ReportOutbox, ServerSession, now_s
 from coddl.agent.slot_table import AgentBridge
 from coddl.api import jobsfolder
@@ -128,12 +128,11 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
         ForeignProcessMonitor(gpus, devices, node.gpus, node.hear_others).start()
     if options.warm:
         job_hosts.warm(sys.executable, env)
+    end = partial(_end_processes, node, job_hosts)
     try:
-        await _until_told(node, session, outbox, fence, len(devices))
+        await _until_told(node, session, outbox, fence, len(devices), end)
     finally:
-        node.end_all(STOPPED)
-        await _first(GOODBYE_S, node.idle())
-        await asyncio.to_thread(job_hosts.close)
+        await end()
         environments.close()
         log_spool.close()
         await asyncio.to_thread(fence.close)
@@ -200,8 +199,24 @@ def _installed(package: str) -> str:
         return ""
 
 
+async def _end_processes(node: NodeAgent, job_hosts: JobHostServer) -> bool:
+    """End what jobs have running here; tell whether nothing is left of it. Again does no harm."""
+    pids = [pid for each in node.pids().values() for pid in each]
+    node.end_all(STOPPED)
+    await _first(GOODBYE_S, node.idle())
+    if job_hosts.is_alive:
+        await asyncio.to_thread(job_hosts.close)
+    found = [process(pid) for pid in pids]
+    return not any(each is not None and not each.is_zombie for each in found)
+
+
 async def _until_told(
-    node: NodeAgent, session: ServerSession, outbox: ReportOutbox, fence: FenceProcess, devices: int
+    node: NodeAgent,
+    session: ServerSession,
+    outbox: ReportOutbox,
+    fence: FenceProcess,
+    devices: int,
+    end: Callable[[], Coroutine[None, None, bool]],
 ) -> None:
     """Serve; at the first signal, or defect, let jobs leave; at the next signal return at once."""
     loop = asyncio.get_running_loop()
@@ -227,10 +242,10 @@ async def _until_told(
         session.run(node),
         keep_lease(node, session),
         watch_memory(node, devices),
-        _look_around(node, fence),
         stop.wait(),
     ]
-    tasks = [asyncio.ensure_future(work) for work in works]
+    look = asyncio.ensure_future(_look_around(node, fence))
+    tasks = [look, *(asyncio.ensure_future(work) for work in works)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
@@ -241,6 +256,10 @@ async def _until_told(
         while node.has_unsaved and not kill.is_set():  # what they have done must not be lost
             await _first(LOOK_EVERY_S, node.idle(), kill.wait())
         await _first(GOODBYE_S, _said(outbox, session), kill.wait())
+        look.cancel()  # at what ends now
+        if not kill.is_set() and await end():
+            outbox.tell_left()
+            await _first(GOODBYE_S, _hung_up(session), kill.wait())
     finally:
         for task in tasks:
             task.cancel()
@@ -280,6 +299,12 @@ async def _look_around(node: NodeAgent, fence: FenceProcess) -> None:
 async def _said(outbox: ReportOutbox, session: ServerSession) -> None:
     """Wait until the server knows all there was to say."""
     while session.is_up and not outbox.is_safe:
+        await asyncio.sleep(0.02)
+
+
+async def _hung_up(session: ServerSession) -> None:
+    """Wait until the server has ended the line."""
+    while session.is_up:
         await asyncio.sleep(0.02)
 
 

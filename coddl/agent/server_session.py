@@ -108,6 +108,7 @@ class ReportOutbox:
         self._told: Holding | None = None  # on this line
         self._is_ordered = False  # on this line
         self._is_leaving = False
+        self.has_left = False
 
     def open(self, send: Callable[[wire.FromAgent], None]) -> None:
         """Have a line, over which the server first hears what it may have missed."""
@@ -168,6 +169,11 @@ class ReportOutbox:
         """Tell that nothing new is wanted, now and after every silence."""
         self._is_leaving = True
         self._say(wire.Leaving())
+
+    def tell_left(self) -> None:
+        """Tell that no process of a job is left here, which ends the line; no other is opened."""
+        self.has_left = True
+        self._say(wire.Left())
 
     def progress(self, progress: RunProgress) -> None:
         """Tell how a run is doing, with the next batch."""
@@ -253,7 +259,7 @@ class ServerSession:
     async def run(self, worker: OrderHandler) -> None:
         """Serve until cancelled; raise ServerRefusal if the server rejects this agent."""
         pauses = iter(pauses_s())
-        while True:
+        while not self._outbox.has_left:
             try:
                 async with self._connected() as line:
                     await self._greet(line)

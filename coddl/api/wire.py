@@ -9,6 +9,7 @@
 | `report` | a fact that must not be lost; again until it is acknowledged | `ack` |
 | `progress`, `logs` | now and then; may be lost | none |
 | `leaving` | before it stops | none; jobs are placed elsewhere from here on |
+| `left` | after all processes of jobs have ended | a close: the node needs no lease any more |
 
 The server sends `orders` whenever they change. Authentication is the HTTP request's: a bearer token
 where the server wants one.
@@ -128,6 +129,10 @@ class Leaving(Message, frozen=True):
     """The agent is about to stop: it takes nothing new."""
 
 
+class Left(Message, frozen=True):
+    """The agent has ended all processes of jobs, and starts none: its lease is given up."""
+
+
 class Logs(Message, frozen=True):
     job: int
     lines: tuple[LogLine, ...]
@@ -174,7 +179,7 @@ class Refused(Message, frozen=True):
     try_: str
 
 
-FromAgent = Hello | Beat | Holding | Report | Progress | Logs | Leaving
+FromAgent = Hello | Beat | Holding | Report | Progress | Logs | Leaving | Left
 FromServer = Welcome | UseStore | Renewed | Ack | NewOrders | Refused
 
 _encoder = msgspec.json.Encoder()

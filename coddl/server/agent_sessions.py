@@ -19,7 +19,7 @@ from coddl.api import jobsfolder, wire
 from coddl.core.errors import UserError
 from coddl.core.pool.node_versions import NodeVersions
 from coddl.core.pool.orders import Orders
-from coddl.core.pool.records import NodeJoined, NodeReported, NodeSilent, RunReported
+from coddl.core.pool.records import NodeJoined, NodeLost, NodeReported, NodeSilent, RunReported
 from coddl.core.pool.state import Pool
 from coddl.server.loop import LoopRequest, Reply, RequestDone, fact
 
@@ -31,6 +31,7 @@ BEATS_MISSED: Final = 3  # after which an agent counts as silent when another wa
 REFUSED: Final = 4_000  # close codes that applications may use begin here
 REPLACED: Final = 4_001
 TOO_SLOW: Final = 4_002
+DONE: Final = 1_000
 LEASE_OVER: Final = 4_003
 GOING_AWAY: Final = 1_012
 
@@ -214,6 +215,9 @@ class AgentSession:
                 self._host.hear_logs(job, lines)
             case wire.Leaving():
                 self._host.put(fact(NodeSilent(self.hello.node, self.hello.boot)))
+            case wire.Left():
+                lost = NodeLost(self.hello.node, self.hello.boot, "its agent was stopped")
+                self._host.put(fact(lost, lambda _reply: self.drop(DONE, "the node has left")))
             case wire.Hello():
                 if self._hang_up is None and self._sessions.is_current(self):
                     self._join()

@@ -100,3 +100,20 @@ def test_jobs_outlive_the_death_of(
         assert strict.hash == alone(STEPS)
         assert (view["attempt"] > 1) == is_led_anew, "a job is led anew if its lead is gone"
         folded(pool.records())
+
+
+def test_an_agent_that_is_stopped_holds_nothing_until_its_lease_ends(
+    tmp_path: Path, alone: Alone
+) -> None:
+    with Pool(tmp_path, lease_s=600.0) as pool:
+        strict = Training(pool, "strict", steps=STEPS, pace_s=SLOW_S, args="--strict", gpus="4")
+        strict.go_on()
+        node, since = strict.others[0], pool.last_seq()
+        pool.stop_agent(node)
+        pool.wait_record(since, f"loss of {node}", lambda each: isinstance(each, r.NodeLost))
+        pool.wait_size(strict.job, 4)
+        assert node not in strict.view["nodes"]
+        strict.go_on()
+        strict.finish()
+        assert strict.hash == alone(STEPS)
+        folded(pool.records())
