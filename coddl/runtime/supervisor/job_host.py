@@ -123,9 +123,7 @@ class JobHost:
                 self._behind = []
                 self._fetch(lead, request)
             case "start":
-                request["env"] |= {
-                    "CODDL_CHECKPOINT_DIR": str(self._folder)
-                }  # as it is called here
+                request["env"]["CODDL_CHECKPOINT_DIR"] = str(self._folder)  # as it is called here
                 self._held.append((time.monotonic() + SLOT_WAIT_S, request))
                 self.look_again()
             case "kill" if self._drop_start(request["worker"]):
@@ -137,6 +135,8 @@ class JobHost:
 
     def _fetch(self, lead: Channel, request: Message) -> None:
         """Bring the checkpoint that a group begins from to this node, then tell its workers."""
+        if lead is not self._lead or self._is_ending:
+            return
 
         def on_end(found: Path | Exception) -> None:
             if lead is not self._lead or self._is_ending or self._behind is None:
