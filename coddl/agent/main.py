@@ -130,7 +130,7 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
         job_hosts.warm(sys.executable, env)
     end = partial(_end_processes, node, job_hosts)
     try:
-        await _until_told(node, session, outbox, fence, len(devices), end)
+        await _until_told(node, session, outbox, fence, len(devices), end=end)
     finally:
         await end()
         environments.close()
@@ -216,6 +216,7 @@ async def _until_told(
     outbox: ReportOutbox,
     fence: FenceProcess,
     devices: int,
+    *,
     end: Callable[[], Coroutine[None, None, bool]],
 ) -> None:
     """Serve; at the first signal, or defect, let jobs leave; at the next signal return at once."""

@@ -6,6 +6,7 @@ AWS_ENDPOINT_URL and so on, or what its machine was given.
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,14 +18,16 @@ from coddl.core.errors import UserError
 T = TypeVar("T")
 PROBE: Final = ".coddl-probe"
 BUCKETED: Final = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az", "oss"})
-# A store that does not answer must not hold up a job for the quarter of an hour that is usual.
+# While a job that leaves is saved, it does not train: a store that hangs must be noticed soon. Who
+# saves tries again.
 S3_OPTIONS: Final[dict[str, Any]] = {
     "config_kwargs": {
-        "connect_timeout": 10,
-        "read_timeout": 60,
-        "retries": {"max_attempts": 4, "mode": "standard"},
+        "connect_timeout": 5,
+        "read_timeout": 20,
+        "retries": {"max_attempts": 1, "mode": "standard"},
     }
 }
+S3_TRIES: Final = 2
 
 
 class ObjectStore:
@@ -45,6 +48,8 @@ class ObjectStore:
         except (ImportError, ValueError) as error:
             try_ = "pip install 'coddl[s3]'" if scheme == "s3" else "the package that fsspec needs"
             raise _unusable(uri, f"{error}", try_) from None
+        if scheme == "s3":
+            self._fs.retries = S3_TRIES
         self._has_folders = scheme not in BUCKETED
         self.uri = uri
 
@@ -146,7 +151,8 @@ def _asked(call: Callable[[], T]) -> T:
     except OSError:
         raise
     except Exception as error:  # each has its own tree of errors
-        raise OSError(f"{type(error).__name__}: {error}") from error
+        said = re.sub(r"\?[^\s\"']*", "", f"{error}")  # without the queries of its addresses
+        raise OSError(f"{type(error).__name__}: {said}") from error
 
 
 def _name(path: str) -> str:

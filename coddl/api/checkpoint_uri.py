@@ -14,7 +14,11 @@ def check_uri(uri: str) -> str:
     scheme = _SCHEME.match(uri)
     place = uri[scheme.end() :] if scheme else ""
     if scheme is None or not place.strip("/"):
-        raise _unusable(_without_password(uri), "it is not a URI of a bucket or folder", _EXAMPLE)
+        try_ = f"--checkpoints file://{uri}" if uri.strip("/") and uri[0] == "/" else _EXAMPLE
+        raise _unusable(_without_password(uri), "it is not a URI of a bucket or folder", try_)
+    if scheme[0] in ("file://", "local://") and place[0] != "/":
+        try_ = f"--checkpoints {scheme[0]}/{place}"
+        raise _unusable(uri, "a path in a URI begins with a slash: file:///folder", try_)
     if "@" in place.partition("/")[0]:
         try_ = "the credentials in the environment of the agents, as AWS_ACCESS_KEY_ID"
         raise _unusable(_without_password(uri), "it contains credentials, which are logged", try_)

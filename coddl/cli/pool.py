@@ -197,7 +197,7 @@ def up(
 
     plugins = tuple(str(Path(path).absolute()) for path in plugin or ())
     check_choice(policy, placement, plugins)
-    _check_agents(agents, slots)
+    _check_agents(agents, slots, engine or ("local" if node_range else ""))
     options = PoolOptions(
         folder=state_folder(state_dir),
         port=port,
@@ -226,7 +226,10 @@ def up(
     _start(options, wants_json(output, as_json))
 
 
-def _check_agents(agents: int, slots: int | None) -> None:
+def _check_agents(agents: int, slots: int | None, engine: str) -> None:
+    if agents > 1 and engine:
+        because = f"nodes are brought by the engine {engine}"
+        raise UserError(f"--agents {agents} can't be used", because, "--nodes 0..8")
     if agents > 1 and slots is None:
         raise UserError(
             f"--agents {agents} can't be used by itself",
@@ -262,7 +265,8 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
         _note_problems(options.folder)
         if urlsplit(url).hostname not in LOOPBACK_NAMES:
             ca = " --tls-ca FILE" if about and about.ca else ""
-            more = f"coddl agent --server {url} --token-file FILE{ca} --jobs-dir DIR"
+            more = f"coddl agent --server {url} --token-file FILE{ca}"
+            more += "" if options.checkpoints else " --jobs-dir DIR"
             print(f"add a machine: {more} (FILE: {options.folder}/token)", file=sys.stderr)
         print("submit a job: coddl submit train.py   stop the pool: coddl down", file=sys.stderr)
     else:
@@ -353,6 +357,7 @@ def _slots(folder: Path, bounds: "NodeBounds | None") -> str:
         found, nodes = client.get("/pool"), client.get("/nodes")["items"]
     slots, count = counted(found["slots_total"], unit_of(nodes)), counted(found["nodes_up"], "node")
     policy = f"policy {found['policy']}"
+    policy += f", checkpoints at {found['checkpoints']}" if found["checkpoints"] else ""
     if bounds is not None and not nodes:
         return f"{bounds.least}..{bounds.most} nodes of {bounds.gpus} as jobs need them, {policy}"
     return f"{slots} on {count}, {policy}"

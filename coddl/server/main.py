@@ -115,6 +115,7 @@ async def _serve(
             version=__version__,
             state=str(folder),
             lease_s=server.lease_s,
+            checkpoints=server.checkpoints or "jobs folders",
         )
         if not endpoint.is_local:
             more = " --tls-ca FILE" if ca else ""

@@ -90,6 +90,7 @@ def test_a_store_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch
         ("/shared/jobs", "not a URI"),
         ("s3://", "not a URI"),
         ("memory://jobs", "memory of its own"),
+        ("file://folder/jobs", "begins with a slash"),
         ("ftp://me:secret@host/jobs", "credentials"),
     ],
 )

@@ -97,6 +97,7 @@ def test_an_attempt_that_was_replaced_can_not_write(files: FakeRemoteFiles, tmp_
     assert files.names() == before
     saved(files, tmp_path / "b", 2, attempt=2)
     node(files, tmp_path / "b", 2).lead()  # again does no harm
+    assert [name for name in files.names() if name.startswith("attempt")] == ["attempt-000002"]
 
 
 def test_an_attempt_that_is_replaced_while_it_writes_removes_nothing_of_the_newer(

@@ -13,8 +13,11 @@ from coddl.core.pool.snapshot import usable
 from coddl.core.pool.state import Pool
 from coddl.core.waiting import Waiting
 
-STRANDED: Final = "no node that is up can read the jobs folder with its files"
-STRANDED_AT: Final = "its files are at {}, and the pool was not started with --checkpoints {}"
+STRANDED: Final = (
+    "no node that is up can read the jobs folder with its files: start agents with the --jobs-dir "
+    "that it had"
+)
+STRANDED_AT: Final = "its files are at {}: start the pool with --checkpoints {}"
 
 
 @dataclass(frozen=True, slots=True)

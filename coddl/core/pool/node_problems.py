@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from coddl.core.pool.folder_groups import folders_of
+from coddl.core.pool.folder_groups import folders_of, stranded
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.state import Pool
 
@@ -16,7 +16,7 @@ FOLDERS: Final = (
 
 
 def node_problems(pool: Pool) -> dict[str, str]:
-    """Say where nodes that are up differ, by what they differ in: python, torch, coddl, folder."""
+    """Say where nodes that are up differ, by what they differ in; and which jobs none can run."""
     up = [node for node in sorted(pool.nodes.values(), key=lambda n: n.name) if node.is_up]
     told = [node for node in up if node.versions.python]  # an older agent tells nothing
     ways = {
@@ -33,7 +33,16 @@ def node_problems(pool: Pool) -> dict[str, str]:
             found[kind] = f"nodes have different versions of {name} ({each}): {effect}{SAME}"
     if problem := _folder_problem(pool):
         found["folder"] = problem
+    if problem := _stranded_problem(pool):
+        found["stranded"] = problem
     return found
+
+
+def _stranded_problem(pool: Pool) -> str:
+    """Say which jobs can't run on any node that is up, because their files are elsewhere."""
+    waiting = stranded(pool)
+    numbers = ", ".join(str(job) for job in sorted(waiting)[:NAMES_SHOWN])
+    return f"jobs wait ({numbers}): {next(iter(waiting.values())).sentence}" if waiting else ""
 
 
 def _folder_problem(pool: Pool) -> str:

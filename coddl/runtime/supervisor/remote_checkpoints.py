@@ -52,8 +52,11 @@ class RemoteCheckpoints:
     def lead(self) -> None:
         """Make the place this attempt's own; raise if a newer one has it."""
         try:
-            self._check_attempt(self._files.names())
-            self._files.write(f"{ATTEMPT}{self._attempt:06}", ())
+            self._check_attempt(names := self._files.names())
+            self._files.write(mark := f"{ATTEMPT}{self._attempt:06}", ())
+            for older in names:
+                if older.startswith(ATTEMPT) and older < mark:
+                    self._files.remove(older)
         except OSError as error:
             raise self._refused(error) from error
 
