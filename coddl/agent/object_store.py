@@ -24,7 +24,7 @@ S3_OPTIONS: Final[dict[str, Any]] = {
     "config_kwargs": {
         "connect_timeout": 5,
         "read_timeout": 20,
-        "retries": {"max_attempts": 1, "mode": "standard"},
+        "retries": {"total_max_attempts": 1},
     }
 }
 S3_TRIES: Final = 2
@@ -148,11 +148,12 @@ def _asked(call: Callable[[], T]) -> T:
     """Make a call; what the clients of stores raise becomes OSError."""
     try:
         return call()
-    except OSError:
-        raise
     except Exception as error:  # each has its own tree of errors
+        if isinstance(error, FileNotFoundError):
+            raise
         said = re.sub(r"\?[^\s\"']*", "", f"{error}")  # without the queries of its addresses
-        raise OSError(f"{type(error).__name__}: {said}") from error
+        name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        raise OSError(f"{name}{said}") from error
 
 
 def _name(path: str) -> str:
