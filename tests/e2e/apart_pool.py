@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from tests.e2e.netns import Visit
-from tests.e2e.pool import Pool
+from tests.e2e.pool import NODES, Pool
 from tests.s3 import BUCKET, S3Server
 
 T = TypeVar("T")
@@ -22,7 +22,10 @@ class ApartPool(Pool):
         self._s3: S3Server | None = None
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.wait("the bucket to be tidy", lambda: kind is not None or not self.objects())
+        if kind is None:
+            self.wait("the bucket to be tidy", lambda: not self.objects())
+            # An agent that was started again needs the store to join.
+            self.wait("all agents", lambda: self.nodes_in("UP") == list(NODES))
         self.stop_s3()
         super().__exit__(kind, *rest)
 
