@@ -22,12 +22,17 @@ class ApartPool(Pool):
         self._s3: S3Server | None = None
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.wait("the bucket to be tidy", lambda: not self.objects())
-            # An agent that was started again needs the store to join.
-            self.wait("all agents", lambda: self.nodes_in("UP") == list(NODES))
-        self.stop_s3()
-        super().__exit__(kind, *rest)
+        try:
+            if kind is None:
+                self.wait("the bucket to be tidy", lambda: not self.objects())
+                # An agent that was started again needs the store to join.
+                self.wait("all agents", lambda: self.nodes_in("UP") == list(NODES))
+        except BaseException as error:
+            kind = type(error)
+            raise
+        finally:
+            self.stop_s3()
+            super().__exit__(kind, *rest)
 
     def start_server(self) -> None:
         """Start the server, and where it keeps checkpoints."""
