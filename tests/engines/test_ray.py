@@ -265,11 +265,14 @@ def test_a_node_whose_actor_is_killed_is_given_back_when_its_agent_has_ended(poo
         os.kill(agent, signal.SIGSTOP)  # it can't end
         ray.kill(ray.get_actor(f"coddl-{pool.launch.pool}-{name}"))
         awaited("its end", lambda: not is_up(engine, name))
-        for _ in range(10):
+        for _ in range(3):
             node = state_of(engine, name)
-            assert node is not None
+            if node is None:  # this took so long that the agent was killed
+                assert not processes_of(name)
+                break
             assert node.state == "releasing", "its GPUs are kept from others"
-        os.kill(agent, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # the same
+            os.kill(agent, signal.SIGCONT)
         awaited("its end", lambda: state_of(engine, name) is None)
         assert not processes_of(name)
         awaited("its GPUs", lambda: engine.look().more == 4)

@@ -212,7 +212,7 @@ class JobState:
         """Say why its state is not on disk, and what follows; empty if it is."""
         if self.unsaved is None:
             return ""
-        if not self.is_elastic:
+        if self.spec.tier == "restartable":
             return f"it has ended, but its files can't be stored yet: {self.unsaved.sentence}"
         stays = " and keeps training until it can" if self.stop == "retire" else ""
         return f"it cannot save its state{stays}: {self.unsaved.sentence}"
