@@ -324,9 +324,12 @@ class PoolProcess:
         A second Ctrl-C ends all at once.
         """
         for children, within_s in ((agents, LEAVE_S), ([server], CLOSE_S)):
+            stops = max(
+                self._stops, 1
+            )  # before they hear of it: the next Ctrl-C may follow at once
             for child in children:
                 child.signal(signal.SIGTERM)
-            until_s, stops = self.now_s() + within_s, max(self._stops, 1)
+            until_s = self.now_s() + within_s
             for child in children:
                 while child.process is not None and child.process.poll() is None:
                     is_late = self.now_s() > until_s
