@@ -107,7 +107,7 @@ def chunks_of(
 
 
 def step_loop_of(case: Case, world: World, scaling: NodeScaling | None = None) -> StepLoop:
-    """What runs a case in its world, step by step, with nodes that nobody has seen come or go."""
+    """Give the step-by-step loop of a case, with its nodes as they are at the start."""
     speeds = case.trace.speeds
     cluster, beliefs = case.cluster or Cluster.of(case.key.gpus), case.beliefs or Beliefs(speeds)
     simulated = SimulatedCluster(cluster, speeds, beliefs, case.quota_gpus, case.reconfigure.move_s)
