@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from coddl.core.errors import UserError
+from coddl.api.checkpoint_uri import unusable
 
 T = TypeVar("T")
 PROBE: Final = ".coddl-probe"
@@ -47,7 +47,7 @@ class ObjectStore:
             self._fs, self._root = fsspec.core.url_to_fs(uri, **options)
         except (ImportError, ValueError) as error:
             try_ = "pip install 'coddl[s3]'" if scheme == "s3" else "the package that fsspec needs"
-            raise _unusable(uri, f"{error}", try_) from None
+            raise unusable(uri, f"{error}", try_) from None
         if scheme == "s3":
             self._fs.retries = S3_TRIES
         self._has_folders = scheme not in BUCKETED
@@ -62,9 +62,9 @@ class ObjectStore:
             files.remove(name)
         except OSError as error:
             try_ = "check the address, and that this agent's credentials may read and write there"
-            raise _unusable(self.uri, f"{error}", try_) from None
+            raise unusable(self.uri, f"{error}", try_) from None
         if not is_same:
-            raise _unusable(self.uri, "it does not give back what was written", "another store")
+            raise unusable(self.uri, "it does not give back what was written", "another store")
 
     def files(self, *folders: str) -> "ObjectFiles":
         """Give the files of a folder, which need not exist."""
@@ -158,7 +158,3 @@ def _asked(call: Callable[[], T]) -> T:
 
 def _name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
-
-
-def _unusable(uri: str, because: str, try_: str) -> UserError:
-    return UserError(f"checkpoints can't be kept at {uri}", because, try_)

@@ -15,19 +15,20 @@ def check_uri(uri: str) -> str:
     place = uri[scheme.end() :] if scheme else ""
     if scheme is None or not place.strip("/"):
         try_ = f"--checkpoints file://{uri}" if uri.strip("/") and uri[0] == "/" else _EXAMPLE
-        raise _unusable(_without_password(uri), "it is not a URI of a bucket or folder", try_)
+        raise unusable(_without_password(uri), "it is not a URI of a bucket or folder", try_)
     if scheme[0] in ("file://", "local://") and place[0] != "/":
         try_ = f"--checkpoints {scheme[0]}/{place}"
-        raise _unusable(uri, "a path in a URI begins with a slash: file:///folder", try_)
+        raise unusable(uri, "a path in a URI begins with a slash: file:///folder", try_)
     if "@" in place.partition("/")[0]:
         try_ = "the credentials in the environment of the agents, as AWS_ACCESS_KEY_ID"
-        raise _unusable(_without_password(uri), "it contains credentials, which are logged", try_)
+        raise unusable(_without_password(uri), "it contains credentials, which are logged", try_)
     if scheme[0] == "memory://":
-        raise _unusable(uri, "each process has a memory of its own", _EXAMPLE)
+        raise unusable(uri, "each process has a memory of its own", _EXAMPLE)
     return uri.rstrip("/")
 
 
-def _unusable(uri: str, because: str, try_: str) -> UserError:
+def unusable(uri: str, because: str, try_: str) -> UserError:
+    """Say that a URI can't be used."""
     return UserError(f"checkpoints can't be kept at {uri}", because, try_)
 
 

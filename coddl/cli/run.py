@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from coddl.cli.connect import note_own_options
+from coddl.cli.engines import folder_at
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
@@ -122,7 +123,9 @@ def run(
             argv=(script, *(args or ())),
             cwd=Path.cwd(),
             env=without_launcher(os.environ),
-            folder=_folder(checkpoint_dir) if checkpoint_dir else default_folder(name),
+            folder=folder_at("--checkpoint-dir", checkpoint_dir)
+            if checkpoint_dir
+            else default_folder(name),
             python=_interpreter(python),
             resizes=_resizes(resize),
             checkpoint_every_s=checkpoint_every_s,
@@ -222,16 +225,6 @@ def user_errors() -> Iterator[None]:
         yield
     except TrainingError as error:
         raise UserError(error.what, error.because, error.try_) from None
-
-
-def _folder(path: str) -> Path:
-    if "://" in path:
-        raise UserError(
-            f"--checkpoint-dir {path} can't be used",
-            "it is a URI, and `coddl run` keeps checkpoints in a directory of this machine",
-            "a directory, or a pool: coddl up --checkpoints URI",
-        )
-    return Path(path).absolute()
 
 
 def _script(script: str) -> Path:

@@ -119,7 +119,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Started] = []
 
     def begin(argv: Sequence[str], **fields: Any) -> Started:
-        started.append(Started(run_of(tmp_path, argv, **fields)))
+        started.append(Started(run_of(fields.pop("cwd", tmp_path), argv, **fields)))
         return started[-1]
 
     yield begin
@@ -383,21 +383,16 @@ time.sleep(600)
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Start]:
-    """Start commands on nodes with folders of their own; none of them outlives the test."""
-    started: list[Started] = []
+def begin(tmp_path: Path, start: Start) -> Start:
+    """Start commands on nodes with folders of their own."""
 
     def on(node: str, remote: FakeRemoteFiles, attempt: int) -> Started:
         folder = tmp_path / node
         folder.mkdir(exist_ok=True)
         about = {"tier": "restartable", "remote": remote, "attempt": attempt}
-        started.append(Started(run_of(folder, python(COUNTS), **about)))
-        return started[-1]
+        return start(python(COUNTS), cwd=folder, **about)
 
-    yield on
-    for each in started:
-        each.lead.release()
-        assert each.lead.join(PATIENCE_S)
+    return on
 
 
 def test_what_a_command_saves_goes_along_to_a_node_that_shares_no_files(begin: Start) -> None:

@@ -10,17 +10,18 @@ import secrets
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import HEADER_BYTES, ImageHeader, UnreadableImage
 from coddl.runtime.supervisor.jobdir import check_attempt, fenced, sync
 
+T = TypeVar("T")
 CHUNK_BYTES = 4 << 20
 ABANDONED_S: Final = 3600.0  # a save that wrote nothing for so long was killed
 _FOOTER = struct.Struct("<4sI")
@@ -130,11 +131,7 @@ class CheckpointStore:
                 wrong[path] = f"{path.name} {error}"
             else:
                 self._broken = set(wrong)
-                return FoundCheckpoint(
-                    path,
-                    step,
-                    tuple(f"{why}; falling back to step {step}" for why in wrong.values()),
-                )
+                return FoundCheckpoint(path, step, passed_over(wrong.values(), step))
         if wrong:
             raise none_readable(str(self._folder), wrong.values())
         return None
@@ -183,8 +180,8 @@ class CheckpointStore:
     def _prune(self, saved: Path) -> None:
         """Remove all but the newest. A broken one must not push a whole one out."""
         self._broken.discard(saved)
-        others = [path for _, path in self._listed() if path not in {saved, *self._broken}]
-        for path in (*others[self._keep - 1 :], *self._broken):
+        others = [path for _, path in self._listed()]
+        for path in expired(others, saved, self._broken, self._keep):
             with suppress(OSError):
                 path.unlink()
         self._broken.clear()
@@ -246,6 +243,17 @@ def verify(path: Path) -> None:
             actual = zlib.crc32(chunk, actual)
         if magic != _FOOTER_MAGIC or crc != actual or length > want:
             raise UnreadableImage("is damaged: its checksum does not match")
+
+
+def expired(newest_first: Iterable[T], saved: T, broken: Set[T], keep: int) -> list[T]:
+    """Name the checkpoints to remove after one was saved; broken ones do not count as kept."""
+    others = [each for each in newest_first if each != saved and each not in broken]
+    return [*others[keep - 1 :], *broken]
+
+
+def passed_over(wrong: Iterable[str], step: int) -> tuple[str, ...]:
+    """Say which checkpoints could not be used, and which one was."""
+    return tuple(f"{why}; falling back to step {step}" for why in wrong)
 
 
 def none_readable(where: str, wrong: Iterable[str]) -> TrainingError:

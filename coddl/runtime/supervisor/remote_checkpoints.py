@@ -26,8 +26,10 @@ from coddl.runtime.supervisor.checkpoint_store import (
     CheckpointStore,
     FoundCheckpoint,
     SavedCheckpoint,
+    expired,
     name_of,
     none_readable,
+    passed_over,
     sealed,
     sealed_bytes,
     step_in,
@@ -100,8 +102,7 @@ class RemoteCheckpoints:
                 raise self._refused(error) from error
             else:
                 self._broken = set(wrong)
-                skipped = (f"{why}; falling back to step {step}" for why in wrong.values())
-                return FoundCheckpoint(path, step, tuple(skipped))
+                return FoundCheckpoint(path, step, passed_over(wrong.values(), step))
         if wrong:
             raise none_readable(self._files.uri, wrong.values())
         return None
@@ -137,8 +138,8 @@ class RemoteCheckpoints:
     def _prune(self, saved: str, names: Iterable[str]) -> None:
         """Remove all but the newest. A broken one must not push a whole one out."""
         self._broken.discard(saved)
-        others = [name for _, name in _by_step(names) if name not in {saved, *self._broken}]
-        for name in (*others[KEPT - 1 :], *self._broken):
+        others = [name for _, name in _by_step(names)]
+        for name in expired(others, saved, self._broken, KEPT):
             with contextlib.suppress(OSError):
                 self._files.remove(name)
         self._broken.clear()
