@@ -242,6 +242,7 @@ class EngineNodeReport(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     state: Literal["starting", "up", "releasing"]
     leaves_in_s: float | None = None  # when the engine takes it away
+    expires_in_s: float | None = None  # the same, and another one can come before that
     because: Annotated[str, Field(max_length=500)] = ""
 
 

@@ -23,7 +23,8 @@ from coddl.engines.processes import LEAVE_S
 LOOK_EVERY_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0  # between nodes that are asked for, when each of them fails
 NAMED_MAX: Final = 500  # characters of why something is so
-ENGINES: Final = {"local": 3.0, "ray": 20.0}  # and seconds until jobs run on a node asked for
+# And seconds until jobs run on a node asked for.
+ENGINES: Final = {"local": 3.0, "ray": 20.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +172,12 @@ class Connector:
         return [f"node {name}: {because}"[:NAMED_MAX] for name, because in notes.items()][:100]
 
     def _told(self, node: EngineNode) -> Answer:
-        leaves_in_s = None if node.leaves_at_s is None else node.leaves_at_s - self.wall_s()
+        now_s = self.wall_s()
         return {
             "name": node.name,
             "state": node.state,
-            "leaves_in_s": leaves_in_s,
+            "leaves_in_s": None if node.leaves_at_s is None else node.leaves_at_s - now_s,
+            "expires_in_s": None if node.expires_at_s is None else node.expires_at_s - now_s,
             "because": node.because[:NAMED_MAX],
         }
 

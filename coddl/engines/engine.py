@@ -44,6 +44,7 @@ class EngineNode:
     state: Literal["starting", "up", "releasing"]
     leaves_at_s: float | None = None  # in wall-clock time: when the engine takes it away
     because: str = ""  # why it leaves, or has not come yet
+    expires_at_s: float | None = None  # like `leaves_at_s`, and another one can come before that
 
 
 @dataclass(frozen=True, slots=True)

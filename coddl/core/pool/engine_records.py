@@ -45,6 +45,7 @@ class ReportedNode:
     state: Literal["starting", "up", "releasing"]
     leaves_in_s: float | None = None
     because: str = ""  # it leaves, or has not come yet
+    expires_in_s: float | None = None  # then it leaves, and another one can come before that
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 An engine tells all it has, again and again; what differs from what we know becomes records. It is
 answered how many nodes to acquire and which to release. A node that is not needed is drained first,
-and released when nothing is on it.
+and released when nothing is on it. A node that expires is used until another one has come in its
+place, or the engine says that it leaves.
 """
 
 from collections.abc import Iterator
@@ -120,10 +121,13 @@ def count_after(
 ) -> tuple[NodeCount, str]:
     """Decide the number of nodes, and give the reason."""
     demand = demand_of(pool, report.bounds, now_s)
+    needed, there = nodes_for(demand.gpus, report.bounds), len(_kept(pool, report))
     # After a restart of the server the nodes that are there are what was wanted.
-    before = before if before.nodes else NodeCount(len(_kept(pool, report)))
-    count = next_count(before, nodes_for(demand.gpus, report.bounds), report.bounds, now_s)
-    return count, demand.because
+    before = before if before.nodes else NodeCount(there)
+    # A node that has gone while it was not needed is not asked for again.
+    most = max(needed, there)
+    before = NodeCount(min(before.nodes, most), before.surplus_since_s, min(before.peak, most))
+    return next_count(before, needed, report.bounds, now_s), demand.because
 
 
 def _kept(pool: Pool, report: r.EngineReported) -> list[r.ReportedNode]:
@@ -131,11 +135,16 @@ def _kept(pool: Pool, report: r.EngineReported) -> list[r.ReportedNode]:
     found = []
     for told in report.nodes:
         node = pool.nodes.get(told.name)
-        if told.state == "releasing" or told.leaves_in_s is not None:
+        if told.state == "releasing" or _must_go(told):
             continue
         if node is None or not node.is_drained:
             found.append(told)
     return found
+
+
+def _must_go(told: r.ReportedNode) -> bool:
+    """Tell whether the engine will take a node away."""
+    return told.leaves_in_s is not None or told.expires_in_s is not None
 
 
 def surplus_of(pool: Pool, report: r.EngineReported, wanted: int) -> Iterator[r.Record]:
@@ -147,13 +156,27 @@ def surplus_of(pool: Pool, report: r.EngineReported, wanted: int) -> Iterator[r.
         return
     joined = [node for told in kept if (node := pool.nodes.get(told.name)) is not None]
     starting = len(kept) - len(joined)
+    if len(joined) >= wanted:
+        yield from _replaced(pool, report)
     movable = {node.name: _load(pool, node) for node in joined if _can_move(pool, node)}
     for name in emptiest(movable, len(kept) - wanted - starting):
         yield r.NodeDrained(name, SCALING, None, "fewer nodes are needed")
 
 
+def _replaced(pool: Pool, report: r.EngineReported) -> Iterator[r.Record]:
+    """Drain nodes that expire and that others have taken the place of."""
+    for told in report.nodes:
+        node = pool.nodes.get(told.name)
+        if told.expires_in_s is None or node is None or not node.is_up or node.is_drained:
+            continue
+        if not _can_move(pool, node):
+            continue  # it may use the rest of the time
+        because = "its time is nearly over, and other nodes are there"
+        yield r.NodeDrained(told.name, SCALING, max(0.0, told.expires_in_s), because)
+
+
 def _drained_by_scaling(pool: Pool, report: r.EngineReported) -> list[str]:
-    names = [told.name for told in report.nodes if told.state == "up"]
+    names = [told.name for told in report.nodes if told.state == "up" and not _must_go(told)]
     return [n for n in names if n in pool.nodes and pool.nodes[n].drained_by == SCALING]
 
 

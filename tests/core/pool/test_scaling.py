@@ -153,6 +153,71 @@ def test_a_node_that_its_engine_takes_away_is_emptied_in_time() -> None:
     assert node not in scaled.pool.nodes_of(scaled.job(job).granted)
 
 
+def expire(scaled: Scaled, node: str, in_s: float) -> None:
+    scaled.nodes[node] = r.ReportedNode(node, "up", expires_in_s=in_s)
+
+
+def test_a_node_that_expires_is_used_until_another_one_has_come() -> None:
+    scaled = Scaled()
+    job = scaled.submit(1, 2)
+    scaled.tell()
+    scaled.tell()
+    scaled.bring()
+    scaled.train(job)
+    (node,) = scaled.nodes
+    expire(scaled, node, 900.0)
+    assert scaled.tell().acquire == 1, "it does not count any more"
+    scaled.tell(1.0)
+    assert not scaled.pool.nodes[node].is_drained
+    assert scaled.pool.nodes_of(scaled.job(job).granted) == (node,)
+    scaled.bring()
+    scaled.tell()
+    assert scaled.pool.nodes[node].leaves_at_s == pytest.approx(scaled.now_s + 900.0)
+    scaled.catch_up()
+    assert node not in scaled.pool.nodes_of(scaled.job(job).granted)
+    assert scaled.tell().release == (Release(node, 30.0),)
+    assert scaled.tell().acquire == 0
+
+
+def test_a_node_that_expires_is_left_at_last_though_no_other_has_come() -> None:
+    scaled = Scaled()
+    job = trained(scaled)
+    (node,) = scaled.nodes
+    expire(scaled, node, 900.0)
+    scaled.tell()
+    scaled.nodes[node] = r.ReportedNode(node, "up", leaves_in_s=120.0, because="time limit")
+    scaled.tell(780.0)
+    assert scaled.pool.nodes[node].leaves_at_s == pytest.approx(scaled.now_s + 120.0)
+    scaled.catch_up()
+    assert not scaled.job(job).granted, "it is saved, and waits for another one"
+
+
+def test_a_job_of_fixed_size_uses_the_rest_of_a_nodes_time() -> None:
+    scaled = Scaled()
+    job = scaled.submit(2, 2, "opaque")
+    scaled.tell()
+    scaled.tell()
+    scaled.bring()
+    scaled.train(job)
+    (node,) = scaled.nodes
+    expire(scaled, node, 900.0)
+    scaled.tell()
+    scaled.bring()
+    scaled.tell()
+    assert not scaled.pool.nodes[node].is_drained
+
+
+def test_a_node_that_expires_and_is_not_needed_is_given_back() -> None:
+    scaled = Scaled()
+    job = trained(scaled)
+    (node,) = scaled.nodes
+    scaled.happen(r.JobCancelled(job, "ada"))
+    scaled.catch_up()
+    scaled.tell()
+    expire(scaled, node, 900.0)
+    assert scaled.tell() == EngineOrders(0, (Release(node, 30.0),))
+
+
 def test_a_node_that_an_operator_empties_by_a_deadline_is_given_back() -> None:
     scaled = Scaled()
     job = trained(scaled)

@@ -1,0 +1,191 @@
+"""Slurm's commands, and what they print, read.
+
+Only what has been the same in all versions for years: explicit formats of `squeue` and `sinfo`,
+`sbatch --parsable`, and two values of `scontrol show config`. Fields are separated by `|`.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from coddl.core.errors import UserError
+from coddl.engines.engine import EngineUnavailable
+
+ANSWER_S: Final = 30.0  # Slurm's commands try again for a while by themselves
+JOB_FIELDS: Final = "%i|%T|%e|%l|%S|%N|%r"
+NODE_FIELDS: Final = "%N|%T|%c|%G|%E"
+KILL_WAIT_S: Final = 30.0  # between SIGTERM and SIGKILL, where Slurm does not tell
+TIME: Final = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+GPUS: Final = re.compile(r"\bgpu(?::[^:,()]+)?:(\d+)")
+
+
+class SlurmJob(NamedTuple):
+    """A job, as `squeue` shows it."""
+
+    id: int
+    state: str  # PENDING, RUNNING, COMPLETING, …
+    ends_at_s: float | None = None  # by its limit, or by a preemption that was announced
+    limit_s: float | None = None
+    starts_at_s: float | None = None  # it has started, or Slurm expects it to
+    host: str = ""
+    reason: str = ""  # why it waits
+
+
+class SlurmNode(NamedTuple):
+    """A machine, as `sinfo` shows it."""
+
+    name: str
+    state: str
+    cpus: int
+    gpus: int
+    reason: str = ""  # it is drained or down
+
+    @property
+    def is_draining(self) -> bool:
+        """Tell whether its operator wants it empty."""
+        return "drain" in self.state
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmCommands:
+    """Runs commands of Slurm where they are installed."""
+
+    environment: Mapping[str, str] | None = None  # None: this process's
+
+    def jobs(self, name: str) -> list[SlurmJob]:
+        """List our jobs of a name, also those that have ended a few minutes ago."""
+        words = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--name={name}"]
+        lines = self._asked(*words, f"--format={JOB_FIELDS}").splitlines()
+        return [_job_of(line) for line in lines if line.count("|") >= JOB_FIELDS.count("|")]
+
+    def nodes(self, *, partition: str = "", names: Sequence[str] = ()) -> list[SlurmNode]:
+        """List machines: of a partition, or by their names; each once."""
+        words = ["sinfo", "--noheader", "--Node", f"--format={NODE_FIELDS}"]
+        words += [f"--partition={partition}"] if partition else []
+        words += [f"--nodes={','.join(names)}"] if names else []
+        lines = self._asked(*words).splitlines()
+        found = [_node_of(line) for line in lines if line.count("|") >= NODE_FIELDS.count("|")]
+        return list({node.name: node for node in found}.values())
+
+    def submit(self, words: Sequence[str]) -> int:
+        """Hand in a job; give its number. Raises EngineUnavailable if Slurm does not take it."""
+        done = self._run("sbatch", "--parsable", *words)
+        if done.returncode:
+            because = _last_line(done.stderr)
+            raise EngineUnavailable("Slurm did not take a pilot job", because, "sbatch --test-only")
+        return int(done.stdout.split(";")[0])  # a cluster's name may follow
+
+    def try_submit(self, words: Sequence[str]) -> str:
+        """Have Slurm say whether it would take a job; give why not, or nothing."""
+        done = self._run("sbatch", "--test-only", *words)
+        return _last_line(done.stderr) if done.returncode else ""
+
+    def signal(self, job: int, name: str) -> None:
+        """Send a signal to the process that a job began with, and to no other."""
+        self._run("scancel", f"--signal={name}", "--batch", str(job))  # one that has ended is fine
+
+    def cancel(self, job: int, *, only_pending: bool = False) -> None:
+        """End a job, or withdraw one that has not started."""
+        words = ["--state=PENDING"] if only_pending else []
+        self._run("scancel", *words, str(job))
+
+    def settings(self) -> dict[str, str]:
+        """Give the configuration of the cluster, by name."""
+        lines = self._asked("scontrol", "show", "config").splitlines()
+        pairs = (line.partition("=") for line in lines if "=" in line)
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    def _asked(self, *words: str) -> str:
+        """Give what a command prints; raises EngineUnavailable if it fails."""
+        done = self._run(*words, TZ="UTC")
+        if done.returncode:
+            raise _unavailable(_last_line(done.stderr))
+        return done.stdout
+
+    def _run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                words,
+                env={**self._env(), **env},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=ANSWER_S,
+            )
+        except FileNotFoundError:
+            raise UserError(
+                "Slurm can't be used",
+                f"{words[0]} is not found",
+                "a machine with Slurm's commands, such as a login node",
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise _unavailable(f"no answer within {ANSWER_S:.0f} s") from None
+
+    def _env(self) -> dict[str, str]:
+        """Give the environment, less what an allocation that we may be in has set for itself."""
+        found = os.environ if self.environment is None else self.environment
+        return {n: v for n, v in found.items() if not n.startswith("SLURM_") or n == "SLURM_CONF"}
+
+
+def _unavailable(because: str) -> EngineUnavailable:
+    return EngineUnavailable("Slurm does not answer", because, "scontrol ping")
+
+
+def _last_line(text: str) -> str:
+    """Give the line that says why; some say again what was asked for below it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith("Try ")]
+    return said[-1].removeprefix("sbatch: error: ") if said else "it said nothing"
+
+
+def _job_of(line: str) -> SlurmJob:
+    id_, state, ends, limit, starts, host, reason = line.split("|", JOB_FIELDS.count("|"))
+    return SlurmJob(
+        int(id_),
+        state,
+        clock_time(ends),
+        duration(limit),
+        clock_time(starts),
+        host,
+        "" if reason == "None" else reason,
+    )
+
+
+def _node_of(line: str) -> SlurmNode:
+    name, state, cpus, gres, reason = line.split("|", NODE_FIELDS.count("|"))
+    gpus = sum(int(count) for count in GPUS.findall(gres))
+    return SlurmNode(name, state, int(cpus), gpus, "" if reason == "none" else reason)
+
+
+def clock_time(text: str) -> float | None:
+    """Read a time such as 2026-11-17T22:14:48, in UTC; None: there is none."""
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None  # N/A, Unknown
+
+
+def duration(text: str) -> float | None:
+    """Read a limit: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS; None: there is none."""
+    found = TIME.fullmatch(text.strip())
+    if found is None:
+        return None  # UNLIMITED, INVALID, NOT_SET
+    days, first, second, third = (int(part) if part else None for part in found.groups())
+    assert first is not None
+    if days is not None:
+        return days * 86400.0 + first * 3600.0 + (second or 0) * 60.0 + (third or 0)
+    if second is None:
+        return first * 60.0
+    if third is None:
+        return first * 60.0 + second
+    return first * 3600.0 + second * 60.0 + third
+
+
+def seconds_of(setting: str, default_s: float) -> float:
+    """Read a setting such as `30 sec`."""
+    number = setting.split()[0] if setting.split() else ""
+    return float(number) if number.isdecimal() else default_s
