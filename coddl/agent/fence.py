@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from coddl.agent.lease_clock import now_s
 from coddl.agent.orphans import OrphanProcesses, Process, below
 
 TICK_S: Final = 0.2  # a wait does not count the time for which the machine sleeps
@@ -82,11 +83,6 @@ def _kill(processes: Iterable[Process]) -> bool:
     for each in found:
         each.kill()
     return bool(found)
-
-
-def now_s() -> float:
-    """Tell the time by the clock of leases."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 if __name__ == "__main__":

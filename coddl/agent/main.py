@@ -1,6 +1,7 @@
 """`coddl agent`: starts what a node needs, and ends it in order.
 
-The first SIGTERM suspends the jobs whose lead is this node; the second ends all processes.
+The first SIGTERM suspends the jobs whose lead is this node; the second ends all processes. SIGUSR1
+says that the machine goes away at a time that is in a file. (`leave_notice`)
 """
 
 import asyncio
@@ -17,7 +18,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -33,13 +34,15 @@ from coddl.agent.foreign_processes import ForeignProcessMonitor
 from coddl.agent.gpulocks import lock_gpus
 from coddl.agent.job_directories import JobDirectories, fetch_from
 from coddl.agent.job_environments import JobEnvironments, base_env
+from coddl.agent.lease_clock import now_s
+from coddl.agent.leave_notice import LeaveNotice
 from coddl.agent.logs import LogSpool
 from coddl.agent.memory_watch import watch_memory
 from coddl.agent.node_agent import NodeAgent, NodeInfo
 from coddl.agent.object_store import ObjectStore
 from coddl.agent.options import AgentOptions
 from coddl.agent.orphans import OrphanProcesses, mark_of, process
-from coddl.agent.server_session import ReportOutbox, ServerSession, now_s
+from coddl.agent.server_session import ReportOutbox, ServerSession
 from coddl.agent.slot_table import AgentBridge
 from coddl.api import jobsfolder
 from coddl.api.jobsfolder import JobsFolder
@@ -56,6 +59,7 @@ __all__ = ["AgentOptions", "run_agent"]
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOOK_EVERY_S: Final = 1.0  # at slots whose processes should have left
 GOODBYE_S: Final = 5.0  # that the last reports may take
+WELCOME_S: Final = 120.0  # within which a server answers for the first time
 STOP_S: Final = 600.0  # that jobs may take to make their state durable when we are told to stop
 LEASE_OVER: Final = Trouble(
     "the run was stopped",
@@ -65,6 +69,18 @@ LEASE_OVER: Final = Trouble(
 STOPPED: Final = Trouble("the run was stopped", "its agent was stopped", "nothing: it is restarted")
 
 log = structlog.get_logger()
+
+
+class ServerGone(UserError):
+    """The server has not answered for so long that the agent has ended."""
+
+    exit_code = 1
+
+    def __init__(self, server: str, seconds: float) -> None:
+        because = f"the server {server} has not answered for {seconds:.0f} s"
+        super().__init__(
+            "the agent has ended", because, "start it again with coddl up, or coddl server"
+        )
 
 
 def run_agent(options: AgentOptions) -> int:
@@ -129,8 +145,11 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     if options.warm:
         job_hosts.warm(sys.executable, env)
     end = partial(_end_processes, node, job_hosts)
+    gone = partial(ServerGone, options.server) if options.ends_with_lease else None
+    works = [session.run(node), keep_lease(node, session, gone), watch_memory(node, len(devices))]
+    notice = LeaveNotice(options.folder)
     try:
-        await _until_told(node, session, outbox, fence, len(devices), end=end)
+        await _until_told(node, session, outbox, fence, works=works, notice=notice, end=end)
     finally:
         await end()
         environments.close()
@@ -215,11 +234,15 @@ async def _until_told(
     session: ServerSession,
     outbox: ReportOutbox,
     fence: FenceProcess,
-    devices: int,
     *,
+    works: Iterable[Coroutine[None, None, None]],
+    notice: LeaveNotice,
     end: Callable[[], Coroutine[None, None, bool]],
 ) -> None:
-    """Serve; at the first signal, or defect, let jobs leave; at the next signal return at once."""
+    """Serve; at the first signal, or defect, let jobs leave; at the next signal return at once.
+
+    Likewise at the end of one of the works, or when a notice is due.
+    """
     loop = asyncio.get_running_loop()
     stop, kill = asyncio.Event(), asyncio.Event()
 
@@ -227,6 +250,11 @@ async def _until_told(
 
     def on_signal() -> None:
         (kill if stop.is_set() else stop).set()
+
+    def on_notice() -> None:
+        if notice.read() and notice.leaves_at_s is not None:
+            log.warning("machine_goes_away", within_s=round(notice.leaves_at_s - now_s(), 1))
+            outbox.notice(notice.leaves_at_s)
 
     def on_defect(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         # Of a mistake of ours nobody knows what else it has spoilt: jobs are safer elsewhere.
@@ -239,14 +267,11 @@ async def _until_told(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             loop.add_signal_handler(number, on_signal)
-    works = [
-        session.run(node),
-        keep_lease(node, session),
-        watch_memory(node, devices),
-        stop.wait(),
-    ]
+    loop.add_signal_handler(signal.SIGUSR1, on_notice)
     look = asyncio.ensure_future(_look_around(node, fence))
-    tasks = [look, *(asyncio.ensure_future(work) for work in works)]
+    told = asyncio.ensure_future(stop.wait())
+    due = notice.due(lambda: node.is_free)
+    tasks = [look, told, *(asyncio.ensure_future(work) for work in (*works, due))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
@@ -270,8 +295,15 @@ async def _until_told(
             raise error
 
 
-async def keep_lease(node: NodeAgent, session: ServerSession) -> None:
-    """Have jobs leave in time when the lease runs out, and end all when it has."""
+async def keep_lease(
+    node: NodeAgent, session: ServerSession, gone: Callable[[float], UserError] | None = None
+) -> None:
+    """Have jobs leave in time when the lease runs out, and end all when it has.
+
+    Then raise what `gone` makes of the seconds for which the server has not answered, if it is
+    given; or wait for a server that answers.
+    """
+    welcome_by_s = now_s() + WELCOME_S
     is_closing = False
     while True:
         now = now_s()
@@ -282,9 +314,15 @@ async def keep_lease(node: NodeAgent, session: ServerSession) -> None:
         elif standing == "over":
             log.warning("lease_expired_stopping_all")
             node.end_all(LEASE_OVER)
+            if gone is not None:
+                raise gone(session.lease.unheard_s(now))
             session.lease.end()
+        elif standing == "none" and gone is not None and now >= welcome_by_s:
+            raise gone(WELCOME_S)
         is_closing = standing == "closing"
         wake_at_s = session.lease.wake_at_s(now)
+        if standing == "none" and gone is not None:
+            wake_at_s = welcome_by_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if wake_at_s is None else max(0.0, wake_at_s - now)):
                 await session.lease_changed()

@@ -117,6 +117,7 @@ class NodeAgent:
         self._commands: dict[int, tuple[JobRun, int | None]] = {}  # by slot: whose, and its process
         self._others: Mapping[int, str] = {}  # who use our GPUs, by index
         self._is_leaving = False
+        self._has_had_jobs = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -125,6 +126,7 @@ class NodeAgent:
     def take(self, orders: Orders, peers: Iterable[Peer]) -> None:
         """Do what the orders say; again does no harm."""
         self._orders = orders
+        self._has_had_jobs |= bool(orders.jobs)
         self._addresses = {p.node: HostAddress(p.node, p.host, p.port, p.token) for p in peers}
         self._addresses[self._info.name] = self._info.address
         wanted = {RunId(order.job, order.attempt) for order in orders.leads}
@@ -220,6 +222,12 @@ class NodeAgent:
     def has_unsaved(self) -> bool:
         """Tell whether a job that was to leave goes on, as its state can't be saved."""
         return any(runner.is_unsaved for runner in self._runners.values())
+
+    @property
+    def is_free(self) -> bool:
+        """Tell whether nothing is here and, as the server knows that we leave, nothing comes."""
+        has_work = self.runs or self._parting or self.holding or self._orders.seats
+        return not has_work and (self._orders.leaves or not self._has_had_jobs)
 
     async def idle(self) -> None:
         """Wait until no job runner is left."""

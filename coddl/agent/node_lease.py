@@ -54,6 +54,11 @@ class NodeLease:
         """Tell for how long the server has owed an answer."""
         return max((now_s - at_s for at_s in self._sent_s.values()), default=0.0)
 
+    def unheard_s(self, now_s: float) -> float:
+        """Tell how old the newest word is that the server has answered."""
+        assert self._until_s is not None, "there is no lease"
+        return now_s - (self._until_s - self._lease_s)
+
     def standing(self, now_s: float) -> LeaseState:
         """Tell what may be done now."""
         if self._until_s is None:

@@ -20,6 +20,7 @@ class AgentOptions:
     slot_ids: tuple[int, ...] = ()  # the engine's numbers of those places; empty: counted from 0
     host: str = ""  # by which other nodes reach our workers; empty: that of the way to the server
     warm: bool = True  # have an interpreter ready before the first job
+    ends_with_lease: bool = False  # end when the server is not heard of for a lease
     log_format: Literal["console", "json"] = "console"
 
     @property

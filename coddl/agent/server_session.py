@@ -25,6 +25,7 @@ from websockets.exceptions import (
     WebSocketException,
 )
 
+from coddl.agent.lease_clock import now_s
 from coddl.agent.logs import LogSpool
 from coddl.agent.node_lease import NodeLease
 from coddl.agent.run_reporter import Fact
@@ -54,11 +55,6 @@ UNSENT_MAX: Final = 8  # messages; with more of them under way, what can wait wa
 MESSAGE_BYTES_MAX: Final = 16 << 20
 
 log = structlog.get_logger()
-
-
-def now_s() -> float:
-    """Tell the time by a clock that goes on while the machine sleeps: leases do, too."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class ServerRefusal(UserError):
@@ -108,6 +104,7 @@ class ReportOutbox:
         self._told: Holding | None = None  # on this line
         self._is_ordered = False  # on this line
         self._is_leaving = False
+        self._leaves_at_s: float | None = None  # that is, its machine
         self.has_left = False
 
     def open(self, send: Callable[[wire.FromAgent], None]) -> None:
@@ -115,6 +112,8 @@ class ReportOutbox:
         self._send, self._told, self._is_ordered = send, None, False
         if self._is_leaving:
             send(wire.Leaving())
+        elif self._leaves_at_s is not None:
+            self.notice(self._leaves_at_s)
         self.flush()
         for report in self._unsafe:
             self._say_report(report)
@@ -169,6 +168,11 @@ class ReportOutbox:
         """Tell that nothing new is wanted, now and after every silence."""
         self._is_leaving = True
         self._say(wire.Leaving())
+
+    def notice(self, leaves_at_s: float) -> None:
+        """Tell when this machine goes away, now and after every silence."""
+        self._leaves_at_s = leaves_at_s
+        self._say(wire.Leaving(within_s=max(0.0, leaves_at_s - now_s())))
 
     def tell_left(self) -> None:
         """Tell that no process of a job is left here, which ends the line; no other is opened."""

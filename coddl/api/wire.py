@@ -9,6 +9,8 @@
 | `report` | a fact that must not be lost; again until it is acknowledged | `ack` |
 | `progress`, `logs` | now and then; may be lost | none |
 | `leaving` | before it stops | none; jobs are placed elsewhere from here on |
+| `leaving`, `within_s` | its machine goes away in that time | `orders` that know it: jobs move, |
+| | again after every silence | and the agent works on meanwhile |
 | `left` | after all processes of jobs have ended | a close: the node needs no lease any more |
 
 The server sends `orders` whenever they change. Authentication is the HTTP request's: a bearer token
@@ -127,6 +129,8 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
 
 class Leaving(Message, frozen=True):
     """The agent is about to stop: it takes nothing new."""
+
+    within_s: float | None = None  # its machine goes away by then, and it works on; None: it stops
 
 
 class Left(Message, frozen=True):

@@ -25,6 +25,20 @@ Slots = Annotated[
         help="Number of CPU slots (default: use the GPUs; without GPUs, one per core).",
     ),
 ]
+SlotIds = Annotated[
+    str,
+    typer.Option(
+        metavar="1,3", help="Numbers of the CPU slots, as an engine gave them.", hidden=True
+    ),
+]
+EndsWithLease = Annotated[
+    bool,
+    typer.Option(
+        "--ends-with-lease",
+        help="End when the server has not answered for as long as the lease, as for an engine.",
+        hidden=True,
+    ),
+]
 AgentServer = Annotated[
     str,
     typer.Option(
@@ -74,6 +88,15 @@ def folder_at(option: str, path: str) -> Path:
         try_ = f"--checkpoints {path}, of coddl up or coddl server"
         raise UserError(f"{option} {path} can't be used", "it is a URI, not a directory", try_)
     return Path(path).absolute()
+
+
+def slot_numbers(words: str) -> tuple[int, ...]:
+    """Read the numbers of CPU slots."""
+    try:
+        return tuple(int(word) for word in words.split(",")) if words else ()
+    except ValueError:
+        because = "it is not a list of numbers"
+        raise UserError(f"--slot-ids {words} cannot be used", because, "--slot-ids 1,3") from None
 
 
 def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "NodeBounds":

@@ -33,16 +33,19 @@ from coddl.cli.connect import (
 from coddl.cli.engines import (
     AgentServer,
     Checkpoints,
+    EndsWithLease,
     Engine,
     EngineAddress,
     GpusPerNode,
     Idle,
     JobsDir,
     NodeRange,
+    SlotIds,
     Slots,
     check_reachable,
     engine_bounds,
     folder_at,
+    slot_numbers,
 )
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
@@ -88,12 +91,6 @@ Examples:
 """
 OWN_S: Final = 10.0  # within which a server on this machine answers
 
-SlotIds = Annotated[
-    str,
-    typer.Option(
-        metavar="1,3", help="Numbers of the CPU slots, as an engine gave them.", hidden=True
-    ),
-]
 Policy = Annotated[
     str,
     typer.Option(
@@ -462,6 +459,7 @@ def agent(
     name: NodeName = "",
     slots: Slots = None,
     slot_ids: SlotIds = "",
+    ends_with_lease: EndsWithLease = False,
     host: AgentHost = "",
     jobs_dir: JobsDir = "",
     warm: Warm = True,
@@ -484,17 +482,10 @@ def agent(
         jobs_dir=folder_at("--jobs-dir", jobs_dir) if jobs_dir else None,
         name=name,
         slots=slots,
-        slot_ids=_numbers(slot_ids),
+        slot_ids=slot_numbers(slot_ids),
         host=host,
         warm=warm,
         log_format=log_format,
+        ends_with_lease=ends_with_lease,
     )
     raise typer.Exit(run_agent(options))
-
-
-def _numbers(words: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in words.split(",")) if words else ()
-    except ValueError:
-        because = "it is not a list of numbers"
-        raise UserError(f"--slot-ids {words} cannot be used", because, "--slot-ids 1,3") from None

@@ -5,8 +5,11 @@ they end, and an agent that is killed saves no jobs. It hears of its starter thr
 (The signal of a dying parent would come once per thread of the starter; an agent takes the second
 one as impatience.)
 
-    stdin    one line: what to start (`GuardOrder`); then a line with a number of seconds: end the
-             agent within that time. The end of the input says that the starter is dead.
+    stdin    one line: what to start (`GuardOrder`); then lines with a number of seconds:
+             `S`          end the agent within that time
+             `leave S`    the machine goes away in that time: the agent is given notice, and ends
+                          when its jobs have moved, or are saved; what is left then is killed
+             The end of the input says that the starter is dead.
     stdout   one line when the agent was started (`AgentStarted`), one when nothing is left of it
              (`AgentEnded`)
 
@@ -16,6 +19,7 @@ in `AgentEnded`.
 
 import contextlib
 import json
+import math
 import os
 import select
 import shutil
@@ -26,11 +30,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from coddl.agent.lease_clock import now_s
+from coddl.agent.leave_notice import is_nearer, write_notice
 from coddl.agent.orphans import OrphanProcesses, Process, process
 from coddl.engines.engine import CA_FILE
 from coddl.engines.processes import Child, rotate
 
-ABANDONED_S: Final = 60.0  # that jobs have to be saved when the starter is dead
+ABANDONED_S: Final = 60.0
 TICK_S: Final = 0.2
 
 
@@ -43,6 +49,7 @@ class GuardOrder:
     state_dir: str  # is made, and removed at the end
     agent_dir: str  # in it: the agent's own
     ca: str = ""  # certificates for `CA_FILE`
+    abandoned_s: float = ABANDONED_S  # that jobs have to be saved when the starter is dead
 
     @property
     def token_file(self) -> Path:
@@ -79,7 +86,9 @@ class AgentGuard:
         if order.ca:
             (state_dir / CA_FILE).write_text(order.ca)
         self._agent = Child("agent", list(order.words), state_dir / "agent.log")
-        self._end_at_s: float | None = None
+        self._is_told = False  # to end
+        self._leaves_at_s: float | None = None  # by the clock of leases
+        self._end_at_s = math.inf
 
     def start(self) -> AgentStarted:
         """Start it, at the usual niceness if that is allowed."""
@@ -97,8 +106,8 @@ class AgentGuard:
             if select.select(heard, [], [], TICK_S)[0]:
                 line = input_.readline()
                 heard = heard if line else []
-                self._end(float(line or ABANDONED_S))
-            if self._end_at_s is not None and time.monotonic() > self._end_at_s:
+                self._obey(line.decode().split())
+            if time.monotonic() > self._end_at_s:
                 self._agent.signal(signal.SIGKILL)
             rotate(self._agent.log)
         error = self._agent.words_of_end()
@@ -106,11 +115,37 @@ class AgentGuard:
         clear(self._order)
         return AgentEnded(code, said)
 
+    def _obey(self, words: list[str]) -> None:
+        match words:
+            case ["leave", within_s]:
+                self._give_notice(float(within_s))
+            case [within_s]:
+                self._end(float(within_s))
+            case _:
+                self._end(self._order.abandoned_s)
+
+    def _give_notice(self, within_s: float) -> None:
+        """Tell the agent when the machine goes away, if it does not know that already."""
+        at_s = now_s() + within_s
+        self._kill_in(within_s)
+        if self._is_told or not is_nearer(at_s, self._leaves_at_s):
+            return
+        self._leaves_at_s = at_s
+        try:
+            write_notice(Path(self._order.agent_dir), at_s)
+        except OSError:
+            self._end(within_s)  # it can't be told when; so it saves its jobs now
+        else:
+            self._agent.signal(signal.SIGUSR1)
+
     def _end(self, within_s: float) -> None:
-        if self._end_at_s is None:
+        if not self._is_told:
+            self._is_told = True
             self._agent.signal(signal.SIGTERM)  # once: a second one would kill its jobs
-        at_s = time.monotonic() + within_s
-        self._end_at_s = at_s if self._end_at_s is None else min(self._end_at_s, at_s)
+        self._kill_in(within_s)
+
+    def _kill_in(self, within_s: float) -> None:
+        self._end_at_s = min(self._end_at_s, time.monotonic() + within_s)
 
 
 def clear(order: GuardOrder) -> None:
@@ -121,7 +156,7 @@ def clear(order: GuardOrder) -> None:
 
 def end_unguarded(order: GuardOrder, agent: Process) -> None:
     """End an agent whose guard was killed; the kernel has told it to end."""
-    until_s = time.monotonic() + ABANDONED_S
+    until_s = time.monotonic() + order.abandoned_s
     while (found := process(agent.pid)) is not None and found.name == agent.name:
         if found.is_zombie:
             break

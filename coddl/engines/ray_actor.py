@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -20,20 +19,18 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from coddl.agent.devices import VISIBLE
-from coddl.agent.options import AgentOptions
 from coddl.agent.orphans import process
 from coddl.engines.agent_guard import (
     ABANDONED_S,
     TICK_S,
     AgentEnded,
     AgentStarted,
-    GuardOrder,
     end_unguarded,
 )
-from coddl.engines.engine import CA_FILE, AgentLaunch
+from coddl.engines.agent_order import order_of, state_dir_of
+from coddl.engines.engine import AgentLaunch
 
 GUARD: Final = (sys.executable, "-P", "-m", "coddl.engines.agent_guard")
-PROGRAM: Final = (sys.executable, "-P", "-m", "coddl")
 KILL_S: Final = 10.0  # that the kernel may take to end what was killed
 KEPT_S: Final = 30.0  # that the words of an agent that failed can be asked for
 # What Ray adds to the environment of its workers, and training scripts must not find.
@@ -137,28 +134,6 @@ def await_end(pool: str, node: str) -> None:
     until_s = time.monotonic() + ABANDONED_S + KILL_S
     while folder.exists() and time.monotonic() < until_s:
         time.sleep(TICK_S)
-
-
-def state_dir_of(pool: str, node: str) -> Path:
-    """Tell where the files of a node's agent are, while it runs."""
-    return Path(tempfile.gettempdir()) / f"coddl-{pool}-{node}"
-
-
-def order_of(launch: AgentLaunch, node: str, gpu_ids: tuple[str, ...]) -> GuardOrder:
-    """Say how the agent of a node is started."""
-    state_dir = state_dir_of(launch.pool, node)
-    # Nodes without a common directory have one per machine, which outlives them.
-    jobs_dir = launch.jobs_dir or f"{state_dir_of(launch.pool, 'jobs')}-{os.getuid()}"
-    options = AgentOptions(server=launch.server, token=launch.token, state_dir=state_dir, name=node)
-    words = [*PROGRAM, "agent", "--name", node, "--server", launch.server]
-    words += ["--state-dir", str(state_dir), "--token-file", str(state_dir / "token")]
-    words += ["--jobs-dir", jobs_dir]
-    words += ["--tls-ca", str(state_dir / CA_FILE)] if launch.ca else []
-    if launch.slots is not None:
-        words += ["--slots", str(launch.slots)]
-        if len(gpu_ids) == launch.slots:
-            words += ["--slot-ids", ",".join(gpu_ids)]
-    return GuardOrder(tuple(words), launch.token, str(state_dir), str(options.folder), launch.ca)
 
 
 def initial_env() -> dict[str, str]:

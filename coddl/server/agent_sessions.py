@@ -19,7 +19,14 @@ from coddl.api import jobsfolder, wire
 from coddl.core.errors import UserError
 from coddl.core.pool.node_versions import NodeVersions
 from coddl.core.pool.orders import Orders
-from coddl.core.pool.records import NodeJoined, NodeLost, NodeReported, NodeSilent, RunReported
+from coddl.core.pool.records import (
+    NodeJoined,
+    NodeLost,
+    NodeNoticed,
+    NodeReported,
+    NodeSilent,
+    RunReported,
+)
 from coddl.core.pool.state import Pool
 from coddl.server.loop import LoopRequest, Reply, RequestDone, fact
 
@@ -213,6 +220,9 @@ class AgentSession:
                 self._host.hear_progress(self.hello, progress)
             case wire.Logs(job=job, lines=lines):
                 self._host.hear_logs(job, lines)
+            case wire.Leaving(within_s=float() as within_s):
+                node, boot = self.hello.node, self.hello.boot
+                self._host.put(fact(NodeNoticed(node, boot, within_s)))
             case wire.Leaving():
                 self._host.put(fact(NodeSilent(self.hello.node, self.hello.boot)))
             case wire.Left():

@@ -22,10 +22,11 @@ from coddl import __version__
 from coddl.agent.orphans import process, processes
 from coddl.api.client import Client, find
 from coddl.core.errors import UserError
+from coddl.engines.agent_order import order_of
 from coddl.engines.doctor.ray_gather import RayQuestion, gather_ray
 from coddl.engines.engine import AgentLaunch, EngineNode, EngineUnavailable
 from coddl.engines.ray import DRAIN_S, RayEngine
-from coddl.engines.ray_actor import agent_env, order_of
+from coddl.engines.ray_actor import agent_env
 from tests.engines.ray_cluster import RayCluster
 
 T = TypeVar("T")

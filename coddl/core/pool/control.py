@@ -29,7 +29,7 @@ from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.explain import sentence_of
 from coddl.core.pool.failed_decision import RETRY_S, FailedDecision, decide_or_hold
 from coddl.core.pool.job import JobState, MeasuredSpeed
-from coddl.core.pool.leaving import due_s, forced_moves, led_from_drained
+from coddl.core.pool.leaving import AGENT, drained_by_notice, due_s, forced_moves, led_from_drained
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.scaling import count_after, news_of, surplus_of
 from coddl.core.pool.state import Pool
@@ -141,6 +141,10 @@ class ControlPlane:
             case r.NodeSilent(node, boot):
                 if self._is_current(node, boot):
                     self._on_silent(node)
+            case r.NodeNoticed(node):
+                if (drained := drained_by_notice(self.pool, event, now_s)) is not None:
+                    self._add(drained, now_s)
+                    self._call(f"node {node} leaves")
             case r.NodeLost(node, boot):
                 if self._is_current(node, boot):
                     self._lose(event, now_s)
@@ -214,8 +218,9 @@ class ControlPlane:
             self._call(f"node {event.node} reconnected")
             return
         if place is not None and place.is_up:
-            lost = r.NodeLost(event.node, place.boot, "its agent was restarted")
-            self._lose(lost, now_s)
+            self._lose(r.NodeLost(event.node, place.boot, "its agent was restarted"), now_s)
+        if place is not None and place.drained_by == AGENT:
+            self._add(r.NodeUndrained(event.node, AGENT), now_s)  # this one was told nothing
         known = {} if place is None else {self.pool.slots[s].device.index: s for s in place.slots}
         fresh = self.pool.next_slot
         slots = []
@@ -231,9 +236,7 @@ class ControlPlane:
         self.pool.nodes[node].is_silent = True
         for number in self.pool.unsettled:
             if node in self.pool.nodes_of(self.pool.jobs[number].target):
-                self._call(
-                    f"node {node} disconnected"
-                )  # what is reserved there may be had elsewhere
+                self._call(f"node {node} disconnected")  # what is reserved may be had elsewhere
 
     def _on_reported(self, event: r.NodeReported, now_s: float) -> None:
         """Conclude from what a node, knowing its newest orders, does not have."""
@@ -291,8 +294,10 @@ class ControlPlane:
         self._add(r.Aimed(*ours, lead=lead, reason=reason, adopt=True), now_s)
 
     def _best_lead(self, slots: Iterable[int]) -> str:
-        nodes = [self.pool.slots[slot].node for slot in slots]
-        return min(set(nodes), key=lambda n: (self.pool.nodes[n].is_silent, -nodes.count(n), n))
+        names = [self.pool.slots[slot].node for slot in slots]
+        nodes = [self.pool.nodes[name] for name in set(names)]
+        order = lambda n: (n.is_silent, n.is_drained, -names.count(n.name), n.name)  # noqa: E731
+        return min(nodes, key=order).name
 
     def _on_engine(self, report: r.EngineReported, now_s: float) -> None:
         """Take in which nodes an engine has, and decide how many there shall be."""
@@ -483,8 +488,7 @@ class ControlPlane:
     ) -> None:
         lead = job.lead if job.lead is not None else self._best_lead(slots)
         precheck = bool(job.spec.launch.precheck) and not job.prechecked
-        reason = job.reason if not job.suspended else f"suspended by {job.held_by}"
-        reason = because or reason
+        reason = because or (f"suspended by {job.held_by}" if job.suspended else job.reason)
         ours = (job.id, attempt, job.generation + 1, slots)
         self._add(r.Aimed(*ours, lead=lead, reason=reason, precheck=precheck), now_s)
 

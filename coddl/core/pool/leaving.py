@@ -6,11 +6,15 @@ elsewhere if that is enough for it, and is saved and stopped if not.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.state import Pool
+
+AGENT: Final = "its agent"  # by whom a node is drained whose machine goes away
+SAME_S: Final = 1.0  # two notices whose deadlines are this close are one
 
 
 class ForcedMove(NamedTuple):
@@ -19,6 +23,17 @@ class ForcedMove(NamedTuple):
     job: JobState
     kept: tuple[int, ...]  # the slots that it goes on with; none: it is saved and stopped
     because: str
+
+
+def drained_by_notice(pool: Pool, notice: r.NodeNoticed, now_s: float) -> r.NodeDrained | None:
+    """Tell what an agent's notice changes: nothing, if the node leaves by then anyway."""
+    node = pool.nodes.get(notice.node)
+    if node is None or not node.is_up or node.boot != notice.boot:
+        return None
+    within_s = max(0.0, notice.within_s)
+    if node.leaves_at_s is not None and now_s + within_s > node.leaves_at_s - SAME_S:
+        return None
+    return r.NodeDrained(node.name, AGENT, within_s, "its machine goes away")
 
 
 def led_from_drained(pool: Pool) -> Iterator[tuple[JobState, NodeState]]:

@@ -55,3 +55,4 @@ class Orders:
     seats: Mapping[int, RunId]  # by slot: the run that may have processes there
     leads: tuple[JobOrder, ...]
     jobs: Mapping[int, JobSpec]  # those it leads or has slots of
+    leaves: bool = False  # the node goes away, and the server knows it: nothing new comes

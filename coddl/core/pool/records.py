@@ -162,6 +162,15 @@ class NodeSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeNoticed:
+    """An agent was told that its machine goes away; it works on until then."""
+
+    node: str
+    boot: str
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLost:
     """A node's lease has run out, or its agent is another process now: nothing lives there."""
 
@@ -440,6 +449,7 @@ Event = (
     | NodeJoined
     | NodeReported
     | NodeSilent
+    | NodeNoticed
     | NodeLost
     | EngineReported
     | RunReported

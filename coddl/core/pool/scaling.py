@@ -29,7 +29,8 @@ from coddl.core.pool.state import Pool
 
 SCALING: Final = "scaling"  # by whom a node is drained that is not needed
 SAME_S: Final = 5.0  # two deadlines that are this close are one
-RELEASE_S: Final = 30.0  # that the agent of an empty node may take to end
+# That the agent of an empty node may take to end, and jobs to leave a node that is none any more.
+RELEASE_S: Final = 30.0
 
 
 class Release(NamedTuple):
@@ -99,9 +100,13 @@ def news_of(pool: Pool, report: r.EngineReported, now_s: float) -> Iterator[r.Re
                 within_s = max(0.0, told.leaves_in_s)
                 yield r.NodeDrained(told.name, report.engine, within_s, told.because)
     named = {told.name for told in report.nodes}
-    for name in list(pool.engine.acquired):
-        if name not in named and _may_go(pool, pool.nodes.get(name)):
-            yield r.NodeLeft(name, f"{report.engine} no longer has it")
+    because = f"{report.engine} no longer has it"
+    for name in [name for name in pool.engine.acquired if name not in named]:
+        node = pool.nodes.get(name)
+        if _may_go(pool, node):
+            yield r.NodeLeft(name, because)
+        elif node is not None and not node.is_silent and node.leaves_at_s is None:
+            yield r.NodeDrained(name, report.engine, RELEASE_S, because)
 
 
 def _may_go(pool: Pool, node: NodeState | None) -> bool:

@@ -79,7 +79,8 @@ class Pool:
         leads = tuple(self._job_order(self.jobs[job]) for job in node_state.leads)
         concerned = sorted({run.job for run in seats.values()} | node_state.leads.keys())
         specs = {job: self.jobs[job].spec for job in concerned}
-        return Orders(node_state.version, seats, leads, specs)
+        leaves = node_state.leaves_at_s is not None
+        return Orders(node_state.version, seats, leads, specs, leaves)
 
     def _job_order(self, job: JobState) -> JobOrder:
         return JobOrder(
@@ -193,8 +194,10 @@ class Pool:
                 self._join(record)
             case r.NodeDrained(node):
                 self.nodes[node].drain(record.by, record.within_s, now_s)
+                self._touch([node])
             case r.NodeUndrained(node):
                 self.nodes[node].undrain()
+                self._touch([node])
             case r.NodeForgotten(node):
                 self._forget(node)
             case r.NodeLeft(node, because):
