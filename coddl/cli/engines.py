@@ -7,6 +7,13 @@ import typer
 
 from coddl.cli.addresses import TlsCa
 from coddl.cli.connect import StateDir, note
+from coddl.cli.slurm_options import (
+    Account,
+    Partition,
+    SbatchArgs,
+    TimeLimit,
+    slurm_options,
+)
 from coddl.cli.spans import read_span
 from coddl.core.errors import UserError
 
@@ -23,20 +30,6 @@ Slots = Annotated[
         max=1024,
         metavar="N",
         help="Number of CPU slots (default: use the GPUs; without GPUs, one per core).",
-    ),
-]
-SlotIds = Annotated[
-    str,
-    typer.Option(
-        metavar="1,3", help="Numbers of the CPU slots, as an engine gave them.", hidden=True
-    ),
-]
-EndsWithLease = Annotated[
-    bool,
-    typer.Option(
-        "--ends-with-lease",
-        help="End when the server has not answered for as long as the lease, as for an engine.",
-        hidden=True,
     ),
 ]
 AgentServer = Annotated[
@@ -62,7 +55,7 @@ Engine = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="What brings nodes as jobs need them: local (agents of this machine) or ray.",
+        help="What brings nodes as jobs need them: local (agents of this machine), ray or slurm.",
     ),
 ]
 NodeRange = Annotated[
@@ -90,15 +83,6 @@ def folder_at(option: str, path: str) -> Path:
     return Path(path).absolute()
 
 
-def slot_numbers(words: str) -> tuple[int, ...]:
-    """Read the numbers of CPU slots."""
-    try:
-        return tuple(int(word) for word in words.split(",")) if words else ()
-    except ValueError:
-        because = "it is not a list of numbers"
-        raise UserError(f"--slot-ids {words} cannot be used", because, "--slot-ids 1,3") from None
-
-
 def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "NodeBounds":
     """Read within which bounds an engine brings nodes."""
     from coddl.core.node_count import NodeBounds, node_range
@@ -115,20 +99,26 @@ def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "Node
         raise UserError(
             "the engine can't bring nodes",
             "how many GPUs each of them has is not given",
-            "--gpus-per-node 4" if engine == "ray" else "--slots 2",
+            "--slots 2" if engine == "local" else "--gpus-per-node 4",
         )
     idle_s = read_span("--idle", idle)
     return NodeBounds(least, most, gpus, ENGINES[engine], idle_s)
 
 
-def check_reachable(engine: str, host: str) -> None:
-    """Refuse a server that the nodes of an engine could not reach, unless the user asks for it."""
-    if engine != "local" and not host:
+def reachable_host(engine: str, host: str) -> str:
+    """Give the address to listen on; raises UserError if the nodes of an engine can't reach it.
+
+    Nodes of Slurm are always other machines, so who asks for them asks for this, too.
+    """
+    if engine == "slurm":
+        return host or "0.0.0.0"
+    if engine == "ray" and not host:
         raise UserError(
             f"--engine {engine} can't be used",
             "the server would listen on 127.0.0.1, which other machines can't reach",
             "--host 0.0.0.0; or --host 127.0.0.1 if all its nodes are on this machine",
         )
+    return host
 
 
 def connector(
@@ -138,6 +128,10 @@ def connector(
     gpus_per_node: GpusPerNode = None,
     slots: Slots = None,
     address: EngineAddress = "",
+    partition: Partition = "",
+    time: TimeLimit = "",
+    account: Account = "",
+    sbatch_arg: SbatchArgs = None,
     idle: Idle = "5m",
     server: AgentServer = "",
     tls_ca: TlsCa = "",
@@ -149,6 +143,7 @@ def connector(
     from coddl.engines.connector import ConnectorOptions, run_connector
 
     found = find(server, state_dir, given=Credentials(tls_ca=tls_ca))
+    slurm = slurm_options(engine, (partition, time, account), sbatch_arg)
     options = ConnectorOptions(
         engine=engine,
         folder=state_folder(state_dir),
@@ -158,5 +153,6 @@ def connector(
         slots=slots,
         jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
         address=address,
+        slurm=slurm,
     )
     raise typer.Exit(run_connector(options, note))

@@ -21,6 +21,7 @@ except ModuleNotFoundError:
     )
 
 from coddl.cli import (
+    daemons,
     doctor,
     engines,
     following,
@@ -60,8 +61,8 @@ COMMANDS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
         ("forget", nodes.forget, nodes.FORGET_EXAMPLES),
         ("policy", nodes.policy, nodes.POLICY_EXAMPLES),
         ("events", following.events, following.EVENTS_EXAMPLES),
-        ("server", pool.server, pool.SERVER_EXAMPLES),
-        ("agent", pool.agent, pool.AGENT_EXAMPLES),
+        ("server", daemons.server, daemons.SERVER_EXAMPLES),
+        ("agent", daemons.agent, daemons.AGENT_EXAMPLES),
         ("doctor", doctor.doctor, doctor.EXAMPLES),
         ("connector", engines.connector, engines.CONNECTOR_EXAMPLES),
         ("demo", demo.demo, demo.EXAMPLES),

@@ -1,10 +1,10 @@
-"""Start and end a pool: up, down, server, agent."""
+"""Start and end a pool: up, down."""
 
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlsplit
 
 import typer
@@ -13,41 +13,45 @@ from coddl.cli.addresses import (
     LOOPBACK,
     PORT,
     Advertise,
-    AgentHost,
     Host,
     Port,
     TlsCa,
     TlsCert,
     TlsKey,
-    TokenFile,
     tls_files,
 )
-from coddl.cli.connect import (
-    StateDir,
-    check_choice,
-    complete_placements,
-    complete_policies,
-    needs,
-    note,
-)
+from coddl.cli.connect import StateDir, note
 from coddl.cli.engines import (
-    AgentServer,
     Checkpoints,
-    EndsWithLease,
     Engine,
     EngineAddress,
     GpusPerNode,
     Idle,
     JobsDir,
     NodeRange,
-    SlotIds,
     Slots,
-    check_reachable,
     engine_bounds,
     folder_at,
-    slot_numbers,
+    reachable_host,
 )
 from coddl.cli.output import AsJson, Output, wants_json
+from coddl.cli.sharing_options import (
+    ClusterFile,
+    CoolDown,
+    Placement,
+    Plugins,
+    Policy,
+    sharing_options,
+)
+from coddl.cli.slurm_options import (
+    Account,
+    Partition,
+    SbatchArgs,
+    ServerInJob,
+    ServerSbatchArgs,
+    TimeLimit,
+    slurm_options,
+)
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,72 +70,15 @@ Examples:
 
   coddl up --engine ray --nodes 0..8 --gpus-per-node 4 --host 0.0.0.0   nodes of a Ray cluster
 
+  coddl up --engine slurm --partition gpu --nodes 0..8 --gpus-per-node 4 --time 8:00:00
+
   coddl up --plugin mine.py --policy mine.py:Mine     a policy of your own
 
   coddl down             stop it; jobs are saved and continue at the next up
 """
 DOWN_EXAMPLES = "Examples:  coddl down   coddl down --cancel-jobs"
-SERVER_EXAMPLES = """
-Examples:
-
-  coddl server --host 0.0.0.0      agents on other machines can connect
-
-  coddl server --host 0.0.0.0 --tls-cert head.pem --tls-key head.key --tls-ca ca.pem
-
-  coddl server --log-format json
-"""
-AGENT_EXAMPLES = """
-Examples:
-
-  coddl agent --server http://head:7433 --token-file token --jobs-dir /nfs/jobs
-
-  coddl agent --server https://head:7433 --token-file token --tls-ca ca.pem --jobs-dir /nfs/jobs
-
-  coddl agent --slots 8            8 CPU slots for the pool on this machine
-"""
 OWN_S: Final = 10.0  # within which a server on this machine answers
 
-Policy = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Policy (default: the last one used, initially afs-p:tie=keep,lease_h=0.25).",
-        autocompletion=complete_policies,
-    ),
-]
-Placement = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Placement: which GPUs jobs get (default: the last one used, initially consolidate).",
-        autocompletion=complete_placements,
-    ),
-]
-Plugins = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--plugin",
-        metavar="FILE",
-        help="Python file with your policies and placements, then named FILE:NAME; repeatable.",
-    ),
-]
-ClusterFile = Annotated[
-    str,
-    typer.Option(
-        "--cluster",
-        metavar="FILE|16x4",
-        help="Racks, islands and links of the nodes, for placements that use them.",
-    ),
-]
-CoolDown = Annotated[
-    float | None,
-    typer.Option(
-        "--cool-down",
-        min=0,
-        metavar="S",
-        help="Minimum seconds between resizes of a job (default: 10).",
-    ),
-]
 Foreground = Annotated[
     bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops the pool.")
 ]
@@ -139,25 +86,6 @@ Agents = Annotated[
     int, typer.Option(min=1, max=64, metavar="K", help="Number of agents on this machine.")
 ]
 CancelJobs = Annotated[bool, typer.Option("--cancel-jobs", help="Cancel all jobs first.")]
-LogFormat = Annotated[Literal["console", "json"], typer.Option(help="Format of the log.")]
-Lease = Annotated[
-    float,
-    typer.Option(
-        "--lease",
-        min=1,
-        metavar="S",
-        help="Seconds without the server after which agents save and stop their jobs.",
-    ),
-]
-NodeName = Annotated[
-    str, typer.Option("--name", metavar="NAME", help="Name of the node (default: the machine's).")
-]
-Warm = Annotated[
-    bool,
-    typer.Option(
-        "--warm/--no-warm", help="Keep an interpreter with torch loaded, for fast starts."
-    ),
-]
 
 
 def up(
@@ -167,6 +95,12 @@ def up(
     node_range: NodeRange = "",
     gpus_per_node: GpusPerNode = None,
     address: EngineAddress = "",
+    partition: Partition = "",
+    time: TimeLimit = "",
+    account: Account = "",
+    sbatch_arg: SbatchArgs = None,
+    server_in_job: ServerInJob = False,
+    server_sbatch_arg: ServerSbatchArgs = None,
     idle: Idle = "5m",
     host: Host = "",
     advertise: Advertise = "",
@@ -192,32 +126,26 @@ def up(
     from coddl.api.client import state_folder
     from coddl.engines.pool import PoolOptions
 
-    plugins = tuple(str(Path(path).absolute()) for path in plugin or ())
-    check_choice(policy, placement, plugins)
-    _check_agents(agents, slots, engine or ("local" if node_range else ""))
+    engine = engine or ("local" if node_range else "")
+    _check_agents(agents, slots, engine)
+    server_args = (server_sbatch_arg or ()) if server_in_job else None
     options = PoolOptions(
         folder=state_folder(state_dir),
         port=port,
         agents=agents,
         slots=slots,
-        policy=policy,
-        placement=placement,
-        plugins=plugins,
-        cool_down_s=cool_down_s,
-        host=host or LOOPBACK,
+        sharing=sharing_options(policy, placement, plugin, cool_down_s),
+        host=reachable_host(engine, host) or LOOPBACK,
         advertise=advertise,
         tls=tls_files(tls_cert, tls_key, tls_ca),
+        engine=engine,
+        bounds=engine_bounds(engine, node_range, gpus_per_node or slots, idle) if engine else None,
         address=address,
+        slurm=slurm_options(engine, (partition, time, account), sbatch_arg, server_args),
         jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
         checkpoints=check_uri(checkpoints) if checkpoints else "",
     )
-    if engine or node_range:
-        engine = engine or "local"
-        check_reachable(engine, host)
-        bounds = engine_bounds(engine, node_range, gpus_per_node or slots, idle)
-        options = replace(options, engine=engine, bounds=bounds)
-    if cluster:
-        options = replace(options, cluster=checked_cluster(cluster, options.nodes))
+    options = with_cluster(options, cluster) if cluster else options
     if foreground:
         raise typer.Exit(_supervise(options))
     _start(options, wants_json(output, as_json))
@@ -237,12 +165,25 @@ def _check_agents(agents: int, slots: int | None, engine: str) -> None:
 
 def _start(options: "PoolOptions", as_json: bool) -> None:
     """Start a pool in the background, unless it runs, and tell of it."""
-    from coddl.engines.pool import supervisor_of, up
+    from coddl.engines.pool import up
+    from coddl.engines.slurm.server_job import start_in_job
 
-    is_new = supervisor_of(options.folder) is None
-    if is_new:
+    is_new = not _is_up(options.folder)
+    if is_new and options.slurm.server_args is not None:
+        # Other users may have servers on the machine that Slurm chooses.
+        options = replace(options, port=0 if options.port == PORT else options.port)
+        start_in_job(options, words_of_up(options), lambda: is_ready(options), note)
+    elif is_new:
         up(options, words_of_up(options), lambda: is_ready(options))
     _tell_up(options, is_new, as_json)
+
+
+def _is_up(folder: Path) -> bool:
+    """Tell whether there is a pool, here or in a job of Slurm."""
+    from coddl.engines.pool import supervisor_of
+    from coddl.engines.slurm.server_job import server_jobs
+
+    return bool(server_jobs(folder)) or supervisor_of(folder) is not None
 
 
 def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
@@ -269,6 +210,12 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
     else:
         where = url or options.folder
         print(f"a pool is already running at {where}; its options are unchanged")
+
+
+def with_cluster(options: "PoolOptions", spec: str) -> "PoolOptions":
+    """Say how the nodes of a pool are wired."""
+    cluster = checked_cluster(spec, options.nodes)
+    return replace(options, sharing=replace(options.sharing, cluster=cluster))
 
 
 def checked_cluster(spec: str, agents: tuple[str, ...]) -> str:
@@ -302,12 +249,7 @@ def words_of_up(options: "PoolOptions") -> list[str]:
     words = [*PROGRAM, "up", "--foreground", "--state-dir", str(options.folder)]
     words += ["--port", str(options.port), "--agents", str(options.agents)]
     words += ["--slots", str(options.slots)] if options.slots is not None else []
-    words += ["--policy", options.policy] if options.policy else []
-    words += ["--placement", options.placement] if options.placement else []
-    words += [word for path in options.plugins for word in ("--plugin", path)]
-    words += ["--cluster", options.cluster] if options.cluster else []
-    if options.cool_down_s is not None:
-        words += ["--cool-down", str(options.cool_down_s)]
+    words += options.sharing.words
     words += ["--host", options.host, *options.names]
     words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
     words += ["--checkpoints", options.checkpoints] if options.checkpoints else []
@@ -315,6 +257,7 @@ def words_of_up(options: "PoolOptions") -> list[str]:
         words += ["--engine", options.engine, "--nodes", f"{bounds.least}..{bounds.most}"]
         words += ["--gpus-per-node", str(bounds.gpus), "--idle", f"{bounds.idle_s:g}s"]
         words += ["--address", options.address] if options.address else []
+        words += options.slurm.words
     return words
 
 
@@ -368,14 +311,15 @@ def down(
 ) -> None:
     """Stop the pool of this machine; its jobs are saved and continue at the next `coddl up`."""
     from coddl.api.client import state_folder
-    from coddl.engines.pool import NOBODY, supervisor_of
+    from coddl.engines.pool import NOBODY
     from coddl.engines.pool import down as end
+    from coddl.engines.slurm.server_job import end_in_job
 
     folder = state_folder(state_dir)
-    is_up = supervisor_of(folder) is not None
+    is_up = _is_up(folder)
     cancelled = _cancel_all(folder) if cancel_jobs and is_up else 0
     has_jobs = is_up and _has_jobs(folder)
-    was_up = end(folder, note)
+    was_up = end_in_job(folder, note) or end(folder, note)
     if wants_json(output, as_json):
         print(json.dumps({"state_dir": str(folder), "was_up": was_up, "cancelled": cancelled}))
     elif not was_up:
@@ -408,84 +352,3 @@ def _cancel_all(folder: Path) -> int:
         for job in jobs:
             wait_for(client, str(job["id"]))
     return len(jobs)
-
-
-def server(
-    *,
-    host: Host = "",
-    port: Port = PORT,
-    advertise: Advertise = "",
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
-    tls_ca: TlsCa = "",
-    policy: Policy = "",
-    placement: Placement = "",
-    plugin: Plugins = None,
-    cluster: ClusterFile = "",
-    cool_down_s: CoolDown = None,
-    checkpoints: Checkpoints = "",
-    lease_s: Lease = 120.0,
-    log_format: LogFormat = "console",
-    state_dir: StateDir = "",
-) -> None:
-    """Run the server of a pool in the foreground; agents on any machine can join."""
-    from coddl.api.client import state_folder
-
-    with needs("server"):
-        from coddl.server.main import ServeOptions, serve
-    options = ServeOptions(
-        state_dir=state_folder(state_dir),
-        host=host or LOOPBACK,
-        port=port,
-        advertise=advertise,
-        tls=tls_files(tls_cert, tls_key, tls_ca),
-        policy=policy,
-        placement=placement,
-        plugins=tuple(plugin or ()),
-        cluster=cluster,
-        cool_down_s=cool_down_s,
-        checkpoints=checkpoints,
-        lease_s=lease_s,
-        log_format=log_format,
-    )
-    raise typer.Exit(serve(options))
-
-
-def agent(
-    *,
-    server: AgentServer = "",
-    token_file: TokenFile = "",
-    tls_ca: TlsCa = "",
-    name: NodeName = "",
-    slots: Slots = None,
-    slot_ids: SlotIds = "",
-    ends_with_lease: EndsWithLease = False,
-    host: AgentHost = "",
-    jobs_dir: JobsDir = "",
-    warm: Warm = True,
-    log_format: LogFormat = "console",
-    state_dir: StateDir = "",
-) -> None:
-    """Add this machine's GPUs to a pool, in the foreground. Jobs run as the current user."""
-    from coddl.api.client import Credentials, find, state_folder
-
-    folder = state_folder(state_dir)
-    address = find(server, state_dir, given=Credentials(token_file, tls_ca))
-    with needs("agent"):
-        from coddl.agent.main import run_agent
-        from coddl.agent.options import AgentOptions
-    options = AgentOptions(
-        server=address.for_agents,
-        token=address.token,
-        tls_ca=address.ca,
-        state_dir=folder,
-        jobs_dir=folder_at("--jobs-dir", jobs_dir) if jobs_dir else None,
-        name=name,
-        slots=slots,
-        slot_ids=slot_numbers(slot_ids),
-        host=host,
-        warm=warm,
-        log_format=log_format,
-        ends_with_lease=ends_with_lease,
-    )
-    raise typer.Exit(run_agent(options))

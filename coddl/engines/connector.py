@@ -19,12 +19,13 @@ from coddl.core.errors import UserError
 from coddl.core.node_count import NodeBounds
 from coddl.engines.engine import AgentLaunch, Engine, EngineNode, EngineUnavailable
 from coddl.engines.processes import LEAVE_S
+from coddl.engines.slurm.options import NO_OPTIONS, SlurmOptions
 
 LOOK_EVERY_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0  # between nodes that are asked for, when each of them fails
 NAMED_MAX: Final = 500  # characters of why something is so
 # And seconds until jobs run on a node asked for.
-ENGINES: Final = {"local": 3.0, "ray": 20.0}
+ENGINES: Final = {"local": 3.0, "ray": 20.0, "slurm": 30.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,12 @@ class ConnectorOptions:
     slots: int | None = None  # CPU slots of a node; None: its GPUs
     jobs_dir: str = ""
     address: str = ""  # of the engine; empty: it is found
+    slurm: SlurmOptions = NO_OPTIONS
+
+    @property
+    def shared_folder(self) -> Path:
+        """Give a folder for the engine's files, on a disk that the nodes share."""
+        return Path(self.jobs_dir) / ".coddl" if self.jobs_dir else self.folder
 
 
 def run_connector(options: ConnectorOptions, tell: Callable[[str], None] = print) -> int:
@@ -72,6 +79,11 @@ def engine_from(options: ConnectorOptions, launch: AgentLaunch) -> Engine:
         from coddl.engines.local import LocalEngine
 
         return LocalEngine(launch, options.folder)
+    if options.engine == "slurm":
+        from coddl.engines.slurm.engine import SlurmEngine  # needs Slurm's commands
+
+        folder = options.shared_folder / f"slurm-{launch.pool}"
+        return SlurmEngine(launch, options.slurm, folder, gpus_per_node=options.bounds.gpus)
     from coddl.engines.ray import RayEngine  # needs Ray
 
     address = options.address or "auto"

@@ -25,6 +25,8 @@ from coddl.api.tokens import read_token
 from coddl.core.errors import UserError
 from coddl.core.node_count import NodeBounds
 from coddl.engines.processes import CLOSE_S, LEAVE_S, PROGRAM, STEADY_S, Child, rotate
+from coddl.engines.sharing_options import AS_BEFORE, SharingOptions
+from coddl.engines.slurm.options import NO_OPTIONS, SlurmOptions
 
 READY_S: Final = 180.0  # the first start compiles for some 15 seconds
 TICK_S: Final = 2.0  # between looks at the sizes of files
@@ -50,17 +52,14 @@ class PoolOptions:
     port: int = 7433  # 0: any
     agents: int = 1
     slots: int | None = None  # of each agent; None: its GPUs, else its cores
-    policy: str = ""
-    placement: str = ""
-    plugins: tuple[str, ...] = ()  # whole paths of files with the operator's policies
-    cluster: str = ""  # how nodes are wired: a short form, or the whole path of a file
-    cool_down_s: float | None = None
+    sharing: SharingOptions = AS_BEFORE
     host: str = LOOPBACK  # on which the server listens
     advertise: str = ""  # how other machines name this one; empty: the server chooses
     tls: TlsFiles | None = None
     engine: str = ""  # what brings nodes; empty: there are the agents of this machine
     bounds: NodeBounds | None = None  # of the engine's nodes
     address: str = ""  # of the engine
+    slurm: SlurmOptions = NO_OPTIONS  # how Slurm is asked for nodes
     jobs_dir: str = ""
     checkpoints: str = ""  # the URI where jobs keep them; empty: the jobs folder
 
@@ -238,14 +237,8 @@ class PoolProcess:
         words = ["server", "--state-dir", str(options.folder), "--port", port]
         words += ["--host", options.host] if options.host != LOOPBACK else []
         words += options.names
-        if not again_at:
-            words += ["--policy", options.policy] if options.policy else []
-            words += ["--placement", options.placement] if options.placement else []
-        words += [word for path in options.plugins for word in ("--plugin", path)]
-        words += ["--cluster", options.cluster] if options.cluster else []
+        words += options.sharing.words_again if again_at else options.sharing.words
         words += ["--checkpoints", options.checkpoints] if options.checkpoints else []
-        if options.cool_down_s is not None:
-            words += ["--cool-down", f"{options.cool_down_s:g}"]
         return words
 
     def _agent_words(self, node: str, server: AnnouncedServer) -> list[str]:
@@ -273,6 +266,7 @@ class PoolProcess:
         words += ["--gpus-per-node", str(bounds.gpus), "--idle", f"{bounds.idle_s:g}s"]
         words += ["--slots", str(options.slots)] if options.slots is not None else []
         words += ["--address", options.address] if options.address else []
+        words += options.slurm.words
         words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
         return words
 

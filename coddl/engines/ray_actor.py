@@ -27,10 +27,9 @@ from coddl.engines.agent_guard import (
     AgentStarted,
     end_unguarded,
 )
-from coddl.engines.agent_order import order_of, state_dir_of
+from coddl.engines.agent_order import GUARD, order_of, state_dir_of
 from coddl.engines.engine import AgentLaunch
 
-GUARD: Final = (sys.executable, "-P", "-m", "coddl.engines.agent_guard")
 KILL_S: Final = 10.0  # that the kernel may take to end what was killed
 KEPT_S: Final = 30.0  # that the words of an agent that failed can be asked for
 # What Ray adds to the environment of its workers, and training scripts must not find.

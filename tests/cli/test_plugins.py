@@ -7,6 +7,7 @@ import pytest
 
 from coddl.cli.pool import words_of_up
 from coddl.engines.pool import PoolOptions, PoolProcess
+from coddl.engines.sharing_options import SharingOptions
 from tests.cli.conftest import Coddl
 from tests.cli.stub_pool import StubPool
 
@@ -53,7 +54,8 @@ def test_up_refuses_a_plug_in_that_can_not_be_used_and_changes_nothing(
 
 
 def test_the_server_of_a_pool_is_given_its_plug_ins_at_every_start() -> None:
-    options = PoolOptions(folder=Path("/pool"), plugins=("/a/one.py", "/b/two.py"), policy="fifo")
+    sharing = SharingOptions(plugins=("/a/one.py", "/b/two.py"), policy="fifo")
+    options = PoolOptions(folder=Path("/pool"), sharing=sharing)
     given = "--plugin /a/one.py --plugin /b/two.py"
     assert given in " ".join(words_of_up(options))
     pool = PoolProcess(options)

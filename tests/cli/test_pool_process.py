@@ -38,9 +38,10 @@ from pathlib import Path
 from coddl.core.errors import UserError
 from coddl.core.node_count import NodeBounds
 from coddl.engines.pool import PoolProcess, PoolOptions
+from coddl.engines.sharing_options import SharingOptions
 bounds = NodeBounds(0, 1, 1) if sys.argv[3] else None
 options = PoolOptions(folder=Path(sys.argv[1]), port=int(sys.argv[2]), agents=2, slots=1,
-                      policy="afs-l", engine=sys.argv[3], bounds=bounds)
+                      sharing=SharingOptions(policy="afs-l"), engine=sys.argv[3], bounds=bounds)
 try:
     sys.exit(PoolProcess(options, program=(sys.executable, {str(STUB)!r})).run())
 except UserError as error:

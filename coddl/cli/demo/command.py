@@ -82,12 +82,12 @@ def played(
     """Play the demo with a pool in a folder, and sum it up."""
     from coddl.cli.demo.history import DemoHistory
     from coddl.engines.pool import PoolOptions
+    from coddl.engines.sharing_options import SharingOptions
 
     slots, kind = _devices(slots)
     policy = f"{POLICY}:tie=keep,lease_h={LEASE_H}"
-    options = PoolOptions(
-        folder=folder, port=0, slots=slots, policy=policy, cool_down_s=COOL_DOWN_S
-    )
+    sharing = SharingOptions(policy=policy, cool_down_s=COOL_DOWN_S)
+    options = PoolOptions(folder=folder, port=0, slots=slots, sharing=sharing)
     if not for_program:
         print("starting a pool on this machine …", file=sys.stderr, flush=True)
     with pool(options) as client:
