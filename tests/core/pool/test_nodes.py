@@ -183,7 +183,17 @@ def test_a_lead_is_not_handed_over_to_a_node_that_leaves() -> None:
     assert story.shares() == {job: 7}
     lead = story.job(job).lead
     other = next(name for name in "ab" if name != lead)
-    # What is drained now keeps its worker until there is a decision.
-    story.pool.nodes[other].drain("ops", None, story.now_s)
+    story.pool.nodes[other].drain("ops", None, story.now_s)  # and no decision has moved it
     story.happen(r.NodeLost(str(lead), "1", "its lease has run out"))
     assert story.job(job).lead == "c"
+
+
+def test_a_job_whose_nodes_all_leave_now_does_not_shrink_first() -> None:
+    story = Story(2, 2)
+    job = story.submit(1, 4)
+    story.train(job)
+    for node in "ab":  # and no decision has moved it
+        story.pool.nodes[node].drain("ops", 0.0, story.now_s)
+    records = story.happen(r.Woke()).records
+    assert [each.slots for each in records if isinstance(each, r.Aimed)] == [()]
+    assert story.job(job).stop == "retire"
