@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
+from coddl.agent.lease_clock import now_s
+from coddl.agent.leave_notice import write_notice
 from coddl.agent.orphans import mark_of
 from coddl.api.client import Client, ServerAddress, Unreachable
 from coddl.api.code import pack
@@ -108,10 +111,21 @@ class Pool:
 
         self.wait("server", is_there)
 
-    def start_agent(self, node: str) -> None:
+    def start_agent(self, node: str, *more: str) -> None:
         """Start the agent of a node."""
         words = ["agent", "--server", self.url, "--name", node, "--slots", str(SLOTS)]
-        self._start(node, self.on_node(node), words)
+        self._start(node, self.on_node(node), [*words, *more])
+
+    def give_notice(self, node: str, within_s: float) -> None:
+        """Tell an agent that its machine goes away in that time."""
+        write_notice(self.state / "agents" / node, now_s() + within_s)
+        os.kill(self.pid(node), signal.SIGUSR1)
+
+    def wait_left(self, node: str, code: int = 0) -> None:
+        """Wait until an agent has ended by itself, with that code and with nothing left behind."""
+        assert self._processes[node].wait(PATIENCE_S) == code
+        del self._processes[node]
+        assert not self.pids_on(node)
 
     def on_node(self, node: str) -> list[str]:
         """Give what is put before a command to run it on a node."""

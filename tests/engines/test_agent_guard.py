@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import pytest
 
+from coddl.agent.lease_clock import now_s
+from coddl.agent.leave_notice import read_notice
 from coddl.agent.orphans import MARK, mark_of
 from coddl.engines.agent_guard import GuardOrder
 
@@ -30,6 +32,7 @@ def on_signal(number, _frame):
         sys.exit(3)
 
 signal.signal(signal.SIGTERM, on_signal)
+signal.signal(signal.SIGUSR1, on_signal)
 if "fails" in sys.argv:
     sys.exit("error: it failed\\n  because it must\\n  try     nothing")
 open(sys.argv[1], "a").close()
@@ -41,12 +44,15 @@ while True:
 class Guarded:
     """A guard that was started, as an engine's process does."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, abandoned_s: float = 60.0) -> None:
         self.signals = folder / "signals"
         self.state_dir = folder / "state"
         agent_dir = self.state_dir / "agents" / "n1"
         command = (sys.executable, "-c", AGENT, str(self.signals), *words)
-        self.order = GuardOrder(command, "secret", str(self.state_dir), str(agent_dir), "a CA")
+        self.order = GuardOrder(
+            *(command, "secret", str(self.state_dir), str(agent_dir), "a CA"),
+            abandoned_s=abandoned_s,
+        )
         guard = (sys.executable, "-P", "-m", "coddl.engines.agent_guard")
         self.process = subprocess.Popen(
             guard,
@@ -66,6 +72,19 @@ class Guarded:
         found: dict[str, Any] = json.loads(self.process.stdout.readline())
         return found
 
+    def leaves_in_s(self) -> float:
+        at_s = read_notice(Path(self.order.agent_dir))
+        assert at_s is not None
+        return at_s - now_s()
+
+    def await_signals(self, *numbers: signal.Signals) -> None:
+        """Wait until the agent has had just these."""
+        wanted = "".join(f"{number.value}\n" for number in numbers)
+        until_s = time.monotonic() + PATIENCE_S
+        while (found := self.signals.read_text()) != wanted:
+            assert time.monotonic() < until_s, found
+            time.sleep(0.02)
+
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError), self.process:
             pass
@@ -75,8 +94,8 @@ class Guarded:
 def guarded(tmp_path: Path) -> Iterator[Callable[..., Guarded]]:
     with contextlib.ExitStack() as stack:
 
-        def start(*words: str) -> Guarded:
-            found = Guarded(tmp_path, *words)
+        def start(*words: str, **fields: float) -> Guarded:
+            found = Guarded(tmp_path, *words, **fields)
             stack.callback(found.close)
             return found
 
@@ -130,6 +149,48 @@ def test_an_agent_whose_starter_died_is_told_to_end(guarded: Callable[..., Guard
     guard.process.stdin.close()
     assert guard.heard()["code"] == 3
     assert not lives(agent)
+
+
+def test_an_agent_whose_starter_died_is_killed_when_its_time_is_over(
+    guarded: Callable[..., Guarded],
+) -> None:
+    guard = guarded("stubborn", abandoned_s=0.1)
+    guard.heard()
+    await_file(guard.signals)
+    assert guard.process.stdin is not None
+    guard.process.stdin.close()
+    assert guard.heard()["code"] == -signal.SIGKILL
+
+
+def test_an_agent_is_given_notice_and_killed_at_the_deadline(
+    guarded: Callable[..., Guarded],
+) -> None:
+    guard = guarded("stubborn")
+    agent = guard.heard()["pid"]
+    await_file(guard.signals)
+    guard.tell("leave 500")
+    guard.await_signals(signal.SIGUSR1)
+    assert 500.0 - PATIENCE_S < guard.leaves_in_s() <= 500.0
+    guard.tell("leave 600")  # farther: no news
+    guard.tell("leave 300")
+    guard.await_signals(signal.SIGUSR1, signal.SIGUSR1)
+    assert 300.0 - PATIENCE_S < guard.leaves_in_s() <= 300.0
+    assert lives(agent)
+    guard.tell("200")  # and it can still be told to end
+    guard.await_signals(signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM)
+    guard.tell("leave 0.1")
+    assert guard.heard()["code"] == -signal.SIGKILL
+    assert not lives(agent)
+    assert not guard.state_dir.exists()
+
+
+def test_an_agent_that_leaves_on_notice_has_ended_well(guarded: Callable[..., Guarded]) -> None:
+    guard = guarded()
+    guard.heard()
+    await_file(guard.signals)
+    guard.tell("leave 500")
+    assert guard.heard()["code"] == 3, "as it chose"
+    assert guard.signals.read_text() == f"{signal.SIGUSR1.value}\n"
 
 
 def test_what_an_agent_has_started_is_ended_with_it(guarded: Callable[..., Guarded]) -> None:

@@ -50,10 +50,11 @@ def led_from_drained(pool: Pool) -> Iterator[tuple[JobState, NodeState]]:
 
 def forced_moves(pool: Pool, now_s: float) -> Iterator[ForcedMove]:
     """Name the jobs that are where nothing may be any more."""
-    due = [n for n in pool.nodes.values() if n.empty_by_s is not None and now_s >= n.empty_by_s]
-    for node in due:
+    nodes = pool.nodes.values()
+    due = {n.name: n for n in nodes if n.empty_by_s is not None and now_s >= n.empty_by_s}
+    for node in due.values():
         for job in _owners(pool, node):
-            kept = tuple(slot for slot in job.granted if pool.slots[slot].node != node.name)
+            kept = tuple(slot for slot in job.granted if pool.slots[slot].node not in due)
             if kept == job.granted or job.stop or job.is_over or pool.is_deaf(job):
                 continue  # it leaves already, or can't be told to
             enough = job.is_elastic and len(kept) >= job.gpus_least

@@ -4,6 +4,7 @@ import pytest
 
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, NotFound
+from coddl.core.pool.explain import sentence_of
 from coddl.core.waiting import Waiting
 from tests.core.pool.story import Story
 
@@ -122,3 +123,77 @@ def test_a_deadline_may_come_later_and_is_taken_back_with_the_drain() -> None:
     assert story.pool.nodes["a"].empty_by_s is None
     wait(story, 100.0)
     assert story.job(job).phase == "running"
+
+
+def notice(story: Story, node: str, within_s: float, boot: str = "1") -> list[r.NodeDrained]:
+    found = story.happen(r.NodeNoticed(node, boot, within_s)).records
+    return [record for record in found if isinstance(record, r.NodeDrained)]
+
+
+def test_a_node_whose_agent_has_notice_is_left_by_then_and_works_on() -> None:
+    story = Story(2, 2)
+    job = story.submit(1, 4)
+    story.train(job)
+    lead = story.job(job).lead
+    assert lead is not None
+    (drained,) = notice(story, lead, 90.0)
+    assert sentence_of(drained) == (
+        f"node {lead} drained by its agent, to be empty within 90 s: its machine goes away"
+    )
+    node = story.pool.nodes[lead]
+    assert not node.is_silent
+    assert story.pool.orders(lead).leaves
+    story.catch_up()
+    assert story.job(job).lead not in (lead, None)
+    assert story.job(job).adopt, "its workers run on"
+    orders = story.pool.orders(lead)
+    assert not orders.seats
+    assert not orders.leads
+
+
+def test_of_several_deadlines_of_a_node_the_nearest_holds() -> None:
+    story = Story(1)
+    assert notice(story, "a", 90.0)
+    leaves_at_s = story.pool.nodes["a"].leaves_at_s
+    assert not notice(story, "a", 89.0), "a repeat"
+    assert not notice(story, "a", 200.0)
+    assert story.pool.nodes["a"].leaves_at_s == leaves_at_s
+    assert notice(story, "a", 20.0)
+    assert story.pool.nodes["a"].leaves_at_s == pytest.approx(story.now_s + 20.0)
+    assert not notice(story, "a", 10.0, boot="0"), "a ghost"
+    assert not notice(story, "b", 10.0), "no such node"
+
+
+def test_an_agent_that_is_started_again_is_used_again() -> None:
+    story = Story(1)
+    notice(story, "a", 20.0)
+    story.happen(r.NodeLost("a", "1", "its agent was stopped"))
+    story.join("a", 1, boot="2")
+    assert not story.pool.nodes["a"].is_drained
+    assert not story.pool.orders("a").leaves
+    story.happen(r.NodeDrained("a", "ops"))
+    story.join("a", 1, boot="3")
+    assert story.pool.nodes["a"].is_drained, "an operator's word holds"
+
+
+def test_a_lead_is_not_handed_over_to_a_node_that_leaves() -> None:
+    story = Story(3, 3, 1)
+    job = story.submit(3, 7)
+    story.train(job)
+    assert story.shares() == {job: 7}
+    lead = story.job(job).lead
+    other = next(name for name in "ab" if name != lead)
+    story.pool.nodes[other].drain("ops", None, story.now_s)  # and no decision has moved it
+    story.happen(r.NodeLost(str(lead), "1", "its lease has run out"))
+    assert story.job(job).lead == "c"
+
+
+def test_a_job_whose_nodes_all_leave_now_does_not_shrink_first() -> None:
+    story = Story(2, 2)
+    job = story.submit(1, 4)
+    story.train(job)
+    for node in "ab":  # and no decision has moved it
+        story.pool.nodes[node].drain("ops", 0.0, story.now_s)
+    records = story.happen(r.Woke()).records
+    assert [each.slots for each in records if isinstance(each, r.Aimed)] == [()]
+    assert story.job(job).stop == "retire"

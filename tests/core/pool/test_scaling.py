@@ -244,6 +244,25 @@ def test_a_node_with_live_processes_is_not_taken_for_gone_before_its_lease_is() 
     assert node not in scaled.pool.nodes
 
 
+def test_a_node_that_its_engine_lost_track_of_is_left_while_its_agent_is_there() -> None:
+    scaled = Scaled()
+    job = trained(scaled)
+    (node,) = scaled.nodes
+    del scaled.nodes[node]
+    before = len(scaled.journal)
+    scaled.tell()
+    scaled.tell(5.0)
+    drained = [e for _, _, e in scaled.journal[before:] if isinstance(e, r.NodeDrained)]
+    assert drained == [r.NodeDrained(node, "ray", 30.0, "ray no longer has it")], "once"
+    scaled.bring()
+    scaled.catch_up()
+    assert node not in scaled.pool.nodes_of(scaled.job(job).granted)
+    assert node in scaled.pool.nodes, "its agent lives"
+    scaled.happen(r.NodeSilent(node, "1"))
+    scaled.tell()
+    assert node not in scaled.pool.nodes
+
+
 def test_a_job_that_no_number_of_nodes_can_hold_is_refused() -> None:
     scaled = Scaled()
     scaled.tell()
