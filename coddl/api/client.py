@@ -9,12 +9,12 @@ UserError                    exit code
 """
 
 import contextlib
-import fcntl
 import getpass
 import itertools
 import json
 import math
 import os
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urlsplit
 
+from coddl.api.local_process import is_locked, lives
 from coddl.api.server_events import StreamEvent, events_of
 from coddl.api.tls import plain_refusal, tls_refusal, trust
 from coddl.api.tokens import read_token
@@ -116,10 +117,11 @@ def find(
     path = folder / "server.json"
     try:
         about = json.loads(_read(path) or "{}")
+        is_here = about.get("host", socket.gethostname()) == socket.gethostname()
         return ServerAddress(
-            str(about["url"]),
+            str(about["url"] if is_here else about["advertised"]),
             token,
-            int(about["pid"]),
+            int(about["pid"]) if is_here else None,
             path,
             ca=str(about.get("tls_ca", "")),
             advertised=str(about.get("advertised", "")),
@@ -186,24 +188,6 @@ def _checked(url: str, ca: str) -> str:
             f"--server https://{parts.netloc}; or no --tls-ca and no CODDL_TLS_CA",
         )
     return whole.rstrip("/")
-
-
-def lives(pid: int) -> bool:
-    """Tell whether a process of this machine runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def is_locked(path: Path) -> bool:
-    """Tell whether some process holds the lock of a file."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 class Client:

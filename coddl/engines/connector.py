@@ -6,6 +6,7 @@ remembers nothing: after a restart it looks again. While the server is away noth
 released; while the engine does not answer, the server is told why.
 """
 
+import math
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ from coddl.engines.slurm.options import NO_OPTIONS, SlurmOptions
 
 LOOK_EVERY_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0  # between nodes that are asked for, when each of them fails
+STEADY_S: Final = 30.0  # having been up for so long, a node asked for later has not failed
 NAMED_MAX: Final = 500  # characters of why something is so
 # And seconds until jobs run on a node asked for.
 ENGINES: Final = {"local": 3.0, "ray": 20.0, "slurm": 30.0}
@@ -102,6 +104,9 @@ class Connector:
     wall_s: Callable[[], float] = time.time
     _trouble: str = ""
     _failed: dict[str, str] = field(default_factory=dict)  # nodes that never came, and why
+    _up_since_s: dict[str, float] = field(default_factory=dict)
+    _refused: str = ""  # why the engine took no request for a node
+    _refusals: int = 0  # in a row
     _acquire_at_s: float = 0.0  # not before: the last ones have failed
 
     def run(self, is_over: Callable[[float], bool]) -> None:
@@ -131,21 +136,37 @@ class Connector:
         for each in orders["release"]:
             self.engine.release(each["node"], each["within_s"])
             self.tell(f"node {each['node']} given back")
-        for _ in range(orders["acquire"]):
-            self.tell(f"node {self.engine.acquire()} asked for")
-        if orders["acquire"]:  # the server is to know them before they join
+        if orders["acquire"]:
+            self._acquire(orders["acquire"])
+            # The server is to know them before they join.
             self.client.post("/engine", self._report(self.engine.look().nodes, ""))
+
+    def _acquire(self, count: int) -> None:
+        """Ask for nodes; for a while not again if the engine takes no more requests."""
+        try:
+            for _ in range(count):
+                self.tell(f"node {self.engine.acquire()} asked for")
+                self._refused, self._refusals = "", 0
+        except EngineUnavailable as error:
+            self._refused, self._refusals = f"{error.what}: {error.because}", self._refusals + 1
+            pause_s = min(BACKOFF_MAX_S, 2.0**self._refusals)
+            self._acquire_at_s = self.wall_s() + pause_s
+            self.tell(f"{self._refused}; next try in {pause_s:g} s")
 
     def _note_failures(self, nodes: tuple[EngineNode, ...]) -> None:
         """Ask for nodes less and less often while those that were asked for fail."""
+        now_s = self.wall_s()
         for node in nodes:
             has_failed = node.state == "releasing" and bool(node.because)
             if has_failed and node.name not in self._failed:
                 self._failed[node.name] = node.because
                 pause_s = min(BACKOFF_MAX_S, 2.0 ** len(self._failed))
-                self._acquire_at_s = self.wall_s() + pause_s
+                self._acquire_at_s = now_s + pause_s
                 self.tell(f"node {node.name} failed: {node.because}; next try in {pause_s:g} s")
-        if any(node.state == "up" for node in nodes):
+                self._up_since_s = dict.fromkeys(self._up_since_s, math.inf)  # older ones
+        up = [node.name for node in nodes if node.state == "up"]
+        self._up_since_s = {name: self._up_since_s.get(name, now_s) for name in up}
+        if any(now_s - since_s >= STEADY_S for since_s in self._up_since_s.values()):
             self._failed.clear()
 
     def give_back(self) -> None:
@@ -181,7 +202,8 @@ class Connector:
         """Say why nodes leave or do not come; of those that have failed, the last one."""
         notes = {node.name: node.because for node in nodes if node.because}
         notes |= dict(list(self._failed.items())[-1:])
-        return [f"node {name}: {because}"[:NAMED_MAX] for name, because in notes.items()][:100]
+        said = [f"node {name}: {because}"[:NAMED_MAX] for name, because in notes.items()][:99]
+        return [*said, self._refused[:NAMED_MAX]] if self._refused else said
 
     def _told(self, node: EngineNode) -> Answer:
         now_s = self.wall_s()

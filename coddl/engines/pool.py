@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from coddl.api.client import Client, find, lives
+from coddl.api.client import Client, find
+from coddl.api.local_process import lives
 from coddl.api.tls import TlsFiles
 from coddl.api.tokens import read_token
 from coddl.core.errors import UserError

@@ -172,6 +172,7 @@ def _announced(path: Path, endpoint: Endpoint, ca: str) -> Iterator[None]:
         "advertised": endpoint.advertised,
         "tls_ca": ca,
         "pid": os.getpid(),
+        "host": socket.gethostname(),  # the folder may be on a disk that machines share
         "version": __version__,
     }
     handle, draft = tempfile.mkstemp(dir=path.parent)

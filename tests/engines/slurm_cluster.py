@@ -146,8 +146,14 @@ class SlurmCluster:
         self._start("slurmctld", "slurmctld", "-D", "-f", self.conf)
         self.wait("slurmctld", self._answers)
 
+    def stop_controller(self) -> None:
+        """End slurmctld, which saves its state."""
+        process = self._processes.pop("slurmctld")
+        process.terminate()
+        process.wait()
+
     def kill_controller(self) -> None:
-        """Kill slurmctld; it finds its state again when it is started."""
+        """Kill slurmctld; what has happened in the last seconds is lost."""
         self._kill("slurmctld")
 
     def start_node(self, name: str) -> None:

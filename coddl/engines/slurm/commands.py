@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -50,11 +49,12 @@ class SlurmNode(NamedTuple):
         return "drain" in self.state
 
 
-@dataclass(frozen=True, slots=True)
 class SlurmCommands:
     """Runs commands of Slurm where they are installed."""
 
-    environment: Mapping[str, str] | None = None  # None: this process's
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """Without an environment, it is this process's."""
+        self._environment = environment
 
     def jobs(self, name: str) -> list[SlurmJob]:
         """List our jobs of a name, also those that have ended a few minutes ago."""
@@ -127,7 +127,7 @@ class SlurmCommands:
 
     def _env(self) -> dict[str, str]:
         """Give the environment, less what an allocation that we may be in has set for itself."""
-        found = os.environ if self.environment is None else self.environment
+        found = os.environ if self._environment is None else self._environment
         return {n: v for n, v in found.items() if not n.startswith("SLURM_") or n == "SLURM_CONF"}
 
 

@@ -44,6 +44,7 @@ RENEW_PART: Final = 0.25  # of a short limit
 NOTICE_S: Final = 120.0  # before its limit, a node is left at last
 NOTICE_PART: Final = 0.125
 GONE_S: Final = 5.0  # before the limit, nothing is left
+AVOIDED_S: Final = 600.0  # a machine where a pilot job has failed
 LOGS_KEPT: Final = 50
 TAIL_BYTES: Final = 4096
 NODE: Final = re.compile(r"slurm-([0-9]+)")
@@ -70,6 +71,7 @@ class _Memory:
     started: set[int] = field(default_factory=set)
     told: set[int] | None = None  # jobs whose end was told; None: nobody has looked yet
     draining_since_s: dict[str, float] = field(default_factory=dict)
+    failed_on: dict[str, float] = field(default_factory=dict)  # machines, and when
 
 
 class SlurmEngine:
@@ -127,7 +129,7 @@ class SlurmEngine:
 
     def acquire(self) -> str:
         """Hand in one more pilot job."""
-        job = self._commands.submit(self._words)
+        job = self._commands.submit([*self._excluded(), *self._words])
         self._status = None
         self._forget_logs()
         return f"slurm-{job}"
@@ -160,7 +162,7 @@ class SlurmEngine:
     # What there is.
 
     def _asked(self, now_s: float) -> EngineStatus:
-        jobs = {job.id: job for job in self._commands.jobs(self._name)}
+        jobs = {job.id: job for job in sorted(self._commands.jobs(self._name))}
         ended = {n: job for n, job in jobs.items() if job.state not in (*WAITING, *LIVE, *ENDING)}
         self._jobs = {n: job for n, job in jobs.items() if n not in ended}
         told = ended.keys() if self._memory.told is None else self._memory.told
@@ -169,12 +171,12 @@ class SlurmEngine:
         self._memory.released = {
             n: at_s for n, at_s in self._memory.released.items() if n in self._jobs
         }
+        failed = [job for n, job in ended.items() if n not in told and job.state in FAILED]
+        self._memory.failed_on |= {job.host: now_s for job in failed if job.host}
         draining = self._draining(now_s)
         nodes = [self._described(job, draining, now_s) for job in self._jobs.values()]
         nodes += [
-            EngineNode(f"slurm-{n}", "releasing", because=self._said(job))
-            for n, job in ended.items()
-            if n not in told and job.state in FAILED
+            EngineNode(f"slurm-{job.id}", "releasing", because=self._said(job)) for job in failed
         ]
         return EngineStatus(tuple(nodes))
 
@@ -248,6 +250,12 @@ class SlurmEngine:
             words += [f"--cpus-per-task={cpus}"]
         words += self._options.sbatch_words
         return [*words, str(SHELL), sys.executable, "-P", "-m", "coddl.engines.slurm.pilot", "."]
+
+    def _excluded(self) -> list[str]:
+        """Keep away from machines where pilot jobs have failed: Slurm finds them free at once."""
+        since_s = self._wall_s() - AVOIDED_S
+        hosts = [host for host, at_s in self._memory.failed_on.items() if at_s > since_s]
+        return [f"--exclude={','.join(hosts)}"] if hosts else []
 
     @property
     def _notice_s(self) -> float:

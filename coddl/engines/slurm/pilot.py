@@ -110,6 +110,7 @@ class Pilot:
     def __init__(self, order: PilotOrder, guard: GuardOrder) -> None:
         self._order = order
         self._guard_order = guard
+        self._is_told = False  # to end, or that the node leaves
         self._guard = subprocess.Popen(
             GUARD,
             stdin=subprocess.PIPE,
@@ -125,7 +126,7 @@ class Pilot:
             signal.SIGTERM: f"leave {max(1.0, order.kill_wait_s - MARGIN_S)}",
         }
         for number in words:
-            signal.signal(number, lambda each, _frame: self._tell(words[signal.Signals(each)]))
+            signal.signal(number, lambda each, _frame: self._on_signal(words[signal.Signals(each)]))
 
     def run(self) -> int:
         """Wait for the end of the agent, and of all that it has started."""
@@ -142,9 +143,14 @@ class Pilot:
             if agent is not None:
                 end_unguarded(self._guard_order, agent)
             ended = AgentEnded(-1, "the process that guards it was killed")
-        if ended.code:
+        if ended.code and not self._is_told:
             _say(f"the agent ended with code {ended.code}: {ended.said}")
-        return 1 if ended.code else 0
+        # One that was told to end before it had started has no other way than to die of it.
+        return 1 if ended.code and not self._is_told else 0
+
+    def _on_signal(self, line: str) -> None:
+        self._is_told = True
+        self._tell(line)
 
     def _tell(self, line: str) -> None:
         assert self._guard.stdin is not None
