@@ -296,14 +296,17 @@ async def _until_told(
 
 
 async def keep_lease(
-    node: NodeAgent, session: ServerSession, gone: Callable[[float], UserError] | None = None
+    node: NodeAgent,
+    session: ServerSession,
+    gone: Callable[[float], UserError] | None = None,
+    welcome_s: float = WELCOME_S,
 ) -> None:
     """Have jobs leave in time when the lease runs out, and end all when it has.
 
     Then raise what `gone` makes of the seconds for which the server has not answered, if it is
-    given; or wait for a server that answers.
+    given; or wait for a server that answers. One that never answers has `welcome_s`.
     """
-    welcome_by_s = now_s() + WELCOME_S
+    welcome_by_s = now_s() + welcome_s
     is_closing = False
     while True:
         now = now_s()
@@ -318,7 +321,7 @@ async def keep_lease(
                 raise gone(session.lease.unheard_s(now))
             session.lease.end()
         elif standing == "none" and gone is not None and now >= welcome_by_s:
-            raise gone(WELCOME_S)
+            raise gone(welcome_s)
         is_closing = standing == "closing"
         wake_at_s = session.lease.wake_at_s(now)
         if standing == "none" and gone is not None:
