@@ -269,12 +269,12 @@ async def _until_told(
             loop.add_signal_handler(number, on_signal)
     loop.add_signal_handler(signal.SIGUSR1, on_notice)
     look = asyncio.ensure_future(_look_around(node, fence))
-    told = asyncio.ensure_future(stop.wait())
-    due = notice.due(lambda: node.is_free)
-    tasks = [look, told, *(asyncio.ensure_future(work) for work in (*works, due))]
+    due = asyncio.ensure_future(notice.due(lambda: node.is_free))
+    tasks = [look, due, *(asyncio.ensure_future(work) for work in (*works, stop.wait()))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        stop.set()
+        if not due.done():  # after a notice the first signal is none of impatience
+            stop.set()
         log.info("agent_stopping", jobs=[runner.run.job for runner in node.runners])
         outbox.leave()
         node.leave("its agent is stopping")

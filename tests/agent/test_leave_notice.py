@@ -96,6 +96,31 @@ def test_jobs_are_saved_in_time_though_the_server_does_nothing(tmp_path: Path) -
     assert '"retired"' in agent.printed.read_text()
 
 
+def test_jobs_are_saved_though_the_agent_is_told_to_stop_as_well(
+    tmp_path: Path, server: PaperServer
+) -> None:
+    saved = tmp_path / "saved"
+    slow = f"""
+import pathlib, signal, sys, time
+def save(*_):
+    time.sleep(2)
+    pathlib.Path({str(saved)!r}).touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+while True:
+    time.sleep(1)
+"""
+    with Agent(tmp_path, server.url, warm=False) as agent:
+        server.hello()
+        started(server, command(slow))
+        give_notice(agent, 2.0)
+        wait_until(lambda: "agent_stopping" in agent.printed.read_text(), "its own decision")
+        agent.process.terminate()
+        assert agent.end() == 0
+    assert saved.exists()
+
+
 def test_a_signal_without_a_deadline_says_nothing(tmp_path: Path, server: PaperServer) -> None:
     with Agent(tmp_path, server.url, warm=False) as agent:
         server.hello()
