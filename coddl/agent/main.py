@@ -269,12 +269,12 @@ async def _until_told(
             loop.add_signal_handler(number, on_signal)
     loop.add_signal_handler(signal.SIGUSR1, on_notice)
     look = asyncio.ensure_future(_look_around(node, fence))
-    told = asyncio.ensure_future(stop.wait())
-    due = notice.due(lambda: node.is_free)
-    tasks = [look, told, *(asyncio.ensure_future(work) for work in (*works, due))]
+    due = asyncio.ensure_future(notice.due(lambda: node.is_free))
+    tasks = [look, due, *(asyncio.ensure_future(work) for work in (*works, stop.wait()))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        stop.set()
+        if not due.done():  # after a notice the first signal is none of impatience
+            stop.set()
         log.info("agent_stopping", jobs=[runner.run.job for runner in node.runners])
         outbox.leave()
         node.leave("its agent is stopping")
@@ -296,14 +296,17 @@ async def _until_told(
 
 
 async def keep_lease(
-    node: NodeAgent, session: ServerSession, gone: Callable[[float], UserError] | None = None
+    node: NodeAgent,
+    session: ServerSession,
+    gone: Callable[[float], UserError] | None = None,
+    welcome_s: float = WELCOME_S,
 ) -> None:
     """Have jobs leave in time when the lease runs out, and end all when it has.
 
     Then raise what `gone` makes of the seconds for which the server has not answered, if it is
-    given; or wait for a server that answers.
+    given; or wait for a server that answers. One that never answers has `welcome_s`.
     """
-    welcome_by_s = now_s() + WELCOME_S
+    welcome_by_s = now_s() + welcome_s
     is_closing = False
     while True:
         now = now_s()
@@ -318,7 +321,7 @@ async def keep_lease(
                 raise gone(session.lease.unheard_s(now))
             session.lease.end()
         elif standing == "none" and gone is not None and now >= welcome_by_s:
-            raise gone(WELCOME_S)
+            raise gone(welcome_s)
         is_closing = standing == "closing"
         wake_at_s = session.lease.wake_at_s(now)
         if standing == "none" and gone is not None:

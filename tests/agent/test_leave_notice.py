@@ -1,15 +1,22 @@
 """An agent whose machine goes away, and one whose server is gone for good."""
 
+import asyncio
 import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from coddl.agent.lease_clock import now_s
 from coddl.agent.leave_notice import write_notice
+from coddl.agent.main import ServerGone, keep_lease
+from coddl.agent.node_agent import NodeAgent
+from coddl.agent.node_lease import NodeLease
+from coddl.agent.server_session import ServerSession
 from coddl.api import wire
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import RunEnded, RunId
@@ -89,6 +96,31 @@ def test_jobs_are_saved_in_time_though_the_server_does_nothing(tmp_path: Path) -
     assert '"retired"' in agent.printed.read_text()
 
 
+def test_jobs_are_saved_though_the_agent_is_told_to_stop_as_well(
+    tmp_path: Path, server: PaperServer
+) -> None:
+    saved = tmp_path / "saved"
+    slow = f"""
+import pathlib, signal, sys, time
+def save(*_):
+    time.sleep(2)
+    pathlib.Path({str(saved)!r}).touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+while True:
+    time.sleep(1)
+"""
+    with Agent(tmp_path, server.url, warm=False) as agent:
+        server.hello()
+        started(server, command(slow))
+        give_notice(agent, 2.0)
+        wait_until(lambda: "agent_stopping" in agent.printed.read_text(), "its own decision")
+        agent.process.terminate()
+        assert agent.end() == 0
+    assert saved.exists()
+
+
 def test_a_signal_without_a_deadline_says_nothing(tmp_path: Path, server: PaperServer) -> None:
     with Agent(tmp_path, server.url, warm=False) as agent:
         server.hello()
@@ -117,6 +149,18 @@ def test_an_agent_that_ends_with_its_lease_does_so_and_says_why(tmp_path: Path) 
         wait_until(lambda: len(server.hellos) == 3, "another hello")
         server.hello("n1")
         assert stays.process.poll() is None
+
+
+def test_an_agent_that_is_never_welcomed_ends_as_well() -> None:
+    class Unanswered:
+        lease = NodeLease()
+
+        async def lease_changed(self) -> None:
+            await asyncio.Event().wait()
+
+    session, node = cast("ServerSession", Unanswered()), cast("NodeAgent", None)
+    with pytest.raises(ServerGone, match="http://head:1 has not answered for 0 s"):
+        asyncio.run(keep_lease(node, session, partial(ServerGone, "http://head:1"), welcome_s=0.05))
 
 
 def test_a_server_that_answers_again_keeps_an_agent(tmp_path: Path) -> None:
