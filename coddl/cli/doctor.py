@@ -73,7 +73,9 @@ def doctor(
 ) -> None:
     """Check whether this machine is fit for a pool; with `--engine`, the engine's cluster, too.
 
-    Changes nothing. The exit code is 1 if a check has failed.
+    Changes nothing. In a Slurm cluster, a job with one free GPU runs for a moment.
+
+    The exit code is 1 if a check has failed.
     """
     if engine not in ENGINES:
         because = "the engines that can be checked are: ray, slurm"

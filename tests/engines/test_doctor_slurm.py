@@ -271,10 +271,17 @@ def test_a_command_that_did_not_run_says_why(outcome: str) -> None:
     assert words in found.said
 
 
+def test_what_a_machine_tells_is_found_among_other_lines() -> None:
+    printed = '{welcome}\ncoddl-doctor {"host": "n1", "coddl": "0.9", "new": 1}\nbye\n'
+    found = node_facts(subprocess.CompletedProcess([], 0, printed, ""), 75.0)
+    assert found == SlurmNodeFacts(outcome="answered", host="n1", coddl="0.9")
+
+
 def test_a_probe_looks_for_the_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
     (tmp_path / "marker").touch()
     told = slurm_probe.probe("http://127.0.0.1:1", str(tmp_path), str(tmp_path / "marker"))
+    assert tuple(told) == slurm_probe.NAMES
     assert (told["coddl"], told["gpu_ids"]) == (__version__, "")
     assert (told["server_trouble"], told["jobs_dir_trouble"]) == ("Connection refused", "")
     elsewhere = slurm_probe.probe("", str(tmp_path), str(tmp_path / "other"))
@@ -327,6 +334,16 @@ def test_what_a_real_cluster_does_not_have_is_named(cluster: SlurmCluster, tmp_p
     code, checks = doctor(cluster, tmp_path, "--gpus-per-node", "8")
     assert (code, checks["slurm GPUs"][0]["try"]) == (1, "--gpus-per-node 2")
     assert cluster.jobs() == [], "nothing was tried"
+
+
+def test_drained_machines_are_no_refusal(cluster: SlurmCluster, tmp_path: Path) -> None:
+    nodes = f"NodeName={','.join(cluster.names)}"
+    cluster.run("scontrol", "update", nodes, "State=DRAIN", "Reason=maintenance")
+    code, checks = doctor(cluster, tmp_path)
+    cluster.run("scontrol", "update", nodes, "State=RESUME")
+    assert (code, checks["slurm GPUs"][0]["state"]) == (0, "WARN")
+    assert "maintenance" in checks["slurm GPUs"][0]["because"]
+    cluster.wait("nodes to be idle", lambda: set(cluster.states().values()) == {"idle"})
 
 
 def test_jobs_of_others_are_not_preempted(cluster: SlurmCluster, tmp_path: Path) -> None:

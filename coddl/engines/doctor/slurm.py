@@ -78,6 +78,11 @@ class SlurmFacts:
         return [node for node in self.nodes if node.gpus >= self.gpus_per_node]
 
     @property
+    def takes_jobs(self) -> bool:
+        """Tell whether some of them are in use, or could be."""
+        return any(not _is_out_of_use(node) for node in self.fitting)
+
+    @property
     def preempts(self) -> list[str]:
         """List the partitions whose jobs those of the pool's may preempt; `?`: it depends."""
         kind, own = _preempt_type(self.settings), self.partition
@@ -114,8 +119,7 @@ def slurm_results(facts: SlurmFacts) -> Iterator[CheckResult]:
         yield _partition(facts, partition)
         limit = _limit(facts, partition)
         yield limit
-        if facts.nodes:
-            yield _gpus(facts, partition)
+        yield _gpus(facts, partition)
         # What is submitted with a limit that is too long may be taken, and wait for ever.
         if facts.verdict is not None and limit.state != "FAIL":
             yield _pilot_job(facts, facts.verdict)
@@ -193,7 +197,7 @@ def _gpus(facts: SlurmFacts, partition: dict[str, str]) -> CheckResult:
     has = "has" if len(fitting) == 1 else "have"
     what = f"{_count(len(fitting), 'machine')} {has} {_count(wanted, 'GPU')} or more: "
     what += ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    if any(not _is_out_of_use(node) for node in fitting):
+    if facts.takes_jobs:
         return fine(check, what)
     reasons = sorted({node.reason for node in fitting if node.reason})
     because = f"none takes jobs: {'; '.join(reasons) or 'Slurm gives no reason'}"

@@ -14,6 +14,7 @@ from typing import Final
 
 from coddl import __version__
 from coddl.core.errors import UserError
+from coddl.engines.doctor import slurm_probe
 from coddl.engines.doctor.machine import existing_part
 from coddl.engines.doctor.slurm import SlurmFacts, SlurmNodeFacts
 from coddl.engines.slurm.commands import SlurmCommands
@@ -23,7 +24,7 @@ from coddl.engines.slurm.pilot_words import pilot_words, would_wait
 COMMANDS: Final = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
 FREE_WITHIN_S: Final = 15
 PROBE_MINUTES: Final = 1  # a first import from a cold network disk
-PROBE: Final = ("-P", "-m", "coddl.engines.doctor.slurm_probe")
+PROBE: Final = ("-P", "-m", slurm_probe.__name__)
 # Options of sbatch that say which machine, and that srun has, too.
 ALSO_OF_SRUN: Final = (
     *("--mem", "--qos", "-q", "--constraint", "-C", "--reservation", "--nodelist", "-w"),
@@ -70,12 +71,13 @@ def _asked(facts: SlurmFacts, slurm: SlurmCommands) -> SlurmFacts:
         settings=slurm.settings(),
         partitions=tuple(slurm.partitions()),
     )
-    if facts.partition is None or facts.partition.get("State") != "UP":
+    partition = facts.partition
+    if partition is None:
         return facts
-    nodes = slurm.nodes(partition=facts.partition["PartitionName"])
+    nodes = slurm.nodes(partition=partition["PartitionName"])
     facts = replace(facts, nodes=tuple(nodes))
-    if not facts.fitting:
-        return facts
+    if partition.get("State") != "UP" or not facts.takes_jobs:
+        return facts  # Slurm says of a job that would wait for drained machines: it can't be had
     words = pilot_words(facts.options, facts.gpus_per_node, nodes)
     verdict = slurm.verdict([*words, "--output=/dev/null", "--wrap=true"])
     facts = replace(facts, verdict=verdict, asked_at_s=time.time())
@@ -102,7 +104,8 @@ def _tried(facts: SlurmFacts, slurm: SlurmCommands) -> SlurmNodeFacts:
 
 def _srun_words(facts: SlurmFacts) -> list[str]:
     """Give the options of `srun`: one GPU of a machine that is free."""
-    options, taken = facts.options, [n.name for n in facts.nodes if n not in facts.may_be_tried]
+    options, free = facts.options, {node.name for node in facts.may_be_tried}
+    taken = [node.name for node in facts.nodes if node.name not in free]
     words = [f"--immediate={FREE_WITHIN_S}", "--nodes=1", "--ntasks=1", "--gres=gpu:1"]
     words += [f"--time={PROBE_MINUTES}", "--chdir=/"]
     for each in options.sbatch_args:
@@ -130,9 +133,11 @@ def _marker(folder: str) -> Iterator[str]:
 
 def node_facts(done: subprocess.CompletedProcess[str], within_s: float) -> SlurmNodeFacts:
     """Read what came of the probe."""
-    for line in reversed(done.stdout.splitlines()):  # a prolog may print things, too
-        if done.returncode == 0 and line.startswith("{"):
-            return SlurmNodeFacts(outcome="answered", **json.loads(line))
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        if line.startswith(slurm_probe.TOLD):  # a prolog may print things, too
+            told = json.loads(line.removeprefix(slurm_probe.TOLD))
+            known = {name: told.get(name, "") for name in slurm_probe.NAMES}  # by any version
+            return SlurmNodeFacts(outcome="answered", **known)
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     said = lines[-1] if lines else "it said nothing"
     for line in lines:

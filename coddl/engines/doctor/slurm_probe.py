@@ -9,10 +9,14 @@ import platform
 import socket
 import sys
 from pathlib import Path
+from typing import Final
 
 from coddl import __version__
 from coddl.agent.devices import NONE, VISIBLE
 from coddl.engines.doctor.ray_probe import folder_trouble, server_trouble
+
+TOLD: Final = "coddl-doctor "  # what it prints begins with this
+NAMES: Final = ("host", "python", "coddl", "gpu_ids", "server_trouble", "jobs_dir_trouble")
 
 
 def probe(server: str, jobs_dir: str, marker: str) -> dict[str, str]:
@@ -32,4 +36,4 @@ def probe(server: str, jobs_dir: str, marker: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(probe(*sys.argv[1:])))  # noqa: T201  # read by who asked
+    print(TOLD + json.dumps(probe(*sys.argv[1:])))  # noqa: T201  # read by who asked
