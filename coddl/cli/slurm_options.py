@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from coddl.engines.slurm.options import SlurmOptions
 
 NO_LIMIT: Final = ("infinite", "unlimited")  # as Slurm writes it, in any case
+# What has an option of its own, so that the pool knows it.
+OWN: Final = {"partition": "-p", "time": "-t", "account": "-A"}
 
 Partition = Annotated[
     str,
@@ -74,6 +76,11 @@ def slurm_options(
         if not each.startswith("-") or " " in each.partition("=")[0]:
             because = "it is not one option of sbatch, with its value after ="
             raise UserError(f"--sbatch-arg {each} can't be used", because, "--sbatch-arg=--mem=64G")
+    for each in args:
+        for name, letter in OWN.items():
+            if each.partition("=")[0] == f"--{name}" or each.startswith(letter):
+                because = f"coddl has an option --{name}"
+                raise UserError(f"--sbatch-arg {each} can't be used", because, f"--{name}")
     options = SlurmOptions(
         partition=partition,
         time=time,

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from coddl import __version__
 from tests.cli.conftest import Coddl
 from tests.cli.stub_pool import Reply, StubPool, problem
@@ -42,4 +44,33 @@ def test_a_good_server_is_told_of(coddl: Coddl, pool: StubPool) -> None:
 def test_an_engine_that_can_not_be_checked_is_refused(coddl: Coddl) -> None:
     done = coddl("doctor", "--engine", "mesos")
     assert done.code == 2
-    assert "because the engine that can be checked is: ray" in done.err
+    assert "because the engines that can be checked are: ray, slurm" in done.err
+
+
+REFUSED = {
+    "a partition of Ray": (["--engine", "ray", "--partition", "gpu"], "--partition", "Slurm alone"),
+    "an option of sbatch without an engine": (["--sbatch-arg=--mem=8G"], "--sbatch-arg", "Slurm"),
+    "an address of Slurm": (["--engine", "slurm", "--address", "a:1"], "--address", "know their"),
+    "a time that is none": (["--engine", "slurm", "--time", "8h"], "--time 8h", "HH:MM:SS"),
+    "a word of sbatch": (["--engine", "slurm", "--sbatch-arg", "64G"], "64G", "not one option"),
+    "two words of sbatch": (
+        ["--engine", "slurm", "--sbatch-arg", "-C a"],
+        "-C a",
+        "not one option",
+    ),
+    "what has its own option": (
+        ["--engine", "slurm", "--sbatch-arg=--partition=gpu"],
+        *("--sbatch-arg --partition=gpu", "coddl has an option --partition"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "what", "because"), REFUSED.values(), ids=REFUSED.keys())
+def test_options_that_do_not_fit_are_refused(
+    coddl: Coddl, words: list[str], what: str, because: str
+) -> None:
+    done = coddl("doctor", *words)
+    assert done.code == 2
+    [first, second, *_] = done.err.splitlines()
+    assert f"{what} can't be used" in first
+    assert because in second

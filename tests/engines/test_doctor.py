@@ -3,10 +3,9 @@
 import base64
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -20,8 +19,9 @@ from coddl.engines.doctor.machine import (
     machine_results,
 )
 from coddl.engines.doctor.ray import HeadFacts, RayFacts, RayNodeFacts, ray_results
-from coddl.engines.doctor.results import CheckResult, counts, has_failed
+from coddl.engines.doctor.results import counts, has_failed
 from coddl.engines.doctor.server import ServerFacts, server_results
+from tests.engines.doctor_cases import Case, judged
 
 GIB = 1 << 30
 FOLDER = FolderFacts("/state", free_bytes=50 * GIB)
@@ -64,29 +64,6 @@ RAY = RayFacts(
     server="http://head:7433",
 )
 ERROR = UserError("it can't be used", "it is broken", "mend it")
-
-
-class Case(NamedTuple):
-    """What was gathered, and what must be said of it; empty: that all is fine."""
-
-    facts: Any  # Any: one of several kinds
-    state: str = "OK"
-    check: str = ""
-    words: str = ""
-
-
-def judged(results: Iterable[CheckResult], case: Case) -> None:
-    found = list(results)
-    bad = [each for each in found if each.state != "OK"]
-    assert all(each.because and each.try_ for each in bad), "each says why, and what to try"
-    if case.state == "OK":
-        assert not bad
-        assert case.words in " ".join(each.what for each in found)
-        return
-    [one] = bad
-    assert (one.state, one.check) == (case.state, case.check)
-    assert case.words in f"{one.what}: {one.because}; {one.try_}"
-
 
 MACHINES = {
     "a good one": Case(MACHINE, words="2 x NVIDIA H200"),

@@ -101,11 +101,16 @@ def _free_bytes(path: Path) -> int:
         return 0
 
 
+def existing_part(folder: Path) -> Path:
+    """Give the folder, or the nearest one above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
 def look_at_folder(folder: Path) -> FolderFacts:
     """Try a folder with a file that is removed again."""
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = existing_part(folder)
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".coddl-doctor-") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

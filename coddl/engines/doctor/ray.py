@@ -6,6 +6,7 @@ from typing import Final
 
 from coddl.core.errors import UserError
 from coddl.engines.doctor.machine import in_gigabytes
+from coddl.engines.doctor.reach import PoolReach, reach_results
 from coddl.engines.doctor.results import CheckResult, failure_of, fine
 
 # Ray's defaults, by their names in its configuration.
@@ -183,15 +184,8 @@ def _node(facts: RayFacts, node: RayNodeFacts) -> Iterator[CheckResult]:
         what = f"workers of Ray run at niceness {node.niceness}"
         because = "jobs inherit it, unless agents run as root"
         yield CheckResult(check, "WARN", what, because, "start Ray with RAY_worker_niceness=0")
-    if node.server_trouble:
-        what = f"{facts.server} can't be reached from there"
-        try_ = "coddl up --host, with an address of this machine; or the firewall"
-        yield CheckResult(check, "FAIL", what, node.server_trouble, try_)
-    elif facts.server:
-        yield fine(check, f"reaches {facts.server}")
-    if node.jobs_dir_trouble:
-        what, try_ = f"{facts.jobs_dir} can't be used there", "a --jobs-dir that all nodes share"
-        yield CheckResult(check, "FAIL", what, node.jobs_dir_trouble, try_)
+    reach = PoolReach(facts.server, node.server_trouble, facts.jobs_dir, node.jobs_dir_trouble)
+    yield from reach_results(check, reach)
 
 
 def _package(facts: RayFacts, node: RayNodeFacts, check: str) -> CheckResult:

@@ -18,8 +18,8 @@ def probe(server: str, jobs_dir: str) -> dict[str, object]:
         "gpus": _gpus(),
         "worker_ports": _worker_ports(),
         "head": _head(),
-        "server_trouble": _server_trouble(server) if server else "",
-        "jobs_dir_trouble": _folder_trouble(jobs_dir) if jobs_dir else "",
+        "server_trouble": server_trouble(server) if server else "",
+        "jobs_dir_trouble": folder_trouble(jobs_dir) if jobs_dir else "",
     }
 
 
@@ -106,7 +106,7 @@ def _head() -> dict[str, object]:
     return {}
 
 
-def _server_trouble(server: str) -> str:
+def server_trouble(server: str) -> str:
     """Say why a server can't be reached from here; empty: it can."""
     import socket
     from urllib.parse import urlsplit
@@ -120,7 +120,7 @@ def _server_trouble(server: str) -> str:
     return ""
 
 
-def _folder_trouble(folder: str) -> str:
+def folder_trouble(folder: str) -> str:
     """Say why a folder can't be written to from here; empty: it can."""
     import os
     import tempfile

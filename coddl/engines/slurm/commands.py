@@ -6,6 +6,8 @@ Only what has been the same in all versions for years: explicit formats of `sque
 
 import os
 import re
+import secrets
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,8 +19,11 @@ from coddl.engines.engine import EngineUnavailable
 ANSWER_S: Final = 30.0  # Slurm's commands try again for a while by themselves
 JOB_FIELDS: Final = "%i|%T|%e|%l|%S|%N|%r"
 NODE_FIELDS: Final = "%N|%T|%c|%G|%E"
+SRUN_ENDS_S: Final = 10.0  # after it was told to
 KILL_WAIT_S: Final = 30.0  # between SIGTERM and SIGKILL, where Slurm does not tell
+OUT_OF_USE: Final = ("down", "drain", "fail", "error", "inval", "maint", "unknown", "reboot")
 TIME: Final = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+START: Final = re.compile(r"to start at (\S+)")
 GPUS: Final = re.compile(r"\bgpu(?::[^:,()]+)?:(\d+)")
 
 
@@ -47,6 +52,19 @@ class SlurmNode(NamedTuple):
     def is_draining(self) -> bool:
         """Tell whether its operator wants it empty."""
         return "drain" in self.state
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Tell whether jobs can start there, now or later; one with a * is silent."""
+        return not self.state.startswith(OUT_OF_USE) and not self.state.endswith("*")
+
+
+class SlurmVerdict(NamedTuple):
+    """What Slurm says of a job that was not handed in."""
+
+    is_taken: bool
+    said: str
+    starts_at_s: float | None = None
 
 
 class SlurmCommands:
@@ -81,8 +99,17 @@ class SlurmCommands:
 
     def try_submit(self, words: Sequence[str]) -> str:
         """Have Slurm say whether it would take a job; give why not, or nothing."""
-        done = self._run("sbatch", "--test-only", *words)
-        return _last_line(done.stderr) if done.returncode else ""
+        verdict = self.verdict(words)
+        return "" if verdict.is_taken else verdict.said
+
+    def verdict(self, words: Sequence[str]) -> SlurmVerdict:
+        """Have Slurm say whether it would take a job, and when it would start it."""
+        done = self._run("sbatch", "--test-only", *words, TZ="UTC")
+        if done.returncode:
+            return SlurmVerdict(False, _last_line(done.stderr))
+        found = START.search(done.stderr)
+        starts_at_s = clock_time(found[1]) if found else None
+        return SlurmVerdict(True, _last_line(done.stderr), starts_at_s)
 
     def signal(self, job: int, name: str) -> None:
         """Send a signal to the process that a job began with, and to no other."""
@@ -98,6 +125,60 @@ class SlurmCommands:
         lines = self._asked("scontrol", "show", "config").splitlines()
         pairs = (line.partition("=") for line in lines if "=" in line)
         return {name.strip(): value.strip() for name, _, value in pairs}
+
+    def version(self) -> str:
+        """Give the version of the commands here."""
+        return self._asked("sinfo", "--version").strip().rpartition(" ")[2]
+
+    def partitions(self) -> list[dict[str, str]]:
+        """Give the settings of each partition, by name."""
+        lines = self._asked("scontrol", "--all", "--oneliner", "show", "partition").splitlines()
+        return [
+            {name: value for name, _, value in (word.partition("=") for word in line.split())}
+            for line in lines
+            if line.startswith("PartitionName=")
+        ]
+
+    def run_on_node(
+        self, words: Sequence[str], within_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command through `srun`, in a job of its own that does not outlive this call.
+
+        The return code is negative if it did not end in time.
+        """
+        name = f"coddl-{secrets.token_hex(4)}"
+        try:
+            process = subprocess.Popen(
+                ["srun", f"--job-name={name}", *words],
+                env=self._env(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # a Ctrl-C is for us, and we end it
+            )
+        except FileNotFoundError:
+            raise _not_found("srun") from None
+        try:
+            printed, said = process.communicate(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            printed, said = self._ended(process, name)
+            return subprocess.CompletedProcess(words, -signal.SIGTERM, printed, said)
+        except BaseException:  # such as Ctrl-C
+            self._ended(process, name)
+            raise
+        return subprocess.CompletedProcess(words, process.returncode, printed, said)
+
+    def _ended(self, srun: subprocess.Popen[str], name: str) -> tuple[str, str]:
+        """End a command of `srun` and its job; give what it has printed and said."""
+        srun.terminate()  # it cancels its job
+        try:
+            return srun.communicate(timeout=SRUN_ENDS_S)
+        except subprocess.TimeoutExpired:
+            srun.kill()
+            return srun.communicate()
+        finally:
+            self._run("scancel", f"--user={os.getuid()}", f"--name={name}")
 
     def _asked(self, *words: str) -> str:
         """Give what a command prints; raises EngineUnavailable if it fails."""
@@ -117,11 +198,7 @@ class SlurmCommands:
                 timeout=ANSWER_S,
             )
         except FileNotFoundError:
-            raise UserError(
-                "Slurm can't be used",
-                f"{words[0]} is not found",
-                "a machine with Slurm's commands, such as a login node",
-            ) from None
+            raise _not_found(words[0]) from None
         except subprocess.TimeoutExpired:
             raise _unavailable(f"no answer within {ANSWER_S:.0f} s") from None
 
@@ -129,6 +206,11 @@ class SlurmCommands:
         """Give the environment, less what an allocation that we may be in has set for itself."""
         found = os.environ if self._environment is None else self._environment
         return {n: v for n, v in found.items() if not n.startswith("SLURM_") or n == "SLURM_CONF"}
+
+
+def _not_found(command: str) -> UserError:
+    try_ = "a machine with Slurm's commands, such as a login node"
+    return UserError("Slurm can't be used", f"{command} is not found", try_)
 
 
 def _unavailable(because: str) -> EngineUnavailable:

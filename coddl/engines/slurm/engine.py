@@ -18,7 +18,7 @@ asks.
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -29,11 +29,13 @@ from coddl.engines.slurm.commands import (
     KILL_WAIT_S,
     SlurmCommands,
     SlurmJob,
+    SlurmNode,
     duration,
     seconds_of,
 )
 from coddl.engines.slurm.options import SlurmOptions
 from coddl.engines.slurm.pilot import SHELL, PilotOrder, write_order
+from coddl.engines.slurm.pilot_words import pilot_words, would_wait
 
 ASK_EVERY_S: Final = 5.0
 LEAVING_S: Final = 1.0  # and while pilot jobs are about to end
@@ -59,8 +61,6 @@ WAITING: Final = (
 LIVE: Final = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING")
 ENDING: Final = ("COMPLETING", "STAGE_OUT")
 FAILED: Final = ("FAILED", "OUT_OF_MEMORY", "BOOT_FAIL", "SPECIAL_EXIT")
-# What `sbatch --test-only` says of a job that would only have to wait.
-WAITS: Final = ("busy", "down, drained or reserved")
 
 
 @dataclass(slots=True)
@@ -114,8 +114,9 @@ class SlurmEngine:
         except OSError as error:
             because = f"{error.filename}: {error.strerror}"
             raise UserError(f"{folder} can't be used", because, "another --jobs-dir") from None
-        self._words = self._sbatch_words()
-        self._check_accepted()
+        machines = self._commands.nodes(partition=options.partition)
+        self._words = self._sbatch_words(machines)
+        self._check_accepted(machines)
 
     def look(self) -> EngineStatus:
         """Tell what Slurm has for this pool, as of a few seconds ago at most."""
@@ -241,14 +242,11 @@ class SlurmEngine:
 
     # What is asked for.
 
-    def _sbatch_words(self) -> list[str]:
+    def _sbatch_words(self, machines: Iterable[SlurmNode]) -> list[str]:
         words = ["--job-name=" + self._name, "--comment=" + self._comment]
-        words += ["--nodes=1", "--ntasks=1", f"--gres=gpu:{self._gpus}", "--no-requeue"]
         words += [f"--signal=B:USR1@{self._notice_s:.0f}"]
         words += [f"--chdir={self._folder}", "--output=%j.log"]
-        if not self._options.says_cpus and (cpus := self._cpus()):
-            words += [f"--cpus-per-task={cpus}"]
-        words += self._options.sbatch_words
+        words += pilot_words(self._options, self._gpus, machines)
         return [*words, str(SHELL), sys.executable, "-P", "-m", "coddl.engines.slurm.pilot", "."]
 
     def _excluded(self) -> list[str]:
@@ -266,16 +264,13 @@ class SlurmEngine:
         limit_s = duration(self._options.time)
         return (NOTICE_S if limit_s is None else min(NOTICE_S, limit_s * NOTICE_PART)) / 2.0
 
-    def _cpus(self) -> int:
-        """Count the CPUs that come with the GPUs of a node: their share of its machine's."""
-        nodes = self._commands.nodes(partition=self._options.partition)
-        shares = [n.cpus * self._gpus // n.gpus for n in nodes if n.gpus >= self._gpus]
-        return min(shares, default=0)
-
-    def _check_accepted(self) -> None:
+    def _check_accepted(self, machines: Iterable[SlurmNode]) -> None:
         """Raise UserError if Slurm would not take a pilot job, now or later."""
+        large = [machine for machine in machines if machine.gpus >= self._gpus]
+        if large and not any(machine.takes_jobs for machine in large):
+            return  # Slurm lets jobs wait for them, but `--test-only` says otherwise
         because = self._commands.try_submit(self._words)
-        if because and not any(each in because for each in WAITS):
+        if because and not would_wait(because):
             raise UserError(
                 "Slurm would not take a job of this pool",
                 because.removeprefix("allocation failure: "),
