@@ -107,7 +107,7 @@ def end_in_job(folder: Path, tell: Callable[[str], None] = print) -> bool:
         if job.state in WAITING:
             commands.cancel(job.id)
         else:
-            commands.signal(job.id, "TERM")
+            commands.signal(job.id, "USR2")
     begin_s, is_told = time.monotonic(), False
     while server_jobs(folder, commands):
         if time.monotonic() - begin_s > TELL_S and not is_told:
@@ -134,7 +134,8 @@ class ServerJob:
 
     def run(self) -> int:
         """Wait for the end of the pool; give its exit code."""
-        signal.signal(signal.SIGTERM, lambda _number, _frame: self._stop())
+        for number in (signal.SIGTERM, signal.SIGUSR2):  # of Slurm, and of `coddl down`
+            signal.signal(number, lambda _number, _frame: self._stop())
         signal.signal(signal.SIGUSR1, lambda _number, _frame: self._hand_over())
         return self._pool.wait()
 
