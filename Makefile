@@ -51,8 +51,8 @@ test-server: install ## run the pool's tests: server, agents and engines, each b
 test-e2e: install ## run whole pools: agents in network namespaces, killed and cut off (needs root)
 	$(BIN)/pytest -n 2 tests/e2e
 
-test-engines: install ## run pools whose nodes engines bring: this machine, Ray; all that can befall them
-	$(BIN)/pytest -n 1 --matrix tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray*.py
+test-engines: install ## run pools whose nodes engines bring: this machine, Ray, Slurm; all that can befall them
+	$(BIN)/pytest -n 1 --matrix tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray*.py tests/e2e/test_slurm*.py
 
 test-gpu: install ## run the tests that need an NVIDIA GPU; two of them for NCCL between GPUs
 	$(BIN)/pytest tests/gpu tests/runtime/test_image.py
@@ -63,13 +63,14 @@ demo: install ## show a pool at work: real trainings that grow and shrink, in ab
 results: install ## reproduce the published results
 	$(BIN)/python -m benchmarks.results $(DATA)
 
-bench: install ## measure the simulator, decisions, resizes, what elasticity costs, a pool, nodes of Ray
+bench: install ## measure the simulator, decisions, resizes, what elasticity costs, a pool, nodes of Ray and Slurm
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/decide.py
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/plain.py
 	$(BIN)/python -m benchmarks.submit
 	$(BIN)/python -m benchmarks.ray_nodes
+	$(BIN)/python -m benchmarks.slurm_nodes
 
 clean: ## remove caches and build outputs, keep .venv
 	rm -rf build dist report.html .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -20,53 +20,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.elastic.job import machine, scratch
+from benchmarks.noted_job import BATCH, WAIT_S, awaited, hand_in, steps_of
 from coddl.api.client import Client, find
-from coddl.api.code import pack
 from coddl.engines.engine import AgentLaunch
 from coddl.engines.ray import RayEngine
 from tests.engines.ray_cluster import RayCluster, RayMachine
 
 GPUS = 2  # of each machine
-BATCH = 12
-WAIT_S = 120.0
-SCRIPT = """
-import os, time
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import coddl
-
-torch.manual_seed(1)
-data = TensorDataset(torch.randn(96_000, 8), torch.randn(96_000, 1))
-loader = DataLoader(data, batch_size={batch})
-model = nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-model, optimizer, loader = coddl.prepare(model, optimizer, loader)
-for epoch in coddl.epochs(10):
-    for x, y in loader:
-        nn.functional.mse_loss(model(x), y).backward()
-        time.sleep(0.02 * len(x))
-        optimizer.step()
-        optimizer.zero_grad()
-        if coddl.is_main():
-            with open({noted!r}, "a") as file:
-                file.write(f"{{time.time()}} {{len(x)}} {{os.environ['CODDL_ATTEMPT']}}\\n")
-"""
-
-
-def awaited(look: Callable[[], object], pause_s: float = 0.005) -> float:
-    """Return the seconds until something is so."""
-    begin_s = time.monotonic()
-    while not look():
-        if time.monotonic() - begin_s > WAIT_S:
-            raise SystemExit(f"it did not come within {WAIT_S:.0f} s")
-        time.sleep(pause_s)
-    return time.monotonic() - begin_s
 
 
 def gpu_task(gpus: int) -> Any:  # Any: Ray's reference
@@ -178,22 +143,6 @@ def pool_on(address: str, folder: Path) -> Iterator[Client]:
         subprocess.run([*program, *words], check=True, capture_output=True)
 
 
-class Step(NamedTuple):
-    """A step that a job has made."""
-
-    at_s: float
-    samples: int  # of its first worker: fewer, the more workers there are
-    attempt: int  # one more each time the job is started
-
-
-def steps_of(noted: Path) -> list[Step]:
-    """Give the steps that a job has made."""
-    if not noted.exists():
-        return []
-    lines = [line.split() for line in noted.read_text().splitlines(True) if line.endswith("\n")]
-    return [Step(float(at_s), int(samples), int(attempt)) for at_s, samples, attempt in lines]
-
-
 def machine_of(client: Client, node: str) -> str:
     """Tell which machine of Ray a node is on."""
     import ray
@@ -208,24 +157,18 @@ def job_goes_on(cluster: RayCluster, folder: Path) -> dict[str, float]:
     """Measure a job's first step from zero nodes, and its steps after the deaths of machines."""
     import ray
 
-    project, noted = folder / "project", folder / "noted"
-    project.mkdir()
-    (project / "train.py").write_text(SCRIPT.format(noted=str(noted), batch=BATCH))
-    archive = pack(project, folder / "project.tar.gz")
+    noted = folder / "noted"
     found: dict[str, float] = {}
     with pool_on(cluster.address, folder) as client:
-        with archive.path.open("rb") as file:
-            client.send_code(archive.hash, file)
         # What a dead node held counts as the job's until its lease is over; so it may have more.
-        gpus = {"min": GPUS, "max": 3 * GPUS}
-        job = client.submit({"script": "train.py", "code": archive.hash, "gpus": gpus})
+        job = hand_in(client, noted, {"min": GPUS, "max": 3 * GPUS})
         answered_s = time.time()
         awaited(lambda: steps_of(noted))
         found["first_step_s"] = steps_of(noted)[0].at_s - answered_s
         ray.init(cluster.address, log_to_driver=False, configure_logging=False)
         try:
             for which in ("other", "lead"):
-                found |= _death(client, cluster, job["id"], (which, noted))
+                found |= _death(client, cluster, job, (which, noted))
         finally:
             ray.shutdown()
     return found

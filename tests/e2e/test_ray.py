@@ -60,6 +60,6 @@ def test_a_job_spans_nodes_of_ray_through_the_loss_of_one_and_the_drain_of_anoth
     pool.pace.write_text("0.0")
     pool.coddl("wait", "bert")
     assert result.read_text() == lone(tmp_path)
-    made = [int(line) for line in pool.diary.read_text().split()]
+    made = pool.made()
     assert sorted(set(made)) == list(range(STEPS))
     pool.wait("nodes to be given back", lambda: "0 nodes wanted" in pool.coddl("nodes").stdout)

@@ -18,12 +18,11 @@ pytest.importorskip("ray", reason="needs Ray: pip install 'coddl[ray]'")
 import ray
 
 from tests.e2e.pool import PATIENCE_S, SCRIPTS, environment
-from tests.e2e.scaled_pool import STEPS, ScaledPool, lone
+from tests.e2e.scaled_pool import GPUS, ScaledPool, check_end, lone, submit, wait_empty
 from tests.engines.ray_cluster import QUICK_HEALTH_CHECK, RayCluster, free_port
 
 pytestmark = pytest.mark.matrix
 
-GPUS: Final = 2  # of each machine
 MACHINES: Final = 4
 LOST_S: Final = 10  # after which Ray gives up a cluster whose head is gone; its default is 60
 Start = Callable[..., RayCluster]
@@ -58,34 +57,6 @@ def up(pool: ScaledPool, cluster: RayCluster, nodes: str = "0..2") -> None:
         *("--address", cluster.address, "--nodes", nodes),
         *("--gpus-per-node", GPUS, "--slots", GPUS, "--idle", "3s", "--cool-down", 1),
     )
-
-
-def submit(pool: ScaledPool, gpus: int = 2 * GPUS) -> Path:
-    """Hand in a training that lasts until `check_end`, and wait until it has so many GPUs."""
-    result = pool.folder / "bert.hash"
-    pool.submit(result, 0.2)
-    pool.wait_size("bert", gpus)
-    pool.wait_steps("bert")
-    return result
-
-
-def check_end(pool: ScaledPool, result: Path) -> None:
-    """Have the training end, with the bits of a lone run and each step made."""
-    pool.pace.write_text("0.0")
-    pool.coddl("wait", "bert")
-    assert result.read_text() == lone(pool.folder)
-    made = [int(line) for line in pool.diary.read_text().split()]
-    assert sorted(set(made)) == list(range(STEPS))
-
-
-def wait_empty(pool: ScaledPool) -> None:
-    """Wait until the engine has given back all nodes; those that died are listed a while longer."""
-
-    def is_empty() -> bool:
-        nodes = json.loads(pool.coddl("nodes", "-o", "json").stdout)
-        return all(node["is_silent"] or not node["is_up"] for node in nodes)
-
-    pool.wait("all nodes to be given back", is_empty)
 
 
 ASK_ACTORS: Final = """
@@ -209,12 +180,12 @@ def test_the_head_is_killed_for_good(pool: ScaledPool, start: Start) -> None:
     pool.wait("the pool to notice", lambda: "does not answer" in pool.coddl("nodes").stdout)
     pool.wait("Ray to take its machines down", lambda: pool.job("bert")["gpus"] == 0)
     assert "does not answer" in pool.coddl("nodes").stdout
-    made = len(pool.diary.read_text().split())
+    made = len(pool.made())
     pool.coddl("down")
     up(pool, start())
     pool.wait_size("bert", 2 * GPUS)
     pool.wait_steps("bert")
-    diary = [int(line) for line in pool.diary.read_text().split()]
+    diary = pool.made()
     assert diary[made] >= diary[made - 1], "it goes on from its newest state"
     check_end(pool, result)
     pool.coddl("wait", "later")
@@ -278,10 +249,9 @@ def test_a_job_is_submitted_by_a_job_of_ray(pool: ScaledPool, start: Start) -> N
     pytest.importorskip("aiohttp_cors", reason="needs Ray's job server: pip install 'ray[default]'")
     cluster = start(has_dashboard=True)
     up(pool, cluster)
-    state = pool.folder / "state"
     found = {
-        "CODDL_SERVER": json.loads((state / "server.json").read_text())["url"],
-        "CODDL_TOKEN": (state / "token").read_text().strip(),
+        "CODDL_SERVER": json.loads((pool.state / "server.json").read_text())["url"],
+        "CODDL_TOKEN": (pool.state / "token").read_text().strip(),
     }
     result = pool.folder / "bert.hash"
     of_ray = ("job", "submit", "--address", f"http://{cluster.dashboard}", "--working-dir", SCRIPTS)

@@ -39,7 +39,7 @@ def test_nodes_come_with_the_work_and_go_with_it(pool: ScaledPool, tmp_path: Pat
     pool.pace.write_text("0.0")
     pool.coddl("wait", "bert")
     assert result.read_text() == lone(tmp_path)
-    made = [int(line) for line in pool.diary.read_text().split()]
+    made = pool.made()
     assert made == list(range(STEPS)), "no step was lost, and none made twice"
     pool.wait("all nodes to be given back", lambda: not pool.nodes())
     said = pool.coddl("events", "--tail", 500).stdout
