@@ -311,6 +311,7 @@ def down(
 ) -> None:
     """Stop the pool of this machine; its jobs are saved and continue at the next `coddl up`."""
     from coddl.api.client import state_folder
+    from coddl.cli.poolview import counted
     from coddl.engines.pool import NOBODY
     from coddl.engines.pool import down as end
     from coddl.engines.slurm.server_job import end_in_job
@@ -326,7 +327,8 @@ def down(
         print(f"{NOBODY} ({folder})")
     else:
         jobs = "; coddl up continues its jobs" if has_jobs else ""
-        print(f"pool stopped; {cancelled} jobs cancelled" if cancel_jobs else f"pool stopped{jobs}")
+        jobs = f"; {counted(cancelled, 'job')} cancelled" if cancel_jobs else jobs
+        print(f"pool stopped{jobs}")
 
 
 def _has_jobs(folder: Path) -> bool:
