@@ -116,8 +116,14 @@ def test_slurm_must_be_installed() -> None:
         SlurmCommands({"PATH": "/nowhere"}).jobs("coddl-p1")
 
 
-def test_a_job_of_another_cluster_of_a_federation_has_a_number_too(tmp_path: Path) -> None:
-    assert printing(tmp_path, sbatch="77;other\n").submit(["job.sh"]) == 77
+@pytest.mark.parametrize("said", ["77\n", "77;other\n", "Welcome to cluster 5!\n77\n"])
+def test_the_number_of_a_job_is_read_whatever_a_site_adds(tmp_path: Path, said: str) -> None:
+    assert printing(tmp_path, sbatch=said).submit(["job.sh"]) == 77
+
+
+def test_a_job_without_a_number_is_none(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="printed no job number: 'queued'"):
+        printing(tmp_path, sbatch="queued\n").submit(["job.sh"])
 
 
 class FakeSlurm(SlurmCommands):

@@ -22,6 +22,7 @@ NODE_FIELDS: Final = "%N|%T|%c|%G|%E"
 SRUN_ENDS_S: Final = 10.0  # after it was told to
 KILL_WAIT_S: Final = 30.0  # between SIGTERM and SIGKILL, where Slurm does not tell
 OUT_OF_USE: Final = ("down", "drain", "fail", "error", "inval", "maint", "unknown", "reboot")
+SUBMITTED: Final = re.compile(r"^([0-9]+)(?:;\S+)?\s*\Z", re.MULTILINE)
 TIME: Final = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 START: Final = re.compile(r"to start at (\S+)")
 GPUS: Final = re.compile(r"\bgpu(?::[^:,()]+)?:(\d+)")
@@ -95,7 +96,11 @@ class SlurmCommands:
         if done.returncode:
             because = _last_line(done.stderr)
             raise EngineUnavailable("Slurm did not take a pilot job", because, "sbatch --test-only")
-        return int(done.stdout.split(";")[0])  # a cluster's name may follow
+        # A cluster's name may follow, and what an administrator's wrapper prints may come before.
+        if (number := SUBMITTED.search(done.stdout)) is None:
+            because = f"sbatch --parsable printed no job number: {done.stdout.strip()[:80]!r}"
+            raise EngineUnavailable("Slurm did not take a pilot job", because, "sbatch --parsable")
+        return int(number[1])
 
     def try_submit(self, words: Sequence[str]) -> str:
         """Have Slurm say whether it would take a job; give why not, or nothing."""
