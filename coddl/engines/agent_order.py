@@ -11,7 +11,6 @@ from coddl.engines.agent_guard import ABANDONED_S, GuardOrder
 from coddl.engines.engine import CA_FILE, AgentLaunch
 
 PROGRAM: Final = (sys.executable, "-P", "-m", "coddl")
-GUARD: Final = (sys.executable, "-P", "-m", "coddl.engines.agent_guard")
 
 
 def state_dir_of(pool: str, node: str) -> Path:

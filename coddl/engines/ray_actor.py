@@ -6,29 +6,20 @@ are free for other users of Ray when, and only when, nothing uses them any more,
 is there then who asked for it.
 """
 
-import contextlib
-import json
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from coddl.agent.devices import VISIBLE
-from coddl.agent.orphans import process
-from coddl.engines.agent_guard import (
-    ABANDONED_S,
-    TICK_S,
-    AgentEnded,
-    AgentStarted,
-    end_unguarded,
-)
-from coddl.engines.agent_order import GUARD, order_of, state_dir_of
+from coddl.engines.agent_guard import ABANDONED_S, TICK_S, AgentEnded, AgentStarted
+from coddl.engines.agent_order import order_of, state_dir_of
 from coddl.engines.engine import AgentLaunch
+from coddl.engines.guarded_agent import GuardedAgent
 
 KILL_S: Final = 10.0  # that the kernel may take to end what was killed
 KEPT_S: Final = 30.0  # that the words of an agent that failed can be asked for
@@ -62,17 +53,8 @@ class RayNodeActor:
         self._started: AgentStarted | None = None
         self._ended: AgentEnded | None = None
         self._released = threading.Event()
-        self._order = order_of(launch, node, self._gpu_ids)
-        self._guard = subprocess.Popen(
-            GUARD,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=agent_env(os.environ, initial_env(), self._gpu_ids),
-            start_new_session=True,
-            text=True,
-            bufsize=1,
-        )
-        self._tell(json.dumps(asdict(self._order)))
+        env = agent_env(os.environ, initial_env(), self._gpu_ids)
+        self._agent = GuardedAgent(order_of(launch, node, self._gpu_ids), env)
         threading.Thread(target=self._hear, name="agent-guard", daemon=True).start()
 
     def report(self) -> RayNodeReport:
@@ -96,30 +78,16 @@ class RayNodeActor:
     def release(self, within_s: float) -> None:
         """Have the agent end within that time, then give the GPUs back."""
         self._released.set()
-        self._tell(f"{within_s}")
+        self._agent.end(within_s)
 
-    def _tell(self, line: str) -> None:
-        assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and `_hear` knows
-            self._guard.stdin.write(f"{line}\n")
+    def _on_start(self, started: AgentStarted) -> None:
+        self._started = started
 
     def _hear(self) -> None:
         """Follow the guard until nothing is left of the agent; then leave Ray."""
         from ray.util import remove_placement_group
 
-        assert self._guard.stdout is not None
-        ended, agent = None, None
-        for line in self._guard.stdout:
-            about: dict[str, Any] = json.loads(line)  # Any: JSON
-            if "pid" in about:
-                self._started = AgentStarted(**about)
-                agent = process(self._started.pid)
-            else:
-                ended = AgentEnded(**about)
-        if ended is None:
-            ended = AgentEnded(-1, "the process that guards it was killed")
-            if agent is not None:
-                end_unguarded(self._order, agent)
+        ended = self._agent.wait(self._on_start)
         self._ended = ended
         if not self._released.is_set():
             print(f"agent_ended code={ended.code} said={ended.said!r}", file=sys.stderr, flush=True)  # noqa: T201  # Ray's log of this actor

@@ -13,24 +13,22 @@ Slurm tracks by control group stay in the group all the same. When Slurm kills t
 guard kills the agent.
 """
 
-import contextlib
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from coddl.agent.devices import NONE, VISIBLE
-from coddl.agent.orphans import Process, process
 from coddl.core.errors import UserError
-from coddl.engines.agent_guard import AgentEnded, GuardOrder, end_unguarded
-from coddl.engines.agent_order import GUARD, order_of
+from coddl.engines.agent_guard import GuardOrder
+from coddl.engines.agent_order import order_of
 from coddl.engines.engine import AgentLaunch
+from coddl.engines.guarded_agent import GuardedAgent
 from coddl.engines.processes import LEAVE_S
 
 SHELL: Final = Path(__file__).with_name("pilot.sh")
@@ -109,53 +107,27 @@ class Pilot:
 
     def __init__(self, order: PilotOrder, guard: GuardOrder) -> None:
         self._order = order
-        self._guard_order = guard
         self._is_told = False  # to end, or that the node leaves
-        self._guard = subprocess.Popen(
-            GUARD,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=agent_env(os.environ),
-            start_new_session=True,
-            text=True,
-        )
-        self._tell(json.dumps(asdict(guard)))
-        words = {
-            signal.SIGUSR2: f"{LEAVE_S}",
-            signal.SIGUSR1: f"leave {order.notice_s}",
-            signal.SIGTERM: f"leave {max(1.0, order.kill_wait_s - MARGIN_S)}",
-        }
-        for number in words:
-            signal.signal(number, lambda each, _frame: self._on_signal(words[signal.Signals(each)]))
+        self._agent = GuardedAgent(guard, agent_env(os.environ))
+        for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
 
     def run(self) -> int:
         """Wait for the end of the agent, and of all that it has started."""
-        assert self._guard.stdout is not None
-        ended: AgentEnded | None = None
-        agent: Process | None = None
-        for line in self._guard.stdout:
-            about: dict[str, Any] = json.loads(line)  # Any: JSON
-            if "pid" in about:
-                agent = process(about["pid"])
-            else:
-                ended = AgentEnded(**about)
-        if ended is None:
-            if agent is not None:
-                end_unguarded(self._guard_order, agent)
-            ended = AgentEnded(-1, "the process that guards it was killed")
-        if ended.code and not self._is_told:
-            _say(f"the agent ended with code {ended.code}: {ended.said}")
-        # One that was told to end before it had started has no other way than to die of it.
-        return 1 if ended.code and not self._is_told else 0
+        ended = self._agent.wait()
+        if not ended.code or self._is_told:
+            return 0  # one that is told to end before it has started dies of that
+        _say(f"the agent ended with code {ended.code}: {ended.said}")
+        return 1
 
-    def _on_signal(self, line: str) -> None:
+    def _on_signal(self, number: int, _frame: object) -> None:
         self._is_told = True
-        self._tell(line)
-
-    def _tell(self, line: str) -> None:
-        assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and `run` knows
-            os.write(self._guard.stdin.fileno(), f"{line}\n".encode())  # also amid another signal
+        if number == signal.SIGUSR2:
+            self._agent.end(LEAVE_S)
+        elif number == signal.SIGUSR1:
+            self._agent.leave(self._order.notice_s)
+        else:
+            self._agent.leave(max(1.0, self._order.kill_wait_s - MARGIN_S))
 
 
 def _say(text: str) -> None:
