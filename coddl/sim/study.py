@@ -49,6 +49,8 @@ T95: Final = (
     *(2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056),
 )
 
+GPUS_PER_NODE: Final = 8  # of nodes that come and go
+
 T = TypeVar("T")
 
 
@@ -57,7 +59,7 @@ class NodeSpec:
     """Nodes that come and go: how many, each with how many GPUs, and how fast."""
 
     ranges: Sequence[str] = ()  # MIN..MAX, or a fixed number; empty: all GPUs are always there
-    gpus: int = 8  # of each node
+    gpus: int = GPUS_PER_NODE
     start_s: float = START_S
     idle_s: float = IDLE_S
 
@@ -67,6 +69,13 @@ class NodeSpec:
         for name in ("start_s", "idle_s"):
             value, seconds = getattr(self, name), "it is not a number of seconds"
             _refuse(not 0 <= value < 1e12, f"node_{name}", value, seconds, "60")
+        about = (self.gpus, self.start_s, self.idle_s)
+        if not self.ranges and about != (GPUS_PER_NODE, START_S, IDLE_S):
+            raise UserError(
+                "nodes that come and go cannot be simulated",
+                "what they are like is given, but not how many there may be",
+                "--nodes 2..32",
+            )
         for most in (node_range(each)[1] for each in self.ranges):
             too_many = f"there may be {NODES_MOST:,} at most"
             _refuse(most > NODES_MOST, "nodes", most, too_many, "2..32")

@@ -22,6 +22,7 @@ from coddl.sim.node_scaling import NodeScaling
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case, scaling_of, world_before
+from coddl.sim.study import NodeSpec
 from coddl.sim.world import ACTIVE, HELD, LOGGED, MODES, NOW, PART, Reconfigure, ReconfigureMode
 from coddl.testing.builders import speeds_from
 from coddl.traces.generators import poisson
@@ -285,3 +286,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {  # Any: whatever a notebook passe
 def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         coddl.simulate(policies="afs-l", first=20, **given)
+
+
+@pytest.mark.parametrize("about", [{"gpus": 4}, {"start_s": 5.0}, {"idle_s": 9.0}])
+def test_what_nodes_are_like_is_not_ignored_without_their_number(about: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="not how many there may be"):
+        NodeSpec(**about)
