@@ -88,6 +88,7 @@ class SlurmPool(ScaledPool):
     def tell_story(self) -> None:
         """Print what a failing test needs to be understood."""
         logs = [*self.state.glob("output/*.log"), *self.state.glob("slurm-*/*.log")]
+        logs += [self.cluster.folder / "log" / "slurmctld.log"]
         told = {log.name: log.read_text(errors="replace")[-4_000:] for log in sorted(logs)}
         with contextlib.suppress(AssertionError):  # there may be no server, or no Slurm
             told["squeue"] = self.cluster.run("squeue", "--states=all")

@@ -147,7 +147,14 @@ class SlurmCluster:
         self.wait("slurmctld", self._answers)
 
     def kill_controller(self) -> None:
-        """Kill slurmctld; it finds its state again when it is started."""
+        """Kill slurmctld when it has saved its state, which it finds again when it is started."""
+        # It does not save at once that a job has started, and would take it for one that waits.
+        # What is handed in makes it save all.
+        begin_s = time.time()
+        job = self.submit("--hold", script="true")
+        self.run("scancel", job)
+        saved = self.folder / "state" / "job_state"
+        self.wait("it to save", lambda: saved.exists() and saved.stat().st_mtime > begin_s)
         self._kill("slurmctld")
 
     def start_node(self, name: str) -> None:
