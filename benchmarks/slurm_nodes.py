@@ -158,7 +158,7 @@ def measure(rounds: int) -> dict[str, Any]:
             own.mkdir()
             found.append(by_slurm_alone(queue) | by_pool(queue, own))
     medians = {key: statistics.median(each[key] for each in found) for key in found[0]}
-    return {"machine": machine(), "load": os.getloadavg()[0], "rounds": rounds, **medians}
+    return {"machine": machine(), "rounds": rounds, **medians}
 
 
 LINES = (

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from coddl.engines.slurm.options import NO_OPTIONS, SlurmOptions
 LOOK_EVERY_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0  # between nodes that are asked for, when each of them fails
 STEADY_S: Final = 30.0  # having been up for so long, a node asked for later has not failed
+EMPTY_S: Final = 300.0  # for jobs to leave when the pool stops; then agents end with them
 NAMED_MAX: Final = 500  # characters of why something is so
 # And seconds until jobs run on a node asked for.
 ENGINES: Final = {"local": 3.0, "ray": 20.0, "slurm": 30.0}
@@ -170,9 +171,9 @@ class Connector:
             self._failed.clear()
 
     def give_back(self) -> None:
-        """Release all nodes, and wait until they are gone."""
-        until_s = time.monotonic() + LEAVE_S
-        while time.monotonic() < until_s:
+        """Have jobs leave, release all nodes, and wait until they are gone."""
+        begin_s, stopped_at_s = time.monotonic(), self.wall_s()
+        while (waited_s := time.monotonic() - begin_s) < LEAVE_S:
             try:
                 nodes = self.engine.look().nodes
             except EngineUnavailable as error:
@@ -180,10 +181,29 @@ class Connector:
                 return
             if not nodes:
                 return
+            busy = self._busy_of(nodes, stopped_at_s) if waited_s < EMPTY_S else set()
             for node in nodes:
-                if node.state != "releasing":
+                if node.state != "releasing" and node.name not in busy:
                     self.engine.release(node.name, LEAVE_S)
             time.sleep(LOOK_EVERY_S / 10.0)
+
+    def _busy_of(self, nodes: tuple[EngineNode, ...], at_s: float) -> set[str]:
+        """Have the server stop the jobs of nodes; name those that jobs have not left yet.
+
+        A job on several nodes is saved by one agent. The end of another agent would be a crash to
+        it, and the step that it is at made again.
+        """
+        because = "the pool stops"
+        leaving = tuple(
+            node if node.state == "releasing" else replace(node, leaves_at_s=at_s, because=because)
+            for node in nodes
+        )
+        try:
+            self.client.post("/engine", self._report(leaving, ""))
+            found = self.client.get("/nodes")["items"]
+        except UserError:
+            return set()  # agents save what they can by themselves
+        return {n["name"] for n in found if n["is_up"] and not n["is_silent"] and n["jobs"]}
 
     def _report(self, nodes: tuple[EngineNode, ...], trouble: str) -> Answer:
         return {

@@ -21,6 +21,7 @@ class ScaledPool(UpPool):
         super().__init__(folder, env)
         self.pace, self.diary = folder / "pace", folder / "diary"
         self.gpus = "1..6"  # that its training may have
+        self.batch = 12
 
     def submit(self, result: Path, pace_s: float) -> None:
         """Hand in a training that gives the same bits on any number of workers."""
@@ -30,8 +31,9 @@ class ScaledPool(UpPool):
     def training(self, result: Path) -> tuple[object, ...]:
         """Give the words that describe it to `coddl submit`."""
         options = ("--name", "bert", "--gpus", self.gpus, "--env", f"E2E_SPOTS={self.spots}")
-        script = ("train.py", "--strict", "--steps", STEPS, "--pace", self.pace)
-        return (*options, *script, "--diary", self.diary, "--result", result)
+        script = ("train.py", "--strict", "--steps", STEPS, "--global-batch", self.batch)
+        files = ("--pace", self.pace, "--diary", self.diary, "--result", result)
+        return (*options, *script, *files)
 
     def nodes(self) -> list[str]:
         return [node["name"] for node in json.loads(self.coddl("nodes", "-o", "json").stdout)]
@@ -62,7 +64,7 @@ def check_end(pool: ScaledPool, result: Path, *, is_planned: bool = False) -> No
 
 def check_whole(pool: ScaledPool, result: Path, *, is_planned: bool = False) -> None:
     """Check the weights and the steps of a training that has ended."""
-    assert result.read_text() == lone(pool.folder)
+    assert result.read_text() == lone(pool.folder, pool.batch)
     made = pool.made()
     assert sorted(set(made)) == list(range(STEPS))
     if is_planned:
@@ -79,10 +81,16 @@ def wait_empty(pool: ScaledPool) -> None:
     pool.wait("all nodes to be given back", is_empty)
 
 
-def lone(folder: Path) -> str:
+def lone(folder: Path, batch: int = 12) -> str:
     """Give the weights of the training without a pool."""
     result = folder / "lone.hash"
-    words = ("train.py", "--strict", "--steps", str(STEPS), "--result", str(result))
+    words = ("train.py", "--strict", "--steps", str(STEPS), "--global-batch", str(batch))
     env = environment(E2E_SPOTS=str(folder / "spots"))
-    subprocess.run([sys.executable, *words], cwd=SCRIPTS, env=env, check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, *words, "--result", str(result)],
+        cwd=SCRIPTS,
+        env=env,
+        check=True,
+        timeout=300,
+    )
     return result.read_text()

@@ -14,6 +14,7 @@ MACHINES: Final = 4
 DAEMONS: Final = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
 # As the pilot job writes it into its log, and as Slurm writes it.
 GRANTED: Final = re.compile(r"node slurm-\d+ on \S+, GPUs ([0-9,]+)")
+RUNNING: Final = re.compile(r"^JobId=(\d+) .*JobState=RUNNING ", re.DOTALL)
 GRES: Final = re.compile(r"Nodes=(\S+) .*GRES=gpu:\d+\(IDX:([0-9,-]+)\)")
 
 
@@ -71,23 +72,24 @@ class SlurmPool(ScaledPool):
         self.wait_steps("bert")
         assert node not in self.job("bert")["nodes"]
 
-    def gpus_by_slurm(self, job: str) -> set[Gpu]:
-        """Have Slurm tell which GPUs a job holds; of one that does not run: none."""
-        found = GRES.findall(self.cluster.run("scontrol", "show", "job", "-d", job))
-        return {Gpu(machine, id_) for machine, ids in found for id_ in _ids(ids)}
-
-    def gpus_by_pilots(self) -> set[Gpu]:
-        """Have the pilot jobs that run tell which GPUs they use."""
-        found: set[Gpu] = set()
-        for node, machine in self.pilots().items():
-            for log in self.state.glob(f"slurm-*/{node.removeprefix('slurm-')}.log"):
-                said = GRANTED.findall(log.read_text())
-                found |= {Gpu(machine, id_) for ids in said for id_ in _ids(ids)}
+    def held(self) -> dict[str, set[Gpu]]:
+        """Have Slurm tell which GPUs each job holds, of all users, at one moment."""
+        found = {}
+        for about in self.cluster.run("scontrol", "show", "job", "-d").split("\n\n"):
+            if job := RUNNING.search(about):
+                pairs = GRES.findall(about)
+                found[job[1]] = {Gpu(machine, id_) for machine, ids in pairs for id_ in _ids(ids)}
         return found
+
+    def said_by(self, job: str) -> set[int]:
+        """Give the ids of GPUs that a pilot job says it uses; none: it is no pilot, or new."""
+        logs = [log.read_text() for log in self.state.glob(f"slurm-*/{job}.log")]
+        return {id_ for log in logs for ids in GRANTED.findall(log) for id_ in _ids(ids)}
 
     def tell_story(self) -> None:
         """Print what a failing test needs to be understood."""
         logs = [*self.state.glob("output/*.log"), *self.state.glob("slurm-*/*.log")]
+        logs += [self.cluster.folder / "log" / "slurmctld.log"]
         told = {log.name: log.read_text(errors="replace")[-4_000:] for log in sorted(logs)}
         with contextlib.suppress(AssertionError):  # there may be no server, or no Slurm
             told["squeue"] = self.cluster.run("squeue", "--states=all")

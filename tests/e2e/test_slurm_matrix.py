@@ -13,7 +13,7 @@ from coddl.api.client import Client, find
 from coddl.api.code import pack
 from tests.e2e.pool import OVER, SCRIPTS
 from tests.e2e.scaled_pool import GPUS, check_end, submit, wait_empty
-from tests.e2e.slurm_pool import MACHINES, SlurmPool, is_there, processes_in, slurm_pool
+from tests.e2e.slurm_pool import MACHINES, Gpu, SlurmPool, is_there, processes_in, slurm_pool
 from tests.engines.slurm_cluster import why_not
 
 pytestmark = [
@@ -68,7 +68,7 @@ def test_nodes_are_renewed_before_their_time_limit(pool: SlurmPool) -> None:
 
 @pytest.mark.parametrize("partition", ["gpu", "spot"])
 def test_nodes_are_preempted_without_and_with_a_grace_time(pool: SlurmPool, partition: str) -> None:
-    pool.gpus = f"1..{ALL}"
+    pool.gpus, pool.batch = f"1..{ALL}", 2 * ALL  # so that it makes good use of all GPUs
     pool.up("--partition", partition, nodes=f"0..{MACHINES}")
     result = submit(pool, ALL, pace_s=0.4)
     urgent = [sleep(pool, "--partition=urgent") for _ in range(2)]
@@ -200,44 +200,41 @@ def test_another_user_of_slurm_never_shares_a_gpu(pool: SlurmPool) -> None:
     wait_running(pool, first)
     pool.up(nodes=f"0..{MACHINES}")
     result = submit(pool, ALL - GPUS)
-    theirs = [first]
 
-    def check_apart() -> None:
-        """Check what Slurm says of all jobs, and what the pilot jobs say of themselves."""
-        granted = [gpu for job, _ in pool.cluster.jobs() for gpu in pool.gpus_by_slurm(job)]
+    def checked() -> dict[str, set[Gpu]]:
+        """Check that no GPU has two jobs; give what each job holds."""
+        held = pool.held()
+        granted = [gpu for gpus in held.values() for gpu in gpus]
         assert len(granted) == len(set(granted))
-        ours = pool.gpus_by_pilots()
-        assert not ours & {gpu for job in theirs for gpu in pool.gpus_by_slurm(job)}
+        for job, gpus in held.items():
+            assert pool.said_by(job) in (set(), {gpu.id for gpu in gpus})
+        return held
 
-    check_apart()
-    assert len(pool.gpus_by_pilots() | pool.gpus_by_slurm(first)) == ALL
-    theirs.append(second := sleep(pool, user="nobody"))
+    held = checked()
+    assert sum(map(len, held.values())) == ALL
+    assert all(pool.said_by(job) for job in held if job != first)
+    second = sleep(pool, user="nobody")
     pool.wait_steps("bert")
     assert pool.cluster.state_of(second) == "PENDING", "there is no GPU for it"
-    check_apart()
     pool.coddl("resize", "bert", f"1..{GPUS}")
-
-    def has_started() -> bool:
-        check_apart()
-        return pool.cluster.state_of(second) == "RUNNING"
-
-    pool.wait("the second job of the other user", has_started)
-    check_apart()
-    assert len(pool.gpus_by_slurm(first) | pool.gpus_by_slurm(second)) == 2 * GPUS
+    pool.wait("the second job of the other user", lambda: second in checked())
+    held = checked()
+    assert len(held[first] | held[second]) == 2 * GPUS
     check_end(pool, result, is_planned=True)
+    checked()
 
 
 def test_an_operator_requeues_a_pilot_job(pool: SlurmPool) -> None:
     pool.up()
     result = submit(pool)
-    node = pool.node("other")
+    before, node = set(pool.pilots()), pool.node("other")
     job = node.removeprefix("slurm-")
     pool.cluster.run("scontrol", "update", f"JobId={job}", "Requeue=1")
     pool.cluster.run("scontrol", "requeue", job)
-    pool.wait("another node", lambda: set(pool.pilots()) - {node})
+    pool.wait("another node", lambda: set(pool.pilots()) - before)
     pool.wait_without(node)
     pool.wait("it to leave the queue", lambda: node not in pool.pilots())
-    joined = pool.coddl("events", "--tail", 500).stdout
-    assert joined.count(f"node {node} joined") <= 1
+    said = pool.coddl("events", "--tail", 500).stdout
+    assert said.count(f"node {node} joined from") == 1
     check_end(pool, result)
     wait_empty(pool)

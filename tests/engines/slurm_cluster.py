@@ -153,7 +153,14 @@ class SlurmCluster:
         process.wait()
 
     def kill_controller(self) -> None:
-        """Kill slurmctld; what has happened in the last seconds is lost."""
+        """Kill slurmctld when it has saved its state, which it finds again when it is started."""
+        # It does not save at once that a job has started, and would take it for one that waits.
+        # What is handed in makes it save all.
+        begin_s = time.time()
+        job = self.submit("--hold", script="true")
+        self.run("scancel", job)
+        saved = self.folder / "state" / "job_state"
+        self.wait("it to save", lambda: saved.exists() and saved.stat().st_mtime > begin_s)
         self._kill("slurmctld")
 
     def start_node(self, name: str) -> None:

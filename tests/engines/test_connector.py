@@ -1,5 +1,6 @@
 """The connector between a real server and a fake engine, whose nodes are stub agents."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import pytest
 from coddl.api.client import Client, ServerAddress
 from coddl.core.errors import UserError
 from coddl.core.node_count import NodeBounds
+from coddl.core.pool.records import RunEnded
 from coddl.engines.connector import Connector
 from coddl.engines.engine import EngineNode
 from coddl.testing.engines import FakeEngine
-from tests.server.harness import TOKEN, LivePool
+from tests.server.harness import DEADLINE_S, TOKEN, LivePool
 
 BOUNDS = NodeBounds(0, 2, 2, start_s=10.0, idle_s=60.0)
 
@@ -78,6 +80,37 @@ def test_a_node_that_is_to_leave_is_drained_by_then(connected: Connected) -> Non
     assert "node fake-1 drained by fake, to be empty within 90 s: its time limit is near" in said, (
         said
     )
+
+
+def test_jobs_leave_before_their_nodes_are_given_back(connected: Connected) -> None:
+    submitted(connected)
+    connected.connector.step()
+    connected.connector.step()
+    agent = connected.live.joined("fake-1")
+    agent.expect_orders(lambda orders: orders.orders.seats)
+    agent.hold(0)
+    giving_back = threading.Thread(target=connected.connector.give_back, daemon=True)
+    giving_back.start()
+    agent.expect_orders(lambda new: [lead.stop for lead in new.orders.leads] == ["retire"])
+    assert connected.node("fake-1")["state"] == "DRAINED"
+    assert connected.engine.nodes["fake-1"].state == "up", "a job is on it"
+    agent.report(RunEnded(1, 1, "retired", 5))
+    agent.expect_orders(lambda new: not new.orders.leads)
+    agent.hold()
+    giving_back.join(DEADLINE_S)
+    assert not giving_back.is_alive()
+    assert not connected.engine.nodes
+    events = connected.live.client.get("/api/v1/events").json()["items"]
+    want = "node fake-1 drained by fake, to be empty within 0 s: the pool stops"
+    assert [event["text"] for event in events].count(want) == 1
+
+
+def test_nodes_are_given_back_without_a_server() -> None:
+    engine = FakeEngine()
+    engine.acquire()
+    with Client(ServerAddress("http://127.0.0.1:9", TOKEN)) as client:
+        Connector("fake", engine, client, BOUNDS).give_back()
+    assert not engine.nodes
 
 
 def test_nodes_that_fail_are_asked_for_less_and_less_often(connected: Connected) -> None:
