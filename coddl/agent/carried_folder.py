@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from coddl.agent.archives import extract
 from coddl.runtime.supervisor.remote_files import RemoteFiles
 
 PREFIX: Final = "files-"
@@ -30,7 +31,7 @@ def bring(files: RemoteFiles, folder: Path, here: int) -> None:
     try:
         files.read(newest, archive)
         with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
+            extract(tar, folder, tar)
     except tarfile.TarError as error:
         raise OSError(f"{files.uri}/{newest} can't be unpacked: {error}") from error
     finally:

@@ -27,6 +27,7 @@ from typing import IO, Final
 
 import msgspec
 
+from coddl.agent.archives import extract
 from coddl.agent.object_store import ObjectFiles, ObjectStore
 from coddl.api.code import BYTES_MAX, digest_of
 from coddl.api.jobsfolder import write_safely
@@ -277,7 +278,7 @@ def unpack(archive: IO[bytes], folder: Path) -> None:
     """Unpack an archive; nothing of it may lie, or point, outside of the folder."""
     try:
         with tarfile.open(fileobj=archive, mode="r:gz") as tar:
-            tar.extractall(folder, members=_bounded(tar), filter="data")
+            extract(tar, folder, _bounded(tar))
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise BadCode(
             "the submitted code can't be used", f"{error}", "submit a directory"

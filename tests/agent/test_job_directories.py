@@ -11,6 +11,7 @@ from typing import IO
 
 import pytest
 
+from coddl.agent import archives
 from coddl.agent.job_directories import BadCode, ForeignFolder, JobDirectories, note_attempt
 from coddl.api.code import pack
 from coddl.core.pool.spec import JobSpec, Launch
@@ -271,6 +272,14 @@ EVIL: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.fixture(params=[True, False], ids=["", "before 3.11.4"])
+def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pythons that have filters for archives, and those that have none."""
+    if not request.param:
+        monkeypatch.setattr(archives, "HAS_FILTERS", False)
+
+
+@pytest.mark.usefixtures("python")
 @pytest.mark.parametrize("evil", EVIL.values(), ids=EVIL.keys())
 def test_an_archive_that_means_ill_is_refused(
     evil: Callable[[], bytes], tmp_path: Path, directories: JobDirectories, server: Server
@@ -281,6 +290,7 @@ def test_an_archive_that_means_ill_is_refused(
     assert not outside
 
 
+@pytest.mark.usefixtures("python")
 def test_an_absolute_name_stays_inside(
     tmp_path: Path, directories: JobDirectories, server: Server
 ) -> None:
@@ -288,6 +298,23 @@ def test_an_absolute_name_stays_inside(
     folder = directories.prepare(1, spec(code))
     assert not (tmp_path / "evil").exists()
     assert list(folder.rglob("evil"))
+
+
+@pytest.mark.usefixtures("python")
+def test_what_is_unpacked_can_be_run_and_is_ours(
+    directories: JobDirectories, server: Server
+) -> None:
+    run, link, deep = (
+        member("run.sh", size=1),
+        member("b", tarfile.SYMTYPE, "run.sh"),
+        member("d/x"),
+    )
+    run.mode, run.uid, deep.mode = 0o6777, 12345, 0o444
+    folder = directories.prepare(1, spec(server.add(archive(run, link, deep))))
+    assert (folder / "run.sh").stat().st_mode & 0o7777 == 0o755
+    assert (folder / "run.sh").stat().st_uid == os.getuid()
+    assert (folder / "b").resolve() == (folder / "run.sh").resolve()
+    assert (folder / "d" / "x").stat().st_mode & 0o200
 
 
 def test_tidying_removes_nothing_outside_of_the_folder(
