@@ -3,7 +3,7 @@
 import copy
 import os
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -15,28 +15,35 @@ def extract(tar: tarfile.TarFile, folder: Path, members: Iterable[tarfile.TarInf
     if HAS_FILTERS:
         tar.extractall(folder, members, filter="data")
     else:
-        tar.extractall(folder, _checked(members, os.path.realpath(folder)))
+        tar.extractall(folder, (_checked(member, folder) for member in members))
 
 
-def _checked(members: Iterable[tarfile.TarInfo], folder: str) -> Iterator[tarfile.TarInfo]:
+def extracted_at(member: tarfile.TarInfo, folder: Path) -> Path:
+    """Tell where `extract` puts a member; raises tarfile.TarError if it would not."""
+    if HAS_FILTERS:
+        return folder / tarfile.data_filter(member, str(folder)).name
+    return folder / _checked(member, folder).name
+
+
+def _checked(member: tarfile.TarInfo, folder: Path) -> tarfile.TarInfo:
     """Do what the filter `data` does."""
-    for member in members:
-        checked = copy.copy(member)
-        checked.name = member.name.lstrip("/")
-        _check_within(folder, os.path.join(folder, checked.name), member)
-        if not (member.isfile() or member.isdir() or member.islnk() or member.issym()):
-            raise tarfile.TarError(f"{member.name!r} is a special file")
-        if member.islnk() or member.issym():
-            beside = os.path.dirname(checked.name) if member.issym() else ""
-            if os.path.isabs(member.linkname):
-                raise tarfile.TarError(f"{member.name!r} is a link to an absolute path")
-            _check_within(folder, os.path.join(folder, beside, member.linkname), member)
-        checked.mode = 0o755 if member.isdir() else member.mode & 0o755 | 0o600
-        checked.uid = checked.gid = -1  # as who unpacks it
-        checked.uname = checked.gname = ""
-        yield checked
+    checked = copy.copy(member)
+    checked.name = member.name.lstrip("/")
+    _check_within(folder, folder / checked.name, member)
+    if not (member.isfile() or member.isdir() or member.islnk() or member.issym()):
+        raise tarfile.TarError(f"{member.name!r} is a special file")
+    if member.islnk() or member.issym():
+        beside = os.path.dirname(checked.name) if member.issym() else ""
+        if os.path.isabs(member.linkname):
+            raise tarfile.TarError(f"{member.name!r} is a link to an absolute path")
+        _check_within(folder, folder / beside / member.linkname, member)
+    checked.mode = 0o755 if member.isdir() else member.mode & 0o755 | 0o600
+    checked.uid = checked.gid = -1  # of whom unpacks it
+    checked.uname = checked.gname = ""
+    return checked
 
 
-def _check_within(folder: str, path: str, member: tarfile.TarInfo) -> None:
-    if os.path.commonpath([os.path.realpath(path), folder]) != folder:
+def _check_within(folder: Path, path: Path, member: tarfile.TarInfo) -> None:
+    root = os.path.realpath(folder)
+    if os.path.commonpath([os.path.realpath(path), root]) != root:
         raise tarfile.TarError(f"{member.name!r} would be outside of the folder")

@@ -27,7 +27,7 @@ from typing import IO, Final
 
 import msgspec
 
-from coddl.agent.archives import extract
+from coddl.agent.archives import extract, extracted_at
 from coddl.agent.object_store import ObjectFiles, ObjectStore
 from coddl.api.code import BYTES_MAX, digest_of
 from coddl.api.jobsfolder import write_safely
@@ -315,8 +315,8 @@ def _remove_unchanged(archive: IO[bytes], folder: Path) -> None:
 def _unpacked_at(member: tarfile.TarInfo, folder: Path) -> Path | None:
     """Tell where `unpack` has put a member; None if it is not within the folder (any more)."""
     try:
-        path = folder / tarfile.data_filter(member, str(folder)).name
-    except tarfile.FilterError:
+        path = extracted_at(member, folder)
+    except tarfile.TarError:
         return None
     # The job may have put a link in the place of a folder.
     return path if path.parent.resolve().is_relative_to(folder.resolve()) else None
