@@ -258,6 +258,7 @@ class EngineReport(BaseModel):
     start_s: Annotated[float, Field(ge=0)] = 60.0
     idle_s: Annotated[float, Field(ge=0)] = 300.0
     nodes: Annotated[list[EngineNodeReport], Field(max_length=10_000)] = []
+    ended: Annotated[list[str], Field(max_length=10_000)] = []  # nodes, with all their processes
     trouble: Annotated[str, Field(max_length=500)] = ""  # why the engine does not answer
     notes: Annotated[list[str], Field(max_length=100)] = []  # why nodes leave, or do not come
 

@@ -130,7 +130,7 @@ class Connector:
             self._say(trouble)
             return
         self._note_failures(found.nodes)
-        orders = self.client.post("/engine", self._report(found.nodes, ""))
+        orders = self.client.post("/engine", self._report(found.nodes, "", found.ended))
         self._trouble = ""
         if self.wall_s() < self._acquire_at_s:
             orders["acquire"] = 0
@@ -205,7 +205,9 @@ class Connector:
             return set()  # agents save what they can by themselves
         return {n["name"] for n in found if n["is_up"] and not n["is_silent"] and n["jobs"]}
 
-    def _report(self, nodes: tuple[EngineNode, ...], trouble: str) -> Answer:
+    def _report(
+        self, nodes: tuple[EngineNode, ...], trouble: str, ended: tuple[str, ...] = ()
+    ) -> Answer:
         return {
             "engine": self.name,
             "nodes_min": self.bounds.least,
@@ -214,6 +216,7 @@ class Connector:
             "start_s": self.bounds.start_s,
             "idle_s": self.bounds.idle_s,
             "nodes": [self._told(node) for node in nodes],
+            "ended": list(ended),
             "trouble": trouble[:NAMED_MAX],
             "notes": self._notes(nodes),
         }

@@ -53,6 +53,7 @@ class EngineStatus:
 
     nodes: tuple[EngineNode, ...]
     more: int | None = None  # nodes that could be had at once; None: that can't be known
+    ended: tuple[str, ...] = ()  # nodes whose processes have all ended, for sure: no lease matters
 
 
 class Engine(Protocol):

@@ -18,6 +18,7 @@ from coddl import __version__
 from coddl.api import jobsfolder, wire
 from coddl.core.errors import UserError
 from coddl.core.pool.node_versions import NodeVersions
+from coddl.core.pool.nodes import STOPPED
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import (
     NodeJoined,
@@ -226,7 +227,7 @@ class AgentSession:
             case wire.Leaving():
                 self._host.put(fact(NodeSilent(self.hello.node, self.hello.boot)))
             case wire.Left():
-                lost = NodeLost(self.hello.node, self.hello.boot, "its agent was stopped")
+                lost = NodeLost(self.hello.node, self.hello.boot, STOPPED)
                 self._host.put(fact(lost, lambda _reply: self.drop(DONE, "the node has left")))
             case wire.Hello():
                 if self._hang_up is None and self._sessions.is_current(self):

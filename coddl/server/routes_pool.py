@@ -24,6 +24,7 @@ from coddl.core.pool.records import (
     ReportedNode,
 )
 from coddl.core.pool.scaling import orders_of
+from coddl.core.pool.state import Pool
 from coddl.server import views
 from coddl.server.metrics import PoolGauges
 from coddl.server.route_params import After, By, Limit, WithinSeconds, at_page
@@ -68,7 +69,7 @@ def _add_nodes(router: APIRouter, server: Server) -> None:
     async def nodes() -> rest.NodesView:
         """List nodes and their devices."""
         found = sorted(server.pool.nodes.values(), key=lambda node: node.name)
-        engine = views.engine_view(server.pool, server.engine_trouble, server.engine_notes)
+        engine = server.engine_view()
         return rest.NodesView(
             items=[server.node_view(node) for node in found],
             engine=engine if engine.engine else None,
@@ -107,7 +108,7 @@ def _add_engine(router: APIRouter, server: Server) -> None:
     @router.get("/engine")
     async def engine() -> rest.EngineView:
         """Show what brings the nodes of the pool, and how many are wanted."""
-        return views.engine_view(server.pool, server.engine_trouble, server.engine_notes)
+        return server.engine_view()
 
     @router.delete("/engine", status_code=204)
     async def leave() -> None:
@@ -118,13 +119,15 @@ def _add_engine(router: APIRouter, server: Server) -> None:
     @router.post("/engine")
     async def report(report: rest.EngineReport) -> rest.EngineOrdersView:
         """Tell which nodes an engine has; answers how many to acquire and which to release."""
-        server.engine_trouble, server.engine_notes = report.trouble, report.notes
+        server.engine_trouble = report.trouble
+        server.engine_notes = _news(server.pool, report)
         told = EngineReported(
             report.engine,
             NodeBounds(
                 report.nodes_min, report.nodes_max, report.slots, report.start_s, report.idle_s
             ),
             tuple(ReportedNode(**dict(node)) for node in report.nodes),
+            tuple(report.ended),
         )
         if report.trouble:  # what it has is not known: nothing follows
             return rest.EngineOrdersView(acquire=0, release=[])
@@ -132,6 +135,14 @@ def _add_engine(router: APIRouter, server: Server) -> None:
         orders = orders_of(server.pool, told)
         release = [rest.ReleaseView(**each._asdict()) for each in orders.release]
         return rest.EngineOrdersView(acquire=orders.acquire, release=release)
+
+
+def _news(pool: Pool, report: rest.EngineReport) -> list[str]:
+    """Give the notes of a report, less what nodes waited for that have joined since."""
+    joined = [n.name for n in report.nodes if n.state == "starting" and n.name in pool.nodes]
+    return [
+        note for note in report.notes if not note.startswith(tuple(f"node {n}: " for n in joined))
+    ]
 
 
 def _add_policy(router: APIRouter, server: Server) -> None:

@@ -199,6 +199,11 @@ class Server:
         left_s = self._leases.left_s(node.name, self.steady_s())
         return views.node_view(self.pool, node, left_s, node.name in self.awaited)
 
+    def engine_view(self) -> rest.EngineView:
+        """Show what brings the nodes of the pool."""
+        notes, now_s = self.engine_notes, self.clock.wall_s()
+        return views.engine_view(self.pool, self.engine_trouble, notes, now_s)
+
     def printed(self, job: int) -> Notifier:
         """Return the notifier of a job's log lines."""
         return self._printed.setdefault(job, Notifier())

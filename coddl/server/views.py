@@ -17,6 +17,7 @@ from coddl.core.pool.explain import Explanation, code_of, sentence, sentence_of
 from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.preview import Effect
+from coddl.core.pool.scaling import wanted_because
 from coddl.core.pool.state import Pool
 from coddl.core.registry import Registry
 from coddl.server.journal import ReadEntry, UnreadableRecord
@@ -198,7 +199,9 @@ def node_view(
     )
 
 
-def engine_view(pool: Pool, trouble: str | None, notes: Sequence[str]) -> rest.EngineView:
+def engine_view(
+    pool: Pool, trouble: str | None, notes: Sequence[str], now_s: float
+) -> rest.EngineView:
     """Show what brings the nodes of the pool."""
     engine, bounds = pool.engine, pool.engine.bounds
     return rest.EngineView(
@@ -207,7 +210,7 @@ def engine_view(pool: Pool, trouble: str | None, notes: Sequence[str]) -> rest.E
         nodes_max=bounds.most if bounds else 0,
         slots=bounds.gpus if bounds else 0,
         wanted=engine.wanted,
-        because=engine.wanted_because,
+        because=wanted_because(pool, now_s),
         starting=sorted(engine.acquired.keys() - pool.nodes.keys()),
         trouble=trouble or "",
         notes=list(notes),

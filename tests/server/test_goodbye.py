@@ -17,7 +17,7 @@ def test_a_node_that_has_left_is_lost_at_once(live: LivePool) -> None:
     agents[other].expect_end()
     eventually(lambda: live.node(other)["state"] == "LOST")
     events = live.api("GET", "/events?limit=20").json()["items"]
-    assert any(f"node {other} lost: its agent was stopped" in each["text"] for each in events)
+    assert any(f"node {other} left: its agent was stopped" in each["text"] for each in events)
     eventually(lambda: other not in live.job("a")["nodes"])
 
 
@@ -45,7 +45,7 @@ def test_a_node_with_notice_is_drained_by_then_and_not_silent(live: LivePool) ->
     eventually(lambda: live.node(home)["leaves_at_s"] == live.clock.now_s + 8.0)
     events = live.api("GET", "/events?limit=20").json()["items"]
     said = [each["text"] for each in events if "drained" in each["text"]]
-    want = f"node {home} drained by its agent, to be empty within %s: its machine goes away"
+    want = f"node {home} drained by its agent, to be empty within %s: its machine is taken back"
     assert sorted(text for text in said if "its agent" in text) == [want % "20 s", want % "8 s"]
     live.clock.turn(4.5)
     stopped = agents[home].expect_orders(lambda told: any(o.stop for o in told.orders.leads))

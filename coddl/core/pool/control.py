@@ -31,7 +31,7 @@ from coddl.core.pool.failed_decision import RETRY_S, FailedDecision, decide_or_h
 from coddl.core.pool.job import JobState, MeasuredSpeed
 from coddl.core.pool.leaving import AGENT, drained_by_notice, due_s, forced_moves, led_from_drained
 from coddl.core.pool.nodes import NodeState
-from coddl.core.pool.scaling import count_after, news_of, surplus_of
+from coddl.core.pool.scaling import count_after, ended_nodes, news_of, surplus_of
 from coddl.core.pool.state import Pool
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
@@ -100,9 +100,8 @@ class ControlPlane:
     def wake_at_s(self) -> float | None:
         """When to send `Woke`, if nothing happens before."""
         times_s = [self._start_due_s(self.pool.jobs[number]) for number in self.pool.starting]
-        times_s += [self._rest_until_s or None, *due_s(self.pool)]
-        known_s = [at_s for at_s in (*times_s, self._decide_at_s) if at_s is not None]
-        return min(known_s, default=None)
+        times_s += [self._rest_until_s or None, self._decide_at_s, *due_s(self.pool)]
+        return min((at_s for at_s in times_s if at_s is not None), default=None)
 
     @property
     def _decide_at_s(self) -> float | None:
@@ -289,9 +288,8 @@ class ControlPlane:
 
     def _adopt(self, job: JobState, reason: str, now_s: float) -> None:
         """Name another lead for workers that are still alive."""
-        lead = self._best_lead(job.granted)
-        ours = (job.id, job.attempt + 1, job.generation + 1, job.granted)
-        self._add(r.Aimed(*ours, lead=lead, reason=reason, adopt=True), now_s)
+        ours, lead = (job.id, job.attempt + 1, job.generation + 1), self._best_lead(job.granted)
+        self._add(r.Aimed(*ours, job.granted, lead=lead, reason=reason, adopt=True), now_s)
 
     def _best_lead(self, slots: Iterable[int]) -> str:
         names = [self.pool.slots[slot].node for slot in slots]
@@ -301,6 +299,8 @@ class ControlPlane:
 
     def _on_engine(self, report: r.EngineReported, now_s: float) -> None:
         """Take in which nodes an engine has, and decide how many there shall be."""
+        for lost in ended_nodes(self.pool, report):
+            self._lose(lost, now_s)
         for record in news_of(self.pool, report, now_s):
             self._add(record, now_s)
             if not isinstance(record, r.EngineBounded):

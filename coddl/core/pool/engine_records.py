@@ -55,3 +55,4 @@ class EngineReported:
     engine: str
     bounds: NodeBounds
     nodes: tuple[ReportedNode, ...]
+    ended: tuple[str, ...] = ()  # nodes whose processes have all ended, for sure

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState, counted
+from coddl.core.pool.nodes import STOPPED
 from coddl.core.pool.snapshot import size_cap, speeds_by_size, usable
 from coddl.core.pool.state import Pool
 from coddl.core.speed.live import Source
@@ -193,7 +194,8 @@ def sentence_of(record: r.Record, job: int | None = None, unit: str = "GPU") -> 
         case r.NodeJoined(node, _, host, devices):
             return f"node {node} joined from {host} with {counted(len(devices), unit)}"
         case r.NodeLost(node, _, because):
-            return f"node {node} lost: {because}"
+            how = "left" if because == STOPPED else "lost"
+            return f"node {node} {how}: {because}"
         case r.EngineBounded(engine, bounds):
             if bounds is None:
                 return "nodes are no longer brought by an engine"

@@ -33,7 +33,7 @@ def drained_by_notice(pool: Pool, notice: r.NodeNoticed, now_s: float) -> r.Node
     within_s = max(0.0, notice.within_s)
     if node.leaves_at_s is not None and now_s + within_s > node.leaves_at_s - SAME_S:
         return None
-    return r.NodeDrained(node.name, AGENT, within_s, "its machine goes away")
+    return r.NodeDrained(node.name, AGENT, within_s, "its machine is taken back")
 
 
 def led_from_drained(pool: Pool) -> Iterator[tuple[JobState, NodeState]]:

@@ -7,6 +7,7 @@ from coddl.core.node_count import NodeBounds
 from coddl.core.pool import records as r
 from coddl.core.pool.node_versions import NodeVersions
 
+STOPPED: Final = "its agent was stopped"  # why a node that ended in order is lost
 SAVE_S: Final = 30.0  # before a node leaves, jobs that are still there are saved and stopped
 
 

@@ -109,6 +109,24 @@ def news_of(pool: Pool, report: r.EngineReported, now_s: float) -> Iterator[r.Re
             yield r.NodeDrained(name, report.engine, RELEASE_S, because)
 
 
+def ended_nodes(pool: Pool, report: r.EngineReported) -> list[r.NodeLost]:
+    """Name nodes whose lease need not be waited for: all that ran there has ended."""
+    nodes = [pool.nodes[name] for name in report.ended if name in pool.nodes]
+    because = f"{report.engine} says that all its processes have ended"
+    return [r.NodeLost(n.name, n.boot, because) for n in nodes if n.is_up and n.is_silent]
+
+
+def wanted_because(pool: Pool, now_s: float) -> str:
+    """Say why as many nodes are wanted as there are, as of now."""
+    bounds = pool.engine.bounds
+    if bounds is None:
+        return pool.engine.wanted_because
+    demand = demand_of(pool, bounds, now_s)
+    if nodes_for(demand.gpus, bounds) < pool.engine.wanted:
+        return f"{demand.because}; nodes are kept for {bounds.idle_s:g} s after they were needed"
+    return demand.because
+
+
 def _may_go(pool: Pool, node: NodeState | None) -> bool:
     """Tell whether a node that its engine does not name is gone for good.
 

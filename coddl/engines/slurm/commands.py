@@ -22,6 +22,7 @@ NODE_FIELDS: Final = "%N|%T|%c|%G|%E"
 SRUN_ENDS_S: Final = 10.0  # after it was told to
 KILL_WAIT_S: Final = 30.0  # between SIGTERM and SIGKILL, where Slurm does not tell
 OUT_OF_USE: Final = ("down", "drain", "fail", "error", "inval", "maint", "unknown", "reboot")
+SAME_S: Final = 5.0  # two times that are this close are one
 SUBMITTED: Final = re.compile(r"^([0-9]+)(?:;\S+)?\s*\Z", re.MULTILINE)
 TIME: Final = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 START: Final = re.compile(r"to start at (\S+)")
@@ -38,6 +39,13 @@ class SlurmJob(NamedTuple):
     starts_at_s: float | None = None  # it has started, or Slurm expects it to
     host: str = ""
     reason: str = ""  # why it waits
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Tell whether it ends before its limit: it is preempted, after a grace time."""
+        if self.ends_at_s is None or self.limit_s is None or self.starts_at_s is None:
+            return False
+        return self.ends_at_s < self.starts_at_s + self.limit_s - SAME_S
 
 
 class SlurmNode(NamedTuple):
@@ -95,11 +103,11 @@ class SlurmCommands:
         done = self._run("sbatch", "--parsable", *words)
         if done.returncode:
             because = _last_line(done.stderr)
-            raise EngineUnavailable("Slurm did not take a pilot job", because, "sbatch --test-only")
+            raise EngineUnavailable("Slurm did not take a job", because, "sbatch --test-only")
         # A cluster's name may follow, and what an administrator's wrapper prints may come before.
         if (number := SUBMITTED.search(done.stdout)) is None:
             because = f"sbatch --parsable printed no job number: {done.stdout.strip()[:80]!r}"
-            raise EngineUnavailable("Slurm did not take a pilot job", because, "sbatch --parsable")
+            raise EngineUnavailable("Slurm did not take a job", because, "sbatch --parsable")
         return int(number[1])
 
     def try_submit(self, words: Sequence[str]) -> str:

@@ -179,7 +179,9 @@ class SlurmEngine:
         nodes += [
             EngineNode(f"slurm-{job.id}", "releasing", because=self._said(job)) for job in failed
         ]
-        return EngineStatus(tuple(nodes))
+        # The pilot job has ended by itself, which it does after all that it had started.
+        gone = tuple(f"slurm-{n}" for n, job in ended.items() if job.state == "COMPLETED")
+        return EngineStatus(tuple(nodes), ended=gone)
 
     def _described(
         self, job: SlurmJob, draining: dict[str, tuple[float, str]], now_s: float
@@ -194,7 +196,7 @@ class SlurmEngine:
         if job.state in WAITING:
             if job.id in self._memory.started:  # by an operator; its agent is gone
                 self._commands.cancel(job.id)
-                return EngineNode(name, "releasing")
+                return EngineNode(name, "releasing", leaves_at_s=now_s)
             return EngineNode(name, "starting", because=_waits_for(job))
         if job.host in draining:
             leaves_at_s, reason = draining[job.host]
@@ -209,7 +211,9 @@ class SlurmEngine:
             return node
         left_s = job.ends_at_s - now_s
         if left_s <= min(NOTICE_S, job.limit_s * NOTICE_PART) + self._ask_every_s:
-            because = "its Slurm job reaches its time limit, or is preempted"
+            because = "its Slurm job reaches its time limit"
+            if job.is_cut_short:
+                because = "Slurm preempts its job"
             return EngineNode(node.name, "up", job.ends_at_s - GONE_S, because)
         if left_s <= min(RENEW_S, job.limit_s * RENEW_PART):
             return EngineNode(node.name, "up", expires_at_s=job.ends_at_s)
@@ -236,33 +240,42 @@ class SlurmEngine:
                 lines = file.read().decode("utf-8", errors="replace").splitlines()
         except OSError:
             lines = []
-        said = [line for line in lines if line.strip()]
-        state = f"its Slurm job ended as {job.state}"
-        return f"{state}: {said[-1].strip()}" if said else f"{state}, without a word in {log}"
+        said = [line.strip() for line in lines if line.strip()]
+        avoided = f"; {job.host} is avoided for {AVOIDED_S / 60:.0f} minutes" if job.host else ""
+        words = said[-1] if said else job.reason or f"it left no word in {log}"
+        return f"its Slurm job ended as {job.state}: {words}{avoided}"
 
     # What is asked for.
 
     def _sbatch_words(self, machines: Iterable[SlurmNode]) -> list[str]:
         words = ["--job-name=" + self._name, "--comment=" + self._comment]
-        words += [f"--signal=B:USR1@{self._notice_s:.0f}"]
+        words += [f"--signal=B:USR1@{self._notice_s:.0f}"] if self._notice_s else []
         words += [f"--chdir={self._folder}", "--output=%j.log"]
         words += pilot_words(self._options, self._gpus, machines)
         return [*words, str(SHELL), sys.executable, "-P", "-m", "coddl.engines.slurm.pilot", "."]
 
     def _excluded(self) -> list[str]:
-        """Keep away from machines where pilot jobs have failed: Slurm finds them free at once."""
+        """Keep away from machines where pilot jobs have failed: Slurm finds them free at once.
+
+        Not from all of them: it may be the pool's fault, and mended by now.
+        """
         since_s = self._wall_s() - AVOIDED_S
         hosts = [host for host, at_s in self._memory.failed_on.items() if at_s > since_s]
-        return [f"--exclude={','.join(hosts)}"] if hosts else []
+        if not hosts:
+            return []
+        machines = self._commands.nodes(partition=self._options.partition)
+        others = [m for m in machines if m.gpus >= self._gpus and m.name not in hosts]
+        return [f"--exclude={','.join(hosts)}"] if any(m.takes_jobs for m in others) else []
 
     @property
     def _notice_s(self) -> float:
         """Say how long before its limit a pilot job gets a signal, should nobody else see it come.
 
-        Slurm may send it half a minute earlier.
+        Slurm may send it half a minute earlier, which is too early for a short limit: 0, none.
         """
         limit_s = duration(self._options.time)
-        return (NOTICE_S if limit_s is None else min(NOTICE_S, limit_s * NOTICE_PART)) / 2.0
+        is_long = limit_s is None or limit_s * NOTICE_PART >= NOTICE_S
+        return NOTICE_S / 2.0 if is_long else 0.0
 
     def _check_accepted(self, machines: Iterable[SlurmNode]) -> None:
         """Raise UserError if Slurm would not take a pilot job, now or later."""
@@ -274,7 +287,7 @@ class SlurmEngine:
             raise UserError(
                 "Slurm would not take a job of this pool",
                 because.removeprefix("allocation failure: "),
-                "other --partition, --gpus-per-node, --time, --account or --sbatch-arg",
+                "coddl doctor --engine slurm with the same options, which says what there is",
             )
 
     def _forget_logs(self) -> None:
@@ -291,7 +304,8 @@ def _waits_for(job: SlurmJob) -> str:
     if job.state == "CONFIGURING":
         return "its machine is being started"
     at = f", expected at {_local_time(job.starts_at_s)}" if job.starts_at_s is not None else ""
-    return f"Slurm job {job.id} waits in the queue ({job.reason or job.state}{at})"
+    reason = job.reason or "Slurm has not said why yet"
+    return f"Slurm job {job.id} waits in the queue ({reason}{at})"
 
 
 def _local_time(at_s: float) -> str:

@@ -7,6 +7,7 @@ from coddl.engines.slurm.commands import SlurmNode
 from coddl.engines.slurm.options import SlurmOptions
 
 # What `sbatch --test-only` says of a job that would only have to wait.
+CPU_PART: Final = 0.75
 WAITS: Final = ("busy", "down, drained or reserved")
 
 
@@ -19,8 +20,12 @@ def pilot_words(options: SlurmOptions, gpus: int, nodes: Iterable[SlurmNode]) ->
 
 
 def cpu_share(nodes: Iterable[SlurmNode], gpus: int) -> int:
-    """Count the CPUs that come with some GPUs of a machine: their share of its CPUs."""
-    return min((n.cpus * gpus // n.gpus for n in nodes if n.gpus >= gpus), default=0)
+    """Count the CPUs that come with some GPUs of a machine: most of their share of its CPUs.
+
+    With all of it, a node would wait for a machine without any other job.
+    """
+    shares = [n.cpus * gpus / n.gpus * CPU_PART for n in nodes if n.gpus >= gpus]
+    return max(1, int(min(shares))) if shares else 0
 
 
 def would_wait(said: str) -> bool:

@@ -138,7 +138,7 @@ def test_a_node_whose_agent_has_notice_is_left_by_then_and_works_on() -> None:
     assert lead is not None
     (drained,) = notice(story, lead, 90.0)
     assert sentence_of(drained) == (
-        f"node {lead} drained by its agent, to be empty within 90 s: its machine goes away"
+        f"node {lead} drained by its agent, to be empty within 90 s: its machine is taken back"
     )
     node = story.pool.nodes[lead]
     assert not node.is_silent

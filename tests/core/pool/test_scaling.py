@@ -231,6 +231,19 @@ def test_a_node_that_an_operator_empties_by_a_deadline_is_given_back() -> None:
     assert node not in scaled.pool.nodes_of(scaled.job(job).granted)
 
 
+def test_a_node_whose_processes_have_ended_for_sure_is_not_waited_for() -> None:
+    scaled = Scaled()
+    job = trained(scaled)
+    (node,) = scaled.nodes
+    gone = r.EngineReported("ray", BOUNDS, (), ended=(node, "never-heard-of"))
+    scaled.happen(gone)
+    assert scaled.pool.nodes[node].is_up, "its agent still speaks: it says goodbye itself"
+    scaled.happen(r.NodeSilent(node, "1"))
+    scaled.happen(gone)
+    assert node not in scaled.pool.nodes
+    assert not scaled.job(job).granted
+
+
 def test_a_node_with_live_processes_is_not_taken_for_gone_before_its_lease_is() -> None:
     scaled = Scaled()
     job = trained(scaled)
