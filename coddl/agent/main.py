@@ -40,7 +40,7 @@ from coddl.agent.logs import LogSpool
 from coddl.agent.memory_watch import watch_memory
 from coddl.agent.node_agent import NodeAgent, NodeInfo
 from coddl.agent.object_store import ObjectStore
-from coddl.agent.options import AgentOptions
+from coddl.agent.options import SERVER_GONE, AgentOptions
 from coddl.agent.orphans import OrphanProcesses, mark_of, process
 from coddl.agent.server_session import ReportOutbox, ServerSession
 from coddl.agent.slot_table import AgentBridge
@@ -74,7 +74,7 @@ log = structlog.get_logger()
 class ServerGone(UserError):
     """The server has not answered for so long that the agent has ended."""
 
-    exit_code = 1
+    exit_code = SERVER_GONE
 
     def __init__(self, server: str, seconds: float) -> None:
         because = f"the server {server} has not answered for {seconds:.0f} s"

@@ -3,7 +3,9 @@
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
+
+SERVER_GONE: Final = 69  # the exit code of an agent that has ended with its lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,10 @@ LOOPBACK: Final = "127.0.0.1"
 
 Host = Annotated[
     str,
-    typer.Option(metavar="HOST", help="Address to listen on (default: 127.0.0.1; 0.0.0.0: all)."),
+    typer.Option(
+        metavar="HOST",
+        help="Address to listen on (default: 127.0.0.1; with --engine slurm: 0.0.0.0, all).",
+    ),
 ]
 Port = Annotated[
     int, typer.Option(min=0, max=65535, metavar="PORT", help="Port of the server; 0: any free one.")

@@ -1,5 +1,7 @@
 """What brings nodes to a pool: options of `coddl up`, and the process that it runs for them."""
 
+import difflib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -19,9 +21,16 @@ from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
     from coddl.core.node_count import NodeBounds
+    from coddl.engines.pool import PoolOptions
 
 CONNECTOR_EXAMPLES = "Examples:  coddl connector --engine ray --nodes 0..8 --gpus-per-node 4"
 NODES: Final = "0..8"  # that an engine may bring
+ENGINE_FILE: Final = "engine"  # in the state folder: how the pool's engine was named last
+
+
+def _complete_engines(incomplete: str) -> list[str]:
+    return [each for each in ("local", "ray", "slurm", "none") if each.startswith(incomplete)]
+
 
 Slots = Annotated[
     int | None,
@@ -55,12 +64,16 @@ Engine = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="What brings nodes as jobs need them: local (agents of this machine), ray or slurm.",
+        help="What brings nodes as jobs need them: local (agents of this machine), ray, slurm; "
+        "none: nothing any more.",
+        autocompletion=_complete_engines,
     ),
 ]
 NodeRange = Annotated[
     str,
-    typer.Option("--nodes", metavar="MIN..MAX", help="How many nodes the engine may bring."),
+    typer.Option(
+        "--nodes", metavar="MIN..MAX", help="How many nodes the engine may bring (default: 0..8)."
+    ),
 ]
 GpusPerNode = Annotated[
     int | None,
@@ -89,11 +102,9 @@ def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "Node
     from coddl.engines.connector import ENGINES
 
     if engine not in ENGINES:
-        raise UserError(
-            f"--engine {engine} can't be used",
-            f"the engines are: {', '.join(ENGINES)}",
-            "--engine ray",
-        )
+        near = difflib.get_close_matches(engine, ENGINES, 1) or ["ray"]
+        because = f"the engines are: {', '.join(ENGINES)}"
+        raise UserError(f"--engine {engine} can't be used", because, f"--engine {near[0]}")
     least, most = node_range(nodes or NODES)
     if gpus is None:
         raise UserError(
@@ -103,6 +114,62 @@ def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "Node
         )
     idle_s = read_span("--idle", idle)
     return NodeBounds(least, most, gpus, ENGINES[engine], idle_s)
+
+
+def checkpoint_uri(text: str) -> str:
+    """Give where jobs keep checkpoints; raises UserError if that is no such URI."""
+    from coddl.api.checkpoint_uri import check_uri
+
+    return check_uri(text) if text else ""
+
+
+def named_engine(engine: str, state_dir: str) -> str:
+    """Give the engine of a pool; `none` says that it has none any more."""
+    from coddl.api.client import state_folder
+
+    if engine != "none":
+        return engine
+    (state_folder(state_dir) / ENGINE_FILE).unlink(missing_ok=True)
+    return ""
+
+
+def check_same_engine(options: "PoolOptions") -> None:
+    """Raise UserError if a pool has had an engine, and none is named now: else remember it.
+
+    Without its engine, jobs would run on the machine where the command was typed.
+    """
+    path = options.folder / ENGINE_FILE
+    if not options.engine and path.exists():
+        raise UserError(
+            "the pool can't be started like this",
+            "its nodes were brought by an engine, which is not named",
+            f"coddl up {path.read_text().strip()}; or --engine none, to use this machine instead",
+        )
+    if options.engine:
+        options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        words = engine_words(options)
+        words += ["--slots", str(options.slots)] if options.slots is not None else []
+        words += ["--host", options.host] if options.engine != "local" else []
+        words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
+        path.write_text(shlex.join(words) + "\n")
+
+
+def engine_words(options: "PoolOptions") -> list[str]:
+    """Give the options that say what brings nodes to a pool."""
+    if (bounds := options.bounds) is None:
+        return []
+    words = ["--engine", options.engine, "--nodes", f"{bounds.least}..{bounds.most}"]
+    words += ["--gpus-per-node", str(bounds.gpus), "--idle", f"{bounds.idle_s:g}s"]
+    words += ["--address", options.address] if options.address else []
+    return words + options.slurm.words
+
+
+def engine_address(engine: str, address: str) -> str:
+    """Give the address of an engine; raises UserError for one that has none."""
+    if address and engine != "ray":
+        because = "it is the address of a Ray cluster"
+        raise UserError(f"--address {address} can't be used", because, "--engine ray")
+    return address
 
 
 def reachable_host(engine: str, host: str) -> str:
@@ -152,7 +219,7 @@ def connector(
         bounds=engine_bounds(engine, node_range, gpus_per_node or slots, idle),
         slots=slots,
         jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
-        address=address,
+        address=engine_address(engine, address),
         slurm=slurm,
     )
     raise typer.Exit(run_connector(options, note))

@@ -1,6 +1,7 @@
 """Start and end a pool: up, down."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +31,13 @@ from coddl.cli.engines import (
     JobsDir,
     NodeRange,
     Slots,
+    check_same_engine,
+    checkpoint_uri,
+    engine_address,
     engine_bounds,
+    engine_words,
     folder_at,
+    named_engine,
     reachable_host,
 )
 from coddl.cli.output import AsJson, Output, wants_json
@@ -50,6 +56,7 @@ from coddl.cli.slurm_options import (
     ServerInJob,
     ServerSbatchArgs,
     TimeLimit,
+    server_job_args,
     slurm_options,
 )
 from coddl.core.errors import UserError
@@ -122,13 +129,13 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Start a pool on this machine: a server and an agent, in the background."""
-    from coddl.api.checkpoint_uri import check_uri
     from coddl.api.client import state_folder
     from coddl.engines.pool import PoolOptions
 
-    engine = engine or ("local" if node_range else "")
+    engine = named_engine(engine or ("local" if node_range else ""), state_dir)
     _check_agents(agents, slots, engine)
-    server_args = (server_sbatch_arg or ()) if server_in_job else None
+    server_args = server_job_args(server_in_job, server_sbatch_arg)
+    slurm = slurm_options(engine, (partition, time, account), sbatch_arg, server_args)
     options = PoolOptions(
         folder=state_folder(state_dir),
         port=port,
@@ -140,10 +147,10 @@ def up(
         tls=tls_files(tls_cert, tls_key, tls_ca),
         engine=engine,
         bounds=engine_bounds(engine, node_range, gpus_per_node or slots, idle) if engine else None,
-        address=address,
-        slurm=slurm_options(engine, (partition, time, account), sbatch_arg, server_args),
+        address=engine_address(engine, address),
+        slurm=slurm,
         jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
-        checkpoints=check_uri(checkpoints) if checkpoints else "",
+        checkpoints=checkpoint_uri(checkpoints),
     )
     options = with_cluster(options, cluster) if cluster else options
     if foreground:
@@ -169,12 +176,17 @@ def _start(options: "PoolOptions", as_json: bool) -> None:
     from coddl.engines.slurm.server_job import start_in_job
 
     is_new = not _is_up(options.folder)
+    if is_new:
+        check_same_engine(options)
     if is_new and options.slurm.server_args is not None:
         # Other users may have servers on the machine that Slurm chooses.
         options = replace(options, port=0 if options.port == PORT else options.port)
         start_in_job(options, words_of_up(options), lambda: is_ready(options), note)
     elif is_new:
         up(options, words_of_up(options), lambda: is_ready(options))
+    if is_new and not options.engine:
+        with own_client(options.folder) as client:
+            client.delete("/engine")
     _tell_up(options, is_new, as_json)
 
 
@@ -188,17 +200,17 @@ def _is_up(folder: Path) -> bool:
 
 def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
     from coddl.api.client import LOOPBACK as LOOPBACK_NAMES
+    from coddl.api.client import state_folder
     from coddl.engines.pool import server_of, supervisor_of
 
     about = server_of(options.folder)
     url = about.url if about else ""
     if as_json:
         told = {"state_dir": str(options.folder), "url": url, "started": is_new}
-        print(json.dumps({**told, "pid": supervisor_of(options.folder)}, indent=2))
+        is_here = options.slurm.server_args is None
+        pid = supervisor_of(options.folder) if is_here else None
+        print(json.dumps({**told, "pid": pid}, indent=2))
     elif is_new:
-        if not options.engine:
-            with own_client(options.folder) as client:
-                client.delete("/engine")
         print(f"pool started at {url}: {_slots(options.folder, options.bounds)}")
         _note_problems(options.folder)
         if urlsplit(url).hostname not in LOOPBACK_NAMES:
@@ -206,7 +218,10 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
             more = f"coddl agent --server {url} --token-file FILE{ca}"
             more += "" if options.checkpoints else " --jobs-dir DIR"
             print(f"add a machine: {more} (FILE: {options.folder}/token)", file=sys.stderr)
-        print("submit a job: coddl submit train.py   stop the pool: coddl down", file=sys.stderr)
+        usual = state_folder(os.environ.get("CODDL_STATE_DIR", ""))
+        of = "" if options.folder == usual else f" --state-dir {options.folder}"
+        submit, down = f"coddl submit{of} train.py", f"coddl down{of}"
+        print(f"submit a job: {submit}   stop the pool: {down}", file=sys.stderr)
     else:
         where = url or options.folder
         print(f"a pool is already running at {where}; its options are unchanged")
@@ -234,6 +249,8 @@ def checked_cluster(spec: str, agents: tuple[str, ...]) -> str:
 def _supervise(options: "PoolOptions") -> int:
     from coddl.engines.pool import PoolProcess
 
+    check_same_engine(options)
+
     def tell(text: str) -> None:
         import datetime
 
@@ -253,12 +270,7 @@ def words_of_up(options: "PoolOptions") -> list[str]:
     words += ["--host", options.host, *options.names]
     words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
     words += ["--checkpoints", options.checkpoints] if options.checkpoints else []
-    if (bounds := options.bounds) is not None:
-        words += ["--engine", options.engine, "--nodes", f"{bounds.least}..{bounds.most}"]
-        words += ["--gpus-per-node", str(bounds.gpus), "--idle", f"{bounds.idle_s:g}s"]
-        words += ["--address", options.address] if options.address else []
-        words += options.slurm.words
-    return words
+    return words + engine_words(options)
 
 
 def own_client(folder: Path) -> "Client":

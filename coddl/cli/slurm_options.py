@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 NO_LIMIT: Final = ("infinite", "unlimited")  # as Slurm writes it, in any case
 # What has an option of its own, so that the pool knows it.
 OWN: Final = {"partition": "-p", "time": "-t", "account": "-A"}
+# What makes a job one node, found again by its name.
+FIXED: Final = {
+    "nodes": "-N",
+    "ntasks": "-n",
+    "array": "-a",
+    "job-name": "-J",
+    "chdir": "-D",
+    "output": "-o",
+    "requeue": "--requeue",
+    "signal": "--signal",
+}
 
 Partition = Annotated[
     str,
@@ -53,6 +64,14 @@ ServerSbatchArgs = Annotated[
 ]
 
 
+def server_job_args(is_in_job: bool, args: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Give the arguments of the server's job; None: it has none."""
+    if args and not is_in_job:
+        because = "the server has no Slurm job"
+        raise UserError("--server-sbatch-arg can't be used", because, "--server-in-job, too")
+    return tuple(args or ()) if is_in_job else None
+
+
 def slurm_options(
     engine: str,
     asked: tuple[str, str, str],
@@ -69,7 +88,7 @@ def slurm_options(
 
     partition, time, account = asked
     if time and time.lower() not in NO_LIMIT and duration(time) is None:
-        because = "Slurm writes limits as minutes, HH:MM:SS, D-HH or D-HH:MM:SS"
+        because = "Slurm writes limits as minutes, MM:SS, HH:MM:SS, D-HH or D-HH:MM:SS"
         raise UserError(f"--time {time} can't be used", because, "--time 8:00:00")
     args = tuple(sbatch_args or ())
     for each in (*args, *(server_args or ())):
@@ -77,10 +96,14 @@ def slurm_options(
             because = "it is not one option of sbatch, with its value after ="
             raise UserError(f"--sbatch-arg {each} can't be used", because, "--sbatch-arg=--mem=64G")
     for each in args:
-        for name, letter in OWN.items():
-            if each.partition("=")[0] == f"--{name}" or each.startswith(letter):
-                because = f"coddl has an option --{name}"
-                raise UserError(f"--sbatch-arg {each} can't be used", because, f"--{name}")
+        for name, letter in (OWN | FIXED).items():
+            if each.partition("=")[0] != f"--{name}" and not each.startswith(letter):
+                continue
+            if name in OWN:
+                because, try_ = f"coddl has an option --{name}", f"--{name}"
+            else:
+                because, try_ = "coddl sets it: each node is one job on one machine", "no such arg"
+            raise UserError(f"--sbatch-arg {each} can't be used", because, try_)
     options = SlurmOptions(
         partition=partition,
         time=time,

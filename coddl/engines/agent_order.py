@@ -6,7 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from coddl.agent.devices import gpus_here
 from coddl.agent.options import AgentOptions
+from coddl.core.errors import UserError
 from coddl.engines.agent_guard import ABANDONED_S, GuardOrder
 from coddl.engines.engine import CA_FILE, AgentLaunch
 
@@ -16,6 +18,16 @@ PROGRAM: Final = (sys.executable, "-P", "-m", "coddl")
 def state_dir_of(pool: str, node: str) -> Path:
     """Tell where the files of a node's agent are, while it runs."""
     return Path(tempfile.gettempdir()) / f"coddl-{pool}-{node}"
+
+
+def check_gpus(launch: AgentLaunch) -> None:
+    """Raise UserError if the agent of a node would offer CPU slots where GPUs were granted."""
+    if launch.slots is None and gpus_here() is None:
+        raise UserError(
+            "the GPUs of this machine can't be used",
+            "it has no NVIDIA driver",
+            "--slots with the number of --gpus-per-node, to offer CPU slots for a trial",
+        )
 
 
 def order_of(

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from coddl.agent.devices import VISIBLE
 from coddl.engines.agent_guard import ABANDONED_S, TICK_S, AgentEnded, AgentStarted
-from coddl.engines.agent_order import order_of, state_dir_of
+from coddl.engines.agent_order import check_gpus, order_of, state_dir_of
 from coddl.engines.engine import AgentLaunch
 from coddl.engines.guarded_agent import GuardedAgent
 
@@ -53,6 +53,7 @@ class RayNodeActor:
         self._started: AgentStarted | None = None
         self._ended: AgentEnded | None = None
         self._released = threading.Event()
+        check_gpus(launch)
         env = agent_env(os.environ, initial_env(), self._gpu_ids)
         self._agent = GuardedAgent(order_of(launch, node, self._gpu_ids), env)
         threading.Thread(target=self._hear, name="agent-guard", daemon=True).start()

@@ -16,6 +16,7 @@ from coddl.agent.leave_notice import write_notice
 from coddl.agent.main import ServerGone, keep_lease
 from coddl.agent.node_agent import NodeAgent
 from coddl.agent.node_lease import NodeLease
+from coddl.agent.options import SERVER_GONE
 from coddl.agent.server_session import ServerSession
 from coddl.api import wire
 from coddl.core.pool.orders import Orders
@@ -45,6 +46,8 @@ def notices(server: PaperServer) -> list[float]:
 def test_an_agent_that_was_given_no_job_ends_at_once(tmp_path: Path, server: PaperServer) -> None:
     with Agent(tmp_path, server.url, warm=False) as agent:
         server.hello()
+        server.order(orders(1))
+        server.held(1, {})
         give_notice(agent, 600.0)
         assert agent.end() == 0
     assert 500.0 < notices(server)[0] <= 600.0
@@ -140,7 +143,7 @@ def test_an_agent_that_ends_with_its_lease_does_so_and_says_why(tmp_path: Path) 
         server.hello("n0")
         server.hello("n1")
         server.close()
-        assert ends.end() == 1
+        assert ends.end() == SERVER_GONE
         said = ends.printed.read_text()
         assert "the agent has ended" in said
         assert f"because the server {server.url} has not answered for 5 s" in said

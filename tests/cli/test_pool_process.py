@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from coddl.api.tls import TlsFiles
+from coddl.cli.engines import check_same_engine, named_engine
 from coddl.cli.pool import checked_cluster, words_of_up
 from coddl.cli.pool import down as stop
 from coddl.core.errors import UserError
+from coddl.core.node_count import NodeBounds
 from coddl.engines import pool as pool_process
 from coddl.engines.pool import (
     AnnouncedServer,
@@ -28,6 +30,7 @@ from coddl.engines.pool import (
     supervisor_of,
 )
 from coddl.engines.processes import Child, rotate
+from coddl.engines.slurm.options import SlurmOptions
 from tests.cli.stub_pool import Reply, StubPool
 from tests.runtime.harness import ROOT, lives, wait_until
 
@@ -428,3 +431,18 @@ def test_no_moment_is_wrong_for_a_signal(keep: Keep) -> None:
         pool.process.send_signal(signal.SIGCHLD)
     pool.process.terminate()
     assert pool.end() == (0, "")
+
+
+def test_a_pool_that_had_an_engine_is_not_started_without_it(tmp_path: Path) -> None:
+    bounds = NodeBounds(0, 4, 2, idle_s=60.0)
+    slurm = SlurmOptions(partition="gpu", time="8:00:00")
+    options = PoolOptions(
+        folder=tmp_path, engine="slurm", bounds=bounds, slurm=slurm, host="0.0.0.0"
+    )
+    check_same_engine(options)
+    with pytest.raises(UserError) as refused:
+        check_same_engine(PoolOptions(folder=tmp_path))
+    words = "--engine slurm --nodes 0..4 --gpus-per-node 2 --idle 60s --partition gpu"
+    assert refused.value.try_.startswith(f"coddl up {words} --time 8:00:00 --host 0.0.0.0; or")
+    assert named_engine("none", str(tmp_path)) == ""
+    check_same_engine(PoolOptions(folder=tmp_path))

@@ -192,7 +192,8 @@ class Known:
 
 
 def running(left_s: float, limit_s: float = 28800.0, host: str = "n1") -> SlurmJob:
-    return SlurmJob(7, "RUNNING", NOW_S + 5.0 + left_s, limit_s, NOW_S, host)
+    ends_at_s = NOW_S + 5.0 + left_s
+    return SlurmJob(7, "RUNNING", ends_at_s, limit_s, ends_at_s - limit_s, host)
 
 
 def test_a_pilot_job_expires_in_time_and_leaves_shortly_before_its_limit(tmp_path: Path) -> None:
@@ -202,7 +203,7 @@ def test_a_pilot_job_expires_in_time_and_leaves_shortly_before_its_limit(tmp_pat
     assert (node.expires_at_s, node.leaves_at_s) == (NOW_S + 1705.0, None)
     (node,) = Known(tmp_path).look(running(110.0))
     assert (node.expires_at_s, node.leaves_at_s) == (None, NOW_S + 110.0)
-    assert "time limit" in node.because
+    assert node.because == "its Slurm job reaches its time limit"
 
 
 def test_a_preemption_with_a_grace_time_is_seen_by_an_earlier_end(tmp_path: Path) -> None:
@@ -210,6 +211,7 @@ def test_a_preemption_with_a_grace_time_is_seen_by_an_earlier_end(tmp_path: Path
     known.look(running(20000.0))
     (node,) = known.look(SlurmJob(7, "RUNNING", known.now_s + 45.0, 28800.0, NOW_S, "n1"))
     assert node.leaves_at_s == pytest.approx(known.now_s - 5.0 + 45.0 - 5.0)
+    assert node.because == "Slurm preempts its job"
 
 
 def test_a_short_limit_leaves_time_to_work(tmp_path: Path) -> None:
@@ -268,7 +270,8 @@ def test_what_is_not_ours_is_never_ended(tmp_path: Path) -> None:
 def test_a_job_that_was_requeued_does_not_become_a_node_again(tmp_path: Path) -> None:
     known = Known(tmp_path)
     known.look(running(7200.0))
-    assert known.look(SlurmJob(7, "PENDING", reason="BeginTime"))[0].state == "releasing"
+    (node,) = known.look(SlurmJob(7, "PENDING", reason="BeginTime"))
+    assert (node.state, node.leaves_at_s) == ("releasing", known.now_s), "Slurm thinks it is free"
     assert known.slurm.done == [("cancel", 7, False)]
 
 
@@ -281,13 +284,29 @@ def test_a_job_that_fails_is_told_once_with_its_last_words_and_its_machine_avoid
     failed = SlurmJob(7, "FAILED", host="n1")
     (node,) = known.look(failed)
     assert node.state == "releasing"
-    assert node.because == "its Slurm job ended as FAILED: No module named 'coddl'"
+    assert "its Slurm job ended as FAILED: No module named 'coddl'; n1 is avoided" in node.because
     assert known.look(failed) == ()
+    known.engine.acquire()
+    assert not [word for word in known.slurm.done[-1] if "exclude" in str(word)]
+    known.slurm.machines = [SlurmNode("n1", "idle", 8, 2), SlurmNode("n2", "idle", 8, 2)]
     known.engine.acquire()
     assert "--exclude=n1" in known.slurm.done[-1]
     known.now_s += 601.0
     known.engine.acquire()
     assert "--exclude=n1" not in known.slurm.done[-1]
+
+
+def test_a_job_that_never_ran_fails_for_the_reason_that_slurm_gives(tmp_path: Path) -> None:
+    known = Known(tmp_path)
+    known.look()
+    (node,) = known.look(SlurmJob(7, "FAILED", reason="BadConstraints"))
+    assert node.because == "its Slurm job ended as FAILED: BadConstraints"
+
+
+def test_a_job_that_has_ended_by_itself_vouches_for_its_processes(tmp_path: Path) -> None:
+    known = Known(tmp_path)
+    known.look(SlurmJob(7, "COMPLETED"), SlurmJob(8, "CANCELLED"), SlurmJob(9, "NODE_FAIL"))
+    assert known.engine.look().ended == ("slurm-7",)
 
 
 def test_ends_that_slurm_brings_about_are_no_failures(tmp_path: Path) -> None:
@@ -307,12 +326,18 @@ def test_slurm_is_not_asked_more_often_than_every_few_seconds(tmp_path: Path) ->
     assert not known.engine.look().nodes
 
 
+def test_a_short_limit_has_no_signal_that_might_come_too_early(tmp_path: Path) -> None:
+    known = Known(tmp_path, SlurmOptions(time="5"))
+    known.engine.acquire()
+    assert not [word for word in known.slurm.done[-1] if str(word).startswith("--signal")]
+
+
 def test_a_pilot_job_asks_for_its_share_of_a_machines_cpus(tmp_path: Path) -> None:
     machines = [SlurmNode("n1", "idle", 64, 8), SlurmNode("n2", "idle", 96, 4)]
     known = Known(tmp_path, SlurmOptions(partition="gpu", time="30"), machines=machines)
     known.engine.acquire()
     words = known.slurm.done[-1]
-    assert {"--cpus-per-task=16", "--partition=gpu", "--time=30", "--gres=gpu:2"} <= set(words)
+    assert {"--cpus-per-task=12", "--partition=gpu", "--time=30", "--gres=gpu:2"} <= set(words)
     assert {"--no-requeue", "--job-name=coddl-p1", "--signal=B:USR1@60"} <= set(words)
     own = SlurmOptions(sbatch_args=("--cpus-per-task=4", "--mem=9G"))
     known = Known(tmp_path, own, machines=machines)

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Final
 
 from coddl.agent.devices import NONE, VISIBLE
+from coddl.agent.options import SERVER_GONE
 from coddl.core.errors import UserError
 from coddl.engines.agent_guard import GuardOrder
-from coddl.engines.agent_order import order_of
+from coddl.engines.agent_order import check_gpus, order_of
 from coddl.engines.engine import AgentLaunch
 from coddl.engines.guarded_agent import GuardedAgent
 from coddl.engines.processes import LEAVE_S
@@ -115,10 +116,11 @@ class Pilot:
     def run(self) -> int:
         """Wait for the end of the agent, and of all that it has started."""
         ended = self._agent.wait()
-        if not ended.code or self._is_told:
-            return 0  # one that is told to end before it has started dies of that
-        _say(f"the agent ended with code {ended.code}: {ended.said}")
-        return 1
+        if ended.code and ended.said:
+            _say(ended.said)
+        # One that is told to end before it has started dies of that. And it is no mistake of the
+        # node's if the server is gone: Slurm is told that all is well.
+        return 0 if self._is_told or ended.code in (0, SERVER_GONE) else 1
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self._is_told = True
@@ -142,6 +144,7 @@ def main(folder: Path) -> int:
         return 0
     try:
         order = read_order(folder)
+        check_gpus(order.launch)
         ids = gpu_ids(env, order)
     except (OSError, ValueError) as error:
         _say(f"what to do can't be read: {error}")

@@ -16,13 +16,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from coddl.core.errors import UserError
+from coddl.engines.engine import EngineUnavailable
 from coddl.engines.processes import LEAVE_S
-from coddl.engines.slurm.commands import SlurmCommands, SlurmJob
+from coddl.engines.slurm.commands import SlurmCommands, SlurmJob, duration
 from coddl.engines.slurm.engine import ENDING, LIVE, WAITING
 from coddl.engines.slurm.pilot import SHELL
 
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 FILE: Final = "server-job.json"  # in the state folder: the words for `sbatch`
 LOG: Final = "server-job.log"
-NOTICE_S: Final = 300  # before the limit, to save all jobs
+ENDED: Final = "server-job.ended.json"  # the same, while the pool stops
+NOTICE_S: Final = 300.0  # before the limit, to save all jobs
+NOTICE_PART: Final = 0.25  # of a short limit
+SHORT_S: Final = 3600.0
 LOOK_EVERY_S: Final = 1.0
 TELL_S: Final = 5.0
 
@@ -43,7 +47,7 @@ def name_of(folder: Path) -> str:
 
 def server_jobs(folder: Path, commands: SlurmCommands | None = None) -> list[SlurmJob]:
     """List the jobs that run a pool's server, or will; without Slurm there are none."""
-    if not (folder / FILE).exists():
+    if not ((folder / FILE).exists() or (folder / ENDED).exists()):
         return []
     found = (commands or SlurmCommands()).jobs(name_of(folder))
     return [job for job in found if job.state in (*WAITING, *LIVE, *ENDING)]
@@ -62,11 +66,23 @@ def start_in_job(
     make_folder(folder)
     ours = [f"--job-name={name_of(folder)}", f"--comment=CoDDL server of {folder}"]
     ours += ["--nodes=1", "--ntasks=1", "--cpus-per-task=2", "--requeue", "--open-mode=append"]
-    ours += [f"--signal=B:USR1@{NOTICE_S}", f"--chdir={folder / 'output'}", f"--output={LOG}"]
+    notice_s = _notice_s(options.slurm.server_words)
+    ours += [f"--signal=B:USR1@{notice_s:.0f}", f"--chdir={folder / 'output'}", f"--output={LOG}"]
     run = [str(SHELL), sys.executable, "-P", "-m", "coddl.engines.slurm.server_job", str(folder)]
     sbatch = [*ours, *options.slurm.server_words, *run, *words]
     (folder / FILE).write_text(json.dumps({"sbatch": sbatch}), "utf-8")
-    job = commands.submit(sbatch)
+    (folder / ENDED).unlink(missing_ok=True)
+    try:
+        job = commands.submit(sbatch)
+    except EngineUnavailable as error:
+        (folder / FILE).unlink()
+        try_ = "--server-sbatch-arg with another --partition, --time or --account"
+        raise UserError("Slurm did not take the server's job", error.because, try_) from None
+    if (limit_s := _limit_s(options.slurm.server_words)) is not None and limit_s < SHORT_S:
+        tell(
+            f"the server's job ends after {limit_s / 60:.0f} min, and each time all jobs are saved "
+            "and started again: --server-sbatch-arg=--time=... gives it longer"
+        )
     try:
         _await_ready(folder, commands, job, is_ready, tell)
     except BaseException:
@@ -102,25 +118,47 @@ def _await_ready(
 def end_in_job(folder: Path, tell: Callable[[str], None] = print) -> bool:
     """Have a pool's server end, and wait for that; tell whether there was such a job."""
     commands = SlurmCommands()
-    jobs = server_jobs(folder, commands)
-    for job in jobs:
-        if job.state in WAITING:
-            commands.cancel(job.id)
-        else:
-            commands.signal(job.id, "USR2")
+    with contextlib.suppress(FileNotFoundError):
+        (folder / FILE).rename(folder / ENDED)  # no job hands in another one from here on
     begin_s, is_told = time.monotonic(), False
-    while server_jobs(folder, commands):
+    told: set[int] = set()  # jobs that were told to end while they ran
+    was_up = False
+    while live := server_jobs(folder, commands):
+        was_up = True
+        for job in live:
+            if job.id not in told:  # one that waited may have started meanwhile
+                _end(job, commands)
+        told |= {job.id for job in live if job.state not in WAITING}
         if time.monotonic() - begin_s > TELL_S and not is_told:
             tell("waiting for jobs to save their state")
             is_told = True
         if time.monotonic() - begin_s > LEAVE_S + 60.0:
-            ids = " ".join(str(job.id) for job in jobs)
+            ids = " ".join(str(job.id) for job in live)
             raise UserError(
                 "the pool did not stop", f"Slurm job {ids} is still there", f"scancel {ids}"
             )
         time.sleep(LOOK_EVERY_S)
-    (folder / FILE).unlink(missing_ok=True)
-    return bool(jobs)
+    (folder / ENDED).unlink(missing_ok=True)
+    return was_up
+
+
+def _end(job: SlurmJob, commands: SlurmCommands) -> None:
+    if job.state in WAITING:
+        commands.cancel(job.id)
+    else:
+        commands.signal(job.id, "USR2")
+
+
+def _limit_s(sbatch_words: Sequence[str]) -> float | None:
+    """Read the time limit that a job is asked for with; None: it is Slurm's default."""
+    given = [word.partition("=")[2] for word in sbatch_words if word.startswith("--time=")]
+    return duration(given[-1]) if given else None
+
+
+def _notice_s(sbatch_words: Sequence[str]) -> float:
+    """Say how long before its limit a job hands over to the next one."""
+    limit_s = _limit_s(sbatch_words)
+    return NOTICE_S if limit_s is None else min(NOTICE_S, limit_s * NOTICE_PART)
 
 
 class ServerJob:
@@ -145,7 +183,11 @@ class ServerJob:
 
     def _hand_over(self) -> None:
         """Hand in the next job; it starts when this one has ended."""
-        words = json.loads((self._folder / FILE).read_text("utf-8"))["sbatch"]
+        try:
+            words = json.loads((self._folder / FILE).read_text("utf-8"))["sbatch"]
+        except FileNotFoundError:  # by `coddl down`, at this very moment
+            self._stop()
+            return
         after = f"--dependency=afterany:{os.environ['SLURM_JOB_ID']}"
         try:
             print(f"followed by Slurm job {SlurmCommands().submit([after, *words])}", flush=True)  # noqa: T201  # the job's log
