@@ -128,7 +128,7 @@ def up(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Start a pool on this machine: a server and an agent, in the background."""
+    """Start a pool in the background: a server, and an agent here or what brings nodes."""
     from coddl.api.client import state_folder
     from coddl.engines.pool import PoolOptions
 

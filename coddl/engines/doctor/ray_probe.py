@@ -131,5 +131,6 @@ def folder_trouble(folder: str) -> str:
     try:
         tempfile.NamedTemporaryFile(dir=place, prefix=".coddl-doctor-").close()
     except OSError as error:
-        return f"{place}: {error.strerror}"
+        missing = "" if place == folder else f"{folder} does not exist, and it can't be made in "
+        return f"{missing}{place}: {error.strerror}"
     return ""
