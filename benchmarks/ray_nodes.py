@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.job import machine, scratch
-from benchmarks.noted_job import BATCH, WAIT_S, awaited, hand_in, steps_of
+from benchmarks.elastic.noted_job import BATCH, WAIT_S, awaited, hand_in, steps_of
 from coddl.api.client import Client, find
 from coddl.engines.engine import AgentLaunch
 from coddl.engines.ray import RayEngine

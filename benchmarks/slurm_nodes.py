@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.job import machine, scratch
-from benchmarks.noted_job import BATCH, awaited, hand_in, steps_of
+from benchmarks.elastic.noted_job import BATCH, awaited, hand_in, steps_of
 from coddl.api.client import Client, find
 from tests.engines.slurm_cluster import SlurmCluster, why_not
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from coddl.agent.options import SERVER_GONE
 from coddl.core.pool import records as r
 from tests.e2e.conftest import Alone
 from tests.e2e.deciding import folded
@@ -67,7 +68,7 @@ def test_an_agent_that_ends_with_its_lease_does_so_when_the_server_is_gone(tmp_p
         pool.start_agent("n1", "--ends-with-lease")
         pool.wait("n1", lambda: pool.log("n1").count("server_connected") == 2)
         pool.kill("server")
-        pool.wait_left("n1", code=1)
+        pool.wait_left("n1", code=SERVER_GONE)
         assert "error: the agent has ended" in pool.log("n1")
         pool.start_server()
         pool.wait("the others", lambda: pool.nodes_in("UP") == ["n2", "n3"])

@@ -395,7 +395,7 @@ def test_a_pilot_job_that_is_started_again_ends_at_once(
 ) -> None:
     write_order(tmp_path, order_with(3))
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert pilot.main(tmp_path) == 0
+    assert pilot.main(tmp_path) == 1
 
 
 # In a real cluster.

@@ -141,7 +141,7 @@ def main(folder: Path) -> int:
     env = os.environ
     if int(env.get("SLURM_RESTART_COUNT", "0")):
         _say("not started again: the pool has asked for another node in its place")
-        return 0
+        return 1  # a job that ends well vouches for all that ran under its number
     try:
         order = read_order(folder)
         check_gpus(order.launch)

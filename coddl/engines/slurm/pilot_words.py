@@ -6,8 +6,8 @@ from typing import Final
 from coddl.engines.slurm.commands import SlurmNode
 from coddl.engines.slurm.options import SlurmOptions
 
-# What `sbatch --test-only` says of a job that would only have to wait.
 CPU_PART: Final = 0.75
+# What `sbatch --test-only` says of a job that would only have to wait.
 WAITS: Final = ("busy", "down, drained or reserved")
 
 
