@@ -81,10 +81,10 @@ def wait_empty(pool: ScaledPool) -> None:
     pool.wait("all nodes to be given back", is_empty)
 
 
-def lone(folder: Path, batch: int = 12) -> str:
+def lone(folder: Path, batch: int = 12, steps: int = STEPS) -> str:
     """Give the weights of the training without a pool."""
     result = folder / "lone.hash"
-    words = ("train.py", "--strict", "--steps", str(STEPS), "--global-batch", str(batch))
+    words = ("train.py", "--strict", "--steps", str(steps), "--global-batch", str(batch))
     env = environment(E2E_SPOTS=str(folder / "spots"))
     subprocess.run(
         [sys.executable, *words, "--result", str(result)],

@@ -12,7 +12,7 @@ from coddl.agent.orphans import Process, below
 from coddl.api.client import Client, find
 from coddl.api.code import pack
 from tests.e2e.pool import OVER, SCRIPTS
-from tests.e2e.scaled_pool import GPUS, check_end, submit, wait_empty
+from tests.e2e.scaled_pool import GPUS, check_end, lone, submit, wait_empty
 from tests.e2e.slurm_pool import MACHINES, Gpu, SlurmPool, is_there, processes_in, slurm_pool
 from tests.engines.slurm_cluster import why_not
 
@@ -175,13 +175,16 @@ def test_a_pool_scales_to_zero_and_back(pool: SlurmPool) -> None:
 def test_many_jobs_come_at_once(pool: SlurmPool) -> None:
     pool.up(nodes=f"0..{MACHINES}")
     archive = pack(SCRIPTS, pool.folder / "scripts.tar.gz")
-    words = {"script": "train.py", "args": ["--strict", "--steps", "10"], "code": archive.hash}
+    words = {"script": "train.py", "code": archive.hash}
+    results = [pool.folder / f"{number}.hash" for number in range(JOBS)]
+    given = [["--strict", "--steps", "10", "--result", str(result)] for result in results]
     gpus, env = {"min": 1, "max": GPUS}, {"E2E_SPOTS": str(pool.spots)}
     pilots: list[int] = []
     with Client(find("", str(pool.state), env={})) as client:
         with archive.path.open("rb") as file:
             client.send_code(archive.hash, file)
-        jobs = [client.submit({**words, "gpus": gpus, "env": env})["id"] for _ in range(JOBS)]
+        asked = [{**words, "args": each, "gpus": gpus, "env": env} for each in given]
+        jobs = [client.submit(each)["id"] for each in asked]
 
         def states() -> set[str]:
             pilots.append(len(pool.pilots()))
@@ -189,6 +192,7 @@ def test_many_jobs_come_at_once(pool: SlurmPool) -> None:
 
         pool.wait("the end of all jobs", lambda: states() <= {*OVER}, JOBS_S)
         assert states() == {"SUCCEEDED"}
+    assert {result.read_text() for result in results} == {lone(pool.folder, steps=10)}
     assert max(pilots) == MACHINES, "as many as there may be, and never more"
     wait_empty(pool)
     pool.wait("an empty queue", lambda: not pool.cluster.jobs())
