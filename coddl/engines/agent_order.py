@@ -39,7 +39,7 @@ def order_of(
 ) -> GuardOrder:
     """Say how the agent of a node is started.
 
-    It ends when its lease does: if the server is gone for good, nobody else gives its GPUs back.
+    It ends with its lease, so that the engine gets its GPUs back if the server is lost.
     """
     state_dir = state_dir_of(launch.pool, node)
     # Nodes without a common directory have one per machine, which outlives them.

@@ -95,7 +95,7 @@ class SlurmFacts:
 
     @property
     def may_be_tried(self) -> list[SlurmNode]:
-        """List the machines where a job of a moment is in nobody's way, and wakes none up."""
+        """List machines that are powered up and where a short job preempts no other."""
         states = ("idle",) if self.preempts else ("idle", "mixed")
         return [node for node in self.nodes if node.gpus and node.state in states]
 

@@ -87,7 +87,7 @@ def _asked(facts: SlurmFacts, slurm: SlurmCommands) -> SlurmFacts:
 
 
 def _tried(facts: SlurmFacts, slurm: SlurmCommands) -> SlurmNodeFacts:
-    """Try what a node of the pool needs, where that is in nobody's way."""
+    """Run the probe on a machine where it preempts no other job."""
     if not facts.may_be_tried:
         preempts = ", and on others a try could preempt jobs" if facts.preempts else ""
         return SlurmNodeFacts(outcome="busy", said=f"none is idle{preempts}")

@@ -1,7 +1,7 @@
 """Nodes of a Slurm cluster for a pool. Needs Slurm's commands, as on a login node.
 
 A node is a pilot job: a job of Slurm on one machine that runs an agent (`pilot`). All of a pool are
-called `coddl-<pool>`, and each node `slurm-<job>`, so that whoever looks later finds them again.
+called `coddl-<pool>`, and each node `slurm-<job>`, so that a restarted engine finds them again.
 
     a time limit    Another node is asked for in time (`expires_at_s`). Shortly before the limit the
                     pool has the node left at last, whether the other has come or not.
@@ -69,7 +69,7 @@ class _Memory:
 
     released: dict[int, float] = field(default_factory=dict)  # jobs, and when they are cancelled
     started: set[int] = field(default_factory=set)
-    told: set[int] | None = None  # jobs whose end was told; None: nobody has looked yet
+    told: set[int] | None = None  # ended jobs that were reported; None: before the first look
     draining_since_s: dict[str, float] = field(default_factory=dict)
     failed_on: dict[str, float] = field(default_factory=dict)  # machines, and when
 
@@ -269,7 +269,7 @@ class SlurmEngine:
 
     @property
     def _notice_s(self) -> float:
-        """Say how long before its limit a pilot job gets a signal, should nobody else see it come.
+        """Give how long before its limit a pilot job is signalled, in case no connector runs.
 
         Slurm may send it half a minute earlier, which is too early for a short limit: 0, none.
         """

@@ -42,7 +42,7 @@ GRANTED: Final = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", VISIBLE)
 
 @dataclass(frozen=True, slots=True)
 class PilotOrder:
-    """What the pilot jobs of a pool shall do."""
+    """The parameters of a pool's pilot jobs."""
 
     launch: AgentLaunch
     gpus: int
@@ -51,7 +51,7 @@ class PilotOrder:
 
 
 def write_order(folder: Path, order: PilotOrder) -> None:
-    """Leave word for pilot jobs, with the token; nobody else can read it. Raises OSError."""
+    """Write the parameters of pilot jobs, with the token, for their owner only. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     half = folder / f".{ORDER}.{socket.gethostname()}.{os.getpid()}"
