@@ -134,7 +134,7 @@ def named_engine(engine: str, state_dir: str) -> str:
 
 
 def check_same_engine(options: "PoolOptions") -> None:
-    """Raise UserError if a pool has had an engine, and none is named now: else remember it.
+    """Raise UserError if a pool has had an engine, and none is named now.
 
     Without its engine, jobs would run on the machine where the command was typed.
     """
@@ -145,13 +145,19 @@ def check_same_engine(options: "PoolOptions") -> None:
             "its nodes were brought by an engine, which is not named",
             f"coddl up {path.read_text().strip()}; or --engine none, to use this machine instead",
         )
-    if options.engine:
-        options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        words = engine_words(options)
-        words += ["--slots", str(options.slots)] if options.slots is not None else []
-        words += ["--host", options.host] if options.engine != "local" else []
-        words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
-        path.write_text(shlex.join(words) + "\n")
+
+
+def remember_engine(options: "PoolOptions") -> None:
+    """Note how the engine of a pool that has started was named."""
+    if not options.engine:
+        return
+    words = engine_words(options)
+    words += ["--slots", str(options.slots)] if options.slots is not None else []
+    words += ["--host", options.host] if options.engine != "local" else []
+    words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
+    if (server_args := options.slurm.server_args) is not None:
+        words += ["--server-in-job", *(f"--server-sbatch-arg={each}" for each in server_args)]
+    (options.folder / ENGINE_FILE).write_text(shlex.join(words) + "\n")
 
 
 def engine_words(options: "PoolOptions") -> list[str]:

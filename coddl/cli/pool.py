@@ -39,6 +39,7 @@ from coddl.cli.engines import (
     folder_at,
     named_engine,
     reachable_host,
+    remember_engine,
 )
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.cli.sharing_options import (
@@ -184,6 +185,8 @@ def _start(options: "PoolOptions", as_json: bool) -> None:
         start_in_job(options, words_of_up(options), lambda: is_ready(options), note)
     elif is_new:
         up(options, words_of_up(options), lambda: is_ready(options))
+    if is_new:
+        remember_engine(options)
     if is_new and not options.engine:
         with own_client(options.folder) as client:
             client.delete("/engine")

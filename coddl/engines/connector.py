@@ -93,6 +93,11 @@ def engine_from(options: ConnectorOptions, launch: AgentLaunch) -> Engine:
     return RayEngine(launch, gpus_per_node=options.bounds.gpus, address=address)
 
 
+def _pause_s(failures: int) -> float:
+    """Give how long to wait after so many failures in a row; there may be thousands."""
+    return min(BACKOFF_MAX_S, 2.0 ** min(failures, 10))
+
+
 @dataclass(slots=True)
 class Connector:
     """Keeps an engine at what the pool wants."""
@@ -150,7 +155,7 @@ class Connector:
                 self._refused, self._refusals = "", 0
         except EngineUnavailable as error:
             self._refused, self._refusals = f"{error.what}: {error.because}", self._refusals + 1
-            pause_s = min(BACKOFF_MAX_S, 2.0**self._refusals)
+            pause_s = _pause_s(self._refusals)
             self._acquire_at_s = self.wall_s() + pause_s
             self.tell(f"{self._refused}; next try in {pause_s:g} s")
 
@@ -161,7 +166,7 @@ class Connector:
             has_failed = node.state == "releasing" and bool(node.because)
             if has_failed and node.name not in self._failed:
                 self._failed[node.name] = node.because
-                pause_s = min(BACKOFF_MAX_S, 2.0 ** len(self._failed))
+                pause_s = _pause_s(len(self._failed))
                 self._acquire_at_s = now_s + pause_s
                 self.tell(f"node {node.name} failed: {node.because}; next try in {pause_s:g} s")
                 self._up_since_s = dict.fromkeys(self._up_since_s, math.inf)  # older ones

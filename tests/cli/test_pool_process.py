@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from coddl.api.tls import TlsFiles
-from coddl.cli.engines import check_same_engine, named_engine
+from coddl.cli.engines import check_same_engine, named_engine, remember_engine
 from coddl.cli.pool import checked_cluster, words_of_up
 from coddl.cli.pool import down as stop
 from coddl.core.errors import UserError
@@ -440,6 +440,8 @@ def test_a_pool_that_had_an_engine_is_not_started_without_it(tmp_path: Path) -> 
         folder=tmp_path, engine="slurm", bounds=bounds, slurm=slurm, host="0.0.0.0"
     )
     check_same_engine(options)
+    check_same_engine(PoolOptions(folder=tmp_path))  # it has not started
+    remember_engine(options)
     with pytest.raises(UserError) as refused:
         check_same_engine(PoolOptions(folder=tmp_path))
     words = "--engine slurm --nodes 0..4 --gpus-per-node 2 --idle 60s --partition gpu"
