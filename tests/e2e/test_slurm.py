@@ -51,7 +51,8 @@ def test_a_job_goes_on_when_slurm_takes_one_node_after_the_other(
     jobs = [cluster.submit(*urgent, script="sleep 600") for _ in range(2)]
     pool.wait("urgent jobs", lambda: {cluster.state_of(job) for job in jobs} == {"RUNNING"})
     pool.wait_steps("bert")
-    assert "waits in the queue (Resources" in pool.coddl("nodes").stdout
+    waits = "waits in the queue (Resources"
+    pool.wait("other nodes to be asked for", lambda: waits in pool.coddl("nodes").stdout)
     cluster.run("scancel", *jobs)
     pool.wait_size("bert", 2 * GPUS)
     check_end(pool, result, is_planned=True)

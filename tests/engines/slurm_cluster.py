@@ -21,7 +21,7 @@ PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel
 PATIENCE_S: Final = 120.0
 DEVICE: Final = 195  # the major number of NVIDIA's
 # What nobody needs to wait for: a node that is silent is down after 15 s instead of 5 minutes.
-QUICK: Final = {"SlurmdTimeout": 15, "KillWait": 20, "MinJobAge": 300, "InactiveLimit": 0}
+QUICK: Final = {"SlurmdTimeout": 15, "KillWait": 60, "MinJobAge": 300, "InactiveLimit": 0}
 GRACE_S: Final = 40
 
 

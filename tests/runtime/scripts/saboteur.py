@@ -121,16 +121,31 @@ def late(*_: Any, **__: Any) -> bool:
     return current().step >= STEP
 
 
+def note_pass() -> None:
+    Path(f"pass-{current().step}-{os.environ['CODDL_WORKER']}").touch()
+
+
 def mark_passes() -> None:
-    """Have every worker leave a file as its backward begins, for the one that is to be struck."""
-    original = exchange.Exchange.begin_backward
+    """Have every worker leave a file as its pass begins, for the one that is to be struck.
 
-    def begin_backward(self: exchange.Exchange) -> None:
-        if current().step >= STEP:
-            Path(f"pass-{current().step}-{os.environ['CODDL_WORKER']}").touch()
-        original(self)
+    A peer's death breaks the sum of the step before, too, where that has not arrived everywhere.
+    """
+    for owner, method in (
+        (exchange.Exchange, "begin_backward"),
+        (syncnorm.SyncNorm, "_statistics"),
+    ):
+        leave_file(owner, method)
 
-    exchange.Exchange.begin_backward = begin_backward  # type: ignore[method-assign]
+
+def leave_file(owner: type, method: str) -> None:
+    original = getattr(owner, method)
+
+    def wrapped(*args: Any, **named: Any) -> Any:
+        if late():
+            note_pass()
+        return original(*args, **named)
+
+    setattr(owner, method, wrapped)
 
 
 def late_among_others(*_: Any, **__: Any) -> bool:
@@ -139,6 +154,7 @@ def late_among_others(*_: Any, **__: Any) -> bool:
     assert isinstance(now, session.TrainingSession)
     if now.step < STEP:
         return False
+    note_pass()
     while len(list(Path().glob(f"pass-{now.step}-*"))) < now.place[1]:
         time.sleep(0.01)
     return True
@@ -168,7 +184,7 @@ def arm() -> None:
         os.environ["CODDL_HOST"] = "127.0.0.2"
     asked = os.environ.get("FAULT") or os.environ.get("HOLD") or "-1:"
     worker, _, point = asked.partition(":")
-    if point.endswith("-exchange"):
+    if point.endswith(("-exchange", "-norm")):
         mark_passes()
     if worker != os.environ.get("CODDL_WORKER"):
         return
@@ -200,7 +216,7 @@ def arm() -> None:
             around(strict_exchange.StrictExchange, "finish", when, late)
             around(exchange.Exchange, "end_backward", when, late_among_others)
         case "norm":
-            around(syncnorm.SyncNorm, "_statistics", when, late)
+            around(syncnorm.SyncNorm, "_statistics", when, late_among_others)
         case "norm-backward":
             around(syncnorm.SyncNorm, "scaled_total", when, late)
         case "apply":
