@@ -76,7 +76,7 @@ class CommandRunner:
     def mark_lost(self, nodes: Sequence[str]) -> None:
         """Do nothing: all of it is here."""
 
-    def suspend(self, reason: str) -> None:
+    def suspend(self, reason: str, *, park: bool = False) -> None:  # noqa: ARG002 - it can't
         self._loop.post(lambda: self._leave("retire", reason, self.run.spec.launch.grace_s))
 
     def cancel(self) -> None:

@@ -81,8 +81,8 @@ class JobRunner(Protocol):
         """Count its workers on nodes as gone; again does no harm."""
         ...
 
-    def suspend(self, reason: str) -> None:
-        """Make its state durable, then end it."""
+    def suspend(self, reason: str, *, park: bool = False) -> None:
+        """Make its state durable, then end it; `park`: workers that can may stay."""
         ...
 
     def cancel(self) -> None:
@@ -136,10 +136,10 @@ class ElasticRunner:
     def mark_lost(self, nodes: Sequence[str]) -> None:
         self._supervisor.lose(nodes)
 
-    def suspend(self, reason: str) -> None:
+    def suspend(self, reason: str, *, park: bool = False) -> None:
         self._listener.on_line(self.run, "coddl", f"stopping: {reason}")
         self._asked = self._asked or "retire"
-        self._supervisor.retire()
+        self._supervisor.retire(park=park)
 
     def cancel(self) -> None:
         self._asked = "cancel"

@@ -114,7 +114,7 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     mark = mark_of(options.folder)
     bridge = AgentBridge(
         log_spool,
-        lambda version, held: node.hear_holding(version, held),
+        lambda *told: node.hear_holding(*told),
         _tell_warm,
         is_leased=lambda: session.is_leased,
     )

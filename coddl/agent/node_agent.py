@@ -18,6 +18,7 @@ from coddl.agent.job_environments import JobEnvironments
 from coddl.agent.job_runner import ElasticRunner, JobRun, JobRunner, missing_script
 from coddl.agent.logs import OURS, LogSpool
 from coddl.agent.orphans import OrphanProcesses
+from coddl.agent.parking import ParkingLot
 from coddl.agent.reconcile import (
     AppliedOrder,
     DeclineRun,
@@ -38,7 +39,7 @@ from coddl.core.pool import orders as told
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Device, RunEnded, RunId, Trouble
 from coddl.runtime.supervisor.job_host_server import JobHostServer
-from coddl.runtime.supervisor.slots import HostAddress
+from coddl.runtime.supervisor.slots import HostAddress, Parked, SlotProcess
 
 NOTHING: Final = Orders(0, {}, (), {})
 SAVING_S: Final = 600.0  # what a job that is saving its state may take beyond its time
@@ -60,10 +61,11 @@ class ReportSink(Protocol):
         slots: Mapping[int, RunId],
         runs: Set[RunId],
         others: Mapping[int, str],
+        parked: Set[int],
     ) -> None:
         """Tell which slots have processes, by that version of the orders, and our runs.
 
-        And which GPUs others use, by their index here.
+        And which GPUs others use, by their index here, and which jobs are parked.
         """
         ...
 
@@ -94,7 +96,9 @@ class NodeAgent:
         sink: ReportSink,
         log_spool: LogSpool,
         orphans: OrphanProcesses,
+        parking_bytes: int = 0,
     ) -> None:
+        """`parking_bytes`: the host memory that parked jobs may use; 0: none is parked."""
         self._info = info
         self._environments = environments
         self._bridge = bridge
@@ -114,6 +118,8 @@ class NodeAgent:
         self._overstays = Overstays()
         self._workers: Held = {}
         self._version = 0  # of the orders that `_workers` are true with
+        self._lot = ParkingLot(parking_bytes)
+        self._parked: Parked = {}  # processes of jobs in the lot
         self._commands: dict[int, tuple[JobRun, int | None]] = {}  # by slot: whose, and its process
         self._others: Mapping[int, str] = {}  # who use our GPUs, by index
         self._is_leaving = False
@@ -131,6 +137,8 @@ class NodeAgent:
         self._addresses[self._info.name] = self._info.address
         wanted = {RunId(order.job, order.attempt) for order in orders.leads}
         self._ended &= wanted
+        for job in self._lot.unwanted({*orders.parked, *orders.jobs}):
+            self._end_parked(job, "the server no longer keeps it parked here")
         self._environments.failed.clear()  # it may go better this time
         self._prepare_environments()
         self._bridge.table = SlotTable(orders.version, dict(orders.seats))
@@ -169,13 +177,13 @@ class NodeAgent:
         """Name the GPUs that have processes of jobs. From any thread."""
         orders = [applied.order for applied in list(self._applied.values())]
         found = {s.gpu for order in orders for s in order.seats if s.slot in self._commands}
-        found |= {at.gpu for at in self._workers.values()}
+        found |= {at.gpu for at in [*self._workers.values(), *self._parked_processes()]}
         return {gpu for gpu in found if gpu is not None}
 
     def pids(self) -> dict[int, list[int]]:
         """Give the first processes of each job here."""
         found: dict[int, list[int]] = {}
-        for at in self._workers.values():
+        for at in [*self._workers.values(), *self._parked_processes()]:
             if at.pid is not None:
                 found.setdefault(int(at.job), []).append(at.pid)
         for run, pid in set(self._commands.values()):
@@ -208,6 +216,8 @@ class NodeAgent:
             self._report(RunEnded(job, runner.run.attempt, "lost", trouble=trouble))
         for run_id in set(self.holding.values()):
             self._job_hosts.kill(str(run_id.job))
+        for number in self._lot.jobs:
+            self._end_parked(number, trouble.sentence)
         self._job_hosts.look_again()
 
     def end(self, job: int, trouble: Trouble) -> None:
@@ -286,7 +296,7 @@ class NodeAgent:
             node=self._info.name,
             environment=self._environments.ready[job],
             reason=order.reason,
-            adopt=order.adopt,
+            adopt=order.adopt or self._lot.remove(job),
             precheck=order.precheck,
             limits=order.limits,
         )
@@ -315,7 +325,11 @@ class NodeAgent:
         if stop.how == "cancel":
             runner.cancel()
             return
-        runner.suspend(stop.reason)
+        park = stop.how == "park" and bool(self._lot.budget_bytes) and not self._is_leaving
+        if park:
+            self._lot.expect(stop.job)
+            self._allow_parked()
+        runner.suspend(stop.reason, park=park)
         grace_s = runner.run.spec.launch.grace_s
         give_up_s = time.monotonic() + grace_s + SAVING_S
         self._loop.call_later(grace_s, self._force, runner, give_up_s)
@@ -336,7 +350,7 @@ class NodeAgent:
 
     def _prepare_environments(self) -> None:
         """Prepare the environments of the jobs that run here, or will."""
-        here = {run_id.job for run_id in self.holding.values()}
+        here = {*(run_id.job for run_id in self.holding.values()), *self._lot.jobs}
         self._environments.want(self._orders.jobs, {*here, *self._runners})
         self._bridge.environments = {
             str(job): environment for job, environment in self._environments.ready.items()
@@ -355,6 +369,30 @@ class NodeAgent:
             if assigned.gpu in index_of and (who := self._others.get(index_of[assigned.gpu])):
                 words = f"GPU {index_of[assigned.gpu]} ({assigned.gpu}) is also used by {who}"
                 self._say(order.job, order.attempt, words)
+
+    # Parked jobs.
+
+    def _parked_processes(self) -> list[SlotProcess]:
+        return [process for processes in self._parked.values() for process in processes]
+
+    def _park(self, ended: RunEnded) -> None:
+        """Keep the workers of a run that has ended parked, and end others if that is too much."""
+        gone = self._lot.add(ended.job, ended.parked_bytes) if ended.parked else []
+        if not ended.parked:
+            self._lot.remove(ended.job)
+        for job in gone:
+            self._end_parked(job, "host memory ran short")
+        self._allow_parked()
+
+    def _end_parked(self, job: int, because: str) -> None:
+        self._lot.remove(job)
+        log.info("parked_job_ended", job=job, because=because)
+        self._job_hosts.kill(str(job))
+        self._allow_parked()
+
+    def _allow_parked(self) -> None:
+        self._bridge.parked = frozenset(map(str, self._lot.jobs))
+        self._job_hosts.look_again()
 
     def _report(self, ended: RunEnded) -> None:
         run_id = RunId(ended.job, ended.attempt)
@@ -377,18 +415,21 @@ class NodeAgent:
     def _post(self, action: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(action)
 
-    def hear_holding(self, version: int, held: Held) -> None:
-        """Hear of workers here, and of the orders' version that is true with."""
-        self._post(partial(self._on_holding, version, held))
+    def hear_holding(self, version: int, held: Held, parked: Parked) -> None:
+        """Hear of workers here, of the orders' version that is true with, and of parked ones."""
+        self._post(partial(self._on_holding, version, held, parked))
 
-    def _on_holding(self, version: int, held: Held) -> None:
-        self._workers, self._version = held, version
+    def _on_holding(self, version: int, held: Held, parked: Parked) -> None:
+        self._workers, self._version, self._parked = held, version, parked
+        for job in self._lot.lose({int(job) for job in parked}):
+            self._end_parked(job, "its parked workers have ended")
         self._orphans.note(pid for pids in self.pids().values() for pid in pids)
         self._tell_holding()
         self._act()  # a command may have waited for a slot
 
     def _tell_holding(self) -> None:
-        self._sink.hold(self._version, self.holding, self.runs, self._others)
+        parked = {int(job) for job in self._parked} & set(self._lot.jobs)
+        self._sink.hold(self._version, self.holding, self.runs, self._others, parked)
 
     def hear_others(self, others: Mapping[int, str]) -> None:
         """Hear which GPUs that have no job are used by others, and by whom."""
@@ -409,6 +450,7 @@ class NodeAgent:
             self._sink.report(fact)
             return
         log.info("run_ended", job=run.job, attempt=run.attempt, outcome=fact.outcome)
+        self._park(fact)
         self._report(fact)
         is_final = fact.outcome in ("succeeded", "cancelled") or (
             fact.outcome == "failed" and not run.spec.max_failures
@@ -421,6 +463,7 @@ class NodeAgent:
         if not isinstance(fact, RunEnded):
             return
         self._unsafe.discard(RunId(fact.job, fact.attempt))
+        self._lot.note_known(fact.job)
         if (run := self._untidy.pop(RunId(fact.job, fact.attempt), None)) is not None:
             forget = fact.outcome != "failed"
             self._environments.tidy(run.job, run.spec, run.attempt, forget=forget)

@@ -56,6 +56,7 @@ class RunReporter:
         self._unsaved: Trouble | None = None  # why the newest state is not on disk
         self._has_left_unsaved = False
         self._has_left_early = False
+        self._parked: Message | None = None  # of the workers that stay
         self._step = 0
         self.progress: RunProgress | None = None  # the newest
 
@@ -85,6 +86,7 @@ class RunReporter:
                 return self._saved(_trouble(event)), _problem(event)
             case "suspended":
                 self._has_left_unsaved = not event["durable"]
+                self._parked = event.get("parked")
             case "left-early":
                 self._has_left_early = True
                 return (), f"the script left its loop at step {event['step']} of {event['steps']}"
@@ -140,6 +142,10 @@ class RunReporter:
     ) -> RunEnded:
         about = {"step": self._step, "exit_code": exit_code, "trouble": trouble, "refused": refused}
         about["left_early"] = outcome == "succeeded" and self._has_left_early
+        if self._parked is not None and outcome == "retired":
+            about["parked"] = tuple(self._parked["slots"])
+            about["parked_bytes"] = self._parked["bytes"]
+            about["park_s"] = self._parked["seconds"]
         return RunEnded(self._job, self._attempt, outcome, **about)  # type: ignore[arg-type]
 
     def _outcome(self, code: int, asked: Asked) -> Outcome:

@@ -147,13 +147,18 @@ class ReportOutbox:
         slots: Mapping[int, RunId],
         runs: Set[RunId],
         others: Mapping[int, str],
+        parked: Set[int],
     ) -> None:
         """Tell what there is here; every `orders` leads to that, after a silence too.
 
         Not before: another version of the server may count its orders in another way.
         """
         holding = Holding(
-            version=version, slots=dict(slots), runs=frozenset(runs), others=dict(others)
+            version=version,
+            slots=dict(slots),
+            runs=frozenset(runs),
+            others=dict(others),
+            parked=frozenset(parked),
         )
         if self._is_ordered and holding != self._told:
             self._told = holding

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from coddl.agent.logs import LogSpool
 from coddl.api.wire import LogLine
 from coddl.core.pool.records import RunId
-from coddl.runtime.supervisor.slots import JobEnvironment, SlotProcess
+from coddl.runtime.supervisor.slots import JobEnvironment, Parked, SlotProcess
 from coddl.runtime.wire import Message
 
 
@@ -31,12 +31,12 @@ class AgentBridge:
     def __init__(
         self,
         log_spool: LogSpool,
-        on_holding: Callable[[int, Held], None],
+        on_holding: Callable[[int, Held, Parked], None],
         on_warm: Callable[[str, Message], None],
         *,
         is_leased: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_holding` hears a version of the table, and what is true with it.
+        """`on_holding` hears a version of the table, what is true with it, and who is parked.
 
         `is_leased` tells whether a process may be started now: an agent that was stopped for long
         has a table that is out of date. All are called in the job host server's thread.
@@ -49,6 +49,7 @@ class AgentBridge:
         self.table = SlotTable(0, {})
         self.environments: Mapping[str, JobEnvironment] = {}
         self.commands: Set[int] = frozenset()  # slots that have a command's processes
+        self.parked: Set[str] = frozenset()  # jobs whose parked workers may stay
 
     def environment_of(self, job: str) -> JobEnvironment | None:
         """Return a job's environment, or None if it is not ready."""
@@ -65,10 +66,14 @@ class AgentBridge:
         """Tell whether a job has a slot here: then its job runner may connect."""
         return any(str(run_id.job) == job for run_id in self.table.owners.values())
 
-    def on_holding(self, held: Held) -> None:
+    def keeps_parked(self, job: str) -> bool:
+        """Tell whether parked workers of a job may stay."""
+        return job in self.parked
+
+    def on_holding(self, held: Held, parked: Parked) -> None:
         """Pass on who has processes here, with the table it is true of."""
         self._attempts |= {each.job: each.attempt for each in held.values()}
-        self._hear_holding(self.table.version, held)
+        self._hear_holding(self.table.version, held, parked)
 
     def on_log(self, job: str, worker: int, rank: int | None, stream: str, text: str) -> None:
         """Keep a line."""

@@ -12,7 +12,13 @@ from typing import Any
 
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.job_host_server import JobHostServer
-from coddl.runtime.supervisor.slots import HostAddress, JobEnvironment, Slot, SlotProcess
+from coddl.runtime.supervisor.slots import (
+    HostAddress,
+    JobEnvironment,
+    Parked,
+    Slot,
+    SlotProcess,
+)
 from coddl.runtime.supervisor.supervisor import Supervisor
 from coddl.runtime.wire import Message
 from tests.runtime.harness import DEADLINE_S, lives, wait_until
@@ -28,6 +34,8 @@ class FakeAgent:
     environments: dict[str, JobEnvironment] = field(default_factory=dict)
     owners: dict[int, tuple[str, int]] = field(default_factory=dict)
     held: Mapping[int, SlotProcess] = field(default_factory=dict)
+    parked: Parked = field(default_factory=dict)
+    keeps: bool = True  # parked workers
     reports: int = 0
     logs: list[tuple[str, int, int | None, str, str]] = field(default_factory=list)
     warm: list[tuple[str, Message]] = field(default_factory=list)
@@ -41,8 +49,11 @@ class FakeAgent:
     def expects(self, job: str) -> bool:
         return any(owner == job for owner, _ in self.owners.values())
 
-    def on_holding(self, held: Mapping[int, SlotProcess]) -> None:
-        self.held = dict(held)
+    def keeps_parked(self, job: str) -> bool:  # noqa: ARG002 - any
+        return self.keeps
+
+    def on_holding(self, held: Mapping[int, SlotProcess], parked: Parked) -> None:
+        self.held, self.parked = dict(held), dict(parked)
         self.reports += 1
 
     def on_log(self, job: str, worker: int, rank: int | None, stream: str, text: str) -> None:
@@ -81,7 +92,9 @@ class Node:
         self.job_host_server.look_again()
 
     def close(self) -> None:
-        pids = [holding.pid for holding in self.agent.held.values() if holding.pid is not None]
+        parked = [each for processes in self.agent.parked.values() for each in processes]
+        processes = [*self.agent.held.values(), *parked]
+        pids = [each.pid for each in processes if each.pid is not None]
         self.job_host_server.close()
         assert not self.job_host_server.is_alive
         assert not [pid for pid in pids if lives(pid)]
@@ -121,7 +134,7 @@ class Lead:
 
     def wait_size(self, size: int) -> Message:
         """Wait for a change to a size."""
-        kinds = ("started", "restarted", "resized", "moved", "regrouped")
+        kinds = ("started", "restarted", "resumed", "resized", "moved", "regrouped")
         until_s = time.monotonic() + DEADLINE_S
         with self._news:
             while True:

@@ -473,7 +473,8 @@ def test_tensors_of_a_gpu_come_back_to_it(stash: Stash, make: Callable[[], Tenso
 def test_a_tensor_may_cross_from_one_pinned_slice_to_the_next(
     stash: Stash, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image, "SLICE_BYTES", 1 << 20)
+    for module in (image, pinned):
+        monkeypatch.setattr(module, "SLICE_BYTES", 1 << 20)
     gpu = torch.device("cuda", torch.cuda.current_device())
     big = torch.randn(3, 5, 500, 300, device=gpu)
     tree = [big[0, 0, 0, :7], big, big.to(memory_format=torch.channels_last), big[..., ::2]]

@@ -1,6 +1,6 @@
 """How a new lead finds the workers that an earlier one has left. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from coddl.runtime.supervisor.generations import Survivor, SurvivorsFound
@@ -38,12 +38,22 @@ class Adoption:
             record.pid, record.step = each["pid"], each["step"]
             record.has_prepared, record.has_arrived = each["has_prepared"], bool(each["arrived"])
             record.has_left, record.has_ended = each["has_left"], each["has_ended"]
+            record.is_parked = each["is_parked"]
             self.records.append(record)
             if each["may_have_state"] and not each["has_left"]:
                 self.about = self.about or each["arrived"]
                 self._maybe[record.number] = Survivor(
                     record.number, record.slot.number, record.step, each["has_state"]
                 )
+
+    def unpark(self, wanted: Container[int]) -> list[int]:
+        """Name the parked workers on wanted slots; the others will not be needed."""
+        parked = [record for record in self.records if record.is_parked]
+        for record in parked:
+            if record.slot.number not in wanted:
+                self._maybe.pop(record.number, None)
+        self.about = self.about if self._maybe else None
+        return [record.number for record in parked if record.number in self._maybe]
 
     def skip(self, node: str) -> None:
         """Note that a worker host can't be reached."""

@@ -139,6 +139,8 @@ class ChangeHistory:
             return "suspended"
         if plan.fresh:
             return "started" if not self.count else "resumed" if slept else "restarted"
+        if regroup and slept:
+            return "resumed"
         if regroup:
             return "regrouped"
         if plan.members == self.members:

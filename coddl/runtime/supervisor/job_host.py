@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -86,10 +86,17 @@ class JobHost:
     @property
     def held(self) -> dict[int, SlotProcess]:
         """Tell on which slots something of it lives."""
-        return {
-            history.slot: SlotProcess(self.job, self.attempt, history.pid, history.gpu)
-            for history in self._worker_host.histories
-        }
+        return {slot: process for slot, process, is_parked in self._processes if not is_parked}
+
+    @property
+    def parked(self) -> list[SlotProcess]:
+        """Give the processes of its parked workers, and where they were."""
+        return [process for _, process, is_parked in self._processes if is_parked]
+
+    @property
+    def _processes(self) -> Iterator[tuple[int, SlotProcess, bool]]:
+        for each in self._worker_host.histories:
+            yield each.slot, SlotProcess(self.job, self.attempt, each.pid, each.gpu), each.is_parked
 
     # The lead.
 
@@ -124,6 +131,9 @@ class JobHost:
                 self._fetch(lead, request)
             case "start":
                 request["env"]["CODDL_CHECKPOINT_DIR"] = str(self._folder)  # as it is called here
+                self._held.append((time.monotonic() + SLOT_WAIT_S, request))
+                self.look_again()
+            case "unpark":
                 self._held.append((time.monotonic() + SLOT_WAIT_S, request))
                 self.look_again()
             case "kill" if self._drop_start(request["worker"]):
@@ -161,6 +171,8 @@ class JobHost:
             self._lead = None
             self._held.clear()
             has_news = bool(self._worker_host.histories or self._unheard)
+            if self._is_parked:
+                return
             if not has_news or not self._context.agent.expects(self.job):
                 self.end()  # there is nothing to find, or nobody will come to find it
                 return
@@ -173,7 +185,7 @@ class JobHost:
         Without a lead and without a slot nobody will come: a lead that died in the middle of a
         shrink has left those whom it had not let go yet.
         """
-        if self._lead is None and not self._context.agent.expects(self.job):
+        if self._lead is None and not self._context.agent.expects(self.job) and not self._is_parked:
             self.end()
             return
         held, self._held = self._held, []
@@ -183,6 +195,8 @@ class JobHost:
             if owner == (self.job, self.attempt) and self._context.is_free(slot):
                 self._worker_host.do(request)
                 self._context.on_change()
+            elif request["do"] == "unpark" and time.monotonic() >= until_s:
+                self._worker_host.kill(worker)
             elif time.monotonic() < until_s:
                 self._held.append((until_s, request))
             else:
@@ -194,12 +208,19 @@ class JobHost:
         if self._held:
             self._context.loop.alarm(("slot", self), self._held[0][0], self.look_again)
 
+    @property
+    def _is_parked(self) -> bool:
+        """Tell whether all of its workers are parked, and may be."""
+        histories = self._worker_host.histories
+        is_parked = bool(histories) and all(history.is_parked for history in histories)
+        return is_parked and self._context.agent.keeps_parked(self.job)
+
     # The end.
 
     def kill_slot(self, slot: int) -> None:
         """Kill whoever lives on a slot."""
         for history in self._worker_host.histories:
-            if history.slot == slot:
+            if history.slot == slot and not history.is_parked:
                 self._worker_host.kill(history.worker)
 
     def end(self, *, hang_up: bool = False) -> None:
@@ -229,7 +250,8 @@ class JobHost:
             lead.close()
 
     def _drop_start(self, worker: int) -> bool:
-        kept = [(until_s, each) for until_s, each in self._held if each["worker"] != worker]
+        is_it = lambda each: (each["do"], each["worker"]) == ("start", worker)  # noqa: E731
+        kept = [(until_s, each) for until_s, each in self._held if not is_it(each)]
         was_held = len(kept) < len(self._held)
         self._held = kept
         return was_held
@@ -241,7 +263,7 @@ class JobHost:
             self._lead.send(word)
         else:
             self._keep(word)
-        if word["is"] in ("exited", "forked", "saved", "unsaved"):
+        if word["is"] in ("exited", "forked", "saved", "unsaved") or _parks(word):
             self._context.on_change()
 
     def _keep(self, word: Message) -> None:
@@ -254,6 +276,11 @@ class JobHost:
 
     def _on_log(self, history: WorkerHistory, stream: str, text: str) -> None:
         self._context.agent.on_log(self.job, history.worker, history.rank, stream, text)
+
+
+def _parks(word: Message) -> bool:
+    """Tell whether a worker says that it has given up its GPU."""
+    return word["is"] == "said" and word["word"].get("parked") is not None
 
 
 def _named(owner: tuple[str, int] | None) -> str:

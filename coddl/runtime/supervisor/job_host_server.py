@@ -86,7 +86,7 @@ class JobHostServer:
         self._ending: list[JobHost] = []  # whose workers are being killed
         self._attempts: dict[str, int] = {}  # the newest of each job
         self._connections: list[_LeadConnection] = []  # that have no job host yet
-        self._reported: Mapping[int, SlotProcess] = {}
+        self._reported: tuple[object, ...] = ()  # of the processes here
         self._is_changing = self._is_closing = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family)
@@ -201,9 +201,10 @@ class JobHostServer:
         for job_host in self._all():
             job_host.look_again()
         held = self._held()
-        if always or held != self._reported:
-            self._reported = held
-            self._agent.on_holding(held)
+        parked = {job_host.job: pids for job_host in self._all() if (pids := job_host.parked)}
+        if always or (held, parked) != self._reported:
+            self._reported = (held, parked)
+            self._agent.on_holding(held, parked)
 
     # Leads.
 

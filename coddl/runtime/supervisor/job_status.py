@@ -42,6 +42,9 @@ class JobStatus:
     is_asleep: bool = False
     has_slept: bool = False  # and is waking up
     is_retiring: bool = False
+    parks: bool = False  # its workers stay when it retires, without their GPUs
+    parked: dict[int, int] = field(default_factory=dict)  # host memory of each, by slot
+    parked_after_s: float = 0.0  # how long it took, from the command on
     is_finishing: bool = False  # a script without prepare has ended well in one worker
     has_finished: bool = False  # somebody ran the script to its end
     stopping: int | None = None  # the code we are going to end with
@@ -133,6 +136,9 @@ class JobStatus:
         """Tell that no worker is left, and where the training stands."""
         step, after_s = self.coordinator.step, time.monotonic() - self.due.at_s
         about = {"step": step, "durable": saved_step == step}
+        if self.parked:
+            about["parked"] = {"slots": sorted(self.parked), "bytes": sum(self.parked.values())}
+            about["parked"] |= {"seconds": self.parked_after_s}
         return {"is": "suspended", **about, "serving_s": after_s, "since": self.due.since}
 
     def full(self, workers: Workers, saved_step: int | None) -> Message:

@@ -25,7 +25,7 @@ class SupportsPoolJob(Protocol):
     @property
     def workers(self) -> Workers: ...
     def set_target(self, slots: Sequence[Slot]) -> None: ...
-    def take_over(self, adoption: Adoption) -> None: ...
+    def take_over(self, adoption: Adoption, parked: Sequence[int]) -> None: ...
     def feed(self, event: group.Event) -> None: ...
     def stop(self, code: int) -> None: ...
 
@@ -93,10 +93,13 @@ class PoolJob:
         if self._slots and not (job_status.is_over or job_status.is_retiring):
             self._supervisor.set_target(self._slots)
 
-    def retire(self) -> None:
-        """Have the state made durable and everybody leave; before there is any, simply stop."""
+    def retire(self, *, park: bool = False) -> None:
+        """Have the state made durable and everybody leave; before there is any, simply stop.
+
+        `park`: workers give up their GPUs and stay, for the next lead.
+        """
         job_status = self._supervisor.job_status
-        job_status.is_retiring = True
+        job_status.is_retiring, job_status.parks = True, park
         if job_status.is_over or self._adoption is not None:
             return  # it ends by itself; or whoever is found is told afterwards
         if job_status.coordinator.members and job_status.coordinator.step and not job_status.rigid:
@@ -160,7 +163,9 @@ class PoolJob:
         if adoption is None or not adoption.is_done or job_status.stopping is not None:
             return
         self._adoption = None
-        self._supervisor.take_over(adoption)
+        slots = () if job_status.is_retiring else self._slots or ()
+        parked = adoption.unpark({slot.number for slot in slots})
+        self._supervisor.take_over(adoption, parked)
         if job_status.is_retiring:
             self.retire()
         elif job_status.stopping is None:

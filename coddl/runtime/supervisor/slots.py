@@ -1,6 +1,6 @@
 """Slots of a job, addresses of the nodes they are on, and what a node's agent must provide."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -50,6 +50,9 @@ class SlotProcess:
     gpu: str | None = None  # that it was given
 
 
+Parked = Mapping[str, Sequence[SlotProcess]]  # by job: the processes that wait without their GPUs
+
+
 class HostingAgent(Protocol):
     """The agent of a node, as its job hosts see it; called in the job host server's thread."""
 
@@ -65,8 +68,14 @@ class HostingAgent(Protocol):
         """Tell whether a job has a slot here: then its lead may connect."""
         ...
 
-    def on_holding(self, held: Mapping[int, SlotProcess]) -> None:
+    def keeps_parked(self, job: str) -> bool:
+        """Tell whether parked workers of a job may stay though no slot is the job's."""
+        ...
+
+    def on_holding(self, held: Mapping[int, SlotProcess], parked: Parked) -> None:
         """Hear who has processes on this node's slots, after every change and every `look_again`.
+
+        Parked workers are not among them.
 
         It is complete at this moment, and no start is under way: paired with the table of slots
         that `owner_of` answers from now, it is true.

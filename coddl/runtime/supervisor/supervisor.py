@@ -22,7 +22,7 @@ from coddl.runtime.supervisor.control_socket import ControlSocket
 from coddl.runtime.supervisor.exit_policy import ExitPolicy
 from coddl.runtime.supervisor.interrupt import INTERRUPTED, Interrupt
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.job_status import UNSAVED, JobStatus
+from coddl.runtime.supervisor.job_status import RETIRED, UNSAVED, JobStatus
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.pool_job import PoolJob
 from coddl.runtime.supervisor.progress import ProgressReporter
@@ -142,10 +142,13 @@ class Supervisor:
         assert self._pool_job is not None
         self._loop.post(self._pool_job.on_superseded)
 
-    def retire(self) -> None:
-        """Make the state durable, let the workers leave, end with RETIRED. For any thread."""
+    def retire(self, *, park: bool = False) -> None:
+        """Make the state durable, let the workers leave, end with RETIRED. For any thread.
+
+        `park`: the workers stay without their GPUs; the next lead may adopt them.
+        """
         assert self._pool_job is not None
-        self._loop.post(self._pool_job.retire)
+        self._loop.post(partial(self._pool_job.retire, park=park))
 
     def fail(self, error: TrainingError, code: int) -> None:
         """End the job because of an error, which is told once."""
@@ -161,6 +164,11 @@ class Supervisor:
         self._host(event)
         if self._control is not None:
             self._control.broadcast(event)
+
+    def leave_parked(self) -> None:
+        """End, and leave the parked workers to the next lead."""
+        self.workers.abandon()
+        self.job_status.exit_code = RETIRED
 
     def stop(self, code: int) -> None:
         """End every worker, then the job, with this code."""
@@ -245,8 +253,8 @@ class Supervisor:
             job_status.due = Due.now(since)
         self.feed(group.TargetSet(tuple(self._slots)))
 
-    def take_over(self, adoption: Adoption) -> None:
-        """Go on with whoever an earlier lead has left."""
+    def take_over(self, adoption: Adoption, parked: Sequence[int]) -> None:
+        """Go on with whoever an earlier lead has left; the parked ones get their GPUs again."""
         for record in adoption.records:
             self.workers.adopt(record)
             self.retries.stepped(record.step)
@@ -258,6 +266,9 @@ class Supervisor:
             return
         if adoption.about is not None:
             self._tell_about(adoption.about)
+        for number in parked:
+            self.workers.unpark(number)
+        self.job_status.has_slept = bool(parked)
         self.feed(adoption.found())
         for record in adoption.records:
             if record.has_ended:
@@ -318,7 +329,7 @@ class Supervisor:
                 self.limits.on_out_of_memory(record, message["samples"])
             case "unsaved":
                 self.capture_timer.is_awaited = False
-                self._suspension.expect(worker, message)
+                self._suspension.expect(record, message)
                 self.on_saved(message)
             case "rejected":
                 error = TrainingError(message["what"], message["because"], message["try"])
@@ -424,7 +435,7 @@ class Supervisor:
         self._changes.begin(plan, due, regroup=regroup, slept=slept)
         # Leavers build nothing, but must know what it is they will be told to commit to.
         to = {*plan.to, *self._coordinator.members}
-        self.workers.build(plan, to, image, regroup=regroup)
+        self.workers.build(plan, to, image, regroup=regroup, park=self.job_status.parks)
 
     def _on_commit(self, generation: int) -> None:
         retries = self.retries
@@ -435,7 +446,10 @@ class Supervisor:
     def _on_swapped(self, record: WorkerRecord, message: Message) -> None:
         if message.get("left"):
             record.has_left, record.owns = True, 0
-            self.workers.expect_exit(record.number)
+            if message.get("parked") is not None:
+                self._suspension.note_parked(record, message["parked"])
+            else:
+                self.workers.expect_exit(record.number)
         if (owns := self._changes.swapped(record.number, message)) is not None:
             record.owns = owns
             record.speed = WorkerSpeed()
@@ -481,7 +495,7 @@ class Supervisor:
         self.tell(message)
         if self.capture_timer.is_awaited or self.job_status.target == 0 or message.get("keep"):
             self.capture_timer.is_awaited = False
-            self._suspension.expect(record.number, message)
+            self._suspension.expect(record, message)
             self.workers.save(record.slot.node, message["path"])
 
     def on_saved(self, word: Message) -> None:

@@ -10,6 +10,7 @@ from coddl.runtime.supervisor.checkpointing import Checkpointing
 from coddl.runtime.supervisor.job_status import RETIRED, JobStatus
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.slots import Slot
+from coddl.runtime.supervisor.worker_record import WorkerRecord
 from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
 
@@ -29,6 +30,7 @@ class SupportsSuspension(Protocol):
     def set_target(self, slots: Sequence[Slot]) -> None: ...
     def feed(self, event: group.Event) -> None: ...
     def stop(self, code: int) -> None: ...
+    def leave_parked(self) -> None: ...
     def capture(self) -> None:
         """Have an image taken and saved."""
         ...
@@ -42,16 +44,26 @@ class Suspension:
         self._loop = loop
         self._slots: Sequence[Slot] = ()  # the last ones it had
         self._last: tuple[int, int, int] | None = None  # worker, generation and step of the image
+        self._parked: tuple[str, str] | None = None  # node and path of a parked job's image
         self.is_refused = False  # it was to leave, and trains on until it can be saved
 
     def remember_slots(self, slots: Sequence[Slot]) -> None:
         """Remember the slots on which the job trains on if it can't leave."""
         self._slots = slots or self._slots
 
-    def expect(self, worker: int, message: Message) -> None:
+    def expect(self, record: WorkerRecord, message: Message) -> None:
         """Take note that a worker waits to hear what becomes of its image, or has none."""
-        if "generation" in message:
-            self._last = (worker, message["generation"], message.get("step", sys.maxsize))
+        if message.get("parks"):
+            self._parked = (record.slot.node, message["path"])
+        elif "generation" in message:
+            self._last = (record.number, message["generation"], message.get("step", sys.maxsize))
+
+    def note_parked(self, record: WorkerRecord, bytes_: int) -> None:
+        """Take note that a worker waits without its GPU."""
+        job_status = self._supervisor.job_status
+        record.is_parked = True
+        job_status.parked[record.slot.number] = bytes_
+        job_status.parked_after_s = time.monotonic() - job_status.due.at_s
 
     def on_saved(self, word: Message) -> None:
         """Take in what became of an image."""
@@ -66,6 +78,8 @@ class Suspension:
                 supervisor.workers.send([worker], {"do": "leave", "generation": generation})
             else:
                 self._stay(worker, generation)
+        elif self._parked is not None and job_status.unsaved is not None:
+            self._plan()  # its workers wait in memory, and so does the image
         elif self.is_refused and job_status.unsaved is None and job_status.is_at_target:
             self._loop.silence("save again")
             supervisor.set_target(())
@@ -83,20 +97,28 @@ class Suspension:
         self._loop.alarm("save again", time.monotonic() + SAVE_AGAIN_S, self._save_again)
 
     def _save_again(self) -> None:
-        if not self._supervisor.job_status.is_over:
-            self._plan()
-            self._supervisor.capture()
+        if self._supervisor.job_status.is_over:
+            return
+        if self._parked is not None:
+            self._supervisor.workers.save(*self._parked)
+            return
+        self._plan()
+        self._supervisor.capture()
 
     def fall_asleep(self) -> None:
         """Tell that the job is suspended once its state is durable and nobody runs."""
         supervisor, job_status = self._supervisor, self._supervisor.job_status
         coordinator = job_status.coordinator
         workers = supervisor.workers
-        is_busy = bool(coordinator.members or workers.records or workers.is_saving)
+        active = any(not record.is_parked for record in workers.records)
+        is_kept = self._parked is not None and job_status.unsaved is not None
+        is_busy = bool(coordinator.members or active or workers.is_saving or is_kept)
         if job_status.target != 0 or job_status.is_asleep or is_busy or not coordinator.is_settled:
             return
         job_status.is_asleep = True
         supervisor.tell(job_status.suspended(supervisor.checkpointing.saved_step))
         supervisor.tell({"is": "progress", **job_status.brief(supervisor.workers)})
-        if job_status.is_retiring:
+        if job_status.parked and workers.records:
+            supervisor.leave_parked()
+        elif job_status.is_retiring:
             supervisor.stop(RETIRED)

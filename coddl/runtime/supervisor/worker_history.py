@@ -20,6 +20,7 @@ class WorkerHistory:
     has_state: bool = False  # it trains, or did
     may_have_state: bool = False  # it was told to change to a group that has some
     has_left: bool = False
+    is_parked: bool = False  # it waits, without its GPU
     has_ended: bool = False
     generation: int = 0  # the highest number it was told
     newest_worker: int = 0  # the highest number it was told
@@ -38,6 +39,8 @@ class WorkerHistory:
                 self.may_have_state |= self.worker in self._members.get(generation, ())
             case "cancel":
                 self._members.pop(generation, None)
+            case "unpark":
+                self.is_parked = False
 
     def heard(self, word: Message) -> None:
         """Take in what it says itself."""
@@ -54,7 +57,9 @@ class WorkerHistory:
                 self.step, self.has_ended = word["step"], True
 
     def _on_swapped(self, word: Message) -> None:
-        generation, self.step, self.has_left = word["generation"], word["step"], bool(word["left"])
+        generation, self.step = word["generation"], word["step"]
+        self.is_parked = word.get("parked") is not None
+        self.has_left = bool(word["left"]) and not self.is_parked
         members = self._members.get(generation, [])
         self.rank = members.index(self.worker) if self.worker in members else None
         self.has_state = True
@@ -73,5 +78,6 @@ class WorkerHistory:
             "has_state": self.has_state,
             "may_have_state": self.may_have_state or self.has_state,
             "has_left": self.has_left,
+            "is_parked": self.is_parked,
             "has_ended": self.has_ended,
         }

@@ -58,6 +58,7 @@ class WorkerRecord:
     has_arrived: bool = False  # came to its loop
     has_ended: bool = False  # its loop is over
     has_left: bool = False  # it swapped out of the group
+    is_parked: bool = False  # it has left the group, and waits without its GPU
     is_unwanted: bool = False  # we are ending it ourselves
     is_resting: bool = False  # between two epochs: what it does there may take its time
     ran_out_of_memory: bool = False
@@ -67,6 +68,8 @@ class WorkerRecord:
 
     @property
     def state(self) -> str:
+        if self.is_parked:
+            return "PARKED"
         if self.is_unwanted or self.has_left:
             return "LEAVING"
         if self.has_ended:

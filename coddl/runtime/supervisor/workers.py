@@ -193,9 +193,18 @@ class Workers:
             self.worker_host(node).do({"do": "tell", "to": theirs, "word": message})
 
     def build(
-        self, plan: GroupPlan, to: Iterable[int], image: Path | None, *, regroup: bool
+        self,
+        plan: GroupPlan,
+        to: Iterable[int],
+        image: Path | None,
+        *,
+        regroup: bool,
+        park: bool = False,
     ) -> None:
-        """Have workers build the group of a plan: beside their own, or in its place."""
+        """Have workers build the group of a plan: beside their own, or in its place.
+
+        `park`: those who leave for no other group stay, without their GPUs.
+        """
         assert self.store is not None
         slots = [n.slot for n in self.records if n.number in plan.members + plan.bridge]
         # NCCL refuses two workers on one GPU.
@@ -209,11 +218,19 @@ class Workers:
             "bridge": plan.bridge,
             "image": None if image is None else str(image),
             "store": self.store,
+            "park": park and not plan.members,
             "backend": "nccl" if gpus and (may_share or len(gpus) == len(slots)) else "gloo",
         }
         self.send(to, message)
         if regroup:
             self.guard(plan.members)
+
+    def unpark(self, number: int) -> None:
+        """Give a parked worker its GPU again."""
+        record = self._workers[number]
+        record.is_parked = False
+        about = {"worker": number, "slot": record.slot.number}
+        self.worker_host(record.slot.node).do({"do": "unpark", **about})
 
     def save(self, node: str, path: str) -> None:
         """Have an image made durable on the node where it lies; `on_saved` follows."""

@@ -17,6 +17,7 @@ from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Meta, UnreadableImage
 from coddl.runtime.worker.group import Group, GroupError
 from coddl.runtime.worker.image import ImagePrefetch, Stash, Tree, nbytes, opened
+from coddl.runtime.worker.offload import Offload, Offloaded
 from coddl.runtime.worker.state import DeviceOf, TrainingState, mapped
 
 if TYPE_CHECKING:
@@ -46,12 +47,31 @@ class Handover:
         self._host = zlib.crc32(host.encode())
         self._describe = describe
         self._ahead = ImagePrefetch()
+        self._offload = Offload(device)
         self._opening: threading.Thread | None = None
         self.boundary_s = 0.0  # how long the last synchronisation waited for the others to come
 
     def write(self) -> Path:
         """Write an image of everything as it is now."""
         return self._stash.write(self._describe(), self._state.tree())
+
+    def park(self, *, writes: bool) -> tuple[Path | None, Callable[[], Offloaded]]:
+        """Write an image if asked to; give its path, and what then empties the device.
+
+        The image is the copy from which the device is filled again.
+        """
+        tree = self._state.tree() if writes else None
+        path, copied = self._stash.write_copied(self._describe(), tree) if writes else (None, [])
+        return path, lambda: self._offload.move_out(copied, self._state.on_device())
+
+    @property
+    def parked_bytes(self) -> int:
+        """How much host memory a parked worker holds: images, and what is no part of them."""
+        return self._offload.buffer_bytes + self._stash.bytes_
+
+    def unpark(self) -> None:
+        """Fill the device again."""
+        self._offload.move_back()
 
     def nbytes(self) -> int:
         """Tell how much room an image takes."""

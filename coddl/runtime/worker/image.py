@@ -25,6 +25,8 @@ from torch import Tensor
 from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import ImageHeader, Meta, UnreadableImage, aligned
+from coddl.runtime.worker.offload import HostCopy
+from coddl.runtime.worker.pinned import SLICE_BYTES, pin, slices, unpin
 
 # Any: None, bool, int, float, str, Tensor; lists, tuples and dicts of them; as in a state_dict.
 Tree = Any
@@ -32,7 +34,6 @@ Skeleton = Any  # Any: what JSON can hold
 
 SLOTS = 2  # the newest image and the one being written; readers that linger make it more
 GROWTH_BYTES = 1 << 20
-SLICE_BYTES = 256 << 20  # how much is allocated, touched or pinned at a time: about 0.1 s
 
 
 class TensorSpec(NamedTuple):
@@ -187,29 +188,6 @@ def nbytes(tree: Tree) -> int:
     return header.bytes_ + imagefile.PAGE_BYTES  # for what `meta` will hold
 
 
-# --- pinning -----------------------------------------------------------------------------------
-
-
-def _cudart() -> Any:  # Any: torch does not say
-    return torch.cuda.cudart()
-
-
-def _pinned(memory: Tensor, device: torch.device) -> bool:
-    """Register memory with CUDA, if it can be: copies out of a GPU run many times as fast."""
-    with torch.cuda.device(device):
-        if int(_cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)) == 0:
-            return True
-        # CUDA would report the refusal at the next kernel, in the user's code: have it out here.
-        with suppress(RuntimeError):
-            torch.ones(1, device=device)
-        return False
-
-
-def _unpinned(memory: Tensor, device: torch.device) -> None:
-    with torch.cuda.device(device):
-        _cudart().cudaHostUnregister(memory.data_ptr())
-
-
 # --- writing -----------------------------------------------------------------------------------
 
 
@@ -226,6 +204,10 @@ class _StashFile:
         self._pinnable = True
         self._views: list[Tensor] = []
         self._views_of: tuple[int, list[TensorSpec]] = (0, [])
+
+    @property
+    def bytes_(self) -> int:
+        return os.fstat(self._fd).st_size
 
     def lock(self) -> bool:
         """Take the slot for writing, unless somebody reads or writes it."""
@@ -277,7 +259,7 @@ class _StashFile:
         if not self._pinnable or start >= self._memory.numel():
             return False
         part = self._memory[start : start + SLICE_BYTES]
-        self._pinnable = _pinned(part, device)
+        self._pinnable = pin(part, device)
         if self._pinnable:
             self._pins.append((part, device))
         return self._pinnable
@@ -326,10 +308,19 @@ class _StashFile:
             to[first:last].copy_(source[first:last], non_blocking=True)
             first = last
 
+    def copies(self, tensors: list[Tensor]) -> list[HostCopy]:
+        """Give where the bytes of the tensors are that were written last."""
+        base = self._memory.data_ptr()
+        found = []
+        for view, tensor in zip(self._views, tensors, strict=True):
+            start = view.data_ptr() - base
+            found.append(HostCopy(tensor, slices(self._memory, start, start + view.nbytes)))
+        return found
+
     def unmap(self) -> None:
         """Let go of the memory. The mapping itself ends with the last tensor that sees it."""
         for part, device in self._pins:
-            _unpinned(part, device)
+            unpin(part, device)
         self._pins, self._pinnable, self._touched_bytes = [], True, 0
         self._views, self._views_of = [], (0, [])
         self._map, self._memory = None, torch.empty(0, dtype=torch.uint8)
@@ -366,8 +357,21 @@ class Stash:
                         return
                     more = self._file(index).advance(bytes_, device)
 
+    @property
+    def bytes_(self) -> int:
+        """How much memory the images take that were written or reserved here."""
+        return sum(slot.bytes_ for slot in self._files.values())
+
     def write(self, meta: Meta, tree: Tree) -> Path:
         """Write an image and give its path; on an error, the images that were complete stay so."""
+        return self._written(meta, tree)[0].path
+
+    def write_copied(self, meta: Meta, tree: Tree) -> tuple[Path, list[HostCopy]]:
+        """Write an image, and give where the bytes of each tensor are: until the next one."""
+        slot, tensors = self._written(meta, tree)
+        return slot.path, slot.copies(tensors)
+
+    def _written(self, meta: Meta, tree: Tree) -> tuple[_StashFile, list[Tensor]]:
         header, manifest, places, tensors = _planned(meta, tree)
         self._writer_waits = True
         with self._turn, torch.no_grad():
@@ -384,7 +388,7 @@ class Stash:
             finally:
                 self._writer_waits = False
                 self._turn.notify_all()
-        return slot.path
+        return slot, tensors
 
     def close(self) -> None:
         """Give back memory and descriptors; the images stay."""
@@ -442,7 +446,7 @@ class ImagePrefetch:
         for path in folder.glob("slot-*.img"):
             with path.open("r+b") as file, suppress(OSError, ValueError):  # ValueError: empty
                 memory = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
-                if _pinned(memory, device):
+                if pin(memory, device):
                     self._memory[path] = memory
 
     def memory(self, path: Path, bytes_: int) -> Tensor | None:
@@ -453,7 +457,7 @@ class ImagePrefetch:
     def close(self, device: torch.device) -> None:
         """Let go; no copy may be under way."""
         for memory in self._memory.values():
-            _unpinned(memory, device)
+            unpin(memory, device)
         self._memory.clear()
 
 

@@ -20,6 +20,7 @@ from coddl.runtime.worker import packing
 from coddl.runtime.worker.group import GroupError
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
+from coddl.runtime.worker.offload import RESIDENT_BYTES_MAX, Offloaded
 from coddl.runtime.worker.pass_stats import PassStats
 from coddl.runtime.worker.state import DeviceOf
 from coddl.runtime.worker.supervisor_link import Generation, Groups, SupervisorLink, reject
@@ -252,7 +253,9 @@ class Membership:
         self._keep_if_slices_grow(link, generation, is_main=was_main)
         state_s = time.monotonic() - start_s - self._handover.boundary_s
         if link.worker not in generation.members:
-            if generation.members or self._is_saved(link, generation, by_me=was_main):
+            if generation.parks:
+                self._park(link, generation, is_main=was_main)
+            elif generation.members or self._is_saved(link, generation, by_me=was_main):
                 self._leave(link, generation)
             return
         self._adopt(link, generation, groups)
@@ -298,6 +301,10 @@ class Membership:
         """
         if by_me and not self._is_kept(link, generation.number):
             return False
+        return self._all_come()
+
+    def _all_come(self) -> bool:
+        """Wait until all have come here; False: one never will."""
         try:
             if self.groups.talk is not None:
                 self.groups.talk.finish(self.groups.talk.all_reduce(torch.zeros(1)))
@@ -305,6 +312,44 @@ class Membership:
             self.broke(failure)
             return False
         return True
+
+    def _park(self, link: SupervisorLink, generation: Generation, *, is_main: bool) -> None:
+        """Empty the GPU and wait without it, to be taken into another group.
+
+        Nobody empties anything before the image is there; if it can't be written, all stay.
+        """
+        start_s = time.monotonic()
+        try:
+            path, empty_device = self._handover.park(writes=is_main)
+        except TrainingError as error:
+            link.tell("unsaved", **error.parts(), generation=generation.number)
+            self.failed = True
+            return
+        if not self._all_come():
+            return
+        self._drop_groups(link)
+        offloaded = empty_device()
+        if path is not None:
+            self._tell_image(link, path, time.monotonic() - start_s, parks=True)
+        if offloaded.resident_bytes > RESIDENT_BYTES_MAX:
+            self._tell_resident(link, offloaded)
+            self._leave(link, generation)
+        link.unpark = False
+        self._tell_swapped(
+            link,
+            generation,
+            left=True,
+            pause={"state_s": time.monotonic() - start_s},
+            parked=self._handover.parked_bytes,
+        )
+        self._pass_stats.flush()
+        with link.changed:
+            link.changed.wait_for(lambda: link.unpark or link.stop)
+        if link.stop:
+            self.has_left = True
+            raise WorkerExit(0)
+        self._handover.unpark()
+        self.failed = True  # a regroup follows
 
     def _is_kept(self, link: SupervisorLink, generation: int) -> bool:
         """Write the last image, and wait to hear what became of it."""
@@ -326,12 +371,35 @@ class Membership:
         self.has_left = True
         raise WorkerExit(0)
 
-    def _tell_swapped(
-        self, link: SupervisorLink, generation: Generation, *, left: bool, pause: dict[str, float]
-    ) -> None:
+    def _drop_groups(self, link: SupervisorLink) -> None:
+        """Let go of the group that all have left; NCCL's holds memory of the GPU."""
+        with link.changed:
+            self.groups.close()
+            self.groups = link.groups = Groups()
+            link.current = None
+
+    def _tell_resident(self, link: SupervisorLink, offloaded: Offloaded) -> None:
         link.tell(
-            "swapped", generation=generation.number, step=self._work.step, left=left, pause=pause
+            "problem",
+            **TrainingError(
+                "its workers are ended instead of parked",
+                f"{offloaded.resident_bytes >> 20} MiB stay allocated on the GPU that belong to "
+                "no tensor: CUDA graphs, or memory of a library",
+                "a script without CUDA graphs (torch.compile without mode='reduce-overhead')",
+            ).parts(),
         )
+
+    def _tell_swapped(
+        self,
+        link: SupervisorLink,
+        generation: Generation,
+        *,
+        left: bool,
+        pause: dict[str, float],
+        parked: int | None = None,
+    ) -> None:
+        about = {"generation": generation.number, "step": self._work.step, "left": left}
+        link.tell("swapped", **about, pause=pause, parked=parked)
 
     def _is_patient(self) -> bool:
         assert self._link is not None
@@ -341,7 +409,11 @@ class Membership:
     def _write_image(self, link: SupervisorLink, **more: bool | int) -> None:
         start_s = time.monotonic()
         path = self._handover.write()
-        seconds = time.monotonic() - start_s
+        self._tell_image(link, path, time.monotonic() - start_s, **more)
+
+    def _tell_image(
+        self, link: SupervisorLink, path: Path, seconds: float, **more: bool | int
+    ) -> None:
         bytes_ = path.stat().st_size
         about = {"step": self._work.step, "bytes": bytes_, "seconds": seconds, **more}
         link.tell("image", path=str(path), **about)

@@ -61,6 +61,13 @@ class TrainingState:
         """Give the models' buffers, each once."""
         return list({id(b): b for model in self._models for b in model.buffers()}.values())
 
+    def on_device(self) -> list[Tensor]:
+        """Give the tensors that the training keeps on its device, as they are."""
+        parameters = self.parameters()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        held = flatten([list(optimizer.state.values()) for optimizer in self._optimizers])[1]
+        return [*parameters, *self.buffers(), *gradients, *held]
+
     def tree(self) -> Tree:
         """Give everything as tensors and plain values; nothing is copied."""
         return {

@@ -29,6 +29,7 @@ class Generation:
         int, ...
     ] = ()  # who hands the state over, when no member has it; then who gets it
     image: str | None = None  # where state comes from when nobody alive has it
+    parks: bool = False  # without members: they are to stay, without their GPUs
     store: tuple[str, int] = ("", 0)
     backend: str = "gloo"
 
@@ -41,6 +42,7 @@ class Generation:
             counts=tuple(message["counts"]),
             bridge=tuple(message.get("bridge") or ()),
             image=message.get("image"),
+            parks=message.get("park", False),
             store=(message["store"][0], message["store"][1]),
             backend=message.get("backend", "gloo"),
         )
@@ -93,6 +95,7 @@ class SupervisorLink:
         self.capture = False
         self.stop = False
         self.leave: int | None = None  # the generation by which all leave: its state is on disk
+        self.unpark = False  # its GPU is its own again
         self.current: Generation | None = None  # kept by the training loop
         self.groups = Groups()
         self.on_gpu = False  # is the model; NCCL can't send what is not
@@ -176,6 +179,8 @@ class SupervisorLink:
                 self.capture = True
             case "leave":
                 self.leave = message["generation"]
+            case "unpark":
+                self.unpark = True
             case "stop":
                 self.stop = True
 
