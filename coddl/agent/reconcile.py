@@ -16,6 +16,9 @@ from coddl.runtime.supervisor.slots import HostAddress
 # others, which may have to start first; so this is for jobs whose runner is gone, or hangs.
 LEAVE_WITHIN_S: Final = 600.0
 
+# An order to park what was told to retire.
+PARK_TOO_LATE: Final = ("park", "retire")
+
 Addresses = Mapping[str, HostAddress]  # by node
 
 
@@ -45,10 +48,13 @@ class MarkNodesLost:
 
 @dataclass(frozen=True, slots=True)
 class StopRun:
-    """Suspend a run, which makes its state durable first, or cancel it at once."""
+    """Suspend a run, which makes its state durable first, or cancel it at once.
+
+    "park": suspend it, and keep its workers in host memory if that can be.
+    """
 
     job: int
-    how: Literal["retire", "cancel"]
+    how: Literal["park", "retire", "cancel"]
     reason: str
 
 
@@ -135,8 +141,9 @@ def _change_actions(now: AppliedOrder, told: AppliedOrder) -> Iterable[RunAction
     if told.order.stop == "cancel":
         return ()
     if order.stop:
-        same = order.stop == told.order.stop
-        return () if same else (StopRun(order.job, order.stop, order.reason),)
+        # A run that retires has nothing left to park; one that is to be parked may still retire.
+        is_told = order.stop == told.order.stop or (order.stop, told.order.stop) == PARK_TOO_LATE
+        return () if is_told else (StopRun(order.job, order.stop, order.reason),)
     if told.order.stop:
         return ()  # what has been told to leave, leaves; the server will hear of it
     if not _reaches(order, now.addresses):

@@ -38,7 +38,7 @@ from coddl.core.pool.records import (
     SliceDidNotFit,
 )
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="is", tag=str.lower, kw_only=True):
@@ -71,12 +71,14 @@ class Holding(Message, frozen=True):
 
     A run is listed from the orders that name it until its end was acknowledged: one that is missing
     is over, whatever became of the word that said so. None: an older agent, which does not tell.
+    Parked workers hold no slot.
     """
 
     version: int
     slots: dict[int, RunId]
     runs: frozenset[RunId] | None = None
     others: dict[int, str] = {}  # by index: who else uses a GPU that has no process of a job
+    parked: frozenset[int] | None = None  # jobs whose workers are parked; None: it does not tell
 
 
 class Report(Message, frozen=True):

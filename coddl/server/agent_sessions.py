@@ -210,9 +210,16 @@ class AgentSession:
                 if self._hang_up is None and self._sessions.is_current(self):
                     self._host.renew(self.hello.node)
                     self._say(wire.Renewed(number=number))
-            case wire.Holding(version=version, slots=slots, runs=runs, others=others):
-                node, boot = self.hello.node, self.hello.boot
-                self.holding = NodeReported(node, boot, version, slots, runs, others)
+            case wire.Holding():
+                self.holding = NodeReported(
+                    self.hello.node,
+                    self.hello.boot,
+                    message.version,
+                    message.slots,
+                    message.runs,
+                    message.others,
+                    message.parked,
+                )
                 self._ask_holding()
             case wire.Report(number=number):
                 told = RunReported(self.hello.node, self.hello.boot, message.fact)

@@ -38,7 +38,9 @@ ONE_OF_EACH: tuple[r.Record, ...] = (
     r.RunStalled(1, 2, 17, 60.5),
     r.RunUnsaved(1, 2, 17, r.Trouble("it can't be saved", "the disk is full", "free space")),
     r.RunEnded(1, 2, "failed", 17, 3, r.Trouble("it failed", "exit code 3", "the log")),
+    r.RunEnded(1, 2, "retired", 17, parked=(0, 1), parked_bytes=4 << 30, park_s=0.2),
     r.SlotFreed(0, 1),
+    r.ParkingEnded(1, "node n1 no longer has them"),
     r.StartOverdue(1, 2, 1800.0),
     r.Decided(
         policy="afs-p",

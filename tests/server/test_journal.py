@@ -155,6 +155,7 @@ def test_kinds_keep_the_names_they_were_first_written_under() -> None:
         "NodeLost",
         "NodeUndrained",
         "NodesWanted",
+        "ParkingEnded",
         "PolicyChosen",
         "RunChanged",
         "RunEnded",

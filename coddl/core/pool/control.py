@@ -31,8 +31,10 @@ from coddl.core.pool.failed_decision import RETRY_S, FailedDecision, decide_or_h
 from coddl.core.pool.job import JobState, MeasuredSpeed
 from coddl.core.pool.leaving import AGENT, drained_by_notice, due_s, forced_moves, led_from_drained
 from coddl.core.pool.nodes import NodeState
+from coddl.core.pool.parking import ended_parkings
 from coddl.core.pool.scaling import count_after, ended_nodes, news_of, surplus_of
 from coddl.core.pool.state import Pool
+from coddl.core.pool.untying import first_move
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
 
@@ -252,6 +254,8 @@ class ControlPlane:
             if self.pool.slots[slot].is_stuck:
                 self._call(f"a GPU of node {event.node} is free again")  # it was not counted on
             self._add(r.SlotFreed(slot, owner), now_s)
+        for ended in ended_parkings(self.pool, event):
+            self._add(ended, now_s)
         if event.runs is not None:
             self._compare_runs(place, event.runs, now_s)
 
@@ -351,6 +355,8 @@ class ControlPlane:
                 self._call(f"{self._name(job.id)} needs at least {fact.gpus_min} GPUs")
             case r.RunEnded():
                 self._call(f"{self._name(job.id)} {r.ENDS[fact.outcome]}")
+            case r.RunChanged(kind="resumed"):
+                self._call_for_speed(f"{self._name(job.id)} resumed")  # turns depend on its cost
             case r.RunPrepared() | r.RunChanged() | r.RunStalled() | r.RunUnsaved():
                 pass
             case _:
@@ -390,7 +396,8 @@ class ControlPlane:
             self._decide(why, now_s)
         for number in list(self.pool.unsettled):
             self._settle(self.pool.jobs[number], now_s)
-        self._untie(now_s)
+        if (first := first_move(self.pool)) is not None:
+            self._aim(first.job, first.kept, first.job.attempt, now_s)
         self._leave_drained(now_s)
         return self.note()
 
@@ -441,33 +448,6 @@ class ControlPlane:
             self._aim(job, (), job.attempt, now_s)
         elif job.target and self._are_free(job):
             self._aim(job, job.target, job.attempt + (not job.has_run), now_s)
-
-    def _untie(self, now_s: float) -> None:
-        """Have one of several jobs that wait for one another's devices leave its own first."""
-        stuck = {n for n in self.pool.unsettled if self._is_stuck(self.pool.jobs[n])}
-        for first in sorted(stuck):
-            seen, number = [first], self._blocker(self.pool.jobs[first], stuck)
-            while number is not None and number not in seen:
-                seen.append(number)
-                number = self._blocker(self.pool.jobs[number], stuck)
-            if number is not None:
-                job = self.pool.jobs[number]
-                kept = tuple(slot for slot in job.granted if slot in job.target)
-                self._aim(job, kept, job.attempt, now_s)
-                return  # who waited for it goes on when it has left
-
-    def _is_stuck(self, job: JobState) -> bool:
-        return job.has_run and not job.stop and bool(job.target) and not self.pool.is_deaf(job)
-
-    def _blocker(self, job: JobState, stuck: Collection[int]) -> int | None:
-        """Name a job that has to move before this one can, and can't."""
-        for slot in job.target:
-            owner = self.pool.slots[slot].owner
-            if owner is None or owner == job.id or owner not in stuck:
-                continue
-            if slot in self.pool.jobs[owner].granted:
-                return owner
-        return None
 
     def _are_free(self, job: JobState) -> bool:
         for slot in job.target:

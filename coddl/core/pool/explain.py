@@ -211,6 +211,8 @@ def sentence_of(record: r.Record, job: int | None = None, unit: str = "GPU") -> 
             return f"{counted(nodes, 'node')} wanted: {because}"
         case r.SlotFreed(slot, number):
             return f"slot {slot} released by job {number}"
+        case r.ParkingEnded(number, because):
+            return f"job {number} has no parked workers any more: {because}"
         case r.StartOverdue(number, _, after_s):
             return f"job {number} stopped: no step within {after_s:g} s of its start"
         case r.Decided() | r.DecisionFailed():

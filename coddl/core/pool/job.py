@@ -91,6 +91,10 @@ class JobState:
     rest_until_s: float = 0.0  # not to be started before
     failures: int = 0  # of its own
     losses: int = 0  # not of its own, in a row without a step
+    parked: tuple[int, ...] = ()  # slots of its last run, where its workers are parked
+    parked_bytes: int = 0  # host memory that they use
+    park_s: float | None = None  # until its GPUs were free when it was parked last; None: unknown
+    resume_s: float | None = None  # until it trained again, out of parked workers; None: unknown
     unsaved: Trouble | None = None  # why the newest state of its run is not on disk
     left_early: bool = False  # it ended well before its last step
     exit_code: int | None = None
@@ -214,7 +218,8 @@ class JobState:
             return ""
         if self.spec.tier == "restartable":
             return f"it has ended, but its files can't be stored yet: {self.unsaved.sentence}"
-        stays = " and keeps training until it can" if self.stop == "retire" else ""
+        is_to_leave = self.stop in ("park", "retire")
+        stays = " and keeps training until it can" if is_to_leave else ""
         return f"it cannot save its state{stays}: {self.unsaved.sentence}"
 
     @property
@@ -275,6 +280,14 @@ class JobState:
         if self.proven_s is None or not self.prepared:
             return False
         return bool(self.step_s) or now_s >= self.proven_s + PRERUN_S
+
+    @property
+    def switch_s(self) -> float | None:
+        """Seconds that its GPUs are idle when it is parked and resumed; None: unknown."""
+        is_cold = not self.has_run and not self.parked  # its next start takes longer
+        if is_cold or self.park_s is None or self.resume_s is None:
+            return None
+        return self.park_s + self.resume_s
 
     def executed_by(self, now_s: float) -> float:
         """Seconds in which it has held devices."""

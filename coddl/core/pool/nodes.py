@@ -28,8 +28,14 @@ class NodeState:
     back_s: float = 0.0  # soft: since when we can, after a silence
     version: int = 0  # of its orders
     leads: dict[int, None] = field(default_factory=dict)  # jobs, by number
+    parked: dict[int, None] = field(default_factory=dict)  # jobs whose workers are parked there
     folder: str = ""  # the id of its jobs folder
     versions: NodeVersions = field(default_factory=NodeVersions)
+
+    @property
+    def may_park(self) -> bool:
+        """Tell whether workers that are parked there could be resumed."""
+        return self.is_up and not self.is_drained  # as one that leaves is, too
 
     def drain(self, by: str, within_s: float | None, now_s: float) -> None:
         """Have jobs leave: when they can, or by the time at which the node goes.

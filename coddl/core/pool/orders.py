@@ -14,7 +14,8 @@ from coddl.core.pool.memory_limits import MemoryLimit
 from coddl.core.pool.records import RunId
 from coddl.core.pool.spec import JobSpec
 
-Stop = Literal["", "retire", "cancel"]
+# "park": as "retire", but the agent may keep the workers, with their state in host memory.
+Stop = Literal["", "park", "retire", "cancel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,4 @@ class Orders:
     leads: tuple[JobOrder, ...]
     jobs: Mapping[int, JobSpec]  # those it leads or has slots of
     leaves: bool = False  # the node goes away, and the server knows it: nothing new comes
+    parked: tuple[int, ...] = ()  # jobs whose parked workers it may keep; it ends all others

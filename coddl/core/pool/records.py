@@ -1,13 +1,14 @@
 """What happens in a pool. Past tense; frozen; the journal holds these and nothing else. (C5, D3)
 
-*Facts* come from outside: users, agents, the clock. *Conclusions* (`SlotFreed`, `Decided`,
-`DecisionFailed`, `Aimed`) are drawn by `control` and written down beside the fact that led to them,
-so that they are read back and never drawn anew. The state of the pool is a fold of both. (`state`)
+*Facts* come from outside: users, agents, the clock. *Conclusions* (`SlotFreed`, `ParkingEnded`,
+`Decided`, `DecisionFailed`, `Aimed`) are drawn by `control` and written down beside the fact that
+led to them, so that they are read back and never drawn anew. The state of the pool is a fold of
+both. (`state`)
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from coddl.core.pool.engine_records import EngineBounded as EngineBounded
 from coddl.core.pool.engine_records import EngineReported as EngineReported
@@ -16,6 +17,20 @@ from coddl.core.pool.engine_records import NodeLeft as NodeLeft
 from coddl.core.pool.engine_records import NodesWanted as NodesWanted
 from coddl.core.pool.engine_records import ReportedNode as ReportedNode
 from coddl.core.pool.node_versions import NodeVersions
+from coddl.core.pool.run_records import ENDS as ENDS
+from coddl.core.pool.run_records import ChangeKind as ChangeKind
+from coddl.core.pool.run_records import Evidence as Evidence
+from coddl.core.pool.run_records import Outcome as Outcome
+from coddl.core.pool.run_records import RunChanged as RunChanged
+from coddl.core.pool.run_records import RunEnded as RunEnded
+from coddl.core.pool.run_records import RunFact as RunFact
+from coddl.core.pool.run_records import RunPrepared as RunPrepared
+from coddl.core.pool.run_records import RunProgressed as RunProgressed
+from coddl.core.pool.run_records import RunStalled as RunStalled
+from coddl.core.pool.run_records import RunStepped as RunStepped
+from coddl.core.pool.run_records import RunUnsaved as RunUnsaved
+from coddl.core.pool.run_records import SliceDidNotFit as SliceDidNotFit
+from coddl.core.pool.run_records import Trouble as Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.core.waiting import Waiting
 
@@ -151,6 +166,7 @@ class NodeReported:
     holding: Mapping[int, RunId]  # slots that have live processes
     runs: frozenset[RunId] | None = None
     others: Mapping[int, str] = field(default_factory=dict)  # by index: who else uses a GPU
+    parked: frozenset[int] | None = None  # jobs whose workers are parked there; None: not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,155 +195,7 @@ class NodeLost:
     because: str
 
 
-# Runs: what the agent that leads a job tells of it.
-
-ChangeKind = Literal[
-    "started", "restarted", "resumed", "resized", "moved", "rebalanced", "regrouped"
-]
-Outcome = Literal[
-    "succeeded",
-    "failed",  # the job's own doing
-    "lost",  # not the job's doing: it is started again
-    "retired",  # as it was told to; its state is safe
-    "cancelled",
-    "requeue",  # it asked to be run again, with exit code 75
-    "prechecked",  # its precheck has succeeded
-]
-ENDS: Final[dict[Outcome, str]] = {  # as people read it after the job's name
-    "succeeded": "finished",
-    "failed": "failed",
-    "lost": "was interrupted",
-    "retired": "saved its state and stopped",
-    "cancelled": "was stopped",
-    "requeue": "asked for a restart",
-    "prechecked": "passed its precheck",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class RunPrepared:
-    """A job's script has called `coddl.prepare`: it can be resized from here on."""
-
-    job: int
-    attempt: int
-    virtual_nodes: int | None  # of a strict job; None: its batch is cut by sample
-    steps: int | None  # None: unknown
-    global_batch: int | None = None
-    gradient_bytes: int = 0  # of a step; 0: unknown
-    largest_tensor_bytes: int = 0  # of them
-    workers_max: int | None = None  # that can share its batch; None: one per virtual node
-    model: int | None = None  # jobs that tell the same need the same memory for a sample
-    micro_batch: int | None = None  # samples that a pass has at most; None: its whole slice
-
-
-Evidence = Literal[
-    "tried",  # a worker ran out of memory
-    "predicted",  # from the memory that two sizes need
-    "remembered",  # another job with the same model ran out of memory
-]
-
-
-@dataclass(frozen=True, slots=True)
-class SliceDidNotFit:
-    """A slice does not fit in memory: the job needs at least `gpus_min` GPUs from here on."""
-
-    job: int
-    attempt: int
-    gpus_min: int
-    because: str
-    evidence: Evidence = "tried"
-    samples: int = 0  # of the pass that does not fit; 0: unknown
-
-
-@dataclass(frozen=True, slots=True)
-class RunStepped:
-    """A job has made its first step of an attempt; step 0: its processes run, and that is all we
-    know, as it has not called `coddl.prepare`.
-    """
-
-    job: int
-    attempt: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunChanged:
-    """A job's group of workers has changed, and trains."""
-
-    job: int
-    attempt: int
-    change: int  # grows within an attempt; a repeat has the same
-    kind: ChangeKind
-    gpus_before: int
-    slots: tuple[int, ...]
-    step: int
-    pause_s: float
-    serving_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunProgressed:
-    """How a run is doing. Soft: not in the journal, but sampled into decisions."""
-
-    job: int
-    attempt: int
-    step: int
-    gpus: int
-    step_s: float  # mean seconds per iteration at this size
-    iterations: int  # that the mean is of
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """What went wrong, in words."""
-
-    what: str
-    because: str
-    try_: str
-
-    @property
-    def sentence(self) -> str:
-        """Say it in one line."""
-        return f"{self.what}: {self.because}"
-
-
-@dataclass(frozen=True, slots=True)
-class RunStalled:
-    """A run has made no step for some time, and does not evaluate either."""
-
-    job: int
-    attempt: int
-    step: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunUnsaved:
-    """A run's newest state could not be written to disk; no trouble: now it is there."""
-
-    job: int
-    attempt: int
-    step: int
-    trouble: Trouble | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnded:
-    """A run is over: none of its processes will start another."""
-
-    job: int
-    attempt: int
-    outcome: Outcome
-    step: int = 0
-    exit_code: int | None = None
-    trouble: Trouble | None = None
-    left_early: bool = False  # its script has left its loop before the last step, and exited well
-    refused: bool = False  # it was lost because the system refused a file, as on a full disk
-
-
-RunFact = (
-    RunPrepared | SliceDidNotFit | RunStepped | RunChanged | RunStalled | RunUnsaved | RunEnded
-)
+# Runs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +221,14 @@ class SlotFreed:
 
     slot: int
     job: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParkingEnded:
+    """A job's parked workers are gone: its next run starts from its checkpoint."""
+
+    job: int
+    because: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,6 +361,7 @@ Record = (
     | RunUnsaved
     | RunEnded
     | SlotFreed
+    | ParkingEnded
     | StartOverdue
     | Decided
     | DecisionFailed

@@ -12,9 +12,11 @@ from typing import Final, assert_never
 from coddl.core.lifecycle import Phase
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState, MeasuredSpeed, is_news
-from coddl.core.pool.memory_limits import MemoryLimit, limits_on, with_limit, without_limits
+from coddl.core.pool.memory_limits import MemoryLimit, with_limit, without_limits
+from coddl.core.pool.node_orders import orders_for
 from coddl.core.pool.nodes import EngineNodes, NodeState, SlotState
-from coddl.core.pool.orders import AssignedSlot, JobOrder, Orders
+from coddl.core.pool.orders import Orders
+from coddl.core.pool.parking import end_parking, leave_parked, may_park, park, stop_parking_on
 from coddl.core.snapshot import REFUSED_S
 
 PAST_MAX: Final = 1000  # jobs that are over whose GPU-time policies may learn from
@@ -70,40 +72,11 @@ class Pool:
 
     def orders(self, node: str) -> Orders:
         """Give all that an agent shall do."""
-        node_state = self.nodes[node]
-        seats: dict[int, r.RunId] = {}
-        for slot in node_state.slots:
-            owner = self.slots[slot].owner
-            if owner is not None and slot in self.jobs[owner].granted:
-                seats[slot] = r.RunId(owner, self.jobs[owner].attempt)
-        leads = tuple(self._job_order(self.jobs[job]) for job in node_state.leads)
-        concerned = sorted({run.job for run in seats.values()} | node_state.leads.keys())
-        specs = {job: self.jobs[job].spec for job in concerned}
-        leaves = node_state.leaves_at_s is not None
-        return Orders(node_state.version, seats, leads, specs, leaves)
+        return orders_for(self, node)
 
-    def _job_order(self, job: JobState) -> JobOrder:
-        return JobOrder(
-            job=job.id,
-            attempt=job.attempt,
-            generation=job.generation,
-            seats=tuple(self.assigned_slot(slot) for slot in job.granted),
-            adopt=job.adopt,
-            precheck=job.precheck,
-            stop=job.stop,
-            reason=job.reason,
-            limits=() if job.prepared else limits_on(self.limits, self._kinds(job)),
-            lost=tuple(n for n in self.nodes_of(job.serves) if not self.nodes[n].is_up),
-        )
-
-    def _kinds(self, job: JobState) -> list[str]:
+    def kinds_of(self, job: JobState) -> list[str]:
         """Name the kinds of device that a job has."""
         return sorted({self.slots[slot].device.kind for slot in job.granted})
-
-    def assigned_slot(self, slot: int) -> AssignedSlot:
-        """Name a slot's place."""
-        state = self.slots[slot]
-        return AssignedSlot(slot, state.node, state.device.gpu)
 
     def is_deaf(self, job: JobState) -> bool:
         """Tell whether a job's lead can't be told anything now: it keeps what it has."""
@@ -169,6 +142,8 @@ class Pool:
                 self.placement = placement or self.placement
             case r.SlotFreed(slot):
                 self.slots[slot].owner, self.slots[slot].is_stuck = None, False
+            case r.ParkingEnded(job):
+                end_parking(self, self.jobs[job])
             case r.StartOverdue():
                 self._give_up_start(record, now_s)
             case r.Decided() | r.DecisionFailed():
@@ -194,10 +169,11 @@ class Pool:
                 self._join(record)
             case r.NodeDrained(node):
                 self.nodes[node].drain(record.by, record.within_s, now_s)
-                self._touch([node])
+                stop_parking_on(self, node)
+                self.touch([node])
             case r.NodeUndrained(node):
                 self.nodes[node].undrain()
-                self._touch([node])
+                self.touch([node])
             case r.NodeForgotten(node):
                 self._forget(node)
             case r.NodeLeft(node, because):
@@ -226,7 +202,7 @@ class Pool:
             return
         job.move("stopping", now_s, because)
         job.stop, job.reason = "cancel", because
-        self._touch([job.lead])
+        self.touch([job.lead])
 
     def _suspend(self, job: JobState, by: str, now_s: float) -> None:
         job.suspended, job.held_by = True, by or "a user"
@@ -249,12 +225,13 @@ class Pool:
             owner = self.slots[slot].owner if slot in self.slots else None
             self.slots[slot] = SlotState(slot, joined.node, device, owner)
             self.next_slot = max(self.next_slot, slot + 1)
-        self._touch([joined.node])
+        self.touch([joined.node])
 
     def _lose(self, node: str, because: str, now_s: float) -> None:
         """Take note that nothing lives on a node: its devices have no owner any more."""
         node_state = self.nodes[node]
         node_state.is_up = False
+        stop_parking_on(self, node)
         for slot in node_state.slots:
             self.slots[slot].owner, self.slots[slot].is_stuck = None, False
         for job in list(self.live_jobs()):
@@ -262,9 +239,9 @@ class Pool:
             job.target = tuple(slot for slot in job.target if self.slots[slot].node != node)
             if job.lead != node and left == job.granted:
                 if node in self.nodes_of(job.serves):  # it was about to leave
-                    self._touch([job.lead])
+                    self.touch([job.lead])
                 continue
-            self._touch([job.lead, *self.nodes_of(job.granted)])
+            self.touch([job.lead, *self.nodes_of(job.granted)])
             job.hold(left, now_s)
             job.generation += 1
             if job.lead == node:
@@ -276,6 +253,8 @@ class Pool:
                 self._release(job, f"node {node} was lost: {because}", now_s)
 
     def _forget(self, node: str) -> None:
+        if node in self.nodes:
+            stop_parking_on(self, node)
         self.nodes.pop(node, None)
         self.engine.acquired.pop(node, None)
         self.slots = {n: slot for n, slot in self.slots.items() if slot.node != node}
@@ -303,7 +282,7 @@ class Pool:
             job.move("preempted", now_s, because)
 
     def _give_up_run(self, job: JobState, now_s: float) -> None:
-        self._touch([job.lead, *self.nodes_of(job.granted)])
+        self.touch([job.lead, *self.nodes_of(job.granted)])
         job.hold((), now_s)
         self._be_led(job, None)
         job.stop, job.target, job.serves, job.unsaved = "", (), (), None
@@ -339,15 +318,16 @@ class Pool:
     def _aim(self, aimed: r.Aimed, now_s: float) -> None:
         """Put a target into effect: from here on its devices are the job's."""
         job = self.jobs[aimed.job]
-        self._touch([job.lead, aimed.lead, *self.nodes_of((*job.granted, *aimed.slots))])
+        self.touch([job.lead, aimed.lead, *self.nodes_of((*job.granted, *aimed.slots))])
         job.generation, job.reason = aimed.generation, aimed.reason
         if not aimed.slots:
+            job.stop = "park" if may_park(self, job) else "retire"
             job.move("stopping", now_s, aimed.reason)
-            job.stop = "retire"
             return
         is_new = aimed.attempt != job.attempt
         if is_new:
             job.change, job.serves, job.unsaved = -1, (), None
+            leave_parked(self, job, aimed)
         before = len(job.granted)
         job.attempt = aimed.attempt
         job.jobs_folder = self.nodes[aimed.lead].folder
@@ -396,6 +376,10 @@ class Pool:
             case r.RunChanged():
                 job.change, job.step = fact.change, max(job.step, fact.step)
                 job.serves, job.last_pause_s = fact.slots, fact.pause_s
+                if fact.kind in ("started", "restarted", "resumed"):
+                    # The others were no starts. A group that is resumed was not training: all of
+                    # the time until it is counts, not only what its members call their pause.
+                    job.resume_s = fact.serving_s if fact.kind == "resumed" else None
                 self._arrive(job, now_s)
             case r.RunStalled(_, _, step):
                 job.step = max(job.step, step)
@@ -408,7 +392,7 @@ class Pool:
 
     def _raise_least(self, job: JobState, fact: r.SliceDidNotFit, now_s: float) -> None:
         """Remember on how many GPUs a job fits in memory; stop it if it may not have them."""
-        kinds = self._kinds(job)
+        kinds = self.kinds_of(job)
         because = f"{fact.because} on {', '.join(kinds)}" if kinds else fact.because
         if fact.evidence != "predicted":
             job.fit_attempt = fact.attempt
@@ -421,11 +405,11 @@ class Pool:
         if not job.fits and not job.stop:
             job.stop, job.reason = "retire", job.misfit.because
             job.move("stopping", now_s, job.reason)
-            self._touch([job.lead])
+            self.touch([job.lead])
 
     def _found(self, job: JobState, samples: int) -> MemoryLimit | None:
         """Put what a job has found out into words that other jobs understand, if there are any."""
-        kinds = self._kinds(job)
+        kinds = self.kinds_of(job)
         if job.model is None or not samples or len(kinds) != 1:
             return None
         return MemoryLimit(job.model, kinds[0], samples, job.id)
@@ -470,6 +454,8 @@ class Pool:
                         more if lacks_memory else "exited with code 75, which asks for a restart"
                     )
                 self._release(job, job.reason if job.stop else words, now_s)
+                if ended.outcome == "retired":
+                    park(self, job, ended)
 
     def _give_up_start(self, overdue: r.StartOverdue, now_s: float) -> None:
         """End a run that never came to its first step; it is tried on devices that are empty."""
@@ -486,11 +472,12 @@ class Pool:
         self._give_up_run(job, now_s)
         job.move(phase, now_s, because)
         job.ended_s, job.waiting, job.reason = now_s, None, because
+        end_parking(self, job)
         job.row, job.memory = None, ()  # nothing is decided about it any more
         self.active.pop(job.id, None)
         self.past_gpu_s = [*self.past_gpu_s, job.attained_by(now_s)][-PAST_MAX:]
 
-    def _touch(self, nodes: Iterable[str | None]) -> None:
+    def touch(self, nodes: Iterable[str | None]) -> None:
         """Note that the orders of these nodes are others now."""
         for name in dict.fromkeys(nodes):
             if name is not None and name in self.nodes:

@@ -198,7 +198,7 @@ def test_suspend_and_resume_give_up_and_take_back() -> None:
     job = story.submit()
     story.train(job)
     story.happen(r.JobSuspended(job, "ada"))
-    assert story.pool.orders("a").leads[0].stop == "retire"
+    assert story.pool.orders("a").leads[0].stop == "park"
     assert story.job(job).granted, "its seats stay until its state is safe"
     story.happen(r.RunEnded(job, 1, "retired", 7))
     assert (story.job(job).phase, story.job(job).granted) == ("suspended", ())

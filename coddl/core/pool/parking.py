@@ -1,0 +1,76 @@
+"""Parked workers: what a node keeps of a run that has given up its GPUs.
+
+The state of such a run is on disk, and its next one may start anywhere. Where the workers are
+parked they have all of it in host memory, so that a start there takes a fraction of a second. They
+own no slot: others use the GPUs meanwhile.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from coddl.core.pool import records as r
+from coddl.core.pool.job import JobState
+
+if TYPE_CHECKING:
+    from coddl.core.pool.state import Pool
+
+
+def may_park(pool: "Pool", job: JobState) -> bool:
+    """Tell whether a job's workers may be parked where they are when it gives up its GPUs.
+
+    They are all on one node, which stays, and the run has trained, so that they have a state.
+    """
+    has_trained = job.proven_s is not None and job.phase in ("running", "resizing")
+    if not job.is_elastic or not has_trained or job.cancelled:
+        return False
+    nodes = pool.nodes_of(job.granted)
+    return len(nodes) == 1 and pool.nodes[nodes[0]].may_park
+
+
+def park(pool: "Pool", job: JobState, ended: r.RunEnded) -> None:
+    """Note where a run that has retired has left its workers; none: it tells no cost either."""
+    job.park_s = ended.park_s if ended.parked else None
+    slots = tuple(slot for slot in ended.parked if slot in pool.slots)
+    nodes = pool.nodes_of(slots)
+    if job.is_over or not nodes or not all(pool.nodes[node].may_park for node in nodes):
+        return
+    job.parked, job.parked_bytes = slots, ended.parked_bytes
+    for node in nodes:
+        pool.nodes[node].parked[job.id] = None
+    pool.touch(nodes)
+
+
+def end_parking(pool: "Pool", job: JobState) -> None:
+    """Take note that a job has no parked workers any more."""
+    nodes = pool.nodes_of(job.parked)
+    job.parked, job.parked_bytes = (), 0
+    for node in nodes:
+        pool.nodes[node].parked.pop(job.id, None)
+    pool.touch(nodes)
+
+
+def leave_parked(pool: "Pool", job: JobState, aimed: r.Aimed) -> None:
+    """Start a job out of its parked workers, if there are any on the node where it starts."""
+    is_warm = aimed.adopt or pool.nodes_of(job.parked) == (aimed.lead,)
+    if not is_warm:
+        job.resume_s = None  # it takes longer this time
+    end_parking(pool, job)
+
+
+def stop_parking_on(pool: "Pool", node: str) -> None:
+    """Have no workers parked on a node any more, and none about to be."""
+    state = pool.nodes[node]
+    for number in list(state.parked):
+        end_parking(pool, pool.jobs[number])
+    for owner in {pool.slots[slot].owner for slot in state.slots}:
+        if owner is not None and (job := pool.jobs[owner]).stop == "park":
+            job.stop = "retire"
+            pool.touch([job.lead])
+
+
+def ended_parkings(pool: "Pool", report: r.NodeReported) -> Iterator[r.ParkingEnded]:
+    """Name the jobs that a node, knowing its newest orders, no longer has parked workers of."""
+    if report.parked is None:
+        return
+    for job in sorted(pool.nodes[report.node].parked.keys() - report.parked):
+        yield r.ParkingEnded(job, f"node {report.node} no longer has them")
