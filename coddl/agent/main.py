@@ -126,7 +126,14 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     environments = JobEnvironments(directories, env, mark, parts, lambda: node.on_environment())
     info = NodeInfo(options.node, address, devices)
     node = NodeAgent(
-        info, environments, bridge, job_hosts, sink=outbox, log_spool=log_spool, orphans=orphans
+        info,
+        environments,
+        bridge,
+        job_hosts,
+        sink=outbox,
+        log_spool=log_spool,
+        orphans=orphans,
+        parking_bytes=node_resources.parking_bytes(),
     )
     fence = FenceProcess(options.folder, locks)
     session = ServerSession(
@@ -220,7 +227,7 @@ def _installed(package: str) -> str:
 
 async def _end_processes(node: NodeAgent, job_hosts: JobHostServer) -> bool:
     """End what jobs have running here; tell whether nothing is left of it. Again does no harm."""
-    pids = [pid for each in node.pids().values() for pid in each]
+    pids = [*(pid for each in node.pids().values() for pid in each), *node.parked_pids()]
     node.end_all(STOPPED)
     await _first(GOODBYE_S, node.idle())
     if job_hosts.is_alive:

@@ -1,4 +1,7 @@
-"""Watches the node's memory: when it runs short, the job furthest over its part has to end."""
+"""Watches the node's memory: when it runs short, parked jobs have to go, the oldest first.
+
+If that does not help, the job furthest over its part has to end.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -18,6 +21,7 @@ class MemoryConsumers(Protocol):
     def holding(self) -> Mapping[int, RunId]: ...
     def pids(self) -> Mapping[int, list[int]]: ...
     def end(self, job: int, trouble: Trouble) -> None: ...
+    def end_oldest_parked(self) -> bool: ...
 
 
 async def watch_memory(
@@ -26,7 +30,8 @@ async def watch_memory(
     """Look now and then, for ever."""
     while True:
         now = look()
-        ended = now.is_short and end_greediest(node, devices, now)
+        # A parked job is on disk as well, and loses nothing.
+        ended = now.is_short and (node.end_oldest_parked() or end_greediest(node, devices, now))
         await asyncio.sleep(SETTLE_S if ended else LOOK_EVERY_S)
 
 

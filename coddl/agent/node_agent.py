@@ -177,13 +177,13 @@ class NodeAgent:
         """Name the GPUs that have processes of jobs. From any thread."""
         orders = [applied.order for applied in list(self._applied.values())]
         found = {s.gpu for order in orders for s in order.seats if s.slot in self._commands}
-        found |= {at.gpu for at in [*self._workers.values(), *self._parked_processes()]}
+        found |= {at.gpu for at in [*self._workers.values(), *self._parked_processes]}
         return {gpu for gpu in found if gpu is not None}
 
     def pids(self) -> dict[int, list[int]]:
         """Give the first processes of each job here."""
         found: dict[int, list[int]] = {}
-        for at in [*self._workers.values(), *self._parked_processes()]:
+        for at in self._workers.values():
             if at.pid is not None:
                 found.setdefault(int(at.job), []).append(at.pid)
         for run, pid in set(self._commands.values()):
@@ -372,8 +372,20 @@ class NodeAgent:
 
     # Parked jobs.
 
+    @property
     def _parked_processes(self) -> list[SlotProcess]:
         return [process for processes in self._parked.values() for process in processes]
+
+    def parked_pids(self) -> list[int]:
+        """Give the processes of parked workers."""
+        return [process.pid for process in self._parked_processes if process.pid is not None]
+
+    def end_oldest_parked(self) -> bool:
+        """End the parked job that has waited longest; tell whether there was one."""
+        if (job := self._lot.oldest) is None:
+            return False
+        self._end_parked(job, "host memory ran short")
+        return True
 
     def _park(self, ended: RunEnded) -> None:
         """Keep the workers of a run that has ended parked, and end others if that is too much."""
@@ -423,7 +435,8 @@ class NodeAgent:
         self._workers, self._version, self._parked = held, version, parked
         for job in self._lot.lose({int(job) for job in parked}):
             self._end_parked(job, "its parked workers have ended")
-        self._orphans.note(pid for pids in self.pids().values() for pid in pids)
+        pids = [pid for each in self.pids().values() for pid in each]
+        self._orphans.note([*pids, *self.parked_pids()])
         self._tell_holding()
         self._act()  # a command may have waited for a slot
 

@@ -1,7 +1,8 @@
-"""Each slot's part of its node's cores and memory. Pure, except for two readers."""
+"""Each slot's part of its node's cores and memory. Pure, except for its readers."""
 
 import itertools
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,12 @@ def memory() -> NodeMemory:
     except (OSError, ValueError):
         return NodeMemory(total, available)
     return NodeMemory(min(total, limit), max(0, min(available, limit - used)))
+
+
+def parking_bytes() -> int:
+    """Give how much memory parked jobs may use: half of it, and of shared memory."""
+    shared = shutil.disk_usage("/dev/shm")  # where the images of jobs are
+    return int(min(memory().total_bytes, shared.total)) // 2
 
 
 def _reclaimable() -> int:

@@ -35,6 +35,11 @@ class ParkingLot:
         """How much host memory is used."""
         return sum(job.bytes_ for job in self._jobs.values())
 
+    @property
+    def oldest(self) -> int | None:
+        """The job that has been parked for longest."""
+        return next((job for job, each in self._jobs.items() if each.state != "leaving"), None)
+
     def expect(self, job: int) -> None:
         """Take note that a job was told to park."""
         self._jobs[job] = _ParkedJob()

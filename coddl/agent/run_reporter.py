@@ -140,13 +140,18 @@ class RunReporter:
         trouble: Trouble | None = None,
         refused: bool = False,
     ) -> RunEnded:
-        about = {"step": self._step, "exit_code": exit_code, "trouble": trouble, "refused": refused}
+        about: Message = {
+            "step": self._step,
+            "exit_code": exit_code,
+            "trouble": trouble,
+            "refused": refused,
+        }
         about["left_early"] = outcome == "succeeded" and self._has_left_early
         if self._parked is not None and outcome == "retired":
             about["parked"] = tuple(self._parked["slots"])
             about["parked_bytes"] = self._parked["bytes"]
             about["park_s"] = self._parked["seconds"]
-        return RunEnded(self._job, self._attempt, outcome, **about)  # type: ignore[arg-type]
+        return RunEnded(self._job, self._attempt, outcome, **about)
 
     def _outcome(self, code: int, asked: Asked) -> Outcome:
         if code == 0:

@@ -45,8 +45,9 @@ class Sink:
         slots: Mapping[int, RunId],
         runs: Set[RunId],
         others: Mapping[int, str],
+        parked: Set[int],
     ) -> None:
-        self.held, self.runs, self.others = dict(slots), {*runs}, others
+        self.held, self.runs, self.others, self.parked = dict(slots), {*runs}, others, parked
 
     def progress(self, progress: RunProgress) -> None:
         raise AssertionError(progress)
@@ -59,10 +60,11 @@ class FakeJobHosts:
 
     def __init__(self) -> None:
         self.held: dict[int, SlotProcess] = {}
-        self.hear: Callable[[dict[int, SlotProcess]], None] = lambda _held: None
+        self.parked: dict[str, list[SlotProcess]] = {}
+        self.hear: Callable[..., None] = lambda *_: None
 
     def look_again(self) -> None:
-        self.hear(self.held)
+        self.hear(self.held, self.parked)
 
     def kill(self, _job: str) -> None: ...
 

@@ -74,6 +74,9 @@ class PaperTenants:
     def end(self, job: int, trouble: Trouble) -> None:
         self.ended.append((job, trouble))
 
+    def end_oldest_parked(self) -> bool:
+        return False
+
 
 def test_the_job_that_is_over_its_part_ends_with_the_arithmetic() -> None:
     tenants = PaperTenants()

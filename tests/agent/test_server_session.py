@@ -83,21 +83,24 @@ def test_a_report_carries_its_fact(fact: RunStepped | RunEnded, outbox: ReportOu
 def test_what_is_held_is_told_when_it_is_news_and_after_a_silence(outbox: ReportOutbox) -> None:
     sent = opened(outbox)
     claim = RunId(1, 1)
-    held, runs = {3: claim}, frozenset({claim})
+    held, runs, nobody = {3: claim}, frozenset({claim}), frozenset[int]()
     outbox.ordered()
     for version, slots in ((1, {}), (1, held), (1, held), (2, held)):
-        outbox.hold(version, slots, runs, {})
-    want = [Holding(version=1, slots={}, runs=runs), Holding(version=1, slots=held, runs=runs)]
-    newest = Holding(version=2, slots=held, runs=runs)
+        outbox.hold(version, slots, runs, {}, nobody)
+    want = [
+        Holding(version=1, slots={}, runs=runs, parked=nobody),
+        Holding(version=1, slots=held, runs=runs, parked=nobody),
+    ]
+    newest = Holding(version=2, slots=held, runs=runs, parked=nobody)
     assert sent == [*want, newest]
     outbox.hold_again()
     assert sent == [*want, newest, newest]
     again = opened(outbox)
     outbox.hold_again()
-    outbox.hold(2, held, runs, {})
+    outbox.hold(2, held, runs, {}, nobody)
     assert again == [], "on a new line, not before orders have come there"
     outbox.ordered()
-    outbox.hold(2, held, runs, {})
+    outbox.hold(2, held, runs, {}, nobody)
     assert again == [newest]
 
 

@@ -22,7 +22,7 @@ from torch.optim import lr_scheduler
 from coddl.runtime import imagefile
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import UnreadableImage
-from coddl.runtime.worker import image
+from coddl.runtime.worker import image, pinned
 from coddl.runtime.worker.image import Stash, flatten, opened, unflatten
 from tests.runtime.images import load
 from tests.runtime.test_checkpoint_store import files_up_to
@@ -489,9 +489,9 @@ def test_a_tensor_may_cross_from_one_pinned_slice_to_the_next(
 def test_memory_that_can_not_be_pinned_does_not_disturb_anyone() -> None:
     gpu = torch.device("cuda", torch.cuda.current_device())
     memory = torch.zeros(1 << 20, dtype=torch.uint8)
-    assert image._pinned(memory, gpu)
+    assert pinned.pin(memory, gpu)
     try:
-        assert not image._pinned(memory, gpu)
+        assert not pinned.pin(memory, gpu)
         assert torch.ones(3, device=gpu).add(1).sum().item() == 6
     finally:
-        image._unpinned(memory, gpu)
+        pinned.unpin(memory, gpu)

@@ -250,8 +250,8 @@ class JobHost:
             lead.close()
 
     def _drop_start(self, worker: int) -> bool:
-        is_it = lambda each: (each["do"], each["worker"]) == ("start", worker)  # noqa: E731
-        kept = [(until_s, each) for until_s, each in self._held if not is_it(each)]
+        dropped = ("start", worker)
+        kept = [held for held in self._held if (held[1]["do"], held[1]["worker"]) != dropped]
         was_held = len(kept) < len(self._held)
         self._held = kept
         return was_held

@@ -135,10 +135,13 @@ class JobStatus:
     def suspended(self, saved_step: int | None) -> Message:
         """Tell that no worker is left, and where the training stands."""
         step, after_s = self.coordinator.step, time.monotonic() - self.due.at_s
-        about = {"step": step, "durable": saved_step == step}
+        about: Message = {"step": step, "durable": saved_step == step, "parked": None}
         if self.parked:
-            about["parked"] = {"slots": sorted(self.parked), "bytes": sum(self.parked.values())}
-            about["parked"] |= {"seconds": self.parked_after_s}
+            about["parked"] = {
+                "slots": sorted(self.parked),
+                "bytes": sum(self.parked.values()),
+                "seconds": self.parked_after_s,
+            }
         return {"is": "suspended", **about, "serving_s": after_s, "since": self.due.since}
 
     def full(self, workers: Workers, saved_step: int | None) -> Message:
