@@ -107,6 +107,7 @@ class Membership:
         self._handed: Sequence[int] = ()
         self.has_left = False
         self._largest = 0  # slice that was ever had
+        self._unpark_s = 0.0  # that the last return to the device took
 
     @property
     def is_main(self) -> bool:
@@ -261,6 +262,7 @@ class Membership:
         self._adopt(link, generation, groups)
         pause = {"boundary_s": self._handover.boundary_s, "state_s": state_s}
         pause["swap_s"] = time.monotonic() - start_s - sum(pause.values())
+        pause["state_s"], self._unpark_s = state_s + self._unpark_s, 0.0
         self._tell_swapped(link, generation, left=False, pause=pause)
         self._handover.close_ahead()
 
@@ -348,7 +350,9 @@ class Membership:
         if link.stop:
             self.has_left = True
             raise WorkerExit(0)
+        start_s = time.monotonic()
         self._handover.unpark()
+        self._unpark_s = time.monotonic() - start_s
         self.failed = True  # a regroup follows
 
     def _is_kept(self, link: SupervisorLink, generation: int) -> bool:
