@@ -1,0 +1,205 @@
+"""What it costs that jobs share one GPU: suspended within a pool, and taking turns.
+
+python -m benchmarks.sharing --json                     on a GPU, 4 GB of state
+python -m benchmarks.sharing --cpu --state-mb 16        on one CPU slot
+
+suspend  from the request until the GPU's memory is free but for CUDA contexts, and from the
+         request to resume until the first step: parked in host memory, and beside it the way
+         through the disk, with new workers (as a drained node requires)
+turns    two jobs and six, with turns of `--quantum` seconds: steps of all of them together
+         against those of one job alone, and how equal their parts are
+search   a search of `--trials` jobs: until each of them has made its first 100 steps, taking
+         turns and one after the other
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from benchmarks.elastic.job import machine, scratch
+from benchmarks.elastic.noted_job import awaited
+from benchmarks.elastic.shared_device import GpuMemory, SharedDevice, shared_device, used_bytes
+
+ROUNDS: Final = 4
+SLACK_BYTES: Final = 32 << 20
+FIRST_STEPS: Final = 100
+PARTS: Final = ("suspend", "turns", "search")
+
+
+def suspend(options: argparse.Namespace) -> dict[str, Any]:
+    """Suspend and resume a job, in memory and through the disk."""
+    empty = 0 if options.cpu else used_bytes()
+    with scratch() as folder, shared_device(folder, "fifo", cpu=options.cpu) as device:
+        job = device.submit("job", options.state_mb)
+        device.await_steps("job", 20)
+        steps = device.steps("job")[5:]
+        step_s = (steps[-1] - steps[0]) / (len(steps) - 1)
+        rounds = [round_trip(device, job, cpu=options.cpu) for _ in range(ROUNDS)]
+        about = device.client.get(f"/jobs/{job}")
+        disk = [through_disk(device, job) for _ in range(2)]
+        device.end(job)
+    warm = rounds[1:]
+    median = {key: statistics.median(each[key] for each in warm) for key in warm[0]}
+    return {
+        "state_mb": options.state_mb,
+        "step_s": step_s,
+        "first": rounds[0],
+        "later": median,
+        "left_mib": None if options.cpu else (rounds[-1]["floor"] - empty) / 2**20,
+        "disk_s": statistics.median(disk),
+        "job": {"pause_s": about["last_pause_s"]},
+    }
+
+
+def round_trip(device: SharedDevice, job: int, *, cpu: bool) -> dict[str, float]:
+    """Suspend a job and resume it."""
+    found: dict[str, float] = {}
+    begin_s = time.monotonic()
+    if cpu:
+        device.client.post(f"/jobs/{job}:suspend")
+        awaited(lambda: not device.node["used"])
+        found["free_s"] = time.monotonic() - begin_s
+    else:
+        with GpuMemory() as memory:
+            device.client.post(f"/jobs/{job}:suspend")
+            awaited(lambda: device.state(job) == "SUSPENDED")
+            time.sleep(0.5)
+        found["floor"] = floor = memory.seen[-1][1]
+        found["free_s"] = memory.freed_after(begin_s, floor + SLACK_BYTES)
+    awaited(lambda: device.state(job) == "SUSPENDED")
+    found["durable_s"] = time.monotonic() - begin_s
+    before = len(device.steps("job"))
+    begin_s = time.monotonic()
+    device.client.post(f"/jobs/{job}:resume")
+    awaited(lambda: len(device.steps("job")) > before)
+    found["first_step_s"] = device.steps("job")[before] - begin_s
+    device.await_steps("job", 10)
+    return found
+
+
+def through_disk(device: SharedDevice, job: int) -> float:
+    """Have a job leave its node and come back; give the seconds without a step."""
+    node = device.node["name"]
+    device.client.post(f"/nodes/{node}:drain")
+    awaited(lambda: device.state(job) in ("PENDING", "PREEMPTED"))
+    before = len(device.steps("job"))
+    last_s = device.steps("job")[-1]
+    device.client.post(f"/nodes/{node}:undrain")
+    awaited(lambda: len(device.steps("job")) > before)
+    away_s = device.steps("job")[before] - last_s
+    device.await_steps("job", 10)
+    return away_s
+
+
+def turns(options: argparse.Namespace, jobs: int) -> dict[str, Any]:
+    """Have jobs take turns, and compare them with one alone, before and after."""
+    quantum_s = options.quantum
+    policy = f"gandiva:quantum_s={quantum_s}"
+    with scratch() as folder, shared_device(folder, policy, cpu=options.cpu) as device:
+        names = [f"job{number}" for number in range(jobs)]
+        first = device.submit(names[0], options.state_mb)
+        device.await_steps(names[0], 20)
+        alone = [rate(device, names[:1], quantum_s)]
+        others = [device.submit(name, options.state_mb) for name in names[1:]]
+        awaited(lambda: all(len(device.steps(name)) > 20 for name in names))
+        counts = {name: len(device.steps(name)) for name in names}
+        together = rate(device, names, options.rounds * jobs * quantum_s)
+        made = [len(device.steps(name)) - counts[name] for name in names]
+        device.end(*others)
+        device.await_steps(names[0], 20)
+        alone.append(rate(device, names[:1], quantum_s))
+        device.end(first)
+    mean = statistics.fmean(made)
+    return {
+        "jobs": jobs,
+        "quantum_s": quantum_s,
+        "alone_steps_per_s": statistics.fmean(alone),
+        "steps_per_s": together,
+        "ratio": together / statistics.fmean(alone),
+        "parts": [each / sum(made) for each in made],
+        "off_equal": max(abs(each / mean - 1.0) for each in made),
+    }
+
+
+def rate(device: SharedDevice, names: Sequence[str], seconds: float) -> float:
+    """Count the steps of jobs for a while; give how many there are in a second."""
+    begin_s = time.monotonic()
+    time.sleep(seconds)
+    end_s = time.monotonic()
+    steps = [at_s for name in names for at_s in device.steps(name)]
+    return sum(begin_s <= at_s < end_s for at_s in steps) / (end_s - begin_s)
+
+
+def search(options: argparse.Namespace, policy: str) -> dict[str, float]:
+    """Run the jobs of a search; give when each has made its first steps."""
+    with scratch() as folder, shared_device(folder, policy, cpu=options.cpu) as device:
+        device.submit("warm", options.state_mb, steps=5)
+        awaited(lambda: len(device.steps("warm")) >= 5)
+        begin_s = time.monotonic()
+        names = [f"trial{number}" for number in range(options.trials)]
+        jobs = [device.submit(each, options.state_mb, steps=options.trial_steps) for each in names]
+        while not all(len(device.steps(name)) >= FIRST_STEPS for name in names):
+            time.sleep(0.1)
+        firsts = [device.steps(name)[FIRST_STEPS - 1] - begin_s for name in names]
+        device.end(*jobs)
+    return {"all_s": max(firsts), "mean_s": statistics.fmean(firsts)}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure what was asked for."""
+    found: dict[str, Any] = {"machine": machine(), "device": "cpu" if options.cpu else "gpu"}
+    if "suspend" in options.parts:
+        found["suspend"] = suspend(options)
+    if "turns" in options.parts:
+        found["turns"] = [turns(options, jobs) for jobs in options.jobs]
+    if "search" in options.parts:
+        by_turns = search(options, f"gandiva:quantum_s={options.trial_quantum}")
+        found["search"] = {"turns": by_turns, "one_after_another": search(options, "fifo")}
+    return found
+
+
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--cpu", action="store_true", help="on a CPU slot")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--state-mb", type=int, default=4000)
+    parser.add_argument("--quantum", type=float, default=10.0, help="seconds of a turn")
+    parser.add_argument("--jobs", type=int, nargs="+", default=(2, 6), help="that take turns")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each job")
+    parser.add_argument("--trials", type=int, default=12)
+    parser.add_argument("--trial-steps", type=int, default=1500, help="of each trial")
+    parser.add_argument("--trial-quantum", type=float, default=3.0)
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Measure, and print."""
+    options = parsed()
+    found = measure(options)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    if part := found.get("suspend"):
+        print(f"{part['state_mb']} MB of state, {part['step_s']:.3f} s per step")
+        for name in ("first", "later"):
+            each = part[name]
+            print(f"  {name}: free after {each['free_s']:.2f} s, on disk {each['durable_s']:.2f}")
+            print(f"  {name}: first step {each['first_step_s']:.2f} s after resume")
+        print(f"  through the disk: {part['disk_s']:.2f} s without a step")
+    for part in found.get("turns", ()):
+        print(f"{part['jobs']} jobs, turns of {part['quantum_s']:g} s: {part['ratio']:.1%} of one")
+        print(f"  alone; at most {part['off_equal']:.1%} off equal parts")
+    if part := found.get("search"):
+        ours, fifo = part["turns"]["all_s"], part["one_after_another"]["all_s"]
+        print(f"first {FIRST_STEPS} steps of all trials: {ours:.0f} s; in sequence {fifo:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
