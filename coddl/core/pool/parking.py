@@ -5,6 +5,7 @@ parked they have all of it in host memory, so that a start there takes a fractio
 own no slot: others use the GPUs meanwhile.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,17 @@ def stop_parking_on(pool: "Pool", node: str) -> None:
         if owner is not None and (job := pool.jobs[owner]).stop == "park":
             job.stop = "retire"
             pool.touch([job.lead])
+
+
+def parked_on(pool: "Pool", job: JobState) -> str | None:
+    """Name the node where a job's workers are parked; None: they are not."""
+    return next(iter(pool.nodes_of(job.parked)), None)
+
+
+def parked_counts(pool: "Pool") -> Counter[int]:
+    """Count the jobs whose workers are parked on each slot."""
+    jobs = {job for node in pool.nodes.values() for job in node.parked}
+    return Counter(slot for job in jobs for slot in pool.jobs[job].parked)
 
 
 def ended_parkings(pool: "Pool", report: r.NodeReported) -> Iterator[r.ParkingEnded]:
