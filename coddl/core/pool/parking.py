@@ -74,6 +74,21 @@ def parked_on(pool: "Pool", job: JobState) -> str | None:
     return next(iter(pool.nodes_of(job.parked)), None)
 
 
+def parked_sentence(pool: "Pool", job: JobState) -> str:
+    """Say where a job's workers are parked, and what that is worth; empty if they are not."""
+    if (node := parked_on(pool, job)) is None:
+        return ""
+    memory = f": {in_host_memory(job.parked_bytes)}" if job.parked_bytes else ""
+    known = job.resume_s is not None
+    soon = f"; resuming there takes about {job.resume_s:.1f} s" if known else ""
+    return f"its workers are parked on node {node}{memory}{soon}"
+
+
+def in_host_memory(size_bytes: int) -> str:
+    """Write how much memory parked workers use."""
+    return f"{size_bytes / (1 << 30):.1f} GiB in host memory"
+
+
 def parked_counts(pool: "Pool") -> Counter[int]:
     """Count the jobs whose workers are parked on each slot."""
     jobs = {job for node in pool.nodes.values() for job in node.parked}
