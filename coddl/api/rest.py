@@ -59,6 +59,13 @@ class TroubleView(View):
     try_: str = Field(alias="try")
 
 
+class ParkedView(View):
+    """Workers of a job without GPUs that a node has kept in host memory, to resume it fast."""
+
+    node: str
+    bytes: int  # host memory that they use; 0: unknown
+
+
 class JobView(View):
     """A job, as it stands."""
 
@@ -101,6 +108,7 @@ class JobView(View):
     unsaved: TroubleView | None = None  # why the newest state of its run is not on disk
     left_early: bool = False  # it succeeded, but its script left its loop before the last step
     memory_limit: str | None = None  # why its memory requires more than 1 GPU, if it does
+    parked: ParkedView | None = None  # where its workers are parked, if they are
 
 
 class JobsView(View):
@@ -170,6 +178,7 @@ class ExplainView(View):
     ahead: int  # other jobs that hold devices
     speeds: list[SpeedView]
     story: list[StoryView]
+    parked_sentence: str = ""  # where its workers are parked, and how fast it resumes there
 
 
 class EventView(View):
@@ -234,6 +243,8 @@ class NodeView(View):
     python: str = ""  # version of the agent's interpreter, and of jobs that name none
     torch: str = ""  # the version installed there; empty: none, or not told
     coddl: str = ""  # version of the agent
+    parked: int = 0  # jobs without GPUs whose workers are parked there
+    parked_bytes: int = 0  # host memory that these use
 
 
 class EngineNodeReport(BaseModel):

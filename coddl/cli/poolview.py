@@ -156,7 +156,9 @@ def job_row(job: Answer, now_s: float) -> dict[str, str]:
 def reason_of(job: Answer) -> str:
     """Say why a job waits, with the code that programs know, or why it has what it has."""
     still = f"no step for {duration(job['still_s'])}; " if job.get("still_s") else ""
-    return f"{job['code']}: {job['reason']}" if job["code"] else f"{still}{job['reason']}"
+    parked = f"; parked on {job['parked']['node']}" if job.get("parked") else ""
+    code = f"{job['code']}: " if job["code"] else still
+    return f"{code}{job['reason']}{parked}"
 
 
 def jobs_lines(jobs: Sequence[Answer], now_s: float, width: int | None = None) -> list[Text]:
@@ -186,7 +188,13 @@ def nodes_lines(nodes: Sequence[Answer], *, is_wide: bool = False) -> list[Text]
         for node in nodes
         if (leaves_at_s := node.get("leaves_at_s")) is not None
     ]
-    return [*table([_node_row(node, is_wide) for node in nodes]), *others, *leaving]
+    parked = [Text(f"{node['name']}: {_parked(node)}") for node in nodes if node.get("parked")]
+    return [*table([_node_row(node, is_wide) for node in nodes]), *others, *leaving, *parked]
+
+
+def _parked(node: Answer) -> str:
+    size = f", {node['parked_bytes'] / (1 << 30):.1f} GiB in host memory"
+    return f"{counted(node['parked'], 'job')} parked{size if node['parked_bytes'] else ''}"
 
 
 def engine_lines(engine: Answer) -> list[Text]:
@@ -311,6 +319,8 @@ def explain_lines(told: Answer, now_s: float) -> list[Text]:
     lines = [head, Text(f"{code}{told['sentence']}")]
     if job.get("still_s"):
         lines.append(Text(f"no step for {duration(job['still_s'])}"))
+    if told.get("parked_sentence"):
+        lines.append(Text(told["parked_sentence"]))
     limit = job.get("memory_limit")
     if limit and limit not in told["sentence"]:
         lines.append(Text(f"it needs {limit}"))

@@ -25,7 +25,8 @@ OPAQUE, RESTARTABLE, ELASTIC = range(3)  # tier: what can be done to a job while
     FIRST_START_S,
     LAST_START_S,
     CHANGED_S,
-) = range(9)
+    SWITCH_S,
+) = range(10)
 FLOAT_DEFAULTS: Final = (
     ("submitted_s", 0.0),
     ("weight", 1.0),
@@ -36,6 +37,7 @@ FLOAT_DEFAULTS: Final = (
     ("first_start_s", np.inf),
     ("last_start_s", np.inf),
     ("changed_s", -np.inf),
+    ("switch_s", np.nan),
 )
 # Rows of JobTable.ints.
 (
@@ -115,6 +117,7 @@ class JobTable(JobMatrices):
     first_start_s = FloatColumnAt(FIRST_START_S)  # when it first got GPUs; inf: never
     last_start_s = FloatColumnAt(LAST_START_S)  # when it last went from none to some; inf: never
     changed_s = FloatColumnAt(CHANGED_S)  # when its share last changed, starts apart; -inf: never
+    switch_s = FloatColumnAt(SWITCH_S)  # for which its GPUs idle at a turn's change; NaN: unknown
     id = IntColumnAt(ID)  # unique; rows are sorted by it
     queue = IntColumnAt(QUEUE)  # index of its queue
     group = IntColumnAt(GROUP)  # jobs of one search share a group; -1: none
@@ -129,7 +132,7 @@ class JobTable(JobMatrices):
     priority = IntColumnAt(PRIORITY)  # jobs of a higher one are served first
     settled = IntColumnAt(SETTLED)  # 0: the share decided last is not in effect yet
     spans = IntColumnAt(SPANS)  # 0: its GPUs must be on one node
-    preferred_node = IntColumnAt(PREFERRED_NODE)  # the node that it should stay on, or -1 for none
+    preferred_node = IntColumnAt(PREFERRED_NODE)  # the node that it should be on, or -1 for none
 
     @classmethod
     def of(cls, jobs: int, **columns: Any) -> Self:  # Any: whatever NumPy can make a column of

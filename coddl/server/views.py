@@ -16,6 +16,7 @@ from coddl.core.pool.errors import Conflict, NotFound
 from coddl.core.pool.explain import Explanation, code_of, sentence, sentence_of
 from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import NodeState
+from coddl.core.pool.parking import parked_on
 from coddl.core.pool.preview import Effect
 from coddl.core.pool.scaling import wanted_because
 from coddl.core.pool.state import Pool
@@ -84,7 +85,13 @@ def job_view(
         unsaved=_trouble(job.unsaved),
         left_early=job.left_early,
         memory_limit=job.fit_sentence or None,
+        parked=_parked(pool, job),
     )
+
+
+def _parked(pool: Pool, job: JobState) -> rest.ParkedView | None:
+    node = parked_on(pool, job)
+    return rest.ParkedView(node=node, bytes=job.parked_bytes) if node is not None else None
 
 
 def _eta_s(job: JobState) -> float | None:
@@ -111,6 +118,7 @@ def explain_view(explanation: Explanation, job: rest.JobView) -> rest.ExplainVie
         ahead=explanation.ahead,
         speeds=[rest.SpeedView(**msgspec.to_builtins(row)) for row in explanation.speeds],
         story=[rest.StoryView(**msgspec.to_builtins(line)) for line in explanation.story],
+        parked_sentence=explanation.parked_sentence,
     )
 
 
@@ -196,6 +204,8 @@ def node_view(
         python=node.versions.python,
         torch=node.versions.torch,
         coddl=node.versions.coddl,
+        parked=len(node.parked),
+        parked_bytes=sum(pool.jobs[job].parked_bytes for job in node.parked),
     )
 
 

@@ -35,6 +35,8 @@ class JobRow:
     sits: Mapping[int, int]
     spans: bool
     pause_s: float
+    switch_s: float
+    tier: int
 
 
 def job(
@@ -58,6 +60,8 @@ def job(
     sits: Mapping[int, int] | None = None,
     spans: bool = True,
     pause_s: float = 0.0,
+    switch_s: float = np.nan,
+    tier: int = ELASTIC,
 ) -> JobRow:
     """A job whose speed-up at n GPUs is 1 + scales x (n - 1), or whose step times are given.
 
@@ -87,6 +91,8 @@ def job(
         sits,
         spans,
         pause_s,
+        switch_s,
+        tier,
     )
 
 
@@ -107,7 +113,7 @@ def snapshot_of(
     table = JobTable.of(
         len(jobs),
         submitted_s=[row.submitted_s for row in jobs],
-        tier=ELASTIC,
+        tier=[row.tier for row in jobs],
         preemptible=[not row.pinned for row in jobs],
         curve=np.arange(len(jobs)),
         gpus_min=[row.gpus_min for row in jobs],
@@ -124,6 +130,7 @@ def snapshot_of(
         group=[row.group for row in jobs],
         spans=[row.spans for row in jobs],
         pause_s=[row.pause_s for row in jobs],
+        switch_s=[row.switch_s for row in jobs],
         first_start_s=started,
         last_start_s=started,
     )

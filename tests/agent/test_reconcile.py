@@ -62,6 +62,17 @@ CASES = {
     ),
     "but not back": Case([lead(1, stop="retire")], [lead(1, stop="cancel")]),
     "nor into other seats": Case([lead(1, (0, 1))], [lead(1, stop="retire")]),
+    "a job that is to be parked": Case(
+        [lead(1, stop="park")], [lead(1)], [StopRun(1, "park", "because")]
+    ),
+    "one that was told to park": Case([lead(1, stop="park")], [lead(1, stop="park")]),
+    "parking turns into leaving": Case(
+        [lead(1, stop="retire")], [lead(1, stop="park")], [StopRun(1, "retire", "because")]
+    ),
+    "and into cancelling": Case(
+        [lead(1, stop="cancel")], [lead(1, stop="park")], [StopRun(1, "cancel", "because")]
+    ),
+    "what leaves is not parked": Case([lead(1, stop="park")], [lead(1, stop="retire")]),
     "a job that is led no more": Case([], [lead(1)], [ReleaseRun(1)]),
     "a newer attempt": Case(
         [lead(1, attempt=2)], [lead(1)], [ReleaseRun(1), StartRun(lead(1, attempt=2), {"a": A})]

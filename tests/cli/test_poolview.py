@@ -148,6 +148,29 @@ def test_a_limit_of_memory_is_shown_once() -> None:
     assert plain(view.explain_lines(waits, NOW_S)).count(LIMIT) == 1
 
 
+def test_a_job_whose_workers_are_parked_says_where() -> None:
+    job = WAITING | {"parked": {"node": "n1", "bytes": 4 << 30}}
+    assert view.job_row(job, NOW_S)["REASON"].endswith("; parked on n1")
+    assert "parked" not in view.job_row(WAITING | {"parked": None}, NOW_S)["REASON"]
+    sentence = "its workers are parked on node n1: 4.0 GiB in host memory"
+    told = EXPLAINED | {"job": job, "parked_sentence": sentence, "speeds": [], "story": []}
+    assert plain(view.explain_lines(told, NOW_S)).splitlines()[2:] == [sentence]
+
+
+PARKED = {
+    "one": ({"parked": 1, "parked_bytes": 4 << 30}, "n1: 1 job parked, 4.0 GiB in host memory"),
+    "of unknown size": ({"parked": 2, "parked_bytes": 0}, "n1: 2 jobs parked"),
+}
+
+
+@pytest.mark.parametrize(("change", "want"), PARKED.values(), ids=PARKED.keys())
+def test_a_node_tells_what_is_parked_there_below_the_table(
+    change: dict[str, int], want: str
+) -> None:
+    assert plain(view.nodes_lines([NODE | change])).splitlines()[2:] == [want]
+    assert "parked" not in plain(view.nodes_lines([NODE | {"parked": 0, "parked_bytes": 0}]))
+
+
 EXPLAINED_TEXT = """\
 bert (job 12)  RUNNING  GPUS 3/1..8
 it gains most from a third GPU

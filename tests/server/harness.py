@@ -276,7 +276,11 @@ class StubAgent:
         return number
 
     def hold(
-        self, *slots: int, version: int | None = None, runs: Iterable[RunId] | None = None
+        self,
+        *slots: int,
+        version: int | None = None,
+        runs: Iterable[RunId] | None = None,
+        parked: Iterable[int] | None = None,
     ) -> None:
         """Tell which slots have processes and which runs there are, knowing the newest orders."""
         assert self.orders is not None
@@ -284,7 +288,8 @@ class StubAgent:
         held = {slot: orders.seats.get(slot, RunId(1, 1)) for slot in slots}
         known = version if version is not None else orders.version
         listed = frozenset(runs) if runs is not None else None
-        self.say(wire.Holding(version=known, slots=held, runs=listed))
+        kept = frozenset(parked) if parked is not None else None
+        self.say(wire.Holding(version=known, slots=held, runs=listed, parked=kept))
 
 
 def events_of(lines: Iterator[str]) -> Iterator[dict[str, str]]:

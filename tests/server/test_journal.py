@@ -40,6 +40,13 @@ def test_what_an_older_version_has_not_written_is_unknown() -> None:
     assert Journal(store).read(0, 1)[0].record == r.RunPrepared(1, 1, 8, 100, 64, 0, 0, None)
 
 
+def test_a_run_of_an_older_version_has_parked_nothing() -> None:
+    store = MemoryStore()
+    body = '{"job":1,"attempt":1,"outcome":"retired","step":7}'
+    store.append([StoredRecord(1, 0.0, "RunEnded", body)], [], [])
+    assert Journal(store).read(0, 1)[0].record == r.RunEnded(1, 1, "retired", 7)
+
+
 def test_a_job_of_an_older_version_has_as_many_workers_as_virtual_nodes() -> None:
     store = MemoryStore()
     busy_pool(Journal(store), jobs=1)

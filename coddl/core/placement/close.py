@@ -33,7 +33,7 @@ class PlacementRequest(NamedTuple):
     gpus: IntMatrix  # [rows, kinds], or [rows, 1] where kinds play no part
     order: IntColumn
     spans: IntColumn  # 0: on one node only
-    preferred_node: IntColumn  # a node not to be left if possible, or -1
+    preferred_node: IntColumn  # a node to be on, and not to leave, if possible; or -1
 
 
 @part
@@ -161,12 +161,24 @@ def lone_node(room: FreeGpus, slots: Slots, row: int, need: int, kind: int) -> i
 
 
 @part
-def place_row(found: PartialPlacement, slots: Slots, row: int, spans: bool) -> None:
+def suits_preferred(found: PartialPlacement, row: int, node: int, need: int, kind: int) -> bool:
+    """Tell whether a row that has kept nothing can have all it needs on the node it prefers."""
+    if node < 0 or found.kept[row + 1] > found.kept[row]:
+        return False
+    room = found.room
+    return bool(room.node_free[node] >= need and (kind < 0 or room.columns.node_kind[node] == kind))
+
+
+@part
+def place_row(found: PartialPlacement, slots: Slots, request: PlacementRequest, row: int) -> None:
     """Give a row what it lacks, close to what it has, or all on one node if it can't span."""
-    kinds = found.lack.shape[1]
+    kinds, spans = found.lack.shape[1], request.spans[row] > 0
     for kind in range(kinds):
         need, of_kind = found.lack[row, kind], kind if kinds > 1 else NONE
-        if need > 0 and spans:
+        preferred = request.preferred_node[row]
+        if need > 0 and spans and suits_preferred(found, row, preferred, need, of_kind):
+            take(found.room, found.taken, row, preferred, need)
+        elif need > 0 and spans:
             grow(found, row, need, of_kind)
         elif need > 0:
             node = lone_node(found.room, slots, row, need, of_kind)
@@ -186,7 +198,7 @@ def place_close(
     for spans in range(2):
         for row in request.order:
             if (request.spans[row] > 0) == (spans > 0):
-                place_row(found, slots, row, spans > 0)
+                place_row(found, slots, request, row)
     return slots_from(request.gpus.shape[0], found.taken)
 
 

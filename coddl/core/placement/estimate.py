@@ -141,7 +141,7 @@ def place_by_speed(
             if spans > 0 and kinds == 1:
                 place_fastest(found, speed, row)
             else:
-                place_row(found, slots, row, spans > 0)
+                place_row(found, slots, request, row)
     return slots_from(rows, found.taken)
 
 

@@ -37,6 +37,7 @@ from coddl.core.policies.kinds import (
     served_all,
 )
 from coddl.core.policies.policy import parameters
+from coddl.core.policies.quantum import turn_s, with_short_turns
 from coddl.core.snapshot import KernelSnapshot, Snapshot, memory_columns
 
 Contest = Annotated[
@@ -201,6 +202,20 @@ class AfsP(KindPolicy):
         rule = COIN if self.tie == "coin" else KEEP
         return parameters(rule, CONTESTS.index(self.contest), self.lease_h * 3600.0)
 
+    def parameters_for(self, snapshot: Snapshot) -> FloatColumn:
+        """With turns as long as they are now."""
+        found = self.parameters
+        found[LEASE_S] = self._lease_s(snapshot)
+        return found
+
+    def _lease_s(self, snapshot: Snapshot) -> float:
+        return turn_s(snapshot.jobs, self.lease_h * 3600.0)
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        """Take turns, which may have become shorter since they began."""
+        most_s = self.lease_h * 3600.0
+        return super().__call__(with_short_turns(snapshot, COLUMN.lease_end_s, most_s))
+
     def by_kind(self, snapshot: Snapshot) -> Allocation:
         """Leases as above; duels without lengths decide who gets which GPUs."""
         jobs, now_s, total = snapshot.jobs, snapshot.now_s, snapshot.cluster.gpus_total
@@ -215,6 +230,6 @@ class AfsP(KindPolicy):
         claim = kept + first_come(order, waits, total - int(kept.sum()))
         shares = dealt(snapshot, Served(order, claim, kept == 0), COIN)
         runs = shares.sum(axis=1) > 0
-        memory[runs & (kept == 0), COLUMN.lease_end_s] = now_s + self.lease_h * 3600.0
+        memory[runs & (kept == 0), COLUMN.lease_end_s] = now_s + self._lease_s(snapshot)
         wake_at_s = float(memory[runs, COLUMN.lease_end_s].min(initial=np.inf))
         return Allocation(shares, wake_at_s=wake_at_s, memory=memory)

@@ -47,11 +47,15 @@ class RulePolicy(ABC):
         """Its parameters, as numbers."""
         return parameters()
 
+    def parameters_for(self, snapshot: Snapshot) -> FloatColumn:  # noqa: ARG002 - for others
+        """The same for one decision, where some depend on what is known by then."""
+        return self.parameters
+
     def __call__(self, snapshot: Snapshot) -> Allocation:
         """Apply the rule to a snapshot."""
         jobs = snapshot.jobs
         shares, memory = np.zeros(jobs.size, np.int64), snapshot.memory.copy()
-        wake_at_s = self.rule(snapshot.for_kernels(), self.parameters, memory, shares)
+        wake_at_s = self.rule(snapshot.for_kernels(), self.parameters_for(snapshot), memory, shares)
         need = jobs.gpus_requested if self.rigid else jobs.gpus_min
         return with_reasons(
             snapshot, Allocation(shares, Reasons(), wake_at_s, memory), self.why, need

@@ -24,6 +24,7 @@ from coddl.core.policies.finish_time import (
     rho_at,
 )
 from coddl.core.policies.policy import with_reasons
+from coddl.core.policies.quantum import turn_s, with_short_turns
 from coddl.core.snapshot import Snapshot
 
 Form = Annotated[
@@ -77,8 +78,11 @@ def lease_ends_s(snapshot: Snapshot, lease_s: float) -> FloatColumn:
     """When a lease that begins now ends, by row: a row's leases end `lease_s` after each other.
 
     They end in lots. So an auction has much to hand out, and the next one is never far. The
-    first lease of a row is shorter or longer, from 1 to LOTS + 1 parts of LOTS.
+    first lease of a row is shorter or longer, from 1 to LOTS + 1 parts of LOTS. Leases that are
+    shorter because a switch costs little need no lots: the next auction is never far anyway.
     """
+    if (short_s := turn_s(snapshot.jobs, lease_s)) < lease_s:
+        return np.full(snapshot.jobs.size, snapshot.now_s + short_s)
     since_s = lease_s * (snapshot.jobs.id % LOTS) / LOTS
     begin_s = snapshot.now_s + lease_s / LOTS - since_s
     return since_s + lease_s * (np.floor(begin_s / lease_s + 1e-9) + 1.0)
@@ -134,9 +138,10 @@ class Themis:
     memory = COLUMN
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
+        snapshot = with_short_turns(snapshot, COLUMN.lease_end_s, self.lease_s)
         jobs, memory, total = snapshot.jobs, snapshot.memory.copy(), snapshot.cluster.gpus_total
         apps = apps_of(snapshot)
-        outlook = outlook_of(snapshot, apps, memory, self.lease_s)
+        outlook = outlook_of(snapshot, apps, memory, turn_s(jobs, self.lease_s))
         largest = largest_shares(snapshot)
         if largest.sum() <= total:  # nobody wants what another one has: no lease binds it
             memory[:, [COLUMN.lease_end_s, COLUMN.lent_gpus]] = 0.0

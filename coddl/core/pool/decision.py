@@ -8,6 +8,7 @@ from coddl.core.cluster import Cluster
 from coddl.core.plan import Plan
 from coddl.core.pool.folder_groups import folder_groups, stranded
 from coddl.core.pool.job import PRERUN_S, JobState, counted
+from coddl.core.pool.parking import parked_counts
 from coddl.core.pool.records import Decided, DecisionRow, Target
 from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
 from coddl.core.pool.state import Pool
@@ -45,7 +46,7 @@ def decide(
         others = pool.active.keys() - part.jobs
         seen = snapshot_of_pool(pool, now_s, seed, {*aside, *others}, site, among=part.nodes)
         plan = scheduler.decide(seen.snapshot)
-        placed = _Placements(seed, why, _slots(seen, plan), aside, stability.cool_down_s)
+        placed = _Placements(seed, why, _slots(pool, seen, plan), aside, stability.cool_down_s)
         found.append(_decided(pool, seen, plan, placed))
     return reduce(_joined, found)
 
@@ -86,8 +87,11 @@ class _Placements:
     cool_down_s: float
 
 
-def _slots(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, ...]]:
-    """Name the slots of every job that was placed: of an island, first those it has there."""
+def _slots(pool: Pool, seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Name the slots of every job that was placed: of an island, first those it has there.
+
+    Then those where its workers are parked; others take those last, where they have the choice.
+    """
     assert plan.placed is not None
     assert plan.allocation.packed_with is None or (plan.allocation.packed_with < 0).all(), (
         "one job a device"
@@ -103,12 +107,27 @@ def _slots(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, ...]]:
                 left[at] -= 1
                 kept[row].append(slot)
     taken = {slot for slots in kept.values() for slot in slots}
-    free = [[slot for slot in slots if slot not in taken] for slots in seen.islands]
+    parked = parked_counts(pool)
+    free = [
+        sorted((slot for slot in slots if slot not in taken), key=lambda slot: parked[slot])
+        for slots in seen.islands
+    ]
+
+    def lacking(row: int, at: int) -> int:
+        has = sum(seen.island_of[slot] == at for slot in kept[row])
+        return rows[row].get(at, 0) - has
+
+    for row in rows:
+        for slot in seen.jobs[row].parked:
+            island = seen.island_of.get(slot)  # None: it can't be used now
+            if island is not None and slot in free[island] and lacking(row, island) > 0:
+                free[island].remove(slot)
+                kept[row].append(slot)
     for row, shares in rows.items():
-        for at, gpus in shares.items():
-            lacking = gpus - sum(seen.island_of[slot] == at for slot in kept[row])
-            kept[row] += free[at][:lacking]
-            free[at] = free[at][lacking:]
+        for at in shares:
+            count = lacking(row, at)
+            kept[row] += free[at][:count]
+            free[at] = free[at][count:]
     return {seen.jobs[row].id: tuple(slots) for row, slots in kept.items()}
 
 

@@ -7,6 +7,7 @@ from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState, counted
 from coddl.core.pool.nodes import STOPPED
+from coddl.core.pool.parking import in_host_memory, parked_sentence
 from coddl.core.pool.snapshot import size_cap, speeds_by_size, usable
 from coddl.core.pool.state import Pool
 from coddl.core.speed.live import Source
@@ -43,6 +44,7 @@ class Explanation:
     ahead: int  # jobs that hold devices
     speeds: tuple[SpeedRow, ...]
     story: tuple[StoryLine, ...]
+    parked_sentence: str  # where its workers are parked; empty: nowhere
 
 
 def explain(
@@ -71,6 +73,7 @@ def explain(
             StoryLine(number, at_s, sentence_of(record, job, pool.unit))
             for number, at_s, record in story
         ),
+        parked_sentence=parked_sentence(pool, state),
     )
 
 
@@ -293,4 +296,6 @@ def _run(record: r.RunFact, unit: str) -> str:
             code = f" (exit code {record.exit_code})" if record.exit_code else ""
             words = f": {record.trouble.sentence}" if record.trouble else ""
             end = r.ENDS[record.outcome]
-            return f"job {record.job} {end} at step {record.step}{code}{early}{words}"
+            memory = f" ({in_host_memory(record.parked_bytes)})" if record.parked_bytes else ""
+            parked = f"; its workers are parked{memory}" if record.parked else ""
+            return f"job {record.job} {end} at step {record.step}{code}{early}{words}{parked}"

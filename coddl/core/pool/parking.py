@@ -5,6 +5,7 @@ parked they have all of it in host memory, so that a start there takes a fractio
 own no slot: others use the GPUs meanwhile.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,32 @@ def stop_parking_on(pool: "Pool", node: str) -> None:
         if owner is not None and (job := pool.jobs[owner]).stop == "park":
             job.stop = "retire"
             pool.touch([job.lead])
+
+
+def parked_on(pool: "Pool", job: JobState) -> str | None:
+    """Name the node where a job's workers are parked; None: they are not."""
+    return next(iter(pool.nodes_of(job.parked)), None)
+
+
+def parked_sentence(pool: "Pool", job: JobState) -> str:
+    """Say where a job's workers are parked, and what that is worth; empty if they are not."""
+    if (node := parked_on(pool, job)) is None:
+        return ""
+    memory = f": {in_host_memory(job.parked_bytes)}" if job.parked_bytes else ""
+    known = job.resume_s is not None
+    soon = f"; resuming there takes about {job.resume_s:.1f} s" if known else ""
+    return f"its workers are parked on node {node}{memory}{soon}"
+
+
+def in_host_memory(size_bytes: int) -> str:
+    """Write how much memory parked workers use."""
+    return f"{size_bytes / (1 << 30):.1f} GiB in host memory"
+
+
+def parked_counts(pool: "Pool") -> Counter[int]:
+    """Count the jobs whose workers are parked on each slot."""
+    jobs = {job for node in pool.nodes.values() for job in node.parked}
+    return Counter(slot for job in jobs for slot in pool.jobs[job].parked)
 
 
 def ended_parkings(pool: "Pool", report: r.NodeReported) -> Iterator[r.ParkingEnded]:

@@ -10,6 +10,7 @@ import numpy as np
 from coddl.core.cluster import Cluster, Links, Node
 from coddl.core.jobs import ELASTIC, OPAQUE, RESTARTABLE, JobTable
 from coddl.core.pool.job import JobState
+from coddl.core.pool.parking import may_park, parked_on
 from coddl.core.pool.placement_costs import placement_costs
 from coddl.core.pool.state import Pool
 from coddl.core.slots import Slots
@@ -58,7 +59,7 @@ def snapshot_of_pool(
     snapshot = Snapshot(
         now_s=now_s,
         cluster=cluster,
-        jobs=_table(jobs, deaf, cluster, cap, now_s),
+        jobs=_table(pool, jobs, deaf, cluster, now_s),
         speeds=_speeds(jobs, cluster, cap),
         memory=_memory(jobs),
         seed=seed,
@@ -183,9 +184,9 @@ def _speeds(jobs: tuple[JobState, ...], cluster: Cluster, cap: int) -> Speeds:
 
 
 def _table(
-    jobs: tuple[JobState, ...], deaf: Collection[int], cluster: Cluster, cap: int, now_s: float
+    pool: Pool, jobs: tuple[JobState, ...], deaf: Collection[int], cluster: Cluster, now_s: float
 ) -> JobTable:
-    bounds = [_bounds(job, job.id in deaf, cap, now_s) for job in jobs]
+    bounds = [_bounds(job, job.id in deaf, size_cap(pool), now_s) for job in jobs]
     nodes, total = {n.name: at for at, n in enumerate(cluster.nodes)}, cluster.gpus_total
     gpus = [
         len(job.granted) if job.id in deaf else _share(job, *each)
@@ -217,8 +218,24 @@ def _table(
         last_start_s=[_or_inf(job.last_start_s) for job in jobs],
         changed_s=[job.decided_s for job in jobs],
         spans=[job.spec.is_elastic for job in jobs],
-        preferred_node=[nodes.get(job.lead or "", -1) for job in jobs],
+        switch_s=_switch_s(pool, jobs),
+        preferred_node=[nodes.get(job.lead or parked_on(pool, job) or "", -1) for job in jobs],
     )
+
+
+def _switch_s(pool: Pool, jobs: tuple[JobState, ...]) -> list[float]:
+    """Tell what it costs to take turns with each job, as measured; NaN: that is not known.
+
+    A job that can be parked, or is, and was never resumed is taken to cost what the others do.
+    """
+    known = [cost_s for job in jobs if (cost_s := job.switch_s) is not None]
+    mean_s = sum(known) / len(known) if known else float("nan")
+    found = []
+    for job in jobs:
+        is_warm = bool(job.parked) or may_park(pool, job)
+        own_s = job.switch_s
+        found.append(own_s if own_s is not None else mean_s if is_warm else float("nan"))
+    return found
 
 
 def _bounds(job: JobState, is_deaf: bool, cap: int, now_s: float) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
+from tests.core.pool.claims import check
 
 TICK_S = 0.5
 LEASE_S = 10.0
@@ -41,6 +42,7 @@ class Run:
     change: int = 0
     ran_out: bool = False  # of memory
     hangs: bool = False  # before its first step
+    is_warm: bool = False  # it has begun with parked workers
 
 
 class Said(NamedTuple):
@@ -64,6 +66,7 @@ class Agent:
     server_lease_end_s: float = 0.0
     orders: Orders | None = None
     workers: dict[int, int] = field(default_factory=dict)  # slot -> job
+    parked: dict[int, tuple[int, ...]] = field(default_factory=dict)  # job -> slots
     runs: dict[int, Run] = field(default_factory=dict)
     # Not acknowledged yet.
     reports: list[r.RunFact | r.RunProgressed] = field(default_factory=list)
@@ -71,6 +74,7 @@ class Agent:
 
     def die(self) -> None:
         self.workers.clear()
+        self.parked.clear()
         self.runs.clear()
         self.reports.clear()
         self.ended.clear()
@@ -151,7 +155,7 @@ class Swarm:
             agent = self.agents[node]  # it is told nothing before its joining is written down
             if agent.is_connected and self.pool.nodes[node].boot == str(agent.boot):
                 self.inbox[node] = self.pool.orders(node)
-        self.check()
+        check(self)
 
     def undo(self, said: list[Said]) -> None:
         """Let it not have happened; what is said only once is kept for the next time."""
@@ -303,6 +307,7 @@ class Swarm:
         if agent.is_up and self.now_s >= agent.lease_end_s:
             agent.boot += bool(agent.orders)  # as good as another process: it knows nothing more
             agent.workers.clear()
+            agent.parked.clear()
             agent.runs.clear()
             agent.orders = None  # nothing may start here before it is told anew
         node = self.pool.nodes.get(agent.name)
@@ -331,7 +336,11 @@ class Swarm:
         if agent.orders is not None:
             holding = {slot: r.RunId(job, 0) for slot, job in agent.workers.items()}
             told = (agent.name, str(agent.boot), agent.orders.version, holding)
-            self.happen(r.NodeReported(*told, self.listed(agent)))
+            parked, node = frozenset(agent.parked), self.pool.nodes.get(agent.name)
+            is_newest = node is not None and node.version == agent.orders.version
+            self.happen(r.NodeReported(*told, self.listed(agent), parked=parked))
+            if is_newest and not self.again:
+                assert self.pool.nodes[agent.name].parked.keys() <= parked, "it has told otherwise"
 
     def loses(self, fact: r.RunFact | r.RunProgressed) -> bool:
         """Let the word of a run's end get lost, now and then."""
@@ -375,6 +384,8 @@ class Swarm:
             elif r.RunId(job, lead.attempt) not in agent.ended:
                 hangs = self.faults and self.random.random() < 0.1
                 agent.runs[job] = Run(lead, hangs=hangs)
+        for job in agent.parked.keys() - {*orders.parked, *orders.jobs}:
+            del agent.parked[job]  # nobody will resume it here
         for slot, job in list(agent.workers.items()):
             claim = orders.seats.get(slot)
             led = any(job in each.runs for each in self.agents.values())
@@ -382,6 +393,8 @@ class Swarm:
                 del agent.workers[slot]  # nobody will ever call it back
 
     def work(self, agent: Agent) -> None:
+        if agent.parked and self.faults and self.random.random() < 0.02:
+            del agent.parked[self.random.choice(list(agent.parked))]  # its memory was needed
         for job, run in list(agent.runs.items()):
             if self.random.random() < 0.6:
                 self.lead(agent, job, run)
@@ -399,7 +412,9 @@ class Swarm:
         if (outcome := self.outcome(job, run)) is not None:
             for slot, each in mine.items():
                 del each.workers[slot]
-            agent.reports.append(r.RunEnded(job, order.attempt, outcome))
+            parked = self.park(job, run, mine) if outcome == "retired" else ()
+            ended = r.RunEnded(job, order.attempt, outcome, parked=parked, park_s=0.2)
+            agent.reports.append(ended)
             agent.ended.add(r.RunId(job, order.attempt))
             del agent.runs[job]
             return
@@ -411,9 +426,18 @@ class Swarm:
             fenced = claim is None or claim != r.RunId(job, order.attempt)
             if each.is_up and slot not in each.workers and not fenced:
                 each.workers[slot] = job
+                run.is_warm |= each.parked.pop(job, None) is not None
         serves = tuple(s for s, each in seats.items() if each.workers.get(s) == job)
         if serves:
             self.train(agent, job, run, serves)
+
+    def park(self, job: int, run: Run, mine: dict[int, Agent]) -> tuple[int, ...]:
+        """Keep a run's workers if it is told so, where they are; or do not, as an agent may."""
+        homes = {agent.name for agent in mine.values()}
+        if run.order.stop != "park" or len(homes) != 1 or self.random.random() < 0.2:
+            return ()
+        self.agents[homes.pop()].parked[job] = tuple(mine)
+        return tuple(mine)
 
     def outcome(self, job: int, run: Run) -> r.Outcome | None:
         """Tell how a run ends, if it ends now."""
@@ -450,7 +474,8 @@ class Swarm:
             agent.reports.append(r.SliceDidNotFit(job, attempt, 2, because, why, 64))
             return
         if serves != run.serves:
-            kind: r.ChangeKind = "resized" if run.serves else "started"
+            begins: r.ChangeKind = "resumed" if run.is_warm else "started"
+            kind: r.ChangeKind = "resized" if run.serves else begins
             run.change += 1
             before, run.serves = len(run.serves), serves
             told = (job, attempt, run.change, kind, before, serves, step, 0.1, 0.5)
@@ -471,27 +496,3 @@ class Swarm:
         """Tell whether the memory of one device does not suffice for a job."""
         devices = sum(agent.devices for agent in self.agents.values())
         return self.users and devices > 1 and job % 3 == 0 and self.pool.jobs[job].spec.is_elastic
-
-    # Claims.
-
-    def check(self) -> None:
-        """Hold the pool's claims against what lives."""
-        pool = self.pool
-        given = [slot for job in pool.live_jobs() for slot in job.granted]
-        assert len(given) == len(set(given)), f"a slot was given twice: {given}"
-        meant = [slot for job in pool.live_jobs() for slot in job.target]
-        assert len(meant) == len(set(meant)), f"a slot was promised twice: {meant}"
-        if not self.owed and not self.control.awaited:  # all who could be told leave in time
-            due = {n.name for n in pool.nodes.values() if self.now_s >= (n.empty_by_s or 1e99)}
-            told = [job for job in pool.live_jobs() if not job.stop and not pool.is_deaf(job)]
-            assert all(due.isdisjoint(pool.nodes_of(job.granted)) for job in told)
-        for agent in self.agents.values():
-            for slot, job in agent.workers.items():
-                owner = pool.slots[slot].owner
-                assert owner == job, f"slot {slot}: job {job} lives there and {owner} owns it"
-        for state in pool.jobs.values():
-            assert state.is_over == (state.id not in pool.active)
-            if state.granted:
-                assert state.has_run, f"{state.id} {state.phase} holds {state.granted}"
-            if state.is_over or state.is_waiting:
-                assert state.lead is None

@@ -39,6 +39,7 @@ def live(swarm: Swarm) -> None:
         swarm.tick()
     owned = [slot.slot for slot in swarm.pool.slots.values() if slot.owner is not None]
     assert not owned, "a device was never given back"
+    assert not any(agent.parked for agent in swarm.agents.values()), "nobody will resume them"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -58,6 +59,17 @@ def test_so_it_is_when_users_interfere_and_commits_fail(seed: int) -> None:
     assert failed <= {each.job for each in limits if each.evidence == "tried"}
     wanted = {e.job for _, e in swarm.journal if isinstance(e, r.JobCancelled)}
     assert {j.id for j in swarm.pool.jobs.values() if j.phase == "cancelled"} <= wanted
+
+
+def test_workers_are_parked_and_resumed_and_some_are_given_up() -> None:
+    told: list[r.Record] = []
+    for seed in SEEDS:
+        swarm = Swarm(seed, users=True, full=0.03)
+        trouble(swarm)
+        told += [record for _, record in swarm.journal]
+    assert any(isinstance(each, r.RunEnded) and each.parked for each in told)
+    assert any(isinstance(each, r.RunChanged) and each.kind == "resumed" for each in told)
+    assert any(isinstance(each, r.ParkingEnded) for each in told)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
