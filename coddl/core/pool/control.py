@@ -249,7 +249,7 @@ class ControlPlane:
             return  # it has not heard the newest; it will tell again when it has
         for slot in place.slots:
             owner = self.pool.slots[slot].owner
-            if owner is None or slot in event.holding or slot in self.pool.jobs[owner].granted:
+            if owner is None or slot in event.holding or self.pool.may_use(owner, slot):
                 continue
             if self.pool.slots[slot].is_stuck:
                 self._call(f"a GPU of node {event.node} is free again")  # it was not counted on

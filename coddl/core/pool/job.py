@@ -219,7 +219,8 @@ class JobState:
         if self.spec.tier == "restartable":
             return f"it has ended, but its files can't be stored yet: {self.unsaved.sentence}"
         is_to_leave = self.stop in ("park", "retire")
-        stays = " and keeps training until it can" if is_to_leave else ""
+        does = "keeps training" if self.granted else "stays in memory"
+        stays = f" and {does} until it can" if is_to_leave else ""
         return f"it cannot save its state{stays}: {self.unsaved.sentence}"
 
     @property

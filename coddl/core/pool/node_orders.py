@@ -17,7 +17,8 @@ def orders_for(pool: "Pool", node: str) -> Orders:
     seats: dict[int, RunId] = {}
     for slot in state.slots:
         owner = pool.slots[slot].owner
-        if owner is not None and slot in pool.jobs[owner].granted:
+        # What parks starts nothing any more, and gives its slots up one by one.
+        if owner is not None and pool.may_use(owner, slot):
             seats[slot] = RunId(owner, pool.jobs[owner].attempt)
     leads = tuple(_job_order(pool, pool.jobs[job]) for job in state.leads)
     concerned = sorted({run.job for run in seats.values()} | state.leads.keys())

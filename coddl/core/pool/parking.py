@@ -28,6 +28,13 @@ def may_park(pool: "Pool", job: JobState) -> bool:
     return len(nodes) == 1 and pool.nodes[nodes[0]].may_park
 
 
+def free_parked(pool: "Pool", job: JobState, slot: int, now_s: float) -> None:
+    """Take a slot from a run that has parked its workers there and is still being saved."""
+    if job.stop == "park" and slot in job.granted:
+        job.hold(tuple(each for each in job.granted if each != slot), now_s)
+        pool.touch(pool.nodes_of([slot]))
+
+
 def park(pool: "Pool", job: JobState, ended: r.RunEnded) -> None:
     """Note where a run that has retired has left its workers; none: it tells no cost either."""
     job.park_s = ended.park_s if ended.parked else None

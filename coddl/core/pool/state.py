@@ -16,7 +16,14 @@ from coddl.core.pool.memory_limits import MemoryLimit, with_limit, without_limit
 from coddl.core.pool.node_orders import orders_for
 from coddl.core.pool.nodes import EngineNodes, NodeState, SlotState
 from coddl.core.pool.orders import Orders
-from coddl.core.pool.parking import end_parking, leave_parked, may_park, park, stop_parking_on
+from coddl.core.pool.parking import (
+    end_parking,
+    free_parked,
+    leave_parked,
+    may_park,
+    park,
+    stop_parking_on,
+)
 from coddl.core.snapshot import REFUSED_S
 
 PAST_MAX: Final = 1000  # jobs that are over whose GPU-time policies may learn from
@@ -82,6 +89,13 @@ class Pool:
         """Tell whether a job's lead can't be told anything now: it keeps what it has."""
         return job.lead is not None and self.nodes[job.lead].is_silent
 
+    def may_use(self, job: int, slot: int) -> bool:
+        """Tell whether a job may have processes on a slot that is its own.
+
+        Those of a run that parks wait without it, though its state is not on disk yet.
+        """
+        return slot in self.jobs[job].granted and self.jobs[job].stop != "park"
+
     def is_of_lead(self, report: r.RunReported) -> bool:
         """Tell whether a run's lead speaks; it may do so after the run has ended."""
         job, node = self.jobs.get(report.fact.job), self.nodes.get(report.node)
@@ -140,8 +154,9 @@ class Pool:
                         each.memory = ()  # another policy would misread it
                 self.policy, self.policy_by, self.policy_since_s = policy, by, now_s
                 self.placement = placement or self.placement
-            case r.SlotFreed(slot):
+            case r.SlotFreed(slot, job):
                 self.slots[slot].owner, self.slots[slot].is_stuck = None, False
+                free_parked(self, self.jobs[job], slot, now_s)
             case r.ParkingEnded(job):
                 end_parking(self, self.jobs[job])
             case r.StartOverdue():

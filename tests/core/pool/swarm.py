@@ -43,6 +43,7 @@ class Run:
     ran_out: bool = False  # of memory
     hangs: bool = False  # before its first step
     is_warm: bool = False  # it has begun with parked workers
+    waits: dict[int, str] = field(default_factory=dict)  # slot -> node: parked, and not saved yet
 
 
 class Said(NamedTuple):
@@ -412,11 +413,19 @@ class Swarm:
         if (outcome := self.outcome(job, run)) is not None:
             for slot, each in mine.items():
                 del each.workers[slot]
-            parked = self.park(job, run, mine) if outcome == "retired" else ()
+            homes = run.waits or {slot: each.name for slot, each in mine.items()}
+            parked = self.park(job, run, homes) if outcome == "retired" else ()
             ended = r.RunEnded(job, order.attempt, outcome, parked=parked, park_s=0.2)
             agent.reports.append(ended)
             agent.ended.add(r.RunId(job, order.attempt))
             del agent.runs[job]
+            return
+        if run.waits:
+            return
+        if order.stop == "park" and self.random.random() < 0.3:
+            run.waits = {slot: each.name for slot, each in mine.items()}
+            for slot, each in mine.items():
+                del each.workers[slot]
             return
         for slot, each in mine.items():
             if slot not in seats and self.random.random() < 0.5:
@@ -431,13 +440,13 @@ class Swarm:
         if serves:
             self.train(agent, job, run, serves)
 
-    def park(self, job: int, run: Run, mine: dict[int, Agent]) -> tuple[int, ...]:
+    def park(self, job: int, run: Run, homes: dict[int, str]) -> tuple[int, ...]:
         """Keep a run's workers if it is told so, where they are; or do not, as an agent may."""
-        homes = {agent.name for agent in mine.values()}
-        if run.order.stop != "park" or len(homes) != 1 or self.random.random() < 0.2:
+        nodes = set(homes.values())
+        if run.order.stop != "park" or len(nodes) != 1 or self.random.random() < 0.2:
             return ()
-        self.agents[homes.pop()].parked[job] = tuple(mine)
-        return tuple(mine)
+        self.agents[nodes.pop()].parked[job] = tuple(homes)
+        return tuple(homes)
 
     def outcome(self, job: int, run: Run) -> r.Outcome | None:
         """Tell how a run ends, if it ends now."""

@@ -116,6 +116,27 @@ def test_a_job_that_can_not_be_saved_says_so_while_it_is_to_be_parked() -> None:
     trouble = r.Trouble("it can't be saved", "the disk is full", "free space")
     story.happen(r.RunUnsaved(job, 1, 7, trouble))
     assert "keeps training until it can" in story.job(job).unsaved_sentence
+    story.report()  # its workers are parked
+    assert "stays in memory until it can" in story.job(job).unsaved_sentence
+
+
+def test_a_slot_is_free_as_soon_as_its_workers_are_parked() -> None:
+    story = Story(1)
+    job = story.submit(1, 1)
+    story.train(job)
+    other = story.submit(1, 1)
+    story.happen(r.JobSuspended(job, "ada"))
+    assert not story.job(other).granted
+    version, run = story.pool.nodes["a"].version, r.RunId(job, 1)
+    story.happen(r.NodeReported("a", story.pool.nodes["a"].boot, version, {0: run}))
+    assert not story.job(other).granted, "a process is there"
+    story.report()
+    assert story.job(other).granted == (0,)
+    assert (story.job(job).granted, story.job(job).phase) == ((), "stopping"), "it is being saved"
+    held_s = story.job(job).executed_by(1e9)
+    story.happen(r.RunEnded(job, 1, "retired", 7, parked=(0,)))
+    assert story.job(job).phase == "suspended"
+    assert story.job(job).executed_by(1e9) == held_s, "it has not held it any longer"
 
 
 ENDS_OF_PARKING = {
