@@ -124,16 +124,9 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     fetch = fetch_from(options.server, options.token, tls)
     directories = JobDirectories(options.jobs_folder, options.folder / "code", fetch)
     environments = JobEnvironments(directories, env, mark, parts, lambda: node.on_environment())
-    info = NodeInfo(options.node, address, devices)
+    info = NodeInfo(options.node, address, devices, node_resources.parking_bytes())
     node = NodeAgent(
-        info,
-        environments,
-        bridge,
-        job_hosts,
-        sink=outbox,
-        log_spool=log_spool,
-        orphans=orphans,
-        parking_bytes=node_resources.parking_bytes(),
+        info, environments, bridge, job_hosts, sink=outbox, log_spool=log_spool, orphans=orphans
     )
     fence = FenceProcess(options.folder, locks)
     session = ServerSession(
@@ -227,7 +220,7 @@ def _installed(package: str) -> str:
 
 async def _end_processes(node: NodeAgent, job_hosts: JobHostServer) -> bool:
     """End what jobs have running here; tell whether nothing is left of it. Again does no harm."""
-    pids = [*(pid for each in node.pids().values() for pid in each), *node.parked_pids()]
+    pids = [*(pid for each in node.pids().values() for pid in each), *node.parked.pids]
     node.end_all(STOPPED)
     await _first(GOODBYE_S, node.idle())
     if job_hosts.is_alive:

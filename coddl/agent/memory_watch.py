@@ -14,6 +14,12 @@ LOOK_EVERY_S: Final = 1.0
 SETTLE_S: Final = 5.0  # until the memory of a job that was ended is back
 
 
+class ParkedConsumers(Protocol):
+    """The jobs that only wait in memory."""
+
+    def end_oldest(self) -> bool: ...
+
+
 class MemoryConsumers(Protocol):
     """The jobs whose processes use the memory."""
 
@@ -21,7 +27,8 @@ class MemoryConsumers(Protocol):
     def holding(self) -> Mapping[int, RunId]: ...
     def pids(self) -> Mapping[int, list[int]]: ...
     def end(self, job: int, trouble: Trouble) -> None: ...
-    def end_oldest_parked(self) -> bool: ...
+    @property
+    def parked(self) -> "ParkedConsumers": ...
 
 
 async def watch_memory(
@@ -31,7 +38,7 @@ async def watch_memory(
     while True:
         now = look()
         # A parked job is on disk as well, and loses nothing.
-        ended = now.is_short and (node.end_oldest_parked() or end_greediest(node, devices, now))
+        ended = now.is_short and (node.parked.end_oldest() or end_greediest(node, devices, now))
         await asyncio.sleep(SETTLE_S if ended else LOOK_EVERY_S)
 
 

@@ -18,7 +18,7 @@ from coddl.agent.job_environments import JobEnvironments
 from coddl.agent.job_runner import ElasticRunner, JobRun, JobRunner, missing_script
 from coddl.agent.logs import OURS, LogSpool
 from coddl.agent.orphans import OrphanProcesses
-from coddl.agent.parking import ParkingLot
+from coddl.agent.parking import ParkedJobs, ParkingLot
 from coddl.agent.reconcile import (
     AppliedOrder,
     DeclineRun,
@@ -39,7 +39,7 @@ from coddl.core.pool import orders as told
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Device, RunEnded, RunId, Trouble
 from coddl.runtime.supervisor.job_host_server import JobHostServer
-from coddl.runtime.supervisor.slots import HostAddress, Parked, SlotProcess
+from coddl.runtime.supervisor.slots import HostAddress, Parked
 
 NOTHING: Final = Orders(0, {}, (), {})
 SAVING_S: Final = 600.0  # what a job that is saving its state may take beyond its time
@@ -76,11 +76,12 @@ class ReportSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node's name, address and devices."""
+    """A node's name, address, devices and memory."""
 
     name: str
     address: HostAddress  # of its own job host server
     devices: tuple[Device, ...]
+    parking_bytes: int = 0  # of host memory that parked jobs may use; 0: none is parked
 
 
 class NodeAgent:
@@ -96,9 +97,7 @@ class NodeAgent:
         sink: ReportSink,
         log_spool: LogSpool,
         orphans: OrphanProcesses,
-        parking_bytes: int = 0,
     ) -> None:
-        """`parking_bytes`: the host memory that parked jobs may use; 0: none is parked."""
         self._info = info
         self._environments = environments
         self._bridge = bridge
@@ -118,8 +117,7 @@ class NodeAgent:
         self._overstays = Overstays()
         self._workers: Held = {}
         self._version = 0  # of the orders that `_workers` are true with
-        self._lot = ParkingLot(parking_bytes)
-        self._parked: Parked = {}  # processes of jobs in the lot
+        self.parked = ParkedJobs(ParkingLot(info.parking_bytes), bridge, job_hosts)
         self._commands: dict[int, tuple[JobRun, int | None]] = {}  # by slot: whose, and its process
         self._others: Mapping[int, str] = {}  # who use our GPUs, by index
         self._is_leaving = False
@@ -137,8 +135,7 @@ class NodeAgent:
         self._addresses[self._info.name] = self._info.address
         wanted = {RunId(order.job, order.attempt) for order in orders.leads}
         self._ended &= wanted
-        for job in self._lot.unwanted({*orders.parked, *orders.jobs}):
-            self._end_parked(job, "the server no longer keeps it parked here")
+        self.parked.keep({*orders.parked, *orders.jobs})
         self._environments.failed.clear()  # it may go better this time
         self._prepare_environments()
         self._bridge.table = SlotTable(orders.version, dict(orders.seats))
@@ -177,7 +174,7 @@ class NodeAgent:
         """Name the GPUs that have processes of jobs. From any thread."""
         orders = [applied.order for applied in list(self._applied.values())]
         found = {s.gpu for order in orders for s in order.seats if s.slot in self._commands}
-        found |= {at.gpu for at in [*self._workers.values(), *self._parked_processes]}
+        found |= {at.gpu for at in [*self._workers.values(), *self.parked.processes]}
         return {gpu for gpu in found if gpu is not None}
 
     def pids(self) -> dict[int, list[int]]:
@@ -216,8 +213,7 @@ class NodeAgent:
             self._report(RunEnded(job, runner.run.attempt, "lost", trouble=trouble))
         for run_id in set(self.holding.values()):
             self._job_hosts.kill(str(run_id.job))
-        for number in self._lot.jobs:
-            self._end_parked(number, trouble.sentence)
+        self.parked.end_all(trouble.sentence)
         self._job_hosts.look_again()
 
     def end(self, job: int, trouble: Trouble) -> None:
@@ -296,7 +292,7 @@ class NodeAgent:
             node=self._info.name,
             environment=self._environments.ready[job],
             reason=order.reason,
-            adopt=order.adopt or self._lot.remove(job),
+            adopt=order.adopt or self.parked.take(job),
             precheck=order.precheck,
             limits=order.limits,
         )
@@ -325,10 +321,7 @@ class NodeAgent:
         if stop.how == "cancel":
             runner.cancel()
             return
-        park = stop.how == "park" and bool(self._lot.budget_bytes) and not self._is_leaving
-        if park:
-            self._lot.expect(stop.job)
-            self._allow_parked()
+        park = stop.how == "park" and not self._is_leaving and self.parked.expect(stop.job)
         runner.suspend(stop.reason, park=park)
         grace_s = runner.run.spec.launch.grace_s
         give_up_s = time.monotonic() + grace_s + SAVING_S
@@ -350,7 +343,7 @@ class NodeAgent:
 
     def _prepare_environments(self) -> None:
         """Prepare the environments of the jobs that run here, or will."""
-        here = {*(run_id.job for run_id in self.holding.values()), *self._lot.jobs}
+        here = {*(run_id.job for run_id in self.holding.values()), *self.parked.jobs}
         self._environments.want(self._orders.jobs, {*here, *self._runners})
         self._bridge.environments = {
             str(job): environment for job, environment in self._environments.ready.items()
@@ -369,42 +362,6 @@ class NodeAgent:
             if assigned.gpu in index_of and (who := self._others.get(index_of[assigned.gpu])):
                 words = f"GPU {index_of[assigned.gpu]} ({assigned.gpu}) is also used by {who}"
                 self._say(order.job, order.attempt, words)
-
-    # Parked jobs.
-
-    @property
-    def _parked_processes(self) -> list[SlotProcess]:
-        return [process for processes in self._parked.values() for process in processes]
-
-    def parked_pids(self) -> list[int]:
-        """Give the processes of parked workers."""
-        return [process.pid for process in self._parked_processes if process.pid is not None]
-
-    def end_oldest_parked(self) -> bool:
-        """End the parked job that has waited longest; tell whether there was one."""
-        if (job := self._lot.oldest) is None:
-            return False
-        self._end_parked(job, "host memory ran short")
-        return True
-
-    def _park(self, ended: RunEnded) -> None:
-        """Keep the workers of a run that has ended parked, and end others if that is too much."""
-        gone = self._lot.add(ended.job, ended.parked_bytes) if ended.parked else []
-        if not ended.parked:
-            self._lot.remove(ended.job)
-        for job in gone:
-            self._end_parked(job, "host memory ran short")
-        self._allow_parked()
-
-    def _end_parked(self, job: int, because: str) -> None:
-        self._lot.remove(job)
-        log.info("parked_job_ended", job=job, because=because)
-        self._job_hosts.kill(str(job))
-        self._allow_parked()
-
-    def _allow_parked(self) -> None:
-        self._bridge.parked = frozenset(map(str, self._lot.jobs))
-        self._job_hosts.look_again()
 
     def _report(self, ended: RunEnded) -> None:
         run_id = RunId(ended.job, ended.attempt)
@@ -432,16 +389,15 @@ class NodeAgent:
         self._post(partial(self._on_holding, version, held, parked))
 
     def _on_holding(self, version: int, held: Held, parked: Parked) -> None:
-        self._workers, self._version, self._parked = held, version, parked
-        for job in self._lot.lose({int(job) for job in parked}):
-            self._end_parked(job, "its parked workers have ended")
+        self._workers, self._version = held, version
+        self.parked.note(parked)
         pids = [pid for each in self.pids().values() for pid in each]
-        self._orphans.note([*pids, *self.parked_pids()])
+        self._orphans.note([*pids, *self.parked.pids])
         self._tell_holding()
         self._act()  # a command may have waited for a slot
 
     def _tell_holding(self) -> None:
-        parked = {int(job) for job in self._parked} & set(self._lot.jobs)
+        parked = self.parked.present
         self._sink.hold(self._version, self.holding, self.runs, self._others, parked)
 
     def hear_others(self, others: Mapping[int, str]) -> None:
@@ -463,7 +419,7 @@ class NodeAgent:
             self._sink.report(fact)
             return
         log.info("run_ended", job=run.job, attempt=run.attempt, outcome=fact.outcome)
-        self._park(fact)
+        self.parked.park(fact)
         self._report(fact)
         is_final = fact.outcome in ("succeeded", "cancelled") or (
             fact.outcome == "failed" and not run.spec.max_failures
@@ -476,7 +432,7 @@ class NodeAgent:
         if not isinstance(fact, RunEnded):
             return
         self._unsafe.discard(RunId(fact.job, fact.attempt))
-        self._lot.note_known(fact.job)
+        self.parked.note_known(fact.job)
         if (run := self._untidy.pop(RunId(fact.job, fact.attempt), None)) is not None:
             forget = fact.outcome != "failed"
             self._environments.tidy(run.job, run.spec, run.attempt, forget=forget)

@@ -1,4 +1,4 @@
-"""The jobs whose workers wait on this node without their GPUs. Pure.
+"""The jobs whose workers wait on this node without their GPUs.
 
     told to park ──► leaving ──► ended: its state is durable ──► known to the server
                                  │                                │ not in the orders any more
@@ -11,6 +11,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+import structlog
+
+from coddl.agent.slot_table import AgentBridge
+from coddl.core.pool.records import RunEnded
+from coddl.runtime.supervisor.job_host_server import JobHostServer
+from coddl.runtime.supervisor.slots import Parked, SlotProcess
+
+log = structlog.get_logger()
+
 
 @dataclass(slots=True)
 class _ParkedJob:
@@ -19,7 +28,7 @@ class _ParkedJob:
 
 
 class ParkingLot:
-    """Who is parked, the oldest first, within a budget of host memory."""
+    """Who is parked, the oldest first, within a budget of host memory. Pure."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
@@ -83,3 +92,88 @@ class ParkingLot:
         for job in gone:
             del self._jobs[job]
         return gone
+
+
+class ParkedJobs:
+    """Has parked workers stay, or ends them, as the lot says."""
+
+    def __init__(self, lot: ParkingLot, bridge: AgentBridge, job_hosts: JobHostServer) -> None:
+        self._lot = lot
+        self._bridge = bridge
+        self._job_hosts = job_hosts
+        self._found: Parked = {}  # who waits here, by job
+
+    @property
+    def jobs(self) -> list[int]:
+        """The jobs that are parked here, or are about to be."""
+        return self._lot.jobs
+
+    @property
+    def present(self) -> frozenset[int]:
+        """The jobs whose parked workers are alive, and may stay."""
+        return frozenset({int(job) for job in self._found} & set(self._lot.jobs))
+
+    @property
+    def processes(self) -> list[SlotProcess]:
+        return [process for processes in self._found.values() for process in processes]
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes if process.pid is not None]
+
+    def expect(self, job: int) -> bool:
+        """Have a job park; False: there is no memory for that."""
+        if not self._lot.budget_bytes:
+            return False
+        self._lot.expect(job)
+        self._allow()
+        return True
+
+    def park(self, ended: RunEnded) -> None:
+        """Keep the workers of a run that has ended, if it has left some; others may have to go."""
+        if ended.parked:
+            for job in self._lot.add(ended.job, ended.parked_bytes):
+                self._end(job, "host memory ran short")
+        else:
+            self._lot.remove(ended.job)
+        self._allow()
+
+    def take(self, job: int) -> bool:
+        """Have a new run of a job take its parked workers up; tell whether there are any."""
+        return self._lot.remove(job)
+
+    def keep(self, wanted: Collection[int]) -> None:
+        """End what the server has nothing to say of any more."""
+        for job in self._lot.unwanted(wanted):
+            self._end(job, "the server no longer keeps it parked here")
+
+    def note(self, found: Parked) -> None:
+        """Hear which workers wait here."""
+        self._found = found
+        for job in self._lot.lose({int(job) for job in found}):
+            self._end(job, "its parked workers have ended")
+
+    def note_known(self, job: int) -> None:
+        """Hear that the server knows of a job's end."""
+        self._lot.note_known(job)
+
+    def end_oldest(self) -> bool:
+        """End the job that has waited longest; tell whether there was one."""
+        if (job := self._lot.oldest) is None:
+            return False
+        self._end(job, "host memory ran short")
+        return True
+
+    def end_all(self, because: str) -> None:
+        for job in self._lot.jobs:
+            self._end(job, because)
+
+    def _end(self, job: int, because: str) -> None:
+        self._lot.remove(job)
+        log.info("parked_job_ended", job=job, because=because)
+        self._job_hosts.kill(str(job))
+        self._allow()
+
+    def _allow(self) -> None:
+        self._bridge.parked = frozenset(map(str, self._lot.jobs))
+        self._job_hosts.look_again()

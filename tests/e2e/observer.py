@@ -29,6 +29,19 @@ class Sitter:
             return False
         return words[0] not in (b"Z", b"X") and words[19].decode() == self.started
 
+    @property
+    def is_active(self) -> bool:
+        """Tell whether it may use its slots: it lives, and is not parked."""
+        return self.lives and not is_parked(self.pid)
+
+
+def is_parked(pid: int) -> bool:
+    """Tell whether a worker waits without its slot, by the name of its process."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == "coddl-parked\n"
+    except OSError:
+        return False
+
 
 class Observer:
     """Looks around all the time; `check` raises if two jobs ever were on one slot."""
@@ -74,10 +87,10 @@ class Observer:
     def look(self) -> None:
         """Look once."""
         owners: dict[int, Sitter] = {}
-        for each in self.sitters():
+        for each in [each for each in self.sitters() if each.is_active]:
             for slot in each.slots:
                 other = owners.setdefault(slot, each)
-                if other.job != each.job and other.lives and each.lives:
+                if other.job != each.job and other.is_active and each.is_active:
                     self.crowded.append(f"slot {slot} has two owners: {other} and {each}")
         self.looks += 1
 

@@ -22,7 +22,7 @@ from coddl.runtime.supervisor.control_socket import ControlSocket
 from coddl.runtime.supervisor.exit_policy import ExitPolicy
 from coddl.runtime.supervisor.interrupt import INTERRUPTED, Interrupt
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.job_status import RETIRED, UNSAVED, JobStatus
+from coddl.runtime.supervisor.job_status import UNSAVED, JobStatus
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.pool_job import PoolJob
 from coddl.runtime.supervisor.progress import ProgressReporter
@@ -143,10 +143,7 @@ class Supervisor:
         self._loop.post(self._pool_job.on_superseded)
 
     def retire(self, *, park: bool = False) -> None:
-        """Make the state durable, let the workers leave, end with RETIRED. For any thread.
-
-        `park`: the workers stay without their GPUs; the next lead may adopt them.
-        """
+        """Make the state durable, let workers leave or park, end with RETIRED. For any thread."""
         assert self._pool_job is not None
         self._loop.post(partial(self._pool_job.retire, park=park))
 
@@ -164,11 +161,6 @@ class Supervisor:
         self._host(event)
         if self._control is not None:
             self._control.broadcast(event)
-
-    def leave_parked(self) -> None:
-        """End, and leave the parked workers to the next lead."""
-        self.workers.abandon()
-        self.job_status.exit_code = RETIRED
 
     def stop(self, code: int) -> None:
         """End every worker, then the job, with this code."""
@@ -445,11 +437,7 @@ class Supervisor:
 
     def _on_swapped(self, record: WorkerRecord, message: Message) -> None:
         if message.get("left"):
-            record.has_left, record.owns = True, 0
-            if message.get("parked") is not None:
-                self._suspension.note_parked(record, message["parked"])
-            else:
-                self.workers.expect_exit(record.number)
+            self._suspension.on_left(record, message.get("parked"))
         if (owns := self._changes.swapped(record.number, message)) is not None:
             record.owns = owns
             record.speed = WorkerSpeed()

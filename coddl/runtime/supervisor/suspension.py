@@ -30,7 +30,6 @@ class SupportsSuspension(Protocol):
     def set_target(self, slots: Sequence[Slot]) -> None: ...
     def feed(self, event: group.Event) -> None: ...
     def stop(self, code: int) -> None: ...
-    def leave_parked(self) -> None: ...
     def capture(self) -> None:
         """Have an image taken and saved."""
         ...
@@ -58,10 +57,13 @@ class Suspension:
         elif "generation" in message:
             self._last = (record.number, message["generation"], message.get("step", sys.maxsize))
 
-    def note_parked(self, record: WorkerRecord, bytes_: int) -> None:
-        """Take note that a worker waits without its GPU."""
+    def on_left(self, record: WorkerRecord, bytes_: int | None) -> None:
+        """Take note that a worker has left the group: it exits, or is parked in host memory."""
         job_status = self._supervisor.job_status
-        record.is_parked = True
+        record.has_left, record.owns, record.is_parked = True, 0, bytes_ is not None
+        if bytes_ is None:
+            self._supervisor.workers.expect_exit(record.number)
+            return
         job_status.parked[record.slot.number] = bytes_
         job_status.parked_after_s = time.monotonic() - job_status.due.at_s
 
@@ -119,6 +121,7 @@ class Suspension:
         supervisor.tell(job_status.suspended(supervisor.checkpointing.saved_step))
         supervisor.tell({"is": "progress", **job_status.brief(supervisor.workers)})
         if job_status.parked and workers.records:
-            supervisor.leave_parked()
+            workers.abandon()  # the next lead finds them
+            job_status.exit_code = RETIRED
         elif job_status.is_retiring:
             supervisor.stop(RETIRED)

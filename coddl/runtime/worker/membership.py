@@ -8,10 +8,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -24,6 +24,8 @@ from coddl.runtime.worker.offload import RESIDENT_BYTES_MAX, Offloaded
 from coddl.runtime.worker.pass_stats import PassStats
 from coddl.runtime.worker.state import DeviceOf
 from coddl.runtime.worker.supervisor_link import Generation, Groups, SupervisorLink, reject
+
+PARKED: Final = "coddl-parked"  # what the process of a parked worker is called
 
 
 class WorkerExit(SystemExit):
@@ -336,17 +338,14 @@ class Membership:
         if offloaded.resident_bytes > RESIDENT_BYTES_MAX:
             self._tell_resident(link, offloaded)
             self._leave(link, generation)
-        link.unpark = False
-        self._tell_swapped(
-            link,
-            generation,
-            left=True,
-            pause={"state_s": time.monotonic() - start_s},
-            parked=self._handover.parked_bytes,
-        )
-        self._pass_stats.flush()
-        with link.changed:
-            link.changed.wait_for(lambda: link.unpark or link.stop)
+        with _named(PARKED):
+            link.unpark = False
+            pause = {"state_s": time.monotonic() - start_s}
+            bytes_ = self._handover.parked_bytes
+            self._tell_swapped(link, generation, left=True, pause=pause, parked=bytes_)
+            self._pass_stats.flush()
+            with link.changed:
+                link.changed.wait_for(lambda: link.unpark or link.stop)
         if link.stop:
             self.has_left = True
             raise WorkerExit(0)
@@ -421,6 +420,21 @@ class Membership:
         bytes_ = path.stat().st_size
         about = {"step": self._work.step, "bytes": bytes_, "seconds": seconds, **more}
         link.tell("image", path=str(path), **about)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Be called something else by `ps` for a while."""
+    comm = Path(f"/proc/{os.getpid()}/comm")
+    before = ""
+    with suppress(OSError):
+        before = comm.read_text()
+        comm.write_text(name)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            comm.write_text(before)
 
 
 def share_cores(workers: int) -> None:

@@ -7,19 +7,18 @@ is folded again. After every event the claims of the pool are checked against wh
 """
 
 import random
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
 from coddl.core.errors import UserError
 from coddl.core.pool import records as r
 from coddl.core.pool.control import ControlPlane
-from coddl.core.pool.orders import JobOrder, Orders
+from coddl.core.pool.orders import Orders
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
+from tests.core.pool.agents import Agent, Run, Said
 from tests.core.pool.claims import check
 
 TICK_S = 0.5
@@ -29,58 +28,6 @@ START_S = 60.0
 # What the random user switches between: one of each family, as compiling them all takes minutes.
 POLICIES = ("afs-p:tie=keep", "afs-l", "fifo", "srtf", "tiresias-l", "themis", "gandiva", "philly")
 PLACEMENTS = ("", "consolidate", "spread", "tiresias", "philly")
-
-
-@dataclass
-class Run:
-    """A job that an agent leads."""
-
-    order: JobOrder
-    told_prepared: bool = False
-    told_step: bool = False
-    serves: tuple[int, ...] = ()
-    change: int = 0
-    ran_out: bool = False  # of memory
-    hangs: bool = False  # before its first step
-    is_warm: bool = False  # it has begun with parked workers
-    waits: dict[int, str] = field(default_factory=dict)  # slot -> node: parked, and not saved yet
-
-
-class Said(NamedTuple):
-    """Something that was said once, and whose word it was."""
-
-    by: str  # node; empty: the clock's
-    event: r.Event
-
-
-@dataclass
-class Agent:
-    """A node: its process, and what lives there."""
-
-    name: str
-    devices: int
-    boot: int = 0
-    is_up: bool = True
-    is_cut_off: bool = False
-    is_connected: bool = False
-    lease_end_s: float = 0.0  # by its own clock
-    server_lease_end_s: float = 0.0
-    orders: Orders | None = None
-    workers: dict[int, int] = field(default_factory=dict)  # slot -> job
-    parked: dict[int, tuple[int, ...]] = field(default_factory=dict)  # job -> slots
-    runs: dict[int, Run] = field(default_factory=dict)
-    # Not acknowledged yet.
-    reports: list[r.RunFact | r.RunProgressed] = field(default_factory=list)
-    ended: set[r.RunId] = field(default_factory=set)  # runs that are never begun again
-
-    def die(self) -> None:
-        self.workers.clear()
-        self.parked.clear()
-        self.runs.clear()
-        self.reports.clear()
-        self.ended.clear()
-        self.orders = None
-        self.is_connected = False
 
 
 class Swarm:

@@ -31,12 +31,22 @@ def sit_down() -> None:
             fcntl.flock(seat, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             seat.seek(0)
-            _append(folder / "meetings", {"slot": slot, "who": me, "met": seat.read()})
+            met = seat.read()
+            if not _is_parked(json.loads(met)["pid"]):
+                _append(folder / "meetings", {"slot": slot, "who": me, "met": met})
             continue
         seat.truncate(0)
         seat.write(json.dumps(me))
         seat.flush()
         seats.append(seat)
+
+
+def _is_parked(pid: int) -> bool:
+    """Tell whether a process waits without its slot; who looks all the time sees it come back."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == "coddl-parked\n"
+    except OSError:
+        return False
 
 
 def _append(path: Path, line: object) -> None:
