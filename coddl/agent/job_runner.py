@@ -130,6 +130,7 @@ class ElasticRunner:
         self.resize(slots, addresses)
 
     def resize(self, slots: Sequence[AssignedSlot], addresses: Addresses) -> None:
+        self._asked = ""
         runtime_slots = [places.Slot(each.slot, each.node, each.gpu) for each in slots]
         self._supervisor.assign(runtime_slots, addresses)
 

@@ -253,6 +253,7 @@ class NodeAgent:
             case StartRun(order, addresses):
                 self._start_run(order, addresses)
             case ResizeRun(order, addresses):
+                self.parked.take(order.job)
                 self._applied[order.job] = AppliedOrder(
                     order, addresses, granted_slots(self._orders, order)
                 )
@@ -331,6 +332,8 @@ class NodeAgent:
         """End a run that was to leave and is still there, unless it is saving its state."""
         if self._runners.get(runner.run.job) is not runner:
             return
+        if not self._applied[runner.run.job].order.stop:
+            return  # it was called back
         if not runner.force(at_all_costs=time.monotonic() > give_up_s):
             self._loop.call_later(AGAIN_S, self._force, runner, give_up_s)
 

@@ -144,12 +144,13 @@ def _change_actions(now: AppliedOrder, told: AppliedOrder) -> Iterable[RunAction
         # A run that retires has nothing left to park; one that is to be parked may still retire.
         is_told = order.stop == told.order.stop or (order.stop, told.order.stop) == PARK_TOO_LATE
         return () if is_told else (StopRun(order.job, order.stop, order.reason),)
-    if told.order.stop:
+    if told.order.stop == "retire":
         return ()  # what has been told to leave, leaves; the server will hear of it
     if not _reaches(order, now.addresses):
         return ()
+    # One that has parked is called back, unless it is on disk by now; that the server will hear.
     # A slot that was given up because the table did not grant it may be tried again when it does.
-    if (order.seats, now.addresses, now.granted_slots) != (
+    if told.order.stop or (order.seats, now.addresses, now.granted_slots) != (
         told.order.seats,
         told.addresses,
         told.granted_slots,

@@ -10,7 +10,8 @@
                      └───────── preempted ◄─────────────────────┘
 ```
 From every phase with devices a job may also succeed, fail, or lose them and be preempted. That a
-run had succeeded may be heard after it was taken for lost.
+run had succeeded may be heard after it was taken for lost. A run whose workers are parked, and that
+is still being saved, may be called back: from stopping to resizing.
 """
 
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     "starting": frozenset({"running", "stopping", "preempted", "pending", *OVER}),
     "running": frozenset({"starting", "resizing", "stopping", "preempted", *OVER}),
     "resizing": frozenset({"starting", "running", "stopping", "preempted", *OVER}),
-    "stopping": frozenset({"suspended", "preempted", "pending", *OVER}),
+    "stopping": frozenset({"resizing", "suspended", "preempted", "pending", *OVER}),
     "succeeded": frozenset(),
     "failed": frozenset(),
     "cancelled": frozenset(),

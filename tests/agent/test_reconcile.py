@@ -72,6 +72,9 @@ CASES = {
     "and into cancelling": Case(
         [lead(1, stop="cancel")], [lead(1, stop="park")], [StopRun(1, "cancel", "because")]
     ),
+    "what has parked is called back": Case(
+        [lead(1)], [lead(1, stop="park")], [ResizeRun(lead(1), {"a": A})]
+    ),
     "what leaves is not parked": Case([lead(1, stop="park")], [lead(1, stop="retire")]),
     "a job that is led no more": Case([], [lead(1)], [ReleaseRun(1)]),
     "a newer attempt": Case(

@@ -183,10 +183,54 @@ def test_a_job_whose_image_cannot_be_saved_stays_parked_until_it_can(
         lead.wait("unsaved")
         wait_until(lambda: bool(agent.parked), "the parked worker")
         assert lead.code is None, "its state is in memory only"
-    lead.supervisor._loop.post(lead.supervisor._suspension._save_again)
+    lead.supervisor._loop.post(lead.supervisor.suspension._save_again)
     assert lead.end() == RETIRED
     lead = nodes.lead(attempt=2, adopt=True)
     nodes.assign(lead, 1)
     lead.wait("resumed")
+    lead.finish()
+    assert result(nodes.printed()) == undisturbed["strict"]
+
+
+def test_a_parked_job_is_called_back_before_its_image_is_on_disk(
+    pool: Open, undisturbed: dict[str, list[str]]
+) -> None:
+    nodes = pool("strict", nodes=1)
+    lead = nodes.lead()
+    nodes.assign(lead, 2)
+    lead.wait_step(5)
+    agent = nodes.nodes[0].agent
+    pids = sorted(each.pid or 0 for each in agent.held.values())
+    with unwritable(nodes.environment.folder):
+        lead.supervisor.retire(park=True)
+        lead.wait("unsaved")
+        wait_until(lambda: JOB in agent.parked and not agent.held, "parked workers")
+        nodes.assign(lead, 2)
+        lead.wait("resumed")
+        assert sorted(each.pid or 0 for each in agent.held.values()) == pids
+        nodes.assign(lead, 3)
+        lead.wait_size(3)
+    lead.finish()
+    assert not lead.told("suspended")
+    assert result(nodes.printed()) == undisturbed["strict"]
+
+
+def test_a_parked_job_without_workers_on_its_new_slots_ends_when_it_is_saved(
+    pool: Open, undisturbed: dict[str, list[str]]
+) -> None:
+    nodes = pool("strict", nodes=1)
+    lead = nodes.lead()
+    nodes.assign(lead, 1)
+    lead.wait_step(5)
+    with unwritable(nodes.environment.folder):
+        lead.supervisor.retire(park=True)
+        lead.wait("unsaved")
+        wait_until(lambda: bool(nodes.nodes[0].agent.parked), "the parked worker")
+        lead.supervisor.assign(nodes.first_slots(2)[1:], nodes.addresses())
+    lead.supervisor._loop.post(lead.supervisor.suspension._save_again)
+    assert lead.end() == RETIRED
+    lead = nodes.lead(attempt=2, adopt=True)
+    lead.supervisor.assign(nodes.first_slots(2)[1:], nodes.addresses())
+    assert lead.wait("origin")["step"] >= 5
     lead.finish()
     assert result(nodes.printed()) == undisturbed["strict"]

@@ -31,7 +31,7 @@ from coddl.core.pool.failed_decision import RETRY_S, FailedDecision, decide_or_h
 from coddl.core.pool.job import JobState, MeasuredSpeed
 from coddl.core.pool.leaving import AGENT, drained_by_notice, due_s, forced_moves, led_from_drained
 from coddl.core.pool.nodes import NodeState
-from coddl.core.pool.parking import ended_parkings
+from coddl.core.pool.parking import ended_parkings, may_call_back, may_use
 from coddl.core.pool.scaling import count_after, ended_nodes, news_of, surplus_of
 from coddl.core.pool.state import Pool
 from coddl.core.pool.untying import first_move
@@ -249,7 +249,7 @@ class ControlPlane:
             return  # it has not heard the newest; it will tell again when it has
         for slot in place.slots:
             owner = self.pool.slots[slot].owner
-            if owner is None or slot in event.holding or self.pool.may_use(owner, slot):
+            if owner is None or slot in event.holding or may_use(self.pool.jobs[owner], slot):
                 continue
             if self.pool.slots[slot].is_stuck:
                 self._call(f"a GPU of node {event.node} is free again")  # it was not counted on
@@ -441,7 +441,11 @@ class ControlPlane:
 
     def _settle(self, job: JobState, now_s: float) -> None:
         """Give a job what it was decided to have, if that can be now."""
-        if job.stop or job.is_over or self.pool.is_deaf(job):
+        if (
+            job.is_over
+            or self.pool.is_deaf(job)
+            or (job.stop and not may_call_back(self.pool, job))
+        ):
             return
         if job.has_run and (not job.target or not job.is_elastic):
             # What can't be resized is stopped, and started anew elsewhere.

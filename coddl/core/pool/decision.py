@@ -90,7 +90,8 @@ class _Placements:
 def _slots(pool: Pool, seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, ...]]:
     """Name the slots of every job that was placed: of an island, first those it has there.
 
-    Then those where its workers are parked; others take those last, where they have the choice.
+    Then those where its workers are parked, or trained last; others take those where workers are
+    parked last, if they have the choice.
     """
     assert plan.placed is not None
     assert plan.allocation.packed_with is None or (plan.allocation.packed_with < 0).all(), (
@@ -118,7 +119,7 @@ def _slots(pool: Pool, seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, .
         return rows[row].get(at, 0) - has
 
     for row in rows:
-        for slot in seen.jobs[row].parked:
+        for slot in seen.jobs[row].parked or seen.jobs[row].serves:
             island = seen.island_of.get(slot)  # None: it can't be used now
             if island is not None and slot in free[island] and lacking(row, island) > 0:
                 free[island].remove(slot)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from coddl.core.pool.job import JobState
 from coddl.core.pool.memory_limits import limits_on
 from coddl.core.pool.orders import AssignedSlot, JobOrder, Orders
+from coddl.core.pool.parking import may_use
 from coddl.core.pool.records import RunId
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def orders_for(pool: "Pool", node: str) -> Orders:
     for slot in state.slots:
         owner = pool.slots[slot].owner
         # What parks starts nothing any more, and gives its slots up one by one.
-        if owner is not None and pool.may_use(owner, slot):
+        if owner is not None and may_use(pool.jobs[owner], slot):
             seats[slot] = RunId(owner, pool.jobs[owner].attempt)
     leads = tuple(_job_order(pool, pool.jobs[job]) for job in state.leads)
     concerned = sorted({run.job for run in seats.values()} | state.leads.keys())

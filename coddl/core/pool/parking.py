@@ -28,11 +28,29 @@ def may_park(pool: "Pool", job: JobState) -> bool:
     return len(nodes) == 1 and pool.nodes[nodes[0]].may_park
 
 
+def may_use(job: JobState, slot: int) -> bool:
+    """Tell whether a job may have processes on a slot that is its own.
+
+    Those of a run that parks wait without it, though its state is not on disk yet.
+    """
+    return slot in job.granted and job.stop != "park"
+
+
 def free_parked(pool: "Pool", job: JobState, slot: int, now_s: float) -> None:
     """Take a slot from a run that has parked its workers there and is still being saved."""
     if job.stop == "park" and slot in job.granted:
         job.hold(tuple(each for each in job.granted if each != slot), now_s)
         pool.touch(pool.nodes_of([slot]))
+
+
+def may_call_back(pool: "Pool", job: JobState) -> bool:
+    """Tell whether a run whose workers are parked, and that is still being saved, may go on.
+
+    It has given up all of its slots, so all of its workers are parked.
+    """
+    is_parked = job.stop == "park" and not job.granted and not job.cancelled and not job.suspended
+    goes_on = not {*job.target}.isdisjoint(job.serves)  # somebody has the state
+    return is_parked and goes_on and pool.nodes_of(job.target) == (job.lead,)
 
 
 def park(pool: "Pool", job: JobState, ended: r.RunEnded) -> None:

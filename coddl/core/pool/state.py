@@ -89,13 +89,6 @@ class Pool:
         """Tell whether a job's lead can't be told anything now: it keeps what it has."""
         return job.lead is not None and self.nodes[job.lead].is_silent
 
-    def may_use(self, job: int, slot: int) -> bool:
-        """Tell whether a job may have processes on a slot that is its own.
-
-        Those of a run that parks wait without it, though its state is not on disk yet.
-        """
-        return slot in self.jobs[job].granted and self.jobs[job].stop != "park"
-
     def is_of_lead(self, report: r.RunReported) -> bool:
         """Tell whether a run's lead speaks; it may do so after the run has ended."""
         job, node = self.jobs.get(report.fact.job), self.nodes.get(report.node)
@@ -343,6 +336,8 @@ class Pool:
         if is_new:
             job.change, job.serves, job.unsaved = -1, (), None
             leave_parked(self, job, aimed)
+        elif job.stop:
+            job.serves = ()  # it is called back, and trains nowhere now
         before = len(job.granted)
         job.attempt = aimed.attempt
         job.jobs_folder = self.nodes[aimed.lead].folder
@@ -355,7 +350,7 @@ class Pool:
         if is_new:
             job.move("starting", now_s, aimed.reason)
             return
-        job.resizes += len(aimed.slots) != before
+        job.resizes += before not in (0, len(aimed.slots))
         if job.phase != "starting":
             job.move("resizing", now_s, aimed.reason)
             self._arrive(job, now_s)  # if it was called back before it had moved

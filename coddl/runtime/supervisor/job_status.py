@@ -69,6 +69,11 @@ class JobStatus:
         return "RUNNING" if self.coordinator.phase == "steady" else "RESIZING"
 
     @property
+    def is_parked(self) -> bool:
+        """Tell whether all of its workers wait without their GPUs."""
+        return bool(self.parked) and not self.coordinator.members and self.exit_code is None
+
+    @property
     def is_at_target(self) -> bool:
         """Tell whether the job trains at the size it was last told to."""
         return bool(self.target) and self.coordinator.is_settled

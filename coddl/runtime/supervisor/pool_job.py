@@ -11,6 +11,7 @@ from coddl.runtime.supervisor.job_status import RETIRED, SUPERSEDED, JobStatus
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.remote_worker_host import RemoteWorkerHost
 from coddl.runtime.supervisor.slots import HostAddress, Slot
+from coddl.runtime.supervisor.suspension import Suspension
 from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
 
@@ -25,6 +26,8 @@ class SupportsPoolJob(Protocol):
     @property
     def workers(self) -> Workers: ...
     def set_target(self, slots: Sequence[Slot]) -> None: ...
+    @property
+    def suspension(self) -> Suspension: ...
     def take_over(self, adoption: Adoption, parked: Sequence[int]) -> None: ...
     def feed(self, event: group.Event) -> None: ...
     def stop(self, code: int) -> None: ...
@@ -61,7 +64,7 @@ class PoolJob:
     def assign(self, slots: Sequence[Slot], addresses: Mapping[str, HostAddress]) -> None:
         """Have the job run on these slots, after the search for its workers."""
         job_status, workers = self._supervisor.job_status, self._supervisor.workers
-        if job_status.is_over or job_status.is_retiring:
+        if job_status.is_over or (job_status.is_retiring and not self._call_back(slots)):
             return
         wanted = {self.node, *(slot.node for slot in slots)}
         assert slots, "a job without slots is retired"
@@ -76,6 +79,12 @@ class PoolJob:
             self._begin(workers, wanted)
         if self._adoption is None:
             self._supervisor.set_target(slots)
+
+    def _call_back(self, slots: Sequence[Slot]) -> bool:
+        """Have a job go on that has parked and is still being saved; False: it is too late."""
+        numbers = {slot.number for slot in slots}
+        is_parked = self._supervisor.job_status.is_parked
+        return is_parked and self._supervisor.suspension.call_back(numbers)
 
     def lose(self, nodes: Sequence[str]) -> None:
         """Count workers on nodes as gone, though their worker hosts have not said so."""

@@ -73,7 +73,7 @@ class Supervisor:
         self._exit_policy = ExitPolicy(self, self._loop)
         self.limits = SizeLimiter(self)
         self._interrupt = Interrupt(self, self._loop)
-        self._suspension = Suspension(self, self._loop)
+        self.suspension = Suspension(self, self._loop)
         self._progress = ProgressReporter(self, self._loop)
         self._given_up: set[int] = set()  # slots
         self._is_open = False
@@ -216,7 +216,7 @@ class Supervisor:
     @property
     def is_unsaved(self) -> bool:
         """Tell whether it was to leave and could not be saved, so it trains on. For any thread."""
-        return self._suspension.is_refused
+        return self.suspension.is_refused
 
     def status(self) -> Message:
         """Give all there is to know about the job now."""
@@ -234,7 +234,7 @@ class Supervisor:
         job_status, before = self.job_status, set(self._slots)
         self._slots = {slot.number: slot for slot in slots}
         self.workers.set_slots(slots)
-        self._suspension.remember_slots(slots)
+        self.suspension.remember_slots(slots)
         job_status.target = len(slots)
         job_status.awake_target = len(slots) or job_status.awake_target
         if slots:
@@ -321,7 +321,7 @@ class Supervisor:
                 self.limits.on_out_of_memory(record, message["samples"])
             case "unsaved":
                 self.capture_timer.is_awaited = False
-                self._suspension.expect(record, message)
+                self.suspension.expect(record, message)
                 self.on_saved(message)
             case "rejected":
                 error = TrainingError(message["what"], message["because"], message["try"])
@@ -383,7 +383,7 @@ class Supervisor:
             self._execute(command)
         if (wake_at_s := self._coordinator.wake_at_s) is not None:
             self._loop.alarm("wake", wake_at_s, lambda: self.feed(group.TimerFired()))
-        self._suspension.fall_asleep()
+        self.suspension.fall_asleep()
         self._check_given_up()
         self._requests.settle()
 
@@ -437,7 +437,7 @@ class Supervisor:
 
     def _on_swapped(self, record: WorkerRecord, message: Message) -> None:
         if message.get("left"):
-            self._suspension.on_left(record, message.get("parked"))
+            self.suspension.on_left(record, message.get("parked"))
         if (owns := self._changes.swapped(record.number, message)) is not None:
             record.owns = owns
             record.speed = WorkerSpeed()
@@ -483,13 +483,13 @@ class Supervisor:
         self.tell(message)
         if self.capture_timer.is_awaited or self.job_status.target == 0 or message.get("keep"):
             self.capture_timer.is_awaited = False
-            self._suspension.expect(record, message)
+            self.suspension.expect(record, message)
             self.workers.save(record.slot.node, message["path"])
 
     def on_saved(self, word: Message) -> None:
-        self._suspension.on_saved(word)
+        self.suspension.on_saved(word)
         self._interrupt.on_saved()
-        self._suspension.fall_asleep()
+        self.suspension.fall_asleep()
         self._requests.settle()
 
     def capture(self) -> None:

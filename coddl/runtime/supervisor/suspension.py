@@ -2,11 +2,12 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final, Protocol
 
 from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor.checkpointing import Checkpointing
+from coddl.runtime.supervisor.coordinator import Coordinator
 from coddl.runtime.supervisor.job_status import RETIRED, JobStatus
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.slots import Slot
@@ -67,6 +68,28 @@ class Suspension:
         job_status.parked[record.slot.number] = bytes_
         job_status.parked_after_s = time.monotonic() - job_status.due.at_s
 
+    def call_back(self, slots: Container[int]) -> bool:
+        """Have parked workers go on, those on some slots; the others are not needed any more.
+
+        False: there are none. Then it ends as it was told, once its state is on disk.
+        """
+        supervisor, job_status = self._supervisor, self._supervisor.job_status
+        records = [record for record in supervisor.workers.records if record.is_parked]
+        back = [record for record in records if record.slot.number in slots]
+        if not back:
+            return False
+        job_status.is_retiring = job_status.parks = job_status.is_asleep = False
+        job_status.parked.clear()
+        job_status.has_slept, self._parked = True, None
+        self._loop.silence("save again")
+        for record in records:
+            if record in back:
+                supervisor.workers.unpark(record.number)
+            else:
+                supervisor.workers.stop(record.number)
+        supervisor.feed(_found_again(back, job_status.coordinator))
+        return True
+
     def on_saved(self, word: Message) -> None:
         """Take in what became of an image."""
         supervisor, job_status = self._supervisor, self._supervisor.job_status
@@ -125,3 +148,10 @@ class Suspension:
             job_status.exit_code = RETIRED
         elif job_status.is_retiring:
             supervisor.stop(RETIRED)
+
+
+def _found_again(records: Iterable[WorkerRecord], coordinator: Coordinator) -> group.SurvivorsFound:
+    """Give what the coordinator must know of workers that had left."""
+    survivors = [group.Survivor(each.number, each.slot.number, each.step, True) for each in records]
+    sizes = (coordinator.parts, coordinator.workers_max)
+    return group.SurvivorsFound(tuple(survivors), coordinator.generation, -1, *sizes)

@@ -228,7 +228,7 @@ class Workers:
     def unpark(self, number: int) -> None:
         """Give a parked worker its GPU again."""
         record = self._workers[number]
-        record.is_parked = False
+        record.is_parked = record.has_left = False
         about = {"worker": number, "slot": record.slot.number}
         self.worker_host(record.slot.node).do({"do": "unpark", **about})
 

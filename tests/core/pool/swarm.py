@@ -367,8 +367,10 @@ class Swarm:
             agent.ended.add(r.RunId(job, order.attempt))
             del agent.runs[job]
             return
-        if run.waits:
+        if run.waits and order.stop:
             return
+        if run.waits:  # called back
+            run.waits, run.serves, run.is_warm = {}, (), True
         if order.stop == "park" and self.random.random() < 0.3:
             run.waits = {slot: each.name for slot, each in mine.items()}
             for slot, each in mine.items():

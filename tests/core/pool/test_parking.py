@@ -120,6 +120,38 @@ def test_a_job_that_can_not_be_saved_says_so_while_it_is_to_be_parked() -> None:
     assert "stays in memory until it can" in story.job(job).unsaved_sentence
 
 
+def test_a_run_is_called_back_while_it_is_being_saved() -> None:
+    story = Story(1)
+    job = story.submit(1, 1)
+    story.train(job)
+    story.happen(r.RunChanged(job, 1, 1, "started", 0, (0,), 1, 0.1, 0.1))
+    story.happen(r.JobSuspended(job, "ada"))
+    story.report()  # its workers are parked
+    assert (story.job(job).phase, story.job(job).granted) == ("stopping", ())
+    story.happen(r.JobResumed(job, "ada"))
+    state = story.job(job)
+    assert (state.phase, state.granted, state.stop, state.attempt) == ("resizing", (0,), "", 1)
+    (order,) = story.pool.orders("a").leads
+    assert (order.stop, [seat.slot for seat in order.seats]) == ("", [0])
+    told = (job, 1, state.change + 1, "resumed", 1, (0,), 7, 0.1, 0.1)
+    story.happen(r.RunChanged(*told))  # type: ignore[arg-type] # a kind
+    assert (story.job(job).phase, story.job(job).resizes) == ("running", 0)
+
+
+def test_a_run_that_ended_before_it_heard_that_it_is_called_back_is_started_again() -> None:
+    story = Story(1)
+    job = story.submit(1, 1)
+    story.train(job)
+    story.happen(r.RunChanged(job, 1, 1, "started", 0, (0,), 1, 0.1, 0.1))
+    story.happen(r.JobSuspended(job, "ada"))
+    story.report()
+    story.happen(r.JobResumed(job, "ada"))
+    story.happen(r.RunEnded(job, 1, "retired", 7, parked=(0,), park_s=0.2))
+    story.report()
+    state = story.job(job)
+    assert (state.phase, state.granted, state.attempt) == ("starting", (0,), 2)
+
+
 def test_a_slot_is_free_as_soon_as_its_workers_are_parked() -> None:
     story = Story(1)
     job = story.submit(1, 1)
