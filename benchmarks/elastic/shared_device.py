@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.noted_job import awaited
-from coddl.api.client import Client, find
+from coddl.api.client import Client, RequestRefused, find
 from coddl.api.code import pack
 
 SCRIPT = Path(__file__).with_name("state_job.py")
@@ -67,7 +67,8 @@ class SharedDevice:
     def end(self, *jobs: int) -> None:
         """Cancel jobs, and wait until they are gone."""
         for job in jobs:
-            self.client.post(f"/jobs/{job}:cancel")
+            with contextlib.suppress(RequestRefused):  # it has ended meanwhile
+                self.client.post(f"/jobs/{job}:cancel")
         awaited(lambda: all(self.state(job) in ("CANCELLED", "SUCCEEDED") for job in jobs))
 
 
