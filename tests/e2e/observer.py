@@ -32,7 +32,7 @@ class Sitter:
     @property
     def is_active(self) -> bool:
         """Tell whether it may use its slots: it lives, and is not parked."""
-        return self.lives and not is_parked(self.pid)
+        return not is_parked(self.pid) and self.lives  # in this order: it may end in between
 
 
 def is_parked(pid: int) -> bool:

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -46,15 +46,24 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 class Pool:
-    """A server and three agents with two slots each; all of it is gone at the end."""
+    """A server and agents, three with two slots each unless told; all is gone at the end."""
 
-    def __init__(self, folder: Path, *, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        lease_s: float = LEASE_S,
+        nodes: Sequence[str] = NODES,
+        slots: int = SLOTS,
+    ) -> None:
         self.folder = folder
+        self.nodes = nodes
+        self.slots = slots
         self.state = folder / "state"
         self.lease_s = lease_s
         self.server_words: list[str] = []  # further ones
         self.env: dict[str, str] = {}  # further variables of server and agents
-        self.cluster = Cluster(NODES)
+        self.cluster = Cluster(nodes)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._code = ""
         self._stack = contextlib.ExitStack()
@@ -69,12 +78,12 @@ class Pool:
             stack.callback(self._visit.close)
             stack.callback(self._kill_all)
             self.start_server()
-            for node in NODES:
+            for node in self.nodes:
                 self.start_agent(node)
             address = ServerAddress(self.url, (self.state / "token").read_text().strip())
             self._client = self._visit.do(lambda: Client(address))
             stack.callback(self._client.__exit__)
-            self.wait("agents", lambda: self.nodes_in("UP") == list(NODES) and self.is_ready())
+            self.wait("agents", lambda: self.nodes_in("UP") == list(self.nodes) and self.is_ready())
             self._upload()
             self._stack = stack.pop_all()
         return self
@@ -113,7 +122,7 @@ class Pool:
 
     def start_agent(self, node: str, *more: str) -> None:
         """Start the agent of a node."""
-        words = ["agent", "--server", self.url, "--name", node, "--slots", str(SLOTS)]
+        words = ["agent", "--server", self.url, "--name", node, "--slots", str(self.slots)]
         self._start(node, self.on_node(node), [*words, *more])
 
     def give_notice(self, node: str, within_s: float) -> None:
@@ -334,7 +343,7 @@ class Pool:
         self.observer.check()
         assert not self.cluster.processes()
         assert not self.observer.sitters()
-        marks = {mark_of(self.state / "agents" / node) for node in NODES}
+        marks = {mark_of(self.state / "agents" / node) for node in self.nodes}
         stashes = [path for path in MEMORY.glob("**/agent-*") if path.name[6:] in marks]
         assert not stashes, f"images are left in memory: {stashes}"
         assert "server_bug" not in self.log("server")
@@ -350,5 +359,5 @@ class Pool:
             for seq, at_s, record in self.records():
                 print(f"{seq} {at_s % 1000:.2f} {record}")  # noqa: T201 - pytest shows it
         print(f"--- living\n{self.observer.sitters()}")  # noqa: T201
-        for name in ("server", *NODES):
+        for name in ("server", *self.nodes):
             print(f"--- {name}\n{self.log(name)[-4_000:]}")  # noqa: T201

@@ -346,9 +346,9 @@ class Membership:
             self._pass_stats.flush()
             with link.changed:
                 link.changed.wait_for(lambda: link.unpark or link.stop)
-        if link.stop:
-            self.has_left = True
-            raise WorkerExit(0)
+            if link.stop:
+                self.has_left = True
+                raise WorkerExit(0)
         start_s = time.monotonic()
         self._handover.unpark()
         self._unpark_s = time.monotonic() - start_s
@@ -424,17 +424,15 @@ class Membership:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Be called something else by `ps` for a while."""
+    """Be called something else by `ps` for a while; to the end, if that comes meanwhile."""
     comm = Path(f"/proc/{os.getpid()}/comm")
     before = ""
     with suppress(OSError):
         before = comm.read_text()
         comm.write_text(name)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            comm.write_text(before)
+    yield
+    with suppress(OSError):
+        comm.write_text(before)
 
 
 def share_cores(workers: int) -> None:
