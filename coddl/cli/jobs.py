@@ -267,6 +267,8 @@ def suspend(
             found = wait_for(client, str(found["id"]), "SUSPENDED", check=check_saved)
     is_saved = found["state"] == "SUSPENDED" and found["tier"] == "elastic"
     saved = f" at step {found['step']:,}; its state is saved" if is_saved else ""
+    if parked := found.get("parked"):
+        saved += f", and its workers are parked on {parked['node']}"
     _tell(found, f"{found['state']}{saved}", for_program)
 
 

@@ -193,8 +193,10 @@ def nodes_lines(nodes: Sequence[Answer], *, is_wide: bool = False) -> list[Text]
 
 
 def _parked(node: Answer) -> str:
-    size = f", {node['parked_bytes'] / (1 << 30):.1f} GiB in host memory"
-    return f"{counted(node['parked'], 'job')} parked{size if node['parked_bytes'] else ''}"
+    mib = node["parked_bytes"] / (1 << 20)
+    size = f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+    memory = f", {size} in host memory" if mib else ""
+    return f"{counted(node['parked'], 'job')} parked{memory}"
 
 
 def engine_lines(engine: Answer) -> list[Text]:

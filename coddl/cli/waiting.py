@@ -39,11 +39,12 @@ def exit_code_of(job: Answer) -> int:
 
 
 def check_saved(job: Answer) -> None:
-    """Raise if a job that is about to leave trains on, as its state can't be saved."""
+    """Raise if a job that is about to leave has not ended, as its state can't be saved."""
     if job["state"] == "STOPPING" and (why := job.get("unsaved")):
-        trains = " and keeps training" if job.get("tier", "elastic") == "elastic" else ""
+        does = "keeps training" if job["gpus"] else "stays in memory"
+        goes_on = f" and {does}" if job.get("tier", "elastic") == "elastic" else ""
         raise NotSaved(
-            f"{job['name']} (job {job['id']}) is not suspended{trains}",
+            f"{job['name']} (job {job['id']}) is not suspended{goes_on}",
             f"its state can't be saved: {why['what']}: {why['because']}",
             f"{why['try']}, then it stops by itself; or coddl cancel, without saving",
         )

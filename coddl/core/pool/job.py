@@ -101,7 +101,7 @@ class JobState:
     trouble: Trouble | None = None
     # When, and how much.
     starts: int = 0
-    is_resumed: bool = False  # since it last had devices, by a user who had suspended it
+    is_resumed: bool = False  # its next start is by a user who had suspended it, or from parked
     resumptions: int = 0  # of its starts, those for which it was
     first_start_s: float | None = None
     last_start_s: float | None = None
@@ -128,7 +128,7 @@ class JobState:
 
     @property
     def restarts(self) -> int:
-        """Count its starts after preemptions, failures and losses: not its user's own doing."""
+        """Count its starts after failures, losses and preemptions that had ended its workers."""
         return max(0, self.starts - 1 - self.resumptions - self.prechecked)
 
     @property

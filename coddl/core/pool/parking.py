@@ -80,6 +80,7 @@ def leave_parked(pool: "Pool", job: JobState, aimed: r.Aimed) -> None:
     is_warm = aimed.adopt or pool.nodes_of(job.parked) == (aimed.lead,)
     if not is_warm:
         job.resume_s = None  # it takes longer this time
+    job.is_resumed |= is_warm and bool(job.parked)
     end_parking(pool, job)
 
 
@@ -104,14 +105,19 @@ def parked_sentence(pool: "Pool", job: JobState) -> str:
     if (node := parked_on(pool, job)) is None:
         return ""
     memory = f": {in_host_memory(job.parked_bytes)}" if job.parked_bytes else ""
-    known = job.resume_s is not None
-    soon = f"; resuming there takes about {job.resume_s:.1f} s" if known else ""
+    soon = f"; resuming there takes {_about(job.resume_s)}" if job.resume_s is not None else ""
     return f"its workers are parked on node {node}{memory}{soon}"
+
+
+def _about(seconds: float) -> str:
+    return "less than 0.1 s" if seconds < 0.1 else f"about {seconds:.1f} s"
 
 
 def in_host_memory(size_bytes: int) -> str:
     """Write how much memory parked workers use."""
-    return f"{size_bytes / (1 << 30):.1f} GiB in host memory"
+    gib = size_bytes / (1 << 30)
+    size = f"{gib:.1f} GiB" if gib >= 1.0 else f"{gib * 1024:.0f} MiB"
+    return f"{size} in host memory"
 
 
 def parked_counts(pool: "Pool") -> Counter[int]:

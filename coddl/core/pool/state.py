@@ -337,7 +337,7 @@ class Pool:
             job.change, job.serves, job.unsaved = -1, (), None
             leave_parked(self, job, aimed)
         elif job.stop:
-            job.serves = ()  # it is called back, and trains nowhere now
+            job.serves, job.is_resumed = (), True  # called back; it trains nowhere now
         before = len(job.granted)
         job.attempt = aimed.attempt
         job.jobs_folder = self.nodes[aimed.lead].folder

@@ -428,7 +428,7 @@ def _named(name: str) -> Iterator[None]:
     comm = Path(f"/proc/{os.getpid()}/comm")
     before = ""
     with suppress(OSError):
-        before = comm.read_text()
+        before = comm.read_text().rstrip()
         comm.write_text(name)
     yield
     with suppress(OSError):
