@@ -35,6 +35,10 @@ class GpuDriver(Protocol):
         """Tell how much of a GPU's memory is in use, by any process."""
         ...
 
+    def is_exclusive(self, index: int) -> bool:
+        """Tell whether a GPU admits one process at a time."""
+        ...
+
 
 class GpuError(Exception):
     """A GPU can't be asked."""
@@ -77,6 +81,15 @@ class NvmlDriver:
 
         used: int = self._asked(look)
         return used
+
+    def is_exclusive(self, index: int) -> bool:
+        def look() -> bool:
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            mode = self._nvml.nvmlDeviceGetComputeMode(handle)
+            return bool(mode == self._nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
+
+        found: bool = self._asked(look)
+        return found
 
     def _has_mig(self, handle: Any) -> bool:
         try:
@@ -163,6 +176,14 @@ def discover(
     if not found.devices and found.problems:
         raise _unusable("; ".join(found.problems))
     return found if found.devices else DiscoveredDevices(_places(range(cores)))
+
+
+def may_park(gpus: GpuDriver | None, devices: Sequence[Device]) -> bool:
+    """Tell whether processes may stay on the GPUs of others: a parked one keeps its context."""
+    try:
+        return gpus is None or not any(gpus.is_exclusive(at.index) for at in devices if at.gpu)
+    except GpuError:
+        return True  # what can't be asked is as drivers come
 
 
 def others_on(gpus: GpuDriver, device: Device) -> str:

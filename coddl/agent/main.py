@@ -28,7 +28,7 @@ import structlog
 
 from coddl import __version__
 from coddl.agent import node_resources
-from coddl.agent.devices import GpuDriver, are_hidden, discover, gpus_here
+from coddl.agent.devices import GpuDriver, are_hidden, discover, gpus_here, may_park
 from coddl.agent.fence_process import FenceProcess
 from coddl.agent.foreign_processes import ForeignProcessMonitor
 from coddl.agent.gpulocks import lock_gpus
@@ -124,7 +124,7 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     fetch = fetch_from(options.server, options.token, tls)
     directories = JobDirectories(options.jobs_folder, options.folder / "code", fetch)
     environments = JobEnvironments(directories, env, mark, parts, lambda: node.on_environment())
-    info = NodeInfo(options.node, address, devices, node_resources.parking_bytes())
+    info = NodeInfo(options.node, address, devices, _parking_bytes(gpus, devices))
     node = NodeAgent(
         info, environments, bridge, job_hosts, sink=outbox, log_spool=log_spool, orphans=orphans
     )
@@ -166,6 +166,10 @@ def _devices(gpus: GpuDriver | None, options: AgentOptions, cores: int) -> tuple
     kinds = sorted({each.kind for each in found.devices})
     log.info("slots_found", count=len(found.devices), kinds=kinds)
     return found.devices
+
+
+def _parking_bytes(gpus: GpuDriver | None, devices: tuple[Device, ...]) -> int:
+    return node_resources.parking_bytes() if may_park(gpus, devices) else 0
 
 
 def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:

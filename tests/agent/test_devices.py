@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from coddl.agent.devices import GpuError, NvmlDriver, discover, gpus_here, others_on
+from coddl.agent.devices import (
+    GpuError,
+    NvmlDriver,
+    discover,
+    gpus_here,
+    may_park,
+    others_on,
+)
 from coddl.agent.foreign_processes import ForeignProcessMonitor
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device
@@ -37,6 +44,11 @@ class PaperGpus:
         assert index < self._count
         return self._used_bytes
 
+    def is_exclusive(self, index: int) -> bool:
+        if index in self._ill:
+            raise GpuError("GPU is lost")
+        return index == 2
+
 
 def gpu(index: int) -> Device:
     return Device(index, "H200", f"GPU-{index}{index}{index}-abc", 1 << 30)
@@ -44,6 +56,21 @@ def gpu(index: int) -> Device:
 
 def cpus(count: int) -> tuple[Device, ...]:
     return tuple(Device(index, "cpu") for index in range(count))
+
+
+PARKING = {
+    "CPU slots": (None, cpus(2), True),
+    "GPUs for several processes": (PaperGpus(3), (gpu(0), gpu(1)), True),
+    "one of them for one at a time": (PaperGpus(3), (gpu(0), gpu(2)), False),
+    "one that does not answer": (PaperGpus(3, ill=(2,)), (gpu(2),), True),
+}
+
+
+@pytest.mark.parametrize(("gpus", "devices", "want"), PARKING.values(), ids=PARKING.keys())
+def test_processes_are_parked_where_others_may_use_the_gpu_meanwhile(
+    gpus: PaperGpus | None, devices: tuple[Device, ...], want: bool
+) -> None:
+    assert may_park(gpus, devices) is want
 
 
 VISIBLE = {
@@ -190,6 +217,11 @@ class Driver:
     def nvmlDeviceGetName(self, _handle: int) -> str | bytes:
         return self._name()
 
+    NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3
+
+    def nvmlDeviceGetComputeMode(self, handle: int) -> int:
+        return handle
+
     def nvmlDeviceGetMemoryInfo(self, _handle: int) -> "Driver":
         return self
 
@@ -214,5 +246,6 @@ def test_what_the_driver_raises_is_told_as_an_error_of_the_gpu() -> None:
 def test_a_gpu_that_is_cut_into_instances_can_not_be_used() -> None:
     name: Callable[[], str] = lambda: "NVIDIA H200"  # noqa: E731
     assert NvmlDriver(Driver(name, mig=0)).about(0).gpu == "GPU-1"
+    assert [NvmlDriver(Driver(name)).is_exclusive(index) for index in (0, 3)] == [False, True]
     with pytest.raises(GpuError, match="MIG"):
         NvmlDriver(Driver(name, mig=1)).about(0)
