@@ -342,6 +342,16 @@ def test_an_elastic_job_grows_when_gpus_stay_idle_and_shrinks_at_once() -> None:
     assert slots == [{0: 2}, {0: 1}, {0: 1}]
 
 
+def test_elastic_jobs_may_ask_for_their_minimum_and_grow_from_there() -> None:
+    modest = Gandiva(grow_after_s=100.0, asks="minimum")
+    rows = [job("a", 1, 4, requested=4, started_s=0.0), rigid("b", 2)]
+    began = on_servers(1, rows, {0: {0: 1}})
+    slots, answer = decided(began, modest)
+    assert slots == [{0: 1}, {0: 2}], "a job that is not elastic gets what it requests"
+    slots, _ = decided(again(began, answer, 700.0), modest)
+    assert slots == [{0: 2}, {0: 2}]
+
+
 def test_with_several_islands_a_job_keeps_its_own() -> None:
     began = on_servers(1, [rigid("a", 2), one("b")], {0: {0: 2}})
     islands = tuple(replace(node, island_gpus=2) for node in began.cluster.nodes)

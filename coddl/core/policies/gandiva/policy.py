@@ -1,7 +1,7 @@
 """The policy: servers, turns, packing, migration and growth, in one decision."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from coddl.core.policies.gandiva.turns import (
 from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 
+Asks = Literal["request", "minimum"]
+
 
 class GandivaState(NamedTuple):
     """What a decision works on."""
@@ -48,7 +50,7 @@ class GandivaState(NamedTuple):
     wants: Wants
 
 
-def state_of(snapshot: Snapshot, quantum_s: float) -> GandivaState:
+def state_of(snapshot: Snapshot, quantum_s: float, asks: Asks = "request") -> GandivaState:
     """The state before any job is assigned. Where nobody places jobs, all GPUs are one server's."""
     jobs, memory = snapshot.jobs, snapshot.memory.copy()
     columns, slots = snapshot.cluster.columns, snapshot.slots
@@ -59,7 +61,9 @@ def state_of(snapshot: Snapshot, quantum_s: float) -> GandivaState:
     else:
         gpus, of_node, slots_by_node = columns.node_gpus, columns.node_kind, by_node(columns, slots)
     kinds = Kinds(of_node, snapshot.speeds.places.kinds, jobs.curve.copy())
-    wants = Wants(jobs.gpus_requested.copy(), jobs.spans.copy())
+    is_modest = (jobs.tier == ELASTIC) & (asks == "minimum")
+    need = np.where(is_modest, np.minimum(jobs.gpus_min, jobs.gpus_requested), jobs.gpus_requested)
+    wants = Wants(need, jobs.spans.copy())
     now = slice_at(snapshot.now_s, quantum_s)
     return GandivaState(snapshot, now, no_loads(gpus), kinds, slots_by_node, memory, wants)
 
@@ -95,12 +99,16 @@ class Gandiva:
         float, Meaning("GPUs idle for so many seconds go to elastic jobs beside them; 0: never")
     ] = 60.0
 
+    asks: Annotated[
+        Asks, Meaning("what elastic jobs ask for: their request, or the minimum they grow from")
+    ] = "request"
+
     rigid = True
     memory = COLUMN
     own_placement: ClassVar[str] = "gandiva"
 
     def __call__(self, snapshot: Snapshot) -> Allocation:
-        state = state_of(snapshot, self.quantum_s)
+        state = state_of(snapshot, self.quantum_s, self.asks)
         jobs, servers, memory, wants = snapshot.jobs, state.servers, state.memory, state.wants
         midst = midst_of_turn(jobs, memory[:, COLUMN.turn], state.now)
         order = order_of_turns(jobs, midst)
