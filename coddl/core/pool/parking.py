@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def may_park(pool: "Pool", job: JobState) -> bool:
     """Tell whether a job's workers may be parked where they are when it gives up its GPUs.
 
-    They are all on one node, which stays, and the run has trained, so that they have a state.
+    They are all on one node, which stays, and the job has trained. Workers of a run that has only
+    been started end instead of being parked: their agent sees to that.
     """
-    has_trained = job.proven_s is not None and job.phase in ("running", "resizing")
-    if not job.is_elastic or not has_trained or job.cancelled:
+    if not job.is_elastic or job.proven_s is None or job.cancelled:
         return False
     nodes = pool.nodes_of(job.granted)
     return len(nodes) == 1 and pool.nodes[nodes[0]].may_park
