@@ -130,7 +130,6 @@ class ElasticRunner:
         self.resize(slots, addresses)
 
     def resize(self, slots: Sequence[AssignedSlot], addresses: Addresses) -> None:
-        self._asked = ""
         runtime_slots = [places.Slot(each.slot, each.node, each.gpu) for each in slots]
         self._supervisor.assign(runtime_slots, addresses)
 
@@ -190,7 +189,9 @@ class ElasticRunner:
     def _end(self, code: int) -> RunEnded | None:
         if self._ours is not None and code != 0:
             return self._reporter.failed(self._ours)
-        return self._reporter.ended(code, self._asked)
+        # One that was called back goes on as if it had never been told to leave.
+        is_back = self._asked == "retire" and not self._supervisor.job_status.is_retiring
+        return self._reporter.ended(code, "" if is_back else self._asked)
 
     def _hear(self, event: Message) -> None:
         if event["is"] == "forked" and self._quiet is None:

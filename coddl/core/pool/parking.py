@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 def may_park(pool: "Pool", job: JobState) -> bool:
     """Tell whether a job's workers may be parked where they are when it gives up its GPUs.
 
-    They are all on one node, which stays, and the job has trained. Workers of a run that has only
-    been started end instead of being parked: their agent sees to that.
+    They are all on one node, which stays, and the run has trained, so that they have a state. One
+    that is on its way back to its GPUs needs them for that, before it can leave them again.
     """
-    if not job.is_elastic or job.proven_s is None or job.cancelled:
+    trains = job.phase == "running" or (job.phase == "resizing" and bool(job.serves))
+    if not job.is_elastic or job.proven_s is None or not trains or job.cancelled:
         return False
     nodes = pool.nodes_of(job.granted)
     return len(nodes) == 1 and pool.nodes[nodes[0]].may_park
