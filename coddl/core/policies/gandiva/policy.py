@@ -35,7 +35,10 @@ from coddl.core.policies.gandiva.turns import (
 from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 
-Asks = Literal["request", "minimum"]
+Asks = Annotated[
+    Literal["request", "minimum"],
+    Meaning("what elastic jobs ask for: their request, or the minimum they grow from"),
+]
 
 
 class GandivaState(NamedTuple):
@@ -98,10 +101,7 @@ class Gandiva:
     grow_after_s: Annotated[
         float, Meaning("GPUs idle for so many seconds go to elastic jobs beside them; 0: never")
     ] = 60.0
-
-    asks: Annotated[
-        Asks, Meaning("what elastic jobs ask for: their request, or the minimum they grow from")
-    ] = "request"
+    asks: Asks = "request"
 
     rigid = True
     memory = COLUMN
