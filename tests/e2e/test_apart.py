@@ -68,7 +68,7 @@ def test_a_job_that_loses_all_workers_goes_on_from_the_bucket(tmp_path: Path, al
         assert sorted(set(training.diary())) == list(range(STEPS))
 
 
-def test_without_its_object_store_a_job_trains_on_and_is_not_lost(
+def test_without_its_object_store_a_suspended_job_stays_in_memory_and_is_not_lost(
     tmp_path: Path, alone: Alone
 ) -> None:
     with ApartPool(tmp_path) as pool:
@@ -77,7 +77,8 @@ def test_without_its_object_store_a_job_trains_on_and_is_not_lost(
         pool.stop_s3()
         said = pool.cli("suspend", "bert", code=1)
         assert "s3://jobs/team" in said + pool.cli("explain", "bert")
-        training.go_on()
+        pool.wait_job(training.job, "free slots", lambda view: not view["gpus"])
+        assert training.view["state"] == "STOPPING"
         pool.start_s3()
         pool.wait_job(training.job, "suspended", lambda view: view["state"] == "SUSPENDED")
         made = training.diary()
