@@ -93,7 +93,9 @@ def test_a_worker_that_missed_a_sum_takes_it_from_one_that_has_it(
 
 
 @slow
-@pytest.mark.parametrize("fault", ["", "0:misses-norm-5", "1:misses-norm-2"])
+@pytest.mark.parametrize(
+    "fault", ["", "0:misses-norm-5", "1:misses-norm-2", "0:misses-share", "1:misses-share"]
+)
 def test_a_worker_that_skips_a_batch_adds_nothing_to_its_statistics(
     tmp_path: Path, fault: str
 ) -> None:

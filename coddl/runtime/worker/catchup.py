@@ -32,10 +32,12 @@ class CatchUp:
         self._handover = handover
         self._progress = progress
         self._put_off: tuple[Tree, DeviceOf] | None = None  # until the pass has ended
+        self._given: tuple[Tree, DeviceOf] | None = None  # the newest state of a peer ahead
 
     def miss(self, tree: Tree, device_of: DeviceOf) -> None:
         """Be given the state of a peer that has completed what failed here."""
         self._peers.miss(tree)
+        self._given = (tree, device_of)
         if tree["progress"]["step"] > self._progress.step:
             self._put_off = (tree, device_of)  # what it has is what this pass should lead to
         elif not self._peers.has_missed_norm:
@@ -51,12 +53,22 @@ class CatchUp:
             (tree, device_of), self._put_off = self._put_off, None
             self._state.restore(tree, device_of, progress=False)
         if self._exchange.has_idle:
-            self._peers.together(self._share, alone=lambda: None, missed=lambda: None)
-            self._exchange.has_idle = self._exchange.is_idle = False
+            # Whoever was ahead in this takes it for something of its next pass, and shares again.
+            again = self._peers.together(self._share, alone=lambda: False, missed=self._take_given)
+            self._exchange.has_idle, self._exchange.is_idle = again, False
+        self._given = None
 
-    def _share(self, groups: Groups) -> None:
+    def _share(self, groups: Groups) -> bool:
         row = self._peers.row("share", value=float(self._exchange.is_idle))
         self.share(groups, self._peers.compare(groups, row))
+        return False
+
+    def _take_given(self) -> bool:
+        """Take the state of a peer that has completed the share that failed here."""
+        assert self._given is not None
+        tree, device_of = self._given
+        self._state.restore(tree, device_of, progress=False)
+        return True
 
     def share(self, groups: Groups, found: Sequence[PeerRow]) -> None:
         """Bring the state of a worker that has it to those that told they lack it."""

@@ -23,6 +23,7 @@ from coddl.runtime.worker import (
     supervisor_link,
     syncnorm,
 )
+from coddl.runtime.worker.group import Group, GroupError
 from coddl.runtime.worker.strict import exchange as strict_exchange
 from coddl.runtime.worker.strict import session as strict_session
 
@@ -110,6 +111,23 @@ def miss_norm_once(number: int) -> None:
     peers._added_up = added_up  # type: ignore[assignment]
 
 
+def miss_share_once() -> None:
+    """Fail where peers have succeeded: in handing on what a worker lacks that skipped a batch."""
+    original = handover.Handover.bring
+    done: list[bool] = []
+
+    def bring(self: handover.Handover, group: Group, source: int, *, is_behind: bool) -> None:
+        if done:
+            original(self, group, source, is_behind=is_behind)
+            return
+        done.append(True)
+        path = self._handed_over(group, source, is_behind=is_behind, local=False)
+        path.unlink(missing_ok=True)
+        raise GroupError("said the saboteur")
+
+    handover.Handover.bring = bring  # type: ignore[method-assign]
+
+
 def current() -> session.TrainingSession | strict_session.StrictSession:
     from coddl.runtime.worker import prepare
 
@@ -193,6 +211,9 @@ def arm() -> None:
         return
     if point.startswith("misses-norm-"):
         miss_norm_once(int(point.removeprefix("misses-norm-")))
+        return
+    if point == "misses-share":
+        miss_share_once()
         return
     when, _, what = point.partition("-")
     told = lambda _self, kind, **_: kind == what  # noqa: E731
