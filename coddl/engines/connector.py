@@ -94,7 +94,7 @@ def engine_from(options: ConnectorOptions, launch: AgentLaunch) -> Engine:
 
 
 def _pause_s(failures: int) -> float:
-    """Give how long to wait after so many failures in a row; there may be thousands."""
+    """Return the wait after a number of failures in a row, which may be in the thousands."""
     return min(BACKOFF_MAX_S, 2.0 ** min(failures, 10))
 
 

@@ -117,6 +117,33 @@ def test_tensors_of_all_kinds_come_back(stash: Stash, kind: str, device: str) ->
         assert torch.equal(tensor.cpu(), values)
 
 
+class Wrapper(torch.Tensor):  # type: ignore[misc,name-defined]
+    """A tensor without memory of its own, as those of quantization libraries are."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "Wrapper":
+        about = {"dtype": inner.dtype, "device": inner.device}
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, inner.shape, **about)
+        made.inner = inner
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tensors_that_wrap_others_are_left_alone(device: str) -> None:
+    wrapper = Wrapper(torch.arange(5.0, device=device))
+    offload = Offload(torch.device(device))
+    offload.move_out([], [wrapper, wrapper.inner])
+    assert wrapper.inner.untyped_storage().nbytes() == 0
+    offload.move_back()
+    assert wrapper.inner.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
 def test_memory_that_is_not_ours_to_free_stays() -> None:
     data = bytearray(range(16))
     borrowed = torch.frombuffer(data, dtype=torch.uint8)

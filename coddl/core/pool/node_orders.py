@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def orders_for(pool: "Pool", node: str) -> Orders:
-    """Give all that an agent shall do."""
+    """Return everything that the agent of a node must do."""
     state = pool.nodes[node]
     seats: dict[int, RunId] = {}
     for slot in state.slots:

@@ -50,7 +50,7 @@ def may_call_back(pool: "Pool", job: JobState) -> bool:
     It has given up all of its slots, so all of its workers are parked.
     """
     is_parked = job.stop == "park" and not job.granted and not job.cancelled and not job.suspended
-    goes_on = not {*job.target}.isdisjoint(job.serves)  # somebody has the state
+    goes_on = not {*job.target}.isdisjoint(job.serves)  # a parked worker has the state
     return is_parked and goes_on and pool.nodes_of(job.target) == (job.lead,)
 
 

@@ -246,7 +246,7 @@ class Supervisor:
         self.feed(group.TargetSet(tuple(self._slots)))
 
     def take_over(self, adoption: Adoption, parked: Sequence[int]) -> None:
-        """Go on with whoever an earlier lead has left; the parked ones get their GPUs again."""
+        """Adopt the workers of an earlier lead, and unpark those of them that are parked."""
         for record in adoption.records:
             self.workers.adopt(record)
             self.retries.stepped(record.step)

@@ -142,12 +142,13 @@ def _storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, torc
     for tensor in tensors:
         if tensor.device.type != device.type or tensor.layout is not torch.strided:
             continue
+        storage = tensor.untyped_storage()
         try:
-            storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # a subclass that only wraps others
+            address = storage.data_ptr()
+        except RuntimeError:  # of a subclass that wraps other tensors, which are moved themselves
             continue
         if storage.nbytes() and storage.resizable():
-            found[storage.data_ptr()] = storage
+            found[address] = storage
     return found
 
 

@@ -55,7 +55,7 @@ class HostBuffer:
         return self._memory.numel()
 
     def grown(self, bytes_: int) -> Tensor:
-        """Give at least so many bytes; what was in there is lost if there were fewer."""
+        """Return a buffer of at least this size; if it has to grow, its contents are lost."""
         if self.bytes_ < bytes_:
             self.close()
             self._memory = torch.frombuffer(mmap.mmap(-1, bytes_), dtype=torch.uint8)
