@@ -83,7 +83,8 @@ class Agents:
                     yield told(pool, changed)
                 size = len(slots)
                 yield told(pool, r.RunProgressed(*ours, job.step + 10, size, 1.0 / size, 10))
-            yield r.NodeReported(node, place.boot, place.version, orders.seats)
+            holding = {slot: runs[0] for slot, runs in orders.seats.items()}
+            yield r.NodeReported(node, place.boot, place.version, holding)
         self.told.clear()
 
 

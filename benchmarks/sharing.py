@@ -6,13 +6,16 @@ python -m benchmarks.sharing --cpu --state-mb 16        on one CPU slot
 suspend  from the request until the GPU's memory is free but for CUDA contexts, and from the
          request to resume until the first step: parked in host memory, and beside it the way
          through the disk, with new workers (as a drained node requires)
-turns    two jobs and six, with turns of `--quantum` seconds: steps of all of them together
-         against those of one job alone, and how equal their parts are
+turns    two jobs and six, with turns of `--quantum` seconds, as if only one of them fitted
+         into the GPU's memory: steps of all of them together against those of one job alone,
+         and how equal their parts are
+resident the same for two jobs that stay in the GPU's memory between their turns
 search   a search of `--trials` jobs: until each of them has made its first 100 steps, taking
          turns and one after the other
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -26,7 +29,7 @@ from benchmarks.elastic.shared_device import GpuMemory, SharedDevice, shared_dev
 ROUNDS: Final = 4
 SLACK_BYTES: Final = 32 << 20
 FIRST_STEPS: Final = 100
-PARTS: Final = ("suspend", "turns", "search")
+PARTS: Final = ("suspend", "turns", "resident", "search")
 
 
 def suspend(options: argparse.Namespace) -> dict[str, Any]:
@@ -94,43 +97,60 @@ def through_disk(device: SharedDevice, job: int) -> float:
     return away_s
 
 
-def turns(options: argparse.Namespace, jobs: int) -> dict[str, Any]:
+def turns(options: argparse.Namespace, jobs: int, gpu_memory: str) -> dict[str, Any]:
     """Have jobs take turns, and compare them with one alone, before and after."""
     quantum_s = options.quantum
-    policy = f"gandiva:quantum_s={quantum_s}"
-    with scratch() as folder, shared_device(folder, policy, cpu=options.cpu) as device:
-        names = [f"job{number}" for number in range(jobs)]
+    policy, names = f"gandiva:quantum_s={quantum_s}", [f"job{number}" for number in range(jobs)]
+    env = {"CODDL_GPU_MEMORY": gpu_memory}
+    with scratch() as folder, shared_device(folder, policy, cpu=options.cpu, env=env) as device:
         first = device.submit(names[0], options.state_mb)
         device.await_steps(names[0], 20)
-        alone = [rate(device, names[:1], quantum_s)]
+        alone = [rate(device, quantum_s)]
         others = [device.submit(name, options.state_mb) for name in names[1:]]
         awaited(lambda: all(len(device.steps(name)) > 20 for name in names))
-        counts = {name: len(device.steps(name)) for name in names}
-        together = rate(device, names, options.rounds * jobs * quantum_s)
-        made = [len(device.steps(name)) - counts[name] for name in names]
+        begin_s = time.monotonic()
+        time.sleep((options.rounds + 1) * jobs * quantum_s)
+        seconds, counts = in_whole_rounds({n: device.steps(n) for n in names}, begin_s)
+        shares = device.client.get(f"/jobs/{first}")["turns"]
         device.end(*others)
         device.await_steps(names[0], 20)
-        alone.append(rate(device, names[:1], quantum_s))
+        alone.append(rate(device, quantum_s))
         device.end(first)
-    mean = statistics.fmean(made)
+    mean, alone_per_s = statistics.fmean(counts), statistics.fmean(alone)
     return {
         "jobs": jobs,
         "quantum_s": quantum_s,
-        "alone_steps_per_s": statistics.fmean(alone),
-        "steps_per_s": together,
-        "ratio": together / statistics.fmean(alone),
-        "parts": [each / sum(made) for each in made],
-        "off_equal": max(abs(each / mean - 1.0) for each in made),
+        "resident": not gpu_memory,
+        "alone_steps_per_s": alone_per_s,
+        "steps_per_s": sum(counts) / seconds,
+        "ratio": sum(counts) / seconds / alone_per_s,
+        "parts": [each / sum(counts) for each in counts],
+        "off_equal": max(abs(each / mean - 1.0) for each in counts),
+        "share_of_first": shares["share"] if shares else None,
     }
 
 
-def rate(device: SharedDevice, names: Sequence[str], seconds: float) -> float:
-    """Count the steps of jobs for a while; give how many there are in a second."""
+def in_whole_rounds(steps: dict[str, list[float]], since_s: float) -> tuple[float, list[int]]:
+    """Count the steps of jobs from one turn of the first to another; give the seconds as well."""
+    all_steps = sorted((at_s, name) for name, each in steps.items() for at_s in each)
+    later = [(at_s, name) for at_s, name in all_steps if at_s >= since_s]
+    first = next(iter(steps))
+    begins = [
+        at_s
+        for (_, before), (at_s, name) in itertools.pairwise(later)
+        if name == first and before != first
+    ]
+    begin_s, end_s = begins[0], begins[-1]
+    counts = [sum(begin_s <= at_s < end_s for at_s in each) for each in steps.values()]
+    return end_s - begin_s, counts
+
+
+def rate(device: SharedDevice, seconds: float) -> float:
+    """Count the steps of a job alone for a while; give how many there are in a second."""
     begin_s = time.monotonic()
     time.sleep(seconds)
-    end_s = time.monotonic()
-    steps = [at_s for name in names for at_s in device.steps(name)]
-    return sum(begin_s <= at_s < end_s for at_s in steps) / (end_s - begin_s)
+    steps = [at_s for at_s in device.steps("job0") if at_s >= begin_s]
+    return (len(steps) - 1) / (steps[-1] - steps[0])
 
 
 def search(options: argparse.Namespace, policy: str) -> dict[str, float]:
@@ -154,7 +174,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if "suspend" in options.parts:
         found["suspend"] = suspend(options)
     if "turns" in options.parts:
-        found["turns"] = [turns(options, jobs) for jobs in options.jobs]
+        found["turns"] = [turns(options, jobs, gpu_memory="0") for jobs in options.jobs]
+    if "resident" in options.parts:
+        found["resident"] = [turns(options, options.jobs[0], gpu_memory="")]
     if "search" in options.parts:
         by_turns = search(options, f"gandiva:quantum_s={options.trial_quantum}")
         found["search"] = {"turns": by_turns, "one_after_another": search(options, "fifo")}
@@ -193,9 +215,12 @@ def main() -> None:
             print(f"  {name}: free after {each['free_s']:.2f} s, on disk {each['durable_s']:.2f}")
             print(f"  {name}: first step {each['first_step_s']:.2f} s after resume")
         print(f"  through the disk: {part['disk_s']:.2f} s without a step")
-    for part in found.get("turns", ()):
-        print(f"{part['jobs']} jobs, turns of {part['quantum_s']:g} s: {part['ratio']:.1%} of one")
-        print(f"  alone; at most {part['off_equal']:.1%} off equal parts")
+    for part in [*found.get("turns", ()), *found.get("resident", ())]:
+        where = "resident" if part["resident"] else "moved out"
+        print(f"{part['jobs']} jobs, {where} between turns of {part['quantum_s']:g} s:")
+        print(
+            f"  {part['ratio']:.1%} of one alone, at most {part['off_equal']:.1%} off equal parts"
+        )
     if part := found.get("search"):
         ours, fifo = part["turns"]["all_s"], part["one_after_another"]["all_s"]
         print(f"first {FIRST_STEPS} steps of all trials: {ours:.0f} s; in sequence {fifo:.0f} s")

@@ -6,8 +6,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.elastic.noted_job import awaited
@@ -73,11 +74,13 @@ class SharedDevice:
 
 
 @contextlib.contextmanager
-def shared_device(folder: Path, policy: str, *, cpu: bool) -> Iterator[SharedDevice]:
-    """Run a pool with one device."""
+def shared_device(
+    folder: Path, policy: str, *, cpu: bool, env: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[SharedDevice]:
+    """Run a pool with one device, whose processes find these variables as well."""
     state = folder / "state"
     words = ["up", "--host", "127.0.0.1", "--port", "0", "--policy", policy, "--cool-down", "0"]
-    _coddl(state, *words, *(("--slots", "1") if cpu else ()))
+    _coddl(state, *words, *(("--slots", "1") if cpu else ()), env=env)
     try:
         with Client(find("", str(state), env={})) as client:
             yield SharedDevice(client, folder)
@@ -85,9 +88,9 @@ def shared_device(folder: Path, policy: str, *, cpu: bool) -> Iterator[SharedDev
         _coddl(state, "down", "--cancel-jobs")
 
 
-def _coddl(state: Path, *words: str) -> None:
+def _coddl(state: Path, *words: str, env: Mapping[str, str] = MappingProxyType({})) -> None:
     program = [sys.executable, "-P", "-m", "coddl", *words, "--state-dir", str(state)]
-    done = subprocess.run(program, env={**os.environ}, capture_output=True, text=True)
+    done = subprocess.run(program, env={**os.environ, **env}, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"coddl {' '.join(words)}: {done.stderr or done.stdout}")
 

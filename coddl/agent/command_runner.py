@@ -79,6 +79,12 @@ class CommandRunner:
     def suspend(self, reason: str, *, park: bool = False) -> None:  # noqa: ARG002 - it can't
         self._loop.post(lambda: self._leave("retire", reason, self.run.spec.launch.grace_s))
 
+    def end_turn(self, *, resident: bool) -> None:
+        """Do nothing: commands take no turns."""
+
+    def begin_turn(self) -> None:
+        """Do nothing: commands take no turns."""
+
     def cancel(self) -> None:
         self._is_cancelled = True
         self._gives_up.set()

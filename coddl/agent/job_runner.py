@@ -59,6 +59,10 @@ class RunListener(Protocol):
         """Hear which slots a command's processes hold; workers are reported by their host."""
         ...
 
+    def on_turn(self, run: JobRun, event: Message) -> None:
+        """Hear that a worker's turn has ended, or begun."""
+        ...
+
     def on_over(self, run: JobRun) -> None:
         """Hear that nothing of the run is left here but workers that others may adopt."""
         ...
@@ -83,6 +87,14 @@ class JobRunner(Protocol):
 
     def suspend(self, reason: str, *, park: bool = False) -> None:
         """Make its state durable, then end it; `park`: workers that can may stay."""
+        ...
+
+    def end_turn(self, *, resident: bool) -> None:
+        """Have its only worker wait after the next update; `resident`: on its device."""
+        ...
+
+    def begin_turn(self) -> None:
+        """Have it go on, or not wait at all; it must have its slot."""
         ...
 
     def cancel(self) -> None:
@@ -140,6 +152,12 @@ class ElasticRunner:
         self._listener.on_line(self.run, "coddl", f"stopping: {reason}")
         self._asked = self._asked or "retire"
         self._supervisor.retire(park=park)
+
+    def end_turn(self, *, resident: bool) -> None:
+        self._supervisor.end_turn(resident=resident)
+
+    def begin_turn(self) -> None:
+        self._supervisor.begin_turn()
 
     def cancel(self) -> None:
         self._asked = "cancel"
@@ -205,6 +223,8 @@ class ElasticRunner:
             self._listener.on_line(self.run, "coddl", line)
         if event["is"] in ("progress", "still") and self._reporter.progress is not None:
             self._listener.on_progress(self.run, self._reporter.progress)
+        if event["is"] in ("turn ended", "turn begun"):
+            self._listener.on_turn(self.run, event)
 
     def _tell_quiet(self) -> None:
         """Tell that a script runs that will never tell of its steps; others are still starting."""

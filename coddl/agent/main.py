@@ -124,7 +124,7 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     fetch = fetch_from(options.server, options.token, tls)
     directories = JobDirectories(options.jobs_folder, options.folder / "code", fetch)
     environments = JobEnvironments(directories, env, mark, parts, lambda: node.on_environment())
-    info = NodeInfo(options.node, address, devices, _parking_bytes(gpus, devices))
+    info = NodeInfo(options.node, address, devices, *_memory(gpus, devices, options))
     node = NodeAgent(
         info, environments, bridge, job_hosts, sink=outbox, log_spool=log_spool, orphans=orphans
     )
@@ -168,8 +168,19 @@ def _devices(gpus: GpuDriver | None, options: AgentOptions, cores: int) -> tuple
     return found.devices
 
 
-def _parking_bytes(gpus: GpuDriver | None, devices: tuple[Device, ...]) -> int:
-    return node_resources.parking_bytes() if may_park(gpus, devices) else 0
+def _memory(
+    gpus: GpuDriver | None, devices: tuple[Device, ...], options: AgentOptions
+) -> tuple[int, int | None]:
+    """Give the host memory for jobs without their GPUs, and that of a GPU for all that share it.
+
+    None: there is no limit.
+    """
+    host_bytes, gpu_bytes = options.host_memory_bytes, options.gpu_memory_bytes
+    if host_bytes is None:
+        host_bytes = node_resources.parking_bytes()
+    if gpu_bytes is None:
+        gpu_bytes = min((each.memory_bytes for each in devices if each.gpu), default=None)
+    return host_bytes if may_park(gpus, devices) else 0, gpu_bytes
 
 
 def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:
@@ -211,6 +222,7 @@ def _hello(info: NodeInfo, boot: str, jobs: JobsFolder) -> Hello:
         jobs=jobs,
         python=platform.python_version(),
         torch=_installed("torch"),
+        parking_bytes=info.parking_bytes,
     )
 
 

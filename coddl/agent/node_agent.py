@@ -6,10 +6,10 @@ post what they report to this loop.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol, assert_never
+from typing import Final, assert_never
 
 import structlog
 
@@ -32,46 +32,23 @@ from coddl.agent.reconcile import (
     granted_slots,
     reconcile,
 )
+from coddl.agent.report_sink import ReportSink
 from coddl.agent.run_reporter import Fact
 from coddl.agent.slot_table import AgentBridge, Held, SlotTable
-from coddl.api.wire import LogLine, Peer, RunProgress
+from coddl.agent.turns import Turns
+from coddl.api.wire import Holding, LogLine, Peer, RunProgress
 from coddl.core.pool import orders as told
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Device, RunEnded, RunId, Trouble
 from coddl.runtime.supervisor.job_host_server import JobHostServer
 from coddl.runtime.supervisor.slots import HostAddress, Parked
+from coddl.runtime.wire import Message
 
 NOTHING: Final = Orders(0, {}, (), {})
 SAVING_S: Final = 600.0  # what a job that is saving its state may take beyond its time
 AGAIN_S: Final = 1.0  # between looks at one that is
 
 log = structlog.get_logger()
-
-
-class ReportSink(Protocol):
-    """Takes what the server must know. Called in the agent's event loop."""
-
-    def report(self, fact: Fact) -> None:
-        """Tell a fact, until it is acknowledged."""
-        ...
-
-    def hold(
-        self,
-        version: int,
-        slots: Mapping[int, RunId],
-        runs: Set[RunId],
-        others: Mapping[int, str],
-        parked: Set[int],
-    ) -> None:
-        """Tell which slots have processes, by that version of the orders, and our runs.
-
-        And which GPUs others use, by their index here, and which jobs are parked.
-        """
-        ...
-
-    def progress(self, progress: RunProgress) -> None:
-        """Tell how a run is doing, some time soon."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +59,7 @@ class NodeInfo:
     address: HostAddress  # of its own job host server
     devices: tuple[Device, ...]
     parking_bytes: int = 0  # of host memory that parked jobs may use; 0: none is parked
+    resident_bytes: int | None = None  # of a GPU's, that jobs which take turns may use together
 
 
 class NodeAgent:
@@ -118,6 +96,7 @@ class NodeAgent:
         self._workers: Held = {}
         self._version = 0  # of the orders that `_workers` are true with
         self.parked = ParkedJobs(ParkingLot(info.parking_bytes), bridge, job_hosts)
+        self._turns = Turns(info.resident_bytes, self._take_turns)
         self._commands: dict[int, tuple[JobRun, int | None]] = {}  # by slot: whose, and its process
         self._others: Mapping[int, str] = {}  # who use our GPUs, by index
         self._is_leaving = False
@@ -138,8 +117,8 @@ class NodeAgent:
         self.parked.keep({*orders.parked, *orders.jobs})
         self._environments.failed.clear()  # it may go better this time
         self._prepare_environments()
-        self._bridge.table = SlotTable(orders.version, dict(orders.seats))
         self._act()
+        self._take_turns()
         self._job_hosts.look_again()  # and `on_holding` is told, with this table
 
     def look(self) -> None:
@@ -200,6 +179,7 @@ class NodeAgent:
         for job, runner in self._runners.items():
             if not self._applied[job].order.stop:
                 self._stop_run(StopRun(job, "retire", reason), runner)
+        self._take_turns()
 
     def end_all(self, trouble: Trouble) -> None:
         """End every process here at once; other nodes may run these jobs from now on.
@@ -207,10 +187,10 @@ class NodeAgent:
         A server that has not given us up yet must hear of it: the runs are not runner again.
         """
         self._orders = NOTHING
-        self._bridge.table = SlotTable(0, {})
         for job, runner in list(self._runners.items()):
             self._drop(job)
             self._report(RunEnded(job, runner.run.attempt, "lost", trouble=trouble))
+        self._take_turns()
         for run_id in set(self.holding.values()):
             self._job_hosts.kill(str(run_id.job))
         self.parked.end_all(trouble.sentence)
@@ -275,6 +255,20 @@ class NodeAgent:
             case _:
                 assert_never(action)
 
+    def _take_turns(self) -> None:
+        """Have turns on shared slots begin and end, and let job hosts know who may be at work."""
+        takers = {RunId(each.run.job, each.run.attempt): each for each in self._runners.values()}
+        takers = {run_id: each for run_id, each in takers.items() if run_id not in self._ended}
+        stops = {job: applied.order.stop for job, applied in self._applied.items()}
+        leaving = {run_id for run_id in takers if stops[run_id.job] in ("park", "retire")}
+        self._turns.look(self._orders, self.holding, takers, leaving)
+        owners, sharing = self._turns.owners(self._orders), self._turns.sharing
+        table = SlotTable(self._orders.version, owners, sharing)
+        if table != self._bridge.table:
+            self._bridge.table = table
+            self._job_hosts.look_again()
+        self.parked.reserve(self._turns.waiting_bytes)
+
     def _start_run(self, order: told.JobOrder, addresses: Mapping[str, HostAddress]) -> None:
         job = order.job
         if job in self._environments.failed:
@@ -334,7 +328,9 @@ class NodeAgent:
             return
         if not self._applied[runner.run.job].order.stop:
             return  # it was called back
-        if not runner.force(at_all_costs=time.monotonic() > give_up_s):
+        if self._turns.is_kept_waiting(RunId(runner.run.job, runner.run.attempt)):
+            self._loop.call_later(runner.run.spec.launch.grace_s, self._force, runner, give_up_s)
+        elif not runner.force(at_all_costs=time.monotonic() > give_up_s):
             self._loop.call_later(AGAIN_S, self._force, runner, give_up_s)
 
     def _drop(self, job: int) -> None:
@@ -398,10 +394,19 @@ class NodeAgent:
         self._orphans.note([*pids, *self.parked.pids])
         self._tell_holding()
         self._act()  # a command may have waited for a slot
+        self._take_turns()
 
     def _tell_holding(self) -> None:
-        parked = self.parked.present
-        self._sink.hold(self._version, self.holding, self.runs, self._others, parked)
+        # Who waits for its turn and must leave is still there, whoever is at work.
+        holding = Holding(
+            version=self._version,
+            slots=self.holding | self._turns.leavers,
+            runs=frozenset(self.runs),
+            others=dict(self._others),
+            parked=self.parked.present,
+            turns=self._turns.reports,
+        )
+        self._sink.hold(holding)
 
     def hear_others(self, others: Mapping[int, str]) -> None:
         """Hear which GPUs that have no job are used by others, and by whom."""
@@ -463,6 +468,14 @@ class NodeAgent:
         self._commands = commands
         self._bridge.commands = commands.keys()
 
+    def on_turn(self, run: JobRun, event: Message) -> None:
+        """Hear that a worker's turn has ended, or begun."""
+        self._post(partial(self._on_turn, RunId(run.job, run.attempt), event))
+
+    def _on_turn(self, run_id: RunId, event: Message) -> None:
+        self._turns.hear(run_id, event)
+        self._take_turns()
+
     def on_over(self, run: JobRun) -> None:
         """Hear that a job runner has ended."""
         self._post(partial(self._on_over, run))
@@ -474,3 +487,4 @@ class NodeAgent:
             del self._runners[run.job], self._applied[run.job]
             self._ended.add(RunId(run.job, run.attempt))
         self._act()
+        self._take_turns()

@@ -23,6 +23,8 @@ class AgentOptions:
     host: str = ""  # by which other nodes reach our workers; empty: that of the way to the server
     warm: bool = True  # have an interpreter ready before the first job
     ends_with_lease: bool = False  # end when the server is not heard of for a lease
+    host_memory_bytes: int | None = None  # for jobs without their GPUs; None: half of it
+    gpu_memory_bytes: int | None = None  # of a GPU, for all that take turns; None: all of it
     log_format: Literal["console", "json"] = "console"
 
     @property

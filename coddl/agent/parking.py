@@ -32,6 +32,7 @@ class ParkingLot:
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
+        self._reserved_bytes = 0  # of the budget, for others
         self._jobs: dict[int, _ParkedJob] = {}
 
     @property
@@ -60,7 +61,16 @@ class ParkingLot:
         """
         self._jobs.pop(job, None)
         self._jobs[job] = _ParkedJob("ended", bytes_)
-        over_bytes = self.bytes_ - self.budget_bytes
+        return self._cut()
+
+    def reserve(self, bytes_: int) -> list[int]:
+        """Take note of what others use of the budget; name those that have to go for it."""
+        self._reserved_bytes = bytes_
+        return self._cut()
+
+    def _cut(self) -> list[int]:
+        """Forget and name the jobs that have to go, the oldest first."""
+        over_bytes = self.bytes_ + self._reserved_bytes - self.budget_bytes
         gone: list[int] = []
         for each, parked in self._jobs.items():
             if over_bytes > 0 and parked.state != "leaving":
@@ -137,6 +147,11 @@ class ParkedJobs:
         else:
             self._lot.remove(ended.job)
         self._allow()
+
+    def reserve(self, bytes_: int) -> None:
+        """Leave memory to jobs that wait for their turn; some of those parked may have to go."""
+        for job in self._lot.reserve(bytes_):
+            self._end(job, "jobs that take turns need the host memory")
 
     def take(self, job: int) -> bool:
         """Have a new run of a job take its parked workers up; tell whether there are any."""

@@ -89,7 +89,7 @@ class AppliedOrder:
 def granted_slots(orders: Orders, order: JobOrder) -> frozenset[int]:
     """Tell which slots of this node the table gives to a run."""
     run_id = RunId(order.job, order.attempt)
-    return frozenset(slot for slot, owner in orders.seats.items() if owner == run_id)
+    return frozenset(slot for slot, owners in orders.seats.items() if run_id in owners)
 
 
 def reconcile(
@@ -167,14 +167,19 @@ class Overstays:
         self._since_s: dict[int, float] = {}
 
     def overdue(
-        self, owners: Mapping[int, RunId], holding: Mapping[int, RunId], now_s: float
+        self,
+        owners: Mapping[int, tuple[RunId, ...]],
+        holding: Mapping[int, RunId],
+        now_s: float,
     ) -> list[int]:
         """Give the slots whose processes have had their time to leave.
 
         Workers of an earlier attempt of the same job may stay: the new runner adopts them.
         """
         overstayed = [
-            slot for slot, at in holding.items() if slot not in owners or owners[slot].job != at.job
+            slot
+            for slot, at in holding.items()
+            if all(owner.job != at.job for owner in owners.get(slot, ()))
         ]
         self._since_s = {slot: self._since_s.get(slot, now_s) for slot in overstayed}
         return sorted(

@@ -11,7 +11,7 @@ import random
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Final, Protocol, assert_never
 from urllib.parse import urlsplit, urlunsplit
 
@@ -37,7 +37,6 @@ from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import (
     RunChanged,
     RunEnded,
-    RunId,
     RunPrepared,
     RunStalled,
     RunStepped,
@@ -141,25 +140,11 @@ class ReportOutbox:
         """Note that orders have come on this line: what there is here may be told."""
         self._is_ordered = True
 
-    def hold(
-        self,
-        version: int,
-        slots: Mapping[int, RunId],
-        runs: Set[RunId],
-        others: Mapping[int, str],
-        parked: Set[int],
-    ) -> None:
+    def hold(self, holding: Holding) -> None:
         """Tell what there is here; every `orders` leads to that, after a silence too.
 
         Not before: another version of the server may count its orders in another way.
         """
-        holding = Holding(
-            version=version,
-            slots=dict(slots),
-            runs=frozenset(runs),
-            others=dict(others),
-            parked=frozenset(parked),
-        )
         if self._is_ordered and holding != self._told:
             self._told = holding
             self._say(holding)

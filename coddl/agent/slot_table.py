@@ -3,9 +3,10 @@
 The agent's event loop replaces tables as a whole, so no lock is needed.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coddl.agent.logs import LogSpool
 from coddl.api.wire import LogLine
@@ -16,10 +17,11 @@ from coddl.runtime.wire import Message
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
-    """Which run owns each slot, by the newest orders."""
+    """Which run may have processes at work on each slot, by the newest orders and turns."""
 
     version: int
     owners: Mapping[int, RunId]
+    sharing: Mapping[int, Set[RunId]] = field(default_factory=dict)  # those that take turns
 
 
 Held = Mapping[int, SlotProcess]
@@ -64,11 +66,16 @@ class AgentBridge:
 
     def expects(self, job: str) -> bool:
         """Tell whether a job has a slot here: then its job runner may connect."""
-        return any(str(run_id.job) == job for run_id in self.table.owners.values())
+        runs = itertools.chain(self.table.owners.values(), *self.table.sharing.values())
+        return any(str(run_id.job) == job for run_id in runs)
 
     def keeps_parked(self, job: str) -> bool:
         """Tell whether parked workers of a job may stay."""
         return job in self.parked
+
+    def takes_turns(self, job: str, slot: int) -> bool:
+        """Tell whether a job shares a slot with others by turns."""
+        return any(str(run_id.job) == job for run_id in self.table.sharing.get(slot, ()))
 
     def on_holding(self, held: Held, parked: Parked) -> None:
         """Pass on who has processes here, with the table it is true of."""

@@ -66,6 +66,15 @@ class ParkedView(View):
     bytes: int  # host memory that they use; 0: unknown
 
 
+class TurnsView(View):
+    """How a job takes turns on its GPU with others."""
+
+    turn_s: float  # how long a turn lasts
+    jobs: list[int]  # the others
+    has_turn: bool | None  # None: its node has not told
+    share: float | None  # 0..1: the part of the GPU's time that it had so far; None: not told
+
+
 class JobView(View):
     """A job, as it stands."""
 
@@ -96,6 +105,8 @@ class JobView(View):
     resizes: int
     restarts: int  # after preemptions, failures and losses; a resumed job was not restarted
     last_pause_s: float | None
+    switch_s: float | None = None  # that its GPUs were idle when it last gave them up and came back
+    state_bytes: int = 0  # of host memory that its state needs then; 0: unknown
     code: str | None  # why it waits, for programs
     reason: str  # why it waits, or why it has what it has
     exit_code: int | None
@@ -109,6 +120,7 @@ class JobView(View):
     left_early: bool = False  # it succeeded, but its script left its loop before the last step
     memory_limit: str | None = None  # why its memory requires more than 1 GPU, if it does
     parked: ParkedView | None = None  # where its workers are parked, if they are
+    turns: TurnsView | None = None  # if it takes turns on its GPU with other jobs
 
 
 class JobsView(View):
@@ -222,7 +234,8 @@ class SlotView(View):
     kind: str
     gpu: str | None
     memory_bytes: int
-    job: int | None  # who has it
+    job: int | None  # that has it; of several that take turns, the one that has the turn
+    jobs: list[int] = []  # all that may have processes there
     used_by_others: str = ""  # by whom; then no job gets it
 
 

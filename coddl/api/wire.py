@@ -36,9 +36,10 @@ from coddl.core.pool.records import (
     RunStepped,
     RunUnsaved,
     SliceDidNotFit,
+    SlotTurns,
 )
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="is", tag=str.lower, kw_only=True):
@@ -60,6 +61,7 @@ class Hello(Message, frozen=True):
     checkpoints: str = ""  # the URI that it keeps them at, which it can read and write
     python: str = ""  # its version: the interpreter of jobs that name none; empty: an older agent
     torch: str = ""  # the version installed there; empty: none
+    parking_bytes: int = 0  # host memory that workers without their GPU may use
 
 
 class Beat(Message, frozen=True):
@@ -71,7 +73,8 @@ class Holding(Message, frozen=True):
 
     A run is listed from the orders that name it until its end was acknowledged: one that is missing
     is over, whatever became of the word that said so. None: an older agent, which does not tell.
-    Parked workers hold no slot.
+    Parked workers hold no slot, nor do those that wait for their turn; of runs that were told to
+    leave, those are listed that are there.
     """
 
     version: int
@@ -79,6 +82,7 @@ class Holding(Message, frozen=True):
     runs: frozenset[RunId] | None = None
     others: dict[int, str] = {}  # by index: who else uses a GPU that has no process of a job
     parked: frozenset[int] | None = None  # jobs whose workers are parked; None: it does not tell
+    turns: dict[int, SlotTurns] = {}  # by slot on which runs take turns: how that goes
 
 
 class Report(Message, frozen=True):

@@ -19,6 +19,7 @@ from coddl.cli.addresses import (
 )
 from coddl.cli.connect import StateDir, needs
 from coddl.cli.engines import AgentServer, Checkpoints, JobsDir, Slots, folder_at
+from coddl.cli.memory_size import read_memory
 from coddl.cli.sharing_options import ClusterFile, CoolDown, Placement, Plugins, Policy
 from coddl.core.errors import UserError
 
@@ -52,6 +53,24 @@ EndsWithLease = Annotated[
         "--ends-with-lease",
         help="End when the server has not answered for as long as the lease, as for an engine.",
         hidden=True,
+    ),
+]
+HostMemory = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        envvar="CODDL_HOST_MEMORY",
+        help="Host memory for suspended jobs and for jobs that wait for their turn, such as 64GiB "
+        "(default: half of the memory, or of /dev/shm).",
+    ),
+]
+GpuMemory = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        envvar="CODDL_GPU_MEMORY",
+        help="Memory of each GPU that jobs taking turns may use together, and stay in (default: "
+        "all of it; 0: only the job that has the turn).",
     ),
 ]
 LogFormat = Annotated[Literal["console", "json"], typer.Option(help="Format of the log.")]
@@ -128,6 +147,8 @@ def agent(
     host: AgentHost = "",
     jobs_dir: JobsDir = "",
     warm: Warm = True,
+    host_memory: HostMemory = "",
+    gpu_memory: GpuMemory = "",
     log_format: LogFormat = "console",
     state_dir: StateDir = "",
 ) -> None:
@@ -152,6 +173,8 @@ def agent(
         warm=warm,
         log_format=log_format,
         ends_with_lease=ends_with_lease,
+        host_memory_bytes=read_memory("--host-memory", host_memory),
+        gpu_memory_bytes=read_memory("--gpu-memory", gpu_memory),
     )
     raise typer.Exit(run_agent(options))
 

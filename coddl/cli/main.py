@@ -21,6 +21,7 @@ except ModuleNotFoundError:
     )
 
 from coddl.cli import (
+    costs,
     daemons,
     doctor,
     engines,
@@ -60,6 +61,7 @@ COMMANDS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
         ("drain", nodes.drain, nodes.DRAIN_EXAMPLES),
         ("forget", nodes.forget, nodes.FORGET_EXAMPLES),
         ("policy", nodes.policy, nodes.POLICY_EXAMPLES),
+        ("costs", costs.costs, costs.EXAMPLES),
         ("events", following.events, following.EVENTS_EXAMPLES),
         ("server", daemons.server, daemons.SERVER_EXAMPLES),
         ("agent", daemons.agent, daemons.AGENT_EXAMPLES),

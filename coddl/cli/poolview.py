@@ -77,6 +77,12 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
+def memory_size(size_bytes: int) -> str:
+    """Write an amount of memory."""
+    mib = size_bytes / (1 << 20)
+    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+
+
 def moment(at_s: float, now_s: float) -> str:
     """Write a time of day; with the date where it is another day's."""
     at, now = (datetime.datetime.fromtimestamp(s).astimezone() for s in (at_s, now_s))
@@ -169,7 +175,26 @@ def jobs_lines(jobs: Sequence[Answer], now_s: float, width: int | None = None) -
                 "no active jobs; submit one: coddl submit train.py, show ended ones: coddl ls --all"
             )
         ]
-    return table([job_row(job, now_s) for job in jobs], width)
+    rows = [job_row(job, now_s) for job in jobs]
+    if any(job.get("turns") for job in jobs):
+        rows = [_with_turn(row, job) for row, job in zip(rows, jobs, strict=True)]
+    return table(rows, width)
+
+
+def _with_turn(row: dict[str, str], job: Answer) -> dict[str, str]:
+    """Add which jobs have the turn on their GPU now, and which part of its time they had."""
+    found: dict[str, str] = {}
+    for name, cell in row.items():
+        found[name] = cell
+        if name == "GPUS":
+            found["TURN"] = _turn(job["turns"]) if job.get("turns") else ""
+    return found
+
+
+def _turn(turns: Answer) -> str:
+    now = "now" if turns["has_turn"] else "" if turns["has_turn"] is None else "waits"
+    share = "" if turns["share"] is None else f"{turns['share']:.0%}"
+    return " ".join(filter(None, [now, share])) or "?"
 
 
 def nodes_lines(nodes: Sequence[Answer], *, is_wide: bool = False) -> list[Text]:
@@ -193,9 +218,8 @@ def nodes_lines(nodes: Sequence[Answer], *, is_wide: bool = False) -> list[Text]
 
 
 def _parked(node: Answer) -> str:
-    mib = node["parked_bytes"] / (1 << 20)
-    size = f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
-    memory = f", {size} in host memory" if mib else ""
+    size_bytes = node["parked_bytes"]
+    memory = f", {memory_size(size_bytes)} in host memory" if size_bytes else ""
     return f"{counted(node['parked'], 'job')} parked{memory}"
 
 

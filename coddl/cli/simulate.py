@@ -152,7 +152,7 @@ ResizeCost = Annotated[
         metavar="SPEC",
         help="Cost of a resize in seconds: none, stall:PAUSE, stall:PAUSE,MOVE_1,MOVE_8 "
         "(migrating a job with 1 and with 8 GPUs), serial:PAUSE, concurrent:PREPARE,PAUSE, "
-        "uncancelled:PREPARE,PAUSE.",
+        "uncancelled:PREPARE,PAUSE; or what a pool has measured: a file of coddl costs -o json.",
     ),
 ]
 CoolDown = Annotated[

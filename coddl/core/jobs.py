@@ -56,7 +56,8 @@ FLOAT_DEFAULTS: Final = (
     SETTLED,
     SPANS,
     PREFERRED_NODE,
-) = range(15)
+    IN_TURNS,
+) = range(16)
 INT_DEFAULTS: Final = (
     ("id", 0),
     ("queue", 0),
@@ -73,6 +74,7 @@ INT_DEFAULTS: Final = (
     ("settled", 1),
     ("spans", 1),
     ("preferred_node", -1),
+    ("in_turns", 0),
 )
 
 
@@ -133,6 +135,7 @@ class JobTable(JobMatrices):
     settled = IntColumnAt(SETTLED)  # 0: the share decided last is not in effect yet
     spans = IntColumnAt(SPANS)  # 0: its GPUs must be on one node
     preferred_node = IntColumnAt(PREFERRED_NODE)  # the node that it should be on, or -1 for none
+    in_turns = IntColumnAt(IN_TURNS)  # 1: it has no share, and takes turns on another job's GPU
 
     @classmethod
     def of(cls, jobs: int, **columns: Any) -> Self:  # Any: whatever NumPy can make a column of

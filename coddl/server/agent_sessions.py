@@ -182,6 +182,7 @@ class AgentSession:
             *(hello.node, hello.boot, hello.host, hello.devices),
             folder=self._host.checkpoints or hello.jobs.id,
             versions=NodeVersions(hello.python, hello.torch, hello.version),
+            parking_bytes=max(0, hello.parking_bytes),
         )
         self._host.put(fact(joined, self._on_joined))
 
@@ -219,6 +220,7 @@ class AgentSession:
                     message.runs,
                     message.others,
                     message.parked,
+                    message.turns,
                 )
                 self._ask_holding()
             case wire.Report(number=number):
@@ -391,8 +393,8 @@ class AgentSessions:
 
     def tell_leads(self, pool: Pool, node: str) -> None:
         """Send orders to the leads of jobs with slots on a node: its address may be new."""
-        owners = {pool.slots[slot].owner for slot in pool.nodes[node].slots}
-        leads = {pool.jobs[job].lead for job in owners if job is not None}
+        owners = {job for slot in pool.nodes[node].slots for job in pool.slots[slot].owners}
+        leads = {pool.jobs[job].lead for job in owners}
         for name, session in self._by_node.items():
             if name in leads and name != node:
                 session.tell_orders()

@@ -144,7 +144,7 @@ class PoolGauges(Collector):
         for job in self._pool.live_jobs():
             if job.granted:
                 labels = [str(job.id), job.spec.name]
-                gpus.add_metric(labels, len(job.granted))
+                gpus.add_metric(labels, len(job.granted) / job.sharers)
                 run = self._progress.of(job.id)
                 if run is not None and run.progressed.attempt == job.attempt:
                     speed.add_metric(labels, run.samples_per_s)
@@ -171,7 +171,7 @@ class PoolGauges(Collector):
 
     def _by_condition(self, node: NodeState) -> dict[str, int]:
         total = len(node.slots)
-        used = sum(self._pool.slots[slot].owner is not None for slot in node.slots)
+        used = sum(bool(self._pool.slots[slot].owners) for slot in node.slots)
         left = total - used
         drained = node.is_up and node.is_drained
         return {

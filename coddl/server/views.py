@@ -15,10 +15,11 @@ from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, NotFound
 from coddl.core.pool.explain import Explanation, code_of, sentence, sentence_of
 from coddl.core.pool.job import JobState
-from coddl.core.pool.nodes import NodeState
+from coddl.core.pool.nodes import NodeState, SlotState
 from coddl.core.pool.parking import parked_on
 from coddl.core.pool.preview import Effect
 from coddl.core.pool.scaling import wanted_because
+from coddl.core.pool.slot_sharing import partners, turn_s_of_jobs
 from coddl.core.pool.state import Pool
 from coddl.core.registry import Registry
 from coddl.server.journal import ReadEntry, UnreadableRecord
@@ -73,6 +74,8 @@ def job_view(
         resizes=job.resizes,
         restarts=job.restarts,
         last_pause_s=job.last_pause_s,
+        switch_s=job.last_switch_s,
+        state_bytes=job.state_bytes,
         code=code_of(job),
         reason=sentence(pool, job, now_s, awaited),
         exit_code=job.exit_code,
@@ -86,6 +89,7 @@ def job_view(
         left_early=job.left_early,
         memory_limit=job.fit_sentence or None,
         parked=_parked(pool, job),
+        turns=_turns(pool, job),
     )
 
 
@@ -94,11 +98,24 @@ def _parked(pool: Pool, job: JobState) -> rest.ParkedView | None:
     return rest.ParkedView(node=node, bytes=job.parked_bytes) if node is not None else None
 
 
+def _turns(pool: Pool, job: JobState) -> rest.TurnsView | None:
+    others = partners(pool, job)
+    if not others:
+        return None
+    told = pool.slots[job.granted[0]].turns
+    return rest.TurnsView(
+        turn_s=turn_s_of_jobs([job, *others]),
+        jobs=[each.id for each in others],
+        has_turn=None if told is None else told.job == job.id,
+        share=None if told is None else told.shares.get(job.id),
+    )
+
+
 def _eta_s(job: JobState) -> float | None:
     measured = job.step_s.get(len(job.serves or job.granted))
     if job.steps is None or measured is None:
         return None
-    return max(0, job.steps - job.step) * measured.step_s
+    return max(0, job.steps - job.step) * measured.step_s * job.sharers
 
 
 def _trouble(trouble: r.Trouble | None) -> rest.TroubleView | None:
@@ -173,9 +190,9 @@ def node_view(
 ) -> rest.NodeView:
     """Show a node and its devices."""
     slots = [pool.slots[slot] for slot in node.slots]
-    jobs = sorted({slot.owner for slot in slots if slot.owner is not None})
-    used = sum(slot.owner is not None for slot in slots)
-    free = sum(slot.owner is None and not slot.others for slot in slots)
+    jobs = sorted({job for slot in slots for job in slot.owners})
+    used = sum(bool(slot.owners) for slot in slots)
+    free = sum(not slot.owners and not slot.others for slot in slots)
     return rest.NodeView(
         name=node.name,
         host=node.host,
@@ -193,7 +210,8 @@ def node_view(
                 kind=slot.device.kind,
                 gpu=slot.device.gpu,
                 memory_bytes=slot.device.memory_bytes,
-                job=slot.owner,
+                job=_job_on(slot),
+                jobs=list(slot.owners),
                 used_by_others=slot.others,
             )
             for slot in slots
@@ -207,6 +225,12 @@ def node_view(
         parked=len(node.parked),
         parked_bytes=sum(pool.jobs[job].parked_bytes for job in node.parked),
     )
+
+
+def _job_on(slot: SlotState) -> int | None:
+    """Name the job that has a device now: of several, the one that has the turn."""
+    has_turn = slot.turns.job if slot.turns is not None else None
+    return has_turn if has_turn is not None else next(iter(slot.owners), None)
 
 
 def engine_view(
@@ -248,7 +272,7 @@ def devices_at_most(pool: Pool) -> int:
 def used(pool: Pool) -> int:
     """Count the devices of nodes that are up that some job's processes may be on."""
     return sum(
-        pool.slots[slot].owner is not None
+        bool(pool.slots[slot].owners)
         for node in pool.nodes.values()
         if node.is_up
         for slot in node.slots

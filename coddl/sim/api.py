@@ -1,7 +1,9 @@
 """`coddl.simulate`: the simulator as a Python function."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +17,8 @@ from coddl.core.scheduler import Stability
 from coddl.sim.study import DEFAULT_POLICIES, NodeSpec, Study, StudySpec, study
 from coddl.sim.world import MODES, Reconfigure
 from coddl.traces.trace import Oversize, Trace
+
+COSTS: Final = "coddl costs -o json > costs.json"
 
 
 def simulate(
@@ -93,8 +97,9 @@ def simulate(
 
 def reconfigure_from(spec: str) -> Reconfigure:
     """Read `none`, `stall:S`, `stall:S,MOVE_1_S,MOVE_8_S`, `serial:S`,
-    `concurrent:PREPARE_S,PAUSE_S` or `uncancelled:PREPARE_S,PAUSE_S`.
+    `concurrent:PREPARE_S,PAUSE_S` or `uncancelled:PREPARE_S,PAUSE_S`; or a file of `coddl costs`.
     """
+    spec = _measured(Path(spec)) if spec.endswith(".json") else spec
     mode, _, rest = spec.partition(":")
     counts = {"stall": (1, 3), "serial": (1,)}.get(mode, (2,))
     try:
@@ -115,3 +120,16 @@ def reconfigure_from(spec: str) -> Reconfigure:
     if len(values) == 3:
         return Reconfigure(mode, pause_s=values[0], move_s=(values[1], values[2]))
     return Reconfigure(mode, values[0] if len(values) == 2 else 0.0, values[-1])
+
+
+def _measured(path: Path) -> str:
+    """Read what a pool has measured."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["reconfigure"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        because = error.strerror if isinstance(error, OSError) else "it is no output of coddl costs"
+        raise UserError(f"{path} cannot be read", f"{because}", COSTS) from None
+    if not isinstance(found, str):
+        because = "no job of that pool has given up its GPUs and come back"
+        raise UserError(f"{path} tells no costs", because, "stall:0.2, or coddl costs later on")
+    return found

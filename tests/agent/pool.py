@@ -222,7 +222,7 @@ def orders(
     """Orders for n0 that give it the seats its leads need there."""
     leads = tuple(leads)
     seats = {
-        seat.slot: RunId(each.job, each.attempt)
+        seat.slot: (RunId(each.job, each.attempt),)
         for each in leads
         for seat in each.seats
         if seat.node == "n0"

@@ -146,7 +146,7 @@ def test_a_worker_starts_only_where_the_table_gives_its_job_a_seat(pool: Pool) -
     pool.order(lead(job, [0]), spec=spec)
     server.wait_step(1, job)
     wanted, version = lead(job, [0, 1]), next(pool.versions)
-    server.order(Orders(version, {0: RunId(job, 1)}, (wanted,), {job: spec}))
+    server.order(Orders(version, {0: (RunId(job, 1),)}, (wanted,), {job: spec}))
     server.held(version, {0: RunId(job, 1)})
     server.wait_step(server.progress(job)[-1].progressed.step + 20, job)
     server.held(version, {0: RunId(job, 1)})  # still
@@ -284,7 +284,7 @@ def test_a_job_may_sit_on_several_nodes(pool: Pool, tmp_path: Path) -> None:
     with Agent(tmp_path, server.url, name="n1", jobs_dir=str(pool.agent.folder / "jobs")):
         server.hello("n1")
         seats = {10: RunId(job, 1)}
-        server.order(Orders(1, seats, (), {job: spec}), "n1")
+        server.order(Orders(1, {10: (RunId(job, 1),)}, (), {job: spec}), "n1")
         first = orders(next(pool.versions), [lead(job, [0, 10])], {job: spec})
         server.order(first, nodes=["n1"])
         started = server.fact(RunChanged, job, kind="started")
@@ -306,14 +306,14 @@ def test_workers_of_a_killed_agents_job_are_adopted_by_another(pool: Pool, tmp_p
     ):
         server.hello("n1")
         server.hello("n2")
-        server.order(Orders(1, {10: RunId(job, 1)}, (), {job: spec}), "n1")
-        told = Orders(1, {20: RunId(job, 1)}, (lead(job, [20, 10]),), {job: spec})
+        server.order(Orders(1, {10: (RunId(job, 1),)}, (), {job: spec}), "n1")
+        told = Orders(1, {20: (RunId(job, 1),)}, (lead(job, [20, 10]),), {job: spec})
         server.order(told, "n2", nodes=["n1"])
         server.wait_step(5, job)
         lost.process.kill()
         lost.end()
         led = lead(job, [10], attempt=2, adopt=True)
-        server.order(Orders(2, {10: RunId(job, 2)}, (led,), {job: spec}), "n1")
+        server.order(Orders(2, {10: (RunId(job, 2),)}, (led,), {job: spec}), "n1")
         regrouped = server.fact(RunChanged, job, attempt=2)
         assert (regrouped.kind, regrouped.slots) == ("regrouped", (10,))
         assert server.fact(RunEnded, job, attempt=2).outcome == "succeeded"

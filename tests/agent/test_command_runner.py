@@ -23,6 +23,7 @@ from coddl.core.pool.orders import AssignedSlot
 from coddl.core.pool.records import RunChanged, RunEnded, RunStepped, RunUnsaved, Trouble
 from coddl.core.pool.spec import JobSpec, Launch, Tier
 from coddl.runtime.supervisor.slots import JobEnvironment
+from coddl.runtime.wire import Message
 from coddl.testing.remote_files import FakeRemoteFiles
 
 PATIENCE_S = 60.0
@@ -35,6 +36,7 @@ class Listener:
         self.facts: queue.Queue[Fact] = queue.Queue()
         self.lines: queue.Queue[str] = queue.Queue()
         self.slots: list[tuple[int, ...]] = []
+        self.turns: list[Message] = []
         self.pids: queue.Queue[int] = queue.Queue()
         self.is_over = False
 
@@ -51,6 +53,9 @@ class Listener:
         self.slots.append(tuple(slots))
         if pid is not None:
             self.pids.put(pid)
+
+    def on_turn(self, _run: JobRun, event: Message) -> None:
+        self.turns.append(event)
 
     def on_over(self, _run: JobRun) -> None:
         self.is_over = True

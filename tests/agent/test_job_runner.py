@@ -44,6 +44,17 @@ def test_a_script_counts_as_quiet_from_when_a_process_runs_it(lead: ElasticRunne
     assert lead._quiet is not None
 
 
+def test_turns_are_told_to_the_agent_and_to_nobody_else(lead: ElasticRunner) -> None:
+    turns = [{"is": "turn ended", "slot": 0}, {"is": "turn begun", "slot": 0, "seconds": 0.1}]
+    for event in turns:
+        lead._hear(event)
+    listener = lead._listener
+    assert isinstance(listener, Listener)
+    assert listener.turns == turns
+    assert listener.facts.empty()
+    assert listener.lines.empty()
+
+
 def test_a_run_knows_what_other_jobs_have_found(lead: ElasticRunner) -> None:
     run = replace(lead.run, limits=(MemoryLimit(7, "h200", 64, 3),))
     assert job_of(run).limits == (RememberedLimit(7, 64, 3),)

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -14,7 +14,7 @@ from coddl.agent.node_agent import NodeAgent, NodeInfo
 from coddl.agent.orphans import OrphanProcesses
 from coddl.agent.run_reporter import Fact
 from coddl.agent.slot_table import AgentBridge
-from coddl.api.wire import RunProgress
+from coddl.api.wire import Holding, RunProgress
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Device, RunEnded, RunId, RunStepped, Trouble
 from coddl.core.pool.spec import JobSpec, Launch
@@ -39,15 +39,9 @@ class Sink:
     def report(self, fact: Fact) -> None:
         self.facts.append(fact)
 
-    def hold(
-        self,
-        version: int,  # noqa: ARG002
-        slots: Mapping[int, RunId],
-        runs: Set[RunId],
-        others: Mapping[int, str],
-        parked: Set[int],
-    ) -> None:
-        self.held, self.runs, self.others, self.parked = dict(slots), {*runs}, others, parked
+    def hold(self, holding: Holding) -> None:
+        self.held, self.runs = holding.slots, {*(holding.runs or ())}
+        self.others, self.parked = holding.others, holding.parked
 
     def progress(self, progress: RunProgress) -> None:
         raise AssertionError(progress)
@@ -187,7 +181,7 @@ def test_no_worker_starts_where_a_command_lives(tmp_path: Path) -> None:
         await harness.runs()
         assert harness.bridge.table.owners == {0: RunId(1, 1)}
         assert harness.bridge.owner_of(0) is None
-        harness.node.take(Orders(2, {0: RunId(2, 1)}, (), {}), ())
+        harness.node.take(Orders(2, {0: (RunId(2, 1),)}, (), {}), ())
         await harness.wait(lambda: harness.bridge.owner_of(0) == ("2", 1), "an empty slot")
         await harness.wait(lambda: not harness.sink.held, "the same, told")
 

@@ -45,7 +45,7 @@ class Case:
     want: list[RunAction] = field(default_factory=list)
     ended: frozenset[RunId] = frozenset()
     addresses: dict[str, HostAddress] = field(default_factory=lambda: ADDRESSES)
-    table: dict[int, RunId] = field(default_factory=dict)
+    table: dict[int, tuple[RunId, ...]] = field(default_factory=dict)
 
 
 CASES = {
@@ -119,7 +119,7 @@ CASES = {
         addresses={"b": replace(B, port=3)},
     ),
     "a seat that is given at last": Case(
-        [lead(1)], [lead(1)], [ResizeRun(lead(1), {"a": A})], table={0: RunId(1, 1)}
+        [lead(1)], [lead(1)], [ResizeRun(lead(1), {"a": A})], table={0: (RunId(1, 1),)}
     ),
     "a node that is lost": Case(
         [replace(lead(1), lost=("b",))],
@@ -131,7 +131,9 @@ CASES = {
         [lead(1, (0, 10), stop="retire")],
         [MarkNodesLost(1, ("b",))],
     ),
-    "a seat that is another's": Case([lead(1)], [lead(1)], table={0: RunId(2, 1), 1: RunId(1, 2)}),
+    "a seat that is another's": Case(
+        [lead(1)], [lead(1)], table={0: (RunId(2, 1),), 1: (RunId(1, 2),)}
+    ),
 }
 
 
@@ -148,15 +150,16 @@ OURS, EARLIER, THEIRS = RunId(1, 2), RunId(1, 1), RunId(9, 1)
 @pytest.mark.parametrize(
     ("seats", "holding", "want"),
     [
-        ({3: OURS}, {3: OURS}, []),
-        ({3: OURS}, {3: EARLIER}, []),  # the new lead adopts them
-        ({3: OURS}, {3: THEIRS}, [3]),
+        ({3: (OURS,)}, {3: OURS}, []),
+        ({3: (OURS,)}, {3: EARLIER}, []),  # the new lead adopts them
+        ({3: (OURS,)}, {3: THEIRS}, [3]),
+        ({3: (OURS, THEIRS)}, {3: THEIRS}, []),
         ({}, {3: OURS, 4: OURS}, [3, 4]),
     ],
-    ids=["its own", "of an earlier attempt", "another's", "nobody's"],
+    ids=["its own", "of an earlier attempt", "another's", "by turns", "nobody's"],
 )
 def test_who_may_not_be_there_has_some_time_to_leave(
-    seats: dict[int, RunId], holding: dict[int, RunId], want: list[int]
+    seats: dict[int, tuple[RunId, ...]], holding: dict[int, RunId], want: list[int]
 ) -> None:
     overstays = Overstays(leave_within_s=10.0)
     assert overstays.overdue(seats, holding, 100.0) == []

@@ -83,24 +83,22 @@ def test_a_report_carries_its_fact(fact: RunStepped | RunEnded, outbox: ReportOu
 def test_what_is_held_is_told_when_it_is_news_and_after_a_silence(outbox: ReportOutbox) -> None:
     sent = opened(outbox)
     claim = RunId(1, 1)
-    held, runs, nobody = {3: claim}, frozenset({claim}), frozenset[int]()
+    nothing = Holding(version=1, slots={}, runs=frozenset({claim}))
+    held = Holding(version=1, slots={3: claim}, runs=frozenset({claim}))
+    newest = Holding(version=2, slots={3: claim}, runs=frozenset({claim}))
     outbox.ordered()
-    for version, slots in ((1, {}), (1, held), (1, held), (2, held)):
-        outbox.hold(version, slots, runs, {}, nobody)
-    want = [
-        Holding(version=1, slots={}, runs=runs, parked=nobody),
-        Holding(version=1, slots=held, runs=runs, parked=nobody),
-    ]
-    newest = Holding(version=2, slots=held, runs=runs, parked=nobody)
+    for holding in (nothing, held, held, newest):
+        outbox.hold(holding)
+    want = [nothing, held]
     assert sent == [*want, newest]
     outbox.hold_again()
     assert sent == [*want, newest, newest]
     again = opened(outbox)
     outbox.hold_again()
-    outbox.hold(2, held, runs, {}, nobody)
+    outbox.hold(newest)
     assert again == [], "on a new line, not before orders have come there"
     outbox.ordered()
-    outbox.hold(2, held, runs, {}, nobody)
+    outbox.hold(newest)
     assert again == [newest]
 
 

@@ -84,6 +84,37 @@ def test_a_narrow_terminal_gets_the_columns_that_matter(width: int, want: str) -
     assert header.plain.split() == want.split()
 
 
+TURNS = """\
+ID  NAME   USER  PRIO  STATE    GPUS  TURN       NODES  AGE    RUNTIME  RESTARTS  PROGRESS  ETA    REASON
+1   first  ann   0     RUNNING  1/1   now 38%    n1     2m10s  2m00s    0         42%       1m35s  takes turns
+2   other  ann   0     RUNNING  1/1   waits 62%  n1     2m10s  2m00s    0         42%       1m35s  takes turns
+3   new    ann   0     RUNNING  1/1   ?          n1     2m10s  2m00s    0         42%       1m35s  takes turns
+12  bert   ann   0     RUNNING  3/1..8           n1,n2  2m10s  2m00s    0         42%       1m35s  afs-p: it gains most"""  # noqa: E501
+
+
+def taking_turns(
+    number: int, name: str, has_turn: bool | None, share: float | None
+) -> dict[str, Any]:
+    turns = {"turn_s": 60.0, "jobs": [1, 2, 3], "has_turn": has_turn, "share": share}
+    small = {"gpus": 1, "gpus_max": 1, "nodes": ["n1"], "reason": "takes turns"}
+    return JOB | {"id": number, "name": name, "turns": turns} | small
+
+
+def test_jobs_that_take_turns_show_which_has_it_and_what_each_had() -> None:
+    rows = [
+        taking_turns(1, "first", True, 0.38),
+        taking_turns(2, "other", False, 0.62),
+        taking_turns(3, "new", None, None),
+    ]
+    shown = plain(view.jobs_lines([*rows, JOB | {"turns": None}], NOW_S))
+    assert [line.split() for line in shown.splitlines()] == [
+        line.split() for line in TURNS.splitlines()
+    ]
+    wordy = [row | {"reason": "takes turns of 60 s with " + "x" * 80} for row in rows]
+    header = view.jobs_lines(wordy, NOW_S, 80)[0].plain
+    assert header.split() == ["ID", "NAME", "STATE", "GPUS", "TURN", "PROGRESS", "REASON"]
+
+
 def test_an_empty_pool_says_what_to_do() -> None:
     assert "coddl submit train.py" in plain(view.jobs_lines([], NOW_S))
     assert "coddl agent" in plain(view.nodes_lines([]))

@@ -8,7 +8,7 @@ import pytest
 
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
-from coddl.core.jobs import CHANGED_S, GPUS, WEIGHT, JobTable
+from coddl.core.jobs import CHANGED_S, GPUS, IN_TURNS, WEIGHT, JobTable
 from coddl.core.placement.affinity import EMPTY, QUEUED, RELAXED, SAME, SHARED, NodeLoads, get_nodes
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.placement.placement import check_placed
@@ -167,6 +167,41 @@ def test_a_queued_job_uses_what_would_be_idle() -> None:
     assert slots == [{}, {0: 3}, {0: 1}]
     assert answer.memory is not None
     assert answer.memory[2, COLUMN.node] == 0.0  # a guest
+
+
+def in_turns(snapshot: Snapshot, *rows: int) -> Snapshot:
+    """The same where rows take turns with others on their GPU."""
+    whole = snapshot.jobs.ints.copy()
+    whole[IN_TURNS, list(rows)] = 1
+    return replace(snapshot, jobs=JobTable(snapshot.jobs.floats, whole).read_only())
+
+
+def test_jobs_that_take_turns_on_a_gpu_anyway_wait_for_no_slice() -> None:
+    assert Gandiva(quantum_s=7.0).turn_s == 7.0
+    rows = [one(name, changed_s=-10.0 * at) for at, name in enumerate("abcdef")]
+    full = on_servers(1, rows, {row: {0: 1} for row in range(4)}, home={4: 0, 5: 0})
+    slots, answer = decided(in_turns(full, 4, 5), STILL)
+    assert (slots, answer.wake_at_s) == ([{0: 1}] * 4 + [{}] * 2, np.inf), "their turn is over"
+    slots, answer = decided(in_turns(full, 4), STILL)
+    assert slots[5] == {0: 1}, "a job that only waits comes before those whose turn is over"
+    assert (slots[4], answer.wake_at_s) == ({}, 660.0)
+
+
+def test_they_get_gpus_that_are_free_wherever_these_are() -> None:
+    rows = [one(name) for name in "abcde"]
+    free = on_servers(2, rows, {row: {0: 1} for row in range(4)}, home={4: 0})
+    assert decided(in_turns(free, 4), STILL)[0] == [{0: 1}] * 4 + [{1: 1}]
+
+
+def test_a_job_that_others_take_turns_with_does_not_grow() -> None:
+    grows = Gandiva(grow_after_s=100.0, asks="minimum")
+    rows = [job("a", 1, 4, started_s=0.0), rigid("b", 3), rigid("c", 4)]
+    alone = on_servers(1, rows[:1], {0: {0: 1}}, home={0: 0})
+    assert decided(alone, grows)[1].wake_at_s == 700.0
+    crowded = on_servers(1, rows, {0: {0: 1}}, home={0: 0, 1: 0, 2: 0})
+    _, answer = decided(in_turns(crowded, 1, 2), grows)
+    assert answer.memory is not None
+    assert answer.memory[0, COLUMN.grow_at_s] == 0.0
 
 
 def profile(snapshot: Snapshot, busy: Sequence[float], factor: float) -> Snapshot:

@@ -22,7 +22,7 @@ SLOW_S = 0.06  # per pass: no job ends before it is told to
 SLOWER_S = 0.15  # nor while a server starts, again and again
 LEASE_S = 60.0  # agents go on without the server
 NODE = "n1"
-TURNS = "gandiva:quantum_s=1"
+TURNS = "gandiva:quantum_s=1"  # jobs of two slots: it is the server that has them take turns
 
 
 def one_node(folder: Path, slots: int, policy: str = "") -> Pool:
@@ -219,11 +219,11 @@ def is_turn_of(job: Training) -> Callable[[r.Record], bool]:
     )
 
 
-def test_jobs_take_turns_on_a_slot_with_the_processes_they_have(
+def test_jobs_take_turns_on_two_slots_with_the_processes_they_have(
     tmp_path: Path, alone: Alone
 ) -> None:
-    with one_node(tmp_path, 1, TURNS) as pool:
-        jobs = [strict_job(pool, name) for name in ("a", "b", "c")]
+    with one_node(tmp_path, 2, TURNS) as pool:
+        jobs = [strict_job(pool, name, gpus=2) for name in ("a", "b", "c")]
         wait_turns(pool, jobs)
         check_ends(pool, jobs, alone)
         for job in jobs:
@@ -240,8 +240,8 @@ MOMENTS: dict[str, Callable[[r.Record], bool]] = {
 
 
 def test_turns_go_on_after_the_death_of_the_server(tmp_path: Path, alone: Alone) -> None:
-    with one_node(tmp_path, 1, TURNS) as pool:
-        jobs = [strict_job(pool, name, pace_s=SLOWER_S) for name in ("a", "b")]
+    with one_node(tmp_path, 2, TURNS) as pool:
+        jobs = [strict_job(pool, name, gpus=2, pace_s=SLOWER_S) for name in ("a", "b")]
         wait_turns(pool, jobs)
         for name, moment in MOMENTS.items():
             pool.wait_record(pool.last_seq(), name, moment)

@@ -36,6 +36,8 @@ class FakeAgent:
     held: Mapping[int, SlotProcess] = field(default_factory=dict)
     parked: Parked = field(default_factory=dict)
     keeps: bool = True  # parked workers
+    shares: bool = False  # its slots, by turns
+    turn_checks: int = 0
     reports: int = 0
     logs: list[tuple[str, int, int | None, str, str]] = field(default_factory=list)
     warm: list[tuple[str, Message]] = field(default_factory=list)
@@ -51,6 +53,10 @@ class FakeAgent:
 
     def keeps_parked(self, job: str) -> bool:  # noqa: ARG002 - any
         return self.keeps
+
+    def takes_turns(self, job: str, slot: int) -> bool:  # noqa: ARG002 - all or none
+        self.turn_checks += 1
+        return self.shares
 
     def on_holding(self, held: Mapping[int, SlotProcess], parked: Parked) -> None:
         self.held, self.parked = dict(held), dict(parked)

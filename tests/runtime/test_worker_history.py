@@ -15,6 +15,11 @@ COMMITTED = {"do": "commit", "generation": 3, "step": 5}
 REGROUPED = {"do": "regroup", "generation": 4, "members": [2, 5]}
 SWAPPED = {"is": "swapped", "generation": 3, "step": 7, "left": False}
 LEFT = {"is": "swapped", "generation": 4, "step": 9, "left": True}
+END_TURN = {"do": "end turn", "resident": False}
+BEGIN_TURN = {"do": "begin turn"}
+TURN_ENDED = {"is": "turn ended", "step": 9, "image": "slot-0.img", "resident": False}
+TURN_BEGUN = {"is": "turn begun", "seconds": 0.1}
+MOVED_OUT: dict[str, object] = {"awaits_turn": True, "image": "slot-0.img", "step": 9}
 
 # What worker 2 said and was told, and what is remembered then.
 STORIES: dict[str, tuple[list[Message], dict[str, object]]] = {
@@ -38,6 +43,31 @@ STORIES: dict[str, tuple[list[Message], dict[str, object]]] = {
         {"has_state": True, "step": 8, "has_left": False},
     ),
     "it left": ([PREPARED, COMMITTED, SWAPPED, LEFT], {"has_left": True, "step": 9}),
+    "it was told to end its turn: an adopting lead begins it": (
+        [END_TURN],
+        {"awaits_turn": True, "image": None},
+    ),
+    "it waits for its turn": ([END_TURN, TURN_ENDED], MOVED_OUT),
+    "its turn has begun": (
+        [END_TURN, TURN_ENDED, BEGIN_TURN, TURN_BEGUN],
+        {"awaits_turn": False, "image": None},
+    ),
+    "its turn ended when it was told to begin it": (
+        [END_TURN, BEGIN_TURN, TURN_ENDED],
+        {"awaits_turn": False},
+    ),
+    "it ended its turn a second time": (
+        [END_TURN, BEGIN_TURN, TURN_ENDED, TURN_BEGUN, END_TURN, TURN_ENDED],
+        MOVED_OUT,
+    ),
+    "it was told to end its turn before it had heard that it begins": (
+        [END_TURN, TURN_ENDED, BEGIN_TURN, END_TURN, TURN_ENDED],
+        MOVED_OUT,
+    ),
+    "it was parked before its turn ended": (
+        [END_TURN, {**LEFT, "parked": 64}],
+        {"awaits_turn": False, "is_parked": True},
+    ),
     "its loop is over": ([{"is": "ended", "step": 100}], {"has_ended": True, "step": 100}),
 }
 
@@ -113,6 +143,19 @@ def test_the_pace_counts_from_the_first_report_after_a_change() -> None:
     assert (step_timer.step_s, step_timer.iterations) == (0.5, 4)
     step_timer.restart()
     step_timer.stepped(15, 9.0)
+    assert (step_timer.step_s, step_timer.iterations) == (None, 0)
+
+
+def test_the_pace_leaves_out_pauses() -> None:
+    step_timer = StepTimer()
+    for step, now_s in ((10, 1.0), (12, 2.0)):
+        step_timer.stepped(step, now_s)
+    step_timer.pause()
+    assert (step_timer.step_s, step_timer.iterations) == (0.5, 2)
+    for step, now_s in ((13, 90.0), (15, 92.0)):
+        step_timer.stepped(step, now_s)
+    assert (step_timer.step_s, step_timer.iterations) == (0.75, 4)
+    step_timer.restart()
     assert (step_timer.step_s, step_timer.iterations) == (None, 0)
 
 

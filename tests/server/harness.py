@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -28,6 +28,7 @@ from coddl.core.pool.records import (
     RunStepped,
     RunUnsaved,
     SliceDidNotFit,
+    SlotTurns,
 )
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
@@ -281,15 +282,19 @@ class StubAgent:
         version: int | None = None,
         runs: Iterable[RunId] | None = None,
         parked: Iterable[int] | None = None,
+        turns: Mapping[int, SlotTurns] | None = None,
     ) -> None:
         """Tell which slots have processes and which runs there are, knowing the newest orders."""
         assert self.orders is not None
         orders = self.orders.orders
-        held = {slot: orders.seats.get(slot, RunId(1, 1)) for slot in slots}
+        held = {slot: orders.seats.get(slot, (RunId(1, 1),))[0] for slot in slots}
         known = version if version is not None else orders.version
         listed = frozenset(runs) if runs is not None else None
         kept = frozenset(parked) if parked is not None else None
-        self.say(wire.Holding(version=known, slots=held, runs=listed, parked=kept))
+        told = wire.Holding(
+            version=known, slots=held, runs=listed, parked=kept, turns=dict(turns or {})
+        )
+        self.say(told)
 
 
 def events_of(lines: Iterator[str]) -> Iterator[dict[str, str]]:

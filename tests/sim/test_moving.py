@@ -1,5 +1,8 @@
 """What it costs to get to another node, and who gets there."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -44,3 +47,18 @@ def test_a_user_says_what_moves_cost() -> None:
     for spec, wanted in bad.items():
         with pytest.raises(UserError, match=f"is not {wanted} number"):
             reconfigure_from(spec)
+
+
+def test_what_a_pool_has_measured_is_read(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({"items": [], "switch_s": 0.21, "reconfigure": "stall:0.21"}))
+    assert reconfigure_from(str(costs)) == Reconfigure("stall", 0.0, 0.21)
+    costs.write_text(json.dumps({"items": [], "switch_s": None, "reconfigure": None}))
+    with pytest.raises(UserError, match="tells no costs"):
+        reconfigure_from(str(costs))
+    for text in ("", "[]", "{}"):
+        costs.write_text(text)
+        with pytest.raises(UserError, match="cannot be read"):
+            reconfigure_from(str(costs))
+    with pytest.raises(UserError, match="cannot be read"):
+        reconfigure_from(str(tmp_path / "none.json"))

@@ -23,7 +23,10 @@ class NamedPolicy(Protocol):
     One that remembers something of each job names the columns in `memory`, by `memory_columns`. One
     whose answers are of a class of their own names that in `answer`. One that says which GPUs, too,
     names in `own_placement` the placement that does so in its place where it decides on a part of
-    the cluster only. One that gives a job its request or nothing says so: `rigid = True`.
+    the cluster only. One that gives a job its request or nothing says so: `rigid = True`. One whose
+    jobs take turns where there are more of them than GPUs names in `turn_s` how long a turn lasts:
+    in a pool, jobs that it gives nothing then share the GPU of a job that has one. It sees those as
+    jobs without GPUs, whose `in_turns` is 1.
     """
 
     def __call__(self, snapshot: Snapshot) -> Allocation:

@@ -31,8 +31,15 @@ from coddl.core.pool.failed_decision import RETRY_S, FailedDecision, decide_or_h
 from coddl.core.pool.job import JobState, MeasuredSpeed
 from coddl.core.pool.leaving import AGENT, drained_by_notice, due_s, forced_moves, led_from_drained
 from coddl.core.pool.nodes import NodeState
-from coddl.core.pool.parking import ended_parkings, may_call_back, may_use
+from coddl.core.pool.parking import ended_parkings, may_call_back
 from coddl.core.pool.scaling import count_after, ended_nodes, news_of, surplus_of
+from coddl.core.pool.slot_sharing import (
+    are_free,
+    freed_slots,
+    must_stop_first,
+    must_wait,
+    note_turns,
+)
 from coddl.core.pool.state import Pool
 from coddl.core.pool.untying import first_move
 from coddl.core.registry import BUILT_IN, Registry
@@ -245,15 +252,13 @@ class ControlPlane:
             return
         place = self.pool.nodes[event.node]
         self._note_others(place, event.others)
+        note_turns(self.pool, place, event.turns)
         if event.version != place.version:
             return  # it has not heard the newest; it will tell again when it has
-        for slot in place.slots:
-            owner = self.pool.slots[slot].owner
-            if owner is None or slot in event.holding or may_use(self.pool.jobs[owner], slot):
-                continue
-            if self.pool.slots[slot].is_stuck:
+        for freed in list(freed_slots(self.pool, event)):
+            if self.pool.slots[freed.slot].is_stuck:
                 self._call(f"a GPU of node {event.node} is free again")  # it was not counted on
-            self._add(r.SlotFreed(slot, owner), now_s)
+            self._add(freed, now_s)
         for ended in ended_parkings(self.pool, event):
             self._add(ended, now_s)
         if event.runs is not None:
@@ -418,7 +423,12 @@ class ControlPlane:
             return None
         # Who was away tells what has happened meanwhile only after it has come back.
         since_s = max(job.story[-1].at_s, self.pool.nodes[job.lead].back_s)
-        return since_s + job.spec.launch.start_within_s
+        return since_s + self._start_within_s(job)
+
+    def _start_within_s(self, job: JobState) -> float:
+        """Tell how long a start may take: it makes no progress while it waits for its turn."""
+        within_s = job.spec.launch.start_within_s
+        return within_s if job.sharers == 1 else (within_s + job.turn_s) * job.sharers
 
     def _end_overdue(self, now_s: float) -> None:
         """Give up runs that never come to their first step."""
@@ -426,7 +436,7 @@ class ControlPlane:
             job = self.pool.jobs[number]
             due_s = self._start_due_s(job)
             if due_s is not None and now_s >= due_s:
-                within_s = job.spec.launch.start_within_s
+                within_s = self._start_within_s(job)
                 self._add(r.StartOverdue(number, job.attempt, within_s), now_s)
                 self._call(f"{self._name(number)} did not start in time")
 
@@ -450,17 +460,10 @@ class ControlPlane:
         if job.has_run and (not job.target or not job.is_elastic):
             # What can't be resized is stopped, and started anew elsewhere.
             self._aim(job, (), job.attempt, now_s)
-        elif job.target and self._are_free(job):
+        elif job.has_run and must_stop_first(self.pool, job):
+            self._aim(job, (), job.attempt, now_s)  # as what takes turns
+        elif job.target and are_free(self.pool, job) and not must_wait(self.pool, job):
             self._aim(job, job.target, job.attempt + (not job.has_run), now_s)
-
-    def _are_free(self, job: JobState) -> bool:
-        for slot in job.target:
-            state = self.pool.slots[slot]
-            node = self.pool.nodes[state.node]
-            is_barred = node.is_silent or node.is_drained or state.others
-            if slot not in job.granted and (state.owner is not None or is_barred):
-                return False
-        return True
 
     def _aim(
         self,

@@ -1,8 +1,9 @@
 """One decision: shares by the policy, devices by placement, and a sentence for every change."""
 
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Final
+from typing import Final, NamedTuple
 
 from coddl.core.cluster import Cluster
 from coddl.core.plan import Plan
@@ -12,6 +13,7 @@ from coddl.core.pool.parking import parked_counts
 from coddl.core.pool.records import Decided, DecisionRow, Target
 from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
 from coddl.core.pool.state import Pool
+from coddl.core.pool.turns import Turns, guest_counts, stand_ins, take_turns, turn_s_of
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.seeds import next_seed
@@ -39,16 +41,65 @@ def decide(
     """Decide who shall have which devices; `why` says what made us decide."""
     seed = next_seed(pool.seed)
     policy, placement = registry.policy(pool.policy), registry.placement(pool.placement)
-    scheduler = Scheduler(policy, stability, placement)
+    scheduler, turn_s = Scheduler(policy, stability, placement), turn_s_of(policy)
     aside = stranded(pool) | _resting(pool, now_s)
     found = []
     for part in folder_groups(pool):
-        others = pool.active.keys() - part.jobs
-        seen = snapshot_of_pool(pool, now_s, seed, {*aside, *others}, site, among=part.nodes)
-        plan = scheduler.decide(seen.snapshot)
-        placed = _Placements(seed, why, _slots(pool, seen, plan), aside, stability.cool_down_s)
-        found.append(_decided(pool, seen, plan, placed))
+        without = {*aside, *(pool.active.keys() - part.jobs)}
+
+        def look(
+            lost: Set[int], without: Set[int] = without, nodes: Set[str] = part.nodes
+        ) -> PoolSnapshot:
+            seen = (pool, now_s, seed, without, site)
+            return snapshot_of_pool(*seen, among=nodes, out_of_turns=lost)
+
+        made = _planned(pool, scheduler, look, turn_s)
+        placed = _Placements(
+            seed, why, made.slots, made.turns, made.instead, aside, stability.cool_down_s
+        )
+        found.append(_decided(pool, made.seen, made.plan, placed))
     return reduce(_joined, found)
+
+
+class _Planned(NamedTuple):
+    seen: PoolSnapshot
+    plan: Plan
+    slots: dict[int, tuple[int, ...]]
+    turns: Turns
+    instead: dict[int, int]  # by job: whose share it has
+
+
+def _planned(
+    pool: Pool, scheduler: Scheduler, look: Callable[[Set[int]], PoolSnapshot], turn_s: float
+) -> _Planned:
+    """Plan for the jobs and nodes that are looked at, and let jobs without a GPU take turns.
+
+    A policy does not care for jobs that take turns. So it is asked again where some of them can't
+    go on so: they wait as any other job, and it has to say until when.
+    """
+    guests = {job.id for job in pool.live_jobs() if job.is_guest}
+    lost = set() if turn_s else guests
+    while True:
+        seen = look(lost)
+        plan = scheduler.decide(seen.snapshot)
+        slots = _slots(pool, seen, plan)
+        instead = stand_ins(pool, slots, {job.id for job in seen.jobs} - lost)
+        slots |= {job: slots.pop(other) for job, other in instead.items()}
+        waits = {
+            job.id: _waits(pool, seen, plan, row)
+            for row, job in enumerate(seen.jobs)
+            if job.id not in slots
+        }
+        turns = take_turns(pool, slots, waits, turn_s, seen.snapshot.now_s)
+        lose = (guests & waits.keys()) - turns.slots.keys() - lost
+        if not lose:
+            return _Planned(seen, plan, slots, turns, instead)
+        lost |= lose
+
+
+def _waits(pool: Pool, seen: PoolSnapshot, plan: Plan, row: int) -> Waiting:
+    """Say why a row gets nothing."""
+    return (plan.waiting(row) or UNPLACED) if seen.islands else _nothing(pool)
 
 
 def _joined(one: Decided, other: Decided) -> Decided:
@@ -83,6 +134,8 @@ class _Placements:
     seed: int
     why: str
     placed: dict[int, tuple[int, ...]]
+    turns: Turns
+    instead: dict[int, int]  # by job: whose share it has, as both take turns
     aside: dict[int, Waiting]  # jobs that were left out, and why
     cool_down_s: float
 
@@ -90,8 +143,8 @@ class _Placements:
 def _slots(pool: Pool, seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, ...]]:
     """Name the slots of every job that was placed: of an island, first those it has there.
 
-    Then those where its workers are parked, or trained last; others take those where workers are
-    parked last, if they have the choice.
+    Then those where it takes turns, its workers are parked, or trained last. Slots where other jobs
+    take turns or are parked are taken last, if there is a choice.
     """
     assert plan.placed is not None
     assert plan.allocation.packed_with is None or (plan.allocation.packed_with < 0).all(), (
@@ -108,9 +161,9 @@ def _slots(pool: Pool, seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, .
                 left[at] -= 1
                 kept[row].append(slot)
     taken = {slot for slots in kept.values() for slot in slots}
-    parked = parked_counts(pool)
+    parked, guests = parked_counts(pool), guest_counts(pool)
     free = [
-        sorted((slot for slot in slots if slot not in taken), key=lambda slot: parked[slot])
+        sorted((s for s in slots if s not in taken), key=lambda s: (guests[s], parked[s]))
         for slots in seen.islands
     ]
 
@@ -119,7 +172,8 @@ def _slots(pool: Pool, seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[int, .
         return rows[row].get(at, 0) - has
 
     for row in rows:
-        for slot in seen.jobs[row].parked or seen.jobs[row].serves:
+        job = seen.jobs[row]
+        for slot in job.target if job.is_guest else job.parked or job.serves:
             island = seen.island_of.get(slot)  # None: it can't be used now
             if island is not None and slot in free[island] and lacking(row, island) > 0:
                 free[island].remove(slot)
@@ -136,18 +190,25 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
     changes, drained = {change.job for change in plan.changes}, _drained(pool)
     targets: dict[int, Target] = {}
     waiting: dict[int, Waiting] = {}
+    rows = {job.id: row for row, job in enumerate(seen.jobs)}
     for row, job in enumerate(seen.jobs):
         slots = found.placed.get(job.id, ())
-        if set(slots) != set(job.target):
+        if (slot := found.turns.slots.get(job.id)) is not None:
+            if ((slot,), found.turns.turn_s) != (job.target, job.turn_s):
+                targets[job.id] = found.turns.target(pool, job.id, found.why)
+            continue
+        if set(slots) != set(job.target) or job.is_guest:
             # A share may also be cut from outside: by other bounds, or by the loss of a node.
-            moves = job.id not in changes and len(slots) == len(job.target)
+            moves = job.id not in changes and len(slots) == len(job.target) and not job.is_guest
             same = f"moves to other GPUs, still {len(slots)} ({found.why})"
-            reason = same if moves else plan.reason(row, found.why)
+            shown = rows.get(found.instead.get(job.id, job.id), row)
+            reason = same if moves else plan.reason(shown, found.why)
             targets[job.id] = Target(slots, pool.in_units(reason))
         if not slots:
-            waits = (plan.waiting(row) or UNPLACED) if seen.islands else _nothing(pool)
+            waits = _waits(pool, seen, plan, row)
             waits = _with_drained(_with_need(waits, job, seen), drained)
             waits = Waiting(waits.code, pool.in_units(waits.sentence))
+            waits = _with_more(waits, found.turns.refused.get(job.id, ""))
             waiting[job.id] = _with_memory(waits, job)
     for number, why in found.aside.items():
         if pool.jobs[number].target:
@@ -197,7 +258,7 @@ def _drained(pool: Pool) -> str:
     free = {
         node.name: count
         for node in up
-        if node.is_drained and (count := sum(pool.slots[s].owner is None for s in node.slots))
+        if node.is_drained and (count := sum(not pool.slots[s].owners for s in node.slots))
     }
     if up and all(node.is_drained for node in up):
         return f"all nodes are drained: {', '.join(sorted(node.name for node in up))}"
@@ -220,6 +281,10 @@ def _with_drained(waits: Waiting, drained: str) -> Waiting:
     if not drained or waits.code not in ("NodeDown", "Resources"):
         return waits
     return Waiting(waits.code, drained if waits is NO_NODES else f"{waits.sentence}; {drained}")
+
+
+def _with_more(waits: Waiting, more: str) -> Waiting:
+    return Waiting(waits.code, f"{waits.sentence}; {more}") if more else waits
 
 
 def _with_memory(waits: Waiting, job: JobState) -> Waiting:

@@ -8,8 +8,10 @@ from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState, counted
 from coddl.core.pool.nodes import STOPPED
 from coddl.core.pool.parking import in_host_memory, parked_sentence
+from coddl.core.pool.slot_sharing import stays
 from coddl.core.pool.snapshot import size_cap, speeds_by_size, usable
 from coddl.core.pool.state import Pool
+from coddl.core.pool.turns import turns_sentence
 from coddl.core.speed.live import Source
 
 
@@ -92,6 +94,8 @@ def sentence(pool: Pool, job: JobState, now_s: float, awaited: Collection[str] =
         return f"suspended by {job.held_by or 'a user'}; coddl resume {job.id} continues it"
     if job.is_over or not job.is_waiting:
         more = f"; {job.unsaved_sentence}" if job.unsaved is not None else ""
+        if in_turns := turns_sentence(pool, job):
+            return in_turns + more
         return job.reason + more + _why_not_more(pool, job, now_s)
     if job.target:
         return _reserved(pool, job)
@@ -112,7 +116,7 @@ def _span(seconds: float) -> str:
 def _why_not_more(pool: Pool, job: JobState, now_s: float) -> str:
     """Say why a job that could have more has not, while devices are free."""
     gpus, (_, most) = len(job.granted), job.bounds(now_s)
-    free = sum(pool.slots[slot].owner is None for slot in usable(pool))
+    free = sum(not pool.slots[slot].owners for slot in usable(pool))
     if job.phase != "running" or not free or not gpus or gpus >= job.gpus_max:
         return ""
     if job.spec.is_elastic and not job.prepared:
@@ -134,10 +138,15 @@ def _why_not_more(pool: Pool, job: JobState, now_s: float) -> str:
 
 def _reserved(pool: Pool, job: JobState) -> str:
     """Say what has to happen before a job gets what was decided for it."""
-    owners = [pool.slots[slot].owner for slot in job.target]
+    owners = {
+        owner
+        for slot in job.target
+        for owner in pool.slots[slot].owners
+        if not stays(pool.jobs[owner], slot)  # those take turns with it
+    }
     who = ", ".join(
         f'job {each} "{pool.jobs[each].spec.name}"' if each != job.id else "its previous run"
-        for each in sorted({owner for owner in owners if owner is not None})
+        for each in sorted(owners)
     )
     nodes = ", ".join(n for n in pool.nodes_of(job.target) if pool.nodes[n].is_silent)
     it = "it" if len(job.target) == 1 else "them"

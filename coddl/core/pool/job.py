@@ -1,9 +1,11 @@
 """One job of the pool: what was asked for, where it stands, and what is known of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from coddl.core.lifecycle import OVER, RUNNING, WAITING, Phase, PhaseTransition, check
+from coddl.core.pool.memory_limits import MemoryLimit
 from coddl.core.pool.orders import Stop
 from coddl.core.pool.records import DecisionRow, RunPrepared, SliceDidNotFit, Trouble
 from coddl.core.pool.spec import JobSpec
@@ -48,6 +50,7 @@ class JobState:
     # What it shall have, and what its agents were told.
     target: tuple[int, ...] = ()  # slots, as decided last
     reason: str = ""  # for the target
+    turn_s: float = 0.0  # above 0: it takes turns on its target, which is another job's
     decided_s: float = 0.0  # when its share was last decided to be another
     waiting: Waiting | None = None
     waiting_since_s: float | None = None
@@ -93,8 +96,10 @@ class JobState:
     losses: int = 0  # not of its own, in a row without a step
     parked: tuple[int, ...] = ()  # slots of its last run, where its workers are parked
     parked_bytes: int = 0  # host memory that they use
+    state_bytes: int = 0  # that workers of it used when they were parked last; 0: unknown
     park_s: float | None = None  # until its GPUs were free when it was parked last; None: unknown
     resume_s: float | None = None  # until it trained again, out of parked workers; None: unknown
+    turn_switch_s: float | None = None  # soft: to end a turn on a shared slot, and begin the next
     unsaved: Trouble | None = None  # why the newest state of its run is not on disk
     left_early: bool = False  # it ended well before its last step
     exit_code: int | None = None
@@ -105,9 +110,10 @@ class JobState:
     resumptions: int = 0  # of its starts, those for which it was
     first_start_s: float | None = None
     last_start_s: float | None = None
-    changed_s: float | None = None  # when what it holds last changed
     ended_s: float | None = None
-    executed_s: float = 0.0  # up to `changed_s`
+    sharers: int = 1  # jobs that take turns on its slot, itself included
+    settled_s: float | None = None  # up to when these two are counted
+    executed_s: float = 0.0
     attained_gpu_s: float = 0.0
     memory: tuple[float, ...] = ()  # the policy's
     row: DecisionRow | None = None  # what the last decision knew of it
@@ -135,6 +141,11 @@ class JobState:
     def is_elastic(self) -> bool:
         """Tell whether it may be resized now."""
         return self.spec.is_elastic and self.prepared
+
+    @property
+    def is_guest(self) -> bool:
+        """Tell whether it shall take turns on a slot that is another job's."""
+        return self.turn_s > 0.0
 
     @property
     def is_fixed(self) -> bool:
@@ -259,6 +270,12 @@ class JobState:
             return fact.gpus_min <= self.gpus_fit
         return fact.gpus_min <= self.gpus_expected or fact.gpus_min > self.gpus_most
 
+    def memory_limit(self, kinds: Sequence[str], samples: int) -> MemoryLimit | None:
+        """Put what it has found out into words that other jobs understand, if there are any."""
+        if self.model is None or not samples or len(kinds) != 1:
+            return None
+        return MemoryLimit(self.model, kinds[0], samples, self.id)
+
     def bounds(self, now_s: float) -> tuple[int, int]:
         """Give the fewest and the most GPUs that it may have now."""
         if self.spec.launch.precheck and not self.prechecked:
@@ -290,8 +307,15 @@ class JobState:
             return None
         return self.park_s + self.resume_s
 
+    @property
+    def last_switch_s(self) -> float | None:
+        """The same as it was measured last, wherever it starts next; or between two turns."""
+        if self.park_s is None or self.resume_s is None:
+            return self.turn_switch_s
+        return self.park_s + self.resume_s
+
     def executed_by(self, now_s: float) -> float:
-        """Seconds in which it has held devices."""
+        """Seconds in which it has held devices; of a slot that jobs share by turns, its part."""
         return self.executed_s + self._held_s(now_s)
 
     def attained_by(self, now_s: float) -> float:
@@ -321,18 +345,26 @@ class JobState:
 
     def hold(self, slots: tuple[int, ...], now_s: float) -> None:
         """Be given other devices, and settle the account of those held so far."""
-        self.executed_s, self.attained_gpu_s = self.executed_by(now_s), self.attained_by(now_s)
+        self._settle(now_s)
         if slots and not self.granted:
             self.starts += 1
             self.resumptions += self.is_resumed
             self.is_resumed = False
             self.last_start_s = now_s
             self.first_start_s = now_s if self.first_start_s is None else self.first_start_s
-        if slots != self.granted:
-            self.changed_s = now_s
-        self.granted = slots
+        self.granted, self.sharers = slots, 1
+
+    def share(self, sharers: int, now_s: float) -> None:
+        """Take turns on its slot with another number of jobs, itself included."""
+        if sharers != self.sharers:
+            self._settle(now_s)
+            self.sharers = sharers
+
+    def _settle(self, now_s: float) -> None:
+        self.executed_s, self.attained_gpu_s = self.executed_by(now_s), self.attained_by(now_s)
+        self.settled_s = now_s
 
     def _held_s(self, now_s: float) -> float:
-        if not self.granted or self.changed_s is None:
+        if not self.granted or self.settled_s is None:
             return 0.0
-        return max(0.0, now_s - self.changed_s)
+        return max(0.0, now_s - self.settled_s) / self.sharers

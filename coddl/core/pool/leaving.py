@@ -70,5 +70,5 @@ def due_s(pool: Pool) -> Iterator[float]:
 
 def _owners(pool: Pool, node: NodeState) -> list[JobState]:
     """Name the jobs whose processes may be on a node."""
-    owners = (pool.slots[slot].owner for slot in node.slots)
-    return [pool.jobs[job] for job in sorted({job for job in owners if job is not None})]
+    owners = {job for slot in node.slots for job in pool.slots[slot].owners}
+    return [pool.jobs[job] for job in sorted(owners)]

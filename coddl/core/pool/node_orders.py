@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from coddl.core.pool.job import JobState
 from coddl.core.pool.memory_limits import limits_on
 from coddl.core.pool.orders import AssignedSlot, JobOrder, Orders
-from coddl.core.pool.parking import may_use
 from coddl.core.pool.records import RunId
+from coddl.core.pool.slot_sharing import may_use, turn_s_of_jobs
 
 if TYPE_CHECKING:
     from coddl.core.pool.state import Pool
@@ -15,21 +15,24 @@ if TYPE_CHECKING:
 def orders_for(pool: "Pool", node: str) -> Orders:
     """Return everything that the agent of a node must do."""
     state = pool.nodes[node]
-    seats: dict[int, RunId] = {}
+    users: dict[int, list[JobState]] = {}
     for slot in state.slots:
-        owner = pool.slots[slot].owner
+        owners = [pool.jobs[job] for job in pool.slots[slot].owners]
         # What parks starts nothing any more, and gives its slots up one by one.
-        if owner is not None and may_use(pool.jobs[owner], slot):
-            seats[slot] = RunId(owner, pool.jobs[owner].attempt)
+        if runs := [job for job in owners if may_use(job, slot)]:
+            users[slot] = sorted(runs, key=lambda job: job.is_guest)
     leads = tuple(_job_order(pool, pool.jobs[job]) for job in state.leads)
-    concerned = sorted({run.job for run in seats.values()} | state.leads.keys())
+    concerned = sorted({job.id for jobs in users.values() for job in jobs} | state.leads.keys())
     return Orders(
         version=state.version,
-        seats=seats,
+        seats={
+            slot: tuple(RunId(job.id, job.attempt) for job in jobs) for slot, jobs in users.items()
+        },
         leads=leads,
         jobs={job: pool.jobs[job].spec for job in concerned},
         leaves=state.leaves_at_s is not None,
         parked=tuple(sorted(state.parked)),
+        turns={slot: turn_s_of_jobs(jobs) for slot, jobs in users.items() if len(jobs) > 1},
     )
 
 

@@ -30,12 +30,20 @@ class NodeState:
     leads: dict[int, None] = field(default_factory=dict)  # jobs, by number
     parked: dict[int, None] = field(default_factory=dict)  # jobs whose workers are parked there
     folder: str = ""  # the id of its jobs folder
+    parking_bytes: int = 0  # host memory for workers without their GPU
     versions: NodeVersions = field(default_factory=NodeVersions)
 
     @property
     def may_park(self) -> bool:
         """Tell whether workers that are parked there could be resumed."""
         return self.is_up and not self.is_drained  # as one that leaves is, too
+
+    def join(self, joined: r.NodeJoined) -> None:
+        """Be what the agent that has come says."""
+        self.boot, self.host, self.slots = joined.boot, joined.host, joined.slots
+        self.folder, self.versions = joined.folder, joined.versions
+        self.parking_bytes = joined.parking_bytes
+        self.is_up, self.is_silent = True, False
 
     def drain(self, by: str, within_s: float | None, now_s: float) -> None:
         """Have jobs leave: when they can, or by the time at which the node goes.
@@ -60,9 +68,16 @@ class SlotState:
     slot: int
     node: str
     device: r.Device
-    owner: int | None = None  # the job whose processes may be there
+    # The jobs whose processes may be there, in the order they came: several only by turns, or while
+    # some leave. True: it never started there, and is not waited for.
+    owners: dict[int, bool] = field(default_factory=dict)
     others: str = ""  # soft: who uses it that is none of ours
-    is_stuck: bool = False  # its owner never started there: nobody waits for it to leave
+    turns: r.SlotTurns | None = None  # soft: how turns go, if several jobs take turns
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tell whether all that may be there never started: nobody waits for them to leave."""
+        return bool(self.owners) and all(self.owners.values())
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ Field names are the wire format: `seats` are slots, `leads` are jobs whose lead 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from coddl.core.pool.memory_limits import MemoryLimit
@@ -53,8 +53,12 @@ class Orders:
     """Everything that one agent must do."""
 
     version: int
-    seats: Mapping[int, RunId]  # by slot: the run that may have processes there
+    # By slot: the runs that may have processes there, the one it was given to first. Several take
+    # turns.
+    seats: Mapping[int, tuple[RunId, ...]]
     leads: tuple[JobOrder, ...]
     jobs: Mapping[int, JobSpec]  # those it leads or has slots of
     leaves: bool = False  # the node goes away, and the server knows it: nothing new comes
     parked: tuple[int, ...] = ()  # jobs whose parked workers it may keep; it ends all others
+    # By slot with several runs: seconds after which a turn is over.
+    turns: Mapping[int, float] = field(default_factory=dict)

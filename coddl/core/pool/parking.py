@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState
+from coddl.core.pool.slot_sharing import hold
 
 if TYPE_CHECKING:
     from coddl.core.pool.state import Pool
@@ -29,18 +30,10 @@ def may_park(pool: "Pool", job: JobState) -> bool:
     return len(nodes) == 1 and pool.nodes[nodes[0]].may_park
 
 
-def may_use(job: JobState, slot: int) -> bool:
-    """Tell whether a job may have processes on a slot that is its own.
-
-    Those of a run that parks wait without it, though its state is not on disk yet.
-    """
-    return slot in job.granted and job.stop != "park"
-
-
 def free_parked(pool: "Pool", job: JobState, slot: int, now_s: float) -> None:
     """Take a slot from a run that has parked its workers there and is still being saved."""
     if job.stop == "park" and slot in job.granted:
-        job.hold(tuple(each for each in job.granted if each != slot), now_s)
+        hold(pool, job, tuple(each for each in job.granted if each != slot), now_s)
         pool.touch(pool.nodes_of([slot]))
 
 
@@ -62,6 +55,7 @@ def park(pool: "Pool", job: JobState, ended: r.RunEnded) -> None:
     if job.is_over or not nodes or not all(pool.nodes[node].may_park for node in nodes):
         return
     job.parked, job.parked_bytes = slots, ended.parked_bytes
+    job.state_bytes = ended.parked_bytes or job.state_bytes
     for node in nodes:
         pool.nodes[node].parked[job.id] = None
     pool.touch(nodes)
@@ -90,8 +84,8 @@ def stop_parking_on(pool: "Pool", node: str) -> None:
     state = pool.nodes[node]
     for number in list(state.parked):
         end_parking(pool, pool.jobs[number])
-    for owner in {pool.slots[slot].owner for slot in state.slots}:
-        if owner is not None and (job := pool.jobs[owner]).stop == "park":
+    for owner in {owner for slot in state.slots for owner in pool.slots[slot].owners}:
+        if (job := pool.jobs[owner]).stop == "park":
             job.stop = "retire"
             pool.touch([job.lead])
 

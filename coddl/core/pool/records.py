@@ -150,6 +150,16 @@ class NodeJoined:
     slots: tuple[int, ...] = ()  # the devices' numbers in the pool; filled in by `control`
     folder: str = ""  # the id of its jobs folder: nodes with the same one share it
     versions: NodeVersions = field(default_factory=NodeVersions)
+    parking_bytes: int = 0  # host memory that workers without their GPU may use
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTurns:
+    """How turns go on a slot: which job has the turn, and which part of the time each had."""
+
+    job: int | None = None  # None: none has it now
+    shares: Mapping[int, float] = field(default_factory=dict)  # by job, since it takes turns there
+    switch_s: Mapping[int, float] = field(default_factory=dict)  # by job: to end and begin a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +173,13 @@ class NodeReported:
     node: str
     boot: str
     version: int
-    holding: Mapping[int, RunId]  # slots that have live processes
+    # Slots that have live processes. Of several runs by turns: one that was told to leave, else the
+    # one that is at work.
+    holding: Mapping[int, RunId]
     runs: frozenset[RunId] | None = None
     others: Mapping[int, str] = field(default_factory=dict)  # by index: who else uses a GPU
     parked: frozenset[int] | None = None  # jobs whose workers are parked there; None: not told
+    turns: Mapping[int, SlotTurns] = field(default_factory=dict)  # soft; by slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +230,7 @@ class Woke:
 
 @dataclass(frozen=True, slots=True)
 class SlotFreed:
-    """A device's last process was seen to be gone: anybody may have it."""
+    """A job's last process on a device was seen to be gone: it no longer owns it."""
 
     slot: int
     job: int
@@ -246,6 +259,7 @@ class Target:
 
     slots: tuple[int, ...]
     reason: str
+    turn_s: float = 0.0  # above 0: it takes turns of that length with the job that has the slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def _may_go(pool: Pool, node: NodeState | None) -> bool:
 
 
 def _is_empty(pool: Pool, node: NodeState) -> bool:
-    return not node.leads and all(pool.slots[slot].owner is None for slot in node.slots)
+    return not node.leads and not any(pool.slots[slot].owners for slot in node.slots)
 
 
 def count_after(
@@ -217,13 +217,13 @@ def _empty_for_good(pool: Pool, report: r.EngineReported) -> list[str]:
 
 
 def _load(pool: Pool, node: NodeState) -> int:
-    return sum(pool.slots[slot].owner is not None for slot in node.slots)
+    return sum(bool(pool.slots[slot].owners) for slot in node.slots)
 
 
 def _can_move(pool: Pool, node: NodeState) -> bool:
     """Tell whether nothing is lost when a node is emptied."""
-    owners = (pool.slots[slot].owner for slot in node.slots)
-    return not any(owner is not None and pool.jobs[owner].is_fixed for owner in owners)
+    owners = {job for slot in node.slots for job in pool.slots[slot].owners}
+    return not any(pool.jobs[owner].is_fixed for owner in owners)
 
 
 def orders_of(pool: Pool, report: r.EngineReported) -> EngineOrders:

@@ -40,15 +40,18 @@ def snapshot_of_pool(
     site: Cluster | None = None,
     *,
     among: Collection[str] | None = None,
+    out_of_turns: Collection[int] = (),
 ) -> PoolSnapshot:
     """Take a snapshot of the jobs that compete, leaving some out, for some nodes or for all.
 
-    `site` is what the operator says of the nodes: racks, islands, links.
+    `site` is what the operator says of the nodes: racks, islands, links. `out_of_turns` are guests
+    that can't be guests any more: they are seen as jobs that wait from now on.
     """
     jobs = tuple(
         job
         for job in pool.live_jobs()
         if not job.suspended and not job.cancelled and job.fits and job.id not in without
+        if not stays_guest(pool, job)
     )
     nodes, cap = usable(pool), size_cap(pool)
     nodes = {slot: node for slot, node in nodes.items() if among is None or node in among}
@@ -59,7 +62,7 @@ def snapshot_of_pool(
     snapshot = Snapshot(
         now_s=now_s,
         cluster=cluster,
-        jobs=_table(pool, jobs, deaf, cluster, now_s),
+        jobs=_table(pool, jobs, deaf, cluster, now_s, out_of_turns=out_of_turns),
         speeds=_speeds(jobs, cluster, cap),
         memory=_memory(jobs),
         seed=seed,
@@ -109,7 +112,7 @@ def _claimed(job: JobState, usable: Mapping[int, str]) -> tuple[int, ...]:
     What it was promised before is as good as held: nobody is moved without need. If that can't be
     had any more it stays where it is. One that was told to leave keeps none: others may wait.
     """
-    if job.stop:
+    if job.stop or job.is_guest:
         return ()
     if all(slot in usable for slot in job.target):
         return job.target
@@ -130,15 +133,19 @@ def usable(pool: Pool) -> dict[int, str]:
         for slot in node.slots:
             if pool.slots[slot].is_stuck:
                 continue
-            owner = pool.slots[slot].owner
-            job = pool.jobs[owner] if owner is not None else None
-            holds = job is not None and slot in job.granted
-            stays = job is not None and holds and (job.is_fixed or pool.is_deaf(job))
+            owners = (pool.jobs[owner] for owner in pool.slots[slot].owners)
+            holds = [job for job in owners if slot in job.granted and not job.is_guest]
+            stays = any(job.is_fixed or pool.is_deaf(job) for job in holds)
             if node.is_drained and not stays:
                 continue
             if holds or not (node.is_silent or pool.slots[slot].others):
                 found[slot] = node.name
     return found
+
+
+def stays_guest(pool: Pool, job: JobState) -> bool:
+    """Tell whether a job takes turns whatever is decided: it can't be told anything now."""
+    return job.is_guest and pool.is_deaf(job) and not job.stop
 
 
 def size_cap(pool: Pool) -> int:
@@ -184,7 +191,13 @@ def _speeds(jobs: tuple[JobState, ...], cluster: Cluster, cap: int) -> Speeds:
 
 
 def _table(
-    pool: Pool, jobs: tuple[JobState, ...], deaf: Collection[int], cluster: Cluster, now_s: float
+    pool: Pool,
+    jobs: tuple[JobState, ...],
+    deaf: Collection[int],
+    cluster: Cluster,
+    now_s: float,
+    *,
+    out_of_turns: Collection[int],
 ) -> JobTable:
     bounds = [_bounds(job, job.id in deaf, size_cap(pool), now_s) for job in jobs]
     nodes, total = {n.name: at for at, n in enumerate(cluster.nodes)}, cluster.gpus_total
@@ -192,6 +205,7 @@ def _table(
         len(job.granted) if job.id in deaf else _share(job, *each)
         for job, each in zip(jobs, bounds, strict=True)
     ]
+    lost = {job.id for job in jobs if job.is_guest and job.id in out_of_turns}
     apps: dict[tuple[str, str], int] = {}
     groups = [(job.spec.user, job.spec.group) for job in jobs]
     return JobTable.of(
@@ -216,10 +230,11 @@ def _table(
         executed_s=[job.executed_by(now_s) for job in jobs],
         first_start_s=[_or_inf(job.first_start_s) for job in jobs],
         last_start_s=[_or_inf(job.last_start_s) for job in jobs],
-        changed_s=[job.decided_s for job in jobs],
+        changed_s=[now_s if job.id in lost else job.decided_s for job in jobs],
         spans=[job.spec.is_elastic for job in jobs],
         switch_s=_switch_s(pool, jobs),
         preferred_node=[nodes.get(job.lead or parked_on(pool, job) or "", -1) for job in jobs],
+        in_turns=[job.is_guest and job.id not in lost for job in jobs],
     )
 
 
@@ -248,9 +263,9 @@ def _bounds(job: JobState, is_deaf: bool, cap: int, now_s: float) -> tuple[int, 
 def _share(job: JobState, least: int, most: int) -> int:
     """Give a job's share as decided last, as far as it may still have that.
 
-    A job that stops has given up its share; it may be decided to start again.
+    A job that stops has given up its share; it may be decided to start again. A guest has none.
     """
-    share = 0 if job.stop else min(len(job.target), most)
+    share = 0 if job.stop or job.is_guest else min(len(job.target), most)
     return share if share >= least else 0
 
 

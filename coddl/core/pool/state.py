@@ -1,7 +1,7 @@
 """The pool as a fold of its records: who holds what, and what every agent shall do. (D3)
 
-A slot has an *owner* from the record that grants it to a job until its processes were seen to be
-gone, whatever happens in between; so no device ever has two.
+A job *owns* a slot from the record that grants it until its processes were seen to be gone,
+whatever happens in between. So no device ever has two owners, but for jobs that take turns on it.
 """
 
 import re
@@ -24,6 +24,7 @@ from coddl.core.pool.parking import (
     park,
     stop_parking_on,
 )
+from coddl.core.pool.slot_sharing import check_owners, hold, may_join
 from coddl.core.snapshot import REFUSED_S
 
 PAST_MAX: Final = 1000  # jobs that are over whose GPU-time policies may learn from
@@ -61,7 +62,7 @@ class Pool:
         for node in self.nodes.values():
             node.is_silent, node.back_s = False, 0.0
         for slot in self.slots.values():
-            slot.others = ""
+            slot.others, slot.turns = "", None
 
     @property
     def unit(self) -> str:
@@ -148,7 +149,7 @@ class Pool:
                 self.policy, self.policy_by, self.policy_since_s = policy, by, now_s
                 self.placement = placement or self.placement
             case r.SlotFreed(slot, job):
-                self.slots[slot].owner, self.slots[slot].is_stuck = None, False
+                self.slots[slot].owners.pop(job, None)
                 free_parked(self, self.jobs[job], slot, now_s)
             case r.ParkingEnded(job):
                 end_parking(self, self.jobs[job])
@@ -222,16 +223,12 @@ class Pool:
     # Nodes.
 
     def _join(self, joined: r.NodeJoined) -> None:
-        node_state = self.nodes.get(joined.node)
-        if node_state is None:
-            node_state = NodeState(joined.node, joined.boot, joined.host, ())
-            self.nodes[joined.node] = node_state
-        node_state.boot, node_state.host, node_state.slots = joined.boot, joined.host, joined.slots
-        node_state.folder, node_state.versions = joined.folder, joined.versions
-        node_state.is_up, node_state.is_silent = True, False
+        if joined.node not in self.nodes:
+            self.nodes[joined.node] = NodeState(joined.node, joined.boot, joined.host, ())
+        self.nodes[joined.node].join(joined)
         for slot, device in zip(joined.slots, joined.devices, strict=True):
-            owner = self.slots[slot].owner if slot in self.slots else None
-            self.slots[slot] = SlotState(slot, joined.node, device, owner)
+            owners = self.slots[slot].owners if slot in self.slots else {}
+            self.slots[slot] = SlotState(slot, joined.node, device, owners)
             self.next_slot = max(self.next_slot, slot + 1)
         self.touch([joined.node])
 
@@ -241,16 +238,19 @@ class Pool:
         node_state.is_up = False
         stop_parking_on(self, node)
         for slot in node_state.slots:
-            self.slots[slot].owner, self.slots[slot].is_stuck = None, False
+            self.slots[slot].owners.clear()
         for job in list(self.live_jobs()):
             left = tuple(slot for slot in job.granted if self.slots[slot].node != node)
             job.target = tuple(slot for slot in job.target if self.slots[slot].node != node)
+            if not job.target and job.is_guest:
+                job.turn_s = 0.0
+                self.touch(self.nodes_of(left))
             if job.lead != node and left == job.granted:
                 if node in self.nodes_of(job.serves):  # it was about to leave
                     self.touch([job.lead])
                 continue
             self.touch([job.lead, *self.nodes_of(job.granted)])
-            job.hold(left, now_s)
+            hold(self, job, left, now_s)
             job.generation += 1
             if job.lead == node:
                 self._be_led(job, None)
@@ -291,9 +291,10 @@ class Pool:
 
     def _give_up_run(self, job: JobState, now_s: float) -> None:
         self.touch([job.lead, *self.nodes_of(job.granted)])
-        job.hold((), now_s)
+        hold(self, job, (), now_s)
         self._be_led(job, None)
         job.stop, job.target, job.serves, job.unsaved = "", (), (), None
+        job.turn_s = 0.0
 
     # Decisions.
 
@@ -302,11 +303,14 @@ class Pool:
             job = self.jobs[number]
             if len(target.slots) != len(job.target):
                 job.decided_s = now_s
-            job.target, job.reason = target.slots, target.reason
+            if target.turn_s != job.turn_s:
+                self.touch(self.nodes_of(job.granted))
+            job.target, job.turn_s, job.reason = target.slots, target.turn_s, target.reason
             job.waiting, job.waiting_since_s = None, None
         for number, waiting in decided.waiting.items():
             job = self.jobs[number]
             job.waiting, job.waiting_since_s = waiting, now_s
+        check_owners(self, (s for target in decided.targets.values() for s in target.slots))
         if isinstance(decided, r.DecisionFailed):
             self.policy_trouble = decided.trouble
             return
@@ -343,10 +347,12 @@ class Pool:
         job.jobs_folder = self.nodes[aimed.lead].folder
         self._be_led(job, aimed.lead)
         job.adopt, job.precheck, job.stop = aimed.adopt, aimed.precheck, ""
-        job.hold(aimed.slots, now_s)
         for slot in aimed.slots:
-            assert self.slots[slot].owner in (None, job.id), f"slot {slot} has an owner"
-            self.slots[slot].owner = job.id
+            owners = self.slots[slot].owners
+            assert slot in job.granted or may_join(self, job, slot), f"slot {slot} has {owners}"
+            owners[job.id] = False
+        hold(self, job, aimed.slots, now_s)
+        check_owners(self, job.granted)
         if is_new:
             job.move("starting", now_s, aimed.reason)
             return
@@ -378,7 +384,10 @@ class Pool:
                 job.losses, job.step = 0, max(job.step, step)
                 if step > 0 and job.proven_s is None:
                     job.proven_s = now_s
-                if step > 0 and (fit := self._found(job, job.pass_samples)) is not None:
+                if (
+                    step > 0
+                    and (fit := job.memory_limit(self.kinds_of(job), job.pass_samples)) is not None
+                ):
                     self.limits = without_limits(self.limits, fit)
                 if job.phase == "starting":
                     job.decided_s = 0.0  # a start is no resize: nothing has to cool down
@@ -410,19 +419,12 @@ class Pool:
             job.gpus_expected, job.expected_because = fact.gpus_min, because
             return
         job.gpus_fit, job.fit_because = fact.gpus_min, because
-        if (found := self._found(job, fact.samples)) is not None:
+        if (found := job.memory_limit(kinds, fact.samples)) is not None:
             self.limits = with_limit(self.limits, found)
         if not job.fits and not job.stop:
             job.stop, job.reason = "retire", job.misfit.because
             job.move("stopping", now_s, job.reason)
             self.touch([job.lead])
-
-    def _found(self, job: JobState, samples: int) -> MemoryLimit | None:
-        """Put what a job has found out into words that other jobs understand, if there are any."""
-        kinds = self.kinds_of(job)
-        if job.model is None or not samples or len(kinds) != 1:
-            return None
-        return MemoryLimit(job.model, kinds[0], samples, job.id)
 
     def _end_run(self, job: JobState, ended: r.RunEnded, now_s: float) -> None:
         """Draw a run's conclusion; its slots keep their owner until they are seen to be empty."""
@@ -471,7 +473,7 @@ class Pool:
         """End a run that never came to its first step; it is tried on devices that are empty."""
         job = self.jobs[overdue.job]
         for slot in job.granted:
-            self.slots[slot].is_stuck = True
+            self.slots[slot].owners[job.id] = True
         because = f"it made no step within {overdue.after_s:g} s of its start"
         more = f"coddl logs {job.id}; a larger start_within_s if it needs more time"
         trouble = r.Trouble("it did not start", because, more)

@@ -36,9 +36,7 @@ def _is_stuck(pool: Pool, job: JobState) -> bool:
 def _blocker(pool: Pool, job: JobState, stuck: Collection[int]) -> int | None:
     """Name a job that has to move before this one can, and can't."""
     for slot in job.target:
-        owner = pool.slots[slot].owner
-        if owner is None or owner == job.id or owner not in stuck:
-            continue
-        if slot in pool.jobs[owner].granted:
-            return owner
+        for owner in pool.slots[slot].owners:
+            if owner != job.id and owner in stuck and slot in pool.jobs[owner].granted:
+                return owner
     return None

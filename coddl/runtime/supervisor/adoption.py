@@ -38,7 +38,8 @@ class Adoption:
             record.pid, record.step = each["pid"], each["step"]
             record.has_prepared, record.has_arrived = each["has_prepared"], bool(each["arrived"])
             record.has_left, record.has_ended = each["has_left"], each["has_ended"]
-            record.is_parked = each["is_parked"]
+            record.is_parked, record.awaits_turn = each["is_parked"], each["awaits_turn"]
+            record.image = each["image"]
             self.records.append(record)
             if each["may_have_state"] and not each["has_left"]:
                 self.about = self.about or each["arrived"]

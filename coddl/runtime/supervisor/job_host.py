@@ -1,14 +1,15 @@
 """A job on a node that is led from elsewhere: its worker host, and its lead's connection.
 
 Without a lead the workers live on; what they say is remembered, and who has exited is told to the
-next lead. A start waits until the slot is the job's, by the word of the node's agent, and empty.
+next lead. A start waits until the slot is the job's, by the word of the node's agent, and empty;
+so does a worker that was parked, or waits for its turn.
 """
 
 import contextlib
 import itertools
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,7 @@ from coddl.runtime.wire import Message
 
 _serial = itertools.count()  # a job host that ends must not remove its successor's images
 FETCH_AGAIN_S: Final = 2.0
-SLOT_WAIT_S: Final = 10.0  # how long a start waits for its slot to be the job's, and empty
+SLOT_WAIT_S: Final = 10.0  # how long a start waits for its slot, unless that is taken by turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class JobHostContext:
     host: str
     agent: HostingAgent
     factory: ForkServerFactory
-    is_free: Callable[[int], bool]  # tells whether nothing lives on a slot
+    is_free: Callable[[int, "JobHost | None"], bool]  # whether nothing, or none but its, is there
     on_change: Callable[[], None]  # called when somebody has come or gone
     orphan_s: float
 
@@ -52,7 +53,7 @@ class JobHost:
         self.attempt = attempt  # of the newest lead
         self._context = context
         self._lead: Channel | None = None
-        self._held: list[tuple[float, Message]] = []  # starts, and until when they may wait
+        self._held: list[tuple[float, Message]] = []  # requests, and until when they may wait
         self._unheard: list[Message] = []  # exits that no lead was told of
         self._folder = environment.folder
         self._has_remote = environment.remote is not None
@@ -85,18 +86,37 @@ class JobHost:
 
     @property
     def held(self) -> dict[int, SlotProcess]:
-        """Tell on which slots something of it lives."""
-        return {slot: process for slot, process, is_parked in self._processes if not is_parked}
+        """Tell on which slots something of it lives, or waits though no turn will come."""
+        return {
+            each.slot: self._process(each)
+            for each in self._worker_host.histories
+            if not (each.is_parked or self._will_have_turn(each))
+        }
+
+    @property
+    def overdue(self) -> dict[int, SlotProcess]:
+        """Tell which workers wait though no turn will come: another may be on the slot."""
+        return {
+            each.slot: self._process(each)
+            for each in self._worker_host.histories
+            if each.awaits_turn and not self._will_have_turn(each)
+        }
 
     @property
     def parked(self) -> list[SlotProcess]:
-        """Give the processes of its parked workers, and where they were."""
-        return [process for _, process, is_parked in self._processes if is_parked]
+        """Give the processes of its workers that are parked or wait for a turn that will come."""
+        return [
+            self._process(each)
+            for each in self._worker_host.histories
+            if each.is_parked or self._will_have_turn(each)
+        ]
 
-    @property
-    def _processes(self) -> Iterator[tuple[int, SlotProcess, bool]]:
-        for each in self._worker_host.histories:
-            yield each.slot, SlotProcess(self.job, self.attempt, each.pid, each.gpu), each.is_parked
+    def _process(self, worker: WorkerHistory) -> SlotProcess:
+        return SlotProcess(self.job, self.attempt, worker.pid, worker.gpu)
+
+    def _will_have_turn(self, worker: WorkerHistory) -> bool:
+        """Tell whether a worker is not at work, but waits for its turn."""
+        return worker.awaits_turn and self._context.agent.takes_turns(self.job, worker.slot)
 
     # The lead.
 
@@ -131,12 +151,15 @@ class JobHost:
                 self._fetch(lead, request)
             case "start":
                 request["env"]["CODDL_CHECKPOINT_DIR"] = str(self._folder)  # as it is called here
-                self._held.append((time.monotonic() + SLOT_WAIT_S, request))
-                self.look_again()
-            case "unpark":
-                self._held.append((time.monotonic() + SLOT_WAIT_S, request))
-                self.look_again()
-            case "kill" if self._drop_start(request["worker"]):
+                self._hold(request)
+            case "unpark" | "begin turn" as do:
+                self._drop(do, request["worker"])
+                self._hold(request)
+            case "tell" if request["word"]["do"] == "end turn":
+                for worker in request["to"]:
+                    self._drop("begin turn", worker)
+                self._worker_host.do(request)
+            case "kill" if self._drop("start", request["worker"]):
                 self._on_word({"is": "exited", "worker": request["worker"], "code": LOST})
             case "dismiss":
                 self.end()
@@ -179,6 +202,11 @@ class JobHost:
             at_s = time.monotonic() + self._context.orphan_s
             self._context.loop.alarm(("orphan", self), at_s, self.end)
 
+    def _hold(self, request: Message) -> None:
+        """Do it as soon as the slot is the job's, and empty."""
+        self._held.append((time.monotonic() + SLOT_WAIT_S, request))
+        self.look_again()
+
     def look_again(self) -> None:
         """Start workers whose slots are free by now; refuse those that have waited too long.
 
@@ -188,17 +216,21 @@ class JobHost:
         if self._lead is None and not self._context.agent.expects(self.job) and not self._is_parked:
             self.end()
             return
+        now_s = time.monotonic()
         held, self._held = self._held, []
         for until_s, request in held:
             slot, worker = request["slot"], request["worker"]
             owner = self._context.agent.owner_of(slot)
-            if owner == (self.job, self.attempt) and self._context.is_free(slot):
+            itself = self if request["do"] == "begin turn" else None
+            if owner == (self.job, self.attempt) and self._context.is_free(slot, itself):
                 self._worker_host.do(request)
                 self._context.on_change()
-            elif request["do"] == "unpark" and time.monotonic() >= until_s:
-                self._worker_host.kill(worker)
-            elif time.monotonic() < until_s:
+            elif self._context.agent.takes_turns(self.job, slot):
+                self._held.append((now_s + SLOT_WAIT_S, request))  # from when that is over
+            elif now_s < until_s:
                 self._held.append((until_s, request))
+            elif request["do"] != "start":
+                self._worker_host.kill(worker)
             else:
                 because = f"slot {slot} is assigned to {_named(owner)}"
                 if owner == (self.job, self.attempt):
@@ -206,7 +238,8 @@ class JobHost:
                 word = {"is": "exited", "worker": worker, "code": LOST, "because": because}
                 self._on_word(word)
         if self._held:
-            self._context.loop.alarm(("slot", self), self._held[0][0], self.look_again)
+            at_s = min(until_s for until_s, _ in self._held)
+            self._context.loop.alarm(("slot", self), at_s, self.look_again)
 
     @property
     def _is_parked(self) -> bool:
@@ -218,9 +251,9 @@ class JobHost:
     # The end.
 
     def kill_slot(self, slot: int) -> None:
-        """Kill whoever lives on a slot."""
+        """Kill whoever lives on a slot; not who waits there for its turn."""
         for history in self._worker_host.histories:
-            if history.slot == slot and not history.is_parked:
+            if history.slot == slot and not (history.is_parked or self._will_have_turn(history)):
                 self._worker_host.kill(history.worker)
 
     def end(self, *, hang_up: bool = False) -> None:
@@ -249,8 +282,9 @@ class JobHost:
         if lead is not None:
             lead.close()
 
-    def _drop_start(self, worker: int) -> bool:
-        dropped = ("start", worker)
+    def _drop(self, do: str, worker: int) -> bool:
+        """Forget a request that is held; tell whether there was one."""
+        dropped = (do, worker)
         kept = [held for held in self._held if (held[1]["do"], held[1]["worker"]) != dropped]
         was_held = len(kept) < len(self._held)
         self._held = kept
@@ -263,7 +297,9 @@ class JobHost:
             self._lead.send(word)
         else:
             self._keep(word)
-        if word["is"] in ("exited", "forked", "saved", "unsaved") or _parks(word):
+        if word["is"] == "exited":
+            self._held = [held for held in self._held if held[1]["worker"] != word["worker"]]
+        if word["is"] in ("exited", "forked", "saved", "unsaved") or _changes_slot(word):
             self._context.on_change()
 
     def _keep(self, word: Message) -> None:
@@ -278,9 +314,12 @@ class JobHost:
         self._context.agent.on_log(self.job, history.worker, history.rank, stream, text)
 
 
-def _parks(word: Message) -> bool:
-    """Tell whether a worker says that it has given up its GPU."""
-    return word["is"] == "said" and word["word"].get("parked") is not None
+def _changes_slot(word: Message) -> bool:
+    """Tell whether a worker says that it has given up its GPU, or its turn, or has one again."""
+    if word["is"] != "said":
+        return False
+    said = word["word"]
+    return said["is"] in ("turn ended", "turn begun") or said.get("parked") is not None
 
 
 def _named(owner: tuple[str, int] | None) -> str:

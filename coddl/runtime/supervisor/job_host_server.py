@@ -78,7 +78,7 @@ class JobHostServer:
             host,
             agent,
             self._warm_interpreters,
-            is_free=lambda slot: slot not in self._held(),
+            is_free=self._is_free,
             on_change=self._on_change,
             orphan_s=orphan_s,
         )
@@ -170,7 +170,13 @@ class JobHostServer:
         held: dict[int, SlotProcess] = {}
         for job_host in self._all():
             held |= job_host.held
+        for job_host in self._all():
+            held |= job_host.overdue  # before whoever else is there
         return held
+
+    def _is_free(self, slot: int, but_for: JobHost | None) -> bool:
+        """Tell whether nothing lives on a slot, not counting what belongs to a job host."""
+        return not any(slot in each.held for each in self._all() if each is not but_for)
 
     def _kill(self, job: str) -> None:
         if (job_host := self._job_hosts.pop(job, None)) is not None:
@@ -178,8 +184,10 @@ class JobHostServer:
             job_host.end(hang_up=True)
 
     def _kill_slot(self, slot: int) -> None:
+        process = self._held().get(slot)
         for job_host in self._all():
-            job_host.kill_slot(slot)
+            if process is not None and job_host.job == process.job:
+                job_host.kill_slot(slot)
 
     def _on_change(self) -> None:
         """See to what a change brings about, but not in the middle of it."""

@@ -10,6 +10,7 @@ from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.job_status import RETIRED, SUPERSEDED, JobStatus
 from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.remote_worker_host import RemoteWorkerHost
+from coddl.runtime.supervisor.retry_budget import RetryBudget
 from coddl.runtime.supervisor.slots import HostAddress, Slot
 from coddl.runtime.supervisor.suspension import Suspension
 from coddl.runtime.supervisor.workers import Workers
@@ -28,7 +29,9 @@ class SupportsPoolJob(Protocol):
     def set_target(self, slots: Sequence[Slot]) -> None: ...
     @property
     def suspension(self) -> Suspension: ...
-    def take_over(self, adoption: Adoption, parked: Sequence[int]) -> None: ...
+    @property
+    def retries(self) -> RetryBudget: ...
+    def tell_about(self, arrived: Message) -> None: ...
     def feed(self, event: group.Event) -> None: ...
     def stop(self, code: int) -> None: ...
 
@@ -174,9 +177,34 @@ class PoolJob:
         self._adoption = None
         slots = () if job_status.is_retiring else self._slots or ()
         parked = adoption.unpark({slot.number for slot in slots})
-        self._supervisor.take_over(adoption, parked)
+        self._take_over(adoption, parked)
         if job_status.is_retiring:
             self.retire()
         elif job_status.stopping is None:
             assert self._slots is not None
             self._supervisor.set_target(self._slots)
+
+    def _take_over(self, adoption: Adoption, parked: Sequence[int]) -> None:
+        """Adopt the workers of an earlier lead, and have those go on that wait."""
+        supervisor, workers = self._supervisor, self._supervisor.workers
+        for record in adoption.records:
+            workers.adopt(record)
+            supervisor.retries.stepped(record.step)
+        for number in adoption.useless():
+            workers.stop(number)
+        supervisor.job_status.has_finished = adoption.has_finished
+        if adoption.has_finished and not adoption.records:
+            supervisor.stop(0)
+            return
+        if adoption.about is not None:
+            supervisor.tell_about(adoption.about)
+        for number in parked:
+            workers.unpark(number)
+        for record in adoption.records:
+            if record.awaits_turn:
+                workers.begin_turn(record.number)
+        supervisor.job_status.has_slept = bool(parked)
+        supervisor.feed(adoption.found())
+        for record in adoption.records:
+            if record.has_ended:
+                supervisor.feed(group.LoopEnded(record.number))

@@ -72,10 +72,14 @@ class HostingAgent(Protocol):
         """Tell whether parked workers of a job may stay though no slot is the job's."""
         ...
 
+    def takes_turns(self, job: str, slot: int) -> bool:
+        """Tell whether a job shares a slot with others by turns, so that it may wait for one."""
+        ...
+
     def on_holding(self, held: Mapping[int, SlotProcess], parked: Parked) -> None:
         """Hear who has processes on this node's slots, after every change and every `look_again`.
 
-        Parked workers are not among them.
+        Parked workers are not among them, nor those that wait for a turn that will come.
 
         It is complete at this moment, and no start is under way: paired with the table of slots
         that `owner_of` answers from now, it is true.

@@ -15,7 +15,6 @@ from typing import assert_never
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor import job_errors, jobdir, local_job
-from coddl.runtime.supervisor.adoption import Adoption
 from coddl.runtime.supervisor.changes import Due, Since
 from coddl.runtime.supervisor.checkpointing import CaptureTimer, Checkpointing
 from coddl.runtime.supervisor.control_socket import ControlSocket
@@ -34,6 +33,7 @@ from coddl.runtime.supervisor.size_limits import SizeLimiter
 from coddl.runtime.supervisor.slots import HostAddress, Slot
 from coddl.runtime.supervisor.suspension import Suspension
 from coddl.runtime.supervisor.trace_events import TraceEvents
+from coddl.runtime.supervisor.turns import JobTurns
 from coddl.runtime.supervisor.worker_record import WorkerRecord, WorkerSpeed
 from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
@@ -75,6 +75,7 @@ class Supervisor:
         self._interrupt = Interrupt(self, self._loop)
         self.suspension = Suspension(self, self._loop)
         self._progress = ProgressReporter(self, self._loop)
+        self._turns = JobTurns(self, self._progress)
         self._given_up: set[int] = set()  # slots
         self._is_open = False
 
@@ -94,9 +95,8 @@ class Supervisor:
                 stack.callback(self._trace.close)
                 self._changes.trace = self._trace
             self._open(stack)
-            ask = lambda: self.workers.send(self._coordinator.members[:1], {"do": "capture"})  # noqa: E731
             self.capture_timer = CaptureTimer(
-                self._loop, job.checkpoint_every_s, ask, lambda: self.workers.is_saving
+                self._loop, job.checkpoint_every_s, self._ask_image, lambda: self.workers.is_saving
             )
             if self._control is not None:
                 self.workers.open()
@@ -146,6 +146,17 @@ class Supervisor:
         """Make the state durable, let workers leave or park, end with RETIRED. For any thread."""
         assert self._pool_job is not None
         self._loop.post(partial(self._pool_job.retire, park=park))
+
+    def end_turn(self, *, resident: bool) -> None:
+        """Have the only worker wait after its next update; `resident`: on its device.
+
+        For any thread. `turn ended` is told, once there is such a worker and it waits.
+        """
+        self._loop.post(partial(self._turns.end, resident=resident))
+
+    def begin_turn(self) -> None:
+        """Have it go on, or not wait at all; `turn begun` is told. For any thread."""
+        self._loop.post(self._turns.begin)
 
     def fail(self, error: TrainingError, code: int) -> None:
         """End the job because of an error, which is told once."""
@@ -245,27 +256,6 @@ class Supervisor:
             job_status.due = Due.now(since)
         self.feed(group.TargetSet(tuple(self._slots)))
 
-    def take_over(self, adoption: Adoption, parked: Sequence[int]) -> None:
-        """Adopt the workers of an earlier lead, and unpark those of them that are parked."""
-        for record in adoption.records:
-            self.workers.adopt(record)
-            self.retries.stepped(record.step)
-        for number in adoption.useless():
-            self.workers.stop(number)
-        self.job_status.has_finished = adoption.has_finished
-        if adoption.has_finished and not adoption.records:
-            self.stop(0)
-            return
-        if adoption.about is not None:
-            self._tell_about(adoption.about)
-        for number in parked:
-            self.workers.unpark(number)
-        self.job_status.has_slept = bool(parked)
-        self.feed(adoption.found())
-        for record in adoption.records:
-            if record.has_ended:
-                self.feed(group.LoopEnded(record.number))
-
     # Events from the workers.
 
     def on_warm(self) -> None:
@@ -315,6 +305,8 @@ class Supervisor:
                 self.feed(group.LoopEnded(worker))
             case "lost" | "problem":
                 self.tell({**message, "worker": worker})
+            case "turn ended" | "turn begun":
+                self._turns.hear(record, message)
             case "rigid":
                 self.limits.on_rigid(message)
             case "out-of-memory":
@@ -332,8 +324,9 @@ class Supervisor:
                 pass  # `alive`, and what a newer worker may have to say
 
     def on_gone(self, record: WorkerRecord, code: int, because: str | None) -> None:
-        self._exit_policy.take(record, code, because)
-        self._end_if_alone()
+        if not self._turns.on_gone(record, code, because):
+            self._exit_policy.take(record, code, because)
+            self._end_if_alone()
 
     def _on_arrived(self, record: WorkerRecord, message: Message) -> None:
         workers_max, job_status = message["workers_max"], self.job_status
@@ -343,7 +336,7 @@ class Supervisor:
             return
         record.has_arrived = True
         if not job_status.about:
-            self._tell_about(message)
+            self.tell_about(message)
             self.limits.on_prepared()
             try:
                 self._job.check_sizes(workers_max)
@@ -355,7 +348,8 @@ class Supervisor:
             self._trace.begin_worker(record.number, record.slot.number, record.started_s)
         self.feed(group.WorkerArrived(record.number, message["parts"], workers_max))
 
-    def _tell_about(self, arrived: Message) -> None:
+    def tell_about(self, arrived: Message) -> None:
+        """Tell what the script is, as the first worker to arrive said."""
         self.job_status.about = arrived
         self.tell({**arrived, "is": "prepared"})
 
@@ -384,6 +378,7 @@ class Supervisor:
         if (wake_at_s := self._coordinator.wake_at_s) is not None:
             self._loop.alarm("wake", wake_at_s, lambda: self.feed(group.TimerFired()))
         self.suspension.fall_asleep()
+        self._turns.settle()
         self._check_given_up()
         self._requests.settle()
 
@@ -488,9 +483,14 @@ class Supervisor:
 
     def on_saved(self, word: Message) -> None:
         self.suspension.on_saved(word)
+        self._turns.on_saved()
         self._interrupt.on_saved()
         self.suspension.fall_asleep()
         self._requests.settle()
+
+    def _ask_image(self) -> None:
+        if not self._turns.capture():
+            self.workers.send(self._coordinator.members[:1], {"do": "capture"})
 
     def capture(self) -> None:
         """Have an image taken and saved, if the job trains where it shall."""

@@ -21,9 +21,13 @@ class WorkerHistory:
     may_have_state: bool = False  # it was told to change to a group that has some
     has_left: bool = False
     is_parked: bool = False  # it waits, without its GPU
+    ends_turn: bool = False  # it was told to
+    awaits_turn: bool = False  # it has ended its turn, and waits for the next one
+    image: str | None = None  # then: its state, if that is not on its GPU
     has_ended: bool = False
     generation: int = 0  # the highest number it was told
     newest_worker: int = 0  # the highest number it was told
+    _begins_turn: bool = False  # it was told to, and has not said that it did
     _members: dict[int, list[int]] = field(default_factory=dict)  # of generations to come
 
     def told(self, word: Message) -> None:
@@ -41,6 +45,11 @@ class WorkerHistory:
                 self._members.pop(generation, None)
             case "unpark":
                 self.is_parked = False
+            case "end turn":
+                self.ends_turn, self._begins_turn = True, False
+            case "begin turn":
+                self.ends_turn = self.awaits_turn = False
+                self._begins_turn = True
 
     def heard(self, word: Message) -> None:
         """Take in what it says itself."""
@@ -53,6 +62,11 @@ class WorkerHistory:
                 self.step = word["step"]
             case "swapped":
                 self._on_swapped(word)
+            case "turn ended" if not self._begins_turn:  # else it said so before it heard of that
+                self.step, self.awaits_turn, self.image = word["step"], True, word["image"]
+            case "turn begun":
+                self.awaits_turn = self._begins_turn = False
+                self.image = None
             case "ended":
                 self.step, self.has_ended = word["step"], True
 
@@ -60,6 +74,7 @@ class WorkerHistory:
         generation, self.step = word["generation"], word["step"]
         self.is_parked = word.get("parked") is not None
         self.has_left = bool(word["left"]) and not self.is_parked
+        self.ends_turn &= not self.is_parked
         members = self._members.get(generation, [])
         self.rank = members.index(self.worker) if self.worker in members else None
         self.has_state = True
@@ -79,5 +94,7 @@ class WorkerHistory:
             "may_have_state": self.may_have_state or self.has_state,
             "has_left": self.has_left,
             "is_parked": self.is_parked,
+            "awaits_turn": self.awaits_turn or self.ends_turn,
+            "image": self.image,
             "has_ended": self.has_ended,
         }

@@ -122,8 +122,8 @@ class LocalWorkerHost:
             case "start":
                 history = WorkerHistory(request["worker"], request["slot"], request["gpu"])
                 self._start(history, request["argv"], request["env"])
-            case "unpark":
-                self._tell([request["worker"]], {"do": "unpark"})
+            case "unpark" | "begin turn" as do:
+                self._tell([request["worker"]], {"do": do})
             case "tell":
                 self._tell(request["to"], request["word"])
             case "kill":

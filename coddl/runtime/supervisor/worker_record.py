@@ -59,6 +59,8 @@ class WorkerRecord:
     has_ended: bool = False  # its loop is over
     has_left: bool = False  # it swapped out of the group
     is_parked: bool = False  # it has left the group, and waits without its GPU
+    awaits_turn: bool = False  # of the group, while another job has its slot
+    image: str | None = None  # what it waits with: its state, moved out of its GPU
     is_unwanted: bool = False  # we are ending it ourselves
     is_resting: bool = False  # between two epochs: what it does there may take its time
     ran_out_of_memory: bool = False
@@ -74,6 +76,8 @@ class WorkerRecord:
             return "LEAVING"
         if self.has_ended:
             return "ENDING"
+        if self.awaits_turn:
+            return "WAITING"
         if self.owns:
             return "RUNNING"
         return "WAITING" if self.has_arrived else "STARTING"

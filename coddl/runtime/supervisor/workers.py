@@ -31,6 +31,7 @@ STORES_MAX: Final = 5  # that may end in a row before they served
 # What only a worker's main thread says; its other threads speak even while that one hangs.
 MAIN_THREAD: Final = frozenset(
     {"arrived", "swapped", "stepped", "broken", "image", "alive", "metrics", "resting", "ended"}
+    | {"turn ended"}
 )
 
 
@@ -132,6 +133,11 @@ class Workers:
         """Set the slots of the job, for workers that are started from now on."""
         self._slots = slots
 
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """The slots of the job."""
+        return self._slots
+
     def worker_host(self, node: str) -> WorkerHost:
         """Give the worker host of a node."""
         if node not in self._worker_hosts:
@@ -232,6 +238,12 @@ class Workers:
         about = {"worker": number, "slot": record.slot.number}
         self.worker_host(record.slot.node).do({"do": "unpark", **about})
 
+    def begin_turn(self, number: int) -> None:
+        """Have a worker go on that waits for its turn, once its slot is the job's again."""
+        record = self._workers[number]
+        about = {"worker": number, "slot": record.slot.number}
+        self.worker_host(record.slot.node).do({"do": "begin turn", **about})
+
     def save(self, node: str, path: str) -> None:
         """Have an image made durable on the node where it lies; `on_saved` follows."""
         self._saves[node] += 1
@@ -299,8 +311,9 @@ class Workers:
         if record is None or record.has_ended or record.has_left:
             return
         limit_s, silent_s = self._job.watchdog_s, time.monotonic() - record.heard_s
-        if silent_s < limit_s or record.is_resting:
-            at_s = (time.monotonic() if record.is_resting else record.heard_s) + limit_s
+        may_be_silent = record.is_resting or record.awaits_turn
+        if silent_s < limit_s or may_be_silent:
+            at_s = (time.monotonic() if may_be_silent else record.heard_s) + limit_s
             self._loop.alarm(("watchdog", number), at_s, lambda: self._watch(number))
             return
         self._listener.tell({"is": "problem", **job_errors.silent(number, silent_s).parts()})
@@ -395,8 +408,9 @@ class Workers:
             self._listener.on_saved({"is": "unsaved", **job_errors.unsaved(because).parts()})
         if node == self._lead_node:
             self._on_storeless(because)
-        for number in [n.number for n in self.records if n.slot.node == node]:
-            self._part(number, LOST, because)
+        for record in [each for each in self.records if each.slot.node == node]:
+            record.image = None  # it is out of reach
+            self._part(record.number, LOST, because)
 
     # The store.
 

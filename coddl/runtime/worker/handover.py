@@ -73,6 +73,13 @@ class Handover:
         """Fill the device again."""
         self._offload.move_back()
 
+    def device_bytes(self) -> dict[str, int]:
+        """Tell what is allocated on the device once it has done all work, and the most so far."""
+        return {
+            "device_bytes": self._offload.device_bytes(),
+            "peak_bytes": self._offload.peak_bytes(),
+        }
+
     def nbytes(self) -> int:
         """Tell how much room an image takes."""
         return nbytes(self._state.tree())

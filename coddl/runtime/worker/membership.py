@@ -8,10 +8,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -22,10 +22,10 @@ from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
 from coddl.runtime.worker.offload import RESIDENT_BYTES_MAX, Offloaded
 from coddl.runtime.worker.pass_stats import PassStats
+from coddl.runtime.worker.process_name import PARKED, named
 from coddl.runtime.worker.state import DeviceOf
 from coddl.runtime.worker.supervisor_link import Generation, Groups, SupervisorLink, reject
-
-PARKED: Final = "coddl-parked"  # what the process of a parked worker is called
+from coddl.runtime.worker.turns import Turns
 
 
 class WorkerExit(SystemExit):
@@ -110,6 +110,11 @@ class Membership:
         self.has_left = False
         self._largest = 0  # slice that was ever had
         self._unpark_s = 0.0  # that the last return to the device took
+        self._turns: Turns | None = None
+        if link is not None:
+            self._turns = Turns(
+                link, handover, pass_stats, step=lambda: work.step, leave=self._exit
+            )
 
     @property
     def is_main(self) -> bool:
@@ -158,6 +163,13 @@ class Membership:
             bytes_ = self._handover.nbytes()  # known now: optimizers have their state
             make = lambda: self._try(link, lambda: self._handover.reserve(bytes_))  # noqa: E731
             threading.Thread(target=make, name="coddl-room", daemon=True).start()
+        if not agreed:
+            self.take_turns()
+
+    def take_turns(self) -> None:
+        """Between two iterations: wait if others have their turn on the device."""
+        if self._turns is not None and self.size == 1:
+            self._turns.take()
 
     def _try(
         self, link: SupervisorLink, action: Callable[[], None], word: str = "problem", **about: int
@@ -172,8 +184,7 @@ class Membership:
         """Do what the supervisor asks between passes; come back when there is a group again."""
         while (link := self._link) is not None:
             if link.stop:
-                self.has_left = True
-                raise WorkerExit(0)
+                self._exit()
             if link.regroup is not None:
                 self._regroup(link, link.regroup)
             elif self.failed:
@@ -338,7 +349,7 @@ class Membership:
         if offloaded.resident_bytes > RESIDENT_BYTES_MAX:
             self._tell_resident(link, offloaded)
             self._leave(link, generation)
-        with _named(PARKED):
+        with named(PARKED):
             link.unpark = False
             pause = {"state_s": time.monotonic() - start_s}
             bytes_ = self._handover.parked_bytes
@@ -347,8 +358,7 @@ class Membership:
             with link.changed:
                 link.changed.wait_for(lambda: link.unpark or link.stop)
             if link.stop:
-                self.has_left = True
-                raise WorkerExit(0)
+                self._exit()
         start_s = time.monotonic()
         self._handover.unpark()
         self._unpark_s = time.monotonic() - start_s
@@ -371,6 +381,9 @@ class Membership:
     def _leave(self, link: SupervisorLink, generation: Generation) -> None:
         self._tell_swapped(link, generation, left=True, pause={})
         self._pass_stats.flush()
+        self._exit()
+
+    def _exit(self) -> NoReturn:
         self.has_left = True
         raise WorkerExit(0)
 
@@ -420,19 +433,6 @@ class Membership:
         bytes_ = path.stat().st_size
         about = {"step": self._work.step, "bytes": bytes_, "seconds": seconds, **more}
         link.tell("image", path=str(path), **about)
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Be called something else by `ps` for a while; to the end, if that comes meanwhile."""
-    comm = Path(f"/proc/{os.getpid()}/comm")
-    before = ""
-    with suppress(OSError):
-        before = comm.read_text().rstrip()
-        comm.write_text(name)
-    yield
-    with suppress(OSError):
-        comm.write_text(before)
 
 
 def share_cores(workers: int) -> None:

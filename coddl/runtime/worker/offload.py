@@ -50,6 +50,7 @@ class Offload:
         self._device = device
         self._buffer = HostBuffer(device)
         self._moved: list[_Moved] = []
+        self._peak_bytes = 0
 
     @property
     def is_out(self) -> bool:
@@ -87,6 +88,17 @@ class Offload:
                 flat[at : at + part.numel()].copy_(part, non_blocking=True)
                 at += part.numel()
         self._synchronize()
+
+    def device_bytes(self) -> int:
+        """Wait for the device; tell how much of its memory this process has allocated there."""
+        self._synchronize()
+        return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
+
+    def peak_bytes(self) -> int:
+        """Tell the most that was allocated, as far as this was asked before torch counts anew."""
+        if self._device.type == "cuda":
+            self._peak_bytes = max(self._peak_bytes, torch.cuda.max_memory_reserved(self._device))
+        return self._peak_bytes
 
     def _copied(self, storages: dict[int, torch.UntypedStorage]) -> dict[int, Sequence[Tensor]]:
         """Copy storages into our own buffer."""

@@ -80,6 +80,13 @@ class PassStats:
         self._nodes = self._iterations = self._samples = 0
         self._since_s = now_s
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time meanwhile."""
+        start_s = time.monotonic()
+        yield
+        self._since_s += time.monotonic() - start_s
+
     def flush(self) -> None:
         """Send the spans there are."""
         if self._link is not None and self._spans:

@@ -254,10 +254,12 @@ class TrainingSession:
         self.pass_stats.iterated(self.step, own, self.progress.epoch)
         if self.step % CHECK_EVERY == 0:
             self._check()
-        may_change &= not (self.peers.stopping or self.peers.leaving or self._is_rigid)
+        may_change &= not (self.peers.stopping or self.peers.leaving)
         if self._updates or self._updates_by_hand():
             self.rounds.note_update()
-            if may_change:
+            if may_change and self._is_rigid:
+                self._membership.take_turns()  # it stays the worker it is
+            elif may_change:
                 self._membership.change(agreed=self._agrees_to_change())
 
     def _updates_by_hand(self) -> bool:

@@ -96,6 +96,9 @@ class SupervisorLink:
         self.stop = False
         self.leave: int | None = None  # the generation by which all leave: its state is on disk
         self.unpark = False  # its GPU is its own again
+        self.turn_end: bool | None = None  # its turn is to end; True: its tensors stay on the GPU
+        self.turn_begin = False  # while it waits: its turn has come
+        self.awaits_turn = False  # kept by the training loop
         self.current: Generation | None = None  # kept by the training loop
         self.groups = Groups()
         self.on_gpu = False  # is the model; NCCL can't send what is not
@@ -180,9 +183,20 @@ class SupervisorLink:
             case "leave":
                 self.leave = message["generation"]
             case "unpark":
-                self.unpark = True
+                self.unpark, self.turn_end = True, None  # it is told again what still counts
+            case "end turn":
+                self.turn_end, self.turn_begin = bool(message["resident"]), False
+            case "begin turn":
+                self._begin_turn()
             case "stop":
                 self.stop = True
+
+    def _begin_turn(self) -> None:
+        self.turn_end = None
+        if self.awaits_turn:
+            self.turn_begin = True
+        else:  # it has not come to its end
+            self.tell("turn begun", seconds=0.0)
 
     def _begin_building(self, generation: Generation) -> None:
         self._building = generation

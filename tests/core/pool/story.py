@@ -1,5 +1,7 @@
 """A pool whose agents do at once what they are told, for stories told event by event."""
 
+from dataclasses import replace
+
 from coddl.core.pool import records as r
 from coddl.core.pool.control import ControlOutput, ControlPlane
 from coddl.core.pool.job import JobState
@@ -17,8 +19,9 @@ class Story:
         *devices: int,
         stability: Stability | None = None,
         registry: Registry = BUILT_IN,
+        parking_bytes: int = 0,
     ) -> None:
-        self.now_s = 0.0
+        self.now_s, self.parking_bytes = 0.0, parking_bytes
         calm = stability or Stability(cool_down_s=0.0, reserve_s=0.0)
         self.control = ControlPlane(Pool(), calm, registry=registry)
         self.journal: list[tuple[int, float, r.Record]] = []
@@ -49,7 +52,8 @@ class Story:
 
     def join(self, node: str, devices: int, boot: str = "1", folder: str = "") -> ControlOutput:
         kinds = tuple(r.Device(i, "cpu") for i in range(devices))
-        return self.happen(r.NodeJoined(node, boot, "host", kinds, folder=folder))
+        joined = r.NodeJoined(node, boot, "host", kinds, folder=folder)
+        return self.happen(replace(joined, parking_bytes=self.parking_bytes))
 
     def submit(
         self,
@@ -118,12 +122,16 @@ class Story:
         """Let every node say that it holds just what it may."""
         for node in list(self.pool.nodes.values()):
             if node.is_up and not node.is_silent:
-                seats = self.pool.orders(node.name).seats
+                seats = self.holding(node.name)
                 slots = [self.pool.slots[slot] for slot in node.slots]
                 others = {each.device.index: each.others for each in slots if each.others}
                 self.happen(
                     r.NodeReported(node.name, node.boot, node.version, seats, others=others)
                 )
+
+    def holding(self, node: str) -> dict[int, r.RunId]:
+        """Name the runs that are at work on a node's slots when it does what it was told."""
+        return {slot: runs[0] for slot, runs in self.pool.orders(node).seats.items()}
 
     def shares(self) -> dict[int, int]:
         return {job.id: len(job.granted) for job in self.pool.live_jobs()}

@@ -40,12 +40,16 @@ class Swarm:
         *,
         users: bool = False,
         full: float = 0.0,
+        crowded: bool = False,
         registry: Registry = BUILT_IN,
     ) -> None:
-        """`users` interfere; a commit fails with a probability of `full`."""
+        """`users` interfere; a commit fails with a probability of `full`.
+
+        `crowded`: nodes are small, most jobs want one device, and the policy is seldom changed.
+        """
         self.registry = registry
         self.random = random.Random(seed)
-        self.users, self.full = users, full
+        self.users, self.full, self.crowded = users, full, crowded
         self.length = 40.0  # device-ticks of work per job
         self.policy = policy
         self.now_s = 1000.0
@@ -53,9 +57,11 @@ class Swarm:
         self.stability = Stability(cool_down_s=self.random.choice([0.0, 3.0]), reserve_s=5.0)
         self.control = self.control_of(Pool(policy=policy))
         self.agents = {
-            name: Agent(name, self.random.randint(1, 4))
+            name: Agent(name, self.random.randint(1, 2 if crowded else 4))
             for name in "abc"[: self.random.randint(1, 3)]
         }
+        for agent in self.agents.values():  # none, for two jobs whose gradients are known, for all
+            agent.parking_bytes = self.random.choice([0, 10**10, 10**12, 10**12])
         self.done: dict[int, float] = {}  # work, by job
         self.inbox: dict[str, Orders] = {}
         self.again: list[Said] = []  # could not be written down yet
@@ -147,7 +153,10 @@ class Swarm:
         least = self.random.choice([1, 1, 1, 2])
         tiers = ["elastic", "elastic", "elastic", "restartable", *["opaque"] * self.users]
         tier = self.random.choice(tiers)
-        most = least + self.random.randint(0, 6) if tier == "elastic" else least
+        if self.crowded and self.random.random() < 0.8:
+            least, tier = 1, "elastic"
+        more = self.random.choice([0, 0, 0, 2]) if self.crowded else self.random.randint(0, 6)
+        most = least + more if tier == "elastic" else least
         total = sum(len(n.slots) for n in self.pool.nodes.values() if n.is_up)
         widest = max((len(n.slots) for n in self.pool.nodes.values() if n.is_up), default=0)
         if least > (total if tier == "elastic" else widest):
@@ -184,7 +193,10 @@ class Swarm:
             r.NodeForgotten(node, "ada"),
             r.PolicyChosen(self.random.choice(policies), "ada", self.random.choice(PLACEMENTS)),
         ]
-        self.wish(self.random.choice(wishes))
+        wish = self.random.choice(wishes)
+        is_rare = self.crowded and isinstance(wish, r.PolicyChosen | r.JobBounded)
+        if not is_rare or self.random.random() < 0.2:
+            self.wish(wish)
 
     def settle_down(self) -> None:
         """Let nothing go wrong any more, and nobody keep anything from running."""
@@ -197,7 +209,7 @@ class Swarm:
             self.wish(r.NodeUndrained(node, "ada"))
         for job in [each.id for each in self.pool.live_jobs()]:
             self.wish(r.JobResumed(job, "ada"))
-            self.wish(r.JobBounded(job, 1, 8, "ada"))
+            self.wish(r.JobBounded(job, 1, 2 if self.crowded else 8, "ada"))
 
     # Time.
 
@@ -245,7 +257,9 @@ class Swarm:
             agent.lease_end_s = self.now_s + LEASE_S
             agent.server_lease_end_s = self.now_s + LEASE_S
             devices = tuple(r.Device(i, "cpu") for i in range(agent.devices))
-            self.happen(r.NodeJoined(agent.name, str(agent.boot), "host", devices), agent.name)
+            room = agent.parking_bytes
+            joined = r.NodeJoined(agent.name, str(agent.boot), "host", devices, parking_bytes=room)
+            self.happen(joined, agent.name)
 
     def keep_lease(self, agent: Agent) -> None:
         if agent.is_connected:
@@ -254,8 +268,7 @@ class Swarm:
             return
         if agent.is_up and self.now_s >= agent.lease_end_s:
             agent.boot += bool(agent.orders)  # as good as another process: it knows nothing more
-            agent.workers.clear()
-            agent.parked.clear()
+            agent.end_workers()
             agent.runs.clear()
             agent.orders = None  # nothing may start here before it is told anew
         node = self.pool.nodes.get(agent.name)
@@ -282,11 +295,11 @@ class Swarm:
                 self.happen(report, agent.name)  # a repeat
         self.gossip(agent)
         if agent.orders is not None:
-            holding = {slot: r.RunId(job, 0) for slot, job in agent.workers.items()}
-            told = (agent.name, str(agent.boot), agent.orders.version, holding)
+            told = (agent.name, str(agent.boot), agent.orders.version, agent.holding())
             parked, node = frozenset(agent.parked), self.pool.nodes.get(agent.name)
             is_newest = node is not None and node.version == agent.orders.version
-            self.happen(r.NodeReported(*told, self.listed(agent), parked=parked))
+            turns = agent.told_turns()
+            self.happen(r.NodeReported(*told, self.listed(agent), parked=parked, turns=turns))
             if is_newest and not self.again:
                 assert self.pool.nodes[agent.name].parked.keys() <= parked, "it has told otherwise"
 
@@ -334,32 +347,36 @@ class Swarm:
                 agent.runs[job] = Run(lead, hangs=hangs)
         for job in agent.parked.keys() - {*orders.parked, *orders.jobs}:
             del agent.parked[job]  # nobody will resume it here
-        for slot, job in list(agent.workers.items()):
-            claim = orders.seats.get(slot)
-            led = any(job in each.runs for each in self.agents.values())
-            if (claim is None or claim.job != job) and not led:
-                del agent.workers[slot]  # nobody will ever call it back
+        for slot in {*agent.workers, *agent.resting}:
+            for job in agent.jobs_on(slot) - {run.job for run in orders.seats.get(slot, ())}:
+                if not any(job in each.runs for each in self.agents.values()):
+                    agent.end_worker(slot, job)  # nobody will ever call it back
 
     def work(self, agent: Agent) -> None:
         if agent.parked and self.faults and self.random.random() < 0.02:
             del agent.parked[self.random.choice(list(agent.parked))]  # its memory was needed
+        self.take_turns(agent)
         for job, run in list(agent.runs.items()):
             if self.random.random() < 0.6:
                 self.lead(agent, job, run)
+
+    def take_turns(self, agent: Agent) -> None:
+        """Let another job have the turn, now and then, and at once where it may not be there."""
+        for slot, runs in agent.orders.seats.items() if agent.orders is not None else ():
+            jobs = [run.job for run in runs]
+            is_over = agent.turn.get(slot) not in jobs or self.random.random() < 0.2
+            at_work = agent.workers.get(slot)
+            if is_over and (at_work is None or at_work in jobs):
+                agent.switch_turn(slot, self.random.choice(jobs))
 
     def lead(self, agent: Agent, job: int, run: Run) -> None:
         """Bring a job's workers to where they shall be, and let them train."""
         order = run.order
         seats = {seat.slot: self.agents[seat.node] for seat in order.seats}
-        mine = {
-            slot: each
-            for each in self.agents.values()
-            for slot, owner in each.workers.items()
-            if owner == job
-        }
+        mine = {slot: each for each in self.agents.values() for slot in each.has(job)}
         if (outcome := self.outcome(job, run)) is not None:
             for slot, each in mine.items():
-                del each.workers[slot]
+                each.end_worker(slot, job)
             homes = run.waits or {slot: each.name for slot, each in mine.items()}
             parked = self.park(job, run, homes) if outcome == "retired" else ()
             ended = r.RunEnded(job, order.attempt, outcome, parked=parked, park_s=0.2)
@@ -374,15 +391,15 @@ class Swarm:
         if order.stop == "park" and self.random.random() < 0.3:
             run.waits = {slot: each.name for slot, each in mine.items()}
             for slot, each in mine.items():
-                del each.workers[slot]
+                each.end_worker(slot, job)
             return
         for slot, each in mine.items():
             if slot not in seats and self.random.random() < 0.5:
-                del each.workers[slot]
+                each.end_worker(slot, job)
         for slot, each in seats.items():
-            claim = each.orders.seats.get(slot) if each.orders else None
-            fenced = claim is None or claim != r.RunId(job, order.attempt)
-            if each.is_up and slot not in each.workers and not fenced:
+            allowed = r.RunId(job, order.attempt) in each.runs_on(slot)
+            is_empty = slot not in each.workers and job not in each.jobs_on(slot)
+            if each.is_up and is_empty and allowed and each.turn.get(slot) == job:
                 each.workers[slot] = job
                 run.is_warm |= each.parked.pop(job, None) is not None
         serves = tuple(s for s, each in seats.items() if each.workers.get(s) == job)

@@ -99,7 +99,7 @@ def test_a_job_that_needs_more_than_it_may_have_fails(
         f"it needs at least {may_have + 1} GPUs: {BECAUSE} on cpu; its maximum is {may_have}",
         f"--gpus {may_have + 1}, or micro_batch in coddl.prepare",
     )
-    assert all(slot.owner is None for slot in story.pool.slots.values())
+    assert not any(slot.owners for slot in story.pool.slots.values())
 
 
 PREDICTED = "a slice of 64 samples would need about 91 GiB of the GPU's 79 GiB"

@@ -42,7 +42,7 @@ def resume(story: Story, number: int, serving_s: float = 0.3) -> None:
 
 def report(story: Story, node: str, *parked: int, version: int | None = None) -> r.NodeReported:
     """Give a node's word of what is parked there."""
-    state, seats = story.pool.nodes[node], story.pool.orders(node).seats
+    state, seats = story.pool.nodes[node], story.holding(node)
     known = state.version if version is None else version
     return r.NodeReported(node, state.boot, known, seats, parked=frozenset(parked))
 
@@ -53,7 +53,7 @@ def test_a_job_on_one_node_that_has_trained_is_parked() -> None:
     assert (state.phase, state.granted, state.parked) == ("suspended", (), (0, 1))
     assert (state.parked_bytes, state.park_s) == (GIB4, 0.2)
     assert story.pool.orders("a").parked == (job,)
-    assert all(slot.owner is None for slot in story.pool.slots.values()), "others may use them"
+    assert not any(slot.owners for slot in story.pool.slots.values()), "others may use them"
 
 
 def starting(story: Story) -> int:

@@ -198,7 +198,7 @@ def test_a_node_that_must_go_is_empty_in_time_while_a_policy_fails() -> None:
     story.catch_up()
     story.happen(r.JobPrioritised(wide, 1, "ann"))
     story.catch_up()
-    assert not any(story.pool.slots[slot].owner for slot in story.pool.nodes[gone].slots)
+    assert not any(story.pool.slots[slot].owners for slot in story.pool.nodes[gone].slots)
     assert story.shares() == {wide: 2, small: 0}  # what it has elsewhere is enough for one of them
     mine.fault = None
     story.happen(r.NodeUndrained(gone, "ann"))

@@ -10,11 +10,11 @@ def listing(story: Story, *runs: r.RunId, version: int | None = None) -> r.NodeR
     """Give a report of node a, which knows its newest orders and lists these runs."""
     node = story.pool.nodes["a"]
     known = node.version if version is None else version
-    return r.NodeReported("a", node.boot, known, story.pool.orders("a").seats, frozenset(runs))
+    return r.NodeReported("a", node.boot, known, story.holding("a"), frozenset(runs))
 
 
 def owners(story: Story) -> list[int | None]:
-    return [slot.owner for slot in story.pool.slots.values()]
+    return [next(iter(slot.owners), None) for slot in story.pool.slots.values()]
 
 
 def test_a_run_that_its_node_does_not_list_is_lost_and_started_again() -> None:

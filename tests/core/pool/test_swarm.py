@@ -1,5 +1,7 @@
 """Whole pools in virtual time, with crashes, partitions and restarts of the server."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -7,7 +9,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.policies.max_min import MaxMin
 from coddl.core.pool import records as r
 from coddl.core.pool.state import Pool
-from coddl.core.registry import Registry
+from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.snapshot import Snapshot
 from tests.core.pool.swarm import Swarm
 
@@ -15,6 +17,12 @@ SEEDS = range(16)
 PATIENCE = 4000  # ticks
 QUIET = 150
 PLUGGED = "mine.py:moody"
+
+
+class Turning(MaxMin):
+    """A policy that knows nothing of turns but how long they last."""
+
+    turn_s = 5.0
 
 
 def trouble(swarm: Swarm) -> None:
@@ -37,7 +45,7 @@ def live(swarm: Swarm) -> None:
     assert not left, f"after {PATIENCE} quiet ticks these are not over: {left}"
     for _ in range(50):
         swarm.tick()
-    owned = [slot.slot for slot in swarm.pool.slots.values() if slot.owner is not None]
+    owned = [slot.slot for slot in swarm.pool.slots.values() if slot.owners]
     assert not owned, "a device was never given back"
     assert not any(agent.parked for agent in swarm.agents.values()), "nobody will resume them"
 
@@ -87,11 +95,50 @@ def test_so_it_is_when_a_plug_in_fails_every_other_time(seed: int) -> None:
     assert {job.phase for job in swarm.pool.jobs.values()} <= {"succeeded", "cancelled", "failed"}
 
 
+TURNING = {
+    "gandiva": ("gandiva:quantum_s=5,asks=minimum", BUILT_IN),
+    "gandiva with requests": ("gandiva:quantum_s=5", BUILT_IN),
+    "a plug-in": (PLUGGED, Registry({PLUGGED: Turning()})),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("policy", "registry"), TURNING.values(), ids=TURNING.keys())
+def test_so_it_is_when_jobs_take_turns(seed: int, policy: str, registry: Registry) -> None:
+    swarm = Swarm(seed, policy, users=True, full=0.03, crowded=True, registry=registry)
+    live(swarm)
+    told = [record for _, record in swarm.journal]
+    assert not any(isinstance(each, r.DecisionFailed) for each in told)
+    assert {job.phase for job in swarm.pool.jobs.values()} <= {"succeeded", "cancelled", "failed"}
+
+
+def test_jobs_take_turns_and_go_on_without_a_start_when_their_host_leaves() -> None:
+    guests, hosts = 0, 0
+    for seed in SEEDS:
+        swarm = Swarm(seed, "gandiva:quantum_s=5,asks=minimum", users=True, crowded=True)
+        trouble(swarm)
+        pool = Pool(policy=swarm.policy)
+        for at_s, record in swarm.journal:
+            before = {job.id: replace(job) for job in pool.live_jobs() if job.is_guest}
+            pool.apply(record, at_s)
+            for number, job in before.items():
+                now = pool.jobs[number]
+                same = (now.granted, now.attempt, now.stop) == (job.granted, job.attempt, "")
+                hosts += isinstance(record, r.Decided) and same and not now.is_guest
+            guests += len(before)
+    assert guests
+    assert hosts
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_pool_that_is_left_alone_comes_to_rest(seed: int) -> None:
     swarm = Swarm(seed, users=True, full=0.03)
     swarm.length = 1e9
     trouble(swarm)
+    ticks = 0  # what hangs is given up, by turns the later
+    while any(job.phase == "starting" for job in swarm.pool.live_jobs()) and ticks < PATIENCE:
+        swarm.tick()
+        ticks += 1
     for _ in range(QUIET):
         swarm.tick()
     for job in swarm.pool.live_jobs():
@@ -101,7 +148,7 @@ def test_a_pool_that_is_left_alone_comes_to_rest(seed: int) -> None:
         assert job.phase != "running" or set(job.serves) == set(job.granted), told
         assert (job.waiting is None) == bool(job.granted), told
     held = {slot for job in swarm.pool.live_jobs() for slot in job.granted}
-    assert {s.slot for s in swarm.pool.slots.values() if s.owner is not None} == held
+    assert {s.slot for s in swarm.pool.slots.values() if s.owners} == held
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -107,6 +107,11 @@ class Gandiva:
     memory = COLUMN
     own_placement: ClassVar[str] = "gandiva"
 
+    @property
+    def turn_s(self) -> float:
+        """How long jobs of a pool that share a GPU by turns have it."""
+        return self.quantum_s
+
     def __call__(self, snapshot: Snapshot) -> Allocation:
         state = state_of(snapshot, self.quantum_s, self.asks)
         jobs, servers, memory, wants = snapshot.jobs, state.servers, state.memory, state.wants
@@ -117,16 +122,13 @@ class Gandiva:
         packed_with = _packed_with(self, state, lone_nodes(assigned))
         free, is_assigned = servers.gpus.copy(), assigned.head >= 0
         kept = NodeAssignment(assigned.head.copy(), *assigned[1:])
-        runs = deal(free, assigned, order, packed_with)
-        run_unassigned(free, assigned, wants, order, state.slots_by_node, runs)
+        runs = _dealt(state, free, assigned, order, packed_with=packed_with)
         memory[runs & ~midst, COLUMN.turn] = state.now
         shares = np.where(runs, wants.gpus, 0)
         wake_at_s = _grow(
             self, state, Idle(free, lone_nodes(assigned), runs & (packed_with < 0)), shares
         )
-        guests = runs & ~is_assigned
-        waits = ~runs & (is_assigned | guests.any()) & (wants.gpus <= servers.gpus.sum())
-        if waits.any() or (memory[:, COLUMN.packed_with] > 0).any():
+        if _needs_next_slice(state, runs, is_assigned):
             wake_at_s = min(wake_at_s, (state.now + 1) * self.quantum_s)
         if snapshot.slots is None:
             memory[:, COLUMN.node] = snapshot.memory[:, COLUMN.node]
@@ -139,10 +141,44 @@ class Gandiva:
             memory,
             packed_with=np.where(runs, packed_with, -1),
         )
-        leaders = leaders_of(snapshot.slots, found)
-        alone = np.where(leaders == np.arange(jobs.size), shares, 0)
-        slots = slots_on_nodes(snapshot.cluster.columns, snapshot.slots, assigned, alone)
-        return replace(found, slots=slots.take(leaders))
+        return replace(found, slots=_slots_of(snapshot.slots, state, found, assigned))
+
+
+def _dealt(
+    state: GandivaState,
+    free: IntColumn,
+    assigned: NodeAssignment,
+    order: IntColumn,
+    *,
+    packed_with: IntColumn,
+) -> BoolColumn:
+    """Who runs in this slice; `free` becomes what is left of each server."""
+    runs = deal(free, assigned, order, packed_with)
+    # What takes turns with another runs on any GPU that would be idle, not only where it is.
+    assigned.head[(state.snapshot.jobs.in_turns > 0) & ~runs] = -1
+    run_unassigned(free, assigned, state.wants, order, state.slots_by_node, runs)
+    return runs
+
+
+def _needs_next_slice(state: GandivaState, runs: BoolColumn, is_assigned: BoolColumn) -> bool:
+    """Tell whether the next slice is another's turn, or ends a trial of packing.
+
+    Who takes turns with another on its GPU anyway needs no decision for that.
+    """
+    guests = runs & ~is_assigned
+    waits = ~runs & (is_assigned | guests.any())
+    waits &= (state.wants.gpus <= state.servers.gpus.sum()) & (state.snapshot.jobs.in_turns == 0)
+    return bool(waits.any() or (state.memory[:, COLUMN.packed_with] > 0).any())
+
+
+def _slots_of(
+    before: Slots, state: GandivaState, found: Allocation, assigned: NodeAssignment
+) -> Slots:
+    """The islands of those that run, the same for two that are packed."""
+    leaders = leaders_of(before, found)
+    alone = np.where(leaders == np.arange(len(leaders)), found.gpus, 0)
+    columns = state.snapshot.cluster.columns
+    return slots_on_nodes(columns, before, assigned, alone).take(leaders)
 
 
 def _migrate(

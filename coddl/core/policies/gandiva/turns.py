@@ -29,10 +29,11 @@ def order_of_turns(jobs: JobTable, midst: BoolColumn) -> IntColumn:
     """Rows by their claim to this slice: weighted round robin.
 
     Who is in the midst of its turn goes on; then comes who has waited longest, those that never ran
-    first; then those whose turn is over, who has run longest without a break last.
+    first; then those whose turn is over, who has run longest without a break last. Who takes turns
+    with another on its GPU anyway comes after all of them.
     """
     runs = jobs.gpus > 0
-    rank = np.where(runs, np.where(midst, 0, 2), 1)
+    rank = np.where(runs, np.where(midst, 0, 2), np.where(jobs.in_turns > 0, 3, 1))
     since_s = np.where(runs, -jobs.last_start_s, jobs.changed_s)
     order: IntColumn = np.lexsort((jobs.id, since_s, rank))
     return order

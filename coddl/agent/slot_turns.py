@@ -1,0 +1,255 @@
+"""Who has the turn on a slot that several runs share. Pure.
+
+    away ──► at work ──► told to end its turn ──► waits ──► at work
+    │                                             └── resident on the GPU, or moved out of it
+    └── its start is held by its job host
+
+A turn ends at an update boundary, so it may last longer than asked for. What counts is the time
+that each run has had: the one that has had least, by its weight, is next. A run that must leave is
+let in before all others, as it leaves at its next boundary.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from coddl.core.pool.records import RunId, SlotTurns
+
+NO_SHOW_S: Final = 10.0  # after which a run that does not take its turn is passed over
+MOVE_S: Final = 30.0  # after which nobody waits any more for others to move out
+CONTEXT_BYTES: Final = 1 << 30  # of GPU memory that each process needs beside its tensors
+FILL: Final = 0.95  # of the memory that runs may use together
+
+
+@dataclass(frozen=True, slots=True)
+class EndTurn:
+    """Have a run end its turn; one that waits on the GPU moves out of it."""
+
+    run: RunId
+    resident: bool  # its tensors stay on the GPU
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTurn:
+    """Have a run begin its turn; one that was to end it goes on."""
+
+    run: RunId
+
+
+TurnAction = EndTurn | BeginTurn
+
+
+@dataclass(slots=True)
+class _Member:
+    """A run that takes turns."""
+
+    weight: float
+    joined_s: float
+    had_s: float = 0.0  # of the slot's time, since then
+    used_s: float | None = None  # by its weight, for the order of turns; None: has had no turn
+    where: Literal["away", "resident", "moving", "out"] = "away"  # its tensors, while it waits
+    peak_bytes: int | None = None  # of GPU memory; None: unknown
+    is_ready: bool = False  # it would come if it had the turn
+    leaves: bool = False
+
+
+@dataclass(slots=True)
+class SharedSlot:
+    """The runs that take turns on one slot, and whose turn it is."""
+
+    memory_bytes: int | None = None  # that they may use together and stay there; None: any
+    holder: RunId | None = None  # who has the turn
+    _turn_s: float = 0.0
+    _members: dict[RunId, _Member] = field(default_factory=dict)
+    _at_work: RunId | None = None
+    _since_s: float = 0.0  # the holder has had the turn; or others are moving out
+    _has_come: bool = False  # the holder was at work since then
+    _is_ending: bool = False  # the holder was told to end its turn
+    _report: SlotTurns = field(default_factory=SlotTurns)
+
+    # What is known.
+
+    def admit(
+        self, runs: Mapping[RunId, float], leaving: Collection[RunId], turn_s: float, now_s: float
+    ) -> None:
+        """Have these runs take turns, by their weights.
+
+        Who waits here and must leave needs the turn once more, though it has no right to another.
+        """
+        for run, each in list(self._members.items()):
+            each.leaves = run in leaving
+            is_away = each.where == "away" and run != self.holder
+            if run not in runs and (is_away or not each.leaves):
+                del self._members[run]
+        for run, weight in runs.items():
+            if run not in self._members:
+                # Who was here alone has had its time; others begin as soon as they can.
+                used_s = self._least_used_s if run == self._at_work else None
+                self._members[run] = _Member(weight, now_s, used_s=used_s)
+            self._members[run].weight = weight
+        self._turn_s = turn_s or self._turn_s
+
+    def note(self, at_work: RunId | None, ready: Collection[RunId]) -> None:
+        """Take in who is at work here, and which runs would come."""
+        self._at_work = at_work
+        for run, each in self._members.items():
+            each.is_ready = run in ready
+
+    def note_ended(self, run: RunId, *, resident: bool, peak_bytes: int) -> None:
+        """Take in that a run has ended its turn or moved out, and what memory it has needed."""
+        if (member := self._members.get(run)) is None:
+            return
+        member.peak_bytes = peak_bytes
+        if member.where == "moving" or (member.where == "resident" and not resident):
+            member.where = "out"  # one that could not move is not asked again
+
+    @property
+    def members(self) -> frozenset[RunId]:
+        """The runs that take turns here, and whoever else is at work."""
+        return frozenset([*self._members, *([self._at_work] if self._at_work else [])])
+
+    @property
+    def is_shared(self) -> bool:
+        """Tell whether turns matter: there are several runs, or one that waits."""
+        return len(self.members) > 1 or any(each.where != "away" for each in self._members.values())
+
+    @property
+    def leavers(self) -> list[RunId]:
+        """Who waits here and must leave; has it come to work, it is seen there."""
+        comes = None if self._has_come else self.holder
+        return [
+            run
+            for run, each in self._members.items()
+            if each.leaves and (each.where != "away" or run == comes)
+        ]
+
+    @property
+    def report(self) -> SlotTurns:
+        """Who has the turn, and the part of the time that each has had, at the last change."""
+        return self._report
+
+    # What follows.
+
+    def look(self, now_s: float) -> list[TurnAction]:
+        """Tell what to do now; again does no harm."""
+        self._follow(now_s)
+        if self.holder is None:
+            return self._grant(now_s)
+        is_there = self._at_work == self.holder and not self._is_ending
+        end_s = self._end_s() if is_there else None
+        if end_s is None or now_s < end_s:
+            return []
+        resident, self._is_ending = self._fit(), True
+        self._members[self.holder].where = "resident" if resident else "out"
+        return [EndTurn(self.holder, resident)]
+
+    @property
+    def wake_at_s(self) -> float | None:
+        """When to look again if nothing happens before; None: nothing would change."""
+        if self.holder is None:
+            is_moving = any(each.where == "moving" for each in self._members.values())
+            return self._since_s + MOVE_S if is_moving else None
+        if self._is_ending or not self._others_ready:
+            return None
+        return self._end_s() if self._has_come else self._since_s + NO_SHOW_S
+
+    def _follow(self, now_s: float) -> None:
+        """Take note if the holder has come or gone, or if somebody else is at work."""
+        if self._at_work is not None:
+            if self._at_work != self.holder and self._at_work in self._members:
+                self._end(now_s)
+                self._begin(self._at_work, now_s)  # it was quicker than our word
+            self._has_come |= self._at_work == self.holder
+            return
+        is_late = not self._has_come and now_s >= self._since_s + NO_SHOW_S
+        is_free = self._others_ready and (self._has_come or is_late)
+        if self._is_ending or self.holder not in self._members or is_free:
+            self._end(now_s)
+
+    def _grant(self, now_s: float) -> list[TurnAction]:
+        """Give the turn to whoever is next, once there is memory for it."""
+        ready = [run for run, each in self._members.items() if each.is_ready]
+        if not ready or self._at_work is not None:
+            return []
+        run = min(ready, key=self._claim)
+        others = {other: each for other, each in self._members.items() if other != run}
+        stay = {} if self._fit() else {o: m for o, m in others.items() if m.where == "resident"}
+        if stay:
+            self._since_s = now_s
+            for each in stay.values():
+                each.where = "moving"
+            return [EndTurn(other, resident=False) for other in stay]
+        is_moving = any(each.where == "moving" for each in others.values())
+        if is_moving and now_s < self._since_s + MOVE_S:
+            return []
+        self._begin(run, now_s)
+        return [BeginTurn(run)]
+
+    def _claim(self, run: RunId) -> tuple[bool, bool, float]:
+        """Order runs by who is next: who must leave, who has had no turn, who has had least."""
+        member = self._members[run]
+        return not member.leaves, member.used_s is not None, member.used_s or 0.0
+
+    def _end_s(self) -> float | None:
+        """When the holder's turn ends: after its time, and once another one has had less.
+
+        At once if another one must leave, or is new; never while it must leave itself, or does.
+        """
+        if self.holder not in self._members:
+            return None
+        mine = self._members[self.holder]
+        others = [e for run, e in self._members.items() if run != self.holder and e.is_ready]
+        if mine.leaves or not others:
+            return None
+        has_new = any(each.used_s is None for each in others)
+        if any(each.leaves for each in others) or (has_new and mine.used_s is not None):
+            return self._since_s
+        length_s = self._turn_s * mine.weight
+        least = min(each.used_s or 0.0 for each in others)
+        ahead_s = 0.0 if mine.used_s is None else (least - mine.used_s) * mine.weight
+        return self._since_s + max(length_s, ahead_s)
+
+    def _begin(self, run: RunId, now_s: float) -> None:
+        self.holder, self._since_s = run, now_s
+        self._has_come = self._is_ending = False
+        self._members[run].where = "away"
+        self._note_shares(now_s)
+
+    def _end(self, now_s: float) -> None:
+        """Take note that nobody has the turn, and settle the account of who had it."""
+        member = self._members.get(self.holder) if self.holder is not None else None
+        if member is not None:
+            had_s = now_s - self._since_s
+            member.had_s += had_s if self._has_come else 0.0
+            if member.used_s is None:
+                member.used_s = self._least_used_s  # its start does not count against it
+            else:
+                member.used_s += had_s / member.weight
+        self.holder = None
+        self._is_ending = self._has_come = False
+        self._note_shares(now_s)
+
+    def _note_shares(self, now_s: float) -> None:
+        shares = {
+            run.job: round(each.had_s / max(each.had_s, now_s - each.joined_s, 1e-9), 3)
+            for run, each in self._members.items()
+        }
+        self._report = SlotTurns(self.holder.job if self.holder is not None else None, shares)
+
+    @property
+    def _least_used_s(self) -> float:
+        """What those have had that have had least, of those that have had a turn."""
+        used = [each.used_s for each in self._members.values() if each.used_s is not None]
+        return min(used, default=0.0)
+
+    @property
+    def _others_ready(self) -> bool:
+        return any(each.is_ready for run, each in self._members.items() if run != self.holder)
+
+    def _fit(self) -> bool:
+        """Tell whether all of them fit into the GPU's memory together; unknown: they do not."""
+        if self.memory_bytes is None:
+            return True
+        needs = [each.peak_bytes for each in self._members.values()]
+        known = [each + CONTEXT_BYTES for each in needs if each is not None]
+        return len(known) == len(needs) and sum(known) <= FILL * self.memory_bytes

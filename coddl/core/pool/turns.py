@@ -1,0 +1,274 @@
+"""Which jobs take turns: one-GPU jobs that got no GPU, on the slot of a job that got one. Pure.
+
+A policy that wants it says how long a turn lasts (`turn_s`). It gives GPUs to jobs as ever; what is
+left without is made a *guest* here, and the job that has the slot its *host*. The node's agent
+switches turns by itself, so a decision is due only when jobs come and go.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Set
+from heapq import heapify, heappop, heappush
+from math import inf, isfinite
+from typing import Any, Final, NamedTuple
+
+from coddl.core.pool.job import JobState
+from coddl.core.pool.nodes import NodeState
+from coddl.core.pool.parking import in_host_memory
+from coddl.core.pool.records import SlotTurns, Target
+from coddl.core.pool.slot_sharing import partners, turn_s_of_jobs
+from coddl.core.pool.snapshot import stays_guest
+from coddl.core.pool.state import Pool
+from coddl.core.waiting import Waiting
+
+TURNS_MAX: Final = 8  # jobs on a slot
+STATES_PER_GRADIENT: Final = 4  # weights, gradients and two moments
+# Why a job may wait that takes turns instead. Its host is of its own priority, so that those of a
+# higher one have other GPUs is no reason against.
+CODES: Final = ("Resources", "CoolDown", "Priority")
+
+
+class Turns(NamedTuple):
+    """The jobs that take turns on the slots of others."""
+
+    turn_s: float
+    slots: Mapping[int, int]  # by guest
+    users: Mapping[int, tuple[int, ...]]  # by slot: the host, then its guests
+    refused: Mapping[int, str]  # by job: why it can't, though it may
+
+    def target(self, pool: Pool, job: int, why: str) -> Target:
+        """Give a guest its slot, and say why; `why` is what made us decide."""
+        slot = self.slots[job]
+        names = [pool.jobs[each].spec.name for each in self.users[slot] if each != job]
+        reason = (
+            f"takes turns of {self.turn_s:g} s with {listed(names)} on 1 GPU: "
+            f"more jobs than GPUs ({why})"
+        )
+        return Target((slot,), pool.in_units(reason), self.turn_s)
+
+
+def listed(names: list[str]) -> str:
+    """Write names in a row; of more than three, how many."""
+    if len(names) > 3:
+        return f"{names[0]} and {len(names) - 1} other jobs"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def turns_sentence(pool: Pool, job: JobState) -> str:
+    """Say with which jobs a job takes turns, and how that goes; empty if with none."""
+    others = partners(pool, job)
+    if not others:
+        return ""
+    slot, turn_s = pool.slots[job.granted[0]], turn_s_of_jobs([job, *others])
+    names = listed([f'job {each.id} "{each.spec.name}"' for each in others])
+    where = f"on 1 {pool.unit} of node {slot.node}: there are more jobs than {pool.unit}s"
+    told = slot.turns or SlotTurns(None)
+    parts = [f"takes turns of {turn_s:g} s with {names} {where}"]
+    if (share := told.shares.get(job.id)) is not None:
+        parts.append(f"had {share:.0%} of its time so far")
+    if told.job is not None:
+        has_it = "it" if told.job == job.id else f"job {told.job}"
+        parts.append(f"{has_it} has the turn now")
+    return "; ".join(parts)
+
+
+def turn_s_of(policy: Any) -> float:  # Any: it may be a plug-in's, and say anything
+    """Tell how long a turn of a policy lasts; 0: jobs don't take turns."""
+    turn_s = getattr(policy, "turn_s", 0.0)
+    is_time = isinstance(turn_s, int | float) and isfinite(turn_s) and turn_s > 0.0
+    return float(turn_s) if is_time else 0.0
+
+
+def guest_counts(pool: Pool) -> Counter[int]:
+    """Count the jobs that take turns on each slot as guests."""
+    return Counter(slot for job in pool.live_jobs() if job.is_guest for slot in job.target)
+
+
+def stand_ins(pool: Pool, placed: Mapping[int, tuple[int, ...]], among: Set[int]) -> dict[int, int]:
+    """Name guests that get the slot they are on, in place of a guest of another slot.
+
+    Who takes turns has no more claim than another. So where the host of a slot has left, one of its
+    guests goes on there as it is, instead of one that would have to come from elsewhere.
+    """
+    guests: dict[int, list[JobState]] = {}
+    for job in pool.live_jobs():
+        if job.is_guest and job.id in among and job.id not in placed and job.granted == job.target:
+            guests.setdefault(job.target[0], []).append(job)
+    given = {slot for slots in placed.values() for slot in slots}
+    found: dict[int, int] = {}
+    for number, slots in sorted(placed.items()):
+        job = pool.jobs[number]
+        if not job.is_guest or number not in among or len(slots) != 1 or slots == job.target:
+            continue
+        here = [each for each in guests.get(slots[0], []) if each.priority == job.priority]
+        if here and job.granted == job.target and job.target[0] in given:
+            found[here[0].id] = number
+    return found
+
+
+def take_turns(
+    pool: Pool,
+    placed: Mapping[int, tuple[int, ...]],
+    waits: Mapping[int, Waiting],
+    turn_s: float,
+    now_s: float,
+) -> Turns:
+    """Find hosts for jobs that were not placed.
+
+    A job stays where it is, if that may be; else it goes to where its workers are parked; else to
+    the slot with the fewest jobs.
+    """
+    if not turn_s:
+        return Turns(0.0, {}, {}, {})
+    room = _Room(pool, placed)
+    found: dict[int, int] = {}
+    refused: dict[int, str] = {}
+    able = [
+        pool.jobs[number]
+        for number, why in sorted(waits.items())
+        if why.code in CODES and _may_be_guest(pool.jobs[number], now_s)
+    ]
+    for job in able:
+        slot = _slot_of(job)
+        if slot is not None and room.may_stay(job, slot) and room.fits(job, slot):
+            found[job.id] = room.add(job, slot)
+    left = [job for job in able if job.id not in found]
+    hosts = {priority: _Hosts(room, priority) for priority in {job.priority for job in left}}
+    for job in sorted(left, key=lambda job: (not job.parked, job.id)):
+        if (slot := hosts[job.priority].find(job)) is not None:
+            found[job.id] = room.add(job, slot)
+        else:
+            refused[job.id] = hosts[job.priority].why_not
+    users = {slot: tuple(jobs) for slot, jobs in room.users.items() if len(jobs) > 1}
+    return Turns(turn_s, found, users, refused)
+
+
+def state_bytes(job: JobState) -> int:
+    """Tell how much host memory a job's state needs; 0: that is not known yet."""
+    return job.state_bytes or STATES_PER_GRADIENT * job.gradient_bytes
+
+
+def _slot_of(job: JobState) -> int | None:
+    """Name the slot that a job has, or takes turns on."""
+    slots = job.target if job.is_guest else () if job.stop else job.granted
+    return slots[0] if len(slots) == 1 else None
+
+
+def _may_be_guest(job: JobState, now_s: float) -> bool:
+    least, _ = job.bounds(now_s)
+    slot = _slot_of(job)
+    return least == 1 and _is_able(job, slot) and now_s >= job.rest_until_s
+
+
+def _is_able(job: JobState, slot: int | None) -> bool:
+    """Tell whether a job can take turns on a slot.
+
+    Of a job that has started we know by `coddl.prepare`; one that is just starting there goes on.
+    """
+    is_checked = job.prechecked or not job.spec.launch.precheck
+    is_known = job.prepared or job.starts == 0 or job.granted == (slot,)
+    return job.spec.is_elastic and is_checked and is_known
+
+
+class _Room:
+    """The slots that are each given to one job, and what may be added to them."""
+
+    def __init__(self, pool: Pool, placed: Mapping[int, tuple[int, ...]]) -> None:
+        self._pool = pool
+        self.users = {slots[0]: [job] for job, slots in placed.items() if len(slots) == 1}
+        self._bytes: Counter[str] = Counter()  # by node: of the states of jobs that take turns
+        for job in pool.live_jobs():
+            if stays_guest(pool, job) and job.target[0] in self.users:
+                self.add(job, job.target[0])
+
+    def host_of(self, slot: int) -> JobState:
+        """Give the job that a slot is given to."""
+        return self._pool.jobs[self.users[slot][0]]
+
+    def node_of(self, slot: int) -> NodeState:
+        """Give the node of a slot."""
+        return self._pool.nodes[self._pool.slots[slot].node]
+
+    def add(self, job: JobState, slot: int) -> int:
+        """Let a job take turns on a slot."""
+        self._bytes[self.node_of(slot).name] += self._more_bytes(job, slot)
+        self.users[slot].append(job.id)
+        return slot
+
+    def may_stay(self, job: JobState, slot: int) -> bool:
+        """Tell whether a job that is on a slot may take turns there."""
+        if slot not in self.users or len(self.users[slot]) >= TURNS_MAX:
+            return False
+        return self.host_of(slot).priority == job.priority and self._is_usable(slot)
+
+    def _is_usable(self, slot: int) -> bool:
+        state, node = self._pool.slots[slot], self.node_of(slot)
+        is_usable = node.may_park and node.parking_bytes > 0
+        is_usable &= not state.is_stuck and not state.others
+        return is_usable and _is_able(self.host_of(slot), slot)
+
+    def may_join(self, slot: int) -> bool:
+        """Tell whether jobs may come to a slot to take turns there: its host is at work."""
+        if not self._is_usable(slot):
+            return False
+        host = self.host_of(slot)
+        trains = host.phase in ("running", "resizing") and host.granted == (slot,)
+        is_told = not self.node_of(slot).is_silent and not self._pool.is_deaf(host)
+        return trains and host.is_elastic and not host.stop and is_told
+
+    def fits(self, job: JobState, slot: int) -> bool:
+        """Tell whether the states of all jobs that take turns on a node fit into its memory."""
+        node = self.node_of(slot)
+        return self._bytes[node.name] + self._more_bytes(job, slot) <= node.parking_bytes
+
+    def _more_bytes(self, job: JobState, slot: int) -> int:
+        # A host that is alone needs no room: it is never without its GPU.
+        is_first = len(self.users[slot]) == 1
+        return state_bytes(job) + (state_bytes(self.host_of(slot)) if is_first else 0)
+
+
+class _Hosts:
+    """The slots that jobs of a priority may come to, the ones with the fewest jobs first."""
+
+    def __init__(self, room: _Room, priority: int) -> None:
+        self._room = room
+        self._slots = {
+            slot
+            for slot in room.users
+            if room.host_of(slot).priority == priority and room.may_join(slot)
+        }
+        self._queue = [(len(room.users[slot]), slot) for slot in self._slots]
+        heapify(self._queue)
+        self._refused_bytes = inf  # what is as large has no room either
+        self.why_not = ""  # the last one found no slot
+
+    def find(self, job: JobState) -> int | None:
+        """Name the best slot for a job: where its workers are parked, or with the fewest jobs."""
+        for slot in job.parked:
+            is_open = slot in self._slots and len(self._room.users[slot]) < TURNS_MAX
+            if is_open and self._room.fits(job, slot):
+                return slot
+        return self._least_used(job) if state_bytes(job) < self._refused_bytes else None
+
+    def _least_used(self, job: JobState) -> int | None:
+        found, tried = None, []
+        while self._queue and found is None:
+            count, slot = heappop(self._queue)
+            now = len(self._room.users[slot])
+            if now >= TURNS_MAX:
+                continue
+            if count != now:  # jobs have come since
+                heappush(self._queue, (now, slot))
+                continue
+            tried.append((now, slot))
+            found = slot if self._room.fits(job, slot) else None
+        for each in tried:
+            heappush(self._queue, each)
+        if found is None:
+            self._refused_bytes = state_bytes(job)
+            self.why_not = self._why_full(tried[0][1]) if tried else ""
+        return found
+
+    def _why_full(self, slot: int) -> str:
+        node = self._room.node_of(slot)
+        memory = in_host_memory(node.parking_bytes)
+        return f"it cannot take turns: node {node.name} has only {memory} for the states of jobs"

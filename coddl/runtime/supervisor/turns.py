@@ -1,0 +1,156 @@
+"""Turns of a job of one worker on a slot that several jobs share.
+
+An agent ends a turn and begins the next one. The group and its generation stay as they are: the
+worker waits between two iterations. What is asked for before there is such a group is remembered.
+"""
+
+import time
+from typing import Protocol
+
+from coddl.runtime.supervisor import generations as group
+from coddl.runtime.supervisor.checkpointing import CaptureTimer, Checkpointing
+from coddl.runtime.supervisor.job_status import JobStatus
+from coddl.runtime.supervisor.progress import ProgressReporter
+from coddl.runtime.supervisor.retry_budget import RetryBudget
+from coddl.runtime.supervisor.worker_record import WorkerRecord
+from coddl.runtime.supervisor.workers import Workers
+from coddl.runtime.wire import Message
+
+
+class SupportsTurns(Protocol):
+    """What turns need of the supervisor."""
+
+    capture_timer: CaptureTimer
+
+    @property
+    def job_status(self) -> JobStatus: ...
+    @property
+    def workers(self) -> Workers: ...
+    @property
+    def checkpointing(self) -> Checkpointing: ...
+    @property
+    def retries(self) -> RetryBudget: ...
+    def tell(self, event: Message) -> None: ...
+    def feed(self, event: group.Event) -> None: ...
+    def on_gone(self, record: WorkerRecord, code: int, because: str | None) -> None: ...
+
+
+class JobTurns:
+    """Tells the worker when its turn ends and begins, and the host when that is done."""
+
+    def __init__(self, supervisor: SupportsTurns, progress: ProgressReporter) -> None:
+        self._supervisor = supervisor
+        self._progress = progress
+        self._resident: bool | None = None  # its turn is to end: whether it stays on its device
+        self._told: int | None = None  # the worker that knows of it
+        self._begins: int | None = None  # the worker whose turn is to begin
+        self._gone: tuple[WorkerRecord, int, str | None] | None = None  # until its image is saved
+
+    # What the agent asks for.
+
+    def end(self, *, resident: bool) -> None:
+        """Have the turn end after the next update; if that has happened, see where it waits."""
+        self._resident, self._told, self._begins = resident, None, None
+        job_status = self._supervisor.job_status
+        if not job_status.coordinator.members:
+            job_status.moved_s = None  # whoever is being started may have to wait for a turn
+        self.settle()
+
+    def begin(self) -> None:
+        """Have the turn begin, or not end; `turn begun` is told in either case."""
+        told, self._resident, self._told = self._told, None, None
+        for record in self._supervisor.workers.records:
+            if record.awaits_turn or record.number == told:
+                self._begins = record.number
+                self._supervisor.workers.begin_turn(record.number)
+                return
+        self._tell_begun()
+
+    def settle(self) -> None:
+        """Send what was asked for, once there is a group of one worker."""
+        job_status = self._supervisor.job_status
+        members = job_status.coordinator.members
+        if not members:
+            self._told = None  # who was parked since has forgotten it
+        if self._resident is None or not job_status.is_at_target or len(members) != 1:
+            return
+        if self._told != members[0]:
+            self._told = members[0]
+            word = {"do": "end turn", "resident": self._resident}
+            self._supervisor.workers.send(members, word)
+
+    # What becomes of it.
+
+    def hear(self, record: WorkerRecord, message: Message) -> None:
+        """Take in that a worker's turn has ended or begun."""
+        if message["is"] == "turn ended":
+            self._on_ended(record, message)
+        else:
+            self._on_begun(record)
+        self._supervisor.tell({**message, "worker": record.number, "slot": record.slot.number})
+
+    def _on_ended(self, record: WorkerRecord, message: Message) -> None:
+        supervisor, job_status = self._supervisor, self._supervisor.job_status
+        record.awaits_turn, record.step = True, message["step"]
+        # Of a rigid job nobody could go on from there.
+        record.image = message["image"] if job_status.rigid is None else None
+        job_status.moved_s = None  # it does not stand still: it waits
+        job_status.step_timer.pause()
+        supervisor.retries.stepped(record.step)
+        if supervisor.capture_timer.is_awaited:
+            self.capture()
+        supervisor.feed(group.WorkerStepped(record.number, record.step, None))
+
+    def _on_begun(self, record: WorkerRecord) -> None:
+        if record.awaits_turn:
+            record.awaits_turn, record.image = False, None
+            record.heard_s = time.monotonic()
+            self._progress.began()
+        if self._begins == record.number:
+            self._begins = None
+
+    def _tell_begun(self) -> None:
+        slots = self._supervisor.workers.slots
+        slot = slots[0].number if slots else None
+        self._supervisor.tell({"is": "turn begun", "seconds": 0.0, "worker": None, "slot": slot})
+
+    # State.
+
+    def capture(self) -> bool:
+        """Have the image saved that a worker waits with; False: there is none."""
+        supervisor = self._supervisor
+        for record in supervisor.workers.records:
+            if record.awaits_turn and record.image is not None:
+                supervisor.capture_timer.is_awaited = False
+                if not self._is_saved(record):
+                    supervisor.workers.save(record.slot.node, record.image)
+                return True
+        return False
+
+    def on_gone(self, record: WorkerRecord, code: int, because: str | None) -> bool:
+        """Have the image of a worker saved that died while it waited; True: it is on its way.
+
+        The job goes on from there: the supervisor hears of the end of the worker after that.
+        """
+        supervisor = self._supervisor
+        image, record.image = record.image, None
+        is_over = supervisor.job_status.is_over or record.is_unwanted
+        if image is not None and not is_over and not self._is_saved(record):
+            self._gone = (record, code, because)
+            supervisor.workers.save(record.slot.node, image)
+            return True
+        if record.awaits_turn:  # whoever comes next starts when its turn has come
+            self._resident = self._told = None
+        if self._begins == record.number:
+            self._begins = None
+            self._tell_begun()
+        return False
+
+    def on_saved(self) -> None:
+        """Go on without a worker whose image is saved now, or can't be."""
+        if self._gone is not None and not self._supervisor.workers.is_saving:
+            gone, self._gone = self._gone, None
+            self._supervisor.on_gone(*gone)
+
+    def _is_saved(self, record: WorkerRecord) -> bool:
+        return self._supervisor.checkpointing.saved_step == record.step
