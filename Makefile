@@ -8,7 +8,7 @@ SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 FAST := $(wildcard tests/test_*.py tests/core tests/traces tests/cli tests/docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install fmt check docs test test-fast test-sim test-runtime test-server test-e2e test-engines test-gpu demo results bench clean
+.PHONY: help install fmt check docs test test-fast test-sim test-runtime test-server test-e2e test-engines test-gpu soak demo results bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -53,6 +53,9 @@ test-e2e: install ## run whole pools: agents in network namespaces, killed and c
 
 test-engines: install ## run pools whose nodes engines bring: this machine, Ray, Slurm; all that can befall them
 	$(BIN)/pytest -n 1 --matrix tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray*.py tests/e2e/test_slurm*.py
+
+soak: install ## run a pool under a mixed load with deaths, MINUTES long (60 if not given; needs root)
+	$(BIN)/python -m tests.e2e.soak --minutes $(or $(MINUTES),60) --seed $(or $(SEED),1)
 
 test-gpu: install ## run the tests that need an NVIDIA GPU; two of them for NCCL between GPUs
 	$(BIN)/pytest tests/gpu tests/runtime/test_image.py
