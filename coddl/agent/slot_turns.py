@@ -49,7 +49,6 @@ class _Member:
     used_s: float | None = None  # by its weight, for the order of turns; None: has had no turn
     where: Literal["away", "resident", "moving", "out"] = "away"  # its tensors, while it waits
     peak_bytes: int | None = None  # of GPU memory; None: unknown
-    is_ready: bool = False  # it would come if it had the turn
     leaves: bool = False
 
 
@@ -62,6 +61,7 @@ class SharedSlot:
     _turn_s: float = 0.0
     _members: dict[RunId, _Member] = field(default_factory=dict)
     _at_work: RunId | None = None
+    _ready: Collection[RunId] = ()  # who would come with the turn
     _since_s: float = 0.0  # the holder has had the turn; or others are moving out
     _has_come: bool = False  # the holder was at work since then
     _is_ending: bool = False  # the holder was told to end its turn
@@ -91,9 +91,7 @@ class SharedSlot:
 
     def note(self, at_work: RunId | None, ready: Collection[RunId]) -> None:
         """Take in who is at work here, and which runs would come."""
-        self._at_work = at_work
-        for run, each in self._members.items():
-            each.is_ready = run in ready
+        self._at_work, self._ready = at_work, ready
 
     def note_ended(self, run: RunId, *, resident: bool, peak_bytes: int) -> None:
         """Take in that a run has ended its turn or moved out, and what memory it has needed."""
@@ -162,17 +160,17 @@ class SharedSlot:
             self._has_come |= self._at_work == self.holder
             return
         is_late = not self._has_come and now_s >= self._since_s + NO_SHOW_S
-        is_free = self._others_ready and (self._has_come or is_late)
+        is_free = bool(self._others_ready) and (self._has_come or is_late)
         if self._is_ending or self.holder not in self._members or is_free:
             self._end(now_s)
 
     def _grant(self, now_s: float) -> list[TurnAction]:
         """Give the turn to whoever is next, once there is memory for it."""
-        ready = [run for run, each in self._members.items() if each.is_ready]
+        ready = [run for run in self._members if self._would_come(run)]
         if not ready or self._at_work is not None:
             return []
         run = min(ready, key=self._claim)
-        others = {other: each for other, each in self._members.items() if other != run}
+        others = {other: self._members[other] for other in ready if other != run}
         stay = {} if self._fit() else {o: m for o, m in others.items() if m.where == "resident"}
         if stay:
             self._since_s = now_s
@@ -198,7 +196,7 @@ class SharedSlot:
         if self.holder not in self._members:
             return None
         mine = self._members[self.holder]
-        others = [e for run, e in self._members.items() if run != self.holder and e.is_ready]
+        others = self._others_ready
         if mine.leaves or not others:
             return None
         has_new = any(each.used_s is None for each in others)
@@ -243,8 +241,14 @@ class SharedSlot:
         return min(used, default=0.0)
 
     @property
-    def _others_ready(self) -> bool:
-        return any(each.is_ready for run, each in self._members.items() if run != self.holder)
+    def _others_ready(self) -> list[_Member]:
+        runs = [run for run in self._members if run != self.holder and self._would_come(run)]
+        return [self._members[run] for run in runs]
+
+    def _would_come(self, run: RunId) -> bool:
+        """Tell whether a run needs the turn; not if it leaves, and has left or never begun."""
+        member = self._members[run]
+        return run in self._ready and not (member.leaves and member.where == "away")
 
     def _fit(self) -> bool:
         """Tell whether all of them fit into the GPU's memory together; unknown: they do not."""

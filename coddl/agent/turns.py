@@ -58,11 +58,13 @@ class Turns:
             else:
                 del self._slots[number]
         for action in actions:
+            if (taker := takers.get(action.run)) is None:
+                continue  # it ends
             match action:
-                case EndTurn(run, resident):
-                    takers[run].end_turn(resident=resident)
-                case BeginTurn(run):
-                    takers[run].begin_turn()
+                case EndTurn(resident=resident):
+                    taker.end_turn(resident=resident)
+                case BeginTurn():
+                    taker.begin_turn()
         self._wake(loop, min(self._wakes, default=None))
 
     def hear(self, run: RunId, event: Message) -> None:
