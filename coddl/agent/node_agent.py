@@ -35,7 +35,7 @@ from coddl.agent.reconcile import (
 from coddl.agent.report_sink import ReportSink
 from coddl.agent.run_reporter import Fact
 from coddl.agent.slot_table import AgentBridge, Held, SlotTable
-from coddl.agent.turns import Turns
+from coddl.agent.turns import SlotUsers, Turns
 from coddl.api.wire import Holding, LogLine, Peer, RunProgress
 from coddl.core.pool import orders as told
 from coddl.core.pool.orders import Orders
@@ -261,7 +261,9 @@ class NodeAgent:
         takers = {run_id: each for run_id, each in takers.items() if run_id not in self._ended}
         stops = {job: applied.order.stop for job, applied in self._applied.items()}
         leaving = {run_id for run_id in takers if stops[run_id.job] in ("park", "retire")}
-        self._turns.look(self._orders, self.holding, takers, leaving)
+        processes = [*self.parked.processes, *self._workers.values()]
+        waiting = {int(each.job) for each in processes if each.awaits_turn}
+        self._turns.look(self._orders, SlotUsers(self.holding, waiting), takers, leaving)
         owners, sharing = self._turns.owners(self._orders), self._turns.sharing
         table = SlotTable(self._orders.version, owners, sharing)
         if table != self._bridge.table:
@@ -322,16 +324,22 @@ class NodeAgent:
         give_up_s = time.monotonic() + grace_s + SAVING_S
         self._loop.call_later(grace_s, self._force, runner, give_up_s)
 
-    def _force(self, runner: JobRunner, give_up_s: float) -> None:
-        """End a run that was to leave and is still there, unless it is saving its state."""
-        if self._runners.get(runner.run.job) is not runner:
+    def _force(self, runner: JobRunner, give_up_s: float, *, has_waited: bool = False) -> None:
+        """End a run that was to leave and is still there, unless it is saving its state.
+
+        One that waits for its turn to leave has its time from when that comes.
+        """
+        run, again = runner.run, partial(self._force, runner, give_up_s)
+        if self._runners.get(run.job) is not runner:
             return
-        if not self._applied[runner.run.job].order.stop:
+        if not self._applied[run.job].order.stop:
             return  # it was called back
-        if self._turns.is_kept_waiting(RunId(runner.run.job, runner.run.attempt)):
-            self._loop.call_later(runner.run.spec.launch.grace_s, self._force, runner, give_up_s)
+        if self._turns.is_kept_waiting(RunId(run.job, run.attempt)):
+            self._loop.call_later(AGAIN_S, partial(again, has_waited=True))
+        elif has_waited:
+            self._loop.call_later(run.spec.launch.grace_s, again)
         elif not runner.force(at_all_costs=time.monotonic() > give_up_s):
-            self._loop.call_later(AGAIN_S, self._force, runner, give_up_s)
+            self._loop.call_later(AGAIN_S, again)
 
     def _drop(self, job: int) -> None:
         runner = self._runners.pop(job)

@@ -1,8 +1,11 @@
 """Who has the turn on a slot that several runs share. Pure.
 
-    away ──► at work ──► told to end its turn ──► waits ──► at work
-    │                                             └── resident on the GPU, or moved out of it
+    not there ──► at work ──► told to end its turn ──► waits ──► at work
+    │                                                  └── resident on the GPU, or moved out of it
     └── its start is held by its job host
+
+Who is at work and who waits is told by the job hosts, whatever was asked for: workers also die,
+park and finish.
 
 A turn ends at an update boundary, so it may last longer than asked for. What counts is the time
 that each run has had: the one that has had least, by its weight, is next. A run that must leave is
@@ -47,7 +50,7 @@ class _Member:
     joined_s: float
     had_s: float = 0.0  # of the slot's time, since then
     used_s: float | None = None  # by its weight, for the order of turns; None: has had no turn
-    where: Literal["away", "resident", "moving", "out"] = "away"  # its tensors, while it waits
+    where: Literal["gpu", "moving", "out"] = "out"  # its tensors, if it waits
     peak_bytes: int | None = None  # of GPU memory; None: unknown
     leaves: bool = False
 
@@ -61,7 +64,8 @@ class SharedSlot:
     _turn_s: float = 0.0
     _members: dict[RunId, _Member] = field(default_factory=dict)
     _at_work: RunId | None = None
-    _ready: Collection[RunId] = ()  # who would come with the turn
+    _ready: Collection[RunId] = ()  # whose runs can be told something
+    _waiting: Collection[int] = ()  # jobs whose workers wait for their turn
     _since_s: float = 0.0  # the holder has had the turn; or others are moving out
     _has_come: bool = False  # the holder was at work since then
     _is_ending: bool = False  # the holder was told to end its turn
@@ -78,8 +82,7 @@ class SharedSlot:
         """
         for run, each in list(self._members.items()):
             each.leaves = run in leaving
-            is_away = each.where == "away" and run != self.holder
-            if run not in runs and (is_away or not each.leaves):
+            if run not in runs and not (each.leaves and self._waits(run)):
                 del self._members[run]
         for run, weight in runs.items():
             if run not in self._members:
@@ -89,17 +92,20 @@ class SharedSlot:
             self._members[run].weight = weight
         self._turn_s = turn_s or self._turn_s
 
-    def note(self, at_work: RunId | None, ready: Collection[RunId]) -> None:
-        """Take in who is at work here, and which runs would come."""
-        self._at_work, self._ready = at_work, ready
+    def note(
+        self, at_work: RunId | None, waiting: Collection[int], ready: Collection[RunId]
+    ) -> None:
+        """Take in who is at work here, which jobs wait, and which runs can be told something."""
+        self._at_work, self._waiting, self._ready = at_work, waiting, ready
 
     def note_ended(self, run: RunId, *, resident: bool, peak_bytes: int) -> None:
         """Take in that a run has ended its turn or moved out, and what memory it has needed."""
         if (member := self._members.get(run)) is None:
             return
+        # One that was to move out and could not is not asked again before its next turn.
+        is_stuck = resident and member.where != "gpu"
         member.peak_bytes = peak_bytes
-        if member.where == "moving" or (member.where == "resident" and not resident):
-            member.where = "out"  # one that could not move is not asked again
+        member.where = "gpu" if resident and not is_stuck else "out"
 
     @property
     def members(self) -> frozenset[RunId]:
@@ -109,17 +115,12 @@ class SharedSlot:
     @property
     def is_shared(self) -> bool:
         """Tell whether turns matter: there are several runs, or one that waits."""
-        return len(self.members) > 1 or any(each.where != "away" for each in self._members.values())
+        return len(self.members) > 1 or any(self._waits(run) for run in self._members)
 
     @property
     def leavers(self) -> list[RunId]:
-        """Who waits here and must leave; has it come to work, it is seen there."""
-        comes = None if self._has_come else self.holder
-        return [
-            run
-            for run, each in self._members.items()
-            if each.leaves and (each.where != "away" or run == comes)
-        ]
+        """Who waits here and must leave."""
+        return [run for run, each in self._members.items() if each.leaves and self._waits(run)]
 
     @property
     def report(self) -> SlotTurns:
@@ -134,20 +135,22 @@ class SharedSlot:
         if self.holder is None:
             return self._grant(now_s)
         is_there = self._at_work == self.holder and not self._is_ending
-        end_s = self._end_s() if is_there else None
+        end_s = self._end_s() if is_there and self.holder in self._ready else None
         if end_s is None or now_s < end_s:
             return []
         resident, self._is_ending = self._fit(), True
-        self._members[self.holder].where = "resident" if resident else "out"
+        self._members[self.holder].where = "gpu" if resident else "out"
         return [EndTurn(self.holder, resident)]
 
     @property
     def wake_at_s(self) -> float | None:
         """When to look again if nothing happens before; None: nothing would change."""
+        if self._at_work not in (None, self.holder) or self._is_ending:
+            return None
         if self.holder is None:
-            is_moving = any(each.where == "moving" for each in self._members.values())
+            is_moving = any(each.where == "moving" for each in self._others_ready)
             return self._since_s + MOVE_S if is_moving else None
-        if self._is_ending or not self._others_ready:
+        if not self._others_ready or (self._has_come and self.holder not in self._ready):
             return None
         return self._end_s() if self._has_come else self._since_s + NO_SHOW_S
 
@@ -171,7 +174,7 @@ class SharedSlot:
             return []
         run = min(ready, key=self._claim)
         others = {other: self._members[other] for other in ready if other != run}
-        stay = {} if self._fit() else {o: m for o, m in others.items() if m.where == "resident"}
+        stay = {} if self._fit() else {o: m for o, m in others.items() if m.where == "gpu"}
         if stay:
             self._since_s = now_s
             for each in stay.values():
@@ -210,7 +213,6 @@ class SharedSlot:
     def _begin(self, run: RunId, now_s: float) -> None:
         self.holder, self._since_s = run, now_s
         self._has_come = self._is_ending = False
-        self._members[run].where = "away"
         self._note_shares(now_s)
 
     def _end(self, now_s: float) -> None:
@@ -247,8 +249,10 @@ class SharedSlot:
 
     def _would_come(self, run: RunId) -> bool:
         """Tell whether a run needs the turn; not if it leaves, and has left or never begun."""
-        member = self._members[run]
-        return run in self._ready and not (member.leaves and member.where == "away")
+        return run in self._ready and (self._waits(run) or not self._members[run].leaves)
+
+    def _waits(self, run: RunId) -> bool:
+        return run.job in self._waiting and run != self._at_work
 
     def _fit(self) -> bool:
         """Tell whether all of them fit into the GPU's memory together; unknown: they do not."""

@@ -7,7 +7,7 @@ is away. (`slot_turns`)
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from coddl.agent.slot_turns import BeginTurn, EndTurn, SharedSlot
 from coddl.core.pool.orders import Orders
@@ -20,6 +20,13 @@ class TurnTaker(Protocol):
 
     def end_turn(self, *, resident: bool) -> None: ...
     def begin_turn(self) -> None: ...
+
+
+class SlotUsers(NamedTuple):
+    """Whose workers are on the slots of the node."""
+
+    at_work: Mapping[int, RunId]  # by slot
+    waiting: Collection[int]  # jobs whose workers wait for their turn
 
 
 class Turns:
@@ -38,7 +45,7 @@ class Turns:
     def look(
         self,
         orders: Orders,
-        at_work: Mapping[int, RunId],
+        present: SlotUsers,
         takers: Mapping[RunId, TurnTaker],
         leaving: Collection[RunId],
     ) -> None:
@@ -50,7 +57,7 @@ class Turns:
                 self._slots[number] = SharedSlot(self._resident_bytes)
         actions = []
         for number, slot in list(self._slots.items()):
-            slot.note(at_work.get(number), takers)
+            slot.note(present.at_work.get(number), present.waiting, takers)
             weights = {run: orders.jobs[run.job].weight for run in orders.seats.get(number, ())}
             slot.admit(weights, leaving, orders.turns.get(number, 0.0), now_s)
             if slot.is_shared:
@@ -71,8 +78,9 @@ class Turns:
         """Take in that a run has ended its turn, or begun it."""
         seconds = event["seconds"]
         if event["is"] == "turn begun":
-            if run in self._end_s:
-                self._switch_s[run] = round(self._end_s.pop(run) + seconds, 4)
+            ended_s = self._end_s.pop(run, None)
+            if ended_s is not None and event["worker"] is not None:
+                self._switch_s[run] = round(ended_s + seconds, 4)
             return
         self._bytes[run], self._end_s[run] = event["bytes"], seconds
         for slot in self._slots.values():
@@ -96,6 +104,7 @@ class Turns:
         """Tell, by slot, who has the turn, and what each has had."""
         members = {run for slot in self._slots.values() for run in slot.members}
         self._switch_s = {run: each for run, each in self._switch_s.items() if run in members}
+        self._end_s = {run: each for run, each in self._end_s.items() if run in members}
         costs_s = {run.job: each for run, each in self._switch_s.items()}
         return {n: replace(slot.report, switch_s=costs_s) for n, slot in self._slots.items()}
 

@@ -25,6 +25,7 @@ class Node:
     leaving: set[RunId] = field(default_factory=set)
     at_work: RunId | None = None
     ready: set[RunId] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)  # jobs
     resident: set[RunId] = field(default_factory=set)
     peaks: dict[RunId, int] = field(default_factory=dict)
     story: list[tuple[float, TurnAction]] = field(default_factory=list)
@@ -40,13 +41,13 @@ class Node:
         self.admit()
 
     def admit(self) -> None:
-        self.slot.note(self.at_work, self.ready)
+        self.slot.note(self.at_work, self.waiting, self.ready)
         self.slot.admit(self.weights, self.leaving, TURN_S, self.now_s)
 
     def look(self) -> None:
         actions: list[TurnAction] | None = None
         while actions is None or actions:
-            self.slot.note(self.at_work, self.ready)
+            self.slot.note(self.at_work, self.waiting, self.ready)
             actions = self.slot.look(self.now_s)
             self._do(actions)
 
@@ -76,6 +77,7 @@ class Node:
             self.now_s += 0.1
             if self._begins is not None and self.now_s >= self._begins[1]:
                 self.at_work, self._begins = self._begins[0], None
+                self.waiting.discard(self.at_work.job)
                 self.admit()
             if self._ends_at_s is not None and self.now_s >= self._ends_at_s:
                 self.end_turn()
@@ -84,6 +86,7 @@ class Node:
     def end_turn(self) -> None:
         run, self.at_work, self._ends_at_s = self.at_work, None, None
         assert run is not None
+        self.waiting.add(run.job)
         peak = self.peaks.get(run, 0)
         self.slot.note_ended(run, resident=run in self.resident, peak_bytes=peak)
 
@@ -96,6 +99,7 @@ class Node:
         self.weights.pop(run, None)
         self.ready.discard(run)
         self.leaving.discard(run)
+        self.waiting.discard(run.job)
         if self.at_work == run:
             self.at_work = self._ends_at_s = None
         if self._begins is not None and self._begins[0] == run:
@@ -280,22 +284,73 @@ def test_without_a_limit_all_stay_and_without_memory_none() -> None:
 
 def test_nobody_waits_for_ever_for_others_to_move_out() -> None:
     slot = SharedSlot(memory_bytes=100 * GB)
-    slot.admit({A: 1.0}, (), TURN_S, 0.0)
-    slot.note(A, {A})
-    slot.look(0.0)
-    slot.note_ended(A, resident=False, peak_bytes=GB)
-    slot.note(A, {A, B})
+    slot.note(A, (), {A, B})
     slot.admit({A: 1.0, B: 1.0}, (), TURN_S, 0.0)
-    slot.note_ended(B, resident=False, peak_bytes=GB)
-    slot.note(A, {A, B})
+    for run in (A, B):
+        slot.note_ended(run, resident=False, peak_bytes=GB)
     assert slot.look(20.0) == [EndTurn(A, resident=True)]
+    slot.note_ended(A, resident=True, peak_bytes=GB)
+    slot.note(None, {A.job}, {A, B, C})
     slot.admit({A: 1.0, B: 1.0, C: 1.0}, (), TURN_S, 20.0)
-    slot.note(None, {A, B, C})
     assert slot.look(21.0) == [EndTurn(A, resident=False)]
     assert slot.look(22.0) == []
     assert slot.wake_at_s == 21.0 + MOVE_S
     (begin,) = slot.look(21.0 + MOVE_S)
     assert isinstance(begin, BeginTurn)
+
+
+def test_who_waits_is_not_forgotten_if_another_is_quicker() -> None:
+    node = Node()
+    node.share(A, B)
+    node.run(TURN_S + 1.0)
+    assert node.at_work == B
+    node.die()
+    node.look()
+    assert node.slot.holder == A
+    node.die()
+    node.at_work = B  # it was restarted before it heard
+    node.run(0.1)
+    assert node.slot.holder == B
+    node.leaving.add(A)
+    node.admit()
+    assert node.slot.leavers == [A]
+    node.run(1.0)
+    assert node.at_work == A
+
+
+def test_who_parks_where_its_turn_was_to_end_gets_no_other() -> None:
+    node = Node(boundary_s=5.0)
+    node.share(A, B)
+    node.run(TURN_S + 1.0)
+    assert isinstance(node.story[-1][1], EndTurn)
+    node.leaving.add(A)
+    del node.weights[A]
+    node.admit()
+    node.die()  # as it is parked
+    node.run(0.5)
+    assert node.slot.leavers == []
+    assert node.at_work == B
+
+
+def test_nothing_is_due_while_a_stranger_is_there() -> None:
+    node = Node()
+    node.share(A, B)
+    node.run(1.0)
+    node.slot.note(C, (), {A, B})
+    assert node.slot.look(50.0) == []
+    assert node.slot.wake_at_s is None
+
+
+def test_who_cannot_be_told_is_not_told() -> None:
+    node = Node(at_work=A)
+    node.share(A, B)
+    node.ready.discard(A)
+    node.run(30.0)
+    assert node.story == []
+    assert node.slot.wake_at_s is None
+    node.ready.add(A)
+    node.run(0.2)
+    assert node.story[0][1] == EndTurn(A, resident=True)
 
 
 def test_what_each_has_had_is_told() -> None:

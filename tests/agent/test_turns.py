@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coddl.agent.turns import Turns
+from coddl.agent.turns import SlotUsers, Turns
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import RunId
 from coddl.core.pool.spec import JobSpec, Launch
@@ -53,7 +53,7 @@ def unexpected() -> None:
 @in_loop
 async def test_a_run_alone_is_told_nothing() -> None:
     turns, taker = Turns(None, unexpected), Taker()
-    turns.look(orders(A), {0: A}, {A: taker}, ())
+    turns.look(orders(A), SlotUsers({0: A}, ()), {A: taker}, ())
     assert taker.told == []
     assert turns.owners(orders(A)) == {0: A}
     assert not turns.sharing
@@ -64,17 +64,17 @@ async def test_a_run_alone_is_told_nothing() -> None:
 @in_loop
 async def test_the_turn_goes_from_one_run_to_the_next_and_costs_are_told() -> None:
     turns, takers, both = Turns(0, unexpected), {A: Taker(), B: Taker()}, orders(A, B)
-    turns.look(both, {0: A}, takers, ())
+    turns.look(both, SlotUsers({0: A}, ()), takers, ())
     assert takers[A].told == ["move out"], "who is new begins at once"
     assert turns.owners(both) == {0: A}, "until it has gone"
     turns.hear(A, ENDED)
-    turns.look(both, {}, takers, ())
+    turns.look(both, SlotUsers({}, {A.job}), takers, ())
     assert takers[B].told == ["begin"]
     assert turns.owners(both) == {0: B}
     assert turns.sharing == {0: {A, B}}
     assert turns.waiting_bytes == 700
     assert turns.reports[0].job == B.job
-    turns.hear(A, {"is": "turn begun", "seconds": 0.1})
+    turns.hear(A, {"is": "turn begun", "seconds": 0.1, "worker": 0})
     assert turns.reports[0].switch_s == {A.job: pytest.approx(0.3)}
 
 
@@ -83,24 +83,24 @@ async def test_it_is_looked_at_again_when_the_turn_ends() -> None:
     due = asyncio.Event()
     turns, takers = Turns(None, due.set), {A: Taker(), B: Taker()}
     both = orders(A, B, turn_s=0.05)
-    turns.look(both, {0: A}, takers, ())
-    turns.look(both, {}, takers, ())
-    turns.look(both, {0: B}, takers, ())
+    turns.look(both, SlotUsers({0: A}, ()), takers, ())
+    turns.look(both, SlotUsers({}, {A.job}), takers, ())
+    turns.look(both, SlotUsers({0: B}, {A.job}), takers, ())
     async with asyncio.timeout(60):
         await due.wait()
-    turns.look(both, {0: B}, takers, ())
+    turns.look(both, SlotUsers({0: B}, {A.job}), takers, ())
     assert takers[B].told == ["begin", "stay"]
 
 
 @in_loop
 async def test_a_run_that_has_ended_takes_no_turn_and_stops_nobody() -> None:
     turns, takers, both = Turns(0, unexpected), {A: Taker(), B: Taker()}, orders(A, B)
-    turns.look(both, {0: A}, takers, ())
+    turns.look(both, SlotUsers({0: A}, ()), takers, ())
     del takers[A]  # the server has not heard of it yet
-    turns.look(both, {0: A}, takers, ())
-    turns.look(both, {}, takers, ())
+    turns.look(both, SlotUsers({0: A}, ()), takers, ())
+    turns.look(both, SlotUsers({}, ()), takers, ())
     assert takers[B].told == ["begin"]
-    turns.look(orders(B), {0: B}, takers, ())
+    turns.look(orders(B), SlotUsers({0: B}, ()), takers, ())
     assert turns.sharing == {}, "it is alone"
     assert turns.owners(orders(B)) == {0: B}
 
@@ -108,21 +108,21 @@ async def test_a_run_that_has_ended_takes_no_turn_and_stops_nobody() -> None:
 @in_loop
 async def test_who_must_leave_has_the_turn_until_it_has_left() -> None:
     turns, takers, both = Turns(0, unexpected), {A: Taker(), B: Taker()}, orders(A, B)
-    turns.look(both, {0: A}, takers, ())
+    turns.look(both, SlotUsers({0: A}, ()), takers, ())
     turns.hear(A, ENDED)
-    turns.look(both, {}, takers, ())
-    turns.look(both, {0: B}, takers, ())
+    turns.look(both, SlotUsers({}, {A.job}), takers, ())
+    turns.look(both, SlotUsers({0: B}, {A.job}), takers, ())
     alone = orders(B)  # A was told to park
-    turns.look(alone, {0: B}, takers, {A})
+    turns.look(alone, SlotUsers({0: B}, {A.job}), takers, {A})
     assert takers[B].told == ["begin", "move out"]
     assert turns.leavers == {0: A}
     assert turns.is_kept_waiting(A)
-    turns.look(alone, {}, takers, {A})
+    turns.look(alone, SlotUsers({}, {A.job, B.job}), takers, {A})
     assert takers[A].told == ["move out", "begin"]
     assert turns.owners(alone) == {0: A}
     assert turns.leavers == {0: A}, "it is still there"
-    turns.look(alone, {0: A}, takers, {A})
+    turns.look(alone, SlotUsers({0: A}, {B.job}), takers, {A})
     assert not turns.is_kept_waiting(A)
-    turns.look(alone, {}, takers, {A})
+    turns.look(alone, SlotUsers({}, {B.job}), takers, {A})
     assert takers[B].told == ["begin", "move out", "begin"]
     assert turns.owners(alone) == {0: B}

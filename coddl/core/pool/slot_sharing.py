@@ -93,6 +93,7 @@ def may_join(pool: "Pool", job: JobState, slot: int) -> bool:
     return not owners or (
         all(stays(each, slot) for each in owners)
         and all(each.spec.is_elastic and len(each.target) == 1 for each in jobs)
+        and all(each.lead == pool.slots[slot].node for each in owners)  # whose agent has turns
         and sum(not each.is_guest for each in jobs) <= 1
     )
 

@@ -204,7 +204,9 @@ class _Room:
         state, node = self._pool.slots[slot], self.node_of(slot)
         is_usable = node.may_park and node.parking_bytes > 0
         is_usable &= not state.is_stuck and not state.others
-        return is_usable and _is_able(self.host_of(slot), slot)
+        host = self.host_of(slot)
+        is_led_here = host.lead in (None, node.name)  # its agent has them take turns
+        return is_usable and is_led_here and _is_able(host, slot)
 
     def may_join(self, slot: int) -> bool:
         """Tell whether jobs may come to a slot to take turns there: its host is at work."""

@@ -112,7 +112,7 @@ class JobHost:
         ]
 
     def _process(self, worker: WorkerHistory) -> SlotProcess:
-        return SlotProcess(self.job, self.attempt, worker.pid, worker.gpu)
+        return SlotProcess(self.job, self.attempt, worker.pid, worker.gpu, worker.awaits_turn)
 
     def _will_have_turn(self, worker: WorkerHistory) -> bool:
         """Tell whether a worker is not at work, but waits for its turn."""

@@ -48,6 +48,7 @@ class SlotProcess:
     attempt: int
     pid: int | None  # None: it is being forked right now
     gpu: str | None = None  # that it was given
+    awaits_turn: bool = False  # it has ended its turn, and waits for the next one
 
 
 Parked = Mapping[str, Sequence[SlotProcess]]  # by job: the processes that wait without their GPUs
