@@ -50,7 +50,8 @@ class _Member:
     joined_s: float
     had_s: float = 0.0  # of the slot's time, since then
     used_s: float | None = None  # by its weight, for the order of turns; None: has had no turn
-    where: Literal["gpu", "moving", "out"] = "out"  # its tensors, if it waits
+    # Its tensors, if it waits; stuck: on the GPU, as it was to move out of it and could not.
+    where: Literal["gpu", "moving", "stuck", "out"] = "out"
     peak_bytes: int | None = None  # of GPU memory; None: unknown
     leaves: bool = False
 
@@ -68,6 +69,7 @@ class SharedSlot:
     _waiting: Collection[int] = ()  # jobs whose workers wait for their turn
     _since_s: float = 0.0  # the holder has had the turn; or others are moving out
     _has_come: bool = False  # the holder was at work since then
+    _was_stuck: bool = False  # the holder has the turn again, as it could not move out
     _is_ending: bool = False  # the holder was told to end its turn
     _report: SlotTurns = field(default_factory=SlotTurns)
 
@@ -102,10 +104,11 @@ class SharedSlot:
         """Take in that a run has ended its turn or moved out, and what memory it has needed."""
         if (member := self._members.get(run)) is None:
             return
-        # One that was to move out and could not is not asked again before its next turn.
-        is_stuck = resident and member.where != "gpu"
         member.peak_bytes = peak_bytes
-        member.where = "gpu" if resident and not is_stuck else "out"
+        if resident:
+            member.where = "gpu" if member.where == "gpu" else "stuck"
+        else:
+            member.where = "out"
 
     @property
     def members(self) -> frozenset[RunId]:
@@ -172,7 +175,9 @@ class SharedSlot:
         ready = [run for run in self._members if self._would_come(run)]
         if not ready or self._at_work is not None:
             return []
-        run = min(ready, key=self._claim)
+        # Whoever is stuck has the turn until it can move out: there is no room for the others.
+        stuck = [run for run in ready if self._members[run].where == "stuck"]
+        run = min(ready if self._fit() or not stuck else stuck, key=self._claim)
         others = {other: self._members[other] for other in ready if other != run}
         stay = {} if self._fit() else {o: m for o, m in others.items() if m.where == "gpu"}
         if stay:
@@ -203,7 +208,8 @@ class SharedSlot:
         if mine.leaves or not others:
             return None
         has_new = any(each.used_s is None for each in others)
-        if any(each.leaves for each in others) or (has_new and mine.used_s is not None):
+        is_urgent = any(each.leaves for each in others) or (has_new and mine.used_s is not None)
+        if is_urgent and not self._was_stuck:
             return self._since_s
         length_s = self._turn_s * mine.weight
         least = min(each.used_s or 0.0 for each in others)
@@ -212,6 +218,8 @@ class SharedSlot:
 
     def _begin(self, run: RunId, now_s: float) -> None:
         self.holder, self._since_s = run, now_s
+        self._was_stuck = self._members[run].where == "stuck"
+        self._members[run].where = "out"
         self._has_come = self._is_ending = False
         self._note_shares(now_s)
 

@@ -106,7 +106,11 @@ class Turns:
         self._switch_s = {run: each for run, each in self._switch_s.items() if run in members}
         self._end_s = {run: each for run, each in self._end_s.items() if run in members}
         costs_s = {run.job: each for run, each in self._switch_s.items()}
-        return {n: replace(slot.report, switch_s=costs_s) for n, slot in self._slots.items()}
+        bytes_ = {run.job: each for run, each in self._bytes.items() if run in members}
+        return {
+            number: replace(slot.report, switch_s=costs_s, bytes_=bytes_)
+            for number, slot in self._slots.items()
+        }
 
     @property
     def leavers(self) -> dict[int, RunId]:

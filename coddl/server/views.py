@@ -75,7 +75,7 @@ def job_view(
         restarts=job.restarts,
         last_pause_s=job.last_pause_s,
         switch_s=job.last_switch_s,
-        state_bytes=job.state_bytes,
+        state_bytes=max(job.state_bytes, job.turn_bytes),
         code=code_of(job),
         reason=sentence(pool, job, now_s, awaited),
         exit_code=job.exit_code,

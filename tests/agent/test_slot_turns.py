@@ -299,6 +299,22 @@ def test_nobody_waits_for_ever_for_others_to_move_out() -> None:
     assert isinstance(begin, BeginTurn)
 
 
+def test_who_cannot_move_out_has_the_turn_until_it_can() -> None:
+    slot = SharedSlot(memory_bytes=0)
+    slot.note(A, (), {A, B})
+    slot.admit({A: 1.0, B: 1.0}, (), TURN_S, 0.0)
+    assert slot.look(20.0) == [EndTurn(A, resident=False)]
+    slot.note_ended(A, resident=True, peak_bytes=GB)
+    slot.note(None, {A.job}, {A, B})
+    assert slot.look(21.0) == [BeginTurn(A)]
+    slot.note(A, (), {A, B})
+    assert slot.look(22.0) == [], "not again and again, though the other one is new"
+    assert slot.look(21.0 + TURN_S) == [EndTurn(A, resident=False)]
+    slot.note_ended(A, resident=False, peak_bytes=GB)
+    slot.note(None, {A.job}, {A, B})
+    assert slot.look(22.0 + TURN_S) == [BeginTurn(B)]
+
+
 def test_who_waits_is_not_forgotten_if_another_is_quicker() -> None:
     node = Node()
     node.share(A, B)

@@ -100,6 +100,7 @@ class JobState:
     park_s: float | None = None  # until its GPUs were free when it was parked last; None: unknown
     resume_s: float | None = None  # until it trained again, out of parked workers; None: unknown
     turn_switch_s: float | None = None  # soft: to end a turn on a shared slot, and begin the next
+    turn_bytes: int = 0  # soft: of host memory that it used when it waited for its turn last
     unsaved: Trouble | None = None  # why the newest state of its run is not on disk
     left_early: bool = False  # it ended well before its last step
     exit_code: int | None = None

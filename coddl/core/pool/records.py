@@ -160,6 +160,7 @@ class SlotTurns:
     job: int | None = None  # None: none has it now
     shares: Mapping[int, float] = field(default_factory=dict)  # by job, since it takes turns there
     switch_s: Mapping[int, float] = field(default_factory=dict)  # by job: to end and begin a turn
+    bytes_: Mapping[int, int] = field(default_factory=dict)  # by job: of host memory, outside a GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,3 +149,5 @@ def note_turns(pool: "Pool", node: NodeState, turns: Mapping[int, r.SlotTurns]) 
         slot.turns = r.SlotTurns(job, {n: part for n, part in shares.items() if n in slot.owners})
         for number in slot.owners.keys() & told.switch_s.keys():
             pool.jobs[number].turn_switch_s = told.switch_s[number]
+        for number in slot.owners.keys() & told.bytes_.keys():
+            pool.jobs[number].turn_bytes = max(0, told.bytes_[number])

@@ -144,7 +144,8 @@ def take_turns(
 
 def state_bytes(job: JobState) -> int:
     """Tell how much host memory a job's state needs; 0: that is not known yet."""
-    return job.state_bytes or STATES_PER_GRADIENT * job.gradient_bytes
+    measured_bytes = max(job.state_bytes, job.turn_bytes)
+    return measured_bytes or STATES_PER_GRADIENT * job.gradient_bytes
 
 
 def _slot_of(job: JobState) -> int | None:
