@@ -20,6 +20,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from benchmarks.elastic.job import machine, scratch
@@ -109,8 +110,9 @@ def turns(options: argparse.Namespace, jobs: int, gpu_memory: str) -> dict[str, 
         others = [device.submit(name, options.state_mb) for name in names[1:]]
         awaited(lambda: all(len(device.steps(name)) > 20 for name in names))
         begin_s = time.monotonic()
-        time.sleep((options.rounds + 1) * jobs * quantum_s)
-        seconds, counts = in_whole_rounds({n: device.steps(n) for n in names}, begin_s)
+        rounds = partial(whole_rounds, device, names, begin_s)
+        awaited(lambda: len(rounds()) > options.rounds, pause_s=0.5)
+        seconds, counts = in_rounds(device, names, rounds())
         shares = device.client.get(f"/jobs/{first}")["turns"]
         device.end(*others)
         device.await_steps(names[0], 20)
@@ -130,26 +132,32 @@ def turns(options: argparse.Namespace, jobs: int, gpu_memory: str) -> dict[str, 
     }
 
 
-def in_whole_rounds(steps: dict[str, list[float]], since_s: float) -> tuple[float, list[int]]:
-    """Count the steps of jobs from one turn of the first to another; give the seconds as well."""
-    all_steps = sorted((at_s, name) for name, each in steps.items() for at_s in each)
-    later = [(at_s, name) for at_s, name in all_steps if at_s >= since_s]
-    first = next(iter(steps))
-    begins = [
+def whole_rounds(device: SharedDevice, names: Sequence[str], since_s: float) -> list[float]:
+    """Tell when turns of the first job have begun."""
+    steps = sorted((at_s, name) for name in names for at_s in device.steps(name))
+    later = [(at_s, name) for at_s, name in steps if at_s >= since_s]
+    return [
         at_s
         for (_, before), (at_s, name) in itertools.pairwise(later)
-        if name == first and before != first
+        if name == names[0] and before != names[0]
     ]
-    begin_s, end_s = begins[0], begins[-1]
-    counts = [sum(begin_s <= at_s < end_s for at_s in each) for each in steps.values()]
+
+
+def in_rounds(
+    device: SharedDevice, names: Sequence[str], begins_s: Sequence[float]
+) -> tuple[float, list[int]]:
+    """Count the steps of jobs from the first to the last of these; give the seconds as well."""
+    begin_s, end_s = begins_s[0], begins_s[-1]
+    counts = [sum(begin_s <= at_s < end_s for at_s in device.steps(name)) for name in names]
     return end_s - begin_s, counts
 
 
 def rate(device: SharedDevice, seconds: float) -> float:
     """Count the steps of a job alone for a while; give how many there are in a second."""
-    begin_s = time.monotonic()
+    before = len(device.steps("job0"))
     time.sleep(seconds)
-    steps = [at_s for at_s in device.steps("job0") if at_s >= begin_s]
+    device.await_steps("job0", 2)
+    steps = device.steps("job0")[before:]
     return (len(steps) - 1) / (steps[-1] - steps[0])
 
 

@@ -35,7 +35,7 @@ from coddl.agent.reconcile import (
 from coddl.agent.report_sink import ReportSink
 from coddl.agent.run_reporter import Fact
 from coddl.agent.slot_table import AgentBridge, Held, SlotTable
-from coddl.agent.turns import SlotUsers, Turns
+from coddl.agent.turns import NodeTurns, SlotUsers
 from coddl.api.wire import Holding, LogLine, Peer, RunProgress
 from coddl.core.pool import orders as told
 from coddl.core.pool.orders import Orders
@@ -96,7 +96,7 @@ class NodeAgent:
         self._workers: Held = {}
         self._version = 0  # of the orders that `_workers` are true with
         self.parked = ParkedJobs(ParkingLot(info.parking_bytes), bridge, job_hosts)
-        self._turns = Turns(info.resident_bytes, self._take_turns)
+        self._turns = NodeTurns(info.resident_bytes, self._take_turns)
         self._commands: dict[int, tuple[JobRun, int | None]] = {}  # by slot: whose, and its process
         self._others: Mapping[int, str] = {}  # who use our GPUs, by index
         self._is_leaving = False

@@ -29,7 +29,7 @@ class SlotUsers(NamedTuple):
     waiting: Collection[int]  # jobs whose workers wait for their turn
 
 
-class Turns:
+class NodeTurns:
     """Has runs take turns on the slots that they share; calls back when it is time to look."""
 
     def __init__(self, resident_bytes: int | None, on_due: Callable[[], None]) -> None:

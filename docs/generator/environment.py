@@ -10,6 +10,14 @@ from docs.generator.markdown import ROOT, page, table
 VARIABLES: Final[dict[str, tuple[Literal["you", "job"], str]]] = {
     "CODDL_SERVER": ("you", "Address of the pool's server; `--server` wins over it."),
     "CODDL_TOKEN": ("you", "The pool's token. Default: the file `token` of the state folder."),
+    "CODDL_HOST_MEMORY": (
+        "you",
+        "Host memory for jobs without their GPU, such as `64GiB`; `--host-memory` wins over it.",
+    ),
+    "CODDL_GPU_MEMORY": (
+        "you",
+        "Memory of a GPU for all jobs that take turns on it; `--gpu-memory` wins over it.",
+    ),
     "CODDL_TOKEN_FILE": ("you", "File with the token, of mode 600; `--token-file` wins over it."),
     "CODDL_TLS_CA": ("you", "File with the CA of the server's certificate, as `--tls-ca`."),
     "CODDL_STATE_DIR": ("you", "State folder of this machine's pool; `--state-dir` wins over it."),

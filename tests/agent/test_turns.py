@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coddl.agent.turns import SlotUsers, Turns
+from coddl.agent.turns import NodeTurns, SlotUsers
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import RunId
 from coddl.core.pool.spec import JobSpec, Launch
@@ -52,7 +52,7 @@ def unexpected() -> None:
 
 @in_loop
 async def test_a_run_alone_is_told_nothing() -> None:
-    turns, taker = Turns(None, unexpected), Taker()
+    turns, taker = NodeTurns(None, unexpected), Taker()
     turns.look(orders(A), SlotUsers({0: A}, ()), {A: taker}, ())
     assert taker.told == []
     assert turns.owners(orders(A)) == {0: A}
@@ -63,7 +63,7 @@ async def test_a_run_alone_is_told_nothing() -> None:
 
 @in_loop
 async def test_the_turn_goes_from_one_run_to_the_next_and_costs_are_told() -> None:
-    turns, takers, both = Turns(0, unexpected), {A: Taker(), B: Taker()}, orders(A, B)
+    turns, takers, both = NodeTurns(0, unexpected), {A: Taker(), B: Taker()}, orders(A, B)
     turns.look(both, SlotUsers({0: A}, ()), takers, ())
     assert takers[A].told == ["move out"], "who is new begins at once"
     assert turns.owners(both) == {0: A}, "until it has gone"
@@ -81,7 +81,7 @@ async def test_the_turn_goes_from_one_run_to_the_next_and_costs_are_told() -> No
 @in_loop
 async def test_it_is_looked_at_again_when_the_turn_ends() -> None:
     due = asyncio.Event()
-    turns, takers = Turns(None, due.set), {A: Taker(), B: Taker()}
+    turns, takers = NodeTurns(None, due.set), {A: Taker(), B: Taker()}
     both = orders(A, B, turn_s=0.05)
     turns.look(both, SlotUsers({0: A}, ()), takers, ())
     turns.look(both, SlotUsers({}, {A.job}), takers, ())
@@ -94,7 +94,7 @@ async def test_it_is_looked_at_again_when_the_turn_ends() -> None:
 
 @in_loop
 async def test_a_run_that_has_ended_takes_no_turn_and_stops_nobody() -> None:
-    turns, takers, both = Turns(0, unexpected), {A: Taker(), B: Taker()}, orders(A, B)
+    turns, takers, both = NodeTurns(0, unexpected), {A: Taker(), B: Taker()}, orders(A, B)
     turns.look(both, SlotUsers({0: A}, ()), takers, ())
     del takers[A]  # the server has not heard of it yet
     turns.look(both, SlotUsers({0: A}, ()), takers, ())
@@ -107,7 +107,7 @@ async def test_a_run_that_has_ended_takes_no_turn_and_stops_nobody() -> None:
 
 @in_loop
 async def test_who_must_leave_has_the_turn_until_it_has_left() -> None:
-    turns, takers, both = Turns(0, unexpected), {A: Taker(), B: Taker()}, orders(A, B)
+    turns, takers, both = NodeTurns(0, unexpected), {A: Taker(), B: Taker()}, orders(A, B)
     turns.look(both, SlotUsers({0: A}, ()), takers, ())
     turns.hear(A, ENDED)
     turns.look(both, SlotUsers({}, {A.job}), takers, ())

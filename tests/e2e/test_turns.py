@@ -56,13 +56,8 @@ def sharing_jobs(pool: Pool, *names: str) -> list[Training]:
     return jobs
 
 
-@pytest.mark.parametrize("memory", ["", "0"], ids=["resident", "moved out"])
-def test_jobs_take_turns_without_decisions_of_the_server(
-    tmp_path: Path, alone: Alone, memory: str
-) -> None:
-    pool = one_node(tmp_path, 1, TURNS)
-    pool.env["CODDL_GPU_MEMORY"] = memory
-    with pool:
+def test_jobs_take_turns_without_decisions_of_the_server(tmp_path: Path, alone: Alone) -> None:
+    with one_node(tmp_path, 1, TURNS) as pool:  # where they stay between turns
         jobs = sharing_jobs(pool, "a", "b")
         wait_turns(pool, jobs)
         check_what_is_told(pool, jobs)
@@ -99,7 +94,7 @@ def test_who_takes_turns_may_be_killed_suspended_and_cancelled(
     tmp_path: Path, alone: Alone
 ) -> None:
     pool = one_node(tmp_path, 1, TURNS)
-    pool.env["CODDL_GPU_MEMORY"] = "0"
+    pool.env["CODDL_GPU_MEMORY"] = "0"  # they move out
     with pool:
         jobs = sharing_jobs(pool, "a", "b", "c")
         wait_turns(pool, jobs)

@@ -138,7 +138,7 @@ def test_a_job_whose_turns_end_trains_as_if_it_were_alone(shared: Shared, undist
             assert told["seconds"] >= 0.0
         wait_until(lambda: not shared.agent.held, "a free slot")
         assert name_of(pid) == "coddl-parked"
-        assert not shared.agent.parked, "it waits for its turn, and is not parked"
+        assert [each.awaits_turn for each in shared.agent.parked[JOB]] == [True]
         assert begun(lead)["seconds"] >= 0.0
         wait_until(lambda: shared.agent.held[0].pid == pid, "its turn")
         lead.wait_step(told["step"] + 2)

@@ -20,7 +20,7 @@ from coddl.runtime.worker.handover import Handover  # noqa: E402
 from coddl.runtime.worker.offload import Offload  # noqa: E402
 from coddl.runtime.worker.pass_stats import PassStats  # noqa: E402
 from coddl.runtime.worker.supervisor_link import SupervisorLink  # noqa: E402
-from coddl.runtime.worker.turns import Turns  # noqa: E402
+from coddl.runtime.worker.turns import WorkerTurns  # noqa: E402
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -62,7 +62,7 @@ class Worker:
             describe=lambda: {"step": 7},
         )
         self.pass_stats = PassStats(self.link, traced=False)
-        self.turns = Turns(
+        self.turns = WorkerTurns(
             self.link, self.handover, self.pass_stats, step=lambda: 7, leave=self._leave
         )
         self.has_left = False

@@ -13,7 +13,7 @@ from coddl.core.pool.parking import parked_counts
 from coddl.core.pool.records import Decided, DecisionRow, Target
 from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
 from coddl.core.pool.state import Pool
-from coddl.core.pool.turns import Turns, guest_counts, stand_ins, take_turns, turn_s_of
+from coddl.core.pool.turns import TurnPlan, guest_counts, stand_ins, take_turns, turn_s_of
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.seeds import next_seed
@@ -65,7 +65,7 @@ class _Planned(NamedTuple):
     seen: PoolSnapshot
     plan: Plan
     slots: dict[int, tuple[int, ...]]
-    turns: Turns
+    turns: TurnPlan
     instead: dict[int, int]  # by job: whose share it has
 
 
@@ -134,7 +134,7 @@ class _Placements:
     seed: int
     why: str
     placed: dict[int, tuple[int, ...]]
-    turns: Turns
+    turns: TurnPlan
     instead: dict[int, int]  # by job: whose share it has, as both take turns
     aside: dict[int, Waiting]  # jobs that were left out, and why
     cool_down_s: float

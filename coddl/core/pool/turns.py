@@ -27,7 +27,7 @@ STATES_PER_GRADIENT: Final = 4  # weights, gradients and two moments
 CODES: Final = ("Resources", "CoolDown", "Priority")
 
 
-class Turns(NamedTuple):
+class TurnPlan(NamedTuple):
     """The jobs that take turns on the slots of others."""
 
     turn_s: float
@@ -111,14 +111,14 @@ def take_turns(
     waits: Mapping[int, Waiting],
     turn_s: float,
     now_s: float,
-) -> Turns:
+) -> TurnPlan:
     """Find hosts for jobs that were not placed.
 
     A job stays where it is, if that may be; else it goes to where its workers are parked; else to
     the slot with the fewest jobs.
     """
     if not turn_s:
-        return Turns(0.0, {}, {}, {})
+        return TurnPlan(0.0, {}, {}, {})
     room = _Room(pool, placed)
     found: dict[int, int] = {}
     refused: dict[int, str] = {}
@@ -139,7 +139,7 @@ def take_turns(
         else:
             refused[job.id] = hosts[job.priority].why_not
     users = {slot: tuple(jobs) for slot, jobs in room.users.items() if len(jobs) > 1}
-    return Turns(turn_s, found, users, refused)
+    return TurnPlan(turn_s, found, users, refused)
 
 
 def state_bytes(job: JobState) -> int:

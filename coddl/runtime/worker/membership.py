@@ -25,7 +25,7 @@ from coddl.runtime.worker.pass_stats import PassStats
 from coddl.runtime.worker.process_name import PARKED, named
 from coddl.runtime.worker.state import DeviceOf
 from coddl.runtime.worker.supervisor_link import Generation, Groups, SupervisorLink, reject
-from coddl.runtime.worker.turns import Turns
+from coddl.runtime.worker.turns import WorkerTurns
 
 
 class WorkerExit(SystemExit):
@@ -110,9 +110,9 @@ class Membership:
         self.has_left = False
         self._largest = 0  # slice that was ever had
         self._unpark_s = 0.0  # that the last return to the device took
-        self._turns: Turns | None = None
+        self._turns: WorkerTurns | None = None
         if link is not None:
-            self._turns = Turns(
+            self._turns = WorkerTurns(
                 link, handover, pass_stats, step=lambda: work.step, leave=self._exit
             )
 

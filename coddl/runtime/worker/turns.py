@@ -16,7 +16,7 @@ from coddl.runtime.worker.process_name import PARKED, named
 from coddl.runtime.worker.supervisor_link import SupervisorLink
 
 
-class Turns:
+class WorkerTurns:
     """Ends and begins the turns of a worker that trains alone."""
 
     def __init__(
