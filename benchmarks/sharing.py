@@ -111,6 +111,7 @@ def turns(options: argparse.Namespace, jobs: int, gpu_memory: str) -> dict[str, 
         awaited(lambda: all(len(device.steps(name)) > 20 for name in names))
         begin_s = time.monotonic()
         rounds = partial(whole_rounds, device, names, begin_s)
+        time.sleep(options.rounds * jobs * quantum_s)
         awaited(lambda: len(rounds()) > options.rounds, pause_s=0.5)
         seconds, counts = in_rounds(device, names, rounds())
         shares = device.client.get(f"/jobs/{first}")["turns"]
