@@ -405,7 +405,7 @@ class NodeAgent:
         self._take_turns()
 
     def _tell_holding(self) -> None:
-        # Who waits for its turn and must leave is still there, whoever is at work.
+        # A run that is told to leave keeps its slot while it waits for its turn to do so.
         holding = Holding(
             version=self._version,
             slots=self.holding | self._turns.leavers,

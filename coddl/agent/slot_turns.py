@@ -19,7 +19,7 @@ from typing import Final, Literal
 from coddl.core.pool.records import RunId, SlotTurns
 
 NO_SHOW_S: Final = 10.0  # after which a run that does not take its turn is passed over
-MOVE_S: Final = 30.0  # after which nobody waits any more for others to move out
+MOVE_S: Final = 30.0  # how long a turn waits at most for other runs to move out
 CONTEXT_BYTES: Final = 1 << 30  # of GPU memory that each process needs beside its tensors
 FILL: Final = 0.95  # of the memory that runs may use together
 
@@ -112,7 +112,7 @@ class SharedSlot:
 
     @property
     def members(self) -> frozenset[RunId]:
-        """The runs that take turns here, and whoever else is at work."""
+        """The runs that take turns here, and the run that is at work if it is another."""
         return frozenset([*self._members, *([self._at_work] if self._at_work else [])])
 
     @property
@@ -158,7 +158,7 @@ class SharedSlot:
         return self._end_s() if self._has_come else self._since_s + NO_SHOW_S
 
     def _follow(self, now_s: float) -> None:
-        """Take note if the holder has come or gone, or if somebody else is at work."""
+        """Compare the holder with the run that is at work, and end or begin turns accordingly."""
         if self._at_work is not None:
             if self._at_work != self.holder and self._at_work in self._members:
                 self._end(now_s)
@@ -171,11 +171,11 @@ class SharedSlot:
             self._end(now_s)
 
     def _grant(self, now_s: float) -> list[TurnAction]:
-        """Give the turn to whoever is next, once there is memory for it."""
+        """Give the turn to the next run, once there is memory for it."""
         ready = [run for run in self._members if self._would_come(run)]
         if not ready or self._at_work is not None:
             return []
-        # Whoever is stuck has the turn until it can move out: there is no room for the others.
+        # A run that is stuck has the turn until it can move out: there is no room for the others.
         stuck = [run for run in ready if self._members[run].where == "stuck"]
         run = min(ready if self._fit() or not stuck else stuck, key=self._claim)
         others = {other: self._members[other] for other in ready if other != run}
@@ -224,7 +224,7 @@ class SharedSlot:
         self._note_shares(now_s)
 
     def _end(self, now_s: float) -> None:
-        """Take note that nobody has the turn, and settle the account of who had it."""
+        """End the holder's turn, and add the time to its account."""
         member = self._members.get(self.holder) if self.holder is not None else None
         if member is not None:
             had_s = now_s - self._since_s

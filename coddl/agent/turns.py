@@ -72,6 +72,7 @@ class NodeTurns:
                     taker.end_turn(resident=resident)
                 case BeginTurn():
                     taker.begin_turn()
+        self._forget_others()
         self._wake(loop, min(self._wakes, default=None))
 
     def hear(self, run: RunId, event: Message) -> None:
@@ -102,11 +103,8 @@ class NodeTurns:
     @property
     def reports(self) -> dict[int, SlotTurns]:
         """Tell, by slot, who has the turn, and what each has had."""
-        members = {run for slot in self._slots.values() for run in slot.members}
-        self._switch_s = {run: each for run, each in self._switch_s.items() if run in members}
-        self._end_s = {run: each for run, each in self._end_s.items() if run in members}
         costs_s = {run.job: each for run, each in self._switch_s.items()}
-        bytes_ = {run.job: each for run, each in self._bytes.items() if run in members}
+        bytes_ = {run.job: each for run, each in self._bytes.items()}
         return {
             number: replace(slot.report, switch_s=costs_s, bytes_=bytes_)
             for number, slot in self._slots.items()
@@ -124,9 +122,14 @@ class NodeTurns:
     @property
     def waiting_bytes(self) -> int:
         """How much host memory those use that wait outside their GPU."""
-        members = {run for slot in self._slots.values() for run in slot.members}
-        self._bytes = {run: size for run, size in self._bytes.items() if run in members}
         return sum(self._bytes.values())
+
+    def _forget_others(self) -> None:
+        """Forget what runs have told that take no turns here any more."""
+        members = {run for slot in self._slots.values() for run in slot.members}
+        self._bytes = {run: each for run, each in self._bytes.items() if run in members}
+        self._end_s = {run: each for run, each in self._end_s.items() if run in members}
+        self._switch_s = {run: each for run, each in self._switch_s.items() if run in members}
 
     @property
     def _wakes(self) -> Iterator[float]:

@@ -38,11 +38,9 @@ def costs(
     if wants_json(output, as_json):
         print(json.dumps(found, indent=2))
         return
-    from rich.console import Console
-
     from coddl.cli.poolview import show
 
-    show(lines_of(found), Console(highlight=False), one_line_each=True)
+    show(lines_of(found))
 
 
 def measured(jobs: Sequence[Answer]) -> dict[str, Any]:

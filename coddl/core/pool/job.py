@@ -145,7 +145,7 @@ class JobState:
 
     @property
     def is_guest(self) -> bool:
-        """Tell whether it shall take turns on a slot that is another job's."""
+        """Tell whether its target is a slot of another job, on which it takes turns."""
         return self.turn_s > 0.0
 
     @property

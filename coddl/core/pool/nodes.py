@@ -76,7 +76,7 @@ class SlotState:
 
     @property
     def is_stuck(self) -> bool:
-        """Tell whether all that may be there never started: nobody waits for them to leave."""
+        """Tell whether none of its owners has ever started there, so that it is not waited for."""
         return bool(self.owners) and all(self.owners.values())
 
 
