@@ -41,7 +41,8 @@ def test_users_see_which_job_has_the_turn(live: LivePool) -> None:
     explained = live.api("GET", "/jobs/first/explain").json()
     assert explained["sentence"] == (
         'takes turns of 30 s with job 2 "second" on 1 CPU slot of node n1: '
-        "there are more jobs than CPU slots; had 40% of its time so far; job 2 has the turn now"
+        "there are more jobs than CPU slots; had 40% of the slot's time since it shares it; "
+        "job 2 has the turn now"
     )
 
 

@@ -310,10 +310,14 @@ class JobState:
 
     @property
     def last_switch_s(self) -> float | None:
-        """The same as it was measured last, wherever it starts next; or between two turns."""
-        if self.park_s is None or self.resume_s is None:
+        """Seconds that a switch took last: between turns on a shared slot, else to park and resume.
+
+        Parking and resuming may include the wait for a turn.
+        """
+        if self.turn_switch_s is not None:
             return self.turn_switch_s
-        return self.park_s + self.resume_s
+        both = self.park_s is not None and self.resume_s is not None
+        return (self.park_s or 0.0) + (self.resume_s or 0.0) if both else None
 
     def executed_by(self, now_s: float) -> float:
         """Seconds in which it has held devices; of a slot that jobs share by turns, its part."""

@@ -64,7 +64,7 @@ def turns_sentence(pool: Pool, job: JobState) -> str:
     told = slot.turns or SlotTurns(None)
     parts = [f"takes turns of {turn_s:g} s with {names} {where}"]
     if (share := told.shares.get(job.id)) is not None:
-        parts.append(f"had {share:.0%} of its time so far")
+        parts.append(f"had {share:.0%} of the slot's time since it shares it")
     if told.job is not None:
         has_it = "it" if told.job == job.id else f"job {told.job}"
         parts.append(f"{has_it} has the turn now")

@@ -44,7 +44,8 @@ class JobStatus:
     is_retiring: bool = False
     parks: bool = False  # its workers stay when it retires, without their GPUs
     parked: dict[int, int] = field(default_factory=dict)  # host memory of each, by slot
-    parked_after_s: float = 0.0  # how long it took, from the command on
+    parked_after_s: float = 0.0  # how long it took, from the command or its turn on
+    turn_begun_s: float = 0.0  # when its last turn on a shared slot began
     is_finishing: bool = False  # a script without prepare has ended well in one worker
     has_finished: bool = False  # somebody ran the script to its end
     stopping: int | None = None  # the code we are going to end with

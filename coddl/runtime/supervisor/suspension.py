@@ -66,7 +66,9 @@ class Suspension:
             self._supervisor.workers.expect_exit(record.number)
             return
         job_status.parked[record.slot.number] = bytes_
-        job_status.parked_after_s = time.monotonic() - job_status.due.at_s
+        # The time that others had before it was its turn to leave is not its own.
+        begin_s = max(job_status.due.at_s, job_status.turn_begun_s)
+        job_status.parked_after_s = time.monotonic() - begin_s
 
     def call_back(self, slots: Container[int]) -> bool:
         """Have parked workers go on, those on some slots; the others are not needed any more.

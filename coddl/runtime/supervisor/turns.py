@@ -104,7 +104,7 @@ class JobTurns:
     def _on_begun(self, record: WorkerRecord) -> None:
         if record.awaits_turn:
             record.awaits_turn, record.image = False, None
-            record.heard_s = time.monotonic()
+            record.heard_s = self._supervisor.job_status.turn_begun_s = time.monotonic()
             self._progress.began()
         if self._begins == record.number:
             self._begins = None

@@ -124,8 +124,12 @@ def test_a_job_says_with_whom_it_takes_turns() -> None:
     turns = {0: r.SlotTurns(third, {first: 0.33, second: 0.34, third: 0.33})}
     node = story.pool.nodes["a"]
     story.happen(r.NodeReported("a", "1", node.version, story.holding("a"), turns=turns))
-    assert said(second).endswith("; had 34% of its time so far; job 3 has the turn now")
-    assert said(third).endswith("; had 33% of its time so far; it has the turn now")
+    assert said(second).endswith(
+        "; had 34% of the slot's time since it shares it; job 3 has the turn now"
+    )
+    assert said(third).endswith(
+        "; had 33% of the slot's time since it shares it; it has the turn now"
+    )
     assert said(first).startswith('takes turns of 60 s with job 2 "job-2" and job 3 "job-3"')
     for job in (second, third):
         story.happen(r.RunEnded(job, 1, "succeeded", 100))
