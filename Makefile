@@ -72,7 +72,7 @@ bench: install ## measure the simulator, decisions, resizes, what elasticity and
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/plain.py
 	$(BIN)/python -m benchmarks.submit
-	$(BIN)/python -m benchmarks.sharing --cpu --state-mb 16
+	$(BIN)/python -m benchmarks.sharing --cpu --state-mb 16 --trial-mb 16
 	$(BIN)/python -m benchmarks.ray_nodes
 	$(BIN)/python -m benchmarks.slurm_nodes
 

@@ -12,22 +12,25 @@ turns    two jobs and six, with turns of `--quantum` seconds, as if only one of 
 resident the same for two jobs that stay in the GPU's memory between their turns
 search   a search of `--trials` jobs: until each of them has made its first 100 steps, taking
          turns and one after the other
+
+Each part prints what it found to stderr when it is done.
 """
 
 import argparse
 import itertools
 import json
 import statistics
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from benchmarks.elastic.job import machine, scratch
 from benchmarks.elastic.noted_job import awaited
 from benchmarks.elastic.shared_device import GpuMemory, SharedDevice, shared_device, used_bytes
 
-ROUNDS: Final = 4
+ROUNDS: Final = 3
 SLACK_BYTES: Final = 32 << 20
 FIRST_STEPS: Final = 100
 PARTS: Final = ("suspend", "turns", "resident", "search")
@@ -43,7 +46,7 @@ def suspend(options: argparse.Namespace) -> dict[str, Any]:
         step_s = (steps[-1] - steps[0]) / (len(steps) - 1)
         rounds = [round_trip(device, job, cpu=options.cpu) for _ in range(ROUNDS)]
         about = device.client.get(f"/jobs/{job}")
-        disk = [through_disk(device, job) for _ in range(2)]
+        disk = through_disk(device, job)
         device.end(job)
     warm = rounds[1:]
     median = {key: statistics.median(each[key] for each in warm) for key in warm[0]}
@@ -53,7 +56,7 @@ def suspend(options: argparse.Namespace) -> dict[str, Any]:
         "first": rounds[0],
         "later": median,
         "left_mib": None if options.cpu else (rounds[-1]["floor"] - empty) / 2**20,
-        "disk_s": statistics.median(disk),
+        "disk_s": disk,
         "job": {"pause_s": about["last_pause_s"]},
     }
 
@@ -98,59 +101,71 @@ def through_disk(device: SharedDevice, job: int) -> float:
     return away_s
 
 
-def turns(options: argparse.Namespace, jobs: int, gpu_memory: str) -> dict[str, Any]:
-    """Have jobs take turns, and compare them with one alone, before and after."""
-    quantum_s = options.quantum
-    policy, names = f"gandiva:quantum_s={quantum_s}", [f"job{number}" for number in range(jobs)]
-    env = {"CODDL_GPU_MEMORY": gpu_memory}
+def turns(
+    options: argparse.Namespace, numbers: Sequence[int], gpu_memory: str
+) -> list[dict[str, Any]]:
+    """Have so many jobs take turns, and compare them with one alone, before and after."""
+    quantum_s, found = options.quantum, []
+    policy, env = f"gandiva:quantum_s={quantum_s}", {"CODDL_GPU_MEMORY": gpu_memory}
     with scratch() as folder, shared_device(folder, policy, cpu=options.cpu, env=env) as device:
-        first = device.submit(names[0], options.state_mb)
-        device.await_steps(names[0], 20)
-        alone = [rate(device, quantum_s)]
-        others = [device.submit(name, options.state_mb) for name in names[1:]]
-        awaited(lambda: all(len(device.steps(name)) > 20 for name in names))
-        begin_s = time.monotonic()
-        rounds = partial(whole_rounds, device, names, begin_s)
-        time.sleep(options.rounds * jobs * quantum_s)
-        awaited(lambda: len(rounds()) > options.rounds, pause_s=0.5)
-        seconds, counts = in_rounds(device, names, rounds())
-        shares = device.client.get(f"/jobs/{first}")["turns"]
-        device.end(*others)
-        device.await_steps(names[0], 20)
-        alone.append(rate(device, quantum_s))
-        device.end(first)
-    mean, alone_per_s = statistics.fmean(counts), statistics.fmean(alone)
-    return {
-        "jobs": jobs,
-        "quantum_s": quantum_s,
-        "resident": not gpu_memory,
-        "alone_steps_per_s": alone_per_s,
-        "steps_per_s": sum(counts) / seconds,
-        "ratio": sum(counts) / seconds / alone_per_s,
-        "parts": [each / sum(counts) for each in counts],
-        "off_equal": max(abs(each / mean - 1.0) for each in counts),
-        "share_of_first": shares["share"] if shares else None,
-    }
-
-
-def whole_rounds(device: SharedDevice, names: Sequence[str], since_s: float) -> list[float]:
-    """Tell when turns of the first job have begun."""
-    steps = sorted((at_s, name) for name in names for at_s in device.steps(name))
-    later = [(at_s, name) for at_s, name in steps if at_s >= since_s]
+        jobs = {"job0": device.submit("job0", options.state_mb)}
+        device.await_steps("job0", 20)
+        alone = [rate(device, quantum_s / 2)]
+        for number in numbers:
+            for name in [f"job{each}" for each in range(len(jobs), number)]:
+                jobs[name] = device.submit(name, options.state_mb)
+            steps = in_turns(device, list(jobs), options.rounds)
+            shares = device.client.get(f"/jobs/{jobs['job0']}")["turns"]
+            found.append((steps, shares["share"] if shares else None))
+        device.end(*list(jobs.values())[1:])
+        device.await_steps("job0", 20)
+        alone.append(rate(device, quantum_s / 2))
+        device.end(jobs["job0"])
+    alone_per_s = statistics.fmean(alone)
     return [
-        at_s
-        for (_, before), (at_s, name) in itertools.pairwise(later)
-        if name == names[0] and before != names[0]
+        {
+            "jobs": len(steps.counts),
+            "quantum_s": quantum_s,
+            "resident": not gpu_memory,
+            "alone_steps_per_s": alone,
+            "steps_per_s": sum(steps.counts) / steps.seconds,
+            "ratio": sum(steps.counts) / steps.seconds / alone_per_s,
+            "parts": [each / sum(steps.counts) for each in steps.counts],
+            "off_equal": max(abs(n / statistics.fmean(steps.counts) - 1.0) for n in steps.counts),
+            "share_of_first": share,
+        }
+        for steps, share in found
     ]
 
 
-def in_rounds(
-    device: SharedDevice, names: Sequence[str], begins_s: Sequence[float]
-) -> tuple[float, list[int]]:
-    """Count the steps of jobs from the first to the last of these; give the seconds as well."""
-    begin_s, end_s = begins_s[0], begins_s[-1]
+class Steps(NamedTuple):
+    """What jobs that take turns have done in whole rounds."""
+
+    seconds: float
+    counts: list[int]  # by job
+
+
+def in_turns(device: SharedDevice, names: Sequence[str], rounds: int) -> Steps:
+    """Count the steps of jobs in some rounds.
+
+    The round in which the last of them has come is left out, and one more: in that, jobs that came
+    sooner wait until the others have had as much.
+    """
+    awaited(lambda: all(len(device.steps(name)) > 20 for name in names), pause_s=0.1)
+    since_s, left_out = time.monotonic(), len(names)
+    turns_wanted = left_out + rounds * len(names) + 1
+    look = partial(turn_begins, device, names, since_s)
+    awaited(lambda: len(look()) >= turns_wanted, pause_s=0.5, limit_s=600.0)
+    begin_s, end_s = (look()[at] for at in (left_out, turns_wanted - 1))
     counts = [sum(begin_s <= at_s < end_s for at_s in device.steps(name)) for name in names]
-    return end_s - begin_s, counts
+    return Steps(end_s - begin_s, counts)
+
+
+def turn_begins(device: SharedDevice, names: Sequence[str], since_s: float) -> list[float]:
+    """Tell when turns have ended their first steps."""
+    steps = sorted((at_s, name) for name in names for at_s in device.steps(name))
+    later = [(at_s, name) for at_s, name in steps if at_s >= since_s]
+    return [at_s for (_, before), (at_s, name) in itertools.pairwise(later) if name != before]
 
 
 def rate(device: SharedDevice, seconds: float) -> float:
@@ -165,11 +180,11 @@ def rate(device: SharedDevice, seconds: float) -> float:
 def search(options: argparse.Namespace, policy: str) -> dict[str, float]:
     """Run the jobs of a search; give when each has made its first steps."""
     with scratch() as folder, shared_device(folder, policy, cpu=options.cpu) as device:
-        device.submit("warm", options.state_mb, steps=5)
+        device.submit("warm", options.trial_mb, steps=5)
         awaited(lambda: len(device.steps("warm")) >= 5)
         begin_s = time.monotonic()
         names = [f"trial{number}" for number in range(options.trials)]
-        jobs = [device.submit(each, options.state_mb, steps=options.trial_steps) for each in names]
+        jobs = [device.submit(each, options.trial_mb, steps=options.trial_steps) for each in names]
         while not all(len(device.steps(name)) >= FIRST_STEPS for name in names):
             time.sleep(0.1)
         firsts = [device.steps(name)[FIRST_STEPS - 1] - begin_s for name in names]
@@ -179,16 +194,21 @@ def search(options: argparse.Namespace, policy: str) -> dict[str, float]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure what was asked for."""
+    parts: dict[str, Callable[[], Any]] = {
+        "suspend": lambda: suspend(options),
+        "turns": lambda: turns(options, options.jobs, gpu_memory="0"),
+        "resident": lambda: turns(options, options.jobs[:1], gpu_memory=""),
+        "search": lambda: {
+            "turns": search(options, f"gandiva:quantum_s={options.trial_quantum}"),
+            "one_after_another": search(options, "fifo"),
+        },
+    }
     found: dict[str, Any] = {"machine": machine(), "device": "cpu" if options.cpu else "gpu"}
-    if "suspend" in options.parts:
-        found["suspend"] = suspend(options)
-    if "turns" in options.parts:
-        found["turns"] = [turns(options, jobs, gpu_memory="0") for jobs in options.jobs]
-    if "resident" in options.parts:
-        found["resident"] = [turns(options, options.jobs[0], gpu_memory="")]
-    if "search" in options.parts:
-        by_turns = search(options, f"gandiva:quantum_s={options.trial_quantum}")
-        found["search"] = {"turns": by_turns, "one_after_another": search(options, "fifo")}
+    for name in options.parts:
+        begin_s = time.monotonic()
+        found[name] = parts[name]()
+        took_s = time.monotonic() - begin_s
+        print(f"{name}, {took_s:.0f} s: {json.dumps(found[name])}", file=sys.stderr, flush=True)
     return found
 
 
@@ -202,10 +222,13 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--state-mb", type=int, default=4000)
     parser.add_argument("--quantum", type=float, default=10.0, help="seconds of a turn")
-    parser.add_argument("--jobs", type=int, nargs="+", default=(2, 6), help="that take turns")
+    parser.add_argument(
+        "--jobs", type=int, nargs="+", default=(2, 6), help="that take turns, ascending"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="turns of each job")
     parser.add_argument("--trials", type=int, default=12)
-    parser.add_argument("--trial-steps", type=int, default=1500, help="of each trial")
+    parser.add_argument("--trial-mb", type=int, default=1000, help="of state, of each trial")
+    parser.add_argument("--trial-steps", type=int, default=1000, help="of each trial")
     parser.add_argument("--trial-quantum", type=float, default=3.0)
     return parser.parse_args(words)
 

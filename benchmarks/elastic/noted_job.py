@@ -35,12 +35,12 @@ for epoch in coddl.epochs(10):
 """
 
 
-def awaited(look: Callable[[], object], pause_s: float = 0.005) -> float:
+def awaited(look: Callable[[], object], pause_s: float = 0.005, limit_s: float = WAIT_S) -> float:
     """Return the seconds until something is so."""
     begin_s = time.monotonic()
     while not look():
-        if time.monotonic() - begin_s > WAIT_S:
-            raise SystemExit(f"it did not come within {WAIT_S:.0f} s")
+        if time.monotonic() - begin_s > limit_s:
+            raise SystemExit(f"it did not come within {limit_s:.0f} s")
         time.sleep(pause_s)
     return time.monotonic() - begin_s
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.elastic.noted_job import awaited
 from coddl.api.client import Client, RequestRefused, find
@@ -17,6 +17,15 @@ from coddl.api.code import pack
 
 SCRIPT = Path(__file__).with_name("state_job.py")
 LOOK_S = 0.002
+
+
+class NotedStep(NamedTuple):
+    """A step as the job itself has noted it."""
+
+    end_s: float
+    begin_s: float
+    gpu_bytes: int  # that its process had then
+    pid: int
 
 
 class SharedDevice:
@@ -47,9 +56,14 @@ class SharedDevice:
 
     def steps(self, name: str) -> list[float]:
         """Give when a job has ended each of its steps."""
+        return [step.end_s for step in self.noted_steps(name)]
+
+    def noted_steps(self, name: str) -> list[NotedStep]:
+        """Give what a job has noted of its steps."""
         path = self.noted(name)
         text = path.read_text() if path.exists() else ""
-        return [float(line) for line in text.splitlines(True) if line.endswith("\n")]
+        lines = [line.split() for line in text.splitlines(True) if line.endswith("\n")]
+        return [NotedStep(float(a), float(b), int(c), int(d)) for a, b, c, d in lines]
 
     def await_steps(self, name: str, more: int) -> None:
         """Wait until a job has made some more steps."""
@@ -128,6 +142,18 @@ def used_bytes() -> int:
     """Tell how much of the GPU's memory is used."""
     nvml = _nvml()
     return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).used)
+
+
+def gpu_bytes() -> int:
+    """Tell how much memory the GPU has."""
+    nvml = _nvml()
+    return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).total)
+
+
+def gpu_processes() -> int:
+    """Count the processes that have a CUDA context on the GPU."""
+    nvml = _nvml()
+    return len(nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(0)))
 
 
 def _nvml() -> Any:  # Any: it has no types

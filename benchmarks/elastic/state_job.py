@@ -1,6 +1,10 @@
-"""A training with as much state as asked for, that notes the end of each step."""
+"""A training with as much state as asked for, that notes each step.
+
+When it ended and began, the GPU memory that the process had then, and which process it was.
+"""
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import coddl
 
 options = argparse.ArgumentParser()
-options.add_argument("--noted", type=Path, required=True, help="a file: a time per step")
+options.add_argument("--noted", type=Path, required=True, help="a file: a line per step")
 options.add_argument("--state-mb", type=int, default=16, help="of weights and Adam's moments")
 options.add_argument("--steps", type=int, default=10**9)
 options.add_argument("--rest-s", type=float, default=0.0, help="between two steps")
@@ -32,10 +36,12 @@ made = 0
 with asked.noted.open("a", buffering=1) as noted:
     for _ in coddl.epochs(-(-asked.steps // len(loader))):
         for (x,) in loader:
+            begin_s = time.monotonic()
             model(x.to(device)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             if device == "cuda":
                 torch.cuda.synchronize()
-            noted.write(f"{time.monotonic()}\n")
+            bytes_ = torch.cuda.memory_reserved() if device == "cuda" else 0
+            noted.write(f"{time.monotonic()} {begin_s} {bytes_} {os.getpid()}\n")
             time.sleep(asked.rest_s)

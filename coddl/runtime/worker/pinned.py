@@ -4,6 +4,7 @@ A copy must not cross from one slice to the next: CUDA refuses that.
 """
 
 import mmap
+import weakref
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
@@ -49,6 +50,9 @@ class HostBuffer:
         self._device = device
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._pins: list[Tensor] = []
+        # Memory that is freed while it is pinned makes CUDA copy to the wrong pages, silently,
+        # when its addresses are used again.
+        weakref.finalize(self, _unpin_all, self._pins, device).atexit = False
 
     @property
     def bytes_(self) -> int:
@@ -67,6 +71,10 @@ class HostBuffer:
 
     def close(self) -> None:
         """Give the memory back."""
-        for part in self._pins:
-            unpin(part, self._device)
-        self._pins, self._memory = [], torch.empty(0, dtype=torch.uint8)
+        _unpin_all(self._pins, self._device)
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+
+def _unpin_all(parts: list[Tensor], device: torch.device) -> None:
+    while parts:
+        unpin(parts.pop(), device)
