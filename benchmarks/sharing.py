@@ -104,30 +104,30 @@ def through_disk(device: SharedDevice, job: int) -> float:
 def turns(
     options: argparse.Namespace, numbers: Sequence[int], gpu_memory: str
 ) -> list[dict[str, Any]]:
-    """Have so many jobs take turns, and compare them with one alone, before and after."""
+    """Have so many jobs take turns, and compare them with one of them alone afterwards.
+
+    Not before: a job that has just started also pins memory, and is slower.
+    """
     quantum_s, found = options.quantum, []
     policy, env = f"gandiva:quantum_s={quantum_s}", {"CODDL_GPU_MEMORY": gpu_memory}
     with scratch() as folder, shared_device(folder, policy, cpu=options.cpu, env=env) as device:
         jobs = {"job0": device.submit("job0", options.state_mb)}
-        device.await_steps("job0", 20)
-        alone = [rate(device, quantum_s / 2)]
         for number in numbers:
             for name in [f"job{each}" for each in range(len(jobs), number)]:
                 jobs[name] = device.submit(name, options.state_mb)
-            steps = in_turns(device, list(jobs), options.rounds)
+            steps = in_turns(device, list(jobs), -(-options.turns // number))
             shares = device.client.get(f"/jobs/{jobs['job0']}")["turns"]
             found.append((steps, shares["share"] if shares else None))
         device.end(*list(jobs.values())[1:])
         device.await_steps("job0", 20)
-        alone.append(rate(device, quantum_s / 2))
+        alone_per_s = rate(device, quantum_s / 2)
         device.end(jobs["job0"])
-    alone_per_s = statistics.fmean(alone)
     return [
         {
             "jobs": len(steps.counts),
             "quantum_s": quantum_s,
             "resident": not gpu_memory,
-            "alone_steps_per_s": alone,
+            "alone_steps_per_s": alone_per_s,
             "steps_per_s": sum(steps.counts) / steps.seconds,
             "ratio": sum(steps.counts) / steps.seconds / alone_per_s,
             "parts": [each / sum(steps.counts) for each in steps.counts],
@@ -148,11 +148,11 @@ class Steps(NamedTuple):
 def in_turns(device: SharedDevice, names: Sequence[str], rounds: int) -> Steps:
     """Count the steps of jobs in some rounds.
 
-    The round in which the last of them has come is left out, and one more: in that, jobs that came
-    sooner wait until the others have had as much.
+    The round after the last of them has come is left out: jobs that came sooner wait in it until
+    the others have had as much.
     """
     awaited(lambda: all(len(device.steps(name)) > 20 for name in names), pause_s=0.1)
-    since_s, left_out = time.monotonic(), len(names)
+    since_s, left_out = time.monotonic(), len(names) - 1
     turns_wanted = left_out + rounds * len(names) + 1
     look = partial(turn_begins, device, names, since_s)
     awaited(lambda: len(look()) >= turns_wanted, pause_s=0.5, limit_s=600.0)
@@ -180,8 +180,6 @@ def rate(device: SharedDevice, seconds: float) -> float:
 def search(options: argparse.Namespace, policy: str) -> dict[str, float]:
     """Run the jobs of a search; give when each has made its first steps."""
     with scratch() as folder, shared_device(folder, policy, cpu=options.cpu) as device:
-        device.submit("warm", options.trial_mb, steps=5)
-        awaited(lambda: len(device.steps("warm")) >= 5)
         begin_s = time.monotonic()
         names = [f"trial{number}" for number in range(options.trials)]
         jobs = [device.submit(each, options.trial_mb, steps=options.trial_steps) for each in names]
@@ -225,7 +223,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, nargs="+", default=(2, 6), help="that take turns, ascending"
     )
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each job")
+    parser.add_argument("--turns", type=int, default=4, help="to count at least, in whole rounds")
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--trial-mb", type=int, default=1000, help="of state, of each trial")
     parser.add_argument("--trial-steps", type=int, default=1000, help="of each trial")

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_suspension_turns_and_a_search_are_measured() -> None:
-    turns = ("--jobs", "2", "--quantum", "2", "--rounds", "1")
+    turns = ("--jobs", "2", "--quantum", "2", "--turns", "2")
     search = ("--trials", "2", "--trial-mb", "2", "--trial-steps", "200", "--trial-quantum", "1")
     found = measure(parsed(["--cpu", "--state-mb", "2", *turns, *search]))
     assert found["suspend"]["later"]["free_s"] > 0
