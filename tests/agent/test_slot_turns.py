@@ -36,7 +36,7 @@ class Node:
     def share(self, *runs: RunId, **weights: float) -> None:
         """Have runs share the slot, all ready; weights by the name of the run."""
         names = {A: "a", B: "b", C: "c"}
-        self.weights = {run: weights.get(names[run], 1.0) for run in runs}
+        self.weights = {run: weights.get(names.get(run, ""), 1.0) for run in runs}
         self.ready = {*runs}
         self.admit()
 
@@ -64,6 +64,8 @@ class Node:
                     assert not resident
                     self.resident.discard(run)
                     self.slot.note_ended(run, resident=False, peak_bytes=self.peaks.get(run, 0))
+                case BeginTurn(run) if run == self.at_work:
+                    self._ends_at_s = None
                 case BeginTurn(run):
                     assert self.at_work is None, "one at a time"
                     self._begins = (run, self.now_s + self.begin_s)
@@ -315,6 +317,90 @@ def test_who_cannot_move_out_has_the_turn_until_it_can() -> None:
     assert slot.look(22.0 + TURN_S) == [BeginTurn(B)]
 
 
+def crowded_node() -> Node:
+    """Give a node where three runs stay on the GPU, and one of them has the turn."""
+    node = Node(SharedSlot(memory_bytes=100 * GB))
+    node.peaks = dict.fromkeys((A, B, C), GB)
+    node.share(A, B, C)
+    node.run(7 * TURN_S)
+    assert node.resident == {A, B, C}
+    assert node.at_work is not None
+    node.resident.discard(node.at_work)
+    node.story.clear()
+    return node
+
+
+def residents_told(node: Node) -> set[bool]:
+    return {each.resident for _, each in node.story if isinstance(each, EndTurn)}
+
+
+@pytest.mark.parametrize("is_gone_first", [True, False])
+def test_who_runs_out_of_memory_beside_others_has_them_move_out(is_gone_first: bool) -> None:
+    node = crowded_node()
+    (run,) = {A, B, C} - node.resident
+    if is_gone_first:
+        node.die()
+    node.slot.note_crowded(run)
+    assert node.slot.owner is None
+    node.look()
+    if not is_gone_first:
+        node.die()
+    node.look()
+    assert len(node.resident) == 1, "it has the turn"
+    node.run(5 * TURN_S)
+    assert run in node.begun
+    assert residents_told(node) == {False}
+    assert not any(each.crowded for _, each in node.story if isinstance(each, BeginTurn))
+
+
+def test_who_starts_again_before_others_have_moved_out_ends_its_turn() -> None:
+    node = crowded_node()
+    (run,) = {A, B, C} - node.resident
+    node.slot.note_crowded(run)
+    node.run(1.0)  # there is a worker all the time, as far as is known
+    assert node.story[0][1] == EndTurn(run, resident=False)
+    assert len(node.resident) == 1
+    node.run(5 * TURN_S)
+    assert set(node.begun) == {A, B, C}
+
+
+def test_after_memory_ran_out_nobody_stays_until_one_of_them_is_gone() -> None:
+    node = crowded_node()
+    (run,) = {A, B, C} - node.resident
+    node.slot.note_crowded(run)
+    node.run(5 * TURN_S)
+    node.share(A, B, C, RunId(4, 1))
+    node.run(10 * TURN_S)
+    assert residents_told(node) == {False}
+    node.leave(A)
+    node.run(TURN_S)
+    node.story.clear()
+    node.run(5 * TURN_S)
+    assert residents_told(node) == {True}
+
+
+def test_who_finds_no_room_to_move_in_has_a_turn_when_others_are_out() -> None:
+    slot = SharedSlot(memory_bytes=100 * GB)
+    slot.note(None, {A.job, B.job}, {A, B})
+    slot.admit({A: 1.0, B: 1.0}, (), TURN_S, 0.0)
+    for run in (A, B):
+        slot.note_ended(run, resident=False, peak_bytes=GB)
+    assert slot.look(0.0) == [BeginTurn(A)]
+    slot.note(A, {B.job}, {A, B})
+    assert slot.look(TURN_S) == [EndTurn(A, resident=True)]
+    slot.note_ended(A, resident=True, peak_bytes=GB)
+    slot.note(None, {A.job, B.job}, {A, B})
+    assert slot.look(TURN_S) == [BeginTurn(B, crowded=True)]
+    slot.note_ended(B, resident=False, peak_bytes=GB)
+    slot.note_crowded(B)
+    assert slot.look(TURN_S) == [BeginTurn(A)], "it is there"
+    slot.note(A, {B.job}, {A, B})
+    assert slot.look(2 * TURN_S) == [EndTurn(A, resident=False)]
+    slot.note_ended(A, resident=False, peak_bytes=GB)
+    slot.note(None, {A.job, B.job}, {A, B})
+    assert slot.look(2 * TURN_S) == [BeginTurn(B)]
+
+
 def test_who_waits_is_not_forgotten_if_another_is_quicker() -> None:
     node = Node()
     node.share(A, B)
@@ -389,7 +475,7 @@ def test_whatever_comes_one_is_at_work_and_everybody_gets_turns(seed: int) -> No
     node.peaks = {run: chance.choice([1, 30]) * GB for run in runs}
     for _ in range(60):
         run = chance.choice(runs)
-        match chance.randrange(6):
+        match chance.randrange(7):
             case 0 | 1:
                 node.weights[run] = 1.0
                 node.ready.add(run)
@@ -402,6 +488,9 @@ def test_whatever_comes_one_is_at_work_and_everybody_gets_turns(seed: int) -> No
                 node.die()
             case 5 if run in node.weights:
                 (node.ready.discard if run in node.ready else node.ready.add)(run)
+            case 6 if node.at_work == run:
+                node.slot.note_crowded(run)
+                chance.choice([node.die, node.look])()
         node.admit()
         node.run(chance.uniform(0.1, 8.0))
         assert node.at_work is None or node.at_work == node.slot.holder
@@ -411,6 +500,8 @@ def test_whatever_comes_one_is_at_work_and_everybody_gets_turns(seed: int) -> No
         node.leave(left)
     node.ready |= node.weights.keys()
     node.admit()
+    if node.at_work is None and node._begins is None and node.slot.owner in node.weights:
+        node.at_work = node.slot.owner  # whose worker has died starts another one
     node.had_s.clear()
     node.run(20 * (TURN_S + 4.0))
     assert node.weights.keys() <= node.had_s.keys()
