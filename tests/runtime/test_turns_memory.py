@@ -1,4 +1,4 @@
-"""Jobs that take turns on a slot and run out of memory: those beside others go on where they are."""
+"""Jobs that take turns and run out of memory: those beside others go on where they are."""
 
 import os
 import signal
