@@ -82,7 +82,7 @@ class CommandRunner:
     def end_turn(self, *, resident: bool) -> None:
         """Do nothing: commands take no turns."""
 
-    def begin_turn(self) -> None:
+    def begin_turn(self, *, crowded: bool) -> None:
         """Do nothing: commands take no turns."""
 
     def cancel(self) -> None:

@@ -60,7 +60,7 @@ class RunListener(Protocol):
         ...
 
     def on_turn(self, run: JobRun, event: Message) -> None:
-        """Hear that a worker's turn has ended, or begun."""
+        """Hear that a worker's turn has ended or begun, or that others leave it no memory."""
         ...
 
     def on_over(self, run: JobRun) -> None:
@@ -93,8 +93,8 @@ class JobRunner(Protocol):
         """Have its only worker wait after the next update; `resident`: on its device."""
         ...
 
-    def begin_turn(self) -> None:
-        """Have it go on, or not wait at all; it must have its slot."""
+    def begin_turn(self, *, crowded: bool) -> None:
+        """Have it go on, or not wait at all; `crowded`: others are resident on its device."""
         ...
 
     def cancel(self) -> None:
@@ -156,8 +156,8 @@ class ElasticRunner:
     def end_turn(self, *, resident: bool) -> None:
         self._supervisor.end_turn(resident=resident)
 
-    def begin_turn(self) -> None:
-        self._supervisor.begin_turn()
+    def begin_turn(self, *, crowded: bool) -> None:
+        self._supervisor.begin_turn(crowded=crowded)
 
     def cancel(self) -> None:
         self._asked = "cancel"
@@ -223,7 +223,7 @@ class ElasticRunner:
             self._listener.on_line(self.run, "coddl", line)
         if event["is"] in ("progress", "still") and self._reporter.progress is not None:
             self._listener.on_progress(self.run, self._reporter.progress)
-        if event["is"] in ("turn ended", "turn begun"):
+        if event["is"] in ("turn ended", "turn begun", "crowded"):
             self._listener.on_turn(self.run, event)
 
     def _tell_quiet(self) -> None:

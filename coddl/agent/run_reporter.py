@@ -103,6 +103,8 @@ class RunReporter:
                 return (), _problem(event)
             case "problem":
                 return (), _problem(event)
+            case "crowded":
+                return (), "out of GPU memory beside jobs that wait on the same GPU: they move out"
             case kind if kind in CHANGES:
                 return (self._changed(event),), ""
         return (), ""

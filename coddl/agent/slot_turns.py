@@ -10,6 +10,9 @@ park and finish.
 A turn ends at an update boundary, so it may last longer than asked for. What counts is the time
 that each run has had: the one that has had least, by its weight, is next. A run that must leave is
 let in before all others, as it leaves at its next boundary.
+
+A run that runs out of memory while others are resident ends its turn, and the others move out.
+From then on nobody stays resident, as long as all of these runs share the slot.
 """
 
 from collections.abc import Collection, Mapping
@@ -37,6 +40,7 @@ class BeginTurn:
     """Have a run begin its turn; one that was to end it goes on."""
 
     run: RunId
+    crowded: bool = False  # others are resident on the GPU
 
 
 TurnAction = EndTurn | BeginTurn
@@ -54,6 +58,7 @@ class _Member:
     where: Literal["gpu", "moving", "stuck", "out"] = "out"
     peak_bytes: int | None = None  # of GPU memory; None: unknown
     leaves: bool = False
+    is_told_end: bool = False  # to end its turn, and not to begin another since
 
 
 @dataclass(slots=True)
@@ -71,6 +76,8 @@ class SharedSlot:
     _has_come: bool = False  # the holder was at work since then
     _was_stuck: bool = False  # the holder has the turn again, as it could not move out
     _is_ending: bool = False  # the holder was told to end its turn
+    _is_short: bool = False  # the holder has run out of memory: its turn ends
+    _crowd: frozenset[RunId] = frozenset()  # the members when that happened last
     _report: SlotTurns = field(default_factory=SlotTurns)
 
     # What is known.
@@ -110,6 +117,17 @@ class SharedSlot:
         else:
             member.where = "out"
 
+    def note_crowded(self, run: RunId) -> None:
+        """Take in that a run has run out of memory while others were resident."""
+        if run in self._members:
+            self._crowd = frozenset(self._members)
+            self._is_short |= run == self.holder
+
+    @property
+    def owner(self) -> RunId | None:
+        """The run that may start processes here; not one that others have to make room for."""
+        return None if self._is_short else self.holder
+
     @property
     def members(self) -> frozenset[RunId]:
         """The runs that take turns here, and the run that is at work if it is another."""
@@ -117,8 +135,9 @@ class SharedSlot:
 
     @property
     def is_shared(self) -> bool:
-        """Tell whether turns matter: there are several runs, or one that waits."""
-        return len(self.members) > 1 or any(self._waits(run) for run in self._members)
+        """Tell whether turns matter: there are several runs, or one that waits or is about to."""
+        is_kept = any(self._waits(run) or each.is_told_end for run, each in self._members.items())
+        return is_kept or len(self.members) > 1
 
     @property
     def leavers(self) -> list[RunId]:
@@ -137,12 +156,18 @@ class SharedSlot:
         self._follow(now_s)
         if self.holder is None:
             return self._grant(now_s)
-        is_there = self._at_work == self.holder and not self._is_ending
-        end_s = self._end_s() if is_there and self.holder in self._ready else None
+        if self._members.keys() == {self.holder}:  # nobody else is left
+            self._is_short = False
+            is_told_end = self._members[self.holder].is_told_end
+            return self._tell_begin(self.holder) if is_told_end else []
+        if self._at_work != self.holder or self._is_ending or self.holder not in self._ready:
+            return []
+        end_s = now_s if self._is_short else self._end_s()
         if end_s is None or now_s < end_s:
             return []
-        resident, self._is_ending = self._fit(), True
-        self._members[self.holder].where = "gpu" if resident else "out"
+        resident, mine = self._fit(), self._members[self.holder]
+        mine.where, mine.is_told_end = "gpu" if resident else "out", True
+        self._is_ending = True
         return [EndTurn(self.holder, resident)]
 
     @property
@@ -167,7 +192,8 @@ class SharedSlot:
             return
         is_late = not self._has_come and now_s >= self._since_s + NO_SHOW_S
         is_free = bool(self._others_ready) and (self._has_come or is_late)
-        if self._is_ending or self.holder not in self._members or is_free:
+        is_ending = self._is_ending or self._is_short
+        if is_ending or self.holder not in self._members or is_free:
             self._end(now_s)
 
     def _grant(self, now_s: float) -> list[TurnAction]:
@@ -189,7 +215,13 @@ class SharedSlot:
         if is_moving and now_s < self._since_s + MOVE_S:
             return []
         self._begin(run, now_s)
-        return [BeginTurn(run)]
+        return self._tell_begin(run)
+
+    def _tell_begin(self, run: RunId) -> list[TurnAction]:
+        """Have a run begin its turn, or not end it."""
+        self._is_ending = self._members[run].is_told_end = False
+        others = [each for o, each in self._members.items() if o != run and self._waits(o)]
+        return [BeginTurn(run, crowded=any(each.where != "out" for each in others))]
 
     def _claim(self, run: RunId) -> tuple[bool, bool, float]:
         """Order runs by who is next: who must leave, who has had no turn, who has had least."""
@@ -220,7 +252,7 @@ class SharedSlot:
         self.holder, self._since_s = run, now_s
         self._was_stuck = self._members[run].where == "stuck"
         self._members[run].where = "out"
-        self._has_come = self._is_ending = False
+        self._has_come = self._is_ending = self._is_short = False
         self._note_shares(now_s)
 
     def _end(self, now_s: float) -> None:
@@ -234,7 +266,7 @@ class SharedSlot:
             else:
                 member.used_s += had_s / member.weight
         self.holder = None
-        self._is_ending = self._has_come = False
+        self._is_ending = self._has_come = self._is_short = False
         self._note_shares(now_s)
 
     def _note_shares(self, now_s: float) -> None:
@@ -264,6 +296,8 @@ class SharedSlot:
 
     def _fit(self) -> bool:
         """Tell whether all of them fit into the GPU's memory together; unknown: they do not."""
+        if self._crowd and self._crowd <= self._members.keys():
+            return False  # whatever was measured
         if self.memory_bytes is None:
             return True
         needs = [each.peak_bytes for each in self._members.values()]

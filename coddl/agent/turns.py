@@ -19,7 +19,7 @@ class TurnTaker(Protocol):
     """A run that can take turns."""
 
     def end_turn(self, *, resident: bool) -> None: ...
-    def begin_turn(self) -> None: ...
+    def begin_turn(self, *, crowded: bool) -> None: ...
 
 
 class SlotUsers(NamedTuple):
@@ -70,13 +70,17 @@ class NodeTurns:
             match action:
                 case EndTurn(resident=resident):
                     taker.end_turn(resident=resident)
-                case BeginTurn():
-                    taker.begin_turn()
+                case BeginTurn(crowded=crowded):
+                    taker.begin_turn(crowded=crowded)
         self._forget_others()
         self._wake(loop, min(self._wakes, default=None))
 
     def hear(self, run: RunId, event: Message) -> None:
-        """Take in that a run has ended its turn, or begun it."""
+        """Take in that a run has ended its turn or begun it, or that others leave it no memory."""
+        if event["is"] == "crowded":
+            for slot in self._slots.values():
+                slot.note_crowded(run)
+            return
         seconds = event["seconds"]
         if event["is"] == "turn begun":
             ended_s = self._end_s.pop(run, None)
@@ -92,7 +96,7 @@ class NodeTurns:
     def owners(self, orders: Orders) -> dict[int, RunId]:
         """Tell, by slot, which run may start processes there now."""
         alone = {s: runs[0] for s, runs in orders.seats.items() if s not in self._slots}
-        held = {number: slot.holder for number, slot in self._slots.items()}
+        held = {number: slot.owner for number, slot in self._slots.items()}
         return alone | {number: run for number, run in held.items() if run is not None}
 
     @property

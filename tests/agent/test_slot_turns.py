@@ -36,7 +36,7 @@ class Node:
     def share(self, *runs: RunId, **weights: float) -> None:
         """Have runs share the slot, all ready; weights by the name of the run."""
         names = {A: "a", B: "b", C: "c"}
-        self.weights = {run: weights.get(names[run], 1.0) for run in runs}
+        self.weights = {run: weights.get(names.get(run, ""), 1.0) for run in runs}
         self.ready = {*runs}
         self.admit()
 
@@ -64,6 +64,8 @@ class Node:
                     assert not resident
                     self.resident.discard(run)
                     self.slot.note_ended(run, resident=False, peak_bytes=self.peaks.get(run, 0))
+                case BeginTurn(run) if run == self.at_work:
+                    self._ends_at_s = None
                 case BeginTurn(run):
                     assert self.at_work is None, "one at a time"
                     self._begins = (run, self.now_s + self.begin_s)
@@ -389,7 +391,7 @@ def test_whatever_comes_one_is_at_work_and_everybody_gets_turns(seed: int) -> No
     node.peaks = {run: chance.choice([1, 30]) * GB for run in runs}
     for _ in range(60):
         run = chance.choice(runs)
-        match chance.randrange(6):
+        match chance.randrange(7):
             case 0 | 1:
                 node.weights[run] = 1.0
                 node.ready.add(run)
@@ -402,6 +404,9 @@ def test_whatever_comes_one_is_at_work_and_everybody_gets_turns(seed: int) -> No
                 node.die()
             case 5 if run in node.weights:
                 (node.ready.discard if run in node.ready else node.ready.add)(run)
+            case 6 if node.at_work == run:
+                node.slot.note_crowded(run)
+                chance.choice([node.die, node.look])()
         node.admit()
         node.run(chance.uniform(0.1, 8.0))
         assert node.at_work is None or node.at_work == node.slot.holder
@@ -411,6 +416,8 @@ def test_whatever_comes_one_is_at_work_and_everybody_gets_turns(seed: int) -> No
         node.leave(left)
     node.ready |= node.weights.keys()
     node.admit()
+    if node.at_work is None and node._begins is None and node.slot.owner in node.weights:
+        node.at_work = node.slot.owner  # whose worker has died starts another one
     node.had_s.clear()
     node.run(20 * (TURN_S + 4.0))
     assert node.weights.keys() <= node.had_s.keys()

@@ -36,8 +36,8 @@ class Taker:
     def end_turn(self, *, resident: bool) -> None:
         self.told.append("stay" if resident else "move out")
 
-    def begin_turn(self) -> None:
-        self.told.append("begin")
+    def begin_turn(self, *, crowded: bool) -> None:
+        self.told.append("begin beside others" if crowded else "begin")
 
 
 def orders(*runs: RunId, turn_s: float = 60.0) -> Orders:
@@ -89,7 +89,33 @@ async def test_it_is_looked_at_again_when_the_turn_ends() -> None:
     async with asyncio.timeout(60):
         await due.wait()
     turns.look(both, SlotUsers({0: B}, {A.job}), takers, ())
-    assert takers[B].told == ["begin", "stay"]
+    assert takers[B].told == ["begin beside others", "stay"]
+
+
+@in_loop
+async def test_a_turn_that_was_to_end_goes_on_when_the_others_are_gone() -> None:
+    turns, takers, both = NodeTurns(0, unexpected), {A: Taker(), B: Taker()}, orders(A, B)
+    turns.look(both, SlotUsers({0: A}, ()), takers, ())
+    turns.look(orders(A), SlotUsers({0: A}, ()), takers, ())
+    turns.look(orders(A), SlotUsers({}, {A.job}), takers, ())
+    assert takers[A].told == ["move out", "begin"]
+
+
+@in_loop
+async def test_a_run_that_lacks_memory_beside_others_starts_again_in_its_next_turn() -> None:
+    turns, takers, both = NodeTurns(None, unexpected), {A: Taker(), B: Taker()}, orders(A, B)
+    turns.look(both, SlotUsers({0: A}, ()), takers, ())
+    turns.hear(A, ENDED | {"resident": True})
+    turns.look(both, SlotUsers({}, {A.job}), takers, ())
+    turns.look(both, SlotUsers({0: B}, {A.job}), takers, ())
+    turns.hear(B, {"is": "crowded"})
+    turns.look(both, SlotUsers({0: B}, {A.job}), takers, ())
+    assert turns.owners(both) == {}, "its next worker must wait"
+    turns.look(both, SlotUsers({}, {A.job}), takers, ())
+    assert turns.owners(both) == {0: A}, "it is there"
+    turns.look(orders(B), SlotUsers({}, ()), {B: takers[B]}, ())
+    assert turns.owners(orders(B)) == {0: B}
+    assert takers[B].told == ["begin beside others", "move out", "begin"]
 
 
 @in_loop

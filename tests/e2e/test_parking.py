@@ -32,8 +32,10 @@ def one_node(folder: Path, slots: int, policy: str = "") -> Pool:
     return pool
 
 
-def strict_job(pool: Pool, name: str, gpus: int = 1, pace_s: float = SLOW_S) -> Training:
-    args = " ".join(("--strict", *BATCH))
+def strict_job(
+    pool: Pool, name: str, gpus: int = 1, pace_s: float = SLOW_S, more: str = ""
+) -> Training:
+    args = " ".join(("--strict", *BATCH, more))
     return Training(pool, name, steps=STEPS, pace_s=pace_s, args=args, gpus=gpus)
 
 

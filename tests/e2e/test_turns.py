@@ -129,3 +129,22 @@ def test_who_takes_turns_may_be_killed_suspended_and_cancelled(
             job.pace(0.0)
             job.finish()
             assert job.hash == alone(200, "--global-batch", "4")
+
+
+def test_a_job_that_lacks_memory_beside_others_gets_it(tmp_path: Path, alone: Alone) -> None:
+    with one_node(tmp_path, 1, TURNS) as pool:  # where they stay between turns
+        short = pool.folder / "short"
+        first, second = strict_job(pool, "a", more=f"--short {short}"), strict_job(pool, "b")
+        pool.wait("both to share a slot", lambda: all_share([first, second]))
+        wait_turns(pool, [first, second])
+        wait_until_it_waits(pool, first)
+        short.touch()
+        pool.wait("a worker that runs out of memory", lambda: not short.exists())
+        wait_turns(pool, [first, second])
+        assert "out of GPU memory beside jobs that wait" in pool.cli("logs", "a")
+        assert not pool.told(r.SliceDidNotFit)
+        for job in (first, second):
+            job.finish()
+            assert job.hash == alone(200, "--global-batch", "4")
+            assert (job.view["attempt"], job.view["restarts"]) == (1, 0)
+        assert (starts(pool, first), starts(pool, second)) == (2, 1)

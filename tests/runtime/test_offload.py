@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
+from coddl.runtime.worker import offload as offload_module  # noqa: E402
 from coddl.runtime.worker import pinned  # noqa: E402
 from coddl.runtime.worker.image import Stash  # noqa: E402
 from coddl.runtime.worker.offload import RESIDENT_BYTES_MAX, Offload  # noqa: E402
@@ -189,3 +190,29 @@ def test_what_a_cuda_graph_keeps_is_told() -> None:
     assert offload.move_out([], []).resident_bytes > RESIDENT_BYTES_MAX
     offload.move_back()
     assert x.sum().item() == 32 << 20
+
+
+def test_what_finds_no_room_stays_out_and_comes_back_later(
+    stash: Stash, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, offload = Training("cpu"), Offload(torch.device("cpu"))
+    before = [tensor.clone() for tensor in training.tensors()]
+    _, copied = stash.write_copied({"step": 1}, training.tree())
+    offload.move_out(copied, training.tensors())
+    fill, filled = offload_module._fill, list[Any]()
+
+    def refuse_third(moved: Any) -> None:
+        if len(filled) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        filled.append(moved)
+        fill(moved)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(offload_module, "_fill", refuse_third)
+        with pytest.raises(torch.OutOfMemoryError):
+            offload.move_back()
+    assert not any(tensor.untyped_storage().nbytes() for tensor in training.tensors())
+    offload.move_back()
+    assert not offload.is_out
+    for tensor, value in zip(training.tensors(), before, strict=True):
+        assert torch.equal(tensor, value)

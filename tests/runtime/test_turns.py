@@ -100,14 +100,15 @@ def shared(tmp_path: Path) -> Iterator[Shared]:
 
 def ended(lead: Lead, *, resident: bool) -> Message:
     """End a turn; give what is told of it."""
-    return _answered(lead, "turn ended", lambda: lead.supervisor.end_turn(resident=resident))
+    return answered(lead, "turn ended", lambda: lead.supervisor.end_turn(resident=resident))
 
 
 def begun(lead: Lead) -> Message:
-    return _answered(lead, "turn begun", lead.supervisor.begin_turn)
+    return answered(lead, "turn begun", lead.supervisor.begin_turn)
 
 
-def _answered(lead: Lead, kind: str, ask: Callable[[], None]) -> Message:
+def answered(lead: Lead, kind: str, ask: Callable[[], None]) -> Message:
+    """Ask for something; give the next event of a kind."""
     count = len(lead.told(kind))
     ask()
     wait_until(lambda: len(lead.told(kind)) > count, f"{kind}\n{lead.story()}")

@@ -16,6 +16,7 @@ from tests.runtime.harness import wait_until
 
 torch = pytest.importorskip("torch")
 
+from coddl.runtime.worker import offload  # noqa: E402
 from coddl.runtime.worker.handover import Handover  # noqa: E402
 from coddl.runtime.worker.offload import Offload  # noqa: E402
 from coddl.runtime.worker.pass_stats import PassStats  # noqa: E402
@@ -218,6 +219,49 @@ def test_a_worker_that_finds_no_room_stays_where_it_is(
     }  # fmt: skip
     told = worker.heard()
     assert (told["is"], told["resident"], worker.state.is_out) == ("turn ended", True, False)
+
+
+def test_a_worker_that_finds_no_room_on_its_device_waits_and_tries_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill, tries = offload._fill, list[int]()
+
+    def refuse_once(moved: Any) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        fill(moved)
+
+    monkeypatch.setattr(offload, "_fill", refuse_once)
+    worker.end_turn(resident=False)
+    worker.come_to_boundary()
+    first = worker.heard()
+    assert not first["crowded"]
+    worker.say("begin turn")
+    told = worker.heard()
+    assert (told["is"], told["crowded"], told["resident"]) == ("turn ended", True, False)
+    assert (told["image"], worker.state.is_out) == (first["image"], True)
+    assert worker.link.awaits_turn
+    worker.say("begin turn")
+    assert worker.heard()["is"] == "turn begun"
+    worker.trains_on()
+    assert torch.equal(worker.state.weight, torch.arange(4.0 * (1 << 20)))
+
+
+def test_what_a_worker_keeps_on_its_device_is_told_once(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Offload, "_emptied", lambda _: 300 << 20)
+    for words in (["problem", "turn ended"], ["turn ended"]):
+        worker.end_turn(resident=False)
+        worker.come_to_boundary()
+        told = [worker.heard() for _ in words]
+        assert [each["is"] for each in told] == words
+        if len(told) > 1:
+            assert "300 MiB" in told[0]["because"]
+        worker.say("begin turn")
+        assert worker.heard()["is"] == "turn begun"
+        worker.trains_on()
 
 
 def test_a_capture_that_is_due_is_what_moves_out(worker: Worker) -> None:

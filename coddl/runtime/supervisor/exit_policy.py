@@ -60,7 +60,7 @@ class ExitPolicy:
         supervisor.tell(
             {"is": "exited", "worker": record.number, "code": code, "signal": name}
             | {"slot": record.slot.number, "node": record.slot.node, "because": because}
-            | {"expected": is_expected or (code == 0 and record.has_ended)}
+            | {"expected": is_expected or record.is_crowded_out or (code == 0 and record.has_ended)}
         )
         if not is_expected:
             needs_loop = job_status.needs_loop

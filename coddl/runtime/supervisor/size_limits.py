@@ -69,6 +69,8 @@ class SizeLimiter:
 
     def on_out_of_memory(self, record: WorkerRecord, samples: int) -> None:
         """Go back to a size whose slices fit, with the state from before the last change."""
+        if not samples:
+            return  # between two passes: the script fails
         supervisor, job_status = self._supervisor, self._supervisor.job_status
         job, memory_fit, coordinator = job_status.job, job_status.memory_fit, job_status.coordinator
         record.ran_out_of_memory = True

@@ -154,9 +154,9 @@ class Supervisor:
         """
         self._loop.post(partial(self._turns.end, resident=resident))
 
-    def begin_turn(self) -> None:
+    def begin_turn(self, *, crowded: bool = False) -> None:
         """Have it go on, or not wait at all; `turn begun` is told. For any thread."""
-        self._loop.post(self._turns.begin)
+        self._loop.post(partial(self._turns.begin, crowded=crowded))
 
     def fail(self, error: TrainingError, code: int) -> None:
         """End the job because of an error, which is told once."""
@@ -310,7 +310,8 @@ class Supervisor:
             case "rigid":
                 self.limits.on_rigid(message)
             case "out-of-memory":
-                self.limits.on_out_of_memory(record, message["samples"])
+                if not self._turns.crowd_out(record):
+                    self.limits.on_out_of_memory(record, message["samples"])
             case "unsaved":
                 self.capture_timer.is_awaited = False
                 self.suspension.expect(record, message)

@@ -44,6 +44,7 @@ class JobTurns:
         self._resident: bool | None = None  # its turn is to end: whether it stays on its device
         self._told: int | None = None  # the worker that knows of it
         self._begins: int | None = None  # the worker whose turn is to begin
+        self._is_crowded = False  # workers of other jobs may be on its device
         self._gone: tuple[WorkerRecord, int, str | None] | None = None  # until its image is saved
 
     # What the agent asks for.
@@ -56,8 +57,12 @@ class JobTurns:
             job_status.moved_s = None  # whoever is being started may have to wait for a turn
         self.settle()
 
-    def begin(self) -> None:
-        """Have the turn begin, or not end; `turn begun` is told in either case."""
+    def begin(self, *, crowded: bool = False) -> None:
+        """Have the turn begin, or not end; `turn begun` is told in either case.
+
+        `crowded`: workers of other jobs are on the device, and would move out if there is need.
+        """
+        self._is_crowded = crowded
         told, self._resident, self._told = self._told, None, None
         for record in self._supervisor.workers.records:
             if record.awaits_turn or record.number == told:
@@ -88,6 +93,8 @@ class JobTurns:
         else:
             self._on_begun(record)
         self._supervisor.tell({**message, "worker": record.number, "slot": record.slot.number})
+        if message.get("crowded"):
+            self._on_refused(record)
 
     def _on_ended(self, record: WorkerRecord, message: Message) -> None:
         supervisor, job_status = self._supervisor, self._supervisor.job_status
@@ -100,6 +107,29 @@ class JobTurns:
         if supervisor.capture_timer.is_awaited:
             self.capture()
         supervisor.feed(group.WorkerStepped(record.number, record.step, None))
+
+    def _on_refused(self, record: WorkerRecord) -> None:
+        """Have others move out that keep a worker from moving in; if none does, it can't go on."""
+        self._begins = None
+        if not self._make_room():
+            record.ran_out_of_memory = True
+            self._supervisor.workers.kill(record.number)
+
+    def crowd_out(self, record: WorkerRecord) -> bool:
+        """Take in that a worker ends as it ran out of memory; False: that is not due to others.
+
+        Otherwise the job goes on where it is, from its last checkpoint, once they have moved out.
+        """
+        if self._make_room():
+            record.ran_out_of_memory = record.is_crowded_out = True
+        return record.is_crowded_out
+
+    def _make_room(self) -> bool:
+        """Have other jobs move out of the device; False: they have."""
+        is_crowded, self._is_crowded = self._is_crowded, False
+        if is_crowded:
+            self._supervisor.tell({"is": "crowded"})
+        return is_crowded
 
     def _on_begun(self, record: WorkerRecord) -> None:
         if record.awaits_turn:

@@ -62,8 +62,10 @@ class WorkerHistory:
                 self.step = word["step"]
             case "swapped":
                 self._on_swapped(word)
-            case "turn ended" if not self._begins_turn:  # else it said so before it heard of that
+            # Unless it could not begin, it said so before it heard that it is to begin.
+            case "turn ended" if word.get("crowded") or not self._begins_turn:
                 self.step, self.awaits_turn, self.image = word["step"], True, word["image"]
+                self._begins_turn = False
             case "turn begun":
                 self.awaits_turn = self._begins_turn = False
                 self.image = None

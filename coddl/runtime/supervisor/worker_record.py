@@ -64,6 +64,7 @@ class WorkerRecord:
     is_unwanted: bool = False  # we are ending it ourselves
     is_resting: bool = False  # between two epochs: what it does there may take its time
     ran_out_of_memory: bool = False
+    is_crowded_out: bool = False  # it did, because of other jobs on its device
     step: int = 0
     owns: int = 0  # parts of the global batch: samples, or virtual nodes
     speed: WorkerSpeed = field(default_factory=WorkerSpeed)

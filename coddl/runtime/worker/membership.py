@@ -20,7 +20,7 @@ from coddl.runtime.worker import packing
 from coddl.runtime.worker.group import GroupError
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
-from coddl.runtime.worker.offload import RESIDENT_BYTES_MAX, Offloaded
+from coddl.runtime.worker.offload import RESIDENT_BYTES_MAX, kept_on_device
 from coddl.runtime.worker.pass_stats import PassStats
 from coddl.runtime.worker.process_name import PARKED, named
 from coddl.runtime.worker.state import DeviceOf
@@ -347,7 +347,8 @@ class Membership:
         if path is not None:
             self._tell_image(link, path, time.monotonic() - start_s, parks=True)
         if offloaded.resident_bytes > RESIDENT_BYTES_MAX:
-            self._tell_resident(link, offloaded)
+            what = "its workers are ended instead of parked"
+            link.tell("problem", **kept_on_device(what, offloaded.resident_bytes).parts())
             self._leave(link, generation)
         with named(PARKED):
             link.unpark = False
@@ -393,17 +394,6 @@ class Membership:
             self.groups.close()
             self.groups = link.groups = Groups()
             link.current = None
-
-    def _tell_resident(self, link: SupervisorLink, offloaded: Offloaded) -> None:
-        link.tell(
-            "problem",
-            **TrainingError(
-                "its workers are ended instead of parked",
-                f"{offloaded.resident_bytes >> 20} MiB stay allocated on the GPU that belong to "
-                "no tensor: CUDA graphs, or memory of a library",
-                "a script without CUDA graphs (torch.compile without mode='reduce-overhead')",
-            ).parts(),
-        )
 
     def _tell_swapped(
         self,

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker.pinned import HostBuffer, slices
 
 ALIGN_BYTES: Final = 512
@@ -79,15 +80,21 @@ class Offload:
         return Offloaded(sum(each.bytes_ for each in self._moved), self._emptied())
 
     def move_back(self) -> None:
-        """Fill the storages again; copies are complete on return."""
-        moved, self._moved = self._moved, []
-        for each in moved:
-            each.storage.resize_(each.bytes_)
-            at, flat = 0, _flat(each.storage)
-            for part in each.parts:
-                flat[at : at + part.numel()].copy_(part, non_blocking=True)
-                at += part.numel()
+        """Fill the storages again; copies are complete on return.
+
+        If the device has no room for them, all are empty as before, and it may be tried again.
+        """
+        try:
+            for each in self._moved:
+                _fill(each)
+        except torch.OutOfMemoryError:
+            self._synchronize()
+            for each in self._moved:
+                each.storage.resize_(0)
+            self._emptied()
+            raise
         self._synchronize()
+        self._moved = []
 
     def device_bytes(self) -> int:
         """Wait for the device; tell how much of its memory this process has allocated there."""
@@ -127,6 +134,25 @@ class Offload:
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self._device)
+
+
+def kept_on_device(what: str, bytes_: int) -> TrainingError:
+    """Tell what follows from memory that stays allocated when all tensors have moved out."""
+    return TrainingError(
+        what,
+        f"{bytes_ >> 20} MiB stay allocated on the GPU that belong to no tensor: CUDA graphs, or "
+        "memory of a library",
+        "a script without CUDA graphs (torch.compile without mode='reduce-overhead')",
+    )
+
+
+def _fill(moved: _Moved) -> None:
+    """Give a storage its memory and its bytes again."""
+    moved.storage.resize_(moved.bytes_)
+    at, flat = 0, _flat(moved.storage)
+    for part in moved.parts:
+        flat[at : at + part.numel()].copy_(part, non_blocking=True)
+        at += part.numel()
 
 
 def _flat(storage: torch.UntypedStorage) -> Tensor:

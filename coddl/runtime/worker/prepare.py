@@ -24,6 +24,7 @@ from coddl.runtime.worker.values import Values
 LOG_EVERY_S: Final = 0.5
 
 _session: TrainingSession | StrictSession | None = None
+_link: SupervisorLink | None = None
 
 
 def prepare(
@@ -52,8 +53,9 @@ def prepare(
     weight: what a batch weighs in the mean, from the batch: its tokens, say.
     strict: the same bits at every number of workers; see docs/elastic.md for its other arguments.
     """
-    global _session
+    global _session, _link
     link = SupervisorLink.from_environment() if _session is None else None
+    _link = link or _link
     try:
         if _session is not None:
             raise TrainingError(
@@ -370,9 +372,11 @@ def finish() -> None:
 
 
 def out_of_memory() -> None:
-    """Say that the script ended because its slice did not fit; called where its end is seen."""
-    if isinstance(_session, TrainingSession):
-        _session.tell_out_of_memory()
+    """Say that the script ended because memory ran out; called where its end is seen."""
+    link = _link or SupervisorLink.from_environment()  # it may not have come to `prepare`
+    if link is not None:
+        in_pass = _session.samples_in_pass if isinstance(_session, TrainingSession) else 0
+        link.tell("out-of-memory", samples=in_pass)
 
 
 def _prepared(what: str) -> TrainingSession | StrictSession:

@@ -468,10 +468,10 @@ class TrainingSession:
         self._is_rigid = True
         self._link.tell("rigid", **NO_EPOCHS.parts())
 
-    def tell_out_of_memory(self) -> None:
-        """Say that this worker's slice does not fit into its memory."""
-        if self._link is not None and self.exchange.in_pass:
-            self._link.tell("out-of-memory", samples=self._samples)
+    @property
+    def samples_in_pass(self) -> int:
+        """How many samples the pass under way has; 0 between passes."""
+        return self._samples if self.exchange.in_pass else 0
 
     def reject(self, error: TrainingError) -> NoReturn:
         """End because the script can't be trained; under a supervisor, that is who shows why."""

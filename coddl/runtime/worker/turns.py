@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+import torch
+
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.wire import Message
 from coddl.runtime.worker.handover import Handover
+from coddl.runtime.worker.offload import RESIDENT_BYTES_MAX, kept_on_device
 from coddl.runtime.worker.pass_stats import PassStats
 from coddl.runtime.worker.process_name import PARKED, named
 from coddl.runtime.worker.supervisor_link import SupervisorLink
@@ -35,6 +38,7 @@ class WorkerTurns:
         self._step = step
         self._leave = leave
         self._image: str | None = None  # that its state is in, while it is moved out
+        self._has_told_kept = False
 
     def take(self) -> None:
         """Between two iterations: if its turn is to end, end it and wait for the next one."""
@@ -45,12 +49,12 @@ class WorkerTurns:
             link.awaits_turn = True
         with self._pass_stats.paused():
             ended: Message | None = self._end()
-            with named(PARKED):
-                while ended is not None:
+            while ended is not None:
+                with named(PARKED):
                     link.tell("turn ended", **ended)
                     self._pass_stats.flush()
                     ended = self._await_begin()
-            self._begin()
+                ended = ended or self._begin()
 
     def _await_begin(self) -> Message | None:
         """Wait for its turn; if told to end it once more, give what comes of that."""
@@ -73,23 +77,41 @@ class WorkerTurns:
             except TrainingError as error:
                 link.tell("problem", **error.parts())  # and it stays resident
             else:
-                empty_device()
+                self._check_kept(empty_device().resident_bytes)
                 self._image, link.capture = str(path), False  # this image will do
-        return {
-            "resident": self._image is None,
-            "image": self._image,
-            "bytes": handover.parked_bytes,
-            **handover.device_bytes(),
-            "seconds": time.monotonic() - start_s,
-            "step": self._step(),
-        }
+        return self._about_end(start_s)
 
-    def _begin(self) -> None:
-        """Fill the device again, if it was emptied."""
+    def _check_kept(self, bytes_: int) -> None:
+        """Say so, once, if a worker that has moved out keeps much of the device's memory."""
+        if bytes_ > RESIDENT_BYTES_MAX and not self._has_told_kept:
+            self._has_told_kept = True
+            problem = kept_on_device("other jobs have less GPU memory during their turns", bytes_)
+            self._link.tell("problem", **problem.parts())
+
+    def _begin(self) -> Message | None:
+        """Fill the device again, if it was emptied; if there is no room, give what is told then."""
         link, start_s = self._link, time.monotonic()
         if self._image is not None:
-            self._handover.unpark()
+            try:
+                self._handover.unpark()
+            except torch.OutOfMemoryError:
+                with link.changed:
+                    link.turn_begin = False
+                return self._about_end(start_s, crowded=True)
             self._image = None
         with link.changed:
             link.awaits_turn = link.turn_begin = False
         link.tell("turn begun", seconds=time.monotonic() - start_s)
+        return None
+
+    def _about_end(self, start_s: float, *, crowded: bool = False) -> Message:
+        """Give what is told of a turn that has ended; `crowded`: as there was no room for it."""
+        return {
+            "resident": self._image is None,
+            "image": self._image,
+            "bytes": self._handover.parked_bytes,
+            **self._handover.device_bytes(),
+            "crowded": crowded,
+            "seconds": time.monotonic() - start_s,
+            "step": self._step(),
+        }

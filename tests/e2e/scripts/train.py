@@ -23,6 +23,7 @@ options.add_argument("--pace", type=Path, help="a file: seconds per sample, divi
 options.add_argument("--still-s", type=float, default=0.0, help="per iteration, with any number")
 options.add_argument("--strict", action="store_true", help="a virtual node per sample")
 options.add_argument("--diary", type=Path, help="a file for every step that was made")
+options.add_argument("--short", type=Path, help="a file: if it is there, memory runs out, once")
 options.add_argument("--result", type=Path)
 asked = options.parse_args()
 
@@ -39,6 +40,9 @@ epochs = asked.steps // EPOCH_STEPS
 
 def train(x: Tensor, y: Tensor, *, completes: bool = True) -> None:
     """Make a pass of the loop, and compute nothing for as long as is asked for now."""
+    if asked.short is not None and asked.short.exists():
+        asked.short.unlink()
+        raise torch.OutOfMemoryError("CUDA out of memory")
     F.cross_entropy(net(x), y).backward()
     if asked.pace is not None:
         time.sleep(float(asked.pace.read_text()) * len(x))
