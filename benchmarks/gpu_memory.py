@@ -189,14 +189,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 time.sleep(random.Random(len(accounts)).uniform(0.3, 1.5))
                 if not options.cpu and (account := load.account()) is not None:
                     accounts.append(account)
-                print(f"{dict(load.done)}, {len(accounts)} accounts", file=sys.stderr, flush=True)
+                unknown = [each.unknown_bytes(empty, context) for each in accounts]
+                tell(load, unknown)
             load.end()
             met = meetings(device, list(load.names.values()))
         if not options.cpu:
             awaited(lambda: used_bytes() - empty < SLACK_BYTES)
         records = check_journal(folder / "state" / "journal.db")
-    unknown = [account.unknown_bytes(empty, context) for account in accounts]
-    most = max(unknown, key=abs, default=0)
+    most = max((each.unknown_bytes(empty, context) for each in accounts), key=abs, default=0)
     return {
         "machine": machine(),
         "done": dict(load.done),
@@ -209,6 +209,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "unknown_most_of_gpu": 0.0 if options.cpu else abs(most) / gpu_bytes(),
         "left_mib": 0.0 if options.cpu else (used_bytes() - empty) / 2**20,
     }
+
+
+def tell(load: Load, unknown_bytes: Sequence[int]) -> None:
+    """Say how far it is: who breaks it off knows what was found until then."""
+    most = max(unknown_bytes, key=abs, default=0)
+    found = f"{len(unknown_bytes)} times taken stock, at most {most / 2**20:.0f} MiB unknown"
+    print(f"{dict(load.done)}; {found}", file=sys.stderr, flush=True)
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
