@@ -74,11 +74,12 @@ class Load:
         return {job["id"]: job["state"] for job in items if job["id"] in self.names}
 
     def act(self) -> None:
-        """Do something."""
+        """Do something, and wait a moment."""
         acts: list[Callable[[], str | None]] = [self.submit] * 4 + [self.kill_worker]
         asks = [self._asks("suspend"), self._asks("resume"), self._asks("resume")]
         if (what := self._chance.choice([*acts, *asks, self._asks("cancel")])()) is not None:
             self.done[what] += 1
+        time.sleep(self._chance.uniform(0.3, 1.5))
 
     def submit(self) -> str | None:
         if sum(state not in OVER for state in self.states.values()) >= ACTIVE_MAX:
@@ -186,11 +187,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             end_s = time.monotonic() + options.minutes * 60.0
             while time.monotonic() < end_s:
                 load.act()
-                time.sleep(random.Random(len(accounts)).uniform(0.3, 1.5))
                 if not options.cpu and (account := load.account()) is not None:
                     accounts.append(account)
-                unknown = [each.unknown_bytes(empty, context) for each in accounts]
-                tell(load, unknown)
+                tell(load, [each.unknown_bytes(empty, context) for each in accounts])
             load.end()
             met = meetings(device, list(load.names.values()))
         if not options.cpu:
