@@ -28,7 +28,10 @@ def sweep(
     link: LinkSpeed, workers: tuple[int, ...] = (2, 3, 4), noise: Random | None = None
 ) -> list[ExchangeTime]:
     """Times as the link would give them; with noise, up to 10 % longer or shorter."""
-    factor = (lambda: 1.0) if noise is None else (lambda: noise.uniform(0.9, 1.1))
+
+    def factor() -> float:
+        return 1.0 if noise is None else noise.uniform(0.9, 1.1)
+
     return [ExchangeTime(n, x, link.all_reduce_s(n, x) * factor()) for n in workers for x in SIZES]
 
 
@@ -99,7 +102,8 @@ def test_a_call_that_takes_longer_than_an_exchange_is_cut() -> None:
 
 def test_messages_are_fitted_by_themselves() -> None:
     gb_s, latency_us = fitted_send([SendTime(x, 30e-6 + x / 2e9) for x in SIZES])
-    assert (gb_s, latency_us) == (pytest.approx(2.0), pytest.approx(30.0))
+    assert gb_s == pytest.approx(2.0)
+    assert latency_us == pytest.approx(30.0)
 
 
 WHOLE = Inspection(
@@ -124,7 +128,7 @@ def without(key: str) -> dict[str, Any]:
     return {k: v for k, v in WHOLE.as_data().items() if k != key}
 
 
-WRONG = {
+WRONG: dict[str, tuple[Any, str]] = {
     "no object": ([], "list indices"),
     "nothing": (None, "NoneType"),
     "another version": (WHOLE.as_data() | {"version": 2}, "its version is 2, and 1 is known"),
