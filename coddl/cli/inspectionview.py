@@ -41,7 +41,7 @@ def inspection_lines(inspection: Inspection) -> list[Text]:
             "": LINKS[name],
             "BACKEND": link.backend,
             "WORKERS": ",".join(map(str, link.workers)),
-            "GB/S": f"{link.gb_s:.3g}",
+            "GB/S": _digits(link.gb_s),
             "LATENCY": seconds(link.latency_us * 1e-6),
             "CALL": seconds(link.call_us * 1e-6),
             "ERROR": f"{median_error(link):.0%}" if link.measured else "",
@@ -52,17 +52,22 @@ def inspection_lines(inspection: Inspection) -> list[Text]:
     lines += table(rows) if rows else [Text("no link was measured")]
     rates = {**inspection.update_gb_s, **inspection.copy_gb_s}
     lines.append(Text())
-    lines += [Text(f"{PARTS[name]:18}{rate:>8.3g} GB/s") for name, rate in rates.items()]
+    lines += [Text(f"{PARTS[name]:18}{_digits(rate):>8} GB/s") for name, rate in rates.items()]
     if inspection.suspend_s is not None:
         lines.append(Text(f"{'1 GB out and in':18}{seconds(inspection.suspend_s):>8}"))
     return lines
+
+
+def _digits(value: float) -> str:
+    """Write a number in three digits, or as many as it has before its point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _messages(link: LinkSpeed) -> str:
     if not link.sent:
         return ""
     gb_s, latency_us = fitted_send(link.sent)
-    return f"{gb_s:.3g} GB/s, {seconds(latency_us * 1e-6)}"
+    return f"{_digits(gb_s)} GB/s, {seconds(latency_us * 1e-6)}"
 
 
 def plot_lines(name: LinkClass, link: LinkSpeed) -> list[Text]:
@@ -131,14 +136,14 @@ def size_words(bytes_: float) -> str:
     """Write a number of bytes in two or three digits."""
     for unit in ("B", "KB", "MB"):
         if bytes_ < 1000:
-            return f"{bytes_:.3g} {unit}"
+            return f"{_digits(bytes_)} {unit}"
         bytes_ /= 1024
-    return f"{bytes_:.3g} GB"
+    return f"{_digits(bytes_)} GB"
 
 
 def seconds(value: float) -> str:
     """Write a short time in two or three digits."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if value * factor >= 1.0:
-            return f"{value * factor:.3g} {unit}"
-    return f"{value * 1e6:.3g} µs"
+            return f"{_digits(value * factor)} {unit}"
+    return f"{_digits(value * 1e6)} µs"

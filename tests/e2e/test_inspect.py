@@ -80,8 +80,10 @@ def test_two_machines_measure_the_line_between_them(
     assert second["links"]["cluster"] == link
     assert link["backend"] == "gloo"
     assert {workers for workers, _, _ in link["measured"]} == {2}
-    if is_limited:  # so it is the line that was measured, and not the way through memory
-        assert link["gb_s"] == pytest.approx(LIMIT_MBIT / 8e3, rel=0.25)
+    if is_limited:
+        # It is the line that was measured: the way through memory is tens of times as fast. Other
+        # processes on the machine move the result by some 25 % at times.
+        assert link["gb_s"] == pytest.approx(LIMIT_MBIT / 8e3, rel=0.5)
     assert not [pid for each in machines for pid in each.processes()], "nothing is left behind"
 
 
