@@ -80,6 +80,18 @@ class Group:
         options.rootTensor = 0
         return self._started(lambda: self._backend.broadcast([tensor], options))
 
+    def send(self, tensor: Tensor, to: int) -> Work:
+        """Start sending a tensor to one member, which receives it.
+
+        Wait for it by its own `wait`, not by `finish`: gloo drops the line to a peer when a wait
+        for a message runs out.
+        """
+        return self._started(lambda: self._backend.send([tensor], to, 0))
+
+    def receive(self, tensor: Tensor, from_: int) -> Work:
+        """Start receiving what one member sends; waited for as what is sent."""
+        return self._started(lambda: self._backend.recv([tensor], from_, 0))
+
     def finish(self, work: Work, unless: Callable[[], bool] = lambda: False) -> bool:
         """Wait for what was started; raises `Broken` when it can't end well.
 
