@@ -18,6 +18,7 @@ import numpy as np
 
 from coddl.core.cluster import Cluster, Link, Links, Node
 from coddl.core.columns import FloatColumn, FloatCube, FloatMatrix, IntColumn
+from coddl.core.speed.collectives import ring_all_reduce_s
 from coddl.core.speed.places import Places, plain
 
 BUCKET_BYTES: Final = 25e6  # as PyTorch's data parallelism cuts gradients
@@ -70,9 +71,9 @@ def even_buckets(model: Model) -> Buckets:
 
 def ring_s(members: Number, size_bytes: FloatColumn, link: Link) -> FloatCube:
     """Seconds in which a ring averages each bucket, in a further last axis."""
-    n = np.asarray(members, np.float64)[..., None]
-    sent_s = 2.0 * (n - 1.0) / n * size_bytes / (link.gb_s * 1e9)
-    ring: FloatCube = sent_s + 2.0 * (n - 1.0) * link.latency_us * 1e-6
+    ring: FloatCube = ring_all_reduce_s(
+        np.asarray(members, np.float64)[..., None], size_bytes, link
+    )
     return ring
 
 
