@@ -282,3 +282,16 @@ def test_it_is_the_closed_form_of_the_simulator(profile: TrainingProfile, gpus: 
     sync = sync_s(Spread(gpus), sizes, Links(island=Link(5.0, 100.0)))
     want = float(step_s(np.array(compute), ready, sync))
     assert timeline.step_s == pytest.approx(want + 0.35)
+
+
+def test_the_part_of_a_step_that_follows_the_links() -> None:
+    """Alone nothing does, hidden exchanges don't, and a chain of buckets does as a whole."""
+    assert replayed(PROFILE, Arrangement((1,)), LINKS).exchange_part == 0.0
+    one = replayed(PROFILE, Arrangement((1, 1)), LINKS)
+    assert one.exchange_part == pytest.approx(RING_S / one.step_s)
+    both = replayed(PROFILE, Arrangement((1, 1)), LINKS, StepSetting(bandwidth={"cluster": 0.1}))
+    assert both.exchange_part == pytest.approx(2 * 5.014 / both.step_s)
+    early = replace(PROFILE, buckets=(GradientBucket(1, 0.01),))
+    assert replayed(early, Arrangement((1, 1)), LINKS).exchange_part == 0.0
+    sharded = replayed(early, Arrangement((1, 1)), LINKS, StepSetting(exchange="sharded"))
+    assert sharded.exchange_part == pytest.approx(0.012 / sharded.step_s)

@@ -78,7 +78,7 @@ def all_reduce_s(
     algorithm: AllReduce, on_nodes: tuple[int, ...], bytes_: float, within: LinkSpeed | None,
     between: LinkSpeed | None,
 ) -> float:  # fmt: skip
-    """Seconds in which workers, so many on each node, average; links that are not used may be None."""
+    """Seconds in which workers, so many on each node, average; a link without use may be None."""
     workers, widest, nodes = sum(on_nodes), max(on_nodes), len(on_nodes)
     if algorithm == "hierarchical":
         inner_s = ring_s(widest, bytes_, within) if within and widest > 1 else 0.0

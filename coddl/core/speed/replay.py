@@ -127,6 +127,24 @@ class StepTimeline:
         return max(0.0, self.step_s - self.compute_s - self.total_s("data"))
 
     @property
+    def exchange_part(self) -> float:
+        """The part of the step that follows the speed of the links: twice as fast, half as long.
+
+        It is what buckets take that wait for each other up to the end of the exchange.
+        """
+        sent = [span for span in self.spans if span.what == "exchange"]
+        computed_s = max(span.end_s for span in self.spans if span.what == "backward")
+        chain_s = 0.0
+        if sent and sent[-1].end_s > computed_s:
+            begins_s = sent[-1].begin_s
+            for span in reversed(sent):
+                if span.end_s < begins_s:
+                    break
+                begins_s = span.begin_s
+            chain_s = sent[-1].end_s - begins_s
+        return (chain_s + self.total_s("gather")) / self.step_s
+
+    @property
     def bound_by(self) -> BoundBy:
         """What takes the largest part of the step."""
         parts: dict[BoundBy, float] = {
