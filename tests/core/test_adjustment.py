@@ -97,7 +97,7 @@ def test_what_is_known_never_makes_less_sure(rows: list[tuple[int, int, float, f
         )
 
     asked = StepColumns(np.array([3, 16]), np.array([1, 4]), np.array([0.2, 0.9]))
-    before = np.inf
+    before = np.full(2, np.inf)
     for count in range(len(rows) + 1):
         known = rows[:count]
         ratios = carried(columns(known), np.array([log_ for *_, log_ in known]), asked)
