@@ -226,8 +226,9 @@ def estimate(inputs: Inputs) -> Finding:
             "scaled by gradient bytes. With two rows more it is fitted to these and those on one "
             "GPU, pulled to the calibration as strongly as was best for it over all draws, in "
             "hindsight.",
-            "The constants of the adjustment are the same for all models, and were chosen with this "
-            "data in view: half or twice any of them changes its mean error by less than 0.8 %.",
+            "The constants of the adjustment are the same for all models. They were chosen with "
+            "this data in view; half or twice any of them changes the mean error after two rows by "
+            "at most 0.8 of a percent.",
             f"After two rows, {within[0]:.0%} of the steps are within one standard deviation as it "
             f"is stated, {within[1]:.0%} within two (normal: 68% and 95%): it is rather too large.",
             "Pollux' form is better for some models: its overlap, which is the same for all, makes "
