@@ -13,7 +13,13 @@ PROJECT: Final = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 EXTRAS: Final[dict[str, list[str]]] = PROJECT["optional-dependencies"]
 # What is imported first by the commands and functions that an extra is installed for.
 ENTRIES: Final = {
-    "sim": ("coddl.cli.main", "coddl.sim.api", "coddl.sim.report", "coddl.cli.table"),
+    "sim": (
+        "coddl.cli.main",
+        "coddl.sim.api",
+        "coddl.sim.report",
+        "coddl.cli.table",
+        "coddl.cli.estimateview",
+    ),
     "runtime": ("coddl", "coddl.runtime.worker.prepare"),
     "client": ("coddl.cli.main", "coddl.api.client", "coddl.cli.poolview"),
     "server": ("coddl.cli.main", "coddl.server.main"),

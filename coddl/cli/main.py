@@ -25,6 +25,7 @@ from coddl.cli import (
     daemons,
     doctor,
     engines,
+    estimate,
     following,
     inspection,
     jobs,
@@ -87,6 +88,7 @@ COMMANDS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
     "Without a pool": (
         ("run", run.run, run.EXAMPLES),
         ("simulate", simulate.simulate, simulate.EXAMPLES),
+        ("estimate", estimate.estimate, estimate.EXAMPLES),
         ("reproduce", reproduce.reproduce, reproduce.EXAMPLES),
         ("policies", policies.policies, policies.POLICIES_EXAMPLES),
         ("placements", policies.placements, policies.PLACEMENTS_EXAMPLES),

@@ -1,4 +1,4 @@
-"""The effect of placement on step times, and how well it is predicted from one GPU."""
+"""The effect of placement on step times."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -7,30 +7,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from coddl.core.cluster import Link, Links
-from coddl.core.columns import FloatColumn
 from coddl.core.placement.placement import Placement
 from coddl.core.registry import placement_from, policy_from
-from coddl.core.speed.estimate import (
-    Algorithm,
-    Locality,
-    Spread,
-    corrected,
-    even_buckets,
-    locality,
-    ring_s,
-    step_s,
-    sync_s,
-)
 from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.clusters import cluster_from
 from coddl.traces.generators import poisson
-from coddl.traces.models import model_named, speeds_on
+from coddl.traces.models import speeds_on
 from coddl.traces.pollux import (
     Measured,
-    MeasuredPlacement,
     global_batch,
     measurements,
     read_pollux,
@@ -39,130 +25,8 @@ from coddl.traces.pollux import (
 
 DATA: Final = "t4_placements"
 SOURCE: Final = "T4 measurements of the Pollux artifact (OSDI '21)"
-ONE, PAIR, APART = MeasuredPlacement((1,)), MeasuredPlacement((2,)), MeasuredPlacement((1, 1))
-YARDSTICK: Final = "bert"  # what the links are measured with: it sends most
-ALGORITHMS: Final[tuple[Algorithm, ...]] = ("flat", "hierarchical")
 CLUSTER, LOAD, JOBS = "4x4:t4", 0.9, 300
 POLICIES: Final = ("srtf", "afs-l")
-
-
-class Prediction(NamedTuple):
-    """A step as measured and as predicted."""
-
-    where: Locality
-    measured_s: float
-    estimated_s: float
-
-    @property
-    def error(self) -> float:
-        """How far off the estimate is, as a part of the truth."""
-        return abs(self.estimated_s / self.measured_s - 1.0)
-
-
-def spread_of(placement: MeasuredPlacement) -> Spread:
-    """How the GPUs lie, on nodes without islands."""
-    nodes = len(placement.on_nodes)
-    return Spread(placement.gpus, nodes, nodes)
-
-
-def links_from(measured: Measured, name: str) -> Links:
-    """The links within a node and between nodes, from how a model's steps take longer on two GPUs.
-
-    All buckets are alike, so that the time of one follows from the longest chain of them.
-    """
-    buckets, default = even_buckets(model_named(name)), Links()
-    chain = np.arange(len(buckets.ready), 0, -1)
-    speeds = []
-    for placement, link in ((PAIR, default.island), (APART, default.rack)):
-        found = []
-        for batch, step in measured[placement].items():
-            alone = measured[ONE][batch]
-            computing = alone.step_s - alone.sync_s
-            late = step.step_s - alone.sync_s - buckets.ready * computing
-            one_s = float((late / chain).min()) - 2e-6 * link.latency_us
-            sent = ring_s(2, buckets.size_bytes[:1], Link(1.0, 0.0))
-            if one_s > 0.0:
-                found.append(float(sent[0]) / one_s)
-        speeds.append(float(np.median(found)))
-    return Links(
-        island=Link(speeds[0], default.island.latency_us),
-        rack=Link(speeds[1], default.rack.latency_us),
-    )
-
-
-def predicted_steps(
-    measured: Measured, name: str, links: Links, algorithm: Algorithm
-) -> list[Prediction]:
-    """Estimates of all steps on several GPUs, in the order of the measurements."""
-    buckets, out = even_buckets(model_named(name)), []
-    for placement, steps in measured.items():
-        if placement == ONE:
-            continue
-        sync = sync_s(spread_of(placement), buckets.size_bytes, links, algorithm)
-        for batch, step in steps.items():
-            alone = step_at(measured[ONE], batch)
-            computing = np.array(alone.step_s - alone.sync_s)
-            estimated_s = float(step_s(computing, buckets.ready, sync)) + alone.sync_s
-            out.append(Prediction(locality(spread_of(placement)), step.step_s, estimated_s))
-    return out
-
-
-def errors_after_runs(known: list[Prediction]) -> FloatColumn:
-    """Errors where every step that was run corrects the estimates of those that come after it."""
-    factors: dict[Locality, float] = {}
-    errors = []
-    for guess in known:
-        factor = factors.get(guess.where, 1.0)
-        errors.append(guess._replace(estimated_s=guess.estimated_s * factor).error)
-        factors = corrected(factors, guess.where, guess.estimated_s, guess.measured_s)
-    return np.array(errors)
-
-
-def estimate(inputs: Inputs) -> Finding:
-    """Predict the steps on 107 placements from those on one GPU."""
-    measured = measurements(inputs.folder(DATA))
-    links = links_from(measured[YARDSTICK], YARDSTICK)
-    series: dict[str, list[float]] = {}
-    others = [name for name in measured if name != YARDSTICK]
-    for algorithm in ALGORITHMS:
-        known = {name: predicted_steps(measured[name], name, links, algorithm) for name in measured}
-        errors = {name: np.array([guess.error for guess in each]) for name, each in known.items()}
-        series[f"one GPU, {algorithm} ring"] = _medians(errors, others)
-        if algorithm == "hierarchical":
-            later = {name: errors_after_runs(each) for name, each in known.items()}
-            series["corrected by runs"] = _medians(later, others)
-    columns = ["model", *series]
-    rows = [
-        [name, *(f"{values[at]:.1%}" for values in series.values())]
-        for at, name in enumerate([*measured, f"all but {YARDSTICK}"])
-    ]
-    return Finding(
-        tuple(
-            Figure(f"median error, {what}, all but {YARDSTICK}", "", f"{values[-1]:.1%}")
-            for what, values in series.items()
-        ),
-        Plot(
-            "Estimates from one GPU",
-            "model",
-            "median error, %",
-            bars={what: [100 * each for each in values] for what, values in series.items()},
-            categories=[*measured, "others"],
-        ),
-        (
-            "No error was published: the poster asks the question.",
-            f"Links, from {YARDSTICK} on two GPUs: {links.island.gb_s:.2f} GB/s in a node, "
-            f"{links.rack.gb_s:.2f} between nodes.",
-            "Corrected: each step, in the order of the files, by what steps of the same locality "
-            "before it had been off by.",
-        ),
-        Details(columns, rows),
-    )
-
-
-def _medians(errors: Mapping[str, FloatColumn], others: list[str]) -> list[float]:
-    """The median error of every model, then of the others together."""
-    joined = np.concatenate([errors[name] for name in others])
-    return [float(np.median(each)) for each in (*errors.values(), joined)]
 
 
 class Extremes(NamedTuple):
@@ -266,17 +130,6 @@ def _on_a_cluster(folder: Path, seeds: int) -> dict[tuple[str, str], float]:
 
 
 EXPERIMENTS: Final[tuple[Experiment, ...]] = (
-    Experiment(
-        "estimate-t4",
-        "Step times on 107 placements, predicted from one GPU",
-        f'poster "Distributed Deep Learning over Shared GPU Cluster", question; {SOURCE}',
-        "The poster gives the steps of the method and no numbers. Computation comes from the "
-        "measurements on one GPU, gradient bytes from the published architectures, and the two "
-        f"links from {YARDSTICK} on two GPUs, in place of a sweep of the cluster. Buckets are "
-        "taken to be equal and to come evenly over the backward pass.",
-        estimate,
-        "t4_placements",
-    ),
     Experiment(
         "locality-t4",
         "The effect of placement on step time",

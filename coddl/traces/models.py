@@ -12,13 +12,23 @@ from coddl.core.cluster import Cluster
 from coddl.core.columns import FloatColumn
 from coddl.core.errors import UserError
 from coddl.core.parameter_server.costs import ServedSpeeds, beside_servers
-from coddl.core.speed.estimate import Model, estimated_places
+from coddl.core.speed.estimate import (
+    BACKWARD,
+    Buckets,
+    Model,
+    estimated_places,
+    even_buckets,
+)
 from coddl.core.speed.table import Speeds
 from coddl.traces.cells import Constraint, cells_of, listed, shown
 from coddl.traces.text_file import read_text
 
 COLUMNS: Final = ("model", "parameters", "largest_tensor", "source")
 BYTES: Final = 4  # of a gradient: single precision
+STAGE_COLUMNS: Final = ("model", "stage", "parameters", "mmacs", "source")
+MEBIBYTE: Final = 2**20
+FIRST_BUCKET, LATER_BUCKETS = MEBIBYTE, 25 * MEBIBYTE  # as PyTorch cuts them, and our runtime
+NONE_BELOW: Final = Constraint(lambda v: v >= 0, "be a number, at least 0", "134.2")
 COUNT: Final = Constraint(lambda v: v >= 1, "be a number, at least 1", "25557032")
 ANY_KIND: Final = "gpu"  # of a cluster or a table that does not say
 
@@ -47,6 +57,43 @@ def model_named(name: str) -> Model:
             return known[key]
     sizes, skews = zip(*known.values(), strict=True)
     return Model(median(sizes), median(skews))
+
+
+@cache
+def known_buckets() -> dict[str, Buckets]:
+    """Buckets of models whose stages are known: when the gradients of each are complete.
+
+    The backward pass takes a stage as long as its part of all multiplications; within a stage
+    gradients come evenly. Embeddings are looked up: their gradients come with the last of it.
+    """
+    what = "the packaged facts on stages of models cannot be read"
+    with as_file(files("coddl.traces") / "data" / "stages.csv") as path:
+        cells = cells_of(read_text(path, what), what, STAGE_COLUMNS)
+    names = np.array(cells.columns["model"])
+    parameters, macs = cells.numbers("parameters", COUNT), cells.numbers("mmacs", NONE_BELOW)
+    return {
+        name: _cut(parameters[names == name], macs[names == name])
+        for name in dict.fromkeys(cells.columns["model"])
+    }
+
+
+def buckets_of(name: str) -> Buckets:
+    """Gradients of a model as they are sent: by its stages if we know them, else evenly."""
+    known = known_buckets().get(name)
+    return even_buckets(model_named(name)) if known is None else known
+
+
+def _cut(parameters: FloatColumn, macs: FloatColumn) -> Buckets:
+    """Cut gradients of stages into buckets."""
+    ends = BYTES * np.cumsum(parameters)
+    later = np.arange(FIRST_BUCKET, ends[-1], LATER_BUCKETS)
+    cuts = np.append(later, ends[-1])
+    done = np.append(0.0, np.cumsum(macs)) / macs.sum()
+    stage = np.minimum(np.searchsorted(ends, cuts), len(ends) - 1)
+    begins = np.append(0.0, ends)[stage]
+    inside = np.where(macs[stage] > 0.0, (cuts - begins) / (ends[stage] - begins), 1.0)
+    ready = done[stage] + inside * (done[stage + 1] - done[stage])
+    return Buckets(1.0 - BACKWARD + BACKWARD * ready, np.diff(cuts, prepend=0.0))
 
 
 def skews_of(names: tuple[str, ...]) -> FloatColumn:

@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 from coddl.core.cluster import Cluster, Link, Links, Node
 from coddl.core.speed.estimate import (
     Algorithm,
-    Locality,
     Model,
     Spread,
     compute_s,
-    corrected,
     estimated_places,
     even_buckets,
-    locality,
     ring_s,
     split_batch,
     step_s,
@@ -155,28 +152,6 @@ class TestEstimatedPlaces:
         places = estimated_places(step, [HEAVY], Cluster.of(16, 4))
         assert (places.nodes[0, :2] == 1.0).all()
         assert np.isfinite(places.nodes).all()
-
-
-LOCALITIES: dict[Locality, Spread] = {
-    "gpu": Spread(1),
-    "island": Spread(4),
-    "node": Spread(4, 2),
-    "rack": Spread(4, 2, 2),
-    "cluster": Spread(4, 2, 2, 2),
-}
-
-
-@pytest.mark.parametrize(("want", "spread"), LOCALITIES.items())
-def test_the_smallest_part_that_holds_all_is_named(want: Locality, spread: Spread) -> None:
-    assert locality(spread) == want
-
-
-def test_the_first_measurement_is_believed_and_later_ones_in_part() -> None:
-    factors = corrected({}, "node", estimated_s=1.0, measured_s=1.5)
-    assert factors == {"node": 1.5}
-    assert corrected(factors, "node", 1.0, 2.5)["node"] == pytest.approx(1.5 + 0.3 * 1.0)
-    assert corrected(factors, "rack", 2.0, 2.0) == {"node": 1.5, "rack": 1.0}
-    assert factors == {"node": 1.5}
 
 
 class Split(NamedTuple):

@@ -109,7 +109,11 @@ def test_every_parameter_of_failures_is_documented() -> None:
 
 
 COMMON = {"--help", "--output", "--json", "--server", "--state-dir", "--token-file", "--tls-ca"}
-OPTIONS = {"simulate": "simulate.md", "reproduce": "reproduce.md"} | dict.fromkeys(
+OPTIONS = {
+    "simulate": "simulate.md",
+    "reproduce": "reproduce.md",
+    "estimate": "estimate.md",
+} | dict.fromkeys(
     ("up", "down", "server", "agent", "submit", "ls", "logs", "drain", "forget", "events", "wait"),
     "pool.md",
 )

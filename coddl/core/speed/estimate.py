@@ -11,13 +11,14 @@ out late is the longest chain of buckets that wait for each other. Gradients are
 of n members that each send 2(n-1)/n of the bytes in 2(n-1) messages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from coddl.core.cluster import Cluster, Link, Links, Node
 from coddl.core.columns import FloatColumn, FloatCube, FloatMatrix, IntColumn
+from coddl.core.speed.collectives import ring_all_reduce_s
 from coddl.core.speed.places import Places, plain
 
 BUCKET_BYTES: Final = 25e6  # as PyTorch's data parallelism cuts gradients
@@ -25,11 +26,9 @@ BUCKETS_MOST: Final = 64  # of any model: to cut finer changes an estimate by li
 BACKWARD: Final = 2 / 3  # of the computation: two of the three multiplications of every layer
 NODE_GPUS_MEASURED: Final = 4  # of the nodes that the packaged step times were measured on
 GPUS_MOST, NODES_MOST = 256, 64  # of what is tabulated; beyond, tables go on as they end
-EWMA_WEIGHT: Final = 0.3  # of the newest measurement
 MESSAGES: Final = 10.0  # a unit of parameters takes so many times what a message costs by itself
 
 Number: TypeAlias = int | IntColumn
-Locality = Literal["gpu", "island", "node", "rack", "cluster"]
 Algorithm = Literal["hierarchical", "flat"]
 
 
@@ -70,9 +69,9 @@ def even_buckets(model: Model) -> Buckets:
 
 def ring_s(members: Number, size_bytes: FloatColumn, link: Link) -> FloatCube:
     """Seconds in which a ring averages each bucket, in a further last axis."""
-    n = np.asarray(members, np.float64)[..., None]
-    sent_s = 2.0 * (n - 1.0) / n * size_bytes / (link.gb_s * 1e9)
-    ring: FloatCube = sent_s + 2.0 * (n - 1.0) * link.latency_us * 1e-6
+    ring: FloatCube = ring_all_reduce_s(
+        np.asarray(members, np.float64)[..., None], size_bytes, link
+    )
     return ring
 
 
@@ -181,30 +180,6 @@ def _spread(gpus: IntColumn, nodes: IntColumn, island_gpus: int) -> Spread:
     """GPUs spread evenly over nodes, and there over as few islands as hold them."""
     on_node = -(-gpus // nodes)
     return Spread(gpus, np.minimum(nodes * -(-on_node // island_gpus), gpus), nodes)
-
-
-def locality(spread: Spread) -> Locality:
-    """The smallest part of a cluster that holds all of the GPUs."""
-    if np.any(np.asarray(spread.racks) > 1):
-        return "cluster"
-    if np.any(np.asarray(spread.nodes) > 1):
-        return "rack"
-    if np.any(np.asarray(spread.islands) > 1):
-        return "node"
-    return "island" if np.any(np.asarray(spread.gpus) > 1) else "gpu"
-
-
-def corrected(
-    factors: Mapping[Locality, float], where: Locality, estimated_s: float, measured_s: float
-) -> dict[Locality, float]:
-    """The factors on estimates of each locality, once a step was measured there.
-
-    The first measurement is believed, each later one for a part (EWMA): a job's factor for a
-    locality tells what its estimate leaves out there.
-    """
-    newest = measured_s / estimated_s
-    before = factors.get(where, newest)
-    return {**factors, where: before + EWMA_WEIGHT * (newest - before)}
 
 
 def split_batch(total: int, fixed_s: FloatColumn, sample_s: FloatColumn) -> IntColumn:

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, get_args
 import numpy as np
 
 from coddl.core.errors import UserError
+from coddl.core.speed.collectives import ring_s
 from coddl.core.speed.nnls import nnls
 
 LinkClass = Literal["gpu", "node", "cluster"]  # two workers share a GPU; a node; only the network
@@ -55,11 +56,7 @@ class LinkSpeed:
 
     def all_reduce_s(self, workers: int, bytes_: float) -> float:
         """Seconds of an all-reduce of so many bytes."""
-        if workers < 2:
-            return 0.0
-        messages = 2 * (workers - 1)
-        fixed_s = (self.call_us + messages * self.latency_us) * 1e-6
-        return fixed_s + messages / workers * bytes_ / (self.gb_s * 1e9)
+        return ring_s(workers, bytes_, self)
 
     @property
     def workers(self) -> tuple[int, ...]:

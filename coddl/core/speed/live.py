@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Literal, NamedTuple
 
+from coddl.core.speed.slices import SliceLine, fitted_line
+
 Source = Literal["measured", "interpolated", "submitted", "assumed"]
 UNKNOWN_STEP_S = 1.0  # of a job that has not made a step: any number, as only ratios count then
 
@@ -71,20 +73,8 @@ def _between(n: int, points: Mapping[int, float], virtual_nodes: int | None = No
     return points[below] * (1 - weight) + points[above] * weight
 
 
-def _fitted(measured: Mapping[int, float], virtual_nodes: int | None) -> tuple[float, float]:
+def _fitted(measured: Mapping[int, float], virtual_nodes: int | None) -> SliceLine:
     """Fit a and b by least squares, both at least 0."""
     if not measured:
-        return 0.0, UNKNOWN_STEP_S
-    parts = [(_part(n, virtual_nodes), step_s) for n, step_s in measured.items()]
-    mean_x = sum(x for x, _ in parts) / len(parts)
-    mean_y = sum(y for _, y in parts) / len(parts)
-    spread = sum((x - mean_x) ** 2 for x, _ in parts)
-    if spread == 0.0:
-        return 0.0, mean_y / mean_x
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in parts) / spread
-    fixed = mean_y - slope * mean_x
-    if slope < 0.0:
-        return mean_y, 0.0
-    if fixed < 0.0:  # better than perfect: noise
-        return 0.0, sum(x * y for x, y in parts) / sum(x * x for x, _ in parts)
-    return fixed, slope
+        return SliceLine(0.0, UNKNOWN_STEP_S)
+    return fitted_line((_part(n, virtual_nodes), step_s) for n, step_s in measured.items())

@@ -1,0 +1,90 @@
+"""Time and memory of a pass, as functions of its samples: a fixed part and one for every sample."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from coddl.core.speed.profile import TrainingProfile
+
+
+class SliceLine(NamedTuple):
+    """A cost of a pass over so many samples."""
+
+    fixed: float
+    per_sample: float
+
+    def at(self, samples: float) -> float:
+        """Give the cost of a pass over so many samples."""
+        return self.fixed + self.per_sample * samples
+
+
+class PassTimes(NamedTuple):
+    """Seconds of the two halves of a pass on one GPU."""
+
+    forward: SliceLine
+    backward: SliceLine
+
+    def at(self, samples: float) -> float:
+        """Seconds of a pass over so many samples."""
+        return self.forward.at(samples) + self.backward.at(samples)
+
+
+def fitted_line(points: Iterable[tuple[float, float]], relative: bool = False) -> SliceLine:
+    """Fit y = fixed + per_sample x to points (x, y) by least squares, both at least 0.
+
+    With `relative` it is the errors relative to y that count. Where all points have one x, nothing
+    tells the two apart, and the fixed part is taken to be 0.
+    """
+    known = [(x, y, 1.0 / (y * y) if relative and y > 0.0 else 1.0) for x, y in points]
+    total = sum(w for _, _, w in known)
+    mean_x = sum(w * x for x, _, w in known) / total
+    mean_y = sum(w * y for _, y, w in known) / total
+    spread = sum(w * (x - mean_x) ** 2 for x, _, w in known)
+    if spread <= 1e-12 * total * mean_x**2:
+        return SliceLine(0.0, mean_y / mean_x)
+    slope = sum(w * (x - mean_x) * (y - mean_y) for x, y, w in known) / spread
+    if slope < 0.0:
+        return SliceLine(mean_y, 0.0)
+    fixed = mean_y - slope * mean_x
+    if fixed < 0.0:  # better than perfect: noise
+        squares = sum(w * x * x for x, _, w in known)
+        return SliceLine(0.0, sum(w * x * y for x, y, w in known) / squares)
+    return SliceLine(fixed, slope)
+
+
+def pass_times(profile: TrainingProfile) -> PassTimes:
+    """How long a pass takes on the profiled GPU, fitted to the slices that were measured."""
+    return PassTimes(
+        fitted_line(((each.samples, each.forward_s) for each in profile.slices), relative=True),
+        fitted_line(((each.samples, each.backward_s) for each in profile.slices), relative=True),
+    )
+
+
+def peak_bytes(profile: TrainingProfile) -> SliceLine | None:
+    """How much GPU memory a pass takes, fitted to what was measured; None where nothing was.
+
+    One size does not tell what every sample adds: then all of the peak is taken to be of samples
+    but for the state, which is there in any case.
+    """
+    if not profile.memory:
+        return None
+    if len({each.samples for each in profile.memory}) == 1:
+        peak = max(each.peak_bytes for each in profile.memory)
+        fixed = min(float(profile.state_bytes), float(peak))
+        return SliceLine(fixed, (peak - fixed) / profile.memory[0].samples)
+    return fitted_line(((each.samples, each.peak_bytes) for each in profile.memory), relative=True)
+
+
+def passes_needed(profile: TrainingProfile, samples: int, device_bytes: float) -> int | None:
+    """In how many passes a GPU of so much memory works through a slice.
+
+    1 where it fits whole, and where no memory was measured. None if not even one sample fits.
+    """
+    peak = peak_bytes(profile)
+    if peak is None:
+        return 1
+    if peak.at(min(samples, 1)) > device_bytes:
+        return None
+    if peak.at(samples) <= device_bytes:
+        return 1
+    in_a_pass = int((device_bytes - peak.fixed) / peak.per_sample)
+    return -(-samples // max(in_a_pass, 1))

@@ -1,0 +1,60 @@
+"""Time and memory of a pass as functions of its samples."""
+
+from dataclasses import replace
+
+import pytest
+
+from coddl.core.speed.profile import SliceMemory, SliceTime, TrainingProfile
+from coddl.core.speed.slices import fitted_line, pass_times, passes_needed
+
+PROFILE = TrainingProfile("cpu", 32, (SliceTime(8, 0.5, 1.0),), 0.0, 0.0, 0.0, ())
+GB = 10**9
+
+LINES: dict[str, tuple[list[tuple[float, float]], tuple[float, float]]] = {
+    "two points": ([(1, 3.0), (3, 7.0)], (1.0, 2.0)),
+    "one size has no fixed part": ([(4, 2.0), (4, 4.0)], (0.0, 0.75)),
+    "no cost falls with samples": ([(1, 5.0), (2, 3.0)], (4.0, 0.0)),
+    "no fixed part is below zero": ([(1, 1.0), (2, 3.0)], (0.0, 7 / 5)),
+}
+
+
+@pytest.mark.parametrize(("points", "want"), LINES.values(), ids=LINES.keys())
+def test_a_line_is_fitted(points: list[tuple[float, float]], want: tuple[float, float]) -> None:
+    assert fitted_line(points) == pytest.approx(want)
+
+
+def test_relative_errors_count_small_slices_as_much_as_large_ones() -> None:
+    points = [(1, 1.1), (10, 9.9), (1000, 1050.0)]
+    plain, relative = fitted_line(points), fitted_line(points, relative=True)
+    assert abs(relative.at(1) / 1.1 - 1) < abs(plain.at(1) / 1.1 - 1)
+
+
+def test_forward_and_backward_are_fitted_apart() -> None:
+    profile = replace(PROFILE, slices=(SliceTime(8, 0.5, 1.0), SliceTime(16, 0.9, 2.0)))
+    times = pass_times(profile)
+    assert times.forward == pytest.approx((0.1, 0.05))
+    assert times.backward == pytest.approx((0.0, 0.125))
+    assert times.at(32) == pytest.approx(1.7 + 4.0)
+
+
+MEMORY = (SliceMemory(8, 10 * GB), SliceMemory(16, 18 * GB))  # 2 GB, and 1 GB a sample
+PASSES: dict[str, tuple[tuple[SliceMemory, ...], int, float, int | None]] = {
+    "it fits whole": (MEMORY, 16, 18.1, 1),
+    "it fits in two": (MEMORY, 16, 10.1, 2),
+    "six at a time": (MEMORY, 16, 8.1, 3),
+    "one at a time": (MEMORY, 16, 3.1, 16),
+    "not even one": (MEMORY, 16, 2.9, None),
+    "nothing was measured": ((), 16, 0.001, 1),
+    "no samples": (MEMORY, 0, 2.5, 1),
+    "one size: all but the state is of samples": (MEMORY[:1], 16, 10.1, 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("memory", "samples", "device_gb", "want"), PASSES.values(), ids=PASSES.keys()
+)
+def test_a_slice_takes_passes(
+    memory: tuple[SliceMemory, ...], samples: int, device_gb: float, want: int | None
+) -> None:
+    profile = replace(PROFILE, memory=memory, state_bytes=2 * GB)
+    assert passes_needed(profile, samples, device_gb * GB) == want
