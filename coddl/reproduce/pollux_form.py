@@ -1,4 +1,4 @@
-"""The step-time model of Pollux (OSDI '21), fitted to logarithms as in its artifact, to compare ours with.
+"""The step-time model of Pollux (OSDI '21), fitted to logarithms, to compare ours with.
 
     T = (T_grad^g + T_sync^g)^(1/g),  1 <= g <= 10
     T_grad = alpha_c + beta_c b                b samples on each GPU
