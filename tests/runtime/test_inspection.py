@@ -1,5 +1,8 @@
 """What a worker learns of its passes: with a clock that a test moves, and in real trainings."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from coddl.runtime.worker import gradients, inspection  # noqa: E402
 from coddl.runtime.worker.backward import Backward, NoExchange  # noqa: E402
 from coddl.runtime.worker.gradients import grouped  # noqa: E402
 from coddl.runtime.worker.inspection import PASSES, WARM_UP, PassClock, PassInspector  # noqa: E402
-from tests.runtime.elastic import Elastic, line_of  # noqa: E402
+from tests.runtime.elastic import SCRIPTS, Elastic, environment, line_of  # noqa: E402
 
 MIB = 1 << 20
 LAYERS = 4  # of 1 MiB each, without a bias
@@ -312,6 +315,21 @@ def test_a_training_tells_what_its_phases_cost(tmp_path: Path) -> None:
     assert about == ("cpu", 8, None, 4 * 32)
     assert len(told["signature"]) == 16
     assert "0 hooks, backward replaced: <function backward" in line_of(printed, "left")
+
+
+def test_coddl_run_writes_a_profile(tmp_path: Path) -> None:
+    script = [str(SCRIPTS / "inspected.py"), "--epochs", "4"]
+    options = ["--fresh", "--checkpoint-dir", str(tmp_path / "c"), "--profile", "profile.json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "coddl", "run", *options, *script],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "profile.json").read_text())
+    assert size(told, 8)["forward_s"] >= 0.004
 
 
 def test_slices_after_a_resize_are_another_size(tmp_path: Path) -> None:
