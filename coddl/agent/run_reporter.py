@@ -4,6 +4,7 @@ import signal
 from typing import Final, Literal, cast, get_args
 
 from coddl.api.wire import RunProgress
+from coddl.core.errors import UserError
 from coddl.core.pool.records import (
     ChangeKind,
     Outcome,
@@ -11,6 +12,7 @@ from coddl.core.pool.records import (
     RunEnded,
     RunFact,
     RunPrepared,
+    RunProfiled,
     RunProgressed,
     RunStalled,
     RunStepped,
@@ -18,6 +20,7 @@ from coddl.core.pool.records import (
     SliceDidNotFit,
     Trouble,
 )
+from coddl.core.speed.profile import TrainingProfile
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.job_status import RETIRED, SUPERSEDED
 from coddl.runtime.wire import Message
@@ -72,6 +75,8 @@ class RunReporter:
                 return self._prepared(event), ""
             case "memory":
                 return self._did_not_fit(event)
+            case "profile":
+                return self._profiled(event), ""
             case "progress":
                 return self._progressed(event), ""
             case "still":
@@ -184,6 +189,7 @@ class RunReporter:
                 workers_max=event.get("workers_max"),
                 model=event.get("model"),
                 micro_batch=event.get("micro_batch"),
+                training=event.get("training", ""),
             ),
         )
 
@@ -192,6 +198,13 @@ class RunReporter:
         known = (event["evidence"], event["samples"])
         fact = SliceDidNotFit(self._job, self._attempt, gpus_min, because, *known)
         return (fact,), f"needs at least {gpus_min} GPUs: {because}"
+
+    def _profiled(self, event: Message) -> tuple[Fact, ...]:
+        try:
+            profile = TrainingProfile.from_data(event["profile"])
+        except UserError:
+            return ()  # of a version that measures something else
+        return (RunProfiled(self._job, self._attempt, profile),)
 
     def _progressed(self, event: Message) -> tuple[Fact, ...]:
         if event["step"] > self._step:

@@ -38,6 +38,7 @@ from coddl.core.pool.records import (
     RunChanged,
     RunEnded,
     RunPrepared,
+    RunProfiled,
     RunStalled,
     RunStepped,
     RunUnsaved,
@@ -73,6 +74,8 @@ def report_of(number: int, fact: Fact, at_s: float) -> Report:
             return Report(number=number, at_s=at_s, prepared=fact)
         case SliceDidNotFit():
             return Report(number=number, at_s=at_s, did_not_fit=fact)
+        case RunProfiled():
+            return Report(number=number, at_s=at_s, profiled=fact)
         case RunStepped():
             return Report(number=number, at_s=at_s, stepped=fact)
         case RunChanged():

@@ -164,6 +164,46 @@ class PreviewView(View):
     others: list[EffectView]  # whose share would be another
 
 
+class SliceTimeView(View):
+    """How long a pass over so many samples takes on one device."""
+
+    samples: int
+    forward_s: float
+    backward_s: float
+
+
+class BucketView(View):
+    """Gradients that are sent together."""
+
+    bytes: int
+    ready: float  # the part of the backward pass after which they are complete
+
+
+class SliceMemoryView(View):
+    """How much memory of a GPU a pass over so many samples needs."""
+
+    samples: int
+    peak_bytes: int
+
+
+class ProfileView(View):
+    """What one worker has measured of a training."""
+
+    version: int
+    device: str  # the GPU's name, or "cpu"
+    batch: int  # samples of a step, over all workers
+    slices: list[SliceTimeView]  # by samples, ascending
+    update_s: float  # of the optimizer, per step
+    other_s: float  # per step: what is in no other number
+    data_s: float  # per step: the wait for the loader
+    buckets: list[BucketView]  # in the order in which they are sent
+    memory: list[SliceMemoryView]
+    state_bytes: int  # of parameters, buffers and the optimizers' state
+    largest_tensor_bytes: int
+    virtual_nodes: int | None  # of a strict training
+    signature: str  # jobs with the same one train the same model with the same batch
+
+
 class SpeedView(View):
     """How fast a job is with so many devices, and how we know."""
 

@@ -31,6 +31,7 @@ from coddl.core.pool.records import (
     RunFact,
     RunId,
     RunPrepared,
+    RunProfiled,
     RunProgressed,
     RunStalled,
     RunStepped,
@@ -39,7 +40,7 @@ from coddl.core.pool.records import (
     SlotTurns,
 )
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="is", tag=str.lower, kw_only=True):
@@ -92,6 +93,7 @@ class Report(Message, frozen=True):
     at_s: float  # wall clock of the agent, for people
     prepared: RunPrepared | None = None  # one of these is given
     did_not_fit: SliceDidNotFit | None = None
+    profiled: RunProfiled | None = None
     stepped: RunStepped | None = None
     changed: RunChanged | None = None
     stalled: RunStalled | None = None
@@ -102,7 +104,7 @@ class Report(Message, frozen=True):
     def fact(self) -> RunFact:
         """Give what is told."""
         fact = self.prepared or self.did_not_fit or self.stepped or self.changed or self.unsaved
-        told = fact or self.stalled or self.ended
+        told = fact or self.profiled or self.stalled or self.ended
         assert told is not None
         return told
 

@@ -16,6 +16,7 @@ import typer
 from coddl.cli.connect import note_own_options
 from coddl.cli.engines import folder_at
 from coddl.cli.output import AsJson, Output, wants_json
+from coddl.cli.profile import ProfileFile
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ Examples:
   coddl run --resize 100:4,500:2 train.py   4 workers at step 100, 2 at 500
 
   coddl run --trace trace.json train.py     open it at ui.perfetto.dev
+
+  coddl run --profile profile.json train.py   what one worker has measured
 """
 
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="Script that calls coddl.prepare.")]
@@ -85,6 +88,10 @@ Watchdog = Annotated[
 TraceFile = Annotated[
     str, typer.Option(metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
 ]
+Profile = Annotated[
+    str,
+    typer.Option(metavar="FILE", help="Write what one worker has measured of the training."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the script's output and errors.")]
 
 
@@ -104,6 +111,7 @@ def run(
     python: Python = "",
     watchdog: Watchdog = 1800.0,
     trace: TraceFile = "",
+    profile: Profile = "",
     quiet: Quiet = False,
     output: Output = "table",
     as_json: AsJson = False,
@@ -138,16 +146,25 @@ def run(
         )
         for _, size in job.resizes:
             job.check_size(size, None)
-        code = _supervise(job, for_program=wants_json(output, as_json), quiet=quiet)
+        kept = ProfileFile(profile) if profile else None
+        code = _supervise(job, kept, for_program=wants_json(output, as_json), quiet=quiet)
+        if kept is not None:
+            kept.write()
     raise typer.Exit(code)
 
 
-def _supervise(job: "Job", *, for_program: bool, quiet: bool) -> int:
+def _supervise(job: "Job", kept: ProfileFile | None, *, for_program: bool, quiet: bool) -> int:
     from coddl.cli.runview import JsonRunView, TextRunView
     from coddl.runtime.supervisor.supervisor import Supervisor
 
     view = JsonRunView() if for_program else TextRunView(quiet=quiet)
-    supervisor = Supervisor(job, view.tell)
+
+    def tell(event: dict[str, Any]) -> None:
+        view.tell(event)
+        if kept is not None:
+            kept.hear(event)
+
+    supervisor = Supervisor(job, tell)
 
     def interrupt(_signal: int, _frame: object) -> None:
         supervisor.interrupt()

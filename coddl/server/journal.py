@@ -20,7 +20,7 @@ from coddl.core.pool.state import Pool
 from coddl.server.errors import JournalUnreadable
 from coddl.server.store import JournalStore, RecordJob, StoredAnswer, StoredRecord, StoredSnapshot
 
-SCHEMA: Final = 5  # of what bodies hold; grows when older versions could not read them any more
+SCHEMA: Final = 6  # of what bodies hold; grows when older versions could not read them any more
 PAGE: Final = 1_000
 SNAPSHOT_EVERY: Final = 2_000  # records
 KINDS: Final[dict[str, type[Record]]] = {r.kind_of(kind): kind for kind in get_args(Record)}

@@ -14,6 +14,7 @@ from coddl.api import rest
 from coddl.api.spec import JobRequest
 from coddl.core.errors import UserError
 from coddl.core.pool.control import ControlPlane
+from coddl.core.pool.errors import NotFound
 from coddl.core.pool.explain import explain
 from coddl.core.pool.preview import preview
 from coddl.core.pool.records import (
@@ -163,6 +164,18 @@ def _add_reading(router: APIRouter, server: Server) -> None:
         state = server.pool.jobs[state.id]  # as it is now
         explanation = explain(server.pool, state.id, story, server.clock.wall_s(), server.awaited)
         return views.explain_view(explanation, server.job_view(state))
+
+    @router.get("/jobs/{job}/profile")
+    async def profile(job: str) -> rest.ProfileView:
+        """Show what one worker has measured of a job's training: times, gradients, memory."""
+        state = server.find(job)
+        if state.profile is None:
+            raise NotFound(
+                f'job {state.id} "{state.spec.name}" has no profile',
+                "a job measures its passes after the first steps of a script with coddl.prepare",
+                f"coddl describe {state.id}, and again when it has made 30 steps",
+            )
+        return rest.ProfileView.model_validate(state.profile.as_data())
 
     @router.get("/jobs/{job}/events")
     async def events(job: str, after: After = None, limit: Limit = 100) -> rest.EventsView:

@@ -23,6 +23,10 @@ VARIABLES: Final[dict[str, tuple[Literal["you", "job"], str]]] = {
     "CODDL_STATE_DIR": ("you", "State folder of this machine's pool; `--state-dir` wins over it."),
     "CODDL_INSPECT_CODE": ("you", "What nodes of `coddl inspect` know each other by, as `--code`."),
     "CODDL_DATA": ("you", "Measured data for `coddl reproduce`; `--data` wins over it."),
+    "CODDL_INSPECT": (
+        "you",
+        "For workers: `0` has none measure its first passes; then jobs have no profile.",
+    ),
     "CODDL_NCCL_ON_ONE_GPU": ("you", "For tests: NCCL between workers that share a GPU."),
     "XDG_STATE_HOME": ("you", "State folders and checkpoints are in `$XDG_STATE_HOME/coddl`."),
     "XDG_RUNTIME_DIR": ("you", "Where `coddl run` and agents put their sockets."),

@@ -9,6 +9,7 @@ from coddl.core.pool.records import (
     RunChanged,
     RunEnded,
     RunPrepared,
+    RunProfiled,
     RunProgressed,
     RunStalled,
     RunStepped,
@@ -19,6 +20,7 @@ from coddl.core.pool.records import (
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.job_status import SUPERSEDED
 from coddl.runtime.wire import Message
+from tests.core.pool.profiles import PROFILE
 
 PROGRESS = {"is": "progress", "step": 7, "size": 2, "step_s": 0.5, "iterations_at_size": 12}
 ERROR = {"is": "error", "what": "w", "because": "b", "try": "t"}
@@ -40,7 +42,8 @@ def facts(*events: Message) -> list[object]:
 def test_a_job_is_prepared_once() -> None:
     event = {"is": "prepared", "workers_max": 16, "global_batch": 64, "steps": 100}
     event |= {"gradient_bytes": 40, "largest_tensor_bytes": 30, "model": 99, "micro_batch": 8}
-    assert facts(event, event) == [RunPrepared(4, 2, None, 100, 64, 40, 30, 16, 99, 8)]
+    event |= {"training": "abc"}
+    assert facts(event, event) == [RunPrepared(4, 2, None, 100, 64, 40, 30, 16, 99, 8, "abc")]
 
 
 PREPARED = {
@@ -63,6 +66,12 @@ def test_a_slice_that_did_not_fit_is_a_fact_and_a_line() -> None:
         (SliceDidNotFit(4, 2, 2, "64 samples do not fit", "remembered", 64),),
         "needs at least 2 GPUs: 64 samples do not fit",
     )
+
+
+def test_a_profile_is_a_fact_unless_another_version_has_measured() -> None:
+    told = {"is": "profile", "profile": PROFILE.as_data()}
+    assert facts(told) == [RunProfiled(4, 2, PROFILE)]
+    assert facts({"is": "profile", "profile": PROFILE.as_data() | {"version": 99}}) == []
 
 
 def test_the_first_step_is_a_fact_and_the_others_are_progress() -> None:

@@ -61,3 +61,13 @@ PREVIEW = {
         {"job": 12, "name": "bert", "gpus_before": 4, "gpus": 3, "reason": "vit needs one"},
     ],
 }  # fmt: skip
+PROFILED = {
+    "version": 1, "device": "NVIDIA H200", "batch": 64, "update_s": 0.002, "other_s": 0.0005,
+    "data_s": 0.0, "slices": [
+        {"samples": 32, "forward_s": 0.0061, "backward_s": 0.0112},
+        {"samples": 64, "forward_s": 0.0101, "backward_s": 0.0202},
+    ],
+    "buckets": [{"bytes": 3 << 20, "ready": 0.25}, {"bytes": 1 << 20, "ready": 1.0}],
+    "memory": [{"samples": 64, "peak_bytes": 3 << 30}], "state_bytes": 1 << 30,
+    "largest_tensor_bytes": 1 << 20, "virtual_nodes": None, "signature": "0123456789abcdef",
+}  # fmt: skip

@@ -25,6 +25,7 @@ from tests.cli.recorded import (
     NODE,
     NOW_S,
     PREVIEW,
+    PROFILED,
     WAITING,
 )
 from tests.cli.stub_pool import HANG_UP, NOT_FOUND, Reply, StubPool, problem
@@ -206,6 +207,7 @@ def test_ls_lists_jobs_page_by_page_in_order(coddl: Coddl, pool: StubPool) -> No
 LOOKS = {
     "describe": (("describe", "bert"), "/jobs/bert", JOB),
     "explain": (("explain", "bert"), "/jobs/bert/explain", EXPLAINED),
+    "profile": (("profile", "bert"), "/jobs/bert/profile", PROFILED),
     "policy": (
         ("policy",),
         "/policy",

@@ -25,6 +25,7 @@ from coddl.core.pool.records import (
     RunEnded,
     RunId,
     RunPrepared,
+    RunProfiled,
     RunStepped,
     RunUnsaved,
     SliceDidNotFit,
@@ -257,7 +258,8 @@ class StubAgent:
         assert self.expect(wire.Renewed).number == number
 
     def report(
-        self, *facts: RunPrepared | SliceDidNotFit | RunStepped | RunUnsaved | RunEnded
+        self,
+        *facts: RunPrepared | SliceDidNotFit | RunProfiled | RunStepped | RunUnsaved | RunEnded,
     ) -> int:
         """Tell facts of runs; gives the last one's number."""
         number = 0
@@ -268,6 +270,8 @@ class StubAgent:
                     self.say(wire.Report(number=number, at_s=0.0, prepared=fact))
                 case SliceDidNotFit():
                     self.say(wire.Report(number=number, at_s=0.0, did_not_fit=fact))
+                case RunProfiled():
+                    self.say(wire.Report(number=number, at_s=0.0, profiled=fact))
                 case RunStepped():
                     self.say(wire.Report(number=number, at_s=0.0, stepped=fact))
                 case RunUnsaved():

@@ -4,6 +4,7 @@ from coddl.core.node_count import NodeBounds
 from coddl.core.pool import records as r
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.waiting import Waiting
+from tests.core.pool.profiles import PROFILE
 
 CPU = (r.Device(0, "cpu"), r.Device(1, "cpu"))
 
@@ -33,6 +34,7 @@ ONE_OF_EACH: tuple[r.Record, ...] = (
     r.NodesWanted(2, "1 job can use 8 GPUs"),
     r.RunPrepared(1, 2, None, None, 256, 4 << 30, 1 << 30, 16, 1 << 31, 32),
     r.SliceDidNotFit(1, 2, 2, "a slice of 256 samples does not fit in memory", "predicted", 256),
+    r.RunProfiled(1, 2, PROFILE),
     r.RunStepped(1, 2, 1),
     r.RunChanged(1, 2, 0, "resized", 1, (0, 1), 17, 0.05, 1.5),
     r.RunStalled(1, 2, 17, 60.5),

@@ -167,6 +167,7 @@ def test_kinds_keep_the_names_they_were_first_written_under() -> None:
         "RunChanged",
         "RunEnded",
         "RunPrepared",
+        "RunProfiled",
         "RunStalled",
         "RunStepped",
         "RunUnsaved",

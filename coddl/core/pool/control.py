@@ -29,6 +29,7 @@ from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.explain import sentence_of
 from coddl.core.pool.failed_decision import RETRY_S, FailedDecision, decide_or_hold
 from coddl.core.pool.job import JobState, MeasuredSpeed
+from coddl.core.pool.known_profiles import knows_profile
 from coddl.core.pool.leaving import AGENT, drained_by_notice, due_s, forced_moves, led_from_drained
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.parking import ended_parkings, may_call_back
@@ -342,6 +343,8 @@ class ControlPlane:
                 return  # a repeat, or another attempt's
             case r.SliceDidNotFit() if job.knows_limit(fact):
                 return
+            case r.RunProfiled() if knows_profile(job.profile, fact.profile):
+                return
             case r.RunStepped(_, _, step) if job.phase != "starting" and (
                 job.proven_s is not None or step == 0
             ):
@@ -362,7 +365,9 @@ class ControlPlane:
                 self._call(f"{self._name(job.id)} {r.ENDS[fact.outcome]}")
             case r.RunChanged(kind="resumed"):
                 self._call_for_speed(f"{self._name(job.id)} resumed")  # turns depend on its cost
-            case r.RunPrepared() | r.RunChanged() | r.RunStalled() | r.RunUnsaved():
+            case (
+                r.RunPrepared() | r.RunProfiled() | r.RunChanged() | r.RunStalled() | r.RunUnsaved()
+            ):
                 pass
             case _:
                 assert_never(fact)

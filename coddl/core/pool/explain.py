@@ -13,6 +13,7 @@ from coddl.core.pool.snapshot import size_cap, speeds_by_size, usable
 from coddl.core.pool.state import Pool
 from coddl.core.pool.turns import turns_sentence
 from coddl.core.speed.live import Source
+from coddl.core.speed.profile import TrainingProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +278,20 @@ def _aim(record: r.Aimed) -> str:
     return f"job {record.job} {what} {which} {attempt}: {record.reason}"
 
 
+def _pass_times(profile: TrainingProfile) -> str:
+    largest = profile.slices[-1]
+    times = f"forward {largest.forward_s * 1e3:.3g} ms, backward {largest.backward_s * 1e3:.3g} ms"
+    return f"{times}, {largest.samples} samples on {profile.device}"
+
+
 def _run(record: r.RunFact, unit: str) -> str:
     match record:
         case r.RunPrepared():
             return _prepared(record, unit)
         case r.SliceDidNotFit(number, _, gpus_min, because):
             return f"job {number} needs at least {counted(gpus_min, unit)}: {because}"
+        case r.RunProfiled(number, _, profile):
+            return f"job {number} measured its passes: {_pass_times(profile)}"
         case r.RunStepped(number, attempt, 0):
             return f"job {number} started (attempt {attempt})"
         case r.RunStepped(number, attempt, step):

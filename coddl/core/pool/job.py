@@ -9,6 +9,7 @@ from coddl.core.pool.memory_limits import MemoryLimit
 from coddl.core.pool.orders import Stop
 from coddl.core.pool.records import DecisionRow, RunPrepared, SliceDidNotFit, Trouble
 from coddl.core.pool.spec import JobSpec
+from coddl.core.speed.profile import TrainingProfile
 from coddl.core.waiting import Waiting
 
 STORY_MAX: Final = 20  # moves that are remembered; the journal has them all
@@ -76,6 +77,8 @@ class JobState:
     global_batch: int | None = None  # samples; None: unknown
     model: int | None = None  # those that are alike need the same memory for a sample
     micro_batch: int | None = None  # samples that a pass has at most
+    training: str = ""  # those that are alike take the same time on the same GPUs
+    profile: TrainingProfile | None = None  # of it, or of an earlier job that is alike
     gpus_fit: int = 1  # the fewest on which its slices fit in memory, as far as was tried
     fit_because: str = ""  # why that is more than 1
     gpus_expected: int = 1  # the same, as measured sizes and other jobs make expect
@@ -263,7 +266,8 @@ class JobState:
         known = (self.workers_max, self.virtual_nodes, self.global_batch, self.steps)
         model = (fact.gradient_bytes, fact.largest_tensor_bytes, fact.model, fact.micro_batch)
         known_model = (self.gradient_bytes, self.largest_tensor_bytes, self.model, self.micro_batch)
-        return self.prepared and said == known and model == known_model
+        is_same = said == known and model == known_model and fact.training == self.training
+        return self.prepared and is_same
 
     def knows_limit(self, fact: SliceDidNotFit) -> bool:
         """Tell whether a limit is no news; one that was not tried keeps no job from running."""

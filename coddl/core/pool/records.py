@@ -25,6 +25,7 @@ from coddl.core.pool.run_records import RunChanged as RunChanged
 from coddl.core.pool.run_records import RunEnded as RunEnded
 from coddl.core.pool.run_records import RunFact as RunFact
 from coddl.core.pool.run_records import RunPrepared as RunPrepared
+from coddl.core.pool.run_records import RunProfiled as RunProfiled
 from coddl.core.pool.run_records import RunProgressed as RunProgressed
 from coddl.core.pool.run_records import RunStalled as RunStalled
 from coddl.core.pool.run_records import RunStepped as RunStepped
@@ -370,6 +371,7 @@ Record = (
     | NodeRecord
     | RunPrepared
     | SliceDidNotFit
+    | RunProfiled
     | RunStepped
     | RunChanged
     | RunStalled

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from coddl.core.speed.profile import TrainingProfile
+
 ChangeKind = Literal[
     "started", "restarted", "resumed", "resized", "moved", "rebalanced", "regrouped"
 ]
@@ -40,6 +42,9 @@ class RunPrepared:
     workers_max: int | None = None  # that can share its batch; None: one per virtual node
     model: int | None = None  # jobs that tell the same need the same memory for a sample
     micro_batch: int | None = None  # samples that a pass has at most; None: its whole slice
+    training: str = (
+        ""  # jobs that tell the same take the same time on the same GPUs; empty: unknown
+    )
 
 
 Evidence = Literal[
@@ -59,6 +64,15 @@ class SliceDidNotFit:
     because: str
     evidence: Evidence = "tried"
     samples: int = 0  # of the pass that does not fit; 0: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class RunProfiled:
+    """A worker has measured what the passes of its training cost."""
+
+    job: int
+    attempt: int
+    profile: TrainingProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,5 +166,12 @@ class RunEnded:
 
 
 RunFact = (
-    RunPrepared | SliceDidNotFit | RunStepped | RunChanged | RunStalled | RunUnsaved | RunEnded
+    RunPrepared
+    | SliceDidNotFit
+    | RunProfiled
+    | RunStepped
+    | RunChanged
+    | RunStalled
+    | RunUnsaved
+    | RunEnded
 )

@@ -12,6 +12,7 @@ from typing import Final, assert_never
 from coddl.core.lifecycle import Phase
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState, MeasuredSpeed, is_news
+from coddl.core.pool.known_profiles import merged, with_profile
 from coddl.core.pool.memory_limits import MemoryLimit, with_limit, without_limits
 from coddl.core.pool.node_orders import orders_for
 from coddl.core.pool.nodes import EngineNodes, NodeState, SlotState
@@ -26,6 +27,7 @@ from coddl.core.pool.parking import (
 )
 from coddl.core.pool.slot_sharing import check_owners, hold, may_join
 from coddl.core.snapshot import REFUSED_S
+from coddl.core.speed.profile import TrainingProfile
 
 PAST_MAX: Final = 1000  # jobs that are over whose GPU-time policies may learn from
 LOSSES_MAX: Final = 5  # runs in a row that may be lost without a step
@@ -52,6 +54,7 @@ class Pool:
     active: dict[int, None] = field(default_factory=dict)  # jobs that are not over, by number
     past_gpu_s: list[float] = field(default_factory=list)  # of the newest jobs that are over
     limits: list[MemoryLimit] = field(default_factory=list)  # that jobs have found, oldest first
+    profiles: dict[str, TrainingProfile] = field(default_factory=dict)  # by signature, oldest first
     unsettled: dict[int, None] = field(default_factory=dict)  # jobs that lack their target
     starting: dict[int, None] = field(default_factory=dict)  # jobs in that phase
     touched: set[str] = field(default_factory=set)  # nodes whose orders changed; emptied by readers
@@ -126,6 +129,9 @@ class Pool:
         if isinstance(record, r.NodeRecord):
             self._fold_nodes(record, now_s)
             return
+        if isinstance(record, r.RunFact):
+            self._hear(record, now_s)
+            return
         match record:
             case r.JobSubmitted(job, spec):
                 bounds = (spec.gpus_min, spec.gpus_max, spec.priority)
@@ -159,16 +165,6 @@ class Pool:
                 self._decide(record, now_s)
             case r.Aimed():
                 self._aim(record, now_s)
-            case (
-                r.RunPrepared()
-                | r.SliceDidNotFit()
-                | r.RunStepped()
-                | r.RunChanged()
-                | r.RunStalled()
-                | r.RunUnsaved()
-                | r.RunEnded()
-            ):
-                self._hear(record, now_s)
             case _:
                 assert_never(record)
 
@@ -378,6 +374,12 @@ class Pool:
                 job.gradient_bytes = fact.gradient_bytes
                 job.largest_tensor_bytes = fact.largest_tensor_bytes
                 job.model, job.micro_batch = fact.model, fact.micro_batch
+                job.training = fact.training
+                if job.profile is None or job.profile.signature != fact.training:
+                    job.profile = self.profiles.get(fact.training)
+            case r.RunProfiled(_, _, profile):
+                job.profile = merged(job.profile, profile)
+                self.profiles = with_profile(self.profiles, job.profile)
             case r.SliceDidNotFit():
                 self._raise_least(job, fact, now_s)
             case r.RunStepped(_, _, step):

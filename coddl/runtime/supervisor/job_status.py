@@ -20,6 +20,7 @@ UNSAVED: Final = 1  # exit code: it was told to stop, and its state is in memory
 SUPERSEDED: Final = 76  # exit code: a newer attempt leads the job
 STILL_S: Final = 10.0  # without a step, after which a speed tells nothing any more
 STILL_STEPS: Final = 5  # and that would have been made in the time
+PROFILE_VERSION: Final = 1  # of what `profiled` tells
 ENDS: Final = {0: "SUCCEEDED", 130: "CANCELLED"}
 
 
@@ -149,6 +150,20 @@ class JobStatus:
                 "seconds": self.parked_after_s,
             }
         return {"is": "suspended", **about, "serving_s": after_s, "since": self.due.since}
+
+    def profiled(self, measured: Message) -> Message:
+        """Tell what a worker has measured of the training, with what else is known of it."""
+        peaks = self.memory_fit.as_data()["peak_bytes"]
+        profile = {
+            "version": PROFILE_VERSION,
+            "batch": self.about.get("global_batch"),
+            **{name: value for name, value in measured.items() if name != "is"},
+            "memory": [{"samples": n, "peak_bytes": most} for n, most in peaks.items()],
+            "largest_tensor_bytes": self.about.get("largest_tensor_bytes", 0),
+            "virtual_nodes": self.about.get("virtual_nodes"),
+            "signature": self.about.get("training", ""),
+        }
+        return {"is": "profile", "profile": profile}
 
     def full(self, workers: Workers, saved_step: int | None) -> Message:
         """Give all there is to know about the job now."""

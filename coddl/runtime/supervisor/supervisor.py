@@ -298,6 +298,8 @@ class Supervisor:
                 self._on_image(record, message)
             case "metrics":
                 self.job_status.metrics |= message["values"]
+            case "profile":
+                self.tell(self.job_status.profiled(message))
             case "ended":
                 record.has_ended = True
                 self.limits.on_ended(message)

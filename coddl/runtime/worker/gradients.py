@@ -95,7 +95,7 @@ class Gradients:
         self.got: set[int] = set()  # parameters that this backward has given a gradient
         self._group = group
         self._plans: dict[int, frozenset[int]] = {}  # by the number of the backward in its pass
-        self._buckets = _laid_out(list(parameters), group.world)
+        self._buckets = [_bucket(each, group.world) for each in grouped(parameters)]
         self._bucket_of = {id(p): b for b in self._buckets for p in b.parameters}
         self._planned: list[Bucket] = []  # in the order in which they are sent
         self._next = 0  # of them
@@ -245,7 +245,7 @@ def signature_of(parameters: Sequence[Tensor]) -> int:
     return zlib.crc32(repr(shapes).encode())
 
 
-def _laid_out(parameters: list[Tensor], world: int) -> list[Bucket]:
+def grouped(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
     """Cut the parameters into buckets, last ones first: backward makes them in that order."""
     total_bytes = sum(p.nbytes for p in parameters)
     limit_bytes = max(BUCKET_BYTES, 2 * total_bytes // BUCKETS_MAX)
@@ -258,7 +258,7 @@ def _laid_out(parameters: list[Tensor], world: int) -> list[Bucket]:
             size = 0
         groups[-1].append(parameter)
         size += parameter.nbytes
-    return [_bucket(group, world) for group in groups]
+    return groups
 
 
 def _bucket(parameters: list[Tensor], world: int) -> Bucket:

@@ -133,7 +133,7 @@ class Membership:
             self._next is not None or self._link.due(self._work.step)
         )
 
-    def start(self, **about: int | None) -> None:
+    def start(self, **about: int | str | None) -> None:
         """Say that the script has come to its loop; wait to be taken into a group."""
         if (link := self._link) is None:
             return

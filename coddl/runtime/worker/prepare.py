@@ -14,7 +14,8 @@ from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker import batches, checks, loops
 from coddl.runtime.worker.loader import ElasticLoader, EvalLoader, check_loader
 from coddl.runtime.worker.numbers import number_of
-from coddl.runtime.worker.session import Settings, TrainingSession
+from coddl.runtime.worker.session import TrainingSession
+from coddl.runtime.worker.settings import Settings
 from coddl.runtime.worker.state import to_gpu
 from coddl.runtime.worker.strict.prepare import prepare_strict
 from coddl.runtime.worker.strict.session import StrictSession

@@ -8,12 +8,11 @@
 The user's loop drives it. With one worker there is nothing to exchange and nothing is touched.
 """
 
-import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -24,18 +23,20 @@ from torch.optim import Optimizer
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Meta
 from coddl.runtime.slices import largest_pass
+from coddl.runtime.wire import Message
 from coddl.runtime.worker import randomness
 from coddl.runtime.worker.backward import Backward
 from coddl.runtime.worker.buffer_sync import BufferSync
 from coddl.runtime.worker.catchup import CatchUp
 from coddl.runtime.worker.checks import NO_EPOCHS
-from coddl.runtime.worker.exchange import Exchange, Reduction
+from coddl.runtime.worker.exchange import Exchange
 from coddl.runtime.worker.footprint import Footprint, memory_of
-from coddl.runtime.worker.gradients import signature_of
+from coddl.runtime.worker.gradients import grouped, signature_of
 from coddl.runtime.worker.guard import Guard
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
-from coddl.runtime.worker.loader import Cut, ElasticLoader, Item, Slice
+from coddl.runtime.worker.inspection import PassClock, PassInspector
+from coddl.runtime.worker.loader import Cut, ElasticLoader, Slice
 from coddl.runtime.worker.loader_rounds import LoaderRounds
 from coddl.runtime.worker.membership import Membership, share_cores
 from coddl.runtime.worker.micro_batches import MicroBatches
@@ -43,6 +44,7 @@ from coddl.runtime.worker.numbers import number_of
 from coddl.runtime.worker.pass_stats import GpuClock, PassStats
 from coddl.runtime.worker.peers import Peers, TrainingProgress
 from coddl.runtime.worker.rehearsal import Rehearsal
+from coddl.runtime.worker.settings import Settings
 from coddl.runtime.worker.state import DeviceOf, TrainingState, parameters_of
 from coddl.runtime.worker.supervisor_link import Groups, SupervisorLink, reject
 from coddl.runtime.worker.syncnorm import SyncNorm
@@ -51,17 +53,6 @@ from coddl.runtime.worker.values import Values
 
 CHECK_EVERY: Final = 100  # passes
 BY_HAND_EVERY: Final = 10  # passes, after which weights are looked at that no optimizer updates
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the script asked `prepare` for."""
-
-    global_batch: int
-    workers_max: int
-    micro_batch: int | None = None
-    reduction: Reduction = "mean"
-    weight: Callable[[Item], float | Tensor] | None = None
 
 
 class TrainingSession:
@@ -112,6 +103,8 @@ class TrainingSession:
         )
         self.catching_up = CatchUp(self.peers, self.exchange, self.state, handover, self.progress)
         self._backward = Backward(self.exchange)
+        observe, tell = self._backward.observe, self._tell_profile if link is not None else None
+        self.inspector = PassInspector(PassClock(self._device), self._buckets, observe, tell)
         self.rehearsal = Rehearsal(self.parameters, self.state.buffers)
         self._clock = GpuClock(self._device)
         self._cut = Cut(0, 0, (1,))
@@ -122,11 +115,14 @@ class TrainingSession:
         self._compute_since_ns = 0
         if link is not None:
             link.on_gpu = self._device.type == "cuda"
-            for optimizer in optimizers:
-                optimizer.register_step_pre_hook(self._before_update)
-                optimizer.register_step_post_hook(self._after_update)
+            self._watch_updates()
             handover.open_ahead()
             SyncNorm(self.peers, self.exchange, self._exchanging).install(models)
+
+    def _watch_updates(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.register_step_pre_hook(self._before_update)
+            optimizer.register_step_post_hook(self._after_update)
 
     # -- facts
 
@@ -151,6 +147,9 @@ class TrainingSession:
         if count != self._optimized:  # the script may have added some
             self._optimized, self._all = count, self.state.parameters()
         return [p for p in self._all if p.requires_grad]
+
+    def _buckets(self) -> list[list[Tensor]]:
+        return grouped(self.parameters())
 
     @property
     def is_untouched(self) -> bool:
@@ -200,6 +199,7 @@ class TrainingSession:
         self.rounds.settle()
         self.end_pass(may_change=False)
         self.has_ended = self.peers.is_over = True
+        self.inspector.finish()
         self._backward.install(False)
         self.rounds.close()
         if self._link is not None:
@@ -216,6 +216,7 @@ class TrainingSession:
         """End the pass under way, and do what may be done between two passes."""
         self.end_pass(may_change=may_change)
         self._membership.attend()
+        self.inspector.mark("other")
 
     def begin_step(self) -> None:
         """Begin a pass of `coddl.steps`."""
@@ -236,6 +237,7 @@ class TrainingSession:
         self._compute_since_ns = time.monotonic_ns()
         if self._membership.size > 1:
             self._clock.mark(0)
+        self.inspector.begin(of.own)
 
     def end_pass(self, *, may_change: bool) -> None:
         """End the pass under way, if there is one."""
@@ -303,6 +305,7 @@ class TrainingSession:
     def _before_update(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self.inspector.mark("other")
         self.rehearsal.before_update(optimizer)
         try:
             if not self.rehearsal.is_running:
@@ -323,6 +326,7 @@ class TrainingSession:
         return (args[0], agreed), {}
 
     def _after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self.inspector.mark("update")
         self.rehearsal.after_update(optimizer)
         if not self.rehearsal.is_running:
             self._updates.add(id(optimizer))
@@ -341,6 +345,7 @@ class TrainingSession:
         """Run slices in passes of at most that many samples."""
         micro_batches = MicroBatches(micro_batch, self.parameters, self._optimizers)
         self.exchange.micro_batches, self.state.on_track = micro_batches, micro_batches.watch
+        self.inspector.overlap = False  # their gradients are sent after backward
         self._backward.install(True)
 
     @contextmanager
@@ -398,6 +403,7 @@ class TrainingSession:
         self.exchange.join(groups.train)
         self._backward.install(groups.train is not None or self.exchange.micro_batches is not None)
         self.footprint.begin(self._samples, is_alone=len(counts) == 1)
+        self.inspector.regroup(is_apt=len(counts) == 1 or not self.exchange.has_norms)
         if was_alone and rank and self._link is not None:
             seed = torch.default_generator.initial_seed() % 2**62
             randomness.reseed(seed, self._link.worker, self.step)
@@ -455,9 +461,14 @@ class TrainingSession:
         if self._link is not None and self.is_main:
             self._link.tell("lost", step=self.step, samples=samples)
 
+    def _tell_profile(self, measured: Message) -> None:
+        if self._link is not None and self.is_main:
+            self._link.tell("profile", **measured, **self.state.about())
+
     def tell_resting(self) -> None:
         """Say that the script is between two epochs."""
         self.footprint.rest()
+        self.inspector.rest()
         if self._link is not None:
             self._link.tell("resting")
 
@@ -481,7 +492,6 @@ class TrainingSession:
         reject(self._link, error)
 
     def report(self, metrics: dict[str, float]) -> None:
-        """Send numbers to the job's status; JSON knows no infinity."""
+        """Send numbers to the job's status."""
         if self._link is not None:
-            known = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
-            self._link.tell("metrics", values=known)
+            self._link.tell_metrics(metrics)

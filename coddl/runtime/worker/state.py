@@ -3,6 +3,7 @@
 Random numbers, epoch and data position are not here: they follow from the step.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from coddl.runtime.errors import TrainingError
+from coddl.runtime.wire import Message
 from coddl.runtime.worker.image import Tree, flatten
 from coddl.runtime.worker.schedulers import schedulers_of
 
@@ -67,6 +69,30 @@ class TrainingState:
         gradients = [p.grad for p in parameters if p.grad is not None]
         held = flatten([list(optimizer.state.values()) for optimizer in self._optimizers])[1]
         return [*parameters, *self.buffers(), *gradients, *held]
+
+    def about(self) -> Message:
+        """Say where the training is kept, and how much a joiner is sent of it."""
+        parameters, device = self.parameters(), torch.device("cpu")
+        if parameters:
+            device = parameters[0].device
+        held = flatten([list(optimizer.state.values()) for optimizer in self._optimizers])[1]
+        kept = [*parameters, *self.buffers(), *held]
+        is_gpu = device.type == "cuda"
+        return {
+            "device": torch.cuda.get_device_name(device) if is_gpu else device.type,
+            "state_bytes": sum(tensor.nbytes for tensor in kept),
+        }
+
+    def training(self, *facts: object) -> str:
+        """Tell trainings apart by their modules, parameters, optimizers, and facts of their own.
+
+        Those that tell the same take the same time on the same GPU.
+        """
+        modules = [type(module).__name__ for model in self._models for module in model.modules()]
+        optimizers = [type(optimizer).__name__ for optimizer in self._optimizers]
+        shapes = [(tuple(p.shape), str(p.dtype), p.requires_grad) for p in self.parameters()]
+        told = repr((modules, optimizers, shapes, facts)).encode()
+        return hashlib.sha256(told).hexdigest()[:16]
 
     def tree(self) -> Tree:
         """Give everything as tensors and plain values; nothing is copied."""

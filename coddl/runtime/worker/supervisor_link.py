@@ -4,6 +4,7 @@ A thread reads what the supervisor says. Nothing here changes what the training 
 looks, between passes, at what lies ready.
 """
 
+import math
 import os
 import socket
 import sys
@@ -124,6 +125,11 @@ class SupervisorLink:
                 self._wire.sendall(encoded({"is": kind, **fields}))
         except OSError:
             self._hang_up()
+
+    def tell_metrics(self, metrics: dict[str, float]) -> None:
+        """Send numbers to the job's status; JSON knows no infinity."""
+        known = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
+        self.tell("metrics", values=known)
 
     def due(self, step: int) -> bool:
         """Tell whether the commit lies here, for a group that is built, and this step may be it."""

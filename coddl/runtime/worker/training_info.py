@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from coddl.runtime.wire import Message
 from coddl.runtime.worker.footprint import model_of
 from coddl.runtime.worker.guard import Guard
 
@@ -9,11 +10,12 @@ if TYPE_CHECKING:
     from coddl.runtime.worker.session import TrainingSession
 
 
-def about(session: "TrainingSession", guard: Guard) -> dict[str, int | None]:
+def about(session: "TrainingSession", guard: Guard) -> Message:
     """Describe a training: how its batch is cut, how long it is, and what tells it from others."""
     settings, parameters = session.settings, session.parameters()
     datasets = [loader.dataset for loader in session.loaders]
     sizes = [p.numel() * p.element_size() for p in parameters]
+    model = model_of(parameters, datasets, in_parts=settings.micro_batch is not None)
     return {
         "parts": settings.global_batch,
         "workers_max": settings.workers_max,
@@ -23,7 +25,8 @@ def about(session: "TrainingSession", guard: Guard) -> dict[str, int | None]:
         "until": session.until,
         "signature": session.signature(),
         "data": guard.fingerprint(datasets),
-        "model": model_of(parameters, datasets, in_parts=settings.micro_batch is not None),
+        "model": model,
+        "training": session.state.training(model, settings.global_batch, settings.micro_batch),
         "gradient_bytes": sum(sizes),
         "largest_tensor_bytes": max(sizes, default=0),
     }

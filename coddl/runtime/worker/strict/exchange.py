@@ -50,6 +50,12 @@ class StrictExchange:
         """Give the size of each tensor that is exchanged."""
         return [p.numel() * p.element_size() for p in self.parameters if p.requires_grad]
 
+    def sent_together(self) -> list[list[Tensor]]:
+        """Give the parameters by type: the gradients of one type are one vector."""
+        kinds = sorted({p.dtype for p in self.parameters}, key=str)
+        trained = [p for p in self.parameters if p.requires_grad]
+        return [[p for p in trained if p.dtype == kind] for kind in kinds]
+
     def join(self, group: Group | None, counts: Sequence[int]) -> None:
         """Exchange with these workers from now on; `counts` are the virtual nodes of each."""
         self._group, self._counts = group, counts

@@ -8,7 +8,6 @@
 The user's loop drives it: `advance` between passes; `stepped` and `when_applied` within them.
 """
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +24,12 @@ from torch.optim import Optimizer
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import Meta
 from coddl.runtime.vnodes import Batch, owned_by, seed_of
+from coddl.runtime.wire import Message
+from coddl.runtime.worker.backward import Backward, NoExchange
 from coddl.runtime.worker.group import GroupError
 from coddl.runtime.worker.handover import Handover
 from coddl.runtime.worker.image import Tree
+from coddl.runtime.worker.inspection import PassClock, PassInspector
 from coddl.runtime.worker.membership import Membership
 from coddl.runtime.worker.numbers import number_of
 from coddl.runtime.worker.pass_stats import GpuClock, PassStats
@@ -107,6 +109,13 @@ class StrictSession:
         self._unscaled: set[int] = set()
         self._compute_since_ns = 0
         self._clock = GpuClock(self._device)
+        self._inspector = PassInspector(
+            PassClock(self._device),
+            self._exchange.sent_together,
+            Backward(NoExchange()).observe,
+            None if link is None else self._tell_profile,
+            overlap=False,
+        )
         self.own(0, (settings.cut.virtual_nodes,), Groups(), ())
         if link is not None:
             link.on_gpu = self._device.type == "cuda"
@@ -144,6 +153,7 @@ class StrictSession:
             self.has_ended = True
             self._index = -1
             self._loader.close()
+            self._inspector.finish()
             if self._link is not None:
                 self._link.tell("ended", step=self.step)
             raise StopIteration
@@ -218,6 +228,7 @@ class StrictSession:
             return self._exchanged
         vote = self._membership.is_due
         self._clock.mark(1)
+        self._inspector.mark("other")
         try:
             with self.pass_stats.timed("exchange"), self._waiting():
                 votes = self._exchange.finish(vote)
@@ -225,6 +236,7 @@ class StrictSession:
             self._membership.broke(failure)
         else:
             self._exchanged = True
+            self._inspector.mark("exchange")
             if self._membership.size > 1 and (gpu_s := self._clock.seconds_before()) is not None:
                 self.pass_stats.count_gpu(gpu_s)
             self._agreed = vote and votes == self._membership.size
@@ -269,10 +281,13 @@ class StrictSession:
         reject(self._link, error)
 
     def report(self, metrics: dict[str, float]) -> None:
-        """Send numbers to the job's status; JSON knows no infinity."""
+        """Send numbers to the job's status."""
         if self._link is not None:
-            known = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
-            self._link.tell("metrics", values=known)
+            self._link.tell_metrics(metrics)
+
+    def _tell_profile(self, measured: Message) -> None:
+        if self._link is not None and self.is_main:
+            self._link.tell("profile", **measured, **self.state.about())
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -290,6 +305,7 @@ class StrictSession:
         self._exchanged = False
         self._mean_calls = 0
         self._unscaled.clear()
+        self._inspector.mark("other")
         with self.pass_stats.timed("data"):
             batch = self._loader.fetch(Key(self.step, node), inline=self.rehearsing)
         seed = seed_of(self.settings.seed, self.step, node, FORWARD)
@@ -300,6 +316,10 @@ class StrictSession:
         self._compute_since_ns = time.monotonic_ns()
         if self._index == 0:
             self._clock.mark(0)
+        if self._index == 0 and not self.rehearsing:
+            self._inspector.begin(len(self._passes) * self.settings.cut.micro_batch)
+        else:
+            self._inspector.mark("data")
         return batch
 
     def _end_pass(self) -> None:
@@ -327,6 +347,7 @@ class StrictSession:
     def _application(self) -> Iterator[None]:
         """Apply an update: what runs inside, then what waited for it."""
         self._applying = True
+        self._inspector.mark("other")
         try:
             yield
             deferred, self._deferred = self._deferred, []
@@ -334,6 +355,7 @@ class StrictSession:
                 call()
         finally:
             self._applying = False
+            self._inspector.mark("update")
 
     def _apply(self, optimizer: int) -> Any:
         if self.settings.clip_norm is not None and self._applying:
@@ -358,6 +380,7 @@ class StrictSession:
             steps=self.steps,
             seed=self.settings.seed,
             signature=self.signature(),
+            training=self.state.training(cut.global_batch, cut.virtual_nodes),
             gradient_bytes=sum(sizes),
             largest_tensor_bytes=max(sizes, default=0),
         )
@@ -420,6 +443,7 @@ class StrictSession:
         owned = owned_by(rank, counts)
         self._passes = list(owned)
         self._exchange.join(groups.train, counts)
+        self._inspector.regroup()
         torch.set_num_threads(1)  # sums inside kernels depend on their number
 
     def signature(self) -> int:
