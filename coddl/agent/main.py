@@ -32,6 +32,7 @@ from coddl.agent.devices import GpuDriver, are_hidden, discover, gpus_here, may_
 from coddl.agent.fence_process import FenceProcess
 from coddl.agent.foreign_processes import ForeignProcessMonitor
 from coddl.agent.gpulocks import lock_gpus
+from coddl.agent.inspection.store import known_links
 from coddl.agent.job_directories import JobDirectories, fetch_from
 from coddl.agent.job_environments import JobEnvironments, base_env
 from coddl.agent.lease_clock import now_s
@@ -124,7 +125,7 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     fetch = fetch_from(options.server, options.token, tls)
     directories = JobDirectories(options.jobs_folder, options.folder / "code", fetch)
     environments = JobEnvironments(directories, env, mark, parts, lambda: node.on_environment())
-    info = NodeInfo(options.node, address, devices, *_memory(gpus, devices, options))
+    info = _node_info(options, address, devices, gpus)
     node = NodeAgent(
         info, environments, bridge, job_hosts, sink=outbox, log_spool=log_spool, orphans=orphans
     )
@@ -166,6 +167,16 @@ def _devices(gpus: GpuDriver | None, options: AgentOptions, cores: int) -> tuple
     kinds = sorted({each.kind for each in found.devices})
     log.info("slots_found", count=len(found.devices), kinds=kinds)
     return found.devices
+
+
+def _node_info(
+    options: AgentOptions,
+    address: HostAddress,
+    devices: tuple[Device, ...],
+    gpus: GpuDriver | None,
+) -> NodeInfo:
+    links = known_links(options.state_dir, devices, len(node_resources.own_cores()))
+    return NodeInfo(options.node, address, devices, *_memory(gpus, devices, options), links)
 
 
 def _memory(
@@ -223,6 +234,7 @@ def _hello(info: NodeInfo, boot: str, jobs: JobsFolder) -> Hello:
         python=platform.python_version(),
         torch=_installed("torch"),
         parking_bytes=info.parking_bytes,
+        links=dict(info.links),
     )
 
 

@@ -7,7 +7,7 @@ post what they report to this loop.
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, assert_never
 
@@ -40,6 +40,7 @@ from coddl.api.wire import Holding, LogLine, Peer, RunProgress
 from coddl.core.pool import orders as told
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Device, RunEnded, RunId, Trouble
+from coddl.core.speed.inspection import LinkClass, LinkSpeed
 from coddl.runtime.supervisor.job_host_server import JobHostServer
 from coddl.runtime.supervisor.slots import HostAddress, Parked
 from coddl.runtime.wire import Message
@@ -60,6 +61,7 @@ class NodeInfo:
     devices: tuple[Device, ...]
     parking_bytes: int = 0  # of host memory that parked jobs may use; 0: none is parked
     resident_bytes: int | None = None  # of a GPU's, that jobs which take turns may use together
+    links: Mapping[LinkClass, LinkSpeed] = field(default_factory=dict)  # as they were inspected
 
 
 class NodeAgent:

@@ -39,6 +39,7 @@ from coddl.core.pool.records import (
     SliceDidNotFit,
     SlotTurns,
 )
+from coddl.core.speed.inspection import LinkClass, LinkSpeed
 
 PROTOCOL: Final = 6
 
@@ -63,6 +64,7 @@ class Hello(Message, frozen=True):
     python: str = ""  # its version: the interpreter of jobs that name none; empty: an older agent
     torch: str = ""  # the version installed there; empty: none
     parking_bytes: int = 0  # host memory that workers without their GPU may use
+    links: dict[LinkClass, LinkSpeed] = {}  # as `coddl inspect` has measured them
 
 
 class Beat(Message, frozen=True):

@@ -35,6 +35,7 @@ INDENT_MAX: Final = 24  # where the last column of a line may begin
 GAP: Final = "  "
 SOURCES: Final = {
     "interpolated": "between measured sizes",
+    "estimated": "from its profile",
     "submitted": "given by the user",
     "assumed": "not measured yet",
 }

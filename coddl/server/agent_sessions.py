@@ -183,6 +183,7 @@ class AgentSession:
             folder=self._host.checkpoints or hello.jobs.id,
             versions=NodeVersions(hello.python, hello.torch, hello.version),
             parking_bytes=max(0, hello.parking_bytes),
+            links=hello.links,
         )
         self._host.put(fact(joined, self._on_joined))
 

@@ -44,12 +44,17 @@ def look_at_hardware(slots: int | None) -> NodeHardware:
     if (load := os.getloadavg()[0]) > BUSY_PART * len(cores):
         notes.append(f"the load is {load:.1f} on {len(cores)} cores: figures will vary")
     return NodeHardware(
-        in_words(found.devices, len(cores), _cpu_model(), _gpu_driver()),
+        words_for(found.devices, len(cores)),
         found.devices,
         cores,
         may_park(gpus, found.devices),
         tuple(notes),
     )
+
+
+def words_for(devices: Sequence[Device], cores: int) -> str:
+    """Describe the hardware of a node with these devices."""
+    return in_words(devices, cores, _cpu_model(), _gpu_driver())
 
 
 def in_words(devices: Sequence[Device], cores: int, cpu: str, driver: str) -> str:

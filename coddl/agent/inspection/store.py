@@ -3,11 +3,15 @@
 import hashlib
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from coddl.agent.inspection.hardware import words_for
 from coddl.core.errors import UserError
-from coddl.core.speed.inspection import Inspection, read_inspection
+from coddl.core.pool.records import Device
+from coddl.core.speed.inspection import Inspection, LinkClass, LinkSpeed, read_inspection
 
 FOLDER: Final = "inspections"
 
@@ -23,6 +27,15 @@ def stored_inspection(state_dir: Path, hardware: str) -> Inspection | None:
     except (OSError, UserError):
         return None
     return found if found.hardware == hardware else None
+
+
+def known_links(
+    state_dir: Path, devices: Sequence[Device], cores: int
+) -> dict[LinkClass, LinkSpeed]:
+    """Give the links of a node with these devices, without the sweeps; none if not inspected."""
+    known = stored_inspection(state_dir, words_for(devices, cores))
+    links = known.links.items() if known is not None else ()
+    return {name: replace(link, measured=(), sent=()) for name, link in links}
 
 
 def store_inspection(state_dir: Path, inspection: Inspection) -> Path:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
+from coddl.core.pool.estimates import outline_of
 from coddl.core.pool.job import JobState, counted
 from coddl.core.pool.nodes import STOPPED
 from coddl.core.pool.parking import in_host_memory, parked_sentence
@@ -71,7 +72,7 @@ def explain(
         sentence=sentence(pool, state, now_s, awaited),
         position=line.index(job) + 1 if job in line else None,
         ahead=sum(1 for each in pool.live_jobs() if each.granted and each.id != job),
-        speeds=_speeds(state, size_cap(pool)),
+        speeds=_speeds(pool, state),
         story=tuple(
             StoryLine(number, at_s, sentence_of(record, job, pool.unit))
             for number, at_s, record in story
@@ -126,7 +127,7 @@ def _why_not_more(pool: Pool, job: JobState, now_s: float) -> str:
         return f"; {job.sharing_sentence}"
     if not job.may_grow(now_s):
         return "; can grow after its speed at this size is measured"
-    speeds = speeds_by_size(job, size_cap(pool))
+    speeds = speeds_by_size(job, size_cap(pool), outline_of(pool))
     larger = [speeds[n] for n in range(gpus + 1, min(most, gpus + free) + 1) if n in speeds]
     if gpus not in speeds or any(each.step_s < speeds[gpus].step_s for each in larger):
         return ""
@@ -161,8 +162,8 @@ def _reserved(pool: Pool, job: JobState) -> str:
     return f"{counted(len(job.target), pool.unit)} reserved; waiting for {until}"
 
 
-def _speeds(job: JobState, cap: int) -> tuple[SpeedRow, ...]:
-    speeds = speeds_by_size(job, cap)
+def _speeds(pool: Pool, job: JobState) -> tuple[SpeedRow, ...]:
+    speeds = speeds_by_size(job, size_cap(pool), outline_of(pool))
     first_s = speeds[min(speeds)].step_s
     return tuple(
         SpeedRow(

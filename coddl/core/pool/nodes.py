@@ -1,11 +1,13 @@
 """The machines of a pool, and their devices."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from coddl.core.node_count import NodeBounds
 from coddl.core.pool import records as r
 from coddl.core.pool.node_versions import NodeVersions
+from coddl.core.speed.inspection import LinkClass, LinkSpeed
 
 STOPPED: Final = "its agent was stopped"  # why a node that ended in order is lost
 SAVE_S: Final = 30.0  # before a node leaves, jobs that are still there are saved and stopped
@@ -32,6 +34,7 @@ class NodeState:
     folder: str = ""  # the id of its jobs folder
     parking_bytes: int = 0  # host memory for workers without their GPU
     versions: NodeVersions = field(default_factory=NodeVersions)
+    links: Mapping[LinkClass, LinkSpeed] = field(default_factory=dict)  # as they were inspected
 
     @property
     def may_park(self) -> bool:
@@ -42,7 +45,7 @@ class NodeState:
         """Be what the agent that has come says."""
         self.boot, self.host, self.slots = joined.boot, joined.host, joined.slots
         self.folder, self.versions = joined.folder, joined.versions
-        self.parking_bytes = joined.parking_bytes
+        self.parking_bytes, self.links = joined.parking_bytes, joined.links
         self.is_up, self.is_silent = True, False
 
     def drain(self, by: str, within_s: float | None, now_s: float) -> None:

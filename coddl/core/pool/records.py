@@ -33,6 +33,7 @@ from coddl.core.pool.run_records import RunUnsaved as RunUnsaved
 from coddl.core.pool.run_records import SliceDidNotFit as SliceDidNotFit
 from coddl.core.pool.run_records import Trouble as Trouble
 from coddl.core.pool.spec import JobSpec
+from coddl.core.speed.inspection import LinkClass, LinkSpeed
 from coddl.core.waiting import Waiting
 
 # Users.
@@ -152,6 +153,7 @@ class NodeJoined:
     folder: str = ""  # the id of its jobs folder: nodes with the same one share it
     versions: NodeVersions = field(default_factory=NodeVersions)
     parking_bytes: int = 0  # host memory that workers without their GPU may use
+    links: Mapping[LinkClass, LinkSpeed] = field(default_factory=dict)  # as they were inspected
 
 
 @dataclass(frozen=True, slots=True)

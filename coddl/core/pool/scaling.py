@@ -22,6 +22,7 @@ from coddl.core.node_count import (
 )
 from coddl.core.node_demand import Demand, JobNeeds
 from coddl.core.pool import records as r
+from coddl.core.pool.estimates import PoolOutline, outline_of
 from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.snapshot import speeds_by_size
@@ -59,8 +60,9 @@ class JobNeed(NamedTuple):
 
 def demand_of(pool: Pool, bounds: NodeBounds, now_s: float) -> Demand:
     """Count the GPUs that the jobs of a pool make good use of."""
+    outline = outline_of(pool)
     needs = [
-        _need_of(job, bounds, now_s)
+        _need_of(job, bounds, outline, now_s)
         for job in pool.live_jobs()
         if not job.suspended and not job.cancelled and job.fits
     ]
@@ -74,10 +76,11 @@ def demand_of(pool: Pool, bounds: NodeBounds, now_s: float) -> Demand:
     return node_demand.demand_of(jobs, bounds.start_s, pool.unit)
 
 
-def _need_of(job: JobState, bounds: NodeBounds, now_s: float) -> JobNeed:
+def _need_of(job: JobState, bounds: NodeBounds, outline: PoolOutline, now_s: float) -> JobNeed:
     least, most = job.bounds(now_s)
     most = max(least, min(most, bounds.most * bounds.gpus))
-    speeds = {gpus: speed.step_s for gpus, speed in speeds_by_size(job, most).items()}
+    curve = speeds_by_size(job, most, outline)
+    speeds = {gpus: speed.step_s for gpus, speed in curve.items()}
     worth = gpus_worth(speeds, least, min(most, max(speeds))) if least in speeds else least
     held = len(job.granted)
     left_s = np.nan

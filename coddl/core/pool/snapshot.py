@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
 from coddl.core.cluster import Cluster, Links, Node
 from coddl.core.jobs import ELASTIC, OPAQUE, RESTARTABLE, JobTable
+from coddl.core.pool.estimates import PoolOutline, outline_of, predicted_steps
 from coddl.core.pool.job import JobState
 from coddl.core.pool.parking import may_park, parked_on
 from coddl.core.pool.placement_costs import placement_costs
@@ -16,6 +18,7 @@ from coddl.core.pool.state import Pool
 from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot, empty_memory
 from coddl.core.speed.live import Speed, curve
+from coddl.core.speed.profile import TrainingProfile
 from coddl.core.speed.table import Speeds, speeds_of
 
 TIERS = {"elastic": ELASTIC, "restartable": RESTARTABLE, "opaque": OPAQUE}
@@ -53,7 +56,7 @@ def snapshot_of_pool(
         if not job.suspended and not job.cancelled and job.fits and job.id not in without
         if not stays_guest(pool, job)
     )
-    nodes, cap = usable(pool), size_cap(pool)
+    nodes = usable(pool)
     nodes = {slot: node for slot, node in nodes.items() if among is None or node in among}
     cluster, islands = _cluster(pool, nodes, site)
     island_of = {slot: at for at, slots in enumerate(islands) for slot in slots}
@@ -63,7 +66,7 @@ def snapshot_of_pool(
         now_s=now_s,
         cluster=cluster,
         jobs=_table(pool, jobs, deaf, cluster, now_s, out_of_turns=out_of_turns),
-        speeds=_speeds(jobs, cluster, cap),
+        speeds=_speeds(pool, jobs, cluster),
         memory=_memory(jobs),
         seed=seed,
         slots=Slots.of([Counter(island_of[slot] for slot in slots) for slots in held]),
@@ -153,28 +156,38 @@ def size_cap(pool: Pool) -> int:
     return len(pool.slots) + 1
 
 
-def speeds_by_size(job: JobState, cap: int) -> dict[int, Speed]:
+def speeds_by_size(job: JobState, cap: int, outline: PoolOutline) -> dict[int, Speed]:
     """Tell how fast a job is at every size it may ever have, up to a cap, and how we know."""
     most = min(cap, max(job.gpus_max, job.gpus_least, *job.step_s, *job.spec.step_s))
     if job.gpus_useful is not None:
         most = max(min(cap, job.gpus_least), min(most, job.gpus_useful))
     submitted = tuple(job.spec.step_s.items())
-    return _curve(most, tuple(job.speeds.items()), submitted, job.virtual_nodes)
+    measured = tuple(job.speeds.items())
+    known = JobSpeeds(most, measured, submitted, job.virtual_nodes, job.profile)
+    return _curve(known, outline)
+
+
+class JobSpeeds(NamedTuple):
+    """What is known of the speed of a job."""
+
+    most: int  # GPUs
+    measured: tuple[tuple[int, float], ...]
+    submitted: tuple[tuple[int, float], ...]
+    virtual_nodes: int | None
+    profile: TrainingProfile | None
 
 
 @lru_cache(maxsize=1 << 16)
-def _curve(
-    most: int,
-    measured: tuple[tuple[int, float], ...],
-    submitted: tuple[tuple[int, float], ...],
-    virtual_nodes: int | None,
-) -> dict[int, Speed]:
+def _curve(known: JobSpeeds, outline: PoolOutline) -> dict[int, Speed]:
     """The same, remembered: of thousands of jobs few have news from one decision to the next."""
-    return curve(most, dict(measured), dict(submitted), virtual_nodes)
+    predicted = predicted_steps(known.profile, outline, known.most)
+    measured, submitted = dict(known.measured), dict(known.submitted)
+    return curve(known.most, measured, submitted, known.virtual_nodes, predicted)
 
 
-def _speeds(jobs: tuple[JobState, ...], cluster: Cluster, cap: int) -> Speeds:
-    curves = [speeds_by_size(job, cap) for job in jobs]
+def _speeds(pool: Pool, jobs: tuple[JobState, ...], cluster: Cluster) -> Speeds:
+    cap, outline = size_cap(pool), outline_of(pool)
+    curves = [speeds_by_size(job, cap, outline) for job in jobs]
     width = 1 + max((len(each) for each in curves), default=1)
     step_s = np.full((max(1, len(curves)), width), np.inf)
     measured = np.zeros(step_s.shape, np.bool_)

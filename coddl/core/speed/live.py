@@ -1,7 +1,8 @@
 """Training speed of a job that runs: measured where it has been, else the best that is known.
 
-From the strongest to the weakest evidence for a size: measured there; interpolated in step time
-between two measured sizes; as submitted with the job; assumed. The assumption is
+From the strongest to the weakest evidence for a size: measured there; as submitted with the job;
+estimated, if its step could be replayed from its profile; interpolated in step time between two
+measured sizes; assumed. The assumption is
 
     t(n) = a + b w(n),   a, b >= 0
 
@@ -13,13 +14,15 @@ is assumed to be 0: the job counts as one that scales perfectly until it has bee
 will try it, and two sizes are enough to tell how it scales: that is the probing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from coddl.core.speed.adjustment import MeasuredStep, PredictedStep, adjusted
 from coddl.core.speed.slices import SliceLine, fitted_line
 
-Source = Literal["measured", "interpolated", "submitted", "assumed"]
+Source = Literal["measured", "interpolated", "estimated", "submitted", "assumed"]
 UNKNOWN_STEP_S = 1.0  # of a job that has not made a step: any number, as only ratios count then
 
 
@@ -35,9 +38,15 @@ def curve(
     measured: Mapping[int, float],
     submitted: Mapping[int, float],
     virtual_nodes: int | None,
+    predicted: Mapping[int, PredictedStep] = MappingProxyType({}),
 ) -> dict[int, Speed]:
-    """Give the speed at every size from 1 to `gpus_max`; only strict jobs have virtual nodes."""
+    """Give the speed at every size from 1 to `gpus_max`; only strict jobs have virtual nodes.
+
+    `predicted` are replays of a step, from size 1 on; beyond the last, speed stays what it is.
+    """
     sizes = range(1, gpus_max + 1)
+    if predicted and not submitted:
+        return _estimated(sizes, measured, predicted)
     if not measured and submitted:
         return {n: Speed(_between(n, submitted), "submitted") for n in sizes}
     fixed_s, divided_s = _fitted(measured, virtual_nodes)
@@ -54,6 +63,22 @@ def curve(
             out[n] = Speed(_between(n, submitted) * level, "submitted")
         else:
             out[n] = Speed(fixed_s + divided_s * _part(n, virtual_nodes), "assumed")
+    return out
+
+
+def _estimated(
+    sizes: Sequence[int], measured: Mapping[int, float], predicted: Mapping[int, PredictedStep]
+) -> dict[int, Speed]:
+    """Adjust replays by what was measured."""
+    known = [MeasuredStep(predicted[n], each) for n, each in measured.items() if n in predicted]
+    out: dict[int, Speed] = {}
+    for n in sizes:
+        if n in measured:
+            out[n] = Speed(measured[n], "measured")
+        elif n in predicted:
+            out[n] = Speed(adjusted(known, predicted[n]).step_s, "estimated")
+        else:
+            out[n] = Speed(out[n - 1].step_s, "estimated")
     return out
 
 

@@ -311,9 +311,8 @@ class Supervisor:
                 self._turns.hear(record, message)
             case "rigid":
                 self.limits.on_rigid(message)
-            case "out-of-memory":
-                if not self._turns.crowd_out(record):
-                    self.limits.on_out_of_memory(record, message["samples"])
+            case "out-of-memory" if not self._turns.crowd_out(record):
+                self.limits.on_out_of_memory(record, message["samples"])
             case "unsaved":
                 self.capture_timer.is_awaited = False
                 self.suspension.expect(record, message)

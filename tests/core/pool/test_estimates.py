@@ -1,0 +1,75 @@
+"""Speeds of jobs at sizes they were never seen at, from their profile and the links of the pool."""
+
+from dataclasses import replace
+
+import pytest
+
+from coddl.core.pool.estimates import PoolOutline, outline_of, predicted_steps
+from coddl.core.pool.nodes import NodeState
+from coddl.core.pool.state import Pool
+from coddl.core.speed.inspection import LinkSpeed
+from coddl.core.speed.live import curve
+from coddl.core.speed.profile import GradientBucket, SliceTime, TrainingProfile
+
+NODE = LinkSpeed(1.0, 0.0, 0.0, "gloo")
+SLOW = LinkSpeed(0.1, 0.0, 0.0, "gloo")
+# 1 s forward and 2 s backward for 8 samples; 100 MB of gradients, all at the end.
+PROFILE = TrainingProfile(
+    "cpu", 8, (SliceTime(8, 1.0, 2.0),), 0.0, 0.0, 0.0, (GradientBucket(100_000_000, 1.0),)
+)
+OUTLINE = PoolOutline(2, (("node", NODE), ("cluster", SLOW)))
+
+
+def test_sizes_are_replayed_on_as_few_nodes_as_they_take() -> None:
+    steps = predicted_steps(PROFILE, OUTLINE, 4)
+    assert [(each.workers, each.nodes) for each in steps.values()] == [
+        (1, 1),
+        (2, 1),
+        (3, 2),
+        (4, 2),
+    ]
+    assert steps[1].step_s == pytest.approx(3.0)
+    assert steps[2].step_s == pytest.approx(1.5 + 0.1)  # 2 * 1/2 * 0.1 GB at 1 GB/s
+    assert steps[4].step_s == pytest.approx(0.75 + 2 * 3 / 4)  # 2 * 3/4 * 0.1 GB at 0.1 GB/s
+
+
+def test_without_profile_or_link_nothing_is_estimated() -> None:
+    assert not predicted_steps(None, OUTLINE, 4)
+    assert not predicted_steps(PROFILE, PoolOutline(2, ()), 4)
+    assert not predicted_steps(PROFILE, PoolOutline(2, (("node", NODE),)), 4)  # 3 are on two nodes
+    assert predicted_steps(PROFILE, PoolOutline(4, (("node", NODE),)), 4)
+
+
+def test_a_pool_is_as_fast_as_the_slowest_link_that_its_nodes_tell_of() -> None:
+    nodes = {
+        "a": NodeState("a", "", "", (0, 1), links={"node": NODE}),
+        "b": NodeState("b", "", "", (2, 3, 4), links={"node": SLOW}),
+        "gone": NodeState("gone", "", "", (5, 6, 7, 8), is_up=False, links={"cluster": SLOW}),
+    }
+    assert outline_of(replace(Pool(), nodes=nodes)) == PoolOutline(3, (("node", SLOW),))
+
+
+def test_estimates_follow_what_was_measured() -> None:
+    predicted = predicted_steps(PROFILE, OUTLINE, 4)
+    before = curve(4, {}, {}, None, predicted)
+    assert {each.source for each in before.values()} == {"estimated"}
+    measured = {1: 3.0, 4: 2 * predicted[4].step_s}
+    after = curve(4, measured, {}, None, predicted)
+    assert [after[n].source for n in (1, 2, 3, 4)] == [
+        "measured",
+        "estimated",
+        "estimated",
+        "measured",
+    ]
+    assert after[4].step_s == measured[4]
+    assert before[3].step_s < after[3].step_s < 2 * before[3].step_s
+
+
+def test_what_was_submitted_counts_more() -> None:
+    predicted = predicted_steps(PROFILE, OUTLINE, 2)
+    assert curve(2, {}, {1: 5.0, 2: 4.0}, None, predicted)[2] == (4.0, "submitted")
+
+
+def test_beyond_the_last_size_speed_stays() -> None:
+    curves = curve(5, {1: 3.0}, {}, None, predicted_steps(PROFILE, OUTLINE, 4))
+    assert curves[5].step_s == curves[4].step_s
