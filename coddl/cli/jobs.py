@@ -262,9 +262,12 @@ def suspend(
     with connect(server, state_dir) as client:
         found = client.post(f"/jobs/{in_path(job)}:suspend")
         if not no_wait:
+            from coddl.cli.poolview import change_line
             from coddl.cli.waiting import check_saved, wait_for
 
-            found = wait_for(client, str(found["id"]), "SUSPENDED", check=check_saved)
+            name = str(found["id"])
+            slow = None if for_program else lambda job: note(change_line(job))
+            found = wait_for(client, name, "SUSPENDED", tell_slow=slow, check=check_saved)
     is_saved = found["state"] == "SUSPENDED" and found["tier"] == "elastic"
     saved = f" at step {found['step']:,}; its state is saved" if is_saved else ""
     if parked := found.get("parked"):

@@ -205,8 +205,10 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
             reason = same if moves else plan.reason(shown, found.why)
             targets[job.id] = Target(slots, pool.in_units(reason))
         if not slots:
-            waits = _waits(pool, seen, plan, row)
-            waits = _with_drained(_with_need(waits, job, seen), drained)
+            waits = found.turns.waiting(job.id) or _with_need(
+                _waits(pool, seen, plan, row), job, seen
+            )
+            waits = _with_drained(waits, drained)
             waits = Waiting(waits.code, pool.in_units(waits.sentence))
             waits = _with_more(waits, found.turns.refused.get(job.id, ""))
             waiting[job.id] = _with_memory(waits, job)

@@ -11,7 +11,7 @@ from coddl.core.pool.parking import in_host_memory, parked_sentence
 from coddl.core.pool.slot_sharing import stays
 from coddl.core.pool.snapshot import size_cap, speeds_by_size, usable
 from coddl.core.pool.state import Pool
-from coddl.core.pool.turns import turns_sentence
+from coddl.core.pool.turns import leaving_sentence, turns_sentence
 from coddl.core.speed.live import Source
 
 
@@ -88,14 +88,23 @@ def code_of(job: JobState) -> str | None:
     return job.waiting.code if job.waiting is not None else "Resources"
 
 
-def sentence(pool: Pool, job: JobState, now_s: float, awaited: Collection[str] = ()) -> str:
-    """Say, in one sentence, why a job stands where it stands."""
+def sentence(
+    pool: Pool,
+    job: JobState,
+    now_s: float,
+    awaited: Collection[str] = (),
+    *,
+    is_brief: bool = False,
+) -> str:
+    """Say, in one sentence, why a job stands where it stands; brief: as in a list of jobs."""
     if job.phase == "suspended":
         return f"suspended by {job.held_by or 'a user'}; coddl resume {job.id} continues it"
     if job.is_over or not job.is_waiting:
         more = f"; {job.unsaved_sentence}" if job.unsaved is not None else ""
-        if in_turns := turns_sentence(pool, job):
+        if in_turns := turns_sentence(pool, job, is_brief=is_brief):
             return in_turns + more
+        if leaves := leaving_sentence(pool, job):
+            return f"{job.reason}; {leaves}{more}"
         return job.reason + more + _why_not_more(pool, job, now_s)
     if job.target:
         return _reserved(pool, job)

@@ -113,6 +113,7 @@ class JobState:
     last_start_s: float | None = None
     ended_s: float | None = None
     sharers: int = 1  # jobs that take turns on its slot, itself included
+    has_shared: bool = False  # others took turns on its slots since it was given some
     settled_s: float | None = None  # up to when these two are counted
     executed_s: float = 0.0
     attained_gpu_s: float = 0.0
@@ -310,10 +311,7 @@ class JobState:
 
     @property
     def last_switch_s(self) -> float | None:
-        """Seconds that a switch took last: between turns on a shared slot, else to park and resume.
-
-        Parking and resuming may include the wait for a turn.
-        """
+        """Seconds that a switch took last: between turns on a slot, else to park and resume."""
         if self.turn_switch_s is not None:
             return self.turn_switch_s
         both = self.park_s is not None and self.resume_s is not None
@@ -353,6 +351,7 @@ class JobState:
         self._settle(now_s)
         if slots and not self.granted:
             self.starts += 1
+            self.has_shared = False
             self.resumptions += self.is_resumed
             self.is_resumed = False
             self.last_start_s = now_s
@@ -364,6 +363,7 @@ class JobState:
         if sharers != self.sharers:
             self._settle(now_s)
             self.sharers = sharers
+            self.has_shared |= sharers > 1
 
     def _settle(self, now_s: float) -> None:
         self.executed_s, self.attained_gpu_s = self.executed_by(now_s), self.attained_by(now_s)

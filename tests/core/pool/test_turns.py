@@ -8,6 +8,7 @@ from coddl.core.pool import records as r
 from coddl.core.pool.explain import explain
 from coddl.core.pool.turns import TURNS_MAX
 from coddl.core.scheduler import Stability
+from coddl.core.waiting import Waiting
 from tests.core.pool.crowd import GIB, crowd, pool_of, targets, users, wake
 from tests.core.pool.story import Story
 
@@ -120,7 +121,9 @@ def test_some_jobs_are_no_hosts(case: object) -> None:
 def test_a_host_that_starts_gets_its_guests_when_it_trains() -> None:
     story = pool_of(1)
     first, second = story.submit(1, 1), story.submit(1, 1)
-    assert story.job(second).waiting is not None
+    until = f"until job {first} has made its first step"
+    want = Waiting("Resources", f"waits {until}, to take turns with it")
+    assert story.job(second).waiting == want
     story.train(first)
     assert users(story)[0] == (first, second)
 
