@@ -297,7 +297,7 @@ def resume(
         return
     if workers is not None:
         raise UserError(
-            f"{job} can't be resumed with {workers} workers",
+            f"{job} can't be resumed with {workers} worker{'' if workers == 1 else 's'}",
             "in a pool, the policy decides how many GPUs a job gets",
             f"coddl resize {job} {workers}, then coddl resume {job}",
         )

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from coddl.core.cluster import Cluster
 from coddl.core.plan import Plan
 from coddl.core.pool.folder_groups import folder_groups, stranded
-from coddl.core.pool.job import PRERUN_S, JobState, counted
+from coddl.core.pool.job import PRERUN_S, JobState
 from coddl.core.pool.parking import parked_counts
 from coddl.core.pool.records import Decided, DecisionRow, Target
 from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
@@ -17,7 +17,7 @@ from coddl.core.pool.turns import TurnPlan, guest_counts, stand_ins, take_turns,
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.seeds import next_seed
-from coddl.core.waiting import Waiting
+from coddl.core.waiting import Waiting, counted
 
 POOL_STABILITY: Final = Stability(
     cool_down_s=10.0, reserve_s=10.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
-from coddl.core.pool.job import JobState, counted
+from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import STOPPED
 from coddl.core.pool.parking import in_host_memory, parked_sentence
 from coddl.core.pool.slot_sharing import stays
@@ -13,6 +13,7 @@ from coddl.core.pool.snapshot import size_cap, speeds_by_size, usable
 from coddl.core.pool.state import Pool
 from coddl.core.pool.turns import leaving_sentence, turns_sentence
 from coddl.core.speed.live import Source
+from coddl.core.waiting import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,7 @@ def _prepared(record: r.RunPrepared, unit: str) -> str:
     most = record.workers_max if record.workers_max is not None else nodes
     sizes = [f"up to {counted(most, unit)}"] if most is not None else []
     strict = [counted(nodes, "virtual node")] if nodes is not None else []
-    length = "an unknown number of steps" if record.steps is None else f"{record.steps} steps"
+    length = "an unknown number of steps" if record.steps is None else counted(record.steps, "step")
     size_mb = f"{record.gradient_bytes / 1e6:,.2f}"
     model = [f"{size_mb} MB of gradients"] if record.gradient_bytes else []
     return f"job {record.job} is resizable: {', '.join([*sizes, *strict, length, *model])}"

@@ -9,7 +9,7 @@ from coddl.core.pool.memory_limits import MemoryLimit
 from coddl.core.pool.orders import Stop
 from coddl.core.pool.records import DecisionRow, RunPrepared, SliceDidNotFit, Trouble
 from coddl.core.pool.spec import JobSpec
-from coddl.core.waiting import Waiting
+from coddl.core.waiting import Waiting, counted
 
 STORY_MAX: Final = 20  # moves that are remembered; the journal has them all
 NEWS: Final = 0.1  # by how much a number must differ from what was decided on last, to be news
@@ -20,11 +20,6 @@ PRERUN_S: Final = 10.0  # how long a job stays small after its first step, to be
 def is_news(now: float, told: float) -> bool:
     """Tell whether a number that moves with every step has moved far enough to be told again."""
     return abs(now - told) > NEWS * told
-
-
-def counted(count: int, what: str) -> str:
-    """Write a number of things: "1 GPU", "2 GPUs"."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 @dataclass(slots=True)

@@ -245,7 +245,7 @@ def test_a_guest_whose_host_ends_has_the_slot() -> None:
     assert (story.job(second).turn_s, story.job(third).turn_s) == (0.0, 60.0)
     assert [story.job(job).attempt for job in (second, third)] == [1, 1], "nothing is restarted"
     assert not any(story.job(job).stop for job in (second, third))
-    assert story.job(second).reason.startswith("1 of 1 CPU slots")
+    assert story.job(second).reason.startswith("1 of 1 CPU slot (")
     assert story.pool.nodes["a"].version > version
     assert story.pool.orders("a").turns == {0: 60.0}
     story.happen(r.RunEnded(second, 1, "succeeded", 100))

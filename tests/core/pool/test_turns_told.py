@@ -136,7 +136,7 @@ def test_a_job_says_with_whom_it_takes_turns() -> None:
     for job in (second, third):
         story.happen(r.RunEnded(job, 1, "succeeded", 100))
     story.report()
-    assert said(first).startswith("1 of 1 CPU slots")
+    assert said(first).startswith("1 of 1 CPU slot (")
 
 
 def reported(story: Story, has_turn: int | None, leaver: int | None = None) -> None:
