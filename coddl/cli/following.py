@@ -96,7 +96,8 @@ def logs(
 
     def tell(line: "Answer", *, is_first: bool) -> None:
         if wants_all and is_first and (earlier := line["number"] - 1):
-            note(f"{earlier:,} earlier lines were removed: the pool keeps only a job's last lines")
+            lines = "line was" if earlier == 1 else "lines were"
+            note(f"{earlier:,} earlier {lines} removed: the pool keeps only a job's last lines")
         print(json.dumps(line) if for_program else log_line(line), flush=True)
 
     with connect(server, state_dir) as client:

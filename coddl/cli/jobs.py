@@ -262,9 +262,12 @@ def suspend(
     with connect(server, state_dir) as client:
         found = client.post(f"/jobs/{in_path(job)}:suspend")
         if not no_wait:
+            from coddl.cli.poolview import change_line
             from coddl.cli.waiting import check_saved, wait_for
 
-            found = wait_for(client, str(found["id"]), "SUSPENDED", check=check_saved)
+            name = str(found["id"])
+            slow = None if for_program else lambda job: note(change_line(job))
+            found = wait_for(client, name, "SUSPENDED", tell_slow=slow, check=check_saved)
     is_saved = found["state"] == "SUSPENDED" and found["tier"] == "elastic"
     saved = f" at step {found['step']:,}; its state is saved" if is_saved else ""
     if parked := found.get("parked"):
@@ -294,7 +297,7 @@ def resume(
         return
     if workers is not None:
         raise UserError(
-            f"{job} can't be resumed with {workers} workers",
+            f"{job} can't be resumed with {workers} worker{'' if workers == 1 else 's'}",
             "in a pool, the policy decides how many GPUs a job gets",
             f"coddl resize {job} {workers}, then coddl resume {job}",
         )

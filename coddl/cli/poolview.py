@@ -229,7 +229,8 @@ def engine_lines(engine: Answer) -> list[Text]:
     name, wanted = engine["engine"], counted(engine["wanted"], "node")
     sizes = bounds(engine["nodes_min"], engine["nodes_max"])
     because = f" ({engine['because']})" if engine["because"] else ""
-    lines = [f"engine {name}: {sizes} nodes of {engine['slots']}; {wanted} wanted{because}"]
+    nodes = "node" if sizes == "1" else "nodes"
+    lines = [f"engine {name}: {sizes} {nodes} of {engine['slots']}; {wanted} wanted{because}"]
     if engine["starting"]:
         lines += [f"engine {name}: starting: {', '.join(engine['starting'])}"]
     lines += [f"engine {name}: {note}" for note in engine["notes"]]

@@ -15,7 +15,7 @@ from coddl.core.errors import UserError
 from coddl.core.node_count import IDLE_S, START_S
 
 if TYPE_CHECKING:
-    from coddl.sim.study import Study, StudySpec
+    from coddl.sim.study import NodeSpec, Study, StudySpec
 
 EXAMPLES = """
 Examples:
@@ -78,16 +78,23 @@ NodeRanges = Annotated[
         "number; repeat to compare several.",
     ),
 ]
-GpusPerNode = Annotated[int, typer.Option(metavar="N", help="GPUs of each node of --nodes.")]
+GpusPerNode = Annotated[
+    int | None, typer.Option(metavar="N", help="GPUs of each node of --nodes (default: 8).")
+]
 NodeStart = Annotated[
-    float,
+    float | None,
     typer.Option(
-        metavar="SECONDS", help="Time from asking for a node of --nodes until jobs can use it."
+        metavar="SECONDS",
+        help="Time from asking for a node of --nodes until jobs can use it "
+        f"(default: {START_S:g}).",
     ),
 ]
 NodeIdle = Annotated[
-    float,
-    typer.Option(metavar="SECONDS", help="How long a node of --nodes that no job needs is kept."),
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help=f"How long a node of --nodes that no job needs is kept (default: {IDLE_S:g}).",
+    ),
 ]
 Placements = Annotated[
     list[str] | None,
@@ -184,9 +191,9 @@ def simulate(
     gpus: Gpus = "",
     cluster: Clusters = None,
     nodes: NodeRanges = None,
-    gpus_per_node: GpusPerNode = 8,
-    node_start_s: NodeStart = START_S,
-    node_idle_s: NodeIdle = IDLE_S,
+    gpus_per_node: GpusPerNode = None,
+    node_start_s: NodeStart = None,
+    node_idle_s: NodeIdle = None,
     placement: Placements = None,
     first: First = None,
     vc: Queue = "",
@@ -211,14 +218,14 @@ def simulate(
     _check_writable("--jobs-csv", jobs_csv)
     from coddl.core.scheduler import Stability
     from coddl.sim.api import reconfigure_from
-    from coddl.sim.study import DEFAULT_POLICIES, NodeSpec, StudySpec
+    from coddl.sim.study import DEFAULT_POLICIES, StudySpec
 
     spec = StudySpec(
         workload=trace or None,
         policies=policy or DEFAULT_POLICIES,
         gpus=[int(number) for number in _numbers("--gpus", gpus, whole=True)] if gpus else [],
         clusters=cluster or (),
-        nodes=NodeSpec(nodes or (), gpus_per_node, node_start_s, node_idle_s),
+        nodes=_node_spec(nodes, gpus_per_node, node_start_s, node_idle_s),
         placements=placement or (),
         first=first,
         loads=_numbers("--load", load, whole=False),
@@ -238,6 +245,28 @@ def simulate(
     _show(study, stopped, wants_json(output, as_json))
     _write(study, report, jobs_csv)
     _end(study, stopped)
+
+
+def _node_spec(
+    nodes: list[str] | None, gpus: int | None, start_s: float | None, idle_s: float | None
+) -> "NodeSpec":
+    """Give the nodes that come and go; refuse to be told what they are like if there are none."""
+    from coddl.sim.study import GPUS_PER_NODE, NodeSpec
+
+    about = {"--gpus-per-node": gpus, "--node-start-s": start_s, "--node-idle-s": idle_s}
+    given = " ".join(f"{option} {value:g}" for option, value in about.items() if value is not None)
+    if given and not nodes:
+        raise UserError(
+            f"{given} can't be used",
+            "there are no nodes that come and go, as --nodes is not given",
+            f"--nodes 2..32 {given}",
+        )
+    return NodeSpec(
+        nodes or (),
+        GPUS_PER_NODE if gpus is None else gpus,
+        START_S if start_s is None else start_s,
+        IDLE_S if idle_s is None else idle_s,
+    )
 
 
 def _end(study: "Study", stopped: bool) -> None:

@@ -9,6 +9,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from coddl.core.waiting import counted
+
 if TYPE_CHECKING:
     from coddl.sim.run_key import RunKey
     from coddl.sim.study import Study
@@ -58,9 +60,14 @@ def print_table(study: "Study") -> None:
     for key, lines in blocks.items():
         rows = [row for _, row in lines]
         jobs = sum(cast(float, rows[0][name]) for name in ("jobs", "failed_jobs", "killed_jobs"))
-        parts = [study.trace.name if key.queue is None else key.queue, f"{jobs:,.0f} jobs"]
+        parts = [
+            study.trace.name if key.queue is None else key.queue,
+            f"{jobs:,.0f} job{'' if jobs == 1 else 's'}",
+        ]
         up_to = "up to " * (_scales(rows) and ".." in key.cluster)
-        parts.append(f"{up_to}{key.gpus} GPUs" + (f" ({key.cluster})" if key.cluster else ""))
+        parts.append(
+            f"{up_to}{counted(key.gpus, 'GPU')}" + (f" ({key.cluster})" if key.cluster else "")
+        )
         parts += [f"load {key.load:g}"] if key.load != 1.0 else []
         parts += [f"{rows[0]['seeds']} seeds, ± 95 %"] if "seeds" in rows[0] else []
         _print_fitting(lines, escape(" · ".join(parts)))

@@ -92,4 +92,4 @@ def make(
     extra = {"jobs": jobs, "gpus": gpus, "load": load} if kind == "poisson" else {}
     trace = GENERATORS[kind](table, seed=seed, **extra)
     write_trace(trace, Path(out))
-    typer.echo(f"{trace.size:,} jobs written to {out}")
+    typer.echo(f"{trace.size:,} job{'' if trace.size == 1 else 's'} written to {out}")

@@ -15,6 +15,7 @@ CANCELLED: Final = 103
 LEFT_EARLY: Final = 104
 OVER: Final = {"SUCCEEDED": 0, "FAILED": FAILED, "CANCELLED": CANCELLED}
 LOOK_S: Final = (0.1, 0.2, 0.5, 1.0)  # between two looks; the last one again and again
+SLOW_S: Final = 1.0  # after which people are told what is waited for
 AWAY_S: Final = 120.0  # a server that was there is waited for so long
 
 Answer = Mapping[str, Any]  # Any: what JSON can hold
@@ -65,11 +66,13 @@ def wait_for(
     *,
     within_s: float | None = None,
     tell: Callable[[Answer], None] | None = None,
+    tell_slow: Callable[[Answer], None] | None = None,
     check: Callable[[Answer], None] = lambda _job: None,
 ) -> Answer:
     """Look at a job until it is in a state, or over; give it as it is then.
 
-    `tell` is called with the job whenever its state or its share has changed, `check` at each look.
+    `tell` is called with the job whenever its state or its share has changed, `tell_slow` once if
+    this takes long, `check` at each look.
     """
     from coddl.api.client import Unreachable, in_path
 
@@ -90,6 +93,9 @@ def wait_for(
             if has_come(job, state) or job["state"] in OVER:
                 return job
             check(job)
+            if tell_slow is not None and time.monotonic() - begin_s > SLOW_S:
+                tell_slow(job)
+                tell_slow = None
         if within_s is not None and time.monotonic() - begin_s > within_s:
             raise TooLate(
                 f"job {name} is not {state or 'finished'} yet",

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import FloatColumn, IntColumn
+from coddl.core.waiting import counted
 
 
 class JobNeeds(NamedTuple):
@@ -39,7 +40,7 @@ def demand_of(jobs: JobNeeds, start_s: float, unit: str = "GPU") -> Demand:
         return Demand(0, "no job needs a node")
     needed = gpus_needed(jobs, start_s)
     total, most = int(needed.sum()), int(np.lexsort((jobs.id, -needed))[0])
-    name, gpus = f"job {jobs.id[most]}", f"{total} {unit}{'s' * (total != 1)}"
+    name, gpus = f"job {jobs.id[most]}", counted(total, unit)
     if jobs.id.size == 1:
         return Demand(total, f"{name} can use {gpus}")
     return Demand(total, f"{jobs.id.size} jobs can use {gpus} (the most: {name}, {needed[most]})")

@@ -13,7 +13,7 @@ from coddl.core.compiling import kernel
 from coddl.core.placement.placement import Placed
 from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
-from coddl.core.waiting import Waiting
+from coddl.core.waiting import Waiting, counted
 
 Action = Literal["start", "resume", "resize", "migrate", "suspend"]
 
@@ -75,7 +75,7 @@ class Plan:
         others = f"{rivals} other {'job runs' if rivals == 1 else 'jobs run'}"
         total = self.snapshot.cluster.gpus_total
         # The cause comes first: a narrow terminal cuts the rest.
-        reason = f"{self.shares[row]} of {total} GPUs{after}"
+        reason = f"{self.shares[row]} of {counted(total, 'GPU')}{after}"
         place = self.placed.why.get(row) if self.placed is not None else None
         return "; ".join(filter(None, [reason, others if rivals else "", place]))
 

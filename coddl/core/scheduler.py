@@ -13,6 +13,7 @@ from coddl.core.placement.placement import Placed, Placement, check_placed, on_o
 from coddl.core.plan import Plan
 from coddl.core.policies.policy import Policy
 from coddl.core.snapshot import Snapshot
+from coddl.core.waiting import counted
 
 ROUNDS_MAX: Final = 4  # of asking the policy anew without the rows for which there is no place
 
@@ -144,14 +145,15 @@ class Scheduler:
             above = int(shares[jobs.priority > rank].sum())
             if above:
                 rows = without & (jobs.priority == rank)
-                who = f"jobs with a priority above {rank} hold {above} GPUs"
+                who = f"jobs with a priority above {rank} hold {counted(above, 'GPU')}"
                 reasons |= because(rows & (need <= above), "Priority", who)
         wake_at_s, cool_s = allocation.wake_at_s, self.stability.cool_down_s
         cooling = (kept > 0) & (snapshot.now_s < jobs.changed_s + cool_s)
         if cooling.any():
             held = int(kept[cooling].sum())
             wake_at_s = min(wake_at_s, float((jobs.changed_s[cooling] + cool_s).min()))
-            who = f"{held} GPUs were reassigned less than {cool_s:g} s ago (cool-down)"
+            were = "was" if held == 1 else "were"
+            who = f"{counted(held, 'GPU')} {were} reassigned less than {cool_s:g} s ago (cool-down)"
             reasons |= because(without & (need <= held), "CoolDown", who)
         promised = (kept > 0) & (jobs.settled == 0)
         if promised.any():
@@ -159,7 +161,7 @@ class Scheduler:
             wake_at_s = min(wake_at_s, end_s) if end_s > snapshot.now_s else wake_at_s
         # The policy sees only what is left: to it these rows ask for more than there is at all.
         total, held = snapshot.cluster.gpus_total, int(kept.sum())
-        who = f"jobs that cannot be stopped now hold {held} of {total} GPUs"
+        who = f"jobs that cannot be stopped now hold {held} of {counted(total, 'GPU')}"
         reasons |= because(without & (total - held < need) & (need <= total), "Resources", who)
         return replace(allocation, waiting=reasons | allocation.waiting, wake_at_s=wake_at_s)
 

@@ -1,4 +1,4 @@
-"""Why a job waits. Without NumPy, as agents and clients read it too."""
+"""Why a job waits, and words for that. Without NumPy, as agents and clients read it too."""
 
 from typing import Literal, NamedTuple
 
@@ -14,6 +14,11 @@ WaitingCode = Literal[
     "NodeDown",
     "PolicyFailed",
 ]
+
+
+def counted(count: int, what: str) -> str:
+    """Write a number of things: "1 GPU", "2 GPUs"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 class Waiting(NamedTuple):

@@ -19,7 +19,7 @@ from coddl.core.pool.nodes import NodeState, SlotState
 from coddl.core.pool.parking import parked_on
 from coddl.core.pool.preview import Effect
 from coddl.core.pool.scaling import wanted_because
-from coddl.core.pool.slot_sharing import partners, turn_s_of_jobs
+from coddl.core.pool.slot_sharing import lacks_turn, partners, turn_s_of_jobs
 from coddl.core.pool.state import Pool
 from coddl.core.registry import Registry
 from coddl.server.journal import ReadEntry, UnreadableRecord
@@ -45,7 +45,8 @@ def job_view(
     runtime_s = job.executed_by(end_s)
     is_training = job.phase in ("running", "resizing")
     is_told = run is not None and job.has_run and run.progressed.attempt == job.attempt
-    still_s = run.still_s if run is not None and is_told else 0.0
+    # A job that waits for its turn makes no step, and should not.
+    still_s = run.still_s if run is not None and is_told and not lacks_turn(pool, job) else 0.0
     return rest.JobView(
         id=job.id,
         name=job.spec.name,
@@ -77,7 +78,7 @@ def job_view(
         switch_s=job.last_switch_s,
         state_bytes=max(job.state_bytes, job.turn_bytes),
         code=code_of(job),
-        reason=sentence(pool, job, now_s, awaited),
+        reason=sentence(pool, job, now_s, awaited, is_brief=True),
         exit_code=job.exit_code,
         trouble=_trouble(job.trouble),
         metrics=dict(run.metrics) if run is not None else {},

@@ -48,6 +48,8 @@ OPTIONS = {
     "GPUs beside a cluster": (("--gpus", "4", "--cluster", "2x4"), "gpus 4"),
     "a range of nodes upside down": (("--nodes", "5..2"), '"5..2" is neither'),
     "nodes without GPUs": (("--nodes", "1..2", "--gpus-per-node", "0"), "gpus_per_node 0"),
+    "GPUs of no nodes": (("--gpus-per-node", "8"), "--nodes 2..32 --gpus-per-node 8"),
+    "idle time of no nodes": (("--node-idle-s", "300"), "--node-idle-s 300 can't be used"),
     "a start in the past": (("--nodes", "1..2", "--node-start-s", "-5"), "node_start_s -5"),
     "GPUs beside nodes": (("--gpus", "4", "--nodes", "1..2"), "gpus 4"),
     "a cluster beside nodes": (("--cluster", "2x4", "--nodes", "1..2"), "cluster 2x4"),

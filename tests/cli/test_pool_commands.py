@@ -272,6 +272,20 @@ def test_a_job_that_can_not_be_saved_is_not_suspended(coddl: Coddl, pool: StubPo
     assert "no checkpoint: the disk is full" in done.err
 
 
+def test_a_suspension_that_takes_long_says_what_it_waits_for(coddl: Coddl, pool: StubPool) -> None:
+    waits = JOB | {"state": "STOPPING", "reason": "waits for its turn; job 2 has the turn"}
+    pool.will("POST", "/jobs/bert:suspend", waits)
+    # There are 2.8 s between the first of seven looks and the sixth.
+    looks = [*[waits] * 6, JOB | {"state": "SUSPENDED"}]
+    pool.will("GET", "/jobs/12", *looks)
+    done = coddl("suspend", "bert")
+    assert done.out == "bert (job 12): SUSPENDED at step 420; its state is saved\n"
+    want = "note: bert (job 12) STOPPING, GPUS 3/1..8: waits for its turn; job 2 has the turn\n"
+    assert done.err == want
+    pool.will("GET", "/jobs/12", *looks)
+    assert coddl("suspend", "bert", "-o", "json").err == ""
+
+
 def test_logs_are_filtered_by_the_server(coddl: Coddl, pool: StubPool) -> None:
     pool.will("GET", "/jobs/bert/logs", {"items": [LINE, LINE | {"text": "two"}]})
     done = coddl("logs", "--tail", 2, "--rank", 0, "--since", "10m", "bert")

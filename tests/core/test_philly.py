@@ -145,7 +145,7 @@ def test_a_claim_within_the_quota_waits_only_for_what_cannot_be_taken_back(
         for row in np.flatnonzero(within).tolist():
             why = answer.waiting.of(row)
             assert why is not None
-            assert "not full enough" in why.sentence
+            assert "only when the cluster is fuller" in why.sentence
 
 
 def test_a_claim_that_all_that_is_lent_would_not_satisfy_is_told_so() -> None:

@@ -86,9 +86,11 @@ def opened(folder: Path, *argv: str) -> Iterator[Shared]:
     node.job_host_server.warm(environment.python, environment.env)
     wait_until(lambda: bool(node.agent.warm), "a warm interpreter")
     shared = Shared(nodes)
-    yield shared
-    shared.close()
-    nodes.close()
+    try:
+        yield shared
+    finally:
+        shared.close()
+        nodes.close()
 
 
 @pytest.fixture
@@ -216,6 +218,21 @@ def test_what_was_to_end_and_has_begun_before_that_goes_on(shared: Shared) -> No
         assert begun(lead)["slot"] == 0
         assert len(lead.told("turn begun")) == count + 1
         lead.wait_step(lead.told("progress")[-1]["step"] + 2)
+
+
+def test_a_job_that_makes_one_step_a_turn_is_measured(tmp_path: Path) -> None:
+    script, *args = ARGS[:-1]
+    with opened(tmp_path, str(SCRIPTS / script), *args, "0.3") as shared:
+        lead = shared.lead()
+        lead.wait_step(1)
+        steps = [ended(lead, resident=True)["step"]]
+        for _ in range(4):
+            begun(lead)
+            steps.append(ended(lead, resident=True)["step"])
+        timed = lead.told("progress")[-1]["iterations_at_size"]
+        assert steps[-1] - steps[0] >= 3, "otherwise there is nothing to measure"
+        assert timed >= steps[-1] - steps[0] - 1, "what the last progress says may be a step old"
+        assert lead.told("progress")[-1]["step_s"] >= 0.3
 
 
 def test_a_worker_that_dies_after_it_moved_out_costs_no_step(

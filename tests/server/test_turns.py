@@ -1,6 +1,14 @@
 """Turns on the wire and in REST: orders with several runs per slot, and how users see them."""
 
-from coddl.core.pool.records import RunEnded, RunId, RunPrepared, RunStepped, SlotTurns
+from coddl.api import wire
+from coddl.core.pool.records import (
+    RunEnded,
+    RunId,
+    RunPrepared,
+    RunProgressed,
+    RunStepped,
+    SlotTurns,
+)
 from tests.server.harness import LivePool, StubAgent, eventually
 
 
@@ -44,6 +52,20 @@ def test_users_see_which_job_has_the_turn(live: LivePool) -> None:
         "there are more jobs than CPU slots; had 40% of the slot's time since it shares it; "
         "job 2 has the turn now"
     )
+
+
+def test_a_job_that_waits_for_its_turn_does_not_stand_still(live: LivePool) -> None:
+    agent = taking_turns(live)
+    runs = [RunId(1, 1), RunId(2, 1)]
+    agent.hold(0, runs=runs, turns={0: SlotTurns(1)})
+    progressed = RunProgressed(1, 1, 2, 1, 1.0, 1)
+    agent.say(wire.Progress((wire.RunProgress(progressed=progressed, still_s=25.0),)))
+    eventually(lambda: live.job("first")["still_s"] == 25.0)
+    agent.hold(0, runs=runs, turns={0: SlotTurns(2)})
+    eventually(lambda: live.job("second")["turns"]["has_turn"])
+    first = live.job("first")
+    assert (first["still_s"], first["turns"]["has_turn"]) == (0.0, False)
+    assert first["reason"] == 'takes turns of 30 s with job 2 "second"; job 2 has the turn now'
 
 
 def test_a_job_that_is_alone_again_takes_no_turns(live: LivePool) -> None:

@@ -25,6 +25,7 @@ from coddl.core.placement.room import (
 )
 from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
+from coddl.core.waiting import counted
 
 
 class PlacementRequest(NamedTuple):
@@ -261,7 +262,7 @@ def reasons_of_one_node(rows: BoolColumn, gpus: IntColumn, columns: ClusterColum
     reasons, largest = Reasons(), int(columns.node_gpus.max(initial=0))
     for need in np.unique(gpus[rows]):
         why = (
-            f"it needs {need} GPUs on one node, and no node has that many free "
+            f"it needs {counted(need, 'GPU')} on one node, and no node has that many free "
             f"(the largest has {largest} in all)"
         )
         reasons |= because(rows & (gpus == need), "Topology", why)

@@ -33,6 +33,7 @@ from coddl.core.placement.room import (
 from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Occupancy, Places, is_new_node, nodes_of, slowdown
+from coddl.core.waiting import counted
 
 
 class PlaceSpeed(NamedTuple):
@@ -173,6 +174,7 @@ def _placed_by_speed(snapshot: Snapshot, allocation: Allocation) -> Placed:
     given, wanted = placed.shares, allocation.gpus
     cut = np.flatnonzero((given > 0) & (given < wanted)).tolist()
     faster = {
-        row: f"placed this way, {given[row]} GPUs are faster than {wanted[row]}" for row in cut
+        row: f"placed this way, it is faster on {counted(given[row], 'GPU')} than on {wanted[row]}"
+        for row in cut
     }
     return replace(placed, why=faster)

@@ -14,6 +14,7 @@ from coddl.core.compiling import kernel, part
 from coddl.core.named import Meaning, Part
 from coddl.core.policies.policy import only_free
 from coddl.core.snapshot import Snapshot
+from coddl.core.waiting import counted
 
 
 class QueueAccounts(NamedTuple):
@@ -131,7 +132,8 @@ class Philly:
         has, left = own[queue] + need <= quota[queue], total - int(own.sum())
         beyond = "its queue's quota is used up, and fewer GPUs than it needs are idle"
         within = "its queue's quota allows it, but"
-        short = f"{within} only {left} GPUs are free or on loan to other queues"
+        are = "is" if left == 1 else "are"
+        short = f"{within} only {counted(left, 'GPU')} {are} free or on loan to other queues"
         early = f"{within} GPUs on loan are taken back only when the cluster is fuller"
         early += f", and {only_free(free)}"
         waiting = (

@@ -10,6 +10,7 @@ import numpy as np
 from coddl.core.allocation import Allocation, Reasons, because
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.snapshot import KernelSnapshot, Snapshot
+from coddl.core.waiting import counted
 
 Policy: TypeAlias = Callable[[Snapshot], Allocation]
 
@@ -93,7 +94,7 @@ def with_reasons(
 
 def only_free(gpus: int) -> str:
     """Say how many GPUs are free for a job that needs more."""
-    return f"only {gpus} GPU{'' if gpus == 1 else 's'} free" if gpus else "no GPU is free"
+    return f"only {counted(gpus, 'GPU')} free" if gpus else "no GPU is free"
 
 
 def parameters(*values: float) -> FloatColumn:

@@ -2,10 +2,11 @@
 
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, Infeasible, NotFound
-from coddl.core.pool.job import JobState, counted
+from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.state import Pool
 from coddl.core.registry import BUILT_IN, Registry
+from coddl.core.waiting import counted
 
 UserEvent = (
     r.JobSubmitted

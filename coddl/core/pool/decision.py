@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from coddl.core.cluster import Cluster
 from coddl.core.plan import Plan
 from coddl.core.pool.folder_groups import folder_groups, stranded
-from coddl.core.pool.job import PRERUN_S, JobState, counted
+from coddl.core.pool.job import PRERUN_S, JobState
 from coddl.core.pool.parking import parked_counts
 from coddl.core.pool.records import Decided, DecisionRow, Target
 from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
@@ -17,7 +17,7 @@ from coddl.core.pool.turns import TurnPlan, guest_counts, stand_ins, take_turns,
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.seeds import next_seed
-from coddl.core.waiting import Waiting
+from coddl.core.waiting import Waiting, counted
 
 POOL_STABILITY: Final = Stability(
     cool_down_s=10.0, reserve_s=10.0
@@ -205,8 +205,10 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
             reason = same if moves else plan.reason(shown, found.why)
             targets[job.id] = Target(slots, pool.in_units(reason))
         if not slots:
-            waits = _waits(pool, seen, plan, row)
-            waits = _with_drained(_with_need(waits, job, seen), drained)
+            waits = found.turns.waiting(job.id) or _with_need(
+                _waits(pool, seen, plan, row), job, seen
+            )
+            waits = _with_drained(waits, drained)
             waits = Waiting(waits.code, pool.in_units(waits.sentence))
             waits = _with_more(waits, found.turns.refused.get(job.id, ""))
             waiting[job.id] = _with_memory(waits, job)

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
 from coddl.core.pool.estimates import outline_of
-from coddl.core.pool.job import JobState, counted
+from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import STOPPED
 from coddl.core.pool.parking import in_host_memory, parked_sentence
 from coddl.core.pool.slot_sharing import stays
 from coddl.core.pool.snapshot import size_cap, speeds_by_size, usable
 from coddl.core.pool.state import Pool
-from coddl.core.pool.turns import turns_sentence
+from coddl.core.pool.turns import leaving_sentence, turns_sentence
 from coddl.core.speed.live import Source
 from coddl.core.speed.profile import TrainingProfile
+from coddl.core.waiting import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +91,23 @@ def code_of(job: JobState) -> str | None:
     return job.waiting.code if job.waiting is not None else "Resources"
 
 
-def sentence(pool: Pool, job: JobState, now_s: float, awaited: Collection[str] = ()) -> str:
-    """Say, in one sentence, why a job stands where it stands."""
+def sentence(
+    pool: Pool,
+    job: JobState,
+    now_s: float,
+    awaited: Collection[str] = (),
+    *,
+    is_brief: bool = False,
+) -> str:
+    """Say, in one sentence, why a job stands where it stands; brief: as in a list of jobs."""
     if job.phase == "suspended":
         return f"suspended by {job.held_by or 'a user'}; coddl resume {job.id} continues it"
     if job.is_over or not job.is_waiting:
         more = f"; {job.unsaved_sentence}" if job.unsaved is not None else ""
-        if in_turns := turns_sentence(pool, job):
+        if in_turns := turns_sentence(pool, job, is_brief=is_brief):
             return in_turns + more
+        if leaves := leaving_sentence(pool, job):
+            return f"{job.reason}; {leaves}{more}"
         return job.reason + more + _why_not_more(pool, job, now_s)
     if job.target:
         return _reserved(pool, job)
@@ -263,7 +273,7 @@ def _prepared(record: r.RunPrepared, unit: str) -> str:
     most = record.workers_max if record.workers_max is not None else nodes
     sizes = [f"up to {counted(most, unit)}"] if most is not None else []
     strict = [counted(nodes, "virtual node")] if nodes is not None else []
-    length = "an unknown number of steps" if record.steps is None else f"{record.steps} steps"
+    length = "an unknown number of steps" if record.steps is None else counted(record.steps, "step")
     size_mb = f"{record.gradient_bytes / 1e6:,.2f}"
     model = [f"{size_mb} MB of gradients"] if record.gradient_bytes else []
     return f"job {record.job} is resizable: {', '.join([*sizes, *strict, length, *model])}"

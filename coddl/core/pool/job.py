@@ -10,7 +10,7 @@ from coddl.core.pool.orders import Stop
 from coddl.core.pool.records import DecisionRow, RunPrepared, SliceDidNotFit, Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.core.speed.profile import TrainingProfile
-from coddl.core.waiting import Waiting
+from coddl.core.waiting import Waiting, counted
 
 STORY_MAX: Final = 20  # moves that are remembered; the journal has them all
 NEWS: Final = 0.1  # by how much a number must differ from what was decided on last, to be news
@@ -21,11 +21,6 @@ PRERUN_S: Final = 10.0  # how long a job stays small after its first step, to be
 def is_news(now: float, told: float) -> bool:
     """Tell whether a number that moves with every step has moved far enough to be told again."""
     return abs(now - told) > NEWS * told
-
-
-def counted(count: int, what: str) -> str:
-    """Write a number of things: "1 GPU", "2 GPUs"."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 @dataclass(slots=True)
@@ -116,6 +111,7 @@ class JobState:
     last_start_s: float | None = None
     ended_s: float | None = None
     sharers: int = 1  # jobs that take turns on its slot, itself included
+    has_shared: bool = False  # others took turns on its slots since it was given some
     settled_s: float | None = None  # up to when these two are counted
     executed_s: float = 0.0
     attained_gpu_s: float = 0.0
@@ -314,10 +310,7 @@ class JobState:
 
     @property
     def last_switch_s(self) -> float | None:
-        """Seconds that a switch took last: between turns on a shared slot, else to park and resume.
-
-        Parking and resuming may include the wait for a turn.
-        """
+        """Seconds that a switch took last: between turns on a slot, else to park and resume."""
         if self.turn_switch_s is not None:
             return self.turn_switch_s
         both = self.park_s is not None and self.resume_s is not None
@@ -357,6 +350,7 @@ class JobState:
         self._settle(now_s)
         if slots and not self.granted:
             self.starts += 1
+            self.has_shared = False
             self.resumptions += self.is_resumed
             self.is_resumed = False
             self.last_start_s = now_s
@@ -368,6 +362,7 @@ class JobState:
         if sharers != self.sharers:
             self._settle(now_s)
             self.sharers = sharers
+            self.has_shared |= sharers > 1
 
     def _settle(self, now_s: float) -> None:
         self.executed_s, self.attained_gpu_s = self.executed_by(now_s), self.attained_by(now_s)

@@ -44,6 +44,14 @@ def partners(pool: "Pool", job: JobState) -> list[JobState]:
     return [each for each in others_on(pool, job, slot) if may_use(each, slot)]
 
 
+def lacks_turn(pool: "Pool", job: JobState) -> bool:
+    """Tell whether a job shares its slot and is known not to have the turn there."""
+    if len(job.granted) != 1:
+        return False
+    slot = pool.slots[job.granted[0]]
+    return slot.turns is not None and job.id in slot.owners and slot.turns.job != job.id
+
+
 def turn_s_of_jobs(jobs: Iterable[JobState]) -> float:
     """Tell how long a turn of jobs on one slot lasts."""
     return max(job.turn_s for job in jobs) or TURN_S

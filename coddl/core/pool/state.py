@@ -397,10 +397,12 @@ class Pool:
             case r.RunChanged():
                 job.change, job.step = fact.change, max(job.step, fact.step)
                 job.serves, job.last_pause_s = fact.slots, fact.pause_s
-                if fact.kind in ("started", "restarted", "resumed"):
-                    # The others were no starts. A group that is resumed was not training: all of
-                    # the time until it is counts, not only what its members call their pause.
-                    job.resume_s = fact.serving_s if fact.kind == "resumed" else None
+                if fact.kind in ("started", "restarted"):
+                    job.resume_s = None
+                elif fact.kind == "resumed" and not job.has_shared:
+                    # It was not training: all of the time until it is counts, not only what its
+                    # members call their pause. On a shared slot it includes the turns of others.
+                    job.resume_s = fact.serving_s
                 self._arrive(job, now_s)
             case r.RunStalled(_, _, step):
                 job.step = max(job.step, step)

@@ -15,7 +15,7 @@ from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.parking import in_host_memory
 from coddl.core.pool.records import SlotTurns, Target
-from coddl.core.pool.slot_sharing import partners, turn_s_of_jobs
+from coddl.core.pool.slot_sharing import lacks_turn, partners, turn_s_of_jobs
 from coddl.core.pool.snapshot import stays_guest
 from coddl.core.pool.state import Pool
 from coddl.core.waiting import Waiting
@@ -25,6 +25,7 @@ STATES_PER_GRADIENT: Final = 4  # weights, gradients and two moments
 # Why a job may wait that takes turns instead. Its host is of its own priority, so that those of a
 # higher one have other GPUs is no reason against.
 CODES: Final = ("Resources", "CoolDown", "Priority")
+NOT_YET: Final = ("pending", "preempted", "starting")  # phases of a host that others can't join
 
 
 class TurnPlan(NamedTuple):
@@ -34,6 +35,7 @@ class TurnPlan(NamedTuple):
     slots: Mapping[int, int]  # by guest
     users: Mapping[int, tuple[int, ...]]  # by slot: the host, then its guests
     refused: Mapping[int, str]  # by job: why it can't, though it may
+    later: Mapping[int, int]  # by job: another one, with which it may once that has made a step
 
     def target(self, pool: Pool, job: int, why: str) -> Target:
         """Give a guest its slot, and say why; `why` is what made us decide."""
@@ -45,6 +47,13 @@ class TurnPlan(NamedTuple):
         )
         return Target((slot,), pool.in_units(reason), self.turn_s)
 
+    def waiting(self, job: int) -> Waiting | None:
+        """Say that a job waits for another one's first step; None if it does not."""
+        if (host := self.later.get(job)) is None:
+            return None
+        until = f"until job {host} has made its first step"
+        return Waiting("Resources", f"waits {until}, to take turns with it")
+
 
 def listed(names: list[str]) -> str:
     """Write names in a row; of more than three, how many."""
@@ -53,22 +62,35 @@ def listed(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def turns_sentence(pool: Pool, job: JobState) -> str:
+def turns_sentence(pool: Pool, job: JobState, *, is_brief: bool = False) -> str:
     """Say with which jobs a job takes turns, and how that goes; empty if with none."""
     others = partners(pool, job)
     if not others:
         return ""
     slot, turn_s = pool.slots[job.granted[0]], turn_s_of_jobs([job, *others])
-    names = listed([f'job {each.id} "{each.spec.name}"' for each in others])
-    where = f"on 1 {pool.unit} of node {slot.node}: there are more jobs than {pool.unit}s"
+    names = [f'job {each.id} "{each.spec.name}"' for each in others]
+    many = f"{len(names)} other jobs" if is_brief and len(names) > 1 else listed(names)
+    where = f" on 1 {pool.unit} of node {slot.node}: there are more jobs than {pool.unit}s"
     told = slot.turns or SlotTurns(None)
-    parts = [f"takes turns of {turn_s:g} s with {names} {where}"]
-    if (share := told.shares.get(job.id)) is not None:
+    parts = [f"takes turns of {turn_s:g} s with {many}{'' if is_brief else where}"]
+    if (share := told.shares.get(job.id)) is not None and not is_brief:
         parts.append(f"had {share:.0%} of the slot's time since it shares it")
+    if job.phase != "running" and lacks_turn(pool, job):  # it starts: this is what it waits for
+        other = f"; job {told.job} has it" if told.job is not None else ""
+        return "; ".join([f"waits for its turn{other}", *parts])
     if told.job is not None:
         has_it = "it" if told.job == job.id else f"job {told.job}"
         parts.append(f"{has_it} has the turn now")
     return "; ".join(parts)
+
+
+def leaving_sentence(pool: Pool, job: JobState) -> str:
+    """Say that a job which is to leave waits for its turn to save its state; empty if not."""
+    if job.stop not in ("park", "retire") or not lacks_turn(pool, job):
+        return ""
+    told = pool.slots[job.granted[0]].turns or SlotTurns(None)
+    other = f"; job {told.job} has the turn" if told.job is not None else ""
+    return f"waits for its turn to save its state{other}"
 
 
 def turn_s_of(policy: Any) -> float:  # Any: it may be a plug-in's, and say anything
@@ -118,10 +140,11 @@ def take_turns(
     the slot with the fewest jobs.
     """
     if not turn_s:
-        return TurnPlan(0.0, {}, {}, {})
+        return TurnPlan(0.0, {}, {}, {}, {})
     room = _Room(pool, placed)
     found: dict[int, int] = {}
     refused: dict[int, str] = {}
+    later: dict[int, int] = {}
     able = [
         pool.jobs[number]
         for number, why in sorted(waits.items())
@@ -136,10 +159,12 @@ def take_turns(
     for job in sorted(left, key=lambda job: (not job.parked, job.id)):
         if (slot := hosts[job.priority].find(job)) is not None:
             found[job.id] = room.add(job, slot)
+        elif (host := hosts[job.priority].later) is not None:
+            later[job.id] = host
         else:
             refused[job.id] = hosts[job.priority].why_not
     users = {slot: tuple(jobs) for slot, jobs in room.users.items() if len(jobs) > 1}
-    return TurnPlan(turn_s, found, users, refused)
+    return TurnPlan(turn_s, found, users, refused, later)
 
 
 def state_bytes(job: JobState) -> int:
@@ -218,6 +243,11 @@ class _Room:
         is_told = not self.node_of(slot).is_silent and not self._pool.is_deaf(host)
         return trains and host.is_elastic and not host.stop and is_told
 
+    def may_join_later(self, slot: int) -> bool:
+        """Tell whether jobs may come to a slot once its host has made its first step."""
+        host = self.host_of(slot)
+        return self._is_usable(slot) and not host.stop and host.phase in NOT_YET
+
     def fits(self, job: JobState, slot: int) -> bool:
         """Tell whether the states of all jobs that take turns on a node fit into its memory."""
         node = self.node_of(slot)
@@ -234,15 +264,14 @@ class _Hosts:
 
     def __init__(self, room: _Room, priority: int) -> None:
         self._room = room
-        self._slots = {
-            slot
-            for slot in room.users
-            if room.host_of(slot).priority == priority and room.may_join(slot)
-        }
+        slots = [slot for slot in room.users if room.host_of(slot).priority == priority]
+        self._slots = {slot for slot in slots if room.may_join(slot)}
         self._queue = [(len(room.users[slot]), slot) for slot in self._slots]
         heapify(self._queue)
         self._refused_bytes = inf  # what is as large has no room either
         self.why_not = ""  # the last one found no slot
+        hosts = (room.host_of(slot).id for slot in slots if room.may_join_later(slot))
+        self.later = min(hosts, default=None)  # a job that others may join, but not yet
 
     def find(self, job: JobState) -> int | None:
         """Name the best slot for a job: where its workers are parked, or with the fewest jobs."""

@@ -134,7 +134,10 @@ class JobTurns:
     def _on_begun(self, record: WorkerRecord) -> None:
         if record.awaits_turn:
             record.awaits_turn, record.image = False, None
-            record.heard_s = self._supervisor.job_status.turn_begun_s = time.monotonic()
+            job_status = self._supervisor.job_status
+            record.heard_s = job_status.turn_begun_s = time.monotonic()
+            # A turn may be over after one step: that one is timed, too.
+            job_status.step_timer.stepped(record.step, record.heard_s)
             self._progress.began()
         if self._begins == record.number:
             self._begins = None

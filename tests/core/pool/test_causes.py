@@ -73,3 +73,12 @@ def test_the_end_of_a_turn_is_the_policys_own_affair() -> None:
     story.train(story.submit(1, 1))
     story.submit(1, 1)
     assert wake(story).why == "periodic rebalance"
+
+
+def test_one_slot_is_one_slot() -> None:
+    story = Story(1, stability=Stability(cool_down_s=100.0, reserve_s=0.0))
+    first, second = story.submit(1, 1), story.submit(1, 1)
+    assert story.job(first).reason == "1 of 1 CPU slot (job-1 submitted)"
+    waits = story.job(second).waiting
+    assert waits is not None
+    assert waits.sentence == "1 CPU slot was reassigned less than 100 s ago (cool-down)"

@@ -8,6 +8,7 @@ from coddl.core.pool import records as r
 from coddl.core.pool.explain import explain
 from coddl.core.pool.turns import TURNS_MAX
 from coddl.core.scheduler import Stability
+from coddl.core.waiting import Waiting
 from tests.core.pool.crowd import GIB, crowd, pool_of, targets, users, wake
 from tests.core.pool.story import Story
 
@@ -120,7 +121,9 @@ def test_some_jobs_are_no_hosts(case: object) -> None:
 def test_a_host_that_starts_gets_its_guests_when_it_trains() -> None:
     story = pool_of(1)
     first, second = story.submit(1, 1), story.submit(1, 1)
-    assert story.job(second).waiting is not None
+    until = f"until job {first} has made its first step"
+    want = Waiting("Resources", f"waits {until}, to take turns with it")
+    assert story.job(second).waiting == want
     story.train(first)
     assert users(story)[0] == (first, second)
 
@@ -242,7 +245,7 @@ def test_a_guest_whose_host_ends_has_the_slot() -> None:
     assert (story.job(second).turn_s, story.job(third).turn_s) == (0.0, 60.0)
     assert [story.job(job).attempt for job in (second, third)] == [1, 1], "nothing is restarted"
     assert not any(story.job(job).stop for job in (second, third))
-    assert story.job(second).reason.startswith("1 of 1 CPU slots")
+    assert story.job(second).reason.startswith("1 of 1 CPU slot (")
     assert story.pool.nodes["a"].version > version
     assert story.pool.orders("a").turns == {0: 60.0}
     story.happen(r.RunEnded(second, 1, "succeeded", 100))

@@ -6,11 +6,13 @@ import msgspec
 import pytest
 
 from coddl.core.pool import records as r
-from coddl.core.pool.explain import explain
+from coddl.core.pool.explain import explain, sentence
+from coddl.core.pool.slot_sharing import lacks_turn
 from coddl.core.pool.snapshot import snapshot_of_pool
 from coddl.core.pool.state import Pool
 from coddl.core.pool.turns import listed, turn_s_of
 from tests.core.pool.crowd import crowd, pool_of, users, wake
+from tests.core.pool.story import Story
 
 # What nodes report.
 
@@ -134,7 +136,97 @@ def test_a_job_says_with_whom_it_takes_turns() -> None:
     for job in (second, third):
         story.happen(r.RunEnded(job, 1, "succeeded", 100))
     story.report()
-    assert said(first).startswith("1 of 1 CPU slots")
+    assert said(first).startswith("1 of 1 CPU slot (")
+
+
+def reported(story: Story, has_turn: int | None, leaver: int | None = None) -> None:
+    """Let the node tell which job has the turn, and which one is to leave and has not yet."""
+    node, holding = story.pool.nodes["a"], story.holding("a")
+    if leaver is not None:
+        holding = {0: r.RunId(leaver, 1)}
+    turns = {0: r.SlotTurns(has_turn)}
+    story.happen(r.NodeReported("a", "1", node.version, holding, turns=turns))
+
+
+def listed_reason(story: Story, job: int) -> str:
+    """Give what a list of jobs says of one."""
+    return sentence(story.pool, story.job(job), story.now_s, is_brief=True)
+
+
+def test_a_list_of_jobs_names_at_most_one_other() -> None:
+    story = pool_of(1)
+    first, second = crowd(story, 2)
+    reported(story, first)
+    want = f'takes turns of 60 s with job {second} "job-2"; it has the turn now'
+    assert listed_reason(story, first) == want
+    crowd(story, 3)
+    reported(story, first)
+    want = f"takes turns of 60 s with 4 other jobs; job {first} has the turn now"
+    assert listed_reason(story, second) == want
+
+
+def test_a_job_that_starts_on_a_shared_slot_says_that_it_waits_for_its_turn() -> None:
+    story = pool_of(1)
+    first, second = *crowd(story, 1), story.submit(1, 1)
+    assert not lacks_turn(story.pool, story.job(second)), "nothing is known of turns yet"
+    reported(story, first)
+    assert story.job(second).phase == "starting"
+    assert lacks_turn(story.pool, story.job(second))
+    assert listed_reason(story, second).startswith(
+        f"waits for its turn; job {first} has it; takes turns of 60 s with job {first}"
+    )
+    assert explain(story.pool, second, [], story.now_s).sentence.startswith(
+        f"waits for its turn; job {first} has it; takes turns"
+    )
+    reported(story, None)
+    assert listed_reason(story, second).startswith("waits for its turn; takes turns")
+    reported(story, second)
+    assert listed_reason(story, second).endswith("; it has the turn now")
+    assert not lacks_turn(story.pool, story.job(second))
+
+
+def test_a_job_that_is_to_leave_says_that_it_waits_for_its_turn_to_save_its_state() -> None:
+    story = pool_of(1)
+    first, second = crowd(story, 2)
+    reported(story, first)
+    story.happen(r.JobSuspended(second, "ada"))
+    want = "suspended by ada; waits for its turn to save its state"
+    assert listed_reason(story, second) == f"{want}; job {first} has the turn"
+    reported(story, None, leaver=second)
+    assert listed_reason(story, second) == want
+    reported(story, second, leaver=second)
+    assert listed_reason(story, second) == "suspended by ada"
+
+
+def test_the_wait_for_a_turn_is_no_part_of_what_resuming_costs() -> None:
+    story = pool_of(1)
+    first, second = crowd(story, 2)
+
+    def resumed_after(seconds: float) -> float | None:
+        job = story.job(second)
+        told = (second, job.attempt, 1, "resumed", 0, job.granted, 7, 0.0, seconds)
+        story.happen(r.RunChanged(*told))  # type: ignore[arg-type] # a kind
+        story.happen(r.RunStepped(second, job.attempt, 8))
+        return job.resume_s
+
+    def suspended_and_resumed() -> None:
+        job = story.job(second)
+        story.happen(r.JobSuspended(second, "ada"))
+        ended = r.RunEnded(second, job.attempt, "retired", 7, parked=job.granted, park_s=0.2)
+        story.happen(ended)
+        story.report()
+        story.happen(r.JobResumed(second, "ada"))
+
+    suspended_and_resumed()
+    assert resumed_after(50.0) is None, "the first job has had its turn meanwhile"
+    suspended_and_resumed()
+    story.happen(r.RunEnded(first, 1, "succeeded", 100))
+    story.report()
+    assert story.job(second).sharers == 1
+    assert resumed_after(50.0) is None, "they shared the slot while it was to resume"
+    suspended_and_resumed()
+    assert resumed_after(0.3) == 0.3
+    assert story.job(second).last_switch_s == pytest.approx(0.5)
 
 
 # Small parts.
