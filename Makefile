@@ -66,11 +66,12 @@ demo: install ## show a pool at work: real trainings that grow and shrink, in ab
 results: install ## reproduce the published results
 	$(BIN)/python -m benchmarks.results $(DATA)
 
-bench: install ## measure the simulator, decisions, resizes, what elasticity and sharing cost, a pool, nodes of Ray and Slurm
+bench: install ## measure the simulator, decisions, resizes, what elasticity, inspection and sharing cost, a pool, nodes of Ray and Slurm
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/decide.py
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/plain.py
+	$(BIN)/python -m benchmarks.inspection_cost
 	$(BIN)/python -m benchmarks.submit
 	$(BIN)/python -m benchmarks.sharing --cpu --state-mb 16 --trial-mb 16
 	$(BIN)/python -m benchmarks.ray_nodes

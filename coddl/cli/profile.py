@@ -105,8 +105,8 @@ def lines_of(found: Answer) -> "list[Text]":
         ("update", _ms(found["update_s"])),
         ("data", _ms(found["data_s"])),
         ("other", _ms(found["other_s"])),
-        ("gradients", f"{memory_size(gradient_bytes)}, {_sent(found['buckets'])}"),
-        ("state", memory_size(found["state_bytes"])),
+        ("gradients", f"{_mb(gradient_bytes)}, {_sent(found['buckets'])}"),
+        ("state", _mb(found["state_bytes"])),
         ("signature", found["signature"]),
     ]
     return [*table(rows), *(Text(f"{name:<10} {value}") for name, value in fields)]
@@ -120,6 +120,10 @@ def _sent(buckets: list[Answer]) -> str:
     part = early / max(1, sum(each["bytes"] for each in buckets))
     count = f"{len(buckets)} bucket{'s' * (len(buckets) != 1)}"
     return f"{count}, {part:.0%} ready before backward has ended"
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.3g} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:,.3g} GB"
 
 
 def _ms(seconds: float) -> str:

@@ -48,6 +48,19 @@ def test_strict_training_has_the_same_bits_on_one_gpu(tmp_path: Path) -> None:
     assert hashes[0] == hashes[1]
 
 
+def test_a_training_is_inspected_on_a_gpu(tmp_path: Path) -> None:
+    with Elastic(tmp_path, "net.py", "--epochs", "8", workers=1) as job:
+        told = job.wait(lambda event: event["is"] == "profile" and event["profile"]["memory"])
+        job.finish()
+    found = told["profile"]
+    assert found["device"] == torch.cuda.get_device_name()
+    (whole,) = (each for each in found["slices"] if each["samples"] == found["batch"])
+    assert 0.0 < min(whole["forward_s"], whole["backward_s"], found["update_s"]) < 1.0
+    ready = [each["ready"] for each in found["buckets"]]
+    assert ready == sorted(ready)
+    assert ready[-1] == 1.0
+
+
 def test_suspending_frees_the_gpu_and_resuming_goes_on(tmp_path: Path) -> None:
     args = ("--strict", "--epochs", "8", "--pace-s", "0.01")
     with Elastic(tmp_path, "net.py", *args, workers=1) as job:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import pool, submit
+from benchmarks import inspection_cost, pool, submit
 from benchmarks.plain import interval, summary
 from benchmarks.resize import resize_by_restart, resize_elastic
 
@@ -58,6 +58,13 @@ def test_a_ratio_is_of_blocks_in_the_same_round() -> None:
     assert found["added_us"] == pytest.approx(30_000)
     assert found["plain_step_ms"] == pytest.approx(300)
     assert found["noise"] == found["cpu_ratio"] == 1.0
+
+
+def test_the_cost_of_inspection_is_a_ratio_of_blocks_in_the_same_run() -> None:
+    found = inspection_cost.measure("mlp", "cpu", pairs=3, updates=30)
+    assert found["pairs"] == 3
+    assert found["ci95"][0] <= found["ratio"] <= found["ci95"][1]
+    assert min(found["cpu_ratio"], found["best_ratio"], found["updates_per_s"]) > 0
 
 
 def test_the_interval_of_a_median_leaves_out_a_lone_outlier() -> None:

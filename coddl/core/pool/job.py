@@ -256,6 +256,16 @@ class JobState:
         each = f" (at least {counted(samples // useful, 'sample')} each)" if samples else ""
         return f"{batch} can be shared by at most {counted(useful, 'GPU')}{each}"
 
+    def prepare(self, fact: RunPrepared) -> None:
+        """Be as its script says."""
+        self.prepared, self.steps = True, fact.steps
+        self.workers_max, self.virtual_nodes = fact.workers_max, fact.virtual_nodes
+        self.global_batch = fact.global_batch
+        self.gradient_bytes = fact.gradient_bytes
+        self.largest_tensor_bytes = fact.largest_tensor_bytes
+        self.model, self.micro_batch = fact.model, fact.micro_batch
+        self.training = fact.training
+
     def knows(self, fact: RunPrepared) -> bool:
         """Tell whether a script says what the last run has said."""
         said = (fact.workers_max, fact.virtual_nodes, fact.global_batch, fact.steps)

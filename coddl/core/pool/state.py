@@ -368,13 +368,7 @@ class Pool:
         job = self.jobs[fact.job]
         match fact:
             case r.RunPrepared():
-                job.prepared, job.steps = True, fact.steps
-                job.workers_max, job.virtual_nodes = fact.workers_max, fact.virtual_nodes
-                job.global_batch = fact.global_batch
-                job.gradient_bytes = fact.gradient_bytes
-                job.largest_tensor_bytes = fact.largest_tensor_bytes
-                job.model, job.micro_batch = fact.model, fact.micro_batch
-                job.training = fact.training
+                job.prepare(fact)
                 if job.profile is None or job.profile.signature != fact.training:
                     job.profile = self.profiles.get(fact.training)
             case r.RunProfiled(_, _, profile):

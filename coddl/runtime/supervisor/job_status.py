@@ -37,6 +37,7 @@ class JobStatus:
     about: Message = field(default_factory=dict)  # what the first worker to arrive said
     metrics: Message = field(default_factory=dict)
     memory_fit: MemoryFit = field(default_factory=MemoryFit)
+    measured: Message = field(default_factory=dict)  # what a worker said of its passes last
     has_left_early: bool = False  # its loop ended before the training's last step
     rigid: TrainingError | None = None  # why it can't be resized any more
     unsaved: TrainingError | None = None  # why its newest state is not on disk
@@ -153,6 +154,7 @@ class JobStatus:
 
     def profiled(self, measured: Message) -> Message:
         """Tell what a worker has measured of the training, with what else is known of it."""
+        self.measured = measured
         peaks = self.memory_fit.as_data()["peak_bytes"]
         profile = {
             "version": PROFILE_VERSION,

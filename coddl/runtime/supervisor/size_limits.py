@@ -56,6 +56,8 @@ class SizeLimiter:
         if "memory" in message:
             job_status.memory_fit.measured(**message["memory"])
             self._tell_news()
+            if job_status.measured:  # in fast trainings passes are timed before this is told
+                self._supervisor.tell(job_status.profiled(job_status.measured))
 
     def _tell_news(self) -> None:
         """Tell of a minimum that is higher than what was told before."""

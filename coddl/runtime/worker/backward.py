@@ -105,7 +105,7 @@ class Backward:
                 observer.end_backward()
             if is_due:
                 self._exchange.end_backward()
-            if observer is not None:
-                observer.end_exchange()
+                if observer is not None:
+                    observer.end_exchange()
         finally:
             self._is_running = False

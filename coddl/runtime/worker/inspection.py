@@ -39,6 +39,7 @@ Mark = float | torch.cuda.Event
 Buckets = Callable[[], list[list[Tensor]]]  # parameters whose gradients are sent together, in order
 Ready = tuple[int, float]  # bytes of a bucket, and the part of backward after which it is ready
 Schedule = list[Ready]
+BucketMarks = list[tuple[int, Mark | None]]  # of those that got a gradient: bytes, when complete
 
 
 class PassClock:
@@ -71,10 +72,10 @@ class PassClock:
 
 
 class BucketWatch:
-    """Marks when each bucket of gradients is complete, in the backwards of one pass."""
+    """Marks when each bucket of gradients is complete, in the backwards of some passes."""
 
     def __init__(self, buckets: Sequence[Sequence[Tensor]], clock: PassClock) -> None:
-        self.backwards: list[list[tuple[int, Mark | None]]] = []  # of those that got a gradient
+        self._backwards: list[BucketMarks] = []  # of this pass
         self._clock = clock
         self._bytes = [sum(p.nbytes for p in bucket) for bucket in buckets]
         self._sizes = [len(bucket) for bucket in buckets]
@@ -91,6 +92,11 @@ class BucketWatch:
         for hook in self._hooks:
             hook.remove()
 
+    def begin_pass(self) -> "list[BucketMarks]":
+        """Give the list that the marks of this pass will be in, backward by backward."""
+        self._backwards, self._missing = [], []
+        return self._backwards
+
     def begin(self) -> None:
         """Expect a backward."""
         self._got = set()
@@ -100,7 +106,7 @@ class BucketWatch:
         """Keep what the backward has shown."""
         used = {self._number[each] for each in self._got}
         told = zip(self._bytes, self._marks, strict=True)
-        self.backwards.append([each for i, each in enumerate(told) if i in used])
+        self._backwards.append([each for i, each in enumerate(told) if i in used])
 
     def _on_gradient(self, parameter: Tensor) -> None:
         if not self._missing or id(parameter) in self._got:
@@ -119,7 +125,13 @@ class TimedPass:
     samples: int
     begin: Mark
     ends: list[tuple[Phase, Mark]] = field(default_factory=list)
-    watch: BucketWatch | None = None
+    buckets: list[BucketMarks] = field(default_factory=list)  # by backward, if they were watched
+    has_backward: bool = False  # that we know of
+
+    @property
+    def end(self) -> Mark:
+        """The last mark there is."""
+        return self.ends[-1][1] if self.ends else self.begin
 
     def seconds(self, clock: PassClock) -> dict[Phase, float]:
         """Give the time in each phase."""
@@ -135,14 +147,14 @@ class TimedPass:
 
         They are sent in order, the last one of a backward when that has ended.
         """
-        if self.watch is None:
+        if not self.buckets:
             return []
         marks = [self.begin, *(end for _, end in self.ends)]
         spans = [(marks[i], end) for i, (phase, end) in enumerate(self.ends) if phase == "backward"]
         total_s = sum(clock.seconds(*span) for span in spans)
         found: Schedule = []
         before_s = ready_s = 0.0
-        for (begin, end), buckets in zip(spans, self.watch.backwards, strict=False):
+        for (begin, end), buckets in zip(spans, self.buckets, strict=False):
             end_s = before_s + clock.seconds(begin, end)
             for number, (bytes_, mark) in enumerate(buckets):
                 is_last = mark is None or number == len(buckets) - 1
@@ -178,27 +190,41 @@ class PassInspector(BackwardObserver):
         self._tell = tell or (lambda _: None)
         self._is_apt = self._is_on
         self._passes = 0  # in this group
+        self._settled: int | None = None  # a size of which nothing more is to be learned
         self._now: TimedPass | None = None
         self._in_backward = False
-        self._ended: list[TimedPass] = []  # that the GPU may not have come to the end of
-        self._times: dict[int, list[dict[Phase, float]]] = {}  # by samples
-        self._schedules: list[Schedule] = []
-        self._told: set[int] = set()  # sizes
+        self._timed: list[TimedPass] = []
+        self._counts: dict[int, int] = {}  # by samples: passes that were timed, or tried to
+        self._watch: BucketWatch | None = None
+        self._watched = 0  # passes
+        self._is_due = False  # there are news, once the GPU has come to their end
+        self._has_told = False
 
     def regroup(self, *, is_apt: bool = True) -> None:
         """Take note of another group; `is_apt`: what workers wait for is no part of a phase."""
         self._drop()
-        self._is_apt, self._passes = is_apt and self._is_on, 0
+        self._let_go()
+        self._is_apt, self._passes, self._settled = is_apt and self._is_on, 0, None
 
     def begin(self, samples: int) -> None:
         """Take note that a pass begins: its batch is there."""
-        self._end("data")
+        if samples == self._settled:
+            return
+        if self._now is not None:
+            self._end("data")
+        if self._is_due:
+            self._tell_news()
         self._passes += 1
-        if not self._wants(samples) or (now := self._clock.mark()) is None:
+        if not self._wants(samples):
+            if self._passes > WARM_UP and not self._is_due:
+                self._settled = samples
+            return
+        if (now := self._clock.mark()) is None:
             return
         self._now, self._in_backward = TimedPass(samples, now), False
-        if self.overlap and len(self._schedules) < SCHEDULES:
-            self._now.watch = BucketWatch(self._buckets(), self._clock)
+        if self.overlap and self._watched < SCHEDULES:
+            self._watch = self._watch or BucketWatch(self._buckets(), self._clock)
+            self._now.buckets = self._watch.begin_pass()
         self._observe(self)
 
     def mark(self, phase: Phase) -> None:
@@ -214,14 +240,16 @@ class PassInspector(BackwardObserver):
         self.mark("forward")
         if self._now is not None:
             self._in_backward = True
-            if self._now.watch is not None:
-                self._now.watch.begin()
+            if self._watch is not None:
+                self._watch.begin()
 
     def end_backward(self) -> None:
         self._in_backward = False
         self.mark("backward")
-        if self._now is not None and self._now.watch is not None:
-            self._now.watch.end()
+        if self._now is not None:
+            self._now.has_backward = True
+            if self._watch is not None:
+                self._watch.end()
 
     def end_exchange(self) -> None:
         self.mark("exchange")
@@ -233,68 +261,69 @@ class PassInspector(BackwardObserver):
     def finish(self) -> None:
         """Tell what is known at the end of a training that was too short for more."""
         self._end(None)
-        self._read()
-        if not self._told and self._known(PASSES_MIN):
-            self._tell(self._measured())
-
-    def _needed(self, samples: int) -> int:
-        return PASSES if samples >= max(self._times, default=0) else PASSES_MIN
+        self._let_go()
+        self._timed = [each for each in self._timed if self._clock.is_past(each.end)]
+        if self._is_due or not self._has_told:
+            self._tell_news()
 
     def _wants(self, samples: int) -> bool:
         if not self._is_apt or self._passes <= WARM_UP or samples < 1:
             return False
-        if samples not in self._times:
-            return len(self._times) < SIZES_MAX
-        under_way = sum(each.samples == samples for each in self._ended)
-        return len(self._times[samples]) + under_way < self._needed(samples)
+        if (count := self._counts.get(samples)) is None:
+            return len(self._counts) < SIZES_MAX
+        return count < self._needed(samples)
+
+    def _needed(self, samples: int) -> int:
+        return PASSES if samples == max(self._counts) else PASSES_MIN
 
     def _end(self, phase: Phase | None) -> None:
-        """End the pass that is timed, if one is; read what can be read by now."""
-        if self._now is None and not self._ended:
-            return
+        """End the pass that is timed, if one is."""
         if phase is not None:
             self.mark(phase)
-        ended = self._now
+        if (ended := self._now) is None:
+            return
         self._drop()
-        if ended is not None and any(phase == "backward" for phase, _ in ended.ends):
-            self._ended.append(ended)
-            self._times.setdefault(ended.samples, [])
-        self._read()
-        news = self._known(None) - self._told
-        if news:
-            self._told |= news
-            self._tell(self._measured())
+        samples = ended.samples
+        self._counts[samples] = self._counts.get(samples, 0) + 1
+        self._is_due |= self._counts[samples] == self._needed(samples)
+        if ended.has_backward:
+            self._timed.append(ended)
+            self._watched += bool(ended.buckets)
+            if self._watched == SCHEDULES:
+                self._let_go()
 
     def _drop(self) -> None:
         if self._now is not None:
             self._observe(None)
-            if self._now.watch is not None:
-                self._now.watch.close()
             self._now = None
 
-    def _read(self) -> None:
-        while self._ended and self._clock.is_past(self._ended[0].ends[-1][1]):
-            timed = self._ended.pop(0)
-            self._times[timed.samples].append(timed.seconds(self._clock))
-            if schedule := timed.schedule(self._clock):
-                self._schedules.append(schedule)
+    def _let_go(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
-    def _known(self, passes: int | None) -> set[int]:
-        """Name the sizes of which so many passes were timed; None: as many as are needed."""
-        counts = {samples: len(times) for samples, times in self._times.items()}
-        return {n for n, count in counts.items() if count >= (passes or self._needed(n))}
+    def _tell_news(self) -> None:
+        if self._timed and not self._clock.is_past(self._timed[-1].end):
+            return
+        self._is_due = False
+        times: dict[int, list[dict[Phase, float]]] = {}
+        for timed in self._timed:
+            times.setdefault(timed.samples, []).append(timed.seconds(self._clock))
+        known = {n: times[n] for n in sorted(times) if len(times[n]) >= PASSES_MIN}
+        if known:
+            self._has_told = True
+            self._tell(self._measured(known))
 
-    def _measured(self) -> Message:
-        known = sorted(self._known(PASSES_MIN))
-        times = [each for samples in known for each in self._times[samples]]
+    def _measured(self, known: dict[int, list[dict[Phase, float]]]) -> Message:
+        times = [each for of_size in known.values() for each in of_size]
         return {
             "slices": [
                 {
                     "samples": samples,
-                    "forward_s": _rounded(median(t["forward"] for t in self._times[samples])),
-                    "backward_s": _rounded(median(t["backward"] for t in self._times[samples])),
+                    "forward_s": _rounded(median(t["forward"] for t in of_size)),
+                    "backward_s": _rounded(median(t["backward"] for t in of_size)),
                 }
-                for samples in known
+                for samples, of_size in known.items()
             ],
             "update_s": _rounded(_usual([t.get("update", 0.0) for t in times])),
             "other_s": _rounded(_usual([t.get("other", 0.0) for t in times])),
@@ -307,17 +336,18 @@ class PassInspector(BackwardObserver):
 
     def _schedule(self) -> Schedule:
         """Give the buckets, with medians of when they were ready."""
-        alike = [each for each in self._schedules if len(each) == len(self._schedules[-1])]
+        found = [each for timed in self._timed if (each := timed.schedule(self._clock))]
+        alike = [each for each in found if len(each) == len(found[-1])]
         if not alike:
             return [(sum(p.nbytes for p in bucket), 1.0) for bucket in self._buckets()]
         times = [median(ready for _, ready in column) for column in zip(*alike, strict=True)]
-        found = [
+        usual = [
             (bytes_, min(1.0, max(1e-4, ready)))
             for (bytes_, _), ready in zip(alike[-1], times, strict=True)
         ]
-        while len(found) > BUCKETS_MAX:
-            found = [_joined(found[i : i + 2]) for i in range(0, len(found), 2)]
-        return found
+        while len(usual) > BUCKETS_MAX:
+            usual = [_joined(usual[i : i + 2]) for i in range(0, len(usual), 2)]
+        return usual
 
 
 def _joined(neighbours: Schedule) -> Ready:
