@@ -1,5 +1,7 @@
 """The commands for the nodes of a pool, against a server that says what it was told to."""
 
+import time
+
 import pytest
 
 from tests.cli.conftest import Coddl
