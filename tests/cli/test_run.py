@@ -238,6 +238,8 @@ BAD = {
         "train.py",
     ),
     "a trace nowhere": (("--trace", "no/such/t.json", "train.py"), "no/such/t.json"),
+    "a profile nowhere": (("--profile", "no/such/p.json", "train.py"), "no such directory"),
+    "a folder for a profile": (("--profile", ".", "train.py"), "it is a directory"),
     "an unknown option": (("--nosuch", "train.py"), "--nosuch"),
     "no script": ((), "SCRIPT"),
 }
