@@ -113,7 +113,8 @@ def verdict(compared: Sequence[ShownEstimate]) -> str:
     uncertain = hypot(best.relative_sd, second.relative_sd)
     if 1.0 + ALIKE <= ratio < 1.0 + uncertain:
         text += f". The difference is within the uncertainty of the two estimates, {uncertain:.0%}"
-    return text + "."
+    alone = " One worker alone is faster." if best.speedup < 1.0 else ""
+    return f"{text}.{alone}"
 
 
 def described_place(arrangement: Arrangement) -> str:
