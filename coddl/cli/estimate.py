@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from coddl.cli.connect import Server, StateDir, connect
 from coddl.cli.memory_size import read_memory
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
@@ -27,13 +28,19 @@ Examples:
   coddl estimate profile.json --on 2x4 --links inspection.json
 
   coddl estimate profile.json --on 8 --gpu-memory 24GiB -o json
+
+  coddl estimate bert --on 4                           a job of the pool that has run
 """
 USUAL: Final = ("2", "4", "8", "1+1", "2+1", "2x2", "2x4")  # where nothing is asked for
 WORKERS_MOST: Final = 4096
 ON_FORM: Final = re.compile(r"(?:(\d{1,6})x)?(\d{1,6})")
 
-ProfileFile = Annotated[
-    str, typer.Argument(metavar="PROFILE", help="Profile of the training on one GPU, as JSON.")
+ProfileOrJob = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROFILE|JOB",
+        help="Profile of the training on one GPU, as JSON; or a job of the pool.",
+    ),
 ]
 On = Annotated[
     list[str] | None,
@@ -79,13 +86,15 @@ GpuMemory = Annotated[
 
 def estimate(
     *,
-    profile: ProfileFile,
+    profile: ProfileOrJob,
     on: On = None,
     links: LinksFile = "",
     exchange: ExchangeOption = "all-reduce",
     servers: Servers = 1,
     network_part: NetworkPart = 1.0,
     gpu_memory: GpuMemory = "",
+    server: Server = "",
+    state_dir: StateDir = "",
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
@@ -97,7 +106,8 @@ def estimate(
     from coddl.cli import estimateview
     from coddl.core.speed.replay import StepSetting
 
-    training = read_profile(Path(profile))
+    is_file = profile.endswith(".json") or Path(profile).exists()
+    training = read_profile(Path(profile)) if is_file else _of_job(profile, server, state_dir)
     setting = StepSetting(
         exchange=exchange,
         servers=servers,
@@ -130,6 +140,15 @@ def arrangement_from(spec: str) -> "Arrangement":
             raise UserError(f"--on {spec} cannot be used", because, "--on 4, --on 2x4 or --on 2+1")
         on_nodes += [workers] * nodes
     return Arrangement(tuple(on_nodes))
+
+
+def _of_job(job: str, server: str, state_dir: str) -> "TrainingProfile":
+    """Ask the pool for the profile of a job."""
+    from coddl.api.client import in_path
+    from coddl.core.speed.profile import TrainingProfile
+
+    with connect(server, state_dir) as client:
+        return TrainingProfile.from_data(client.get(f"/jobs/{in_path(job)}/profile"))
 
 
 def read_profile(path: Path) -> "TrainingProfile":

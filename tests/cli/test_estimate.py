@@ -12,6 +12,7 @@ from coddl.core.errors import UserError
 from coddl.core.speed.inspection import Inspection, LinkSpeed
 from coddl.core.speed.profile import GradientBucket, SliceMemory, SliceTime, TrainingProfile
 from tests.cli.conftest import Coddl
+from tests.cli.stub_pool import StubPool
 
 # A sample takes 30 ms; a gigabyte of gradients is complete with the backward pass.
 PROFILE = TrainingProfile(
@@ -187,3 +188,9 @@ def test_other_words_are_refused(spec: str) -> None:
 )
 def test_short_times_have_three_digits(value: float, want: str) -> None:
     assert seconds(value) == want
+
+
+def test_a_job_of_the_pool_is_estimated(coddl: Coddl, pool: StubPool) -> None:
+    pool.will("GET", "/jobs/bert/profile", PROFILE.as_data())
+    shown = coddl("estimate", "bert", "--on", "2", "--json")
+    assert [each["on"] for each in json.loads(shown.out)["items"]] == ["1", "2"]
