@@ -365,6 +365,8 @@ class ControlPlane:
                 self._call(f"{self._name(job.id)} {r.ENDS[fact.outcome]}")
             case r.RunChanged(kind="resumed"):
                 self._call_for_speed(f"{self._name(job.id)} resumed")  # turns depend on its cost
+            case r.RunProfiled() if job.is_estimable:
+                self._call_for_speed(f"{self._name(job.id)} has measured its passes")
             case (
                 r.RunPrepared() | r.RunProfiled() | r.RunChanged() | r.RunStalled() | r.RunUnsaved()
             ):

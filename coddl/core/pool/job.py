@@ -74,6 +74,7 @@ class JobState:
     micro_batch: int | None = None  # samples that a pass has at most
     training: str = ""  # those that are alike take the same time on the same GPUs
     profile: TrainingProfile | None = None  # of it, or of an earlier job that is alike
+    is_estimable: bool = False  # with a profile, its speeds at other sizes could be estimated
     gpus_fit: int = 1  # the fewest on which its slices fit in memory, as far as was tried
     fit_because: str = ""  # why that is more than 1
     gpus_expected: int = 1  # the same, as measured sizes and other jobs make expect
@@ -303,12 +304,13 @@ class JobState:
         """Tell whether it has shown that it runs, and how fast.
 
         A job that fails at once must not have taken many devices. And with its speed at the
-        smallest size known, the first larger one tells how it scales. Slow steps are not waited
-        for.
+        smallest size known, its profile tells how it scales, or else the first larger size does.
+        Slow steps are not waited for.
         """
         if self.proven_s is None or not self.prepared:
             return False
-        return bool(self.step_s) or now_s >= self.proven_s + PRERUN_S
+        is_known = bool(self.step_s) and (self.profile is not None or not self.is_estimable)
+        return is_known or now_s >= self.proven_s + PRERUN_S
 
     @property
     def switch_s(self) -> float | None:

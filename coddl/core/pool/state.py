@@ -369,6 +369,7 @@ class Pool:
         match fact:
             case r.RunPrepared():
                 job.prepare(fact)
+                job.is_estimable = any(node.links for node in self.nodes.values())
                 if job.profile is None or job.profile.signature != fact.training:
                     job.profile = self.profiles.get(fact.training)
             case r.RunProfiled(_, _, profile):

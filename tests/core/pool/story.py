@@ -1,6 +1,8 @@
 """A pool whose agents do at once what they are told, for stories told event by event."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from coddl.core.pool import records as r
 from coddl.core.pool.control import ControlOutput, ControlPlane
@@ -9,6 +11,7 @@ from coddl.core.pool.spec import JobSpec, Launch, Tier
 from coddl.core.pool.state import Pool
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
+from coddl.core.speed.inspection import LinkClass, LinkSpeed
 
 
 class Story:
@@ -20,8 +23,9 @@ class Story:
         stability: Stability | None = None,
         registry: Registry = BUILT_IN,
         parking_bytes: int = 0,
+        links: Mapping[LinkClass, LinkSpeed] = MappingProxyType({}),
     ) -> None:
-        self.now_s, self.parking_bytes = 0.0, parking_bytes
+        self.now_s, self.parking_bytes, self.links = 0.0, parking_bytes, links
         calm = stability or Stability(cool_down_s=0.0, reserve_s=0.0)
         self.control = ControlPlane(Pool(), calm, registry=registry)
         self.journal: list[tuple[int, float, r.Record]] = []
@@ -53,7 +57,7 @@ class Story:
     def join(self, node: str, devices: int, boot: str = "1", folder: str = "") -> ControlOutput:
         kinds = tuple(r.Device(i, "cpu") for i in range(devices))
         joined = r.NodeJoined(node, boot, "host", kinds, folder=folder)
-        return self.happen(replace(joined, parking_bytes=self.parking_bytes))
+        return self.happen(replace(joined, parking_bytes=self.parking_bytes, links=self.links))
 
     def submit(
         self,

@@ -4,15 +4,19 @@ from dataclasses import replace
 
 import pytest
 
+from coddl.core.pool import records as r
 from coddl.core.pool.estimates import PoolOutline, outline_of, predicted_steps
+from coddl.core.pool.job import PRERUN_S
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.state import Pool
 from coddl.core.speed.inspection import LinkSpeed
 from coddl.core.speed.live import curve
 from coddl.core.speed.profile import GradientBucket, SliceTime, TrainingProfile
+from tests.core.pool.story import Story
 
 NODE = LinkSpeed(1.0, 0.0, 0.0, "gloo")
 SLOW = LinkSpeed(0.1, 0.0, 0.0, "gloo")
+USELESS = LinkSpeed(1e-3, 0.0, 0.0, "gloo")
 # 1 s forward and 2 s backward for 8 samples; 100 MB of gradients, all at the end.
 PROFILE = TrainingProfile(
     "cpu", 8, (SliceTime(8, 1.0, 2.0),), 0.0, 0.0, 0.0, (GradientBucket(100_000_000, 1.0),)
@@ -73,3 +77,39 @@ def test_what_was_submitted_counts_more() -> None:
 def test_beyond_the_last_size_speed_stays() -> None:
     curves = curve(5, {1: 3.0}, {}, None, predicted_steps(PROFILE, OUTLINE, 4))
     assert curves[5].step_s == curves[4].step_s
+
+
+def inspected(link: LinkSpeed) -> Story:
+    """A pool with one node of four devices, whose link was measured."""
+    return Story(4, links={"node": link})
+
+
+def measured_alone(story: Story) -> int:
+    """Start a job and measure its speed on one device."""
+    job = story.submit(1, 4)
+    story.train(job)
+    return job
+
+
+@pytest.mark.parametrize(("link", "share"), [(NODE, 4), (USELESS, 1)])
+def test_a_new_job_waits_for_its_profile_and_goes_to_its_share_at_once(
+    link: LinkSpeed, share: int
+) -> None:
+    story = inspected(link)
+    job = measured_alone(story)
+    assert len(story.job(job).target) == 1
+    story.happen(r.RunProfiled(job, 1, PROFILE))
+    assert len(story.job(job).target) == share
+
+
+def test_a_profile_is_not_waited_for_longer_than_slow_steps_are() -> None:
+    story = inspected(USELESS)
+    job = measured_alone(story)
+    story.now_s += PRERUN_S
+    story.happen(r.Woke())
+    assert len(story.job(job).target) == 4
+
+
+def test_a_pool_that_was_not_inspected_waits_for_no_profile() -> None:
+    story = Story(4)
+    assert len(story.job(measured_alone(story)).target) == 4
