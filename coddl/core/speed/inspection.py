@@ -54,6 +54,10 @@ class LinkSpeed:
     measured: tuple[ExchangeTime, ...] = ()
     sent: tuple[SendTime, ...] = ()  # from one worker to another, as a check
 
+    def __post_init__(self) -> None:
+        if not self.gb_s > 0.0:
+            raise ValueError("a link has a bandwidth above 0")
+
     def all_reduce_s(self, workers: int, bytes_: float) -> float:
         """Seconds of an all-reduce of so many bytes."""
         return ring_s(workers, bytes_, self)

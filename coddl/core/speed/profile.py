@@ -49,6 +49,12 @@ class TrainingProfile:
     virtual_nodes: int | None = None  # of a strict training
     signature: str = ""  # of model, optimizer and batch: what tells trainings apart
 
+    def __post_init__(self) -> None:
+        if self.batch < 1 or not self.slices or min(self.slices).samples < 1:
+            raise ValueError("a profile has a batch, and slices with samples")
+        if not all(each.forward_s + each.backward_s > 0.0 for each in self.slices):
+            raise ValueError("a pass takes some time")
+
     def as_data(self) -> dict[str, Any]:  # Any: JSON
         """Give it for programs."""
         return {

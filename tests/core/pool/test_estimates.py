@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from coddl.core.pool import records as r
@@ -113,3 +114,20 @@ def test_a_profile_is_not_waited_for_longer_than_slow_steps_are() -> None:
 def test_a_pool_that_was_not_inspected_waits_for_no_profile() -> None:
     story = Story(4)
     assert len(story.job(measured_alone(story)).target) == 4
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        (PROFILE, {"slices": []}),
+        (PROFILE, {"slices": [(8, 0.0, 0.0)]}),
+        (PROFILE, {"batch": 0}),
+        (NODE, {"gb_s": 0.0}),
+    ],
+)
+def test_what_can_not_be_is_refused_where_it_arrives(
+    what: TrainingProfile | LinkSpeed, change: dict[str, object]
+) -> None:
+    sent = {**msgspec.to_builtins(what), **change}
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(sent, type(what))
