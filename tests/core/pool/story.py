@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from coddl.core.pool import records as r
 from coddl.core.pool.control import ControlOutput, ControlPlane
@@ -23,9 +22,9 @@ class Story:
         stability: Stability | None = None,
         registry: Registry = BUILT_IN,
         parking_bytes: int = 0,
-        links: Mapping[LinkClass, LinkSpeed] = MappingProxyType({}),
+        links: Mapping[LinkClass, LinkSpeed] | None = None,
     ) -> None:
-        self.now_s, self.parking_bytes, self.links = 0.0, parking_bytes, links
+        self.now_s, self.parking_bytes, self.links = 0.0, parking_bytes, links or {}
         calm = stability or Stability(cool_down_s=0.0, reserve_s=0.0)
         self.control = ControlPlane(Pool(), calm, registry=registry)
         self.journal: list[tuple[int, float, r.Record]] = []
