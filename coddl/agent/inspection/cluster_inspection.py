@@ -25,7 +25,8 @@ NODES_S: Final = 600.0  # that nodes may take to join
 CONNECT_S: Final = 60.0  # that the listening node may take to listen
 RETRY_S: Final = 0.5
 LINE_BYTES_MAX: Final = 1 << 16
-GUESSES_MAX: Final = 100  # of the code
+GUESSES_MAX: Final = 100  # wrong codes
+GUESTS_MAX: Final = 64  # that have connected and not said their code yet
 RELAYED: Final = ("exchange", "send")
 ANYWHERE: Final = ("0.0.0.0", "::", "")
 
@@ -52,7 +53,7 @@ class ClusterListener:
         self._tell = tell
         self._joined: list[_JoinedNode] = []
         self._guests: list[Channel] = []  # whose code is not known yet
-        self._guesses = 0
+        self._guesses = 0  # that were wrong
         self._answers: dict[int, Message] = {}  # to what was asked last, by rank
         self._host = listener.getsockname()[0]
         self._gone = ""  # a node that has left too early
@@ -148,6 +149,8 @@ class ClusterListener:
             lines = Lines(LINE_BYTES_MAX)
             channel = Channel(self._workers.loop, peer, hear, lose, lines=lines)
             self._guests.append(channel)
+            if len(self._guests) > GUESTS_MAX:
+                self._guests.pop(0).close()
 
     def _hear(self, channel: Channel, host: str, message: Message) -> None:
         for rank, each in enumerate(self._joined, start=1):
@@ -157,11 +160,12 @@ class ClusterListener:
         if message.get("do") != "join" or channel not in self._guests:
             return
         self._guests.remove(channel)
-        self._guesses += 1
+        is_right = hmac.compare_digest(str(message.get("code")).encode(), self._code.encode())
+        self._guesses += not is_right
         because = ""
-        if self._guesses > GUESSES_MAX or not hmac.compare_digest(
-            str(message.get("code")).encode(), self._code.encode()
-        ):
+        if self._guesses > GUESSES_MAX:
+            because = "the listening node has heard too many wrong codes; start it again"
+        elif not is_right:
             because = "its --code is not the one that the listening node has printed"
         elif self._is_complete:
             because = f"all {self._nodes} nodes have joined already"

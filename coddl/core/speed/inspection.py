@@ -55,8 +55,10 @@ class LinkSpeed:
     sent: tuple[SendTime, ...] = ()  # from one worker to another, as a check
 
     def __post_init__(self) -> None:
-        if not self.gb_s > 0.0:
-            raise ValueError("a link has a bandwidth above 0")
+        if not 1e-9 <= self.gb_s <= 1e9:
+            raise ValueError("a bandwidth is out of range")
+        if not (0.0 <= self.latency_us <= 1e12 and 0.0 <= self.call_us <= 1e12):
+            raise ValueError("a latency is out of range")
 
     def all_reduce_s(self, workers: int, bytes_: float) -> float:
         """Seconds of an all-reduce of so many bytes."""

@@ -15,9 +15,11 @@ will try it, and two sizes are enough to tell how it scales: that is the probing
 """
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, exp
 from types import MappingProxyType
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from coddl.core.speed.adjustment import MeasuredStep, PredictedStep, adjusted
 from coddl.core.speed.slices import SliceLine, fitted_line
@@ -42,7 +44,8 @@ def curve(
 ) -> dict[int, Speed]:
     """Give the speed at every size from 1 to `gpus_max`; only strict jobs have virtual nodes.
 
-    `predicted` are replays of a step, from size 1 on; beyond the last, speed stays what it is.
+    `predicted` are replays of a step, from size 1 on: between two of them step time is linear, and
+    beyond the last it stays what it is.
     """
     sizes = range(1, gpus_max + 1)
     if predicted and not submitted:
@@ -69,17 +72,37 @@ def curve(
 def _estimated(
     sizes: Sequence[int], measured: Mapping[int, float], predicted: Mapping[int, PredictedStep]
 ) -> dict[int, Speed]:
-    """Adjust replays by what was measured."""
-    known = [MeasuredStep(predicted[n], each) for n, each in measured.items() if n in predicted]
-    out: dict[int, Speed] = {}
-    for n in sizes:
-        if n in measured:
-            out[n] = Speed(measured[n], "measured")
-        elif n in predicted:
-            out[n] = Speed(adjusted(known, predicted[n]).step_s, "estimated")
-        else:
-            out[n] = Speed(out[n - 1].step_s, "estimated")
-    return out
+    """Adjust replays by what was measured.
+
+    What one worker takes is computing alone, so what a replay is off there it is off everywhere. As
+    long as no larger size was measured, one that is estimated to be slower, but may be faster by
+    what is uncertain, counts as that fast: else an estimate that is wrong would never be tried.
+    """
+    alone_s = measured.get(1, predicted[1].step_s)
+    steps = {n: _scaled(step, alone_s / predicted[1].step_s) for n, step in predicted.items()}
+    known = [MeasuredStep(steps[n], each) for n, each in measured.items() if n in steps]
+    is_new = max(measured, default=1) == 1
+    at: dict[int, float] = {}
+    for n, step in steps.items():
+        guess = adjusted(known, step)
+        least_s = guess.step_s * exp(-guess.relative_sd)
+        is_open = is_new and least_s < alone_s <= guess.step_s
+        at[n] = least_s if is_open else guess.step_s
+    at |= measured
+    ends = sorted(at)
+    estimated = np.interp(sizes, ends, [at[n] for n in ends]).tolist()
+    return {
+        n: Speed(measured[n], "measured") if n in measured else Speed(step_s, "estimated")
+        for n, step_s in zip(sizes, estimated, strict=True)
+    }
+
+
+def _scaled(step: PredictedStep, factor: float) -> PredictedStep:
+    """Give a step whose computing takes so many times as long."""
+    exchange_s = step.step_s * step.exchange_part
+    step_s = exchange_s + (step.step_s - exchange_s) * factor
+    compute_s = step.compute_s * factor
+    return step._replace(step_s=step_s, compute_s=compute_s, exchange_part=exchange_s / step_s)
 
 
 def _part(n: int, virtual_nodes: int | None) -> float:

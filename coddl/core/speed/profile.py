@@ -8,6 +8,9 @@ from typing import Any, Final, NamedTuple, Self
 from coddl.core.errors import UserError
 
 VERSION: Final = 1
+ENTRIES_MAX: Final = 1024  # slices, or buckets
+COUNT_MAX: Final = 1 << 53  # samples, or bytes
+SECONDS_MIN, SECONDS_MAX = 1e-9, 1e6  # of a pass
 
 
 class SliceTime(NamedTuple):
@@ -50,10 +53,25 @@ class TrainingProfile:
     signature: str = ""  # of model, optimizer and batch: what tells trainings apart
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or not self.slices or min(self.slices).samples < 1:
-            raise ValueError("a profile has a batch, and slices with samples")
-        if not all(each.forward_s + each.backward_s > 0.0 for each in self.slices):
+        """Refuse what no training can have: it comes from scripts, and decisions rest on it."""
+        samples = [self.batch, *(each.samples for each in self.slices)]
+        samples += [each.samples for each in self.memory]
+        counts = [self.state_bytes, self.largest_tensor_bytes, self.virtual_nodes or 1]
+        counts += [each.bytes_ for each in self.buckets]
+        counts += [each.peak_bytes for each in self.memory]
+        seconds = [self.update_s, self.other_s, self.data_s]
+        seconds += [half for each in self.slices for half in (each.forward_s, each.backward_s)]
+        lengths = len(self.slices), len(self.memory), len(self.buckets)
+        if not self.slices or max(lengths) > ENTRIES_MAX:
+            raise ValueError(f"a profile has 1 to {ENTRIES_MAX} slices")
+        if min(samples) < 1 or min(counts) < 0 or max(*samples, *counts) > COUNT_MAX:
+            raise ValueError("a number of samples or bytes is out of range")
+        if not all(0.0 <= each <= SECONDS_MAX for each in seconds):
+            raise ValueError("a time is out of range")
+        if min(each.forward_s + each.backward_s for each in self.slices) < SECONDS_MIN:
             raise ValueError("a pass takes some time")
+        if not all(0.0 < each.ready <= 1.0 for each in self.buckets):
+            raise ValueError("a bucket is ready in the backward pass")
 
     def as_data(self) -> dict[str, Any]:  # Any: JSON
         """Give it for programs."""

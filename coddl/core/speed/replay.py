@@ -228,7 +228,10 @@ def _slowest(
     times, found = pass_times(profile), list[tuple[float, _Slowest]]()
     for worker, (count, speed) in enumerate(zip(samples, arrangement.worker_speeds, strict=True)):
         passes = _passes(profile, count, how.device_bytes)
-        own = PassTimes(*(SliceLine(*(cost / speed for cost in half)) for half in times))
+        # Slices of strict trainings are whole steps: the fixed part is that of all passes.
+        parts = passes if profile.virtual_nodes is not None else 1
+        halves = [(half.fixed / speed / parts, half.per_sample / speed) for half in times]
+        own = PassTimes(*(SliceLine(*half) for half in halves))
         in_a_pass = count / passes
         whole_s = passes * own.at(in_a_pass) if count else 0.0  # without samples there is no pass
         found.append((whole_s, _Slowest(worker, passes, in_a_pass, own)))

@@ -208,7 +208,7 @@ class PassInspector(BackwardObserver):
 
     def begin(self, samples: int) -> None:
         """Take note that a pass begins: its batch is there."""
-        if samples == self._settled:
+        if samples == self._settled and self._now is None and not self._is_due:
             return
         if self._now is not None:
             self._end("data")
@@ -307,8 +307,13 @@ class PassInspector(BackwardObserver):
             return
         self._is_due = False
         times: dict[int, list[dict[Phase, float]]] = {}
-        for timed in self._timed:
-            times.setdefault(timed.samples, []).append(timed.seconds(self._clock))
+        try:
+            for timed in self._timed:
+                times.setdefault(timed.samples, []).append(timed.seconds(self._clock))
+        except RuntimeError:  # of a script with CUDA streams of its own: the marks have no order
+            self._is_on = False
+            self.regroup()
+            return
         known = {n: times[n] for n in sorted(times) if len(times[n]) >= PASSES_MIN}
         if known:
             self._has_told = True

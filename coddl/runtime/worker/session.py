@@ -259,6 +259,8 @@ class TrainingSession:
         may_change &= not (self.peers.stopping or self.peers.leaving)
         if self._updates or self._updates_by_hand():
             self.rounds.note_update()
+            if self._link is not None and self._link.turn_end is not None:
+                self.inspector.rest()  # the wait for the next turn is no part of a pass
             if may_change and self._is_rigid:
                 self._membership.take_turns()  # it stays the worker it is
             elif may_change:

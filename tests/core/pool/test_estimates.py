@@ -22,7 +22,7 @@ USELESS = LinkSpeed(1e-3, 0.0, 0.0, "gloo")
 PROFILE = TrainingProfile(
     "cpu", 8, (SliceTime(8, 1.0, 2.0),), 0.0, 0.0, 0.0, (GradientBucket(100_000_000, 1.0),)
 )
-OUTLINE = PoolOutline(2, (("node", NODE), ("cluster", SLOW)))
+OUTLINE = PoolOutline(2, 64, (("node", NODE), ("cluster", SLOW)))
 
 
 def test_sizes_are_replayed_on_as_few_nodes_as_they_take() -> None:
@@ -40,18 +40,22 @@ def test_sizes_are_replayed_on_as_few_nodes_as_they_take() -> None:
 
 def test_without_profile_or_link_nothing_is_estimated() -> None:
     assert not predicted_steps(None, OUTLINE, 4)
-    assert not predicted_steps(PROFILE, PoolOutline(2, ()), 4)
-    assert not predicted_steps(PROFILE, PoolOutline(2, (("node", NODE),)), 4)  # 3 are on two nodes
-    assert predicted_steps(PROFILE, PoolOutline(4, (("node", NODE),)), 4)
+    assert not predicted_steps(PROFILE, PoolOutline(2, 64, ()), 4)
+    assert not predicted_steps(
+        PROFILE, PoolOutline(2, 64, (("node", NODE),)), 4
+    )  # 3 are on two nodes
+    assert predicted_steps(PROFILE, PoolOutline(4, 4, (("node", NODE),)), 8)
 
 
-def test_a_pool_is_as_fast_as_the_slowest_link_that_its_nodes_tell_of() -> None:
+def test_a_pool_has_the_link_in_the_middle_of_what_its_nodes_tell_of() -> None:
     nodes = {
         "a": NodeState("a", "", "", (0, 1), links={"node": NODE}),
-        "b": NodeState("b", "", "", (2, 3, 4), links={"node": SLOW}),
+        "b": NodeState("b", "", "", (2, 3, 4), links={"node": replace(NODE, gb_s=1.234)}),
+        "busy": NodeState("busy", "", "", (9,), links={"node": SLOW}),
+        "other": NodeState("other", "", "", (10,), links={"node": replace(SLOW, backend="nccl")}),
         "gone": NodeState("gone", "", "", (5, 6, 7, 8), is_up=False, links={"cluster": SLOW}),
     }
-    assert outline_of(replace(Pool(), nodes=nodes)) == PoolOutline(3, (("node", SLOW),))
+    assert outline_of(replace(Pool(), nodes=nodes)) == PoolOutline(3, 7, (("node", NODE),))
 
 
 def test_estimates_follow_what_was_measured() -> None:
@@ -121,7 +125,12 @@ def test_a_pool_that_was_not_inspected_waits_for_no_profile() -> None:
     [
         (PROFILE, {"slices": []}),
         (PROFILE, {"slices": [(8, 0.0, 0.0)]}),
+        (PROFILE, {"slices": [(8, 1e-170, 0.0)]}),
+        (PROFILE, {"slices": [(8, 1e308, 0.0)]}),
+        (PROFILE, {"buckets": [(10**400, 1.0)]}),
+        (PROFILE, {"batch": 10**30}),
         (PROFILE, {"batch": 0}),
+        (NODE, {"latency_us": -1.0}),
         (NODE, {"gb_s": 0.0}),
     ],
 )
@@ -131,3 +140,27 @@ def test_what_can_not_be_is_refused_where_it_arrives(
     sent = {**msgspec.to_builtins(what), **change}
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(sent, type(what))
+
+
+def test_what_may_be_faster_within_the_uncertainty_is_tried() -> None:
+    # Two workers: 1.5 s of computing and 1.52 s of exchange; one: 3 s.
+    outline = PoolOutline(2, 2, (("node", replace(NODE, gb_s=0.066)),))
+    predicted = predicted_steps(PROFILE, outline, 2)
+    assert predicted[2].step_s > 3.0
+    assert curve(2, {1: 3.0}, {}, None, predicted)[2].step_s < 3.0
+    assert curve(2, {1: 3.0, 2: 3.1}, {}, None, predicted)[2].step_s == 3.1
+
+
+def test_between_sizes_that_are_replayed_step_time_is_linear() -> None:
+    outline = PoolOutline(64, 64, (("node", NODE),))
+    predicted = predicted_steps(replace(PROFILE, batch=64), outline, 64)
+    assert {32, 33, 36} & set(predicted) == {32, 36}
+    curves = curve(64, {}, {}, None, predicted)
+    below, above = (curves[n].step_s for n in (32, 36))
+    assert curves[33].step_s == pytest.approx(below + (above - below) / 4)
+
+
+def test_what_one_worker_takes_scales_the_computing_of_all() -> None:
+    outline = PoolOutline(4, 4, (("node", replace(NODE, gb_s=1e6)),))
+    curves = curve(4, {1: 0.6}, {}, None, predicted_steps(PROFILE, outline, 4))
+    assert curves[2].step_s == pytest.approx(0.3, rel=0.01)
