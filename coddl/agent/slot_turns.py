@@ -12,7 +12,7 @@ that each run has had: the one that has had least, by its weight, is next. A run
 let in before all others, as it leaves at its next boundary.
 
 A run that runs out of memory while others are resident ends its turn, and the others move out.
-From then on nobody stays resident, as long as all of these runs share the slot.
+From then on no run stays resident, as long as all of these share the slot.
 """
 
 from collections.abc import Collection, Mapping
@@ -156,7 +156,7 @@ class SharedSlot:
         self._follow(now_s)
         if self.holder is None:
             return self._grant(now_s)
-        if self._members.keys() == {self.holder}:  # nobody else is left
+        if self._members.keys() == {self.holder}:  # the others have left
             self._is_short = False
             is_told_end = self._members[self.holder].is_told_end
             return self._tell_begin(self.holder) if is_told_end else []

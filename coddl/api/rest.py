@@ -165,7 +165,7 @@ class PreviewView(View):
 
 
 class SliceTimeView(View):
-    """How long a pass over so many samples takes on one device."""
+    """How long a pass over a number of samples takes on one device."""
 
     samples: int
     forward_s: float
@@ -180,7 +180,7 @@ class BucketView(View):
 
 
 class SliceMemoryView(View):
-    """How much memory of a GPU a pass over so many samples needs."""
+    """How much GPU memory a pass over a number of samples needs."""
 
     samples: int
     peak_bytes: int

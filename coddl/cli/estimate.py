@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from coddl.cli.connect import Server, StateDir, connect
+from coddl.cli.connect import Server, StateDir
 from coddl.cli.memory_size import read_memory
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
@@ -144,11 +144,10 @@ def arrangement_from(spec: str) -> "Arrangement":
 
 def _of_job(job: str, server: str, state_dir: str) -> "TrainingProfile":
     """Ask the pool for the profile of a job."""
-    from coddl.api.client import in_path
+    from coddl.cli.profile import asked_for
     from coddl.core.speed.profile import TrainingProfile
 
-    with connect(server, state_dir) as client:
-        return TrainingProfile.from_data(client.get(f"/jobs/{in_path(job)}/profile"))
+    return TrainingProfile.from_data(asked_for(job, server, state_dir))
 
 
 def read_profile(path: Path) -> "TrainingProfile":

@@ -128,7 +128,7 @@ def _framed(
     below = f"{ends[0]:{WIDTH // 2}}{ends[1]:{WIDTH // 2}}"
     last = size_words(max(sizes))
     lines.append(Text(f"{'':10}{below[: WIDTH - len(last)]}{last}"))
-    lines.append(Text(f"{'':10}digits: measured, with so many workers; {FITTED}: fitted"))
+    lines.append(Text(f"{'':10}digits: measured, by number of workers; {FITTED}: fitted"))
     return lines
 
 

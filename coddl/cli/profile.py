@@ -36,16 +36,22 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Show what a job's training costs one worker, as measured in its first steps."""
-    from coddl.api.client import in_path
-
-    with connect(server, state_dir) as client:
-        found = client.get(f"/jobs/{in_path(job)}/profile")
+    found = asked_for(job, server, state_dir)
     if wants_json(output, as_json):
         print(json.dumps(found, indent=2))
         return
     from coddl.cli.poolview import show
 
     show(lines_of(found))
+
+
+def asked_for(job: str, server: str, state_dir: str) -> Answer:
+    """Ask the pool for the profile of a job."""
+    from coddl.api.client import in_path
+
+    with connect(server, state_dir) as client:
+        found: Answer = client.get(f"/jobs/{in_path(job)}/profile")
+    return found
 
 
 class ProfileFile:

@@ -219,7 +219,7 @@ def join_cluster(
 
 
 def _times_of(answer: Message, count: int) -> list[float] | None:
-    """Read what a node has answered, which may be anything; None: no times of so many sizes."""
+    """Read what a node has answered, which may be anything; None if it is not one time per size."""
     try:
         times = [float(each) for each in answer["times"]]
     except (KeyError, TypeError, ValueError):

@@ -33,7 +33,7 @@ class NodeHardware:
 
 
 def look_at_hardware(slots: int | None) -> NodeHardware:
-    """Look at what an agent would find here with so many CPU slots; None: GPUs, or the cores."""
+    """Look at what an agent would find here; `slots`: CPU slots, None for GPUs or all cores."""
     cores = tuple(own_cores())
     gpus = None if slots is not None or are_hidden() else gpus_here()
     found = discover(gpus, slots, len(cores))

@@ -44,7 +44,7 @@ def inspected(node: NodeHardware, options: InspectionOptions, tell: Tell) -> Ins
     earlier = stored_inspection(options.state_dir, node.hardware)
     known = None if options.again else earlier
     if known is not None and options.slots is not None and not _has_sweeps(known, sweeps):
-        known = None  # so many slots were asked for, and it was measured with others
+        known = None  # it was measured with another number of slots than asked for
     if known is not None and options.meeting is None:
         path = path_of(options.state_dir, node.hardware)
         tell(f"measured before, in {path}; --again measures again")

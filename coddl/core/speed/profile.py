@@ -14,7 +14,7 @@ SECONDS_MIN, SECONDS_MAX = 1e-9, 1e6  # of a pass
 
 
 class SliceTime(NamedTuple):
-    """How long a pass over so many samples takes on one GPU."""
+    """How long a pass over a number of samples takes on one GPU."""
 
     samples: int
     forward_s: float
@@ -29,7 +29,7 @@ class GradientBucket(NamedTuple):
 
 
 class SliceMemory(NamedTuple):
-    """How much memory of a GPU a pass over so many samples needs."""
+    """How much GPU memory a pass over a number of samples needs."""
 
     samples: int
     peak_bytes: int

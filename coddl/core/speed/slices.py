@@ -7,13 +7,13 @@ from coddl.core.speed.profile import TrainingProfile
 
 
 class SliceLine(NamedTuple):
-    """A cost of a pass over so many samples."""
+    """What a pass costs: a fixed part, and one for each sample."""
 
     fixed: float
     per_sample: float
 
     def at(self, samples: float) -> float:
-        """Give the cost of a pass over so many samples."""
+        """Give the cost of a pass over these samples."""
         return self.fixed + self.per_sample * samples
 
 
@@ -24,7 +24,7 @@ class PassTimes(NamedTuple):
     backward: SliceLine
 
     def at(self, samples: float) -> float:
-        """Seconds of a pass over so many samples."""
+        """Give the seconds of a pass over these samples."""
         return self.forward.at(samples) + self.backward.at(samples)
 
 
