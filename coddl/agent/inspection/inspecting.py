@@ -66,7 +66,7 @@ def inspected(node: NodeHardware, options: InspectionOptions, tell: Tell) -> Ins
             found = with_cluster(found, link)
             path = store_inspection(options.state_dir, found)
     tell(f"inspected in {time.monotonic() - began_s:.0f} s, kept in {path}")
-    tell("an agent that runs here tells its pool after it was started again")
+    tell("agents read it when they start; coddl estimate reads it with --links")
     return found
 
 
