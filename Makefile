@@ -52,7 +52,7 @@ test-e2e: install ## run whole pools: agents in network namespaces, killed and c
 	$(BIN)/pytest -n 2 tests/e2e
 
 test-engines: install ## run pools whose nodes engines bring: this machine, Ray, Slurm; all that can befall them
-	$(BIN)/pytest -n 1 --matrix tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray*.py tests/e2e/test_slurm*.py
+	$(BIN)/pytest -n 1 --matrix tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray*.py tests/e2e/test_slurm*.py tests/e2e/test_probing*.py
 
 soak: install ## run a pool under a mixed load with deaths, MINUTES long (60 if not given; needs root)
 	$(BIN)/python -m tests.e2e.soak --minutes $(or $(MINUTES),60) --seed $(or $(SEED),1)
@@ -66,12 +66,16 @@ demo: install ## show a pool at work: real trainings that grow and shrink, in ab
 results: install ## reproduce the published results
 	$(BIN)/python -m benchmarks.results $(DATA)
 
-bench: install ## measure the simulator, decisions, resizes, what elasticity, inspection and sharing cost, a pool, nodes of Ray and Slurm
+bench: install ## measure the simulator, decisions, resizes, what elasticity, inspection and sharing cost, predicted lengths, a pool, nodes of Ray and Slurm
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/decide.py
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/plain.py
 	$(BIN)/python -m benchmarks.inspection_cost
+	$(BIN)/python -m benchmarks.slices --device cpu
+	$(BIN)/python -m benchmarks.loss_length
+	$(BIN)/python -m benchmarks.probing --rounds 1
+	$(BIN)/python -m benchmarks.estimate
 	$(BIN)/python -m benchmarks.submit
 	$(BIN)/python -m benchmarks.sharing --cpu --state-mb 16 --trial-mb 16
 	$(BIN)/python -m benchmarks.ray_nodes

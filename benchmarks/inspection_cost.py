@@ -116,7 +116,7 @@ def measure(model: str, device: str, pairs: int, updates: int = UPDATES) -> dict
     rounds = [
         {twin: loop.block(is_inspected=twin == INSPECTED) for twin in order} for order in orders
     ]
-    assert len(loop.told) == pairs, "each block that is inspected tells once"
+    assert len(loop.told) >= pairs, "each block that is inspected tells, a slow one twice"
     ours, noise = ratios(rounds, INSPECTED), ratios(rounds, CONTROL)
     best_s = {twin: min(each[twin][0] for each in rounds) for twin in TWINS}
     without_s = statistics.median(each[WITHOUT][0] for each in rounds)

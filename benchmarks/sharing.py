@@ -223,10 +223,10 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, nargs="+", default=(2, 6), help="that take turns, ascending"
     )
-    parser.add_argument("--turns", type=int, default=4, help="to count at least, in whole rounds")
+    parser.add_argument("--turns", type=int, default=2, help="to count at least, in whole rounds")
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--trial-mb", type=int, default=1000, help="of state, of each trial")
-    parser.add_argument("--trial-steps", type=int, default=1000, help="of each trial")
+    parser.add_argument("--trial-steps", type=int, default=500, help="of each trial")
     parser.add_argument("--trial-quantum", type=float, default=3.0)
     return parser.parse_args(words)
 

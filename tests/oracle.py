@@ -28,6 +28,7 @@ from tests.oracle_policies import (
     Rank,
     Shortest,
 )
+from tests.oracle_ranked_speedup import RankedSpeedup
 from tests.oracle_tiresias import TiresiasL
 
 ARRIVE, FINISH, SHARE, SWAP, WAKE_UP = range(5)
@@ -63,6 +64,7 @@ def policies_of(params: Params) -> dict[str, Policy]:
         "max-min": MaxMin(),
         "max-speedup": MarginalGain(by_time=False),
         "optimus": MarginalGain(by_time=True),
+        "ranked-speedup": RankedSpeedup(params.get("q", 1.5)),
         "srsf": Shortest(weigh=True),
         "srtf": Shortest(weigh=False),
         "tiresias-l": TiresiasL(limits_gpu_s, params.get("promote", 0.0), since_start),

@@ -3,10 +3,13 @@
 import signal
 from typing import Final, Literal, cast, get_args
 
+from coddl.agent.loss_spans import LossSpans
 from coddl.api.wire import RunProgress
 from coddl.core.errors import UserError
 from coddl.core.pool.records import (
+    STEPS_MAX,
     ChangeKind,
+    LossMeasured,
     Outcome,
     RunChanged,
     RunEnded,
@@ -61,6 +64,7 @@ class RunReporter:
         self._has_left_early = False
         self._parked: Message | None = None  # of the workers that stay
         self._step = 0
+        self._losses = LossSpans()
         self.progress: RunProgress | None = None  # the newest
 
     @property
@@ -182,7 +186,7 @@ class RunReporter:
                 job=self._job,
                 attempt=self._attempt,
                 virtual_nodes=event.get("virtual_nodes"),
-                steps=event.get("steps"),
+                steps=_steps(event.get("steps")),
                 global_batch=event.get("global_batch"),
                 gradient_bytes=event.get("gradient_bytes", 0),
                 largest_tensor_bytes=event.get("largest_tensor_bytes", 0),
@@ -190,6 +194,7 @@ class RunReporter:
                 model=event.get("model"),
                 micro_batch=event.get("micro_batch"),
                 training=event.get("training", ""),
+                epoch_steps=_steps(event.get("epoch_steps")),
             ),
         )
 
@@ -210,10 +215,15 @@ class RunReporter:
         if event["step"] > self._step:
             self._is_to_blame = False  # the job trains on without the worker that failed
         self._note_progress(event)
+        losses = self._logged(event.get("loss"))
         if self._has_stepped or not event["step"] or not event["size"]:
-            return ()
+            return losses
         self._has_stepped = True
-        return (RunStepped(self._job, self._attempt, event["step"]),)
+        return (RunStepped(self._job, self._attempt, event["step"]), *losses)
+
+    def _logged(self, loss: Message | None) -> tuple[Fact, ...]:
+        point = self._losses.add(loss["step"], loss["loss"], loss["count"]) if loss else None
+        return () if point is None else (LossMeasured(self._job, self._attempt, *point),)
 
     def _note_progress(self, event: Message) -> None:
         self._step = step = event["step"]
@@ -226,11 +236,11 @@ class RunReporter:
                 step_s=event.get("step_s") or 0.0,
                 iterations=event.get("iterations_at_size") or 0,
             ),
-            steps=event.get("steps"),
+            steps=_steps(event.get("steps")),
             samples_per_s=event.get("samples_per_s") or 0.0,
             still_s=event.get("still_s") or 0.0,
             saved_step=self._saved_step,
-            metrics=event.get("metrics") or {},
+            metrics=_numbers(event.get("metrics") or {}),
         )
 
     def _saved(self, trouble: Trouble | None) -> tuple[Fact, ...]:
@@ -263,6 +273,16 @@ class RunReporter:
             return f"{who} exited with code {code}"
         because = event.get("because") or f"killed by {event['signal']}"
         return f"{who} was lost: {because}"
+
+
+def _numbers(metrics: Message) -> dict[str, float]:
+    """Give what a script has logged, less what is no number: a loss may be NaN."""
+    return {name: x for name, x in metrics.items() if isinstance(x, int | float)}
+
+
+def _steps(told: int | None) -> int | None:
+    """Give a number of steps; loops that are to go on for ever tell enormous ones."""
+    return None if told is None else min(told, STEPS_MAX)
 
 
 def _trouble(event: Message) -> Trouble:

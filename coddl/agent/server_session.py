@@ -35,6 +35,7 @@ from coddl.api.wire import Hello, Holding, Logs, Peer, Progress, Report, RunProg
 from coddl.core.errors import UserError
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import (
+    LossMeasured,
     RunChanged,
     RunEnded,
     RunPrepared,
@@ -76,6 +77,8 @@ def report_of(number: int, fact: Fact, at_s: float) -> Report:
             return Report(number=number, at_s=at_s, did_not_fit=fact)
         case RunProfiled():
             return Report(number=number, at_s=at_s, profiled=fact)
+        case LossMeasured():
+            return Report(number=number, at_s=at_s, loss=fact)
         case RunStepped():
             return Report(number=number, at_s=at_s, stepped=fact)
         case RunChanged():

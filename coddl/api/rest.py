@@ -75,6 +75,36 @@ class TurnsView(View):
     share: float | None  # 0..1: the part of the GPU's time that it had so far; None: not told
 
 
+class LossView(View):
+    """The mean of the losses that a script has logged around a step."""
+
+    step: int
+    loss: float
+
+
+class LengthView(View):
+    """How many steps a job still has to make."""
+
+    source: Literal["told", "predicted", "unknown"]  # by its script; from its losses
+    steps_left: int | None  # None: unknown
+    error: float | None  # by which part of itself a prediction may be off
+    sentence: str
+
+
+class SpeedView(View):
+    """How fast a job is at one size, and how that is known."""
+
+    gpus: int
+    step_s: float  # as measured, or else what is most likely
+    speedup: float  # over the smallest size
+    source: str  # measured, remembered, interpolated, estimated, submitted, assumed
+    iterations: int  # that were measured
+    predicted_s: float | None = None  # from its profile, before that is adjusted; null: it can't be
+    error: float | None = None  # of the prediction, as a part of what was measured
+    relative_sd: float | None = None  # standard deviation of what was not measured; null: unknown
+    is_trial: bool = False  # it is expected to be slower, and is still worth a trial
+
+
 class JobView(View):
     """A job, as it stands."""
 
@@ -93,7 +123,7 @@ class JobView(View):
     step: int
     steps: int | None
     progress: float | None  # 0..1
-    eta_s: float | None  # seconds to its end, at the speed it has
+    eta_s: float | None  # seconds to its end, at the speed it has; `length` says if it is told
     samples_per_s: float
     still_s: float = 0.0  # for which no step was made; 0: steps come as they should
     submitted_s: float
@@ -121,6 +151,10 @@ class JobView(View):
     memory_limit: str | None = None  # why its memory requires more than 1 GPU, if it does
     parked: ParkedView | None = None  # where its workers are parked, if they are
     turns: TurnsView | None = None  # if it takes turns on its GPU with other jobs
+    length: LengthView | None = None  # None: it is over, or has not told how it trains
+    losses: list[LossView] = []  # from the first to the last; some of them, if there are many
+    trials: int = 0  # resizes to measure a size that was expected to be slower
+    speeds: list[SpeedView] | None = None  # of an elastic job; null in lists of jobs
 
 
 class JobsView(View):
@@ -170,6 +204,8 @@ class SliceTimeView(View):
     samples: int
     forward_s: float
     backward_s: float
+    forward_host_s: float = 0.0  # of the host beside a GPU: no pass is shorter
+    backward_host_s: float = 0.0
 
 
 class BucketView(View):
@@ -204,14 +240,40 @@ class ProfileView(View):
     signature: str  # jobs with the same one train the same model with the same batch
 
 
-class SpeedView(View):
-    """How fast a job is with so many devices, and how we know."""
+class ExchangeFactorView(View):
+    """What an all-reduce takes, as a multiple of what the formula says."""
+
+    workers: int
+    bytes: int
+    factor: float
+
+
+class ExchangeLinkView(View):
+    """What a link between workers was measured to do."""
+
+    gb_s: float  # of a ring all-reduce: bytes that each worker sends over the link, a second
+    latency_us: float  # of one of its messages
+    call_us: float  # of a collective by itself
+    backend: str
+    workers: list[int]  # numbers of workers it was measured with; empty: not told
+    factors: list[ExchangeFactorView] = []  # by workers, then bytes, ascending
+
+
+class MeasuredStepView(View):
+    """How long a step takes a job at one size."""
 
     gpus: int
     step_s: float
-    speedup: float  # over the smallest size
-    source: str  # measured, interpolated, submitted, assumed
-    iterations: int  # that were measured
+
+
+class EstimateInputView(View):
+    """All that the pool estimates the speed of a job from."""
+
+    profile: ProfileView
+    links: dict[str, ExchangeLinkView]  # node, cluster: those in the middle of what nodes tell
+    node_gpus: int  # of the largest node: workers are on as few nodes as they take
+    measured: list[MeasuredStepView]  # by the job
+    remembered: list[MeasuredStepView]  # by earlier jobs that train the same
 
 
 class StoryView(View):

@@ -26,6 +26,7 @@ from coddl.api.jobsfolder import JobsFolder
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import (
     Device,
+    LossMeasured,
     RunChanged,
     RunEnded,
     RunFact,
@@ -41,7 +42,7 @@ from coddl.core.pool.records import (
 )
 from coddl.core.speed.inspection import LinkClass, LinkSpeed
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="is", tag=str.lower, kw_only=True):
@@ -96,6 +97,7 @@ class Report(Message, frozen=True):
     prepared: RunPrepared | None = None  # one of these is given
     did_not_fit: SliceDidNotFit | None = None
     profiled: RunProfiled | None = None
+    loss: LossMeasured | None = None
     stepped: RunStepped | None = None
     changed: RunChanged | None = None
     stalled: RunStalled | None = None
@@ -106,7 +108,7 @@ class Report(Message, frozen=True):
     def fact(self) -> RunFact:
         """Give what is told."""
         fact = self.prepared or self.did_not_fit or self.stepped or self.changed or self.unsaved
-        told = fact or self.profiled or self.stalled or self.ended
+        told = fact or self.profiled or self.loss or self.stalled or self.ended
         assert told is not None
         return told
 

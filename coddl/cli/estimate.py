@@ -1,9 +1,10 @@
 """`coddl estimate`: the speed of a training on GPUs that it has never used."""
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
@@ -14,9 +15,11 @@ from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
-    from coddl.cli.estimateview import ShownEstimate
+    from coddl.cli.estimateinput import EstimateInput
+    from coddl.cli.estimateview import FailedEstimate, ShownEstimate
+    from coddl.core.speed.live import StepEvidence
     from coddl.core.speed.profile import TrainingProfile
-    from coddl.core.speed.replay import Arrangement, LinkSpeeds, StepSetting
+    from coddl.core.speed.replay import Arrangement, StepSetting
 
 EXAMPLES: Final = """
 Examples:
@@ -56,7 +59,8 @@ LinksFile = Annotated[
     typer.Option(
         "--links",
         metavar="FILE",
-        help="Inspection of the hardware, as JSON. Default: links of usual servers.",
+        help="Inspection of the hardware, as JSON. Default: for a job, what the nodes of its pool "
+        "tell; else links of usual servers.",
     ),
 ]
 ExchangeOption = Annotated[
@@ -104,25 +108,25 @@ def estimate(
     workers; with --on, also what happens when in a step, and which is fastest.
     """
     from coddl.cli import estimateview
+    from coddl.cli.estimateinput import input_from
     from coddl.core.speed.replay import StepSetting
 
-    is_file = profile.endswith(".json") or Path(profile).exists()
-    training = read_profile(Path(profile)) if is_file else _of_job(profile, server, state_dir)
+    given = input_from(profile, links, server, state_dir)
     setting = StepSetting(
         exchange=exchange,
         servers=servers,
         bandwidth={"cluster": network_part},
         device_bytes=read_memory("--gpu-memory", gpu_memory),
     )
-    speeds, source = _links(links, training)
+    if setting != StepSetting(bandwidth={"cluster": 1.0}):
+        # Steps of several workers tell nothing of other ways to exchange, or of other links.
+        given = replace(given, measured=given.measured_alone)
     asked = list(dict.fromkeys(arrangement_from(spec) for spec in on or ()))
-    for each in asked:
-        _check_size(training, each)
-    shown = _estimates(training, asked, speeds, setting)
+    rows = _estimates(given, asked, setting)
     if wants_json(output, as_json):
-        print(json.dumps(_for_programs(training, shown, len(asked)), indent=2))
+        print(json.dumps(_for_programs(given, rows, len(asked)), indent=2))
         return
-    estimateview.show_estimates(training, shown, source, len(asked))
+    estimateview.show_estimates(given, rows, len(asked))
 
 
 def arrangement_from(spec: str) -> "Arrangement":
@@ -142,62 +146,12 @@ def arrangement_from(spec: str) -> "Arrangement":
     return Arrangement(tuple(on_nodes))
 
 
-def _of_job(job: str, server: str, state_dir: str) -> "TrainingProfile":
-    """Ask the pool for the profile of a job."""
-    from coddl.cli.profile import asked_for
-    from coddl.core.speed.profile import TrainingProfile
-
-    return TrainingProfile.from_data(asked_for(job, server, state_dir))
-
-
-def read_profile(path: Path) -> "TrainingProfile":
-    """Read a profile from a file; raises UserError."""
-    from coddl.core.speed.profile import TrainingProfile
-
-    what = f"profile {path} cannot be read"
-    try:
-        return TrainingProfile.from_data(_json(path, what))
-    except UserError as error:
-        raise error if error.what == what else UserError(what, error.because, error.try_) from None
-
-
-def _json(path: Path, what: str) -> Any:  # Any: whatever a file holds
-    from coddl.traces.text_file import read_text
-
-    text = read_text(path, what)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(what, f"it is not JSON: {error}", "a file written as JSON") from None
-
-
-def _links(path: str, training: "TrainingProfile") -> "tuple[LinkSpeeds, str]":
-    """Give the links, and where they come from."""
-    from coddl.core.cluster import Links
-    from coddl.core.speed.inspection import Inspection, LinkSpeed
-
-    if path:
-        what = f"inspection {path} cannot be read"
-        try:
-            found = Inspection.from_data(_json(Path(path), what))
-        except UserError as error:
-            raise (
-                error if error.what == what else UserError(what, error.because, error.try_)
-            ) from None
-        return found.links, f"links: measured, {path}"
-    usual, backend = Links(), "gloo" if training.device == "cpu" else "nccl"
-    node, cluster = (
-        LinkSpeed(link.gb_s, link.latency_us, 0.0, backend) for link in (usual.island, usual.rack)
-    )
-    source = f"links: assumed, {node.gb_s:g} GB/s in a node and {cluster.gb_s:g} GB/s between nodes"
-    return {"node": node, "cluster": cluster}, f"{source} (--links FILE: measured)"
-
-
 def _check_size(training: "TrainingProfile", arrangement: "Arrangement") -> None:
     """Refuse workers that would have nothing to do."""
-    most, of = training.batch, "samples"
-    if training.virtual_nodes is not None:
-        most, of = training.virtual_nodes, "virtual nodes"
+    from coddl.core.speed.curves import most_workers
+
+    most = most_workers(training)
+    of = "samples" if training.virtual_nodes is None else "virtual nodes"
     if arrangement.workers > most:
         raise UserError(
             f"--on {arrangement} cannot be estimated",
@@ -207,53 +161,112 @@ def _check_size(training: "TrainingProfile", arrangement: "Arrangement") -> None
 
 
 def _estimates(
-    training: "TrainingProfile",
-    asked: "Sequence[Arrangement]",
-    links: "LinkSpeeds",
-    setting: "StepSetting",
-) -> "list[ShownEstimate]":
-    """Replay one worker and what is asked for; of the usual ones, those that can be."""
-    from coddl.cli.estimateview import shown_estimate
+    given: "EstimateInput", asked: "Sequence[Arrangement]", setting: "StepSetting"
+) -> "list[ShownEstimate | FailedEstimate]":
+    """Estimate one worker and what is asked for, or a few usual arrangements.
+
+    Those that can't be estimated say why; raises UserError if that is so of all that is asked for.
+    """
+    from coddl.cli.estimateview import FailedEstimate, shown_estimate
+    from coddl.core.speed.curves import most_workers
     from coddl.core.speed.replay import Arrangement, replayed
 
-    alone = Arrangement((1,))
-    base = shown_estimate(alone, replayed(training, alone, links, setting), None)
-    out = [] if alone in asked else [base]
-    for each in asked or [arrangement_from(spec) for spec in USUAL]:
+    alone, evidence = Arrangement((1,)), _evidence(given)
+    base: ShownEstimate | None = None
+    out: list[ShownEstimate | FailedEstimate] = []
+    errors: list[UserError] = []
+    others = asked or [arrangement_from(spec) for spec in USUAL]
+    if not asked:
+        others = [each for each in others if each.workers <= most_workers(given.training)]
+    if alone in asked:
+        with contextlib.suppress(UserError):
+            whole = replayed(given.training, alone, given.links, setting)
+            base = shown_estimate(alone, whole, evidence, None)
+    for each in [*([alone] if alone not in asked else []), *others]:
         try:
-            if not asked:
-                _check_size(training, each)
-            out.append(shown_estimate(each, replayed(training, each, links, setting), base))
-        except UserError:
-            if asked:
-                raise
+            _check_size(given.training, each)
+            timeline = replayed(given.training, each, given.links, setting)
+        except UserError as error:
+            out.append(FailedEstimate(each, error.because))
+            errors.append(error)
+        else:
+            shown = shown_estimate(each, timeline, evidence, base)
+            base = shown if each == alone else base
+            out.append(shown)
+    if errors and all(isinstance(each, FailedEstimate) for each in out[-len(asked) :]):
+        raise errors[-len(asked)]
     return out
 
 
+def _evidence(given: "EstimateInput") -> "StepEvidence":
+    """Compare what was measured with replays, as the pool does."""
+    from coddl.core.speed.adjustment import PredictedStep, predicted_step
+    from coddl.core.speed.curves import fewest_nodes
+    from coddl.core.speed.live import MeasuredSteps, evidence
+    from coddl.core.speed.replay import Arrangement, replayed
+
+    one = Arrangement((1,))
+    predicted: dict[int, PredictedStep] = {
+        1: predicted_step(one, replayed(given.training, one, {}))
+    }
+    own, others = (dict(each) for each in given.measured)
+    if 1 not in own and 1 not in others:
+        own[1] = predicted[1].step_s  # the profile is a measurement
+    for size in sorted({*own, *others} - {1}):
+        where = fewest_nodes(size, given.node_gpus)
+        with contextlib.suppress(UserError):  # a link is not known
+            predicted[size] = predicted_step(where, replayed(given.training, where, given.links))
+    return evidence(predicted, MeasuredSteps(own, others))
+
+
 def _for_programs(
-    training: "TrainingProfile", shown: "Sequence[ShownEstimate]", asked: int
+    given: "EstimateInput", rows: "Sequence[ShownEstimate | FailedEstimate]", asked: int
 ) -> dict[str, Any]:  # Any: JSON
     """Give all that is known of each arrangement."""
-    compared = shown[-asked:] if asked else shown
+    from coddl.cli.estimateview import FailedEstimate, fastest, warnings
+
+    own, others = given.measured
     return {
-        "device": training.device,
-        "batch": training.batch,
-        "signature": training.signature,
+        "device": given.training.device,
+        "batch": given.training.batch,
+        "signature": given.training.signature,
+        "links": {
+            name: {
+                "gb_s": link.gb_s,
+                "latency_us": link.latency_us,
+                "call_us": link.call_us,
+                "backend": link.backend,
+                "workers": list(link.workers),
+            }
+            for name, link in given.links.items()
+        },
+        "links_from": given.about_links,
+        "measured": {str(gpus): step_s for gpus, step_s in own.items()},
+        "remembered": {str(gpus): step_s for gpus, step_s in others.items()},
         "items": [
             {
                 "on": str(each.arrangement),
                 "workers": each.arrangement.workers,
                 "nodes": each.arrangement.nodes,
-                "step_s": each.timeline.step_s,
-                "relative_sd": each.relative_sd,
-                "samples_per_s": each.timeline.samples_per_s,
-                "speedup": each.speedup,
-                "bound_by": each.timeline.bound_by,
-                "samples": list(each.timeline.samples),
-                "passes": each.timeline.passes,
-                "spans": [span._asdict() for span in each.timeline.spans],
+                **({"error": each.because} if isinstance(each, FailedEstimate) else _item(each)),
             }
-            for each in shown
+            for each in rows
         ],
-        "fastest": str(min(compared, key=lambda each: each.timeline.step_s).arrangement),
+        "fastest": str(fastest(rows[-asked:] if asked else rows).arrangement),
+        "warnings": warnings(given, rows),
+    }
+
+
+def _item(each: "ShownEstimate") -> dict[str, Any]:  # Any: JSON
+    return {
+        "step_s": each.step_s,
+        "predicted_s": each.timeline.step_s,
+        "relative_sd": each.relative_sd,
+        "source": each.source,
+        "samples_per_s": each.samples_per_s,
+        "speedup": each.speedup,
+        "bound_by": each.timeline.bound_by,
+        "samples": list(each.timeline.samples),
+        "passes": each.timeline.passes,
+        "spans": [span._asdict() for span in each.timeline.spans],
     }

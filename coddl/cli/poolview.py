@@ -33,9 +33,12 @@ DISPENSABLE: Final = ("RESTARTS", "PRIO", "USER", "AGE", "NODES", "RUNTIME", "ET
 REASON_LEAST: Final = 36  # columns
 INDENT_MAX: Final = 24  # where the last column of a line may begin
 GAP: Final = "  "
+LEVELS: Final = "▁▂▃▄▅▆▇█"
+SIZES_SHOWN: Final = 8  # of a job that is described; more are left to coddl explain
 SOURCES: Final = {
     "interpolated": "between measured sizes",
     "estimated": "from its profile",
+    "remembered": "measured by an earlier job",
     "submitted": "given by the user",
     "assumed": "not measured yet",
 }
@@ -155,9 +158,33 @@ def job_row(job: Answer, now_s: float) -> dict[str, str]:
         "RUNTIME": duration(job["runtime_s"]) if job["started_s"] is not None else "",
         "RESTARTS": str(job["restarts"]),
         "PROGRESS": done or (f"step {job['step']}" if job["step"] else ""),
-        "ETA": duration(job["eta_s"]),
+        "ETA": eta(job),
         "REASON": reason_of(job) or trouble.get("what", ""),
     }
+
+
+def eta(job: Answer) -> str:
+    """Write the time to a job's end; with ~ where its length is predicted from its loss."""
+    is_predicted = (job.get("length") or {}).get("source") == "predicted"
+    return f"{'~' * is_predicted}{duration(job['eta_s'])}" if job["eta_s"] is not None else ""
+
+
+def losses(points: Sequence[Answer]) -> str:
+    """Write the first and the last loss, and draw those between."""
+    if not points:
+        return ""
+    first, last = points[0], points[-1]
+    told = f"{last['loss']:.4g} at step {last['step']:,}"
+    if len(points) == 1:
+        return told
+    return f"{first['loss']:.4g} at step {first['step']:,}, {told}  {_sparkline(points)}"
+
+
+def _sparkline(points: Sequence[Answer]) -> str:
+    values = [point["loss"] for point in points]
+    low, high = min(values), max(values)
+    top = len(LEVELS) - 1
+    return "".join(LEVELS[round(top * (x - low) / (high - low or 1.0))] for x in values)
 
 
 def reason_of(job: Answer) -> str:
@@ -301,6 +328,7 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
     done = f" ({job['progress']:.0%})" if job["progress"] is not None else ""
     speed = f"{job['samples_per_s']:,.0f} samples/s" if job["samples_per_s"] else ""
     pause = f", last pause {job['last_pause_s']:.2f} s" if job["last_pause_s"] else ""
+    trials = f" ({job['trials']} to measure a size)" if job.get("trials") else ""
     limits = bounds(job["gpus_min"], job["gpus_max"])
     holds = f"{job['gpus']} (bounds {limits})"
     where = f" on {', '.join(job['nodes'])}" if job["nodes"] else ""
@@ -315,7 +343,9 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
         ("step", f"{job['step']:,}{steps}{done}{saved}"),
         ("not saved", "{what}: {because}".format_map(job["unsaved"]) if job.get("unsaved") else ""),
         ("speed", speed),
-        ("ETA", duration(job["eta_s"])),
+        ("ETA", eta(job)),
+        ("length", (job.get("length") or {}).get("sentence", "")),
+        ("loss", losses(job.get("losses") or [])),
         ("metrics", ", ".join(f"{name} {value:.4g}" for name, value in job["metrics"].items())),
         ("command", " ".join(job["command"])),
         ("tier", job["tier"]),
@@ -325,7 +355,7 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
         ("started", moment(job["started_s"], now_s) if job["started_s"] is not None else ""),
         ("ended", moment(job["ended_s"], now_s) if job["ended_s"] is not None else ""),
         ("time", f"{duration(job['runtime_s'])} running, {duration(job['waited_s'])} waiting"),
-        ("resizes", f"{job['resizes']}{pause}"),
+        ("resizes", f"{job['resizes']}{trials}{pause}"),
         ("restarts", str(job["restarts"])),
         ("exit code", "" if job["exit_code"] is None else str(job["exit_code"])),
         ("error", trouble.get("what", "")),
@@ -333,6 +363,8 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
         ("try", trouble.get("try", "")),
     ]
     lines = [title(job), *fields(pairs)]
+    if any(each["source"] != "assumed" for each in job.get("speeds") or ()):
+        lines += [Text(), *(Text("  ").append(line) for line in speed_lines(_brief(job["speeds"])))]
     if events:
         lines += [Text(), Text("latest events", style="bold")]
         lines += [Text("  ").append(event_line(event, now_s)) for event in events]
@@ -352,37 +384,61 @@ def explain_lines(told: Answer, now_s: float) -> list[Text]:
     limit = job.get("memory_limit")
     if limit and limit not in told["sentence"]:
         lines.append(Text(f"it needs {limit}"))
+    if length := job.get("length"):
+        lines.append(Text(length["sentence"]))
     if told["position"] is not None:
         place = f"number {told['position']} of the waiting jobs, in order of submission"
         lines.append(Text(f"{place}; other jobs that run: {told['ahead']}"))
     if told["speeds"] and job["tier"] == "elastic":  # others keep their size, however fast
-        lines += [Text(), *_speeds(told["speeds"])]
+        lines += [Text(), *speed_lines(told["speeds"])]
     if told["story"]:
         lines += [Text(), Text("history", style="bold")]
         lines += [Text(f"  {moment(s['at_s'], now_s)}  {s['text']}") for s in told["story"]]
     return lines
 
 
-def _speeds(speeds: Sequence[Answer]) -> list[Text]:
+def speed_lines(speeds: Sequence[Answer]) -> list[Text]:
+    """Lay out how fast a job is at each size; beside it, what was predicted from its profile."""
     # As long as no step has been seen, only the ratios are assumed: seconds would be made up.
     is_known = any(speed["source"] != "assumed" for speed in speeds)
-    return table(
-        [
-            {
-                "GPUS": str(speed["gpus"]),
-                "STEP": f"{speed['step_s']:.3g} s" if is_known else "?",
-                "SPEEDUP": f"{speed['speedup']:.2f}x",
-                "SOURCE": _source(speed),
-            }
-            for speed in speeds
-        ]
-    )
+    has_predicted = any(speed.get("predicted_s") for speed in speeds)
+    rows = []
+    for speed in speeds:
+        row = {
+            "GPUS": str(speed["gpus"]),
+            "STEP": _step(speed["step_s"]) if is_known else "?",
+            "SPEEDUP": f"{speed['speedup']:.2f}x",
+        }
+        if has_predicted:
+            predicted_s, error = speed.get("predicted_s"), speed.get("error")
+            row["PREDICTED"] = _step(predicted_s) if predicted_s else ""
+            sd = f"±{speed['relative_sd']:.0%}" if speed.get("relative_sd") else ""
+            row["ERROR"] = f"{error:+.0%}" if error is not None else sd
+        rows.append(row | {"SOURCE": _source(speed)})
+    return table(rows)
+
+
+def _step(seconds: float) -> str:
+    return f"{seconds:.3g} s"
+
+
+def _brief(speeds: Sequence[Answer]) -> list[Answer]:
+    """Of many sizes, leave those that were measured and powers of two."""
+    if len(speeds) <= SIZES_SHOWN:
+        return list(speeds)
+    return [
+        each
+        for each in speeds
+        if each["source"] == "measured" or each["gpus"] & (each["gpus"] - 1) == 0
+    ]
 
 
 def _source(speed: Answer) -> str:
     if speed["source"] == "measured":
         return f"measured over {counted(speed['iterations'], 'step')}"
     more = SOURCES.get(speed["source"], "")
+    if speed.get("is_trial"):
+        more = f"{more}; worth a trial"
     return f"{speed['source']} ({more})" if more else str(speed["source"])
 
 

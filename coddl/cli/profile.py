@@ -93,14 +93,19 @@ def lines_of(found: Answer) -> "list[Text]":
     from coddl.cli.poolview import memory_size, table
 
     peaks = {each["samples"]: each["peak_bytes"] for each in found["memory"]}
+    hosts_s = [
+        each.get("forward_host_s", 0.0) + each.get("backward_host_s", 0.0)
+        for each in found["slices"]
+    ]
     rows = [
         {
             "SAMPLES": f"{each['samples']:,}",
             "FORWARD": _ms(each["forward_s"]),
             "BACKWARD": _ms(each["backward_s"]),
+            **({"HOST": _ms(host_s)} if any(hosts_s) else {}),
             "MEMORY": memory_size(peaks[each["samples"]]) if each["samples"] in peaks else "",
         }
-        for each in found["slices"]
+        for each, host_s in zip(found["slices"], hosts_s, strict=True)
     ]
     gradient_bytes = sum(each["bytes"] for each in found["buckets"])
     nodes = found["virtual_nodes"]

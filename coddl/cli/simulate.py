@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,6 +16,7 @@ from coddl.core.errors import UserError
 from coddl.core.node_count import IDLE_S, START_S
 
 if TYPE_CHECKING:
+    from coddl.sim.profiled import ProfiledModels
     from coddl.sim.study import NodeSpec, Study, StudySpec
 
 EXAMPLES = """
@@ -33,6 +35,8 @@ Examples:
   coddl simulate --cluster 16x4 --placement spread --placement philly
 
   coddl simulate --nodes 32 --nodes 2..32 --gpus-per-node 8 --node-start-s 60
+
+  coddl simulate jobs.csv --profile bert=profile.json --links inspection.json
 
   coddl simulate --servers sync --policy optimus-ps --policy drf
 """
@@ -122,6 +126,15 @@ ErrorSpec = Annotated[
         "10 %.",
     ),
 ]
+Known = Annotated[
+    Literal["true", "estimated", "adjusted", "visited"],
+    typer.Option(
+        help="What the scheduler knows of speeds, while jobs run at the true ones: true, the speed "
+        "table; estimated, replays from each model's step on one GPU, with links calibrated on the "
+        "other models; adjusted, the same, adjusted by what is measured as jobs run; visited, a "
+        "job scales perfectly until it was measured at a second size."
+    ),
+]
 Failures = Annotated[
     str,
     typer.Option(
@@ -144,6 +157,23 @@ SpeedTable = Annotated[
         metavar="PATH",
         help="Step times of the models: a file, a folder, or gandiva. Default: step_times.csv "
         "beside the trace, or the table in the package.",
+    ),
+]
+Profiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME=FILE",
+        help="Model whose speeds are replayed from a profile, as coddl run --profile or coddl "
+        "profile JOB -o json writes it; repeat for several. With --links.",
+    ),
+]
+LinksFile = Annotated[
+    str,
+    typer.Option(
+        "--links",
+        metavar="FILE",
+        help="Links that profiles and estimates are replayed on: a file of coddl inspect --save.",
     ),
 ]
 Servers = Annotated[
@@ -200,12 +230,15 @@ def simulate(
     load: Load = "1",
     seeds: Seeds = 1,
     speeds: SpeedTable = "",
+    profile: Profiles = None,
+    links: LinksFile = "",
     servers: Servers = None,
     reconfigure: ResizeCost = "none",
     cool_down: CoolDown = 0.0,
     min_runtime: MinRuntime = 0.0,
     quotas: Quotas = "none",
     error: ErrorSpec = "",
+    known_speeds: Known = "true",
     failures: Failures = "none",
     oversize: TooLarge = "error",
     report: ReportFile = "",
@@ -214,8 +247,6 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Compare scheduling policies on a workload, in simulated time."""
-    _check_writable("--report", report)
-    _check_writable("--jobs-csv", jobs_csv)
     from coddl.core.scheduler import Stability
     from coddl.sim.api import reconfigure_from
     from coddl.sim.study import DEFAULT_POLICIES, StudySpec
@@ -232,19 +263,34 @@ def simulate(
         seeds=seeds,
         queue=vc or None,
         speeds=speeds or None,
+        profiled=_profiled(profile or (), links),
         servers=servers,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
         stability=Stability(cool_down, min_runtime),
         quotas=quotas,
         error=error,
+        known_speeds=known_speeds,
         failures=failures,
         keep_events=bool(report),
     )
+    _run(spec, report, jobs_csv, wants_json(output, as_json))
+
+
+def _run(spec: "StudySpec", report: str, jobs_csv: str, for_program: bool) -> None:
+    """Run a study, print its results, and write the files that were asked for."""
+    _check_writable({"--report": report, "--jobs-csv": jobs_csv})
     study, stopped = _watched(spec)
-    _show(study, stopped, wants_json(output, as_json))
+    _show(study, stopped, for_program)
     _write(study, report, jobs_csv)
     _end(study, stopped)
+
+
+def _profiled(profiles: Sequence[str], links: str) -> "ProfiledModels":
+    """Read the profiles, and the links that they are replayed on."""
+    from coddl.sim.profiled import named_files, profiled_from
+
+    return profiled_from(named_files(profiles), links or None)
 
 
 def _node_spec(
@@ -388,10 +434,12 @@ def _numbers(option: str, text: str, *, whole: bool) -> list[float]:
     return values
 
 
-def _check_writable(option: str, path: str) -> None:
+def _check_writable(files: Mapping[str, str]) -> None:
     """Fail before a long run if its results could not be written."""
-    folder = Path(path).resolve().parent
-    if path and (Path(path).is_dir() or not os.access(folder, os.W_OK)):
-        because = "it is a folder" if Path(path).is_dir() else f"{folder} is not a writable folder"
-        name = "report.html" if option == "--report" else "jobs.csv"
-        raise UserError(f"{option} {path} cannot be written", because, f"{option} {name}")
+    for option, path in files.items():
+        folder = Path(path).resolve().parent
+        if path and (Path(path).is_dir() or not os.access(folder, os.W_OK)):
+            no_folder = f"{folder} is not a writable folder"
+            because = "it is a folder" if Path(path).is_dir() else no_folder
+            name = "report.html" if option == "--report" else "jobs.csv"
+            raise UserError(f"{option} {path} cannot be written", because, f"{option} {name}")

@@ -1,6 +1,8 @@
 """Heaps of rows, the last in order on top: parts of kernels."""
 
-from coddl.core.columns import FloatMatrix, IntColumn
+from typing import NamedTuple
+
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ZERO, part
 
 
@@ -43,3 +45,41 @@ def sort_heap(heap: IntColumn, size: int, keys: FloatMatrix) -> None:
     for last in range(size - 1, 0, -1):
         heap[0], heap[last] = heap[last], heap[0]
         sink(heap, ZERO, last, keys)
+
+
+class ValuedRows(NamedTuple):
+    """A heap of rows with their values beside them, the largest value on top, ties to the first
+    row. A large one is faster than a heap that looks its keys up.
+    """
+
+    values: FloatColumn
+    rows: IntColumn
+
+
+@part
+def sink_valued(heap: ValuedRows, at: int, size: int) -> None:
+    """Restore the heap after entry `at` was replaced."""
+    values, rows = heap.values, heap.rows
+    value, row = values[at], rows[at]
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            break
+        other = child + 1
+        if other < size and (
+            values[other] > values[child]
+            or (values[other] == values[child] and rows[other] < rows[child])
+        ):
+            child = other
+        if values[child] < value or (values[child] == value and rows[child] > row):
+            break
+        values[at], rows[at] = values[child], rows[child]
+        at = child
+    values[at], rows[at] = value, row
+
+
+@part
+def make_valued_heap(heap: ValuedRows, size: int) -> None:
+    """Order the first `size` entries as such a heap."""
+    for at in range(size // 2 - 1, -1, -1):
+        sink_valued(heap, at, size)

@@ -25,6 +25,7 @@ from coddl.core.policies.marginal_gain import MaxSpeedup, Optimus
 from coddl.core.policies.max_min import MaxMin
 from coddl.core.policies.philly import Philly
 from coddl.core.policies.policy import NamedPolicy, Policy
+from coddl.core.policies.ranked_speedup import RankedSpeedup
 from coddl.core.policies.shortest import Srsf, Srtf
 from coddl.core.policies.themis import Themis
 from coddl.core.policies.tiresias import TiresiasL
@@ -40,6 +41,7 @@ POLICIES: Final[Mapping[str, type[NamedPolicy]]] = {
     "optimus": Optimus,
     "optimus-ps": OptimusPs,
     "philly": Philly,
+    "ranked-speedup": RankedSpeedup,
     "srsf": Srsf,
     "srtf": Srtf,
     "tetris": Tetris,

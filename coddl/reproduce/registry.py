@@ -8,6 +8,7 @@ from coddl.core.errors import UserError
 from coddl.reproduce import (
     afs,
     all_systems,
+    estimate_philly,
     estimate_t4,
     gandiva,
     gpu_types,
@@ -27,6 +28,7 @@ from coddl.reproduce.experiment import Experiment
 ALL: Final[tuple[Experiment, ...]] = (
     *poster.EXPERIMENTS,
     *estimate_t4.EXPERIMENTS,
+    *estimate_philly.EXPERIMENTS,
     *placement_effect.EXPERIMENTS,
     *optimus.EXPERIMENTS,
     *optimus_predictions.EXPERIMENTS,

@@ -20,10 +20,12 @@ from coddl.core.pool.state import Pool
 from coddl.server.errors import JournalUnreadable
 from coddl.server.store import JournalStore, RecordJob, StoredAnswer, StoredRecord, StoredSnapshot
 
-SCHEMA: Final = 6  # of what bodies hold; grows when older versions could not read them any more
+SCHEMA: Final = 7  # of what bodies hold; grows when older versions could not read them any more
 PAGE: Final = 1_000
 SNAPSHOT_EVERY: Final = 2_000  # records
 KINDS: Final[dict[str, type[Record]]] = {r.kind_of(kind): kind for kind in get_args(Record)}
+# Records that are no events: a job has many, and shows what they come to.
+QUIET: Final = frozenset({r.kind_of(r.LossMeasured)})
 
 # Of snapshots: what a pool is made of, so that none with other fields is read by halves.
 LAYOUT: Final = zlib.crc32(json.dumps(msgspec.json.schema(Pool)).encode()) & 0x7FFFFFFF
@@ -128,12 +130,13 @@ class Journal:
         self._store.forget_answers(before_s)
 
     def read(self, after: int, limit: int, job: int | None = None) -> list[ReadEntry]:
-        """Give the oldest records after a number; of a job if one is named."""
-        return [self._seen(line) for line in self._store.lines(after, limit, job)]
+        """Give the oldest events after a number; of a job if one is named."""
+        lines = self._store.lines(after, limit, job, without=QUIET)
+        return [self._seen(line) for line in lines]
 
     def newest(self, limit: int, job: int | None = None) -> list[ReadEntry]:
-        """Give the newest records, in order; of a job if one is named."""
-        return [self._seen(line) for line in self._store.newest(limit, job)]
+        """Give the newest events, in order; of a job if one is named."""
+        return [self._seen(line) for line in self._store.newest(limit, job, without=QUIET)]
 
     def fold(self) -> FoldedPool:
         """Give the pool as the journal has it: the newest snapshot that can be read, and the tail.

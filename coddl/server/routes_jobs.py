@@ -16,6 +16,7 @@ from coddl.core.errors import UserError
 from coddl.core.pool.control import ControlPlane
 from coddl.core.pool.errors import NotFound
 from coddl.core.pool.explain import explain
+from coddl.core.pool.job import JobState
 from coddl.core.pool.preview import preview
 from coddl.core.pool.records import (
     Event,
@@ -28,6 +29,7 @@ from coddl.core.pool.records import (
 )
 from coddl.core.pool.spec import JobSpec
 from coddl.core.pool.state import Pool
+from coddl.core.speed.profile import TrainingProfile
 from coddl.server import views
 from coddl.server.journal import UnreadableRecord
 from coddl.server.logs import LogQuery
@@ -153,7 +155,8 @@ def _add_reading(router: APIRouter, server: Server) -> None:
     @router.get("/jobs/{job}")
     async def describe(job: str) -> rest.JobView:
         """Show a job, by number or name."""
-        return server.job_view(server.find(job))
+        state = server.find(job)
+        return views.described_job(server.pool, state, server.job_view(state))
 
     @router.get("/jobs/{job}/explain")
     async def explain_job(job: str) -> rest.ExplainView:
@@ -168,14 +171,13 @@ def _add_reading(router: APIRouter, server: Server) -> None:
     @router.get("/jobs/{job}/profile")
     async def profile(job: str) -> rest.ProfileView:
         """Show what one worker has measured of a job's training: times, gradients, memory."""
+        return rest.ProfileView.model_validate(_profile_of(server.find(job)).as_data())
+
+    @router.get("/jobs/{job}/estimate")
+    async def estimate(job: str) -> rest.EstimateInputView:
+        """Show what a job's speed is estimated from: profile, links, measured steps."""
         state = server.find(job)
-        if state.profile is None:
-            raise NotFound(
-                f'job {state.id} "{state.spec.name}" has no profile',
-                "a job measures its passes after the first steps of a script with coddl.prepare",
-                f"coddl describe {state.id}, and again when it has made 30 steps",
-            )
-        return rest.ProfileView.model_validate(state.profile.as_data())
+        return views.estimate_input(server.pool, state, _profile_of(state))
 
     @router.get("/jobs/{job}/events")
     async def events(job: str, after: After = None, limit: Limit = 100) -> rest.EventsView:
@@ -184,6 +186,17 @@ def _add_reading(router: APIRouter, server: Server) -> None:
         page = await asyncio.to_thread(at_page, server.journal, after, limit, number)
         items = [views.event_view(noted, server.pool.unit, number) for noted in page]
         return rest.EventsView(items=items, next=items[-1].number if items else after or 0)
+
+
+def _profile_of(state: JobState) -> TrainingProfile:
+    """Give what a job has measured of its training; raises NotFound."""
+    if state.profile is None:
+        raise NotFound(
+            f'job {state.id} "{state.spec.name}" has no profile',
+            "a job measures its passes after the first steps of a script with coddl.prepare",
+            f"coddl describe {state.id}, and again when it has made 30 steps",
+        )
+    return state.profile
 
 
 def _add_actions(router: APIRouter, server: Server) -> None:

@@ -3,7 +3,7 @@
 `store_sql` is the real one, `store_memory` its twin; both pass `coddl.testing.store_contract`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -51,11 +51,15 @@ class JournalStore(Protocol):
     ) -> None:
         """Make all of it durable, or raise JournalFull and keep none of it."""
 
-    def lines(self, after: int, limit: int, job: int | None = None) -> list[StoredRecord]:
-        """Give the oldest lines after a number; of a job if one is named."""
+    def lines(
+        self, after: int, limit: int, job: int | None = None, *, without: Collection[str] = ()
+    ) -> list[StoredRecord]:
+        """Give the oldest lines after a number, less some kinds; of a job if one is named."""
 
-    def newest(self, limit: int, job: int | None = None) -> list[StoredRecord]:
-        """Give the newest lines, in order; of a job if one is named."""
+    def newest(
+        self, limit: int, job: int | None = None, *, without: Collection[str] = ()
+    ) -> list[StoredRecord]:
+        """Give the newest lines, in order, less some kinds; of a job if one is named."""
 
     def last_seq(self) -> int:
         """Give the number of the newest line; 0 if there is none."""

@@ -1,7 +1,8 @@
 """A journal in memory: for tests and trials. It can be told to be full."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 
 from coddl.server.errors import JournalFull
 from coddl.server.store import RecordJob, StoredAnswer, StoredRecord, StoredSnapshot
@@ -34,22 +35,28 @@ class MemoryStore:
             self._by_job.setdefault(link.job, []).append(link.seq)
         self._answers |= {answer.key: answer for answer in answers}
 
-    def lines(self, after: int, limit: int, job: int | None = None) -> list[StoredRecord]:
-        """Give the oldest lines after a number; of a job if one is named."""
+    def lines(
+        self, after: int, limit: int, job: int | None = None, *, without: Collection[str] = ()
+    ) -> list[StoredRecord]:
+        """Give the oldest lines after a number, less some kinds; of a job if one is named."""
         if job is None:
             start = bisect_right(self._lines, after, key=lambda line: line.seq)
-            return self._lines[start : start + limit]
-        seqs = self._by_job.get(job, [])
-        start = bisect_right(seqs, after)
-        return [self._line(seq) for seq in seqs[start : start + limit]]
+            found = iter(self._lines[start:])
+        else:
+            seqs = self._by_job.get(job, [])
+            found = map(self._line, seqs[bisect_right(seqs, after) :])
+        return list(islice((line for line in found if line.kind not in without), limit))
 
-    def newest(self, limit: int, job: int | None = None) -> list[StoredRecord]:
-        """Give the newest lines, in order; of a job if one is named."""
-        if limit <= 0:
-            return []
+    def newest(
+        self, limit: int, job: int | None = None, *, without: Collection[str] = ()
+    ) -> list[StoredRecord]:
+        """Give the newest lines, in order, less some kinds; of a job if one is named."""
         if job is None:
-            return self._lines[-limit:]
-        return [self._line(seq) for seq in self._by_job.get(job, [])[-limit:]]
+            found = reversed(self._lines)
+        else:
+            found = map(self._line, reversed(self._by_job.get(job, [])))
+        kept = (line for line in found if line.kind not in without)
+        return list(islice(kept, max(limit, 0)))[::-1]
 
     def last_seq(self) -> int:
         """Give the number of the newest line; 0 if there is none."""

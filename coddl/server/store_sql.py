@@ -1,7 +1,7 @@
 """A journal in a database: SQLite in WAL mode by default, each batch on disk before it counts."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,18 +78,24 @@ class SqlStore:
                 if rows:
                     connection.execute(insert(table), [row._asdict() for row in rows])
 
-    def lines(self, after: int, limit: int, job: int | None = None) -> list[StoredRecord]:
-        """Give the oldest lines after a number; of a job if one is named."""
+    def lines(
+        self, after: int, limit: int, job: int | None = None, *, without: Collection[str] = ()
+    ) -> list[StoredRecord]:
+        """Give the oldest lines after a number, less some kinds; of a job if one is named."""
         query = select(records).where(records.c.seq > after)
         if job is not None:
             query = self._of_job(job).where(record_jobs.c.seq > after)
+        query = query.where(records.c.kind.not_in(without)) if without else query
         with self._engine.connect() as connection:
             rows = connection.execute(query.order_by(records.c.seq).limit(limit))
             return [StoredRecord(*row) for row in rows]
 
-    def newest(self, limit: int, job: int | None = None) -> list[StoredRecord]:
-        """Give the newest lines, in order; of a job if one is named."""
+    def newest(
+        self, limit: int, job: int | None = None, *, without: Collection[str] = ()
+    ) -> list[StoredRecord]:
+        """Give the newest lines, in order, less some kinds; of a job if one is named."""
         query = select(records) if job is None else self._of_job(job)
+        query = query.where(records.c.kind.not_in(without)) if without else query
         with self._engine.connect() as connection:
             rows = connection.execute(query.order_by(records.c.seq.desc()).limit(max(limit, 0)))
             return [StoredRecord(*row) for row in rows][::-1]

@@ -1,7 +1,7 @@
 """The pool as REST shows it."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, cast
 
@@ -13,8 +13,18 @@ from coddl.api.wire import RunProgress
 from coddl.core.named import Plugged, described
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, NotFound
-from coddl.core.pool.explain import Explanation, code_of, sentence, sentence_of
-from coddl.core.pool.job import JobState
+from coddl.core.pool.estimates import links_of, outline_of
+from coddl.core.pool.explain import (
+    Explanation,
+    SpeedRow,
+    code_of,
+    sentence,
+    sentence_of,
+    speed_rows,
+)
+from coddl.core.pool.job import LOSSES_SHOWN, JobState
+from coddl.core.pool.known_profiles import remembered_steps
+from coddl.core.pool.lengths import length_of, length_sentence
 from coddl.core.pool.nodes import NodeState, SlotState
 from coddl.core.pool.parking import parked_on
 from coddl.core.pool.preview import Effect
@@ -22,6 +32,8 @@ from coddl.core.pool.scaling import wanted_because
 from coddl.core.pool.slot_sharing import lacks_turn, partners, turn_s_of_jobs
 from coddl.core.pool.state import Pool
 from coddl.core.registry import Registry
+from coddl.core.speed.profile import TrainingProfile
+from coddl.core.speed.training_length import thinned
 from coddl.server.journal import ReadEntry, UnreadableRecord
 from coddl.server.logs import StoredLogLine
 
@@ -41,8 +53,7 @@ def job_view(
     awaited: Collection[str] = (),
 ) -> rest.JobView:
     """Show a job as it stands; `awaited`: nodes not heard of since the server was restarted."""
-    end_s = job.ended_s if job.ended_s is not None else now_s
-    runtime_s = job.executed_by(end_s)
+    runtime_s = job.executed_by(end_s := job.ended_s if job.ended_s is not None else now_s)
     is_training = job.phase in ("running", "resizing")
     is_told = run is not None and job.has_run and run.progressed.attempt == job.attempt
     # A job that waits for its turn makes no step, and should not.
@@ -91,6 +102,49 @@ def job_view(
         memory_limit=job.fit_sentence or None,
         parked=_parked(pool, job),
         turns=_turns(pool, job),
+        length=_length(job),
+        losses=_losses(job),
+        trials=job.trials,
+    )
+
+
+def described_job(pool: Pool, job: JobState, view: rest.JobView) -> rest.JobView:
+    """Add what only those see who look at one job: how fast it is at which size."""
+    if not job.spec.is_elastic:
+        return view
+    return view.model_copy(update={"speeds": _speed_views(speed_rows(pool, job))})
+
+
+def _speed_views(rows: Iterable[SpeedRow]) -> list[rest.SpeedView]:
+    return [rest.SpeedView(**asdict(row)) for row in rows]
+
+
+def estimate_input(pool: Pool, job: JobState, profile: TrainingProfile) -> rest.EstimateInputView:
+    """Show what the speed of a job is estimated from."""
+    links = {
+        name: rest.ExchangeLinkView(
+            gb_s=link.gb_s,
+            latency_us=link.latency_us,
+            call_us=link.call_us,
+            backend=link.backend,
+            workers=list(link.workers),
+            factors=[
+                rest.ExchangeFactorView(workers=n, bytes=bytes_, factor=factor)
+                for n, bytes_, factor in link.factors
+            ],
+        )
+        for name, link in links_of(pool).items()
+    }
+    measured, remembered = (
+        [rest.MeasuredStepView(gpus=gpus, step_s=step_s) for gpus, step_s in sorted(each.items())]
+        for each in (job.speeds, remembered_steps(pool, job))
+    )
+    return rest.EstimateInputView(
+        profile=rest.ProfileView.model_validate(profile.as_data()),
+        links={str(name): link for name, link in links.items()},
+        node_gpus=outline_of(pool).node_gpus,
+        measured=measured,
+        remembered=remembered,
     )
 
 
@@ -114,9 +168,22 @@ def _turns(pool: Pool, job: JobState) -> rest.TurnsView | None:
 
 def _eta_s(job: JobState) -> float | None:
     measured = job.step_s.get(len(job.serves or job.granted))
-    if job.steps is None or measured is None:
+    left = length_of(job).steps_left
+    if left is None or measured is None:
         return None
-    return max(0, job.steps - job.step) * measured.step_s * job.sharers
+    return left * measured.step_s * job.sharers
+
+
+def _length(job: JobState) -> rest.LengthView | None:
+    if job.is_over or not job.prepared:
+        return None
+    length = length_of(job)
+    return rest.LengthView(**asdict(length), sentence=length_sentence(job))
+
+
+def _losses(job: JobState) -> list[rest.LossView]:
+    points = thinned(job.loss_points, LOSSES_SHOWN)
+    return [rest.LossView(step=each.step, loss=each.loss) for each in points]
 
 
 def _trouble(trouble: r.Trouble | None) -> rest.TroubleView | None:
@@ -134,7 +201,7 @@ def explain_view(explanation: Explanation, job: rest.JobView) -> rest.ExplainVie
         code=explanation.code,
         position=explanation.position,
         ahead=explanation.ahead,
-        speeds=[rest.SpeedView(**msgspec.to_builtins(row)) for row in explanation.speeds],
+        speeds=_speed_views(explanation.speeds),
         story=[rest.StoryView(**msgspec.to_builtins(line)) for line in explanation.story],
         parked_sentence=explanation.parked_sentence,
     )

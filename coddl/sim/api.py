@@ -1,7 +1,7 @@
 """`coddl.simulate`: the simulator as a Python function."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,8 @@ from coddl.core.parameter_server.costs import Mode
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
 from coddl.core.scheduler import Stability
+from coddl.sim.known_speeds import KnownSpeeds
+from coddl.sim.profiled import profiled_from
 from coddl.sim.study import DEFAULT_POLICIES, NodeSpec, Study, StudySpec, study
 from coddl.sim.world import MODES, Reconfigure
 from coddl.traces.trace import Oversize, Trace
@@ -37,6 +39,8 @@ def simulate(
     load: float | Sequence[float] = 1.0,
     vc: str | None = None,
     speeds: str | Path | None = None,
+    profiles: Mapping[str, str | Path] | None = None,
+    links: str | Path | None = None,
     servers: Mode | None = None,
     oversize: Oversize = "error",
     reconfigure: str = "none",
@@ -44,6 +48,7 @@ def simulate(
     min_runtime_s: float = 0.0,
     quotas: str = "none",
     error: str = "",
+    known_speeds: KnownSpeeds = "true",
     failures: str = "none",
     events: bool = False,
 ) -> Study:
@@ -61,7 +66,10 @@ def simulate(
 
     `first` limits the number of jobs. `quotas` ("equal", "demand", "a=32,b=16"), `error`
     ("length=0.3,speed=0.1") and `failures` ("philly") are as on the command line. With `servers`
-    ("sync", "async") jobs train with parameter servers.
+    ("sync", "async") jobs train with parameter servers. `known_speeds` ("true", "estimated",
+    "adjusted", "visited") is what the scheduler knows of speeds; jobs run at the true ones.
+    `profiles` ({"bert": "profile.json"}) are models whose speeds are replayed on `links`, a file of
+    `coddl inspect --save`.
 
         results = coddl.simulate("jobs.csv.gz", ["afs-l", "srtf"], gpus=64, vc="ed69ec")
         results["avg_jct_s"]        # an array, one value per policy
@@ -83,12 +91,14 @@ def simulate(
         seeds=seeds,
         queue=vc,
         speeds=speeds,
+        profiled=profiled_from(profiles or {}, links),
         servers=servers,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
         stability=Stability(cool_down_s, min_runtime_s),
         quotas=quotas,
         error=error,
+        known_speeds=known_speeds,
         failures=failures,
         keep_events=events,
     )

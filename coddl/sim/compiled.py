@@ -28,7 +28,7 @@ def run_compiled(
             world.counts[SEED] = seed
             now_s = world.clock[NOW]
             snapshot = KernelSnapshot(
-                world.jobs, rows, world.step_s, world.steps, gpus, now_s, seed
+                world.jobs, rows, world.believed_step_s, world.steps, gpus, now_s, seed
             )
             wake_at_s = decide(code, snapshot, params, memory, shares)
             apply_shares_part(world, shares, wake_at_s)

@@ -14,6 +14,7 @@ from coddl.core.policies.fifo import fifo
 from coddl.core.policies.marginal_gain import marginal_gain
 from coddl.core.policies.max_min import max_min
 from coddl.core.policies.policy import Rule
+from coddl.core.policies.ranked_speedup import ranked_speedup
 from coddl.core.policies.shortest import shortest
 from coddl.core.policies.tiresias import tiresias_l
 from coddl.core.snapshot import KernelSnapshot
@@ -24,6 +25,7 @@ RULES: Final[tuple[Rule, ...]] = (
     fifo,
     marginal_gain,
     max_min,
+    ranked_speedup,
     shortest,
     tiresias_l,
 )
@@ -32,6 +34,7 @@ afs_p_part = as_part(afs_p)
 fifo_part = as_part(fifo)
 marginal_gain_part = as_part(marginal_gain)
 max_min_part = as_part(max_min)
+ranked_speedup_part = as_part(ranked_speedup)
 shortest_part = as_part(shortest)
 tiresias_l_part = as_part(tiresias_l)
 
@@ -52,5 +55,7 @@ def decide(
     if code == 4:
         return max_min_part(snapshot, params, memory, shares)
     if code == 5:
+        return ranked_speedup_part(snapshot, params, memory, shares)
+    if code == 6:
         return shortest_part(snapshot, params, memory, shares)
     return tiresias_l_part(snapshot, params, memory, shares)

@@ -29,6 +29,7 @@ from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
 from coddl.core.speed.table import Speeds
+from coddl.sim.learning import LearnedSpeeds, SpeedLearning
 from coddl.sim.moving import LastNodes, PlacementEffects, apply_places, move_pauses
 from coddl.sim.node_scaling import NodeScaling
 from coddl.sim.world import (
@@ -39,10 +40,13 @@ from coddl.sim.world import (
     FREE,
     HELD,
     LOGGED,
+    MOVING_S,
     NOW,
     PART,
     PAUSE_S,
+    RUNNING,
     SEED,
+    STEP_S,
     WAKE,
     World,
     advance,
@@ -59,6 +63,12 @@ class Beliefs:
     # A factor on what is left to do, [job, stage]: stages are equal parts of a job's training, as
     # many as there are columns. None: the truth.
     length: FloatMatrix | None = None
+    learning: SpeedLearning | None = None  # None: `speeds` does not change in a run
+
+    @property
+    def is_table(self) -> bool:
+        """Tell whether a speed for each model is all that may differ from the truth."""
+        return self.curve is None and self.length is None and self.learning is None
 
     def left(self, rows: IntColumn, left: FloatColumn, total: FloatColumn) -> FloatColumn:
         """What jobs are taken to have left, that in truth have `left` of `total` iterations."""
@@ -105,6 +115,8 @@ class StepLoop:
         self._iterations = world.jobs.remaining_iterations.copy()  # in all: nothing has run yet
         self._past_gpu_s = np.empty(world.jobs.size)
         self._known = 0  # of those that have ended
+        learning = simulated.beliefs.learning
+        self._learned = None if learning is None else LearnedSpeeds(learning, world.jobs.curve)
         self._scaling = scaling
         self._all_nodes = simulated.cluster.nodes
         self._ready = np.arange(len(self._all_nodes))  # the numbers of the nodes that are there
@@ -123,9 +135,13 @@ class StepLoop:
                 started = self._scaling.start(float(world.clock[NOW]))
                 world.counts[FREE] += started * self._scaling.bounds.gpus
                 self._use(self._scaling.ready)
+            if self._learned is not None:
+                self._learn(self._learned)
             plan = self._decide() if world.counts[DECIDE] else None
             if self._scaling is not None:
                 self._scale(self._scaling, plan)
+            if self._learned is not None:
+                self._learn(self._learned)
             if world.counts[LOGGED] > room:
                 break
         return True
@@ -140,6 +156,17 @@ class StepLoop:
             self._slots = self._slots if plan.placed is None else plan.placed.slots
         apply_shares(world, plan.shares, plan.allocation.wake_at_s)
         return plan
+
+    def _learn(self, learned: LearnedSpeeds) -> None:
+        """See the jobs that have made a step where they are; decide again when others will have."""
+        world = self._world
+        running = world.running[: world.counts[RUNNING]]
+        rows = running[world.ints[HELD, running] > 0]
+        stepped_s = world.floats[MOVING_S, rows] + world.floats[STEP_S, rows]
+        done, sizes = stepped_s <= world.clock[NOW], world.ints[HELD, rows]
+        learned.see(rows[done], sizes[done])
+        soon_s = stepped_s[learned.is_new(rows, sizes)]
+        world.clock[WAKE] = min(world.clock[WAKE], soon_s.min(initial=np.inf))
 
     def _scale(self, scaling: NodeScaling, plan: Plan | None) -> None:
         """Give back empty nodes, decide how many there should be, and see to it in time."""
@@ -179,11 +206,15 @@ class StepLoop:
         ints[SETTLED, rows] = ints[GPUS, rows] == world.ints[HELD, rows]
         seed = next_seed(int(world.counts[SEED]))
         world.counts[SEED] = seed
+        beliefs = simulated.beliefs
+        speeds, curve = beliefs.speeds, None if beliefs.curve is None else beliefs.curve[rows]
+        if self._learned is not None:
+            speeds, curve = self._learned.table(rows)
         return Snapshot(
             now_s=float(world.clock[NOW]),
             cluster=simulated.cluster,
-            jobs=self._table(rows),
-            speeds=simulated.beliefs.speeds,
+            jobs=self._table(rows, curve),
+            speeds=speeds,
             memory=np.take(world.memory, rows, axis=0),
             seed=seed,
             slots=self._slots_of(rows),
@@ -191,14 +222,14 @@ class StepLoop:
             quota_gpus=simulated.quota_gpus,
         )
 
-    def _table(self, rows: IntColumn) -> JobTable:
-        """The jobs as the scheduler takes them to be."""
+    def _table(self, rows: IntColumn, curve: IntColumn | None) -> JobTable:
+        """The jobs as the scheduler takes them to be, with these curves or their own."""
         beliefs, table = self._simulated.beliefs, self._world.jobs.take(rows)
-        if beliefs.curve is None and beliefs.length is None:
+        if curve is None and beliefs.length is None:
             return table
         floats, ints = table.floats.copy(), table.ints.copy()
-        if beliefs.curve is not None:
-            ints[CURVE] = beliefs.curve[rows]
+        if curve is not None:
+            ints[CURVE] = curve
         if beliefs.length is not None:
             left = floats[REMAINING_ITERATIONS]
             floats[REMAINING_ITERATIONS] = beliefs.left(rows, left, self._iterations[rows])

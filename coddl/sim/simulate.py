@@ -69,9 +69,10 @@ class Case:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether the policy alone decides, on the truth, about shares and nothing else."""
+        """Tell whether the policy alone decides, by one table, about shares and nothing else."""
         alone = self.cluster is None and self.placement is None
-        return alone and self.stability == Stability() and self.beliefs is None
+        by_table = self.beliefs is None or self.beliefs.is_table
+        return alone and self.stability == Stability() and by_table
 
 
 def _ignore(_jobs: int) -> None:
@@ -102,6 +103,9 @@ def chunks_of(
         and policy.rule in RULES
     ):
         code, shares = RULES.index(policy.rule), np.empty(case.trace.size, np.int64)
+        if case.beliefs is not None:
+            shown = case.beliefs.speeds
+            world = world._replace(believed_step_s=shown.step_s, steps=shown.steps)
         return partial(run_compiled, world, case.key.gpus, code, policy.parameters, shares, CHUNK)
     return partial(step_loop_of(case, world, scaling).run, STEPS)
 

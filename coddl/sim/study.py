@@ -21,14 +21,23 @@ from coddl.core.registry import placement_from
 from coddl.core.scheduler import Stability
 from coddl.plugins import placement_named, policy_named
 from coddl.sim.failures import failures_from
+from coddl.sim.known_speeds import KnownSpeeds, beliefs_with
+from coddl.sim.loop import Beliefs
 from coddl.sim.prediction_error import beliefs_of, error_from
+from coddl.sim.profiled import ProfiledModels, with_profiled_places, with_profiles
 from coddl.sim.quotas import quotas_from
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, Watch, run_cases
 from coddl.sim.world import Reconfigure
 from coddl.traces.clusters import GPUS_MOST, NODES_MOST, cluster_from
-from coddl.traces.files import read_speeds, read_trace, small_trace
+from coddl.traces.files import (
+    packaged_speeds,
+    read_speeds,
+    read_trace,
+    small_trace,
+    speeds_beside,
+)
 from coddl.traces.generators import GENERATORS
 from coddl.traces.models import speeds_on
 from coddl.traces.trace import Oversize, Trace
@@ -116,12 +125,14 @@ class StudySpec:
     first: int | None = None  # only the first jobs
     queue: str | None = None  # None: all on one cluster; "all": a cluster per queue
     speeds: str | Path | None = None
+    profiled: ProfiledModels = field(default_factory=ProfiledModels)  # beside those of `speeds`
     servers: Mode | None = None  # mode of parameter servers; None: without
     oversize: Oversize = "error"
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
     stability: Stability = field(default_factory=Stability)
     quotas: str = "none"  # GPUs guaranteed to each queue
     error: str = ""  # of predicted lengths and speeds; empty: none
+    known_speeds: KnownSpeeds = "true"  # what the scheduler knows; jobs run at the true speeds
     failures: str = "none"
     keep_events: bool = False
 
@@ -150,6 +161,8 @@ class StudySpec:
             _refuse(twice, "servers", self.servers, own, "None")
         odd = self.servers not in (None, *get_args(Mode))
         _refuse(odd, "servers", self.servers, "there is no such mode", "sync or async")
+        self._check_known_speeds()
+        self._check_profiles()
         none = self.first is not None and self.first < 1
         _refuse(none, "first", self.first, "a study needs at least one job", "1000")
         _refuse(not self.loads, "load", self.loads, "no load is given", "1")
@@ -159,6 +172,42 @@ class StudySpec:
             _refuse(not 0 <= value < 1e12, name, value, "it is not a number of seconds", "30")
         known = self.oversize in get_args(Oversize)
         _refuse(not known, "oversize", self.oversize, "there is no such choice", "skip")
+
+    def _check_known_speeds(self) -> None:
+        """Refuse what no scheduler is simulated to know."""
+        name, known = "known_speeds", self.known_speeds
+        odd = known not in get_args(KnownSpeeds)
+        _refuse(odd, name, known, "there is no such choice", " or ".join(get_args(KnownSpeeds)))
+        if known == "true":
+            return
+        is_served = isinstance(self.workload, Trace) and isinstance(
+            self.workload.speeds, ServedSpeeds
+        )
+        served = "of trainings with parameter servers only the truth is simulated"
+        _refuse(self.servers is not None or is_served, name, known, served, "true")
+        learns = known in ("adjusted", "visited") and bool(self.nodes.ranges)
+        counted = "how many nodes there should be does not follow what is learned"
+        _refuse(learns, name, known, counted, "estimated, or a fixed --cluster")
+        twice = bool(self.error) and error_from(self.error).speed > 0.0
+        _refuse(twice, name, known, "speeds have random errors already", "true, or no error speed")
+
+    def _check_profiles(self) -> None:
+        """Refuse profiles where speeds come from elsewhere."""
+        for name in self.profiled.profiles:
+            served = "a profile tells nothing of parameter servers"
+            _refuse(self.servers is not None, "profile", name, served, "without servers")
+            own = isinstance(self.workload, Trace)
+            _refuse(own, "profile", name, "the trace has its own speeds", "with a trace file")
+
+    @property
+    def node_gpus(self) -> int:
+        """GPUs of the nodes that profiles are replayed on: the largest of the cluster."""
+        clusters = [each.cluster for each in self.targets if each.cluster is not None]
+        sizes = sorted({max(node.gpus for node in each.nodes) for each in clusters})
+        several = "their largest nodes differ, and a profile is replayed on one size of nodes"
+        bad, names = len(sizes) > 1, " and ".join(each.name for each in self.targets)
+        _refuse(bad, "clusters", names, several, "in two studies")
+        return sizes[0] if sizes else GPUS_PER_NODE
 
     @property
     def has_nodes(self) -> bool:
@@ -281,7 +330,9 @@ def _cases(spec: StudySpec, workload: TraceSource) -> Iterator[Case]:
     for seed, load, target in product(range(spec.seeds), loads, spec.targets):
         gpus, whole = target.gpus, workload(load, seed, target.gpus)
         if target.cluster is not None:
-            whole = replace(whole, speeds=speeds_on(whole.speeds, target.cluster))
+            speeds = speeds_on(whole.speeds, target.cluster)
+            speeds = with_profiled_places(speeds, spec.profiled, target.cluster)
+            whole = replace(whole, speeds=speeds)
         queues: list[str | None] = [spec.queue]
         if spec.queue == "all":  # those that have jobs
             queues = [whole.queues[at] for at in np.unique(whole.queue)]
@@ -289,6 +340,8 @@ def _cases(spec: StudySpec, workload: TraceSource) -> Iterator[Case]:
             trace = whole if queue is None else whole.of_queue(queue)
             trace = trace.fitted_to(gpus, spec.oversize)
             beliefs = beliefs_of(trace, error, seed) if error is not None else None
+            if spec.known_speeds != "true":
+                beliefs = _knowing(spec, trace, beliefs)
             quota_gpus = quotas_from(spec.quotas, trace, gpus)
             for label, policy, where, placement in pairs:
                 yield Case(
@@ -305,6 +358,16 @@ def _cases(spec: StudySpec, workload: TraceSource) -> Iterator[Case]:
                     failures=failures,
                     keep_events=spec.keep_events,
                 )
+
+
+def _knowing(spec: StudySpec, trace: Trace, beliefs: Beliefs | None) -> Beliefs | None:
+    """Beliefs with the speeds that the scheduler knows."""
+    names, replayed = trace.speeds.names, spec.profiled.profiles  # estimated as they are
+    models = [row for row in np.unique(trace.curve).tolist() if names[row] not in replayed]
+    known = beliefs_with(spec.known_speeds, trace.speeds, models, spec.profiled.links)
+    if beliefs is None or known is None:
+        return known
+    return replace(known, length=beliefs.length)
 
 
 Pair: TypeAlias = tuple[str, Policy, str, Placement | None]  # each behind what results call it
@@ -393,7 +456,13 @@ def _source(spec: StudySpec) -> TraceSource:
     source, speeds = spec.workload, None
     if spec.speeds is not None:
         speeds = read_speeds(Path(spec.speeds), spec.servers)
-    if isinstance(source, str) and source in GENERATORS and not Path(source).exists():
+    is_made = isinstance(source, str) and source in GENERATORS and not Path(source).exists()
+    if spec.profiled.profiles and not isinstance(source, Trace):
+        most = max(target.gpus for target in spec.targets)
+        in_package = source is None or is_made
+        speeds = speeds or (packaged_speeds() if in_package else speeds_beside(Path(str(source))))
+        speeds = with_profiles(speeds, spec.profiled, spec.node_gpus, most)
+    if isinstance(source, str) and is_made:
         make = GENERATORS[source]
         if source == "poisson":
             return lambda load, seed, gpus: make(speeds, gpus=gpus, load=load, seed=seed)

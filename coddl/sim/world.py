@@ -118,12 +118,14 @@ class World(NamedTuple):
     """The state of a run: the columns of the whole trace, and where each job stands.
 
     In `jobs`, `gpus` is the share decided last; `floats` and `ints` have the columns named above.
+    Jobs run at `step_s`; policies of the compiled loop are shown `believed_step_s` and its `steps`.
     """
 
     jobs: JobTable
     floats: FloatMatrix
     ints: IntMatrix
     step_s: FloatMatrix
+    believed_step_s: FloatMatrix
     steps: ShareSteps
     memory: FloatMatrix  # the policy's
     fails_at: FloatMatrix  # as in Faults; without rows nothing fails
@@ -173,7 +175,8 @@ def world_of(
     speeds, jobs = trace.speeds, JobTable(jobs.floats.copy(), jobs.ints.copy())
     assert trace.gpus_min.max(initial=0) < speeds.step_s.shape[1], "a share off the table"
     columns = (empty_memory(trace.size), fails_at, active, running, ended)
-    return World(jobs, floats, ints, speeds.step_s, speeds.steps, *columns, clock, count, log)
+    step_s, steps = speeds.step_s, speeds.steps
+    return World(jobs, floats, ints, step_s, step_s, steps, *columns, clock, count, log)
 
 
 @part

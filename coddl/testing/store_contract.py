@@ -49,6 +49,14 @@ class StoreContract:
         assert store.newest(5, 8) == [line(2)]
         assert store.lines(0, 10, 9) == []
 
+    def test_some_kinds_can_be_left_out(self, store: JournalStore) -> None:
+        lines = [line(seq, "Quiet" if seq % 2 else "JobHeld") for seq in range(1, 7)]
+        store.append(lines, [RecordJob(seq, 7) for seq in range(2, 6)], [])
+        assert [each.seq for each in store.lines(0, 2, without=["Quiet"])] == [2, 4]
+        assert [each.seq for each in store.newest(2, without=["Quiet"])] == [4, 6]
+        assert [each.seq for each in store.lines(2, 9, 7, without=["Quiet"])] == [4]
+        assert [each.seq for each in store.newest(9, 7, without=["Quiet"])] == [2, 4]
+
     def test_an_answer_is_kept_with_the_lines_it_is_about(self, store: JournalStore) -> None:
         answer = StoredAnswer("key", "hash", '{"id":1}', 12.5)
         store.append([line(1)], [RecordJob(1, 1)], [answer])

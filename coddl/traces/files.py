@@ -81,11 +81,11 @@ def read_trace(path: str | Path, speeds: Speeds | None = None) -> Trace:
     what = f"trace {path} cannot be read"
     text = read_text(path, what)
     if is_philly(text):
-        return philly_trace(text, path, speeds or _speeds_beside(path, *AFS_MODELS))
+        return philly_trace(text, path, speeds or speeds_beside(path, *AFS_MODELS))
     cells = cells_of(text, what, TRACE_COLUMNS, TRACE_OPTIONS)
     if {"queue", "vc"} <= cells.columns.keys():
         raise UserError(what, "it has both a column queue and a column vc", "one of the two")
-    return _trace(cells, path.name, speeds or _speeds_beside(path))
+    return _trace(cells, path.name, speeds or speeds_beside(path))
 
 
 def read_speeds(path: str | Path, servers: Mode | None = None) -> Speeds:
@@ -138,7 +138,8 @@ def small_trace(speeds: Speeds | None = None) -> Trace:
         return read_trace(path, speeds or packaged_speeds())
 
 
-def _speeds_beside(path: Path, *models: str) -> Speeds:
+def speeds_beside(path: Path, *models: str) -> Speeds:
+    """The speeds of a table in the folder of a trace, else those in the package."""
     for name in TABLES_BESIDE:
         if (pinned_tasks := path.with_name(name)).is_file():
             return read_speeds(pinned_tasks)

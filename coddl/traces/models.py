@@ -20,41 +20,56 @@ from coddl.core.speed.estimate import (
     even_buckets,
 )
 from coddl.core.speed.table import Speeds
-from coddl.traces.cells import Constraint, cells_of, listed, shown
+from coddl.traces.cells import Cells, Constraint, cells_of, listed, shown
 from coddl.traces.text_file import read_text
 
-COLUMNS: Final = ("model", "parameters", "largest_tensor", "source")
+COLUMNS: Final = ("model", "parameters", "largest_tensor", "recurrent", "source")
 BYTES: Final = 4  # of a gradient: single precision
 STAGE_COLUMNS: Final = ("model", "stage", "parameters", "mmacs", "source")
 MEBIBYTE: Final = 2**20
 FIRST_BUCKET, LATER_BUCKETS = MEBIBYTE, 25 * MEBIBYTE  # as PyTorch cuts them, and our runtime
 NONE_BELOW: Final = Constraint(lambda v: v >= 0, "be a number, at least 0", "134.2")
+YES_OR_NO: Final = Constraint(lambda v: (v == 0) | (v == 1), "be 0 or 1", "0")
 COUNT: Final = Constraint(lambda v: v >= 1, "be a number, at least 1", "25557032")
 ANY_KIND: Final = "gpu"  # of a cluster or a table that does not say
 
 
 @cache
-def known_models() -> dict[str, Model]:
-    """Facts on models by name."""
+def _facts() -> Cells:
     what = "the packaged facts on models cannot be read"
     with as_file(files("coddl.traces") / "data" / "models.csv") as path:
-        cells = cells_of(read_text(path, what), what, COLUMNS)
-    parameters = cells.numbers("parameters", COUNT).tolist()
-    largest = cells.numbers("largest_tensor", COUNT).tolist()
-    rows = zip(cells.columns["model"], parameters, largest, strict=True)
+        return cells_of(read_text(path, what), what, COLUMNS)
+
+
+@cache
+def known_models() -> dict[str, Model]:
+    """Facts on models by name."""
+    parameters = _facts().numbers("parameters", COUNT).tolist()
+    largest = _facts().numbers("largest_tensor", COUNT).tolist()
+    rows = zip(_facts().columns["model"], parameters, largest, strict=True)
     return {name: Model(BYTES * count, most / count) for name, count, most in rows}
 
 
-def model_named(name: str) -> Model:
-    """Facts on a model; on an unknown one, the median of those we know.
+@cache
+def recurrent_models() -> frozenset[str]:
+    """The models that take one time step after the other."""
+    flags = _facts().numbers("recurrent", YES_OR_NO).tolist()
+    names = _facts().columns["model"]
+    return frozenset(name for name, is_so in zip(names, flags, strict=True) if is_so)
 
-    `ResNet-50 (batch size 64)` and `resnet50-128` are resnet50.
-    """
-    known = known_models()
+
+def known_name(name: str) -> str | None:
+    """What the facts call a model: `ResNet-50 (batch size 64)` and `resnet50-128` are resnet50."""
     short = name.lower().partition(" (")[0]
-    for key in (short, short.replace("-", ""), short.rpartition("-")[0].replace("-", "")):
-        if key in known:
-            return known[key]
+    keys = (short, short.replace("-", ""), short.rpartition("-")[0].replace("-", ""))
+    return next((key for key in keys if key in known_models()), None)
+
+
+def model_named(name: str) -> Model:
+    """Facts on a model; on an unknown one, the median of those we know."""
+    known, key = known_models(), known_name(name)
+    if key is not None:
+        return known[key]
     sizes, skews = zip(*known.values(), strict=True)
     return Model(median(sizes), median(skews))
 

@@ -34,6 +34,7 @@ from coddl.core.errors import UserError
 from coddl.core.pool.records import Device
 from coddl.core.speed.inspection import Inspection, LinkSpeed
 from coddl.runtime.worker import gradients
+from tests.ports import free_port
 
 TINY = SweepExtent((1 << 10, 1 << 14, 1 << 18), (1 << 10, 1 << 14, 1 << 18), 1 << 16, 1 << 16, 0.01)
 LINK = LinkSpeed(1.0, 10.0, 20.0, "gloo")
@@ -219,8 +220,7 @@ class Meeting:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with listening("127.0.0.1", 0) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.results: dict[str, Inspection | UserError] = {}
         self.said: dict[str, list[str]] = {}
         self._threads: list[threading.Thread] = []

@@ -1,6 +1,5 @@
 """Files at a URI: a folder, and a real S3 server on this machine."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +9,8 @@ from coddl.agent.object_store import ObjectFiles, ObjectStore
 from coddl.api.checkpoint_uri import check_uri
 from coddl.core.errors import UserError
 from coddl.testing.remote_files import FakeRemoteFiles, RemoteFilesContract
+from tests.ports import free_port
 from tests.s3 import BUCKET, KEYS, S3Server
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

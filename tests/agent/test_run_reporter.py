@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from coddl.agent.run_reporter import Asked, RunReporter
+from coddl.api.wire import Progress, encoded, from_agent
 from coddl.core.pool.records import (
+    LossMeasured,
     RunChanged,
     RunEnded,
     RunPrepared,
@@ -42,8 +44,8 @@ def facts(*events: Message) -> list[object]:
 def test_a_job_is_prepared_once() -> None:
     event = {"is": "prepared", "workers_max": 16, "global_batch": 64, "steps": 100}
     event |= {"gradient_bytes": 40, "largest_tensor_bytes": 30, "model": 99, "micro_batch": 8}
-    event |= {"training": "abc"}
-    assert facts(event, event) == [RunPrepared(4, 2, None, 100, 64, 40, 30, 16, 99, 8, "abc")]
+    event |= {"training": "abc", "epoch_steps": 10}
+    assert facts(event, event) == [RunPrepared(4, 2, None, 100, 64, 40, 30, 16, 99, 8, "abc", 10)]
 
 
 PREPARED = {
@@ -81,6 +83,33 @@ def test_the_first_step_is_a_fact_and_the_others_are_progress() -> None:
     assert reporter.hear({**PROGRESS, "step": 8})[0] == ()
     assert reporter.progress is not None
     assert reporter.progress.progressed == RunProgressed(4, 2, 8, 2, 0.5, 12)
+
+
+def losing(step: int, loss: float, *, at: int | None = None) -> Message:
+    """Give progress of a job that has logged a loss."""
+    told = {"step": at if at is not None else step, "loss": loss, "count": 5}
+    return {**PROGRESS, "step": step, "loss": told}
+
+
+def test_a_loss_is_a_fact_when_the_job_is_a_tenth_further() -> None:
+    reporter = RunReporter(4, 2)
+    events = [losing(100, 3.0), losing(104, 2.0), losing(105, 2.0, at=104), losing(111, 1.0)]
+    told = [fact for event in events for fact in reporter.hear(event)[0]]
+    assert told == [
+        RunStepped(4, 2, 100),
+        LossMeasured(4, 2, 100, 3.0),
+        LossMeasured(4, 2, 108, 1.5),
+    ]
+
+
+def test_a_number_that_is_none_is_no_metric() -> None:
+    """A script that logs NaN must not make the server hang up on the agent."""
+    reporter = RunReporter(4, 2)
+    reporter.hear({**PROGRESS, "metrics": {"loss": None, "rate": 0.1}})
+    assert reporter.progress is not None
+    assert reporter.progress.metrics == {"rate": 0.1}
+    told = Progress(runs=(reporter.progress,))
+    assert from_agent(encoded(told)) == told
 
 
 def test_changes_are_counted_and_name_slots() -> None:

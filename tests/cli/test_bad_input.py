@@ -43,6 +43,12 @@ OPTIONS = {
     "a job larger than the cluster": (("--gpus", "1"), "line 3 requests 2 GPUs"),
     "a queue that is not there": (("--vc", "vc9"), "vc9"),
     "speeds that are not there": (("--speeds", "nothere.csv"), "nothere.csv"),
+    "a profile without a name": (("--profile", "bert.json"), "NAME=FILE"),
+    "links that are not there": (("--links", "nothere.json"), "nothere.json"),
+    "learning with nodes that come and go": (
+        ("--known-speeds", "visited", "--nodes", "1..2"),
+        "known_speeds visited",
+    ),
     "a cluster of nothing": (("--cluster", "0x4"), "0x4"),
     "a cluster file that is not there": (("--cluster", "no.yaml"), "no.yaml"),
     "GPUs beside a cluster": (("--gpus", "4", "--cluster", "2x4"), "gpus 4"),

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,15 @@ def test_one_worker_can_be_asked_for(coddl: Coddl) -> None:
     assert "1: 1 worker on one node, 1.8 s a step" in out
     assert "2 is fastest" in out
     assert "fastest" not in coddl("estimate", "profile.json", "--on", "1").out
+
+
+def test_the_order_in_which_arrangements_are_asked_for_makes_no_difference(coddl: Coddl) -> None:
+    found = [
+        json.loads(coddl("estimate", "profile.json", *words, "--json").out)["items"]
+        for words in (("--on", "2", "--on", "1"), ("--on", "1", "--on", "2"))
+    ]
+    assert found[0] == found[1][::-1]
+    assert found[0][0]["speedup"] > 1.0
 
 
 def test_estimates_for_a_program(coddl: Coddl) -> None:
@@ -190,7 +200,103 @@ def test_short_times_have_three_digits(value: float, want: str) -> None:
     assert seconds(value) == want
 
 
-def test_a_job_of_the_pool_is_estimated(coddl: Coddl, pool: StubPool) -> None:
-    pool.will("GET", "/jobs/bert/profile", PROFILE.as_data())
-    shown = coddl("estimate", "bert", "--on", "2", "--json")
-    assert [each["on"] for each in json.loads(shown.out)["items"]] == ["1", "2"]
+def told(
+    *,
+    links: dict[str, list[int]] | None = None,
+    measured: dict[int, float] | None = None,
+    remembered: dict[int, float] | None = None,
+) -> dict[str, Any]:
+    """What the pool tells of a job; links with the numbers of workers they were inspected with."""
+    ours = {"node": [2, 3], "cluster": [2]} if links is None else links
+    one = {"gb_s": 10.0, "latency_us": 0.0, "call_us": 0.0, "backend": "gloo"}
+    found = (measured or {}, remembered or {})
+    own, others = ([{"gpus": n, "step_s": s} for n, s in each.items()] for each in found)
+    return {
+        "profile": PROFILE.as_data(),
+        "links": {name: {**one, "workers": workers} for name, workers in ours.items()},
+        "node_gpus": 2,
+        "measured": own,
+        "remembered": others,
+    }
+
+
+def test_a_job_is_estimated_with_the_links_of_the_pool_and_what_it_has_measured(
+    coddl: Coddl, pool: StubPool
+) -> None:
+    """Its computing takes twice as long as in the profile, and 2 workers 10 % longer besides."""
+    pool.will("GET", "/jobs/bert/estimate", told(measured={1: 3.6, 2: 2.09}))
+    shown = json.loads(coddl("estimate", "bert", "--on", "2", "--on", "2+1", "--json").out)
+    one, two, three = shown["items"]
+    assert (one["step_s"], one["source"]) == (3.6, "measured")
+    assert (two["step_s"], two["source"]) == (2.09, "measured")
+    assert two["predicted_s"] == pytest.approx(1.0)
+    assert two["speedup"] == pytest.approx(3.6 / 2.09)
+    replayed_s = 1.2 + 4 / 3 * 0.1
+    assert replayed_s < three["step_s"] < 1.1 * replayed_s
+    assert three["source"] == "estimated"
+    assert shown["links"]["cluster"]["gb_s"] == 10.0
+    out = coddl("estimate", "bert", "--on", "2", "--on", "2+1").out
+    assert "links: of the pool, node 10 GB/s and 0 µs, cluster 10 GB/s" in out
+    assert "measured steps: 1, 2 GPUs" in out
+    assert "2: 2 workers on one node, 2.09 s a step (measured; 1 s as replayed" in out
+
+
+def test_steps_of_earlier_jobs_count_and_that_is_said(coddl: Coddl, pool: StubPool) -> None:
+    pool.will("GET", "/jobs/bert/estimate", told(measured={1: 1.8}, remembered={1: 1.8, 2: 1.5}))
+    out = coddl("estimate", "bert", "--on", "2").out
+    assert "measured steps: 1 GPU; by earlier jobs that train the same: 2 GPUs" in out
+    row = next(line.split() for line in out.splitlines() if line.startswith("2 "))
+    assert row[3:5] == ["1.5", "s"]
+    assert "remembered" in row
+
+
+def test_links_of_a_file_come_before_those_of_the_pool(coddl: Coddl, pool: StubPool) -> None:
+    pool.will("GET", "/jobs/bert/estimate", told(measured={1: 1.8}))
+    shown = json.loads(
+        coddl("estimate", "bert", "--on", "1+1", "--links", "slow.json", "--json").out
+    )
+    assert shown["links_from"] == "links: measured, slow.json"
+    assert shown["items"][1]["predicted_s"] == pytest.approx(0.9 + 2.0)
+
+
+def test_a_pool_that_was_not_inspected_says_so(coddl: Coddl, pool: StubPool) -> None:
+    pool.will("GET", "/jobs/bert/estimate", told(links={}))
+    assert "(no node of the pool was inspected: coddl inspect)" in coddl("estimate", "bert").out
+
+
+def test_steps_with_another_exchange_are_not_those_that_were_measured(
+    coddl: Coddl, pool: StubPool
+) -> None:
+    pool.will("GET", "/jobs/bert/estimate", told(measured={1: 1.8, 2: 5.0}))
+    words = ("estimate", "bert", "--on", "2", "--exchange", "sharded", "--json")
+    shown = json.loads(coddl(*words).out)
+    assert shown["measured"] == {"1": 1.8}
+    assert shown["items"][1]["step_s"] == pytest.approx(1.0, rel=0.01)
+
+
+def test_more_workers_than_a_link_was_inspected_with_are_warned_of(
+    coddl: Coddl, pool: StubPool
+) -> None:
+    pool.will("GET", "/jobs/bert/estimate", told())
+    out = coddl("estimate", "bert", "--on", "3", "--on", "4", "--on", "2+1", "--on", "1+1").out
+    warned = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert [line.split(":")[1] for line in warned] == [" 4", " 2+1"]
+    assert "the link node was inspected with (3)" in warned[0]
+    shown = json.loads(coddl("estimate", "bert", "--on", "4", "--json").out)
+    assert len(shown["warnings"]) == 1
+
+
+def test_an_arrangement_that_can_not_be_estimated_fails_no_other(
+    coddl: Coddl, pool: StubPool
+) -> None:
+    pool.will("GET", "/jobs/bert/estimate", told(links={"node": [2]}))
+    asked = ("estimate", "bert", "--on", "2", "--on", "1+1", "--on", "80")
+    code, out, _ = coddl(*asked)
+    assert code == 0
+    rows = [line for line in out.splitlines() if "not estimated" in line]
+    assert [row.split()[0] for row in rows] == ["2x1", "80"]
+    assert "nothing is known of the link between workers of different nodes" in rows[0]
+    assert "an update has 60 samples" in rows[1]
+    items = json.loads(coddl(*asked, "--json").out)["items"]
+    assert ["error" in each for each in items] == [False, False, True, True]
+    assert coddl("estimate", "bert", "--on", "1+1", "--on", "80").code == 2

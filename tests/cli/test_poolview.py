@@ -156,6 +156,43 @@ def test_a_job_is_described() -> None:
     assert "latest events" not in failed
 
 
+PREDICTED = JOB | {
+    "steps": None,
+    "progress": None,
+    "length": {
+        "source": "predicted",
+        "steps_left": 12400,
+        "error": 0.3,
+        "sentence": "about 12,400 more steps, predicted from its loss ± 30%",
+    },
+    "losses": [{"step": 10 * n, "loss": 2.0 / n} for n in (1, 2, 4, 8)],
+}
+
+
+def test_a_predicted_length_is_marked_and_its_losses_are_drawn() -> None:
+    row = view.job_row(PREDICTED, NOW_S)
+    assert (row["ETA"], row["PROGRESS"]) == ("~1m35s", "step 420")
+    assert view.job_row(PREDICTED | {"eta_s": None}, NOW_S)["ETA"] == ""
+    told = plain(view.describe_lines(PREDICTED, [], NOW_S))
+    assert "  ETA        ~1m35s\n" in told
+    assert "  length     about 12,400 more steps, predicted from its loss ± 30%\n" in told
+    assert "  loss       2 at step 10, 0.25 at step 80  █▄▂▁\n" in told
+    explained = plain(view.explain_lines(EXPLAINED | {"job": PREDICTED}, NOW_S))
+    assert "about 12,400 more steps, predicted from its loss ± 30%\n" in explained
+
+
+LOSSES = {
+    "none": ([], ""),
+    "one": ([{"step": 7, "loss": 0.5}], "0.5 at step 7"),
+    "flat": ([{"step": n, "loss": 0.5} for n in (1, 2)], "0.5 at step 1, 0.5 at step 2  ▁▁"),
+}
+
+
+@pytest.mark.parametrize(("points", "want"), LOSSES.values(), ids=LOSSES.keys())
+def test_losses_are_written_in_a_line(points: list[dict[str, float]], want: str) -> None:
+    assert view.losses(points) == want
+
+
 LIMIT = "at least 2 GPUs: a slice of 64 samples does not fit in memory on h200"
 
 
@@ -231,6 +268,38 @@ def test_a_job_is_explained_with_what_was_measured_and_what_was_not() -> None:
         "Resources: it gains most from a third GPU\n"
         "number 2 of the waiting jobs, in order of submission; other jobs that run: 1"
     )
+
+
+SPEEDS_PREDICTED = [
+    {"gpus": 1, "step_s": 0.4, "speedup": 1.0, "source": "measured", "iterations": 50,
+     "predicted_s": 0.38, "error": -0.05, "relative_sd": None, "is_trial": False},
+    {"gpus": 2, "step_s": 0.42, "speedup": 0.95, "source": "estimated", "iterations": 0,
+     "predicted_s": 0.4, "error": None, "relative_sd": 0.12, "is_trial": True},
+    {"gpus": 3, "step_s": 0.3, "speedup": 1.33, "source": "remembered", "iterations": 0,
+     "predicted_s": 0.25, "error": None, "relative_sd": 0.05, "is_trial": False},
+]  # fmt: skip
+PREDICTED_TEXT = """\
+GPUS  STEP    SPEEDUP  PREDICTED  ERROR  SOURCE
+1     0.4 s   1.00x    0.38 s     -5%    measured over 50 steps
+2     0.42 s  0.95x    0.4 s      ±12%   estimated (from its profile; worth a trial)
+3     0.3 s   1.33x    0.25 s     ±5%    remembered (measured by an earlier job)"""
+
+
+def test_predictions_stand_beside_what_was_measured() -> None:
+    told = plain(view.explain_lines(EXPLAINED | {"speeds": SPEEDS_PREDICTED}, NOW_S))
+    assert PREDICTED_TEXT in told
+    job = JOB | {"speeds": SPEEDS_PREDICTED, "resizes": 3, "trials": 1}
+    told = plain(view.describe_lines(job, [], NOW_S))
+    assert all(f"  {line}" in told for line in PREDICTED_TEXT.splitlines())
+    assert "3 (1 to measure a size)" in told
+
+
+def test_of_many_sizes_a_description_has_those_that_were_measured_and_powers_of_two() -> None:
+    speeds = [SPEEDS_PREDICTED[1] | {"gpus": gpus} for gpus in range(1, 20)]
+    speeds[10] = SPEEDS_PREDICTED[0] | {"gpus": 11}
+    told = plain(view.describe_lines(JOB | {"speeds": speeds}, [], NOW_S))
+    rows = told.split("SOURCE\n")[1].splitlines()
+    assert [int(row.split()[0]) for row in rows] == [1, 2, 4, 8, 11, 16]
 
 
 def test_seconds_that_nobody_has_seen_are_not_shown() -> None:

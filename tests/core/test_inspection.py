@@ -9,6 +9,7 @@ import pytest
 
 from coddl.core.errors import UserError
 from coddl.core.speed.inspection import (
+    ExchangeFactor,
     ExchangeTime,
     Inspection,
     LinkSpeed,
@@ -65,6 +66,51 @@ def test_one_exchange_that_was_held_up_changes_little() -> None:
     found = fitted_link(slow, "gloo")
     for x in (1 << 12, 1 << 20, 1 << 26):
         assert found.all_reduce_s(3, x) == pytest.approx(ETHERNET.all_reduce_s(3, x), rel=0.15)
+
+
+def burst_s(workers: int, bytes_: int) -> float:
+    """Time on a link of 20 MB/s that lets the first 64 KB of an exchange pass at once."""
+    sent = 2 * (workers - 1) / workers * bytes_
+    return 4e-4 * 2 * (workers - 1) + max(0.0, sent - (1 << 16)) / 20e6
+
+
+def test_a_link_that_lets_short_bursts_pass_is_no_line_and_known_as_it_is() -> None:
+    times = [ExchangeTime(n, x, burst_s(n, x)) for n in (2, 3, 4) for x in SIZES]
+    found = fitted_link(times, "gloo")
+    for n in (2, 3, 4):
+        for x in (1 << 12, 1 << 20, 1 << 23, 1 << 26):
+            assert found.all_reduce_s(n, x) == pytest.approx(burst_s(n, x), rel=0.06)
+    plain = replace(found, factors=())
+    assert max(abs(plain.all_reduce_s(2, x) / burst_s(2, x) - 1.0) for x in SIZES) > 0.15
+
+
+def test_between_what_was_measured_factors_are_interpolated() -> None:
+    link = replace(
+        ETHERNET,
+        factors=(
+            ExchangeFactor(2, 1 << 10, 1.0),
+            ExchangeFactor(2, 1 << 20, 4.0),
+            ExchangeFactor(8, 1 << 10, 1.0),
+            ExchangeFactor(8, 1 << 20, 16.0),
+        ),
+    )
+    assert link.factor(2, 1 << 15) == pytest.approx(2.0)
+    assert link.factor(4, 1 << 20) == pytest.approx(8.0)
+    assert link.factor(2, 1 << 30) == pytest.approx(4.0), "beyond, it stays what it is"
+    assert link.factor(64, 1) == pytest.approx(1.0)
+    assert link.all_reduce_s(8, 1 << 20) == pytest.approx(16 * ETHERNET.all_reduce_s(8, 1 << 20))
+
+
+def test_small_exchanges_that_were_held_up_do_not_make_the_latency_long() -> None:
+    times = sweep(ETHERNET)
+    held_up = [
+        each._replace(seconds=each.seconds + 3e-3) if each.bytes_ == SIZES[0] else each
+        for each in times
+    ]
+    found = fitted_link(held_up, "gloo")
+    for n in (2, 3, 4):
+        least_s = ETHERNET.all_reduce_s(n, SIZES[0])
+        assert found.all_reduce_s(n, SIZES[0]) == pytest.approx(least_s, rel=0.2)
 
 
 def test_no_part_is_below_zero() -> None:
@@ -136,6 +182,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a link without a speed": (WHOLE.as_data() | {"links": {"node": {}}}, "'gb_s' is missing"),
     "a rate of 0": (WHOLE.as_data() | {"copy_gb_s": {"to_host": 0}}, "0 is not a number above 0"),
     "a rate that is none": (WHOLE.as_data() | {"update_gb_s": {"cpu": "nan"}}, "nan is not a"),
+    "a factor of 0": (
+        WHOLE.as_data() | {"links": {"node": ETHERNET.as_data() | {"factors": [[2, 1024, 0]]}}},
+        "0 is not a number above 0",
+    ),
     "a list of rates": (WHOLE.as_data() | {"update_gb_s": [1]}, "items"),
 }
 

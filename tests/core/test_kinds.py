@@ -23,7 +23,7 @@ from coddl.testing import job, snapshot_of, snapshots
 from coddl.testing.builders import JobRow
 from coddl.testing.contract import SETTINGS
 
-KINDS = ("afs-l", "afs-p", "max-min")
+KINDS = ("afs-l", "afs-p", "max-min", "ranked-speedup")
 
 
 def mixed(

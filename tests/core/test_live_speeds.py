@@ -56,8 +56,8 @@ CASES = {
 
 @pytest.mark.parametrize(("got", "want"), CASES.values(), ids=CASES.keys())
 def test_a_curve_says_how_it_is_known(got: dict[int, Speed], want: list[tuple[float, str]]) -> None:
-    assert [source for _, source in got.values()] == [source for _, source in want]
-    assert [step_s for step_s, _ in got.values()] == pytest.approx([step_s for step_s, _ in want])
+    assert [each.source for each in got.values()] == [source for _, source in want]
+    assert [each.step_s for each in got.values()] == pytest.approx([step_s for step_s, _ in want])
 
 
 def learn(

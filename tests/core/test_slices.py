@@ -32,9 +32,37 @@ def test_relative_errors_count_small_slices_as_much_as_large_ones() -> None:
 def test_forward_and_backward_are_fitted_apart() -> None:
     profile = replace(PROFILE, slices=(SliceTime(8, 0.5, 1.0), SliceTime(16, 0.9, 2.0)))
     times = pass_times(profile)
-    assert times.forward == pytest.approx((0.1, 0.05))
-    assert times.backward == pytest.approx((0.0, 0.125))
+    assert times.forward == pytest.approx((0.1, 0.05, 0.0))
+    assert times.backward == pytest.approx((0.0, 0.125, 0.0))
     assert times.at(32) == pytest.approx(1.7 + 4.0)
+
+
+LAUNCHED: dict[str, tuple[tuple[SliceTime, ...], dict[int, float]]] = {
+    "one size: as little as the host takes, no less": (
+        (SliceTime(64, 1.0, 2.0, 0.2, 0.3),),
+        {64: 3.0, 32: 1.5, 8: 0.5, 1: 0.5},
+    ),
+    "a pass that is all launching takes as long with fewer samples": (
+        (SliceTime(64, 1.0, 2.0, 1.0, 1.9),),
+        {64: 3.0, 8: 3.0},
+    ),
+    "a size that is all launching tells nothing of a sample": (
+        (SliceTime(8, 0.5, 0.5, 0.5, 0.5), SliceTime(64, 1.0, 2.0, 0.5, 0.5)),
+        {64: 3.0, 48: 2.25, 8: 1.0, 1: 1.0},
+    ),
+    "a size of which the host's time is not known": (
+        (SliceTime(32, 0.5, 1.0), SliceTime(64, 1.0, 2.0, 0.2, 0.3)),
+        {64: 3.0, 32: 1.5, 1: 0.5},
+    ),
+}
+
+
+@pytest.mark.parametrize(("slices", "want"), LAUNCHED.values(), ids=LAUNCHED.keys())
+def test_a_pass_takes_no_less_than_the_host(
+    slices: tuple[SliceTime, ...], want: dict[int, float]
+) -> None:
+    times = pass_times(replace(PROFILE, slices=slices))
+    assert {samples: times.at(samples) for samples in want} == pytest.approx(want)
 
 
 MEMORY = (SliceMemory(8, 10 * GB), SliceMemory(16, 18 * GB))  # 2 GB, and 1 GB a sample

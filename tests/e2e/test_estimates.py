@@ -1,4 +1,4 @@
-"""Where the hardware was inspected, jobs are not tried at sizes that would not help them."""
+"""Estimates in a pool: jobs are not tried in vain, and learn from earlier ones."""
 
 from pathlib import Path
 
@@ -34,6 +34,27 @@ def test_a_job_whose_training_is_known_is_not_tried_where_it_would_be_slower(
         assert sources(pool, second.job) == {1: "measured", 2: "estimated", 3: "estimated"}
         second.go_on(50)
         assert [len(each.slots) for each in pool.told(r.RunChanged, second.job)] == [1]
+        second.finish()
+
+
+def test_what_a_job_has_measured_counts_for_the_next_one_after_a_restart_too(
+    tmp_path: Path,
+) -> None:
+    with Pool(tmp_path, nodes=("n1",), slots=2) as pool:
+        first = Training(pool, "first", steps=4000, pace_s=PACE_S, gpus="1..2")
+        pool.wait("its profile", lambda: pool.told(r.RunProfiled, first.job) or None)
+        both = {1: "measured", 2: "measured"}
+        pool.wait("its speeds", lambda: sources(pool, first.job) == both)
+        first.go_on(20)
+        pool.kill("server")
+        pool.start_server()
+        first.finish()
+        second = Training(pool, "second", steps=4000, pace_s=PACE_S, gpus="1..2")
+        pool.wait("its start", lambda: pool.told(r.RunPrepared, second.job) or None)
+        known = pool.get(f"/jobs/{second.job}/estimate")["remembered"]
+        assert [each["gpus"] for each in known] == [1, 2]
+        shown = pool.cli("estimate", str(second.job), "--on", "2")
+        assert "no node of the pool was inspected" in shown
         second.finish()
 
 

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks import inspection_cost, pool, submit
+from benchmarks import inspection_cost, loss_length, pool, slices, submit
 from benchmarks.plain import interval, summary
 from benchmarks.resize import resize_by_restart, resize_elastic
 
@@ -65,6 +66,38 @@ def test_the_cost_of_inspection_is_a_ratio_of_blocks_in_the_same_run() -> None:
     assert found["pairs"] == 3
     assert found["ci95"][0] <= found["ratio"] <= found["ci95"][1]
     assert min(found["cpu_ratio"], found["best_ratio"], found["updates_per_s"]) > 0
+
+
+@pytest.mark.slow
+def test_passes_of_other_sizes_are_predicted_and_measured() -> None:
+    words = ["--device", "cpu", "--batch", "8", "--steps", "20"]
+    found = slices.measure("mlp", slices.parsed(words))
+    assert [*found["sizes"]] == [8, 2, 4, 3, 1]
+    assert [*found["held_out"]] == [*found["from_whole"]] == [4, 3, 1]
+    assert all(each["time"] > -1.0 for each in found["held_out"].values())
+    assert all(each["forward_s"] > 0.0 for each in found["sizes"].values())
+
+
+def test_lengths_are_predicted_at_each_part_of_a_training() -> None:
+    runs = loss_length.measure("logistic", seed=5, steps_max=2_000)
+    assert [run["rule"] for run in runs] == list(loss_length.RULES)
+    told, unknown, _ = runs
+    assert 11 * told["epoch_steps"] <= told["steps"] <= unknown["steps"] <= 2_000
+    assert list(told["at"]) == ["20%", "40%", "60%", "80%"]
+    assert abs(told["at"]["80%"]["error"]) < 0.5
+    found = loss_length.summary(runs)
+    assert found["epochs told"]["trainings"] == 1
+    assert found["epochs told"]["80%"]["mean"] == abs(told["at"]["80%"]["error"])
+
+
+def test_a_training_has_converged_when_its_loss_hardly_falls() -> None:
+    """1/(k/64 + 1) falls by 0.05 in ten epochs of 64 steps after 19 of them."""
+    steps = np.arange(1.0, 3_000.0)
+    losses = 1.0 / (steps / 64 + 1)
+    end = loss_length.converged_at(losses, 64)
+    assert end is not None
+    assert 19 * 64 < end < 20 * 64
+    assert loss_length.converged_at(losses[: end - 10], 64) is None
 
 
 def test_the_interval_of_a_median_leaves_out_a_lone_outlier() -> None:

@@ -72,7 +72,7 @@ STORIES = {
             (target(0, 1, 2), "start 2@2"),
             (lost(1) + arrived(2), "regroup 3 [0:4] to 0"),
             (swapped(3, 0), "start 3@1"),
-            (arrived(3), "prepare 4 [0:2 2:1 3:1] to 0 2 3"),
+            (arrived(3), "prepare 4 [0:2 3:1 2:1] to 0 2 3"),
         ],
         ends=(0,),
         phase="building",

@@ -214,7 +214,8 @@ class Rules:
 
     def take(self, plan: GroupPlan) -> None:
         assert plan.generation > self.newest, "generations must grow"
-        assert list(plan.members) == sorted(plan.members)
+        assert len(set(plan.members)) == len(plan.members)
+        assert plan.members[:1] == tuple(sorted(plan.members)[:1]), "the oldest is the main worker"
         assert len(plan.counts) == len(plan.members)
         assert sum(plan.counts) == (VIRTUAL_NODES if plan.members else 0)
         assert {*plan.members, *plan.bridge} <= set(plan.to)

@@ -120,3 +120,35 @@ def test_an_aborted_group_is_broken_though_nccl_knows_of_no_error() -> None:
         aborted.finish(work)
     aborted.drop()
     assert backend.aborts == 1
+
+
+class UnendingWork:
+    """A collective whose first waits run out; it keeps how long each was to last."""
+
+    def __init__(self, waits: int) -> None:
+        self.looks: list[timedelta] = []
+        self._left = waits
+
+    def wait(self, look: timedelta) -> None:
+        self.looks.append(look)
+        self._left -= 1
+        if self._left:
+            raise RuntimeError("Timed out waiting")
+
+    def is_completed(self) -> bool:
+        return not self._left
+
+
+def test_a_look_around_that_takes_long_is_taken_seldom(pair: list[Group]) -> None:
+    quick, slow = UnendingWork(3), UnendingWork(3)
+    look: Any = quick  # Any: stands in for torch's own
+    assert pair[0].finish(look)
+    assert quick.looks[1] == 2 * group.LOOK_AFTER
+
+    def over_a_long_way() -> bool:
+        time.sleep(0.02)
+        return False
+
+    look = slow
+    assert pair[0].finish(look, over_a_long_way)
+    assert slow.looks == [group.LOOK_AFTER, group.LOOK_EVERY, group.LOOK_EVERY]

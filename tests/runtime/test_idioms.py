@@ -58,6 +58,7 @@ CASES = {
     "max_steps": Idiom(changes=4, kills=0),
     "momentum_encoder": Idiom(changes=4),
     "no_dataset": Idiom(changes=4),
+    "open_loop": Idiom(changes=5, kills=0),
     "own_loader": Idiom(kills=0),
     "param_group": Idiom(kills=0),
     "plateau_schedule": Idiom(kills=0),

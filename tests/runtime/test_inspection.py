@@ -18,7 +18,13 @@ from coddl.runtime.wire import Message  # noqa: E402
 from coddl.runtime.worker import gradients, inspection  # noqa: E402
 from coddl.runtime.worker.backward import Backward, NoExchange  # noqa: E402
 from coddl.runtime.worker.gradients import grouped  # noqa: E402
-from coddl.runtime.worker.inspection import PASSES, WARM_UP, PassClock, PassInspector  # noqa: E402
+from coddl.runtime.worker.inspection import (  # noqa: E402
+    EARLY_S,
+    PASSES,
+    WARM_UP,
+    PassClock,
+    PassInspector,
+)
 from tests.runtime.elastic import SCRIPTS, Elastic, environment, line_of  # noqa: E402
 
 MIB = 1 << 20
@@ -32,12 +38,20 @@ class ManualClock(PassClock):
         super().__init__(torch.device("cpu"))
         self.now_s: float | None = 0.0
         self.reached_s = float("inf")  # up to when marks are past
+        self.host_part = 0.0  # of the time between two marks: the host beside a GPU
+        self.on_host_s = 0.0
+
+    def host_s(self) -> float:
+        return self.on_host_s
 
     def mark(self) -> float | None:
         return self.now_s
 
     def is_past(self, mark: Any) -> bool:
         return float(mark) <= self.reached_s
+
+    def host_seconds(self, begin: Any, end: Any) -> float:
+        return self.host_part * self.seconds(begin, end)
 
     def takes(self, forward_s: float, backward_s: float) -> Callable[[Any], Any]:
         """Give a layer that changes nothing and takes that long."""
@@ -105,15 +119,75 @@ class Training:
         return torch.autograd.backward is self.original and not hooked
 
 
+def slice_of(samples: int, forward_s: float, backward_s: float, host: float = 0.0) -> Message:
+    """What is told of passes, with the part of them that the host has taken beside a GPU."""
+    times = {"forward_s": forward_s, "backward_s": backward_s}
+    hosts = {"forward_host_s": host * forward_s, "backward_host_s": host * backward_s}
+    return {"samples": samples, **times, **hosts}
+
+
 def test_phases_add_up_to_a_pass_and_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(monkeypatch)
     training.run(WARM_UP + PASSES)
     assert not training.told, "the wait for data after the last pass is not known yet"
     training.run(30)
     (told,) = training.told
-    assert told["slices"] == [{"samples": 8, "forward_s": 4.0, "backward_s": 8.0}]
+    assert told["slices"] == [slice_of(8, 4.0, 8.0)]
     assert (told["update_s"], told["other_s"], told["data_s"]) == (3.0, 0.5, 5.0)
     assert training.is_untouched()
+
+
+def test_what_the_host_takes_beside_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(monkeypatch)
+    training.clock.host_part = 0.25
+    training.run(WARM_UP + PASSES + 1)
+    (told,) = training.told
+    assert told["slices"] == [slice_of(8, 4.0, 8.0, host=0.25)]
+
+
+def test_what_the_host_takes_is_not_known_while_the_gpu_lags_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host may wait for the GPU then, as a blocking copy of the next batch does."""
+    training = Training(monkeypatch)
+    training.clock.host_part, training.clock.reached_s = 1.0, 0.0
+    training.run(WARM_UP + PASSES + 1)
+    training.clock.reached_s = float("inf")
+    training.run(1)
+    (told,) = training.told
+    assert told["slices"] == [slice_of(8, 4.0, 8.0)]
+
+
+def test_slow_passes_are_told_when_there_are_a_few_and_again_when_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = Training(monkeypatch)
+    training.run(WARM_UP + 1)
+    training.clock.on_host_s += EARLY_S
+    training.run(2)
+    assert not training.told, "two are too few"
+    training.run(1)
+    assert len(training.told) == 1
+    training.run(PASSES)
+    early, late = training.told
+    assert early == late
+
+
+def test_one_stall_of_the_loader_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(monkeypatch)
+    training.run(WARM_UP + 3)
+    training.clock.move(1000.0)
+    training.run(PASSES)
+    assert training.told[0]["data_s"] == 5.0
+
+
+def test_waits_that_come_again_and_again_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of loader processes: every fourth batch is waited for."""
+    training = Training(monkeypatch)
+    for number in range(WARM_UP + PASSES + 1):
+        training.clock.move(100.0 * (number % 4 == 0))
+        training.run(1)
+    assert training.told[0]["data_s"] == 5.0 + 25.0
 
 
 def test_warm_up_is_not_timed_and_begins_anew_in_another_group(
@@ -162,7 +236,7 @@ def test_two_backwards_send_their_buckets_one_after_the_other(
         training.loss().backward()
         training.loss().backward()
     (told,) = training.told
-    assert told["slices"] == [{"samples": 8, "forward_s": 8.0, "backward_s": 16.0}]
+    assert told["slices"] == [slice_of(8, 8.0, 16.0)]
     assert [each["ready"] for each in told["buckets"]] == [n / 8 for n in range(1, 9)]
 
 
@@ -229,7 +303,7 @@ def test_an_optimizer_that_steps_within_backward_is_a_part_of_it(
         training.begin()
         training.loss().backward()
     (told,) = training.told
-    assert told["slices"] == [{"samples": 8, "forward_s": 4.0, "backward_s": 9.0}]
+    assert told["slices"] == [slice_of(8, 4.0, 9.0)]
     assert told["update_s"] == 0.0
 
 

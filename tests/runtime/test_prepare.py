@@ -218,6 +218,32 @@ def test_stop_ends_all_loops_after_the_pass() -> None:
     assert passes == 7
 
 
+def test_loops_without_a_number_end_when_the_script_says_so() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, loader = coddl.prepare(model, optimizer, DataLoader(numbers(), 16))
+    seen = []
+    for epoch in coddl.epochs():
+        seen.append(epoch)
+        for x, y in loader:
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+        if epoch == 3:
+            break
+    assert seen == [0, 1, 2, 3]
+
+
+def test_steps_without_a_number_end_by_stop() -> None:
+    model = network()
+    model, _ = coddl.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    seen = []
+    for step in coddl.steps():
+        seen.append(step)
+        if step == 4:
+            coddl.stop()
+    assert seen == [0, 1, 2, 3, 4]
+
+
 def test_state_holds_plain_values_and_refuses_others() -> None:
     model = network()
     coddl.prepare(model, torch.optim.SGD(model.parameters(), 0.1), DataLoader(numbers(), 16))

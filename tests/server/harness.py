@@ -22,6 +22,7 @@ from coddl.core.cluster import Cluster
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.records import (
     Device,
+    LossMeasured,
     RunEnded,
     RunId,
     RunPrepared,
@@ -259,7 +260,13 @@ class StubAgent:
 
     def report(
         self,
-        *facts: RunPrepared | SliceDidNotFit | RunProfiled | RunStepped | RunUnsaved | RunEnded,
+        *facts: RunPrepared
+        | SliceDidNotFit
+        | RunProfiled
+        | LossMeasured
+        | RunStepped
+        | RunUnsaved
+        | RunEnded,
     ) -> int:
         """Tell facts of runs; gives the last one's number."""
         number = 0
@@ -272,6 +279,8 @@ class StubAgent:
                     self.say(wire.Report(number=number, at_s=0.0, did_not_fit=fact))
                 case RunProfiled():
                     self.say(wire.Report(number=number, at_s=0.0, profiled=fact))
+                case LossMeasured():
+                    self.say(wire.Report(number=number, at_s=0.0, loss=fact))
                 case RunStepped():
                     self.say(wire.Report(number=number, at_s=0.0, stepped=fact))
                 case RunUnsaved():

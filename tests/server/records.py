@@ -35,6 +35,7 @@ ONE_OF_EACH: tuple[r.Record, ...] = (
     r.RunPrepared(1, 2, None, None, 256, 4 << 30, 1 << 30, 16, 1 << 31, 32),
     r.SliceDidNotFit(1, 2, 2, "a slice of 256 samples does not fit in memory", "predicted", 256),
     r.RunProfiled(1, 2, PROFILE),
+    r.LossMeasured(1, 2, 16, 0.25),
     r.RunStepped(1, 2, 1),
     r.RunChanged(1, 2, 0, "resized", 1, (0, 1), 17, 0.05, 1.5),
     r.RunStalled(1, 2, 17, 60.5),

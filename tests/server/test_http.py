@@ -139,7 +139,8 @@ def test_a_job_is_accepted_and_seen_by_number_and_name(live: LivePool) -> None:
     JobView.model_validate(job)
     assert (job["id"], job["state"], job["priority"], job["user"]) == (1, "PENDING", 3, "ann")
     assert job["code"] == "NodeDown"
-    assert live.job(1) == live.job("bert") == job
+    assert live.job(1) == live.job("bert")
+    assert {**live.job(1), "speeds": None} == job, "which are shown for one job only"
 
 
 def test_a_name_means_the_job_that_is_not_over_if_there_is_one(live: LivePool) -> None:
@@ -325,7 +326,13 @@ def test_explain_says_why_a_job_waits_and_tells_its_story(live: LivePool) -> Non
         "speedup": 1.0,
         "source": "submitted",
         "iterations": 0,
+        "predicted_s": None,
+        "error": None,
+        "relative_sd": None,
+        "is_trial": False,
     }
+    assert live.api("GET", "/jobs/a").json()["speeds"] == told["speeds"]
+    assert live.api("GET", "/jobs").json()["items"][0]["speeds"] is None
     assert [line["number"] for line in told["story"]] == [1, 2]
 
 

@@ -28,6 +28,8 @@ POLICIES: Mapping[str, oracle.Params] = {
     "max-min": {},
     "max-speedup": {},
     "optimus": {},
+    "ranked-speedup": {},
+    "ranked-speedup:q=3": {"q": 3.0},
     "srsf": {},
     "srtf": {},
     "tiresias-l": {},

@@ -49,6 +49,7 @@ USES = {  # policy -> does an error of (lengths, speeds) reach it
     "srtf": (True, True),
     "srsf": (True, True),
     "max-speedup": (False, True),
+    "ranked-speedup": (True, True),
     "tiresias-l": (False, False),
     "fifo": (False, False),
 }

@@ -11,7 +11,13 @@ from typing import Final
 from coddl.agent.inspection.hardware import words_for
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device
-from coddl.core.speed.inspection import Inspection, LinkClass, LinkSpeed, read_inspection
+from coddl.core.speed.inspection import (
+    ExchangeTime,
+    Inspection,
+    LinkClass,
+    LinkSpeed,
+    read_inspection,
+)
 
 FOLDER: Final = "inspections"
 
@@ -32,10 +38,17 @@ def stored_inspection(state_dir: Path, hardware: str) -> Inspection | None:
 def known_links(
     state_dir: Path, devices: Sequence[Device], cores: int
 ) -> dict[LinkClass, LinkSpeed]:
-    """Give the links of a node with these devices, without the sweeps; none if not inspected."""
+    """Give the links of a node with these devices; none if not inspected.
+
+    Of the sweeps one time remains for each number of workers: it tells how many were tried.
+    """
     known = stored_inspection(state_dir, words_for(devices, cores))
     links = known.links.items() if known is not None else ()
-    return {name: replace(link, measured=(), sent=()) for name, link in links}
+    return {name: replace(link, measured=_one_each(link.measured), sent=()) for name, link in links}
+
+
+def _one_each(measured: Sequence[ExchangeTime]) -> tuple[ExchangeTime, ...]:
+    return tuple({each.workers: each for each in sorted(measured)}.values())
 
 
 def store_inspection(state_dir: Path, inspection: Inspection) -> Path:

@@ -56,11 +56,11 @@ WHOLE: Final = SweepExtent(
     within_s=0.15,
 )
 QUICK: Final = SweepExtent(
-    sizes=(_KB, 32 * _KB, _MB, 8 * _MB),
+    sizes=(_KB, 32 * _KB, 256 * _KB, _MB, 8 * _MB),
     gpu_sizes=(_KB, 32 * _KB, _MB, BUCKET_BYTES),
     update_bytes=4 * _MB,
     gpu_update_bytes=64 * _MB,
-    within_s=0.03,
+    within_s=0.06,
 )
 
 

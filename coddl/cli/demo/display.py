@@ -10,9 +10,8 @@ from rich.live import Live
 from rich.text import Text
 
 from coddl.cli.demo.history import DemoHistory, DemoJob
-from coddl.cli.poolview import STYLES, counted
+from coddl.cli.poolview import LEVELS, STYLES, counted
 
-LEVELS: Final = "▁▂▃▄▅▆▇█"
 WAITS: Final = "·"
 SPAN_S: Final = 60.0  # of time that is shown at least
 LINES: Final = 6

@@ -25,7 +25,10 @@ from coddl.core.policies.policy import RulePolicy, with_reasons
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Places
 
-LEAST: Final = 3  # beside LENGTH and COIN: the next GPU goes to who has least
+# Beside LENGTH and COIN: the next GPU goes to who has least, or where weight times gain is largest.
+LEAST, WEIGHTED = 3, 4
+STEPS_AHEAD: Final = 8  # useful shares that WEIGHTED looks at, so that no kink in a curve is a wall
+TIE: Final = 1.0 + 1e-12  # a larger step must gain more than rounding does
 NO_KIND = kernel_int(-1)
 PASSES_MAX: Final = 8  # of moves; each makes a job faster and none slower, so few are left to make
 
@@ -38,6 +41,7 @@ class KindShares(NamedTuple):
     least: IntColumn  # the smallest share that they may have
     limit: IntColumn  # the largest; 0: no more than their claim
     curve: IntColumn
+    scale: FloatColumn  # what an iteration a second counts, where gains are weighted
     iterations: FloatColumn  # left to do
     step_s: FloatMatrix
     next_share: IntMatrix
@@ -106,19 +110,45 @@ def wants(table: KindShares, k: int) -> int:
 
 
 @part
+def best_step(table: KindShares, free_gpus: FreeByKind, k: int, kind: int) -> int:
+    """How many GPUs of a kind a job should grow by, for the largest gain per GPU; 0: by none.
+
+    A claim is one step. Only steps that fit are looked at.
+    """
+    claim, left = table.claim[k], free_gpus.free[kind]
+    if claim > 0:
+        return int(claim) if claim <= left else 0
+    gpus = table.shares[k].sum()
+    now, best_more, most = speed(table, k, kind, ZERO), ZERO, 0.0
+    following, left = gpus, min(left, free_gpus.spare[0])
+    for _ in range(STEPS_AHEAD * (gpus > 0)):
+        following = table.next_share[table.curve[k], min(following, table.next_share.shape[1] - 1)]
+        if not 0 < following <= min(table.limit[k], gpus + left):
+            break
+        gain = (speed(table, k, kind, following - gpus) - now) / (following - gpus)
+        if gain > most * TIE:
+            best_more, most = following - gpus, gain
+    return int(best_more)
+
+
+@part
 def weigh(
     table: KindShares, free_gpus: FreeByKind, them: Contenders, rule: int, x: int, kind: int
 ) -> bool:
     """Bring entry x up to date for a step with this kind; False if that does not help it."""
     k = them.at[x]
-    more, claim, slowest = wants(table, k), table.claim[k], free_gpus.order[-1]
+    more = best_step(table, free_gpus, k, kind) if rule == WEIGHTED else wants(table, k)
+    claim, slowest = table.claim[k], free_gpus.order[-1]
     now, then = speed(table, k, slowest, claim), speed(table, k, kind, more)
     if more == 0 or not then > now:
         return False
+    them.limit[x] = more
     them.short[x] = (then - now) / now / more
     them.long[x] = (then - now) / then / more
     if rule == LEAST:
         them.length[x] = effective_gpus(table, k, slowest, claim)
+    elif rule == WEIGHTED:
+        them.length[x] = -(then - now) * table.scale[k] / more
     else:
         left = table.iterations[k]
         them.length[x] = left / now if left >= 0.0 else np.inf
@@ -152,7 +182,7 @@ def best(them: Contenders, rule: int, by_far: bool, count: int) -> int:
     """Who gets the next GPUs: the champion of one pass of duels, or the first with least."""
     champion = ZERO
     for x in range(1, count):
-        if rule == LEAST:
+        if rule >= LEAST:
             wins = them.length[x] < them.length[champion]
         elif by_far:
             wins = beats_by_far(them, rule, x, champion)
@@ -187,11 +217,13 @@ def deal_kind(
     while free_gpus.free[kind] > 0 and count > 0:
         x = best(them, rule, by_far, count)
         k = them.at[x]
-        more = wants(table, k)
+        more = them.limit[x]
         fits = more <= free_gpus.free[kind] and (table.claim[k] > 0 or more <= free_gpus.spare[0])
         if fits:
             give(table, free_gpus, k, kind, more)
-        if not (fits and weigh(table, free_gpus, them, rule, x, kind)):
+        # A smaller step, that fits, may gain something too.
+        again = fits or rule == WEIGHTED
+        if not (again and weigh(table, free_gpus, them, rule, x, kind)):
             count -= 1
             leave(them, x, count)
 
@@ -272,6 +304,7 @@ class Served(NamedTuple):
     order: IntColumn  # rows, who goes first where duels leave it open
     claim: IntColumn
     grows: BoolColumn
+    scale: FloatColumn | None = None  # of WEIGHTED: what an iteration a second counts
 
 
 def first_come(order: IntColumn, need: IntColumn, gpus: int) -> IntColumn:
@@ -305,6 +338,7 @@ def dealt(snapshot: Snapshot, served: Served, rule: int) -> IntMatrix:
         jobs.gpus_min[order],
         np.where(served.grows, jobs.gpus_max, 0)[order],
         jobs.curve[order],
+        np.ones(jobs.size) if served.scale is None else served.scale[order],
         jobs.remaining_iterations[order],
         speeds.step_s,
         speeds.steps.next,

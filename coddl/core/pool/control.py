@@ -45,6 +45,7 @@ from coddl.core.pool.state import Pool
 from coddl.core.pool.untying import first_move
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
+from coddl.core.speed.profile import SECONDS_MAX, SECONDS_MIN
 
 MEASURED_MIN: Final = 3  # iterations after which a speed counts as measured
 SPEED_NEWS: Final = 0.2  # by how much a speed must differ from the one last decided on
@@ -367,6 +368,9 @@ class ControlPlane:
                 self._call_for_speed(f"{self._name(job.id)} resumed")  # turns depend on its cost
             case r.RunProfiled() if job.is_estimable:
                 self._call_for_speed(f"{self._name(job.id)} has measured its passes")
+            case r.LossMeasured():
+                if job.has_new_length:
+                    self._call_for_speed(f"the length of {self._name(job.id)} is predicted")
             case (
                 r.RunPrepared() | r.RunProfiled() | r.RunChanged() | r.RunStalled() | r.RunUnsaved()
             ):
@@ -384,9 +388,10 @@ class ControlPlane:
         job = self.pool.jobs[event.job]
         if not job.has_run:
             return
-        job.step = max(job.step, event.step)
+        job.step = max(job.step, min(event.step, r.STEPS_MAX))
         is_size = 1 <= event.gpus <= len(self.pool.slots)
-        if event.iterations < MEASURED_MIN or not is_size or event.step_s <= 0.0:
+        is_time = SECONDS_MIN <= event.step_s <= SECONDS_MAX
+        if event.iterations < MEASURED_MIN or not is_size or not is_time:
             return
         job.step_s[event.gpus] = MeasuredSpeed(event.step_s, event.iterations)
         if event.gpus != len(job.granted) or job.phase != "running":

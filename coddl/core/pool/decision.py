@@ -7,12 +7,14 @@ from typing import Final, NamedTuple
 
 from coddl.core.cluster import Cluster
 from coddl.core.plan import Plan
+from coddl.core.pool.estimates import PoolOutline, outline_of
 from coddl.core.pool.folder_groups import folder_groups, stranded
-from coddl.core.pool.job import PRERUN_S, JobState
+from coddl.core.pool.job import JobState
 from coddl.core.pool.parking import parked_counts
 from coddl.core.pool.records import Decided, DecisionRow, Target
-from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
+from coddl.core.pool.snapshot import PoolSnapshot, size_cap, snapshot_of_pool, speeds_by_size
 from coddl.core.pool.state import Pool
+from coddl.core.pool.trials import trial_sentence
 from coddl.core.pool.turns import TurnPlan, guest_counts, stand_ins, take_turns, turn_s_of
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Scheduler, Stability
@@ -190,7 +192,7 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
     changes, drained = {change.job for change in plan.changes}, _drained(pool)
     targets: dict[int, Target] = {}
     waiting: dict[int, Waiting] = {}
-    rows = {job.id: row for row, job in enumerate(seen.jobs)}
+    rows, outline = {job.id: row for row, job in enumerate(seen.jobs)}, outline_of(pool)
     for row, job in enumerate(seen.jobs):
         slots = found.placed.get(job.id, ())
         if (slot := found.turns.slots.get(job.id)) is not None:
@@ -203,7 +205,9 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
             same = f"moves to other GPUs, still {len(slots)} ({found.why})"
             shown = rows.get(found.instead.get(job.id, job.id), row)
             reason = same if moves else plan.reason(shown, found.why)
-            targets[job.id] = Target(slots, pool.in_units(reason))
+            trial = _trial(pool, job, len(slots), outline)
+            reason = "; ".join(filter(None, [reason, trial]))
+            targets[job.id] = Target(slots, pool.in_units(reason), is_trial=bool(trial))
         if not slots:
             waits = found.turns.waiting(job.id) or _with_need(
                 _waits(pool, seen, plan, row), job, seen
@@ -230,6 +234,13 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
         wake_at_s=wake_at_s,
         wake_why=wake_why,
     )
+
+
+def _trial(pool: Pool, job: JobState, gpus: int, outline: PoolOutline) -> str:
+    """Say that a job is given this size to measure it; empty if it is not, or has it already."""
+    if gpus in (0, len(job.target)) or job.is_guest:
+        return ""
+    return trial_sentence(speeds_by_size(pool, job, size_cap(pool), outline), gpus)
 
 
 def leaving(pool: Pool) -> dict[int, Target]:
@@ -313,7 +324,7 @@ def _next_look(
         if job.rest_until_s > now_s
     ]
     looks += [
-        (job.proven_s + PRERUN_S, f"{job.spec.name} may grow")
+        (job.proven_s + job.prerun_s, f"{job.spec.name} may grow")
         for job in seen.jobs
         if job.proven_s is not None and job.prepared and not job.may_grow(now_s)
     ]

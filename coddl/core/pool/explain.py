@@ -23,10 +23,14 @@ class SpeedRow:
     """How fast a job is at one size, and how we know."""
 
     gpus: int
-    step_s: float
+    step_s: float  # as measured, or else what is most likely
     speedup: float  # over the smallest size
     source: Source
     iterations: int  # that were measured
+    predicted_s: float | None  # from the profile, before it is adjusted; None: it can't be
+    error: float | None  # of the prediction, as a part of what was measured; None: it was not
+    relative_sd: float | None  # of what was not measured; None: unknown
+    is_trial: bool  # it is expected to be slower, and is still worth a trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ def explain(
         sentence=sentence(pool, state, now_s, awaited),
         position=line.index(job) + 1 if job in line else None,
         ahead=sum(1 for each in pool.live_jobs() if each.granted and each.id != job),
-        speeds=_speeds(pool, state),
+        speeds=speed_rows(pool, state),
         story=tuple(
             StoryLine(number, at_s, sentence_of(record, job, pool.unit))
             for number, at_s, record in story
@@ -137,11 +141,11 @@ def _why_not_more(pool: Pool, job: JobState, now_s: float) -> str:
         return f"; {job.sharing_sentence}"
     if not job.may_grow(now_s):
         return "; can grow after its speed at this size is measured"
-    speeds = speeds_by_size(job, size_cap(pool), outline_of(pool))
+    speeds = speeds_by_size(pool, job, size_cap(pool), outline_of(pool))
     larger = [speeds[n] for n in range(gpus + 1, min(most, gpus + free) + 1) if n in speeds]
     if gpus not in speeds or any(each.step_s < speeds[gpus].step_s for each in larger):
         return ""
-    best_s = min(each.step_s for each in larger) if larger else speeds[gpus].step_s
+    best_s = min(each.likely_s for each in larger) if larger else speeds[gpus].step_s
     return (
         f"; more {pool.unit}s would not make it faster: {speeds[gpus].step_s:.3g} s per step now, "
         f"{best_s:.3g} s with more"
@@ -172,19 +176,27 @@ def _reserved(pool: Pool, job: JobState) -> str:
     return f"{counted(len(job.target), pool.unit)} reserved; waiting for {until}"
 
 
-def _speeds(pool: Pool, job: JobState) -> tuple[SpeedRow, ...]:
-    speeds = speeds_by_size(job, size_cap(pool), outline_of(pool))
-    first_s = speeds[min(speeds)].step_s
-    return tuple(
-        SpeedRow(
-            gpus,
-            speed.step_s,
-            first_s / speed.step_s,
-            speed.source,
-            job.step_s[gpus].iterations if gpus in job.step_s else 0,
+def speed_rows(pool: Pool, job: JobState) -> tuple[SpeedRow, ...]:
+    """Tell how fast a job is at every size, and how we know."""
+    speeds = speeds_by_size(pool, job, size_cap(pool), outline_of(pool))
+    first_s = speeds[min(speeds)].likely_s
+    rows = []
+    for gpus, speed in sorted(speeds.items()):
+        is_compared = speed.source == "measured" and speed.predicted_s is not None
+        rows.append(
+            SpeedRow(
+                gpus,
+                speed.likely_s,
+                first_s / speed.likely_s,
+                speed.source,
+                job.step_s[gpus].iterations if gpus in job.step_s else 0,
+                speed.predicted_s,
+                (speed.predicted_s or 0.0) / speed.step_s - 1.0 if is_compared else None,
+                speed.relative_sd,
+                speed.is_trial,
+            )
         )
-        for gpus, speed in sorted(speeds.items())
-    )
+    return tuple(rows)
 
 
 def sentence_of(record: r.Record, job: int | None = None, unit: str = "GPU") -> str:
@@ -290,9 +302,11 @@ def _aim(record: r.Aimed) -> str:
 
 
 def _pass_times(profile: TrainingProfile) -> str:
-    largest = profile.slices[-1]
+    """Tell the times of the largest slice, and which others were measured."""
+    *others, largest = profile.slices
     times = f"forward {largest.forward_s * 1e3:.3g} ms, backward {largest.backward_s * 1e3:.3g} ms"
-    return f"{times}, {largest.samples} samples on {profile.device}"
+    more = f"; slices of {', '.join(str(each.samples) for each in others)}, too" if others else ""
+    return f"{times}, {largest.samples} samples on {profile.device}{more}"
 
 
 def _run(record: r.RunFact, unit: str) -> str:
@@ -303,6 +317,8 @@ def _run(record: r.RunFact, unit: str) -> str:
             return f"job {number} needs at least {counted(gpus_min, unit)}: {because}"
         case r.RunProfiled(number, _, profile):
             return f"job {number} measured its passes: {_pass_times(profile)}"
+        case r.LossMeasured(number, _, step, loss):
+            return f"job {number} had a loss of {loss:.4g} around step {step}"
         case r.RunStepped(number, attempt, 0):
             return f"job {number} started (attempt {attempt})"
         case r.RunStepped(number, attempt, step):

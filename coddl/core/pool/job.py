@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from coddl.core.lifecycle import OVER, RUNNING, WAITING, Phase, PhaseTransition, check
@@ -10,17 +11,31 @@ from coddl.core.pool.orders import Stop
 from coddl.core.pool.records import DecisionRow, RunPrepared, SliceDidNotFit, Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.core.speed.profile import TrainingProfile
+from coddl.core.speed.training_length import (
+    LossPoint,
+    PredictedLength,
+    predicted_length,
+    thinned,
+    with_loss,
+)
 from coddl.core.waiting import Waiting, counted
 
 STORY_MAX: Final = 20  # moves that are remembered; the journal has them all
 NEWS: Final = 0.1  # by how much a number must differ from what was decided on last, to be news
 REST_MAX_S: Final = 300.0  # between two runs that came no further
+LOSSES_SHOWN: Final = 24  # to people
 PRERUN_S: Final = 10.0  # how long a job stays small after its first step, to be measured there
+PROFILE_STEPS: Final = 10  # after which slow steps have a profile; the first are not timed
+PROFILE_MAX_S: Final = 60.0  # a profile is not waited for any longer
 
 
 def is_news(now: float, told: float) -> bool:
     """Tell whether a number that moves with every step has moved far enough to be told again."""
     return abs(now - told) > NEWS * told
+
+
+# Of thousands of jobs few have other losses from one decision to the next.
+_predicted_length = lru_cache(maxsize=1 << 12)(predicted_length)
 
 
 @dataclass(slots=True)
@@ -47,6 +62,7 @@ class JobState:
     target: tuple[int, ...] = ()  # slots, as decided last
     reason: str = ""  # for the target
     turn_s: float = 0.0  # above 0: it takes turns on its target, which is another job's
+    on_trial: bool = False  # the target is a size to be measured, expected to be slower
     decided_s: float = 0.0  # when its share was last decided to be another
     waiting: Waiting | None = None
     waiting_since_s: float | None = None
@@ -84,11 +100,14 @@ class JobState:
     largest_tensor_bytes: int = 0  # of them
     steps: int | None = None
     step: int = 0
+    epoch_steps: int | None = None
+    loss_points: tuple[LossPoint, ...] = ()  # that its script has logged, by step
     step_s: dict[int, MeasuredSpeed] = field(default_factory=dict)  # by GPUs
     change: int = -1  # the newest change of its group, in this attempt
     serves: tuple[int, ...] = ()  # slots it trains on, by its own account
     last_pause_s: float | None = None
     resizes: int = 0
+    trials: int = 0  # of them, those to measure a size
     reruns: int = 0  # in a row that came no further
     rest_until_s: float = 0.0  # not to be started before
     failures: int = 0  # of its own
@@ -166,12 +185,32 @@ class JobState:
 
     @property
     def remaining(self) -> int | None:
-        """Give the iterations that are decided on; None: unknown."""
-        if self.steps is None:
+        """Give the iterations that are decided on, told or predicted; None: unknown."""
+        if self.steps is not None:
+            left = max(0, self.steps - self.step)
+        elif (predicted := self.predicted) is not None:
+            left = predicted.left(self.step)
+        else:
             return None
-        left = max(0, self.steps - self.step)
         told = self.row.remaining if self.row is not None else None
         return left if told is None or is_news(left, told) else told
+
+    @property
+    def predicted(self) -> PredictedLength | None:
+        """Predict when it ends, from its losses; None: they do not tell, or were wrong."""
+        found = self.predicted_by_loss
+        return None if found is None or found.is_refuted(self.step) else found
+
+    @property
+    def predicted_by_loss(self) -> PredictedLength | None:
+        """Predict when it should have ended, even if it has not."""
+        return _predicted_length(self.loss_points, self.epoch_steps) if self.loss_points else None
+
+    @property
+    def has_new_length(self) -> bool:
+        """Tell whether its length is known for the first time, by a prediction."""
+        is_unknown = self.row is not None and self.row.remaining is None
+        return is_unknown and self.remaining is not None
 
     @property
     def gpus_least(self) -> int:
@@ -257,6 +296,16 @@ class JobState:
         each = f" (at least {counted(samples // useful, 'sample')} each)" if samples else ""
         return f"{batch} can be shared by at most {counted(useful, 'GPU')}{each}"
 
+    def log_loss(self, step: int, loss: float) -> None:
+        """Take in a loss of its script."""
+        self.loss_points = with_loss(self.loss_points, LossPoint(step, loss))
+        self.step = max(self.step, step)
+
+    def forget_decisions(self) -> None:
+        """Drop what decisions need, as it is over; people still see how its loss fell."""
+        self.row, self.memory = None, ()
+        self.loss_points = thinned(self.loss_points, LOSSES_SHOWN)
+
     def prepare(self, fact: RunPrepared) -> None:
         """Be as its script says."""
         self.prepared, self.steps = True, fact.steps
@@ -265,16 +314,17 @@ class JobState:
         self.gradient_bytes = fact.gradient_bytes
         self.largest_tensor_bytes = fact.largest_tensor_bytes
         self.model, self.micro_batch = fact.model, fact.micro_batch
-        self.training = fact.training
+        self.training, self.epoch_steps = fact.training, fact.epoch_steps
 
     def knows(self, fact: RunPrepared) -> bool:
         """Tell whether a script says what the last run has said."""
-        said = (fact.workers_max, fact.virtual_nodes, fact.global_batch, fact.steps)
-        known = (self.workers_max, self.virtual_nodes, self.global_batch, self.steps)
+        said = (fact.workers_max, fact.virtual_nodes, fact.global_batch)
+        known = (self.workers_max, self.virtual_nodes, self.global_batch)
+        is_as_long = (fact.steps, fact.epoch_steps) == (self.steps, self.epoch_steps)
         model = (fact.gradient_bytes, fact.largest_tensor_bytes, fact.model, fact.micro_batch)
         known_model = (self.gradient_bytes, self.largest_tensor_bytes, self.model, self.micro_batch)
         is_same = said == known and model == known_model and fact.training == self.training
-        return self.prepared and is_same
+        return self.prepared and is_same and is_as_long
 
     def knows_limit(self, fact: SliceDidNotFit) -> bool:
         """Tell whether a limit is no news; one that was not tried keeps no job from running."""
@@ -310,7 +360,15 @@ class JobState:
         if self.proven_s is None or not self.prepared:
             return False
         is_known = bool(self.step_s) and (self.profile is not None or not self.is_estimable)
-        return is_known or now_s >= self.proven_s + PRERUN_S
+        return is_known or now_s >= self.proven_s + self.prerun_s
+
+    @property
+    def prerun_s(self) -> float:
+        """How long it stays small after its first step, at most: its profile is worth more."""
+        if not self.is_estimable or self.profile is not None or not self.step_s:
+            return PRERUN_S
+        slowest_s = max(each.step_s for each in self.step_s.values())
+        return max(PRERUN_S, min(PROFILE_MAX_S, PROFILE_STEPS * slowest_s))
 
     @property
     def switch_s(self) -> float | None:

@@ -18,8 +18,10 @@ from coddl.core.pool.engine_records import NodesWanted as NodesWanted
 from coddl.core.pool.engine_records import ReportedNode as ReportedNode
 from coddl.core.pool.node_versions import NodeVersions
 from coddl.core.pool.run_records import ENDS as ENDS
+from coddl.core.pool.run_records import STEPS_MAX as STEPS_MAX
 from coddl.core.pool.run_records import ChangeKind as ChangeKind
 from coddl.core.pool.run_records import Evidence as Evidence
+from coddl.core.pool.run_records import LossMeasured as LossMeasured
 from coddl.core.pool.run_records import Outcome as Outcome
 from coddl.core.pool.run_records import RunChanged as RunChanged
 from coddl.core.pool.run_records import RunEnded as RunEnded
@@ -264,6 +266,7 @@ class Target:
     slots: tuple[int, ...]
     reason: str
     turn_s: float = 0.0  # above 0: it takes turns of that length with the job that has the slot
+    is_trial: bool = False  # the size is to be measured: it is expected to be slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +377,7 @@ Record = (
     | RunPrepared
     | SliceDidNotFit
     | RunProfiled
+    | LossMeasured
     | RunStepped
     | RunChanged
     | RunStalled

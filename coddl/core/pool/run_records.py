@@ -28,6 +28,10 @@ ENDS: Final[dict[Outcome, str]] = {  # as people read it after the job's name
 }
 
 
+STEPS_MAX: Final = 1 << 62  # more are taken for as many: what is told is computed with
+LOSS_MAX: Final = 1e30
+
+
 @dataclass(frozen=True, slots=True)
 class RunPrepared:
     """A job's script has called `coddl.prepare`: it can be resized from here on."""
@@ -45,6 +49,11 @@ class RunPrepared:
     training: str = (
         ""  # jobs that tell the same take the same time on the same GPUs; empty: unknown
     )
+    epoch_steps: int | None = None  # None: unknown
+
+    def __post_init__(self) -> None:
+        if not all(0 <= each <= STEPS_MAX for each in (self.steps or 0, self.epoch_steps or 0)):
+            raise ValueError("a number of steps is out of range")
 
 
 Evidence = Literal[
@@ -73,6 +82,20 @@ class RunProfiled:
     job: int
     attempt: int
     profile: TrainingProfile
+
+
+@dataclass(frozen=True, slots=True)
+class LossMeasured:
+    """A script has logged losses around a step; this is their mean, since the last one told."""
+
+    job: int
+    attempt: int
+    step: int
+    loss: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.step <= STEPS_MAX and abs(self.loss) <= LOSS_MAX):
+            raise ValueError("a step or a loss is out of range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +192,7 @@ RunFact = (
     RunPrepared
     | SliceDidNotFit
     | RunProfiled
+    | LossMeasured
     | RunStepped
     | RunChanged
     | RunStalled

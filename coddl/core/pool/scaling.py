@@ -62,7 +62,7 @@ def demand_of(pool: Pool, bounds: NodeBounds, now_s: float) -> Demand:
     """Count the GPUs that the jobs of a pool make good use of."""
     outline = outline_of(pool)
     needs = [
-        _need_of(job, bounds, outline, now_s)
+        _need_of(pool, job, bounds, outline, now_s)
         for job in pool.live_jobs()
         if not job.suspended and not job.cancelled and job.fits
     ]
@@ -76,10 +76,12 @@ def demand_of(pool: Pool, bounds: NodeBounds, now_s: float) -> Demand:
     return node_demand.demand_of(jobs, bounds.start_s, pool.unit)
 
 
-def _need_of(job: JobState, bounds: NodeBounds, outline: PoolOutline, now_s: float) -> JobNeed:
+def _need_of(
+    pool: Pool, job: JobState, bounds: NodeBounds, outline: PoolOutline, now_s: float
+) -> JobNeed:
     least, most = job.bounds(now_s)
     most = max(least, min(most, bounds.most * bounds.gpus))
-    curve = speeds_by_size(job, most, outline)
+    curve = speeds_by_size(pool, job, most, outline)
     speeds = {gpus: speed.step_s for gpus, speed in curve.items()}
     worth = gpus_worth(speeds, least, min(most, max(speeds))) if least in speeds else least
     held = len(job.granted)

@@ -12,9 +12,11 @@ from coddl.core.cluster import Cluster, Links, Node
 from coddl.core.jobs import ELASTIC, OPAQUE, RESTARTABLE, JobTable
 from coddl.core.pool.estimates import PoolOutline, outline_of, predicted_steps
 from coddl.core.pool.job import JobState
+from coddl.core.pool.known_profiles import remembered_steps
 from coddl.core.pool.parking import may_park, parked_on
 from coddl.core.pool.placement_costs import placement_costs
 from coddl.core.pool.state import Pool
+from coddl.core.pool.trials import least_trial_gain
 from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot, empty_memory
 from coddl.core.speed.live import Speed, curve
@@ -156,14 +158,24 @@ def size_cap(pool: Pool) -> int:
     return len(pool.slots) + 1
 
 
-def speeds_by_size(job: JobState, cap: int, outline: PoolOutline) -> dict[int, Speed]:
+def speeds_by_size(pool: Pool, job: JobState, cap: int, outline: PoolOutline) -> dict[int, Speed]:
     """Tell how fast a job is at every size it may ever have, up to a cap, and how we know."""
     most = min(cap, max(job.gpus_max, job.gpus_least, *job.step_s, *job.spec.step_s))
     if job.gpus_useful is not None:
         most = max(min(cap, job.gpus_least), min(most, job.gpus_useful))
     submitted = tuple(job.spec.step_s.items())
-    measured = tuple(job.speeds.items())
-    known = JobSpeeds(most, measured, submitted, job.virtual_nodes, job.profile)
+    speeds = job.speeds
+    measured = tuple(speeds.items())
+    remembered = tuple(remembered_steps(pool, job).items())
+    known = JobSpeeds(
+        most,
+        measured,
+        submitted,
+        job.virtual_nodes,
+        job.profile,
+        remembered,
+        least_trial_gain(job, speeds.get(1)),
+    )
     return _curve(known, outline)
 
 
@@ -175,19 +187,28 @@ class JobSpeeds(NamedTuple):
     submitted: tuple[tuple[int, float], ...]
     virtual_nodes: int | None
     profile: TrainingProfile | None
+    remembered: tuple[tuple[int, float], ...]  # measured by earlier jobs that train the same
+    trial_gain: float
 
 
 @lru_cache(maxsize=1 << 16)
 def _curve(known: JobSpeeds, outline: PoolOutline) -> dict[int, Speed]:
     """The same, remembered: of thousands of jobs few have news from one decision to the next."""
     predicted = predicted_steps(known.profile, outline, known.most)
-    measured, submitted = dict(known.measured), dict(known.submitted)
-    return curve(known.most, measured, submitted, known.virtual_nodes, predicted)
+    return curve(
+        known.most,
+        dict(known.measured),
+        dict(known.submitted),
+        known.virtual_nodes,
+        predicted,
+        remembered=dict(known.remembered),
+        trial_gain=known.trial_gain,
+    )
 
 
 def _speeds(pool: Pool, jobs: tuple[JobState, ...], cluster: Cluster) -> Speeds:
     cap, outline = size_cap(pool), outline_of(pool)
-    curves = [speeds_by_size(job, cap, outline) for job in jobs]
+    curves = [speeds_by_size(pool, job, cap, outline) for job in jobs]
     width = 1 + max((len(each) for each in curves), default=1)
     step_s = np.full((max(1, len(curves)), width), np.inf)
     measured = np.zeros(step_s.shape, np.bool_)
@@ -198,7 +219,8 @@ def _speeds(pool: Pool, jobs: tuple[JobState, ...], cluster: Cluster) -> Speeds:
         step_s[row, len(each) + 1 :] = step_s[row, len(each)]
         measured[row, [gpus for gpus in job.step_s if gpus <= len(each)]] = True
     names = tuple(str(job.id) for job in jobs) or ("none",)
-    places = partial(placement_costs, jobs, [len(each) for each in curves], step_s, cluster)
+    sizes = [len(each) for each in curves]
+    places = partial(placement_costs, jobs, sizes, step_s, cluster, outline.links)
     speeds = speeds_of(names, step_s, measured)
     return replace(speeds, known_places=places, kinds=cluster.kinds)
 

@@ -11,8 +11,9 @@ from typing import Final, assert_never
 
 from coddl.core.lifecycle import Phase
 from coddl.core.pool import records as r
+from coddl.core.pool.estimates import note_estimable
 from coddl.core.pool.job import JobState, MeasuredSpeed, is_news
-from coddl.core.pool.known_profiles import merged, with_profile
+from coddl.core.pool.known_profiles import hear_training, learn_steps
 from coddl.core.pool.memory_limits import MemoryLimit, with_limit, without_limits
 from coddl.core.pool.node_orders import orders_for
 from coddl.core.pool.nodes import EngineNodes, NodeState, SlotState
@@ -55,6 +56,7 @@ class Pool:
     past_gpu_s: list[float] = field(default_factory=list)  # of the newest jobs that are over
     limits: list[MemoryLimit] = field(default_factory=list)  # that jobs have found, oldest first
     profiles: dict[str, TrainingProfile] = field(default_factory=dict)  # by signature, oldest first
+    step_times: dict[str, dict[int, float]] = field(default_factory=dict)  # by training, then GPUs
     unsettled: dict[int, None] = field(default_factory=dict)  # jobs that lack their target
     starting: dict[int, None] = field(default_factory=dict)  # jobs in that phase
     touched: set[str] = field(default_factory=set)  # nodes whose orders changed; emptied by readers
@@ -114,6 +116,8 @@ class Pool:
                 changed = list(self.active)
             case _:
                 changed = [job] if (job := getattr(record, "job", None)) is not None else []
+        if isinstance(record, r.JobBounded | r.RunPrepared | r.NodeRecord):
+            note_estimable(self, self.active if isinstance(record, r.NodeRecord) else changed)
         for number in changed:
             state = self.jobs[number]
             if state.is_over or set(state.target) == set(state.granted):
@@ -302,6 +306,7 @@ class Pool:
             if target.turn_s != job.turn_s:
                 self.touch(self.nodes_of(job.granted))
             job.target, job.turn_s, job.reason = target.slots, target.turn_s, target.reason
+            job.on_trial = target.is_trial
             job.waiting, job.waiting_since_s = None, None
         for number, waiting in decided.waiting.items():
             job = self.jobs[number]
@@ -317,6 +322,7 @@ class Pool:
         for row in decided.rows:
             job = self.jobs[row.job]
             job.row = row
+            learn_steps(self, job, row.step_s)
             for gpus, step_s in row.step_s.items():
                 if gpus not in job.step_s or is_news(job.step_s[gpus].step_s, step_s):
                     job.step_s[gpus] = MeasuredSpeed(step_s, 0)  # read back; nobody counted them
@@ -353,6 +359,7 @@ class Pool:
             job.move("starting", now_s, aimed.reason)
             return
         job.resizes += before not in (0, len(aimed.slots))
+        job.trials += job.on_trial and before != len(aimed.slots)
         if job.phase != "starting":
             job.move("resizing", now_s, aimed.reason)
             self._arrive(job, now_s)  # if it was called back before it had moved
@@ -367,16 +374,12 @@ class Pool:
     def _hear(self, fact: r.RunFact, now_s: float) -> None:
         job = self.jobs[fact.job]
         match fact:
-            case r.RunPrepared():
-                job.prepare(fact)
-                job.is_estimable = any(node.links for node in self.nodes.values())
-                if job.profile is None or job.profile.signature != fact.training:
-                    job.profile = self.profiles.get(fact.training)
-            case r.RunProfiled(_, _, profile):
-                job.profile = merged(job.profile, profile)
-                self.profiles = with_profile(self.profiles, job.profile)
+            case r.RunPrepared() | r.RunProfiled():
+                hear_training(self, job, fact)
             case r.SliceDidNotFit():
                 self._raise_least(job, fact, now_s)
+            case r.LossMeasured(_, _, step, loss):
+                job.log_loss(step, loss)
             case r.RunStepped(_, _, step):
                 job.losses, job.step = 0, max(job.step, step)
                 if step > 0 and job.proven_s is None:
@@ -484,7 +487,7 @@ class Pool:
         job.move(phase, now_s, because)
         job.ended_s, job.waiting, job.reason = now_s, None, because
         end_parking(self, job)
-        job.row, job.memory = None, ()  # nothing is decided about it any more
+        job.forget_decisions()
         self.active.pop(job.id, None)
         self.past_gpu_s = [*self.past_gpu_s, job.attained_by(now_s)][-PAST_MAX:]
 

@@ -58,6 +58,7 @@ class MeasuredStep(NamedTuple):
 
     predicted: PredictedStep
     measured_s: float
+    sd: float = MEASURED_SD  # of the measurement, as a part of it
 
 
 class AdjustedStep(NamedTuple):
@@ -94,28 +95,37 @@ def adjusted(known: Sequence[MeasuredStep], asked: PredictedStep) -> AdjustedSte
     """What a step takes, by all that is known; of measurements in one place the last counts."""
     latest = {(each.predicted.workers, each.predicted.nodes): each for each in known}
     if (exact := latest.get((asked.workers, asked.nodes))) is not None:
-        return AdjustedStep(exact.measured_s, MEASURED_SD, "measured")
+        return AdjustedStep(exact.measured_s, exact.sd, "measured")
     points = list(latest.values())
     known_by: KnownBy = "carried" if points else "predicted"
     if (form := _form_instead(points, asked)) is not None:
-        points = [MeasuredStep(form.predicted(each.predicted), each.measured_s) for each in points]
+        points = [each._replace(predicted=form.predicted(each.predicted)) for each in points]
         asked, known_by = form.predicted(asked), "fitted"
     ratios = carried(
         _columns([each.predicted for each in points]),
         np.array([log(each.measured_s / each.predicted.step_s) for each in points]),
         _columns([asked]),
+        np.array([each.sd for each in points]),
     )
     step_s = asked.step_s * exp(float(ratios.mean[0]))
     return AdjustedStep(step_s, float(ratios.sd[0]), known_by)
 
 
-def carried(known: StepColumns, log_ratios: FloatColumn, asked: StepColumns) -> LogRatios:
-    """Carry what was measured in known places to others: the process above, given its values."""
+def carried(
+    known: StepColumns,
+    log_ratios: FloatColumn,
+    asked: StepColumns,
+    sds: FloatColumn | float = MEASURED_SD,
+) -> LogRatios:
+    """Carry what was measured in known places to others: the process above, given its values.
+
+    `sds` are the standard deviations of the measurements.
+    """
     prior = np.square(EXCHANGE_SD * asked.exchange_part)
     prior = prior + np.square(COMPUTE_SD * (1.0 - asked.exchange_part)) + ALONE_SD**2
     if not log_ratios.size:
         return LogRatios(np.zeros_like(prior), np.sqrt(prior))
-    noise = (ALONE_SD**2 + MEASURED_SD**2) * np.eye(len(log_ratios))
+    noise = (ALONE_SD**2 + np.square(sds)) * np.eye(len(log_ratios))
     weights = np.linalg.solve(_alike(known, known) + noise, _alike(known, asked))
     explained = np.einsum("ka,ka->a", weights, _alike(known, asked))
     return LogRatios(log_ratios @ weights, np.sqrt(np.maximum(prior - explained, 0.0)))

@@ -8,7 +8,8 @@ For n members, x bytes, a link of B bytes a second, l seconds a message and c se
     sharded         c + (n-1) l + (n-1)/n x/B         half a ring: each ends with 1/n of the sum
     servers         c + 2 l + 2 max(n/p, 1) x/B       to p parameter servers, and back
 
-A ring or tree over several nodes is as slow as its slowest link.
+A ring or tree over several nodes is as slow as its slowest link. A link that was measured knows by
+what factor an all-reduce of some size is off from these: rings and trees take it into account.
 """
 
 from math import ceil, log2
@@ -39,6 +40,9 @@ class CalledWire(Wire, Protocol):
     def call_us(self) -> float:
         """Microseconds of a call by itself."""
 
+    def factor(self, workers: int, bytes_: float) -> float:
+        """How many times as long an all-reduce takes as the formulas say."""
+
 
 def ring_all_reduce_s(
     members: Quantity, bytes_: Quantity, link: Wire, call_us: float = 0.0
@@ -51,7 +55,8 @@ def ring_all_reduce_s(
 
 def ring_s(members: int, bytes_: float, link: CalledWire) -> float:
     """Seconds in which a ring averages, the call included."""
-    return ring_all_reduce_s(float(members), bytes_, link, link.call_us)
+    by_formula_s = ring_all_reduce_s(float(members), bytes_, link, link.call_us)
+    return by_formula_s * link.factor(members, bytes_)
 
 
 def tree_s(members: int, bytes_: float, link: CalledWire) -> float:
@@ -59,7 +64,8 @@ def tree_s(members: int, bytes_: float, link: CalledWire) -> float:
     if members < 2:
         return 0.0
     messages = 2 * ceil(log2(members))
-    return (link.call_us + messages * link.latency_us) * 1e-6 + 2.0 * bytes_ / (link.gb_s * 1e9)
+    fixed_s = (link.call_us + messages * link.latency_us) * 1e-6
+    return (fixed_s + 2.0 * bytes_ / (link.gb_s * 1e9)) * link.factor(members, bytes_)
 
 
 def half_ring_s(members: int, bytes_: float, link: CalledWire) -> float:

@@ -55,6 +55,13 @@ class Stop:
                 return end
         return self.epochs_max
 
+    def end_at(self, curve: LossCurve) -> float:
+        """The same for a curve that falls (b0 > 0), between epochs and however late."""
+        # 1/u - 1/(u + c) = fall, where u = b0*(end - window) + b1 and c = b0*window.
+        c = curve.b0 * self.window
+        u = (np.sqrt(c * c + 4.0 * c / self.fall) - c) / 2.0
+        return self.window + max(0.0, float(u - curve.b1) / curve.b0)
+
 
 def is_outlier(losses: FloatColumn) -> BoolColumn:
     """Which losses stand out from the two before and the two after them.

@@ -55,13 +55,13 @@ class Spread(NamedTuple):
     racks: Number = 1
 
 
-def even_buckets(model: Model) -> Buckets:
+def even_buckets(model: Model, bucket_bytes: float = BUCKET_BYTES) -> Buckets:
     """Gradients in equal buckets that become ready evenly over the backward pass.
 
     A tensor is sent whole, so the largest one is the least that a bucket can be: a model with most
     of its parameters in one tensor has nothing to overlap.
     """
-    largest = max(BUCKET_BYTES, model.skew * model.gradient_bytes)
+    largest = max(bucket_bytes, model.skew * model.gradient_bytes)
     count = min(max(1, round(model.gradient_bytes / largest)), BUCKETS_MOST)
     ready = 1.0 - BACKWARD + BACKWARD * np.arange(1, count + 1) / count
     return Buckets(ready, np.full(count, model.gradient_bytes / count))

@@ -14,11 +14,16 @@ SECONDS_MIN, SECONDS_MAX = 1e-9, 1e6  # of a pass
 
 
 class SliceTime(NamedTuple):
-    """How long a pass over a number of samples takes on one GPU."""
+    """How long a pass over a number of samples takes on one GPU.
+
+    A pass takes no less than the host needs to launch its kernels, however few samples it has.
+    """
 
     samples: int
     forward_s: float
     backward_s: float
+    forward_host_s: float = 0.0  # of the host; 0: it is not known, or is the same, as on a CPU
+    backward_host_s: float = 0.0
 
 
 class GradientBucket(NamedTuple):
@@ -60,7 +65,7 @@ class TrainingProfile:
         counts += [each.bytes_ for each in self.buckets]
         counts += [each.peak_bytes for each in self.memory]
         seconds = [self.update_s, self.other_s, self.data_s]
-        seconds += [half for each in self.slices for half in (each.forward_s, each.backward_s)]
+        seconds += [half for each in self.slices for half in each[1:]]
         lengths = len(self.slices), len(self.memory), len(self.buckets)
         if not self.slices or max(lengths) > ENTRIES_MAX:
             raise ValueError(f"a profile has 1 to {ENTRIES_MAX} slices")
@@ -106,7 +111,11 @@ class TrainingProfile:
         if (version := data["version"]) != VERSION:
             raise ValueError(f"its version is {version!r}, not {VERSION}")
         slices = [
-            SliceTime(_count(e["samples"], 1), _seconds(e["forward_s"]), _seconds(e["backward_s"]))
+            SliceTime(
+                _count(e["samples"], 1),
+                *(_seconds(e[half]) for half in ("forward_s", "backward_s")),
+                *(_seconds(e.get(half, 0.0)) for half in ("forward_host_s", "backward_host_s")),
+            )
             for e in data["slices"]
         ]
         if not slices:

@@ -25,7 +25,7 @@ from coddl.core.speed.collectives import AllReduce, all_reduce_s, half_ring_s, s
 from coddl.core.speed.estimate import split_batch
 from coddl.core.speed.inspection import LinkClass, LinkSpeed
 from coddl.core.speed.profile import TrainingProfile
-from coddl.core.speed.slices import PassTimes, SliceLine, pass_times, passes_needed
+from coddl.core.speed.slices import HalfPass, PassTimes, pass_times, passes_needed
 
 ExchangeKind = Literal["all-reduce", "sharded", "servers"]
 BoundBy = Literal["compute", "exchange", "data"]
@@ -207,8 +207,8 @@ def _samples(profile: TrainingProfile, arrangement: Arrangement) -> tuple[int, .
         whole, rest = divmod(profile.virtual_nodes, arrangement.workers)
         return tuple((whole + (at < rest)) * per_node for at in range(arrangement.workers))
     times = pass_times(profile)
-    fixed_s = times.forward.fixed + times.backward.fixed
-    sample_s = max(times.forward.per_sample + times.backward.per_sample, LEAST_SAMPLE_S)
+    fixed_s = times.forward.fixed_s + times.backward.fixed_s
+    sample_s = max(times.forward.sample_s + times.backward.sample_s, LEAST_SAMPLE_S)
     shares = split_batch(profile.batch, fixed_s / speeds, sample_s / speeds)
     return tuple(map(int, shares))
 
@@ -230,12 +230,16 @@ def _slowest(
         passes = _passes(profile, count, how.device_bytes)
         # Slices of strict trainings are whole steps: the fixed part is that of all passes.
         parts = passes if profile.virtual_nodes is not None else 1
-        halves = [(half.fixed / speed / parts, half.per_sample / speed) for half in times]
-        own = PassTimes(*(SliceLine(*half) for half in halves))
+        own = PassTimes(*(_on_worker(half, speed, parts) for half in times))
         in_a_pass = count / passes
         whole_s = passes * own.at(in_a_pass) if count else 0.0  # without samples there is no pass
         found.append((whole_s, _Slowest(worker, passes, in_a_pass, own)))
     return max(found, key=lambda each: (each[0], -each[1].worker))[1]
+
+
+def _on_worker(half: HalfPass, speed: float, parts: int) -> HalfPass:
+    """Give one half of a pass on a GPU of another speed; the host launches it no faster."""
+    return HalfPass(half.fixed_s / speed / parts, half.sample_s / speed, half.least_s / parts)
 
 
 def _passes(profile: TrainingProfile, samples: int, device_bytes: float | None) -> int:

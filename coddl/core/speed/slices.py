@@ -1,9 +1,15 @@
-"""Time and memory of a pass, as functions of its samples: a fixed part and one for every sample."""
+"""Time and memory of a pass, as functions of its samples: a fixed part and one for every sample.
 
-from collections.abc import Iterable
-from typing import NamedTuple
+On a GPU, a pass takes no less than the host needs to launch its kernels. Sizes at which that is
+what a pass takes tell nothing of what a sample costs.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 from coddl.core.speed.profile import TrainingProfile
+
+LAUNCHING: Final = 0.9  # the part of a pass from which on it counts as no more than launching
 
 
 class SliceLine(NamedTuple):
@@ -17,11 +23,23 @@ class SliceLine(NamedTuple):
         return self.fixed + self.per_sample * samples
 
 
+class HalfPass(NamedTuple):
+    """Seconds of one half of a pass: as of a line, but no less than the host takes."""
+
+    fixed_s: float
+    sample_s: float
+    least_s: float = 0.0
+
+    def at(self, samples: float) -> float:
+        """Give the seconds of that half for these samples."""
+        return max(self.fixed_s + self.sample_s * samples, self.least_s)
+
+
 class PassTimes(NamedTuple):
     """Seconds of the two halves of a pass on one GPU."""
 
-    forward: SliceLine
-    backward: SliceLine
+    forward: HalfPass
+    backward: HalfPass
 
     def at(self, samples: float) -> float:
         """Give the seconds of a pass over these samples."""
@@ -54,9 +72,18 @@ def fitted_line(points: Iterable[tuple[float, float]], relative: bool = False) -
 def pass_times(profile: TrainingProfile) -> PassTimes:
     """How long a pass takes on the profiled GPU, fitted to the slices that were measured."""
     return PassTimes(
-        fitted_line(((each.samples, each.forward_s) for each in profile.slices), relative=True),
-        fitted_line(((each.samples, each.backward_s) for each in profile.slices), relative=True),
+        _half([(each.samples, each.forward_s, each.forward_host_s) for each in profile.slices]),
+        _half([(each.samples, each.backward_s, each.backward_host_s) for each in profile.slices]),
     )
+
+
+def _half(slices: Sequence[tuple[int, float, float]]) -> HalfPass:
+    """Fit one half of a pass to its samples, seconds and seconds of the host."""
+    computed = [(n, took_s) for n, took_s, host_s in slices if host_s < LAUNCHING * took_s]
+    least_s = min((min(took_s, host_s) for _, took_s, host_s in slices if host_s), default=0.0)
+    if not computed:
+        return HalfPass(0.0, 0.0, max(took_s for _, took_s, _ in slices))
+    return HalfPass(*fitted_line(computed, relative=True), least_s)
 
 
 def peak_bytes(profile: TrainingProfile) -> SliceLine | None:

@@ -120,9 +120,11 @@ def _swept(
     for _ in range(ROUNDS):
         for part, times in zip(parts, found, strict=True):
             action(part)  # the memory, and the peers, are warm then
-            once_s = torch.tensor([_timed(partial(action, part), device)], device=device)
+            times.append(_timed(partial(action, part), device))
+            once_s = torch.tensor([times[-1]], device=device)
             group.finish(group.all_reduce(once_s))
-            count = _repetitions(once_s.item() / group.world, within_s / ROUNDS)
+            # What takes longer than it may is done no more often: slow links are slow enough.
+            count = _repetitions(once_s.item() / group.world, within_s / ROUNDS) - 1
             times += [_timed(partial(action, part), device) for _ in range(count)]
     return [statistics.median(times) for times in found]
 

@@ -24,10 +24,9 @@ attempt at a new group is a *generation*, numbered, and the newest target always
 - Stale and repeated words die by worker and generation number. (C6)
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 from typing import assert_never
 
 from coddl.runtime.supervisor.generations import (
@@ -54,6 +53,7 @@ from coddl.runtime.supervisor.generations import (
     WorkerSwapped,
     WorkerUnready,
 )
+from coddl.runtime.supervisor.group_workers import GroupWorker, in_ring
 from coddl.runtime.vnodes import shares
 
 BROKEN_WAIT_S = 0.5  # how long a broken group waits to hear who died
@@ -65,15 +65,6 @@ CHURN_WAIT_S = 0.02
 CHURN_WAIT_MAX_S = 0.5
 REBALANCE_EVERY_S = 10.0
 REBALANCE_GAIN = 0.15
-SPEED_SAMPLES = 20  # passes after which a worker's speed counts as known
-
-
-@dataclass(slots=True)
-class _GroupWorker:
-    slot: int
-    arrived: bool = False
-    has_state: bool = False
-    pass_s: deque[float] = field(default_factory=lambda: deque(maxlen=SPEED_SAMPLES))
 
 
 class Coordinator:
@@ -91,7 +82,7 @@ class Coordinator:
         self.ending = False
         self.wake_at_s: float | None = None
         self._target: tuple[int, ...] = ()
-        self._workers: dict[int, _GroupWorker] = {}  # members and joiners alive
+        self._workers: dict[int, GroupWorker] = {}  # members and joiners alive
         self._next_worker = 0
         self._running: GroupPlan | None = None  # the members' own
         self._plan: GroupPlan | None = None  # prepared, committed or being regrouped into
@@ -273,7 +264,7 @@ class Coordinator:
         self._next_worker = max(self._next_worker, found.newest_worker + 1)
         self.parts, self.workers_max = found.parts, found.workers_max or found.parts
         for each in found.survivors:
-            self._workers[each.worker] = _GroupWorker(each.slot, True, each.has_state)
+            self._workers[each.worker] = GroupWorker(each.slot, True, each.has_state)
             self.step = max(self.step, each.step)
         self.members = tuple(sorted(self._workers))
         return self._regroup(now_s, lost=True) if self.members else []
@@ -321,7 +312,7 @@ class Coordinator:
             return commands
         for slot in missing:
             commands.append(StartWorker(self._next_worker, slot))
-            self._workers[self._next_worker] = _GroupWorker(slot)
+            self._workers[self._next_worker] = GroupWorker(slot)
             self._next_worker += 1
         if all(self._workers[worker].arrived for worker in self._joiners()):
             commands.append(self._prepare(now_s))
@@ -333,7 +324,7 @@ class Coordinator:
         stay = [worker for worker in self.members if self._workers[worker].slot in wanted]
         moves = self.members and joiners and not stay
         bridge = (self.members[0], *joiners) if moves else ()
-        members = tuple(sorted([*stay, *joiners]))
+        members = (*stay, *joiners)
         # A suspension builds nothing, but all must know that it is one: the main worker saves.
         to = tuple(sorted({*members, *bridge})) or self.members
         plan = self._make_plan("building", members, bridge, to)
@@ -372,13 +363,14 @@ class Coordinator:
         if self.ending or self.hopeless or now_s - self._changed_at_s <= REBALANCE_EVERY_S:
             return []
         self._changed_at_s = now_s  # a look costs something too, and speeds change slowly
-        pass_s = [s for worker in self.members if (s := self._speed(worker)) is not None]
-        if len(pass_s) < len(self.members):
+        members = in_ring(self.members, self._workers)
+        pass_s = [s for w in members if (s := self._workers[w].usual_pass_s) is not None]
+        if len(pass_s) < len(members):
             return []
         assert self._running is not None
         slowest_now_s, slowest_then_s = (
             max(count * s for count, s in zip(counts, pass_s, strict=True))
-            for counts in (self._running.counts, self._counts(self.members))
+            for counts in (self._running.counts, self._counts(members))
         )
         if slowest_then_s >= slowest_now_s * (1 - REBALANCE_GAIN):
             return []
@@ -429,6 +421,7 @@ class Coordinator:
     ) -> GroupPlan:
         """Put the newest generation under way, and forget the answers to the one before."""
         self._move(phase)
+        members = in_ring(members, self._workers)
         fresh = bool(members) and not any(self._workers[w].has_state for w in (*members, *bridge))
         if fresh and phase == "regrouping":
             self._begin_afresh()
@@ -460,7 +453,7 @@ class Coordinator:
             self._start_after_s = now_s + min(CHURN_WAIT_S * 2**self._churns, CHURN_WAIT_MAX_S)
         return stops
 
-    def _forget(self, worker: int) -> _GroupWorker:
+    def _forget(self, worker: int) -> GroupWorker:
         self.members = tuple(member for member in self.members if member != worker)
         return self._workers.pop(worker)
 
@@ -485,16 +478,12 @@ class Coordinator:
     def _slots_of(self, workers: Iterable[int]) -> set[int]:
         return {self._workers[worker].slot for worker in workers}
 
-    def _speed(self, worker: int) -> float | None:
-        samples_s = self._workers[worker].pass_s
-        return median(samples_s) if len(samples_s) == SPEED_SAMPLES else None
-
     def _counts(self, members: tuple[int, ...]) -> tuple[int, ...]:
         """Deal the global batch by measured speed; who is unknown counts as average."""
         if not members:
             return ()
         assert self.parts is not None
-        pass_s = [self._speed(worker) for worker in members]
+        pass_s = [self._workers[worker].usual_pass_s for worker in members]
         known_s = [s for s in pass_s if s is not None]
         average_s = fmean(known_s) if known_s else 1.0
         return shares(self.parts, [average_s if s is None else s for s in pass_s])

@@ -138,7 +138,7 @@ class GroupPlan:
     """A generation: who trains in it, and how many parts of the global batch each has."""
 
     generation: int
-    members: tuple[int, ...]  # the oldest first: rank 0; none: suspend
+    members: tuple[int, ...]  # by rank, the oldest first; none: suspend
     counts: tuple[int, ...]
     bridge: tuple[int, ...]  # when nobody stays: the group that hands the state over, giver first
     fresh: bool  # nobody is known to hold state: begin from an image, or from scratch

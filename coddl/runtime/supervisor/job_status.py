@@ -36,6 +36,7 @@ class JobStatus:
     awake_target: int = 1  # the last one that was not none
     about: Message = field(default_factory=dict)  # what the first worker to arrive said
     metrics: Message = field(default_factory=dict)
+    loss: Message | None = None  # the mean of those that were logged last
     memory_fit: MemoryFit = field(default_factory=MemoryFit)
     measured: Message = field(default_factory=dict)  # what a worker said of its passes last
     has_left_early: bool = False  # its loop ended before the training's last step
@@ -138,7 +139,13 @@ class JobStatus:
             "seconds": time.monotonic() - self.started_s,
             "last_pause_s": made[-1]["pause_s"] if made else None,
             "metrics": self.metrics,
+            "loss": self.loss,
         }
+
+    def hear_metrics(self, message: Message) -> None:
+        """Take in the numbers that a script has logged."""
+        self.metrics |= message["values"]
+        self.loss = message.get("loss") or self.loss
 
     def suspended(self, saved_step: int | None) -> Message:
         """Tell that no worker is left, and where the training stands."""

@@ -297,7 +297,7 @@ class Supervisor:
             case "image":
                 self._on_image(record, message)
             case "metrics":
-                self.job_status.metrics |= message["values"]
+                self.job_status.hear_metrics(message)
             case "profile":
                 self.tell(self.job_status.profiled(message))
             case "ended":

@@ -27,9 +27,11 @@ from torch._C._distributed_c10d import (
 
 CONNECT_TIMEOUT: Final = timedelta(seconds=20)
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)  # the watchdog acts long before
-# How long a wait goes on before it looks around: twice as long each time.
+# How long a wait goes on before it looks around: twice as long each time, and many times as long as
+# a look takes, which may go over the network.
 LOOK_AFTER: Final = timedelta(milliseconds=5)
 LOOK_EVERY: Final = timedelta(milliseconds=100)
+LOOK_PART: Final = 10
 POLL_S: Final = 50e-6
 
 
@@ -118,11 +120,13 @@ class Group:
                     raise GroupError(str(error).splitlines()[0]) from error
                 # It may have ended well between that wait and this look: wait once more, to know.
                 is_over = work.is_completed()
+            began_s = time.monotonic()
             if not self.may_wait():
                 raise GroupError("told to abandon it")
             if not is_over and unless():
                 return False
-            look = min(2 * look, LOOK_EVERY)
+            took = timedelta(seconds=time.monotonic() - began_s)
+            look = min(max(2 * look, LOOK_PART * took), LOOK_EVERY)
 
     def post(self, note: str) -> None:
         """Leave a note for the other members, who may be waiting elsewhere."""

@@ -6,6 +6,9 @@ A timed pass is a row of marks; what lies between two of them is one phase:
 
 On a GPU marks are events in its stream, read when it has come to them: nothing waits. So the time
 of a phase is what the GPU's work is late by because of it: a loader that keeps up costs nothing.
+Beside it is noted how long the host was at it: no pass is shorter, however few samples it has. That
+is known of passes at whose begin the GPU had nothing left to do: in others the host may have waited
+for it, as a blocking copy of the next batch does.
 A few timed passes also mark when backward has completed each bucket of gradients, as other workers
 would be sent them. Only what the script does by itself is timed: no pass is run for it, and slices
 have the sizes that occur.
@@ -16,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,16 +29,26 @@ from coddl.runtime.wire import Message
 from coddl.runtime.worker.backward import BackwardObserver
 
 WARM_UP: Final = 4  # passes in a group, before one is timed
-PASSES: Final = 20  # that are timed, of the largest slice
+PASSES: Final = 12  # that are timed, of the largest slice
 PASSES_MIN: Final = (
     3  # of others, as of the last batch of an epoch, and of a training that is short
 )
+EARLY_S: Final = 2.0  # of timed passes, after which the first of them are told: others wait for it
 SCHEDULES: Final = 3  # passes in which gradients are watched
 SIZES_MAX: Final = 8
 BUCKETS_MAX: Final = 64
 
 Phase = Literal["forward", "backward", "exchange", "update", "other", "data"]
-Mark = float | torch.cuda.Event
+
+
+class GpuMark(NamedTuple):
+    """A moment in the work of a GPU, and when the host asked for it."""
+
+    event: torch.cuda.Event
+    host_s: float
+
+
+Mark = float | GpuMark
 Buckets = Callable[[], list[list[Tensor]]]  # parameters whose gradients are sent together, in order
 Ready = tuple[int, float]  # bytes of a bucket, and the part of backward after which it is ready
 Schedule = list[Ready]
@@ -56,11 +69,15 @@ class PassClock:
             return None
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        return event
+        return GpuMark(event, time.monotonic())
+
+    def host_s(self) -> float:
+        """Give the time of the host."""
+        return time.monotonic()
 
     def is_past(self, mark: Mark) -> bool:
         """Tell whether the GPU has come there."""
-        return isinstance(mark, float) or mark.query()
+        return isinstance(mark, float) or mark.event.query()
 
     def seconds(self, begin: Mark, end: Mark) -> float:
         """Give the time between two marks that are past."""
@@ -68,7 +85,13 @@ class PassClock:
             assert isinstance(begin, float)
             assert isinstance(end, float)
             return end - begin
-        return float(begin.elapsed_time(end)) * 1e-3
+        return float(begin.event.elapsed_time(end.event)) * 1e-3
+
+    def host_seconds(self, begin: Mark, end: Mark) -> float:
+        """Give the time that the host took from one mark to another, beside a GPU; else 0."""
+        if isinstance(begin, float) or isinstance(end, float):
+            return 0.0
+        return end.host_s - begin.host_s
 
 
 class BucketWatch:
@@ -127,18 +150,19 @@ class TimedPass:
     ends: list[tuple[Phase, Mark]] = field(default_factory=list)
     buckets: list[BucketMarks] = field(default_factory=list)  # by backward, if they were watched
     has_backward: bool = False  # that we know of
+    kept_up: bool = False  # the GPU had come to the end of the pass before when this one began
 
     @property
     def end(self) -> Mark:
         """The last mark there is."""
         return self.ends[-1][1] if self.ends else self.begin
 
-    def seconds(self, clock: PassClock) -> dict[Phase, float]:
-        """Give the time in each phase."""
+    def seconds(self, between: Callable[[Mark, Mark], float]) -> dict[Phase, float]:
+        """Give the time in each phase, by a clock's measure of the time between two marks."""
         found: dict[Phase, float] = {}
         at = self.begin
         for phase, end in self.ends:
-            found[phase] = found.get(phase, 0.0) + clock.seconds(at, end)
+            found[phase] = found.get(phase, 0.0) + between(at, end)
             at = end
         return found
 
@@ -163,6 +187,13 @@ class TimedPass:
                 found.append((bytes_, ready_s / total_s if total_s else 1.0))
             before_s = end_s
         return found
+
+
+class PassSeconds(NamedTuple):
+    """The time in each phase of a pass, and the time that the host took for it beside a GPU."""
+
+    all: dict[Phase, float]
+    host: dict[Phase, float] | None  # None: not known
 
 
 class PassInspector(BackwardObserver):
@@ -199,6 +230,7 @@ class PassInspector(BackwardObserver):
         self._watched = 0  # passes
         self._is_due = False  # there are news, once the GPU has come to their end
         self._has_told = False
+        self._since_s: float | None = None  # on the host: when a pass was timed first
 
     def regroup(self, *, is_apt: bool = True) -> None:
         """Take note of another group; `is_apt`: what workers wait for is no part of a phase."""
@@ -210,6 +242,7 @@ class PassInspector(BackwardObserver):
         """Take note that a pass begins: its batch is there."""
         if samples == self._settled and self._now is None and not self._is_due:
             return
+        kept_up = self._now is not None and self._clock.is_past(self._now.end)
         if self._now is not None:
             self._end("data")
         if self._is_due:
@@ -221,7 +254,8 @@ class PassInspector(BackwardObserver):
             return
         if (now := self._clock.mark()) is None:
             return
-        self._now, self._in_backward = TimedPass(samples, now), False
+        self._now, self._in_backward = TimedPass(samples, now, kept_up=kept_up), False
+        self._since_s = self._clock.host_s() if self._since_s is None else self._since_s
         if self.overlap and self._watched < SCHEDULES:
             self._watch = self._watch or BucketWatch(self._buckets(), self._clock)
             self._now.buckets = self._watch.begin_pass()
@@ -285,12 +319,18 @@ class PassInspector(BackwardObserver):
         self._drop()
         samples = ended.samples
         self._counts[samples] = self._counts.get(samples, 0) + 1
-        self._is_due |= self._counts[samples] == self._needed(samples)
+        self._is_due |= self._counts[samples] == self._needed(samples) or self._is_slow(samples)
         if ended.has_backward:
             self._timed.append(ended)
             self._watched += bool(ended.buckets)
             if self._watched == SCHEDULES:
                 self._let_go()
+
+    def _is_slow(self, samples: int) -> bool:
+        """Tell whether few passes must do for now: the pool waits for them to let a job grow."""
+        if self._has_told or self._since_s is None or self._counts[samples] < PASSES_MIN:
+            return False
+        return self._clock.host_s() - self._since_s >= EARLY_S
 
     def _drop(self) -> None:
         if self._now is not None:
@@ -306,10 +346,12 @@ class PassInspector(BackwardObserver):
         if self._timed and not self._clock.is_past(self._timed[-1].end):
             return
         self._is_due = False
-        times: dict[int, list[dict[Phase, float]]] = {}
+        times: dict[int, list[PassSeconds]] = {}
         try:
             for timed in self._timed:
-                times.setdefault(timed.samples, []).append(timed.seconds(self._clock))
+                host = timed.seconds(self._clock.host_seconds) if timed.kept_up else None
+                own = PassSeconds(timed.seconds(self._clock.seconds), host)
+                times.setdefault(timed.samples, []).append(own)
         except RuntimeError:  # of a script with CUDA streams of its own: the marks have no order
             self._is_on = False
             self.regroup()
@@ -319,21 +361,14 @@ class PassInspector(BackwardObserver):
             self._has_told = True
             self._tell(self._measured(known))
 
-    def _measured(self, known: dict[int, list[dict[Phase, float]]]) -> Message:
-        times = [each for of_size in known.values() for each in of_size]
+    def _measured(self, known: dict[int, list[PassSeconds]]) -> Message:
+        times = [each.all for of_size in known.values() for each in of_size]
         return {
-            "slices": [
-                {
-                    "samples": samples,
-                    "forward_s": _rounded(median(t["forward"] for t in of_size)),
-                    "backward_s": _rounded(median(t["backward"] for t in of_size)),
-                }
-                for samples, of_size in known.items()
-            ],
+            "slices": [_slice(samples, of_size) for samples, of_size in known.items()],
             "update_s": _rounded(_usual([t.get("update", 0.0) for t in times])),
             "other_s": _rounded(_usual([t.get("other", 0.0) for t in times])),
             # Loader processes bring several batches at once: most passes wait for none.
-            "data_s": _rounded(fmean([t["data"] for t in times if "data" in t] or [0.0])),
+            "data_s": _rounded(_mean_wait([t["data"] for t in times if "data" in t])),
             "buckets": [
                 {"bytes": bytes_, "ready": round(ready, 4)} for bytes_, ready in self._schedule()
             ],
@@ -355,6 +390,19 @@ class PassInspector(BackwardObserver):
         return usual
 
 
+def _slice(samples: int, passes: Sequence[PassSeconds]) -> Message:
+    hosts = [each.host for each in passes if each.host is not None]
+    if 2 * len(hosts) < len(passes):  # the GPU is what the training waits for
+        hosts = [{"forward": 0.0, "backward": 0.0}]
+    return {
+        "samples": samples,
+        "forward_s": _rounded(median(each.all["forward"] for each in passes)),
+        "backward_s": _rounded(median(each.all["backward"] for each in passes)),
+        "forward_host_s": _rounded(median(each["forward"] for each in hosts)),
+        "backward_host_s": _rounded(median(each["backward"] for each in hosts)),
+    }
+
+
 def _joined(neighbours: Schedule) -> Ready:
     return sum(bytes_ for bytes_, _ in neighbours), neighbours[-1][1]
 
@@ -363,6 +411,12 @@ def _usual(seconds: Sequence[float]) -> float:
     """Give what a pass costs, where some may have none of it: updates after every other, say."""
     there = [each for each in seconds if each > 0.0]
     return median(there) * len(there) / len(seconds) if there else 0.0
+
+
+def _mean_wait(seconds: Sequence[float]) -> float:
+    """Give the mean, in which the longest wait counts as the next: one may be a stall."""
+    ordered = sorted(seconds)
+    return fmean([*ordered[:-1], ordered[max(0, len(ordered) - 2)]]) if ordered else 0.0
 
 
 def _rounded(seconds: float) -> float:

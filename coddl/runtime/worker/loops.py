@@ -1,19 +1,25 @@
 """The outer loops of a training: `coddl.epochs`, `coddl.steps`, `coddl.enumerate`."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker.loader import ElasticLoader
 from coddl.runtime.worker.session import TrainingSession
 
+OPEN: Final = range(1 << 62)  # numbers without an end
 
-def epochs(session: TrainingSession, numbers: range) -> Iterator[int]:
-    """Give the epochs that are left for this worker; a joiner's first one is the job's current."""
+
+def epochs(session: TrainingSession, told: range | None) -> Iterator[int]:
+    """Give the epochs that are left for this worker; a joiner's first one is the job's current.
+
+    None told: they have no end.
+    """
+    numbers = OPEN if told is None else told
     _begin(session, "coddl.epochs", "one loop over all of them: if epoch == 5: ...")
-    session.until = numbers.stop
+    session.until = None if told is None else told.stop
     if session.steps is None and session.loaders:
-        session.steps = _length(session.loaders[0], len(numbers))
+        session.steps = None if told is None else _length(session.loaders[0], len(told))
     if session.rehearsal.is_asked and numbers:
         # One batch, and what the script does at an epoch's end.
         yield session.rounds.begin_rehearsal(numbers)
@@ -30,15 +36,20 @@ def epochs(session: TrainingSession, numbers: range) -> Iterator[int]:
     session.finish(is_complete=True)
 
 
-def steps(session: TrainingSession, numbers: range) -> Iterator[int]:
-    """Give the steps that are left, for scripts that make their batches themselves."""
+def steps(session: TrainingSession, told: range | None) -> Iterator[int]:
+    """Give the steps that are left, for scripts that make their batches themselves.
+
+    None told: they have no end.
+    """
+    numbers = OPEN if told is None else told
     _begin(
         session,
         "coddl.steps",
         "one loop over all of them: for step in coddl.steps(epochs * n): epoch, at = divmod(step, "
         "n)",
     )
-    session.steps, session.until = len(numbers), numbers.stop
+    if told is not None:
+        session.steps, session.until = len(told), told.stop
     if session.rehearsal.is_asked and numbers:
         session.rounds.begin_rehearsal()
         yield numbers[0]

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.worker import batches, checks, loops
 from coddl.runtime.worker.loader import ElasticLoader, EvalLoader, check_loader
+from coddl.runtime.worker.logged_loss import NAME, LoggedLoss
 from coddl.runtime.worker.numbers import number_of
 from coddl.runtime.worker.session import TrainingSession
 from coddl.runtime.worker.settings import Settings
@@ -234,14 +235,19 @@ INSTEAD: Final = {
 def epochs(*bounds: int) -> Iterator[int]:
     """Iterate over epochs, like `range`: `for epoch in coddl.epochs(90)`.
 
+    Without a number they have no end: leave the loop, or call `coddl.stop()`.
+
     A worker that joins begins with the job's current epoch; a job that goes on, with its own.
     """
-    return loops.epochs(_elastic("coddl.epochs"), range(*bounds))
+    return loops.epochs(_elastic("coddl.epochs"), range(*bounds) if bounds else None)
 
 
 def steps(*bounds: int) -> Iterator[int]:
-    """Iterate over steps, like `range`, in scripts that make their batches themselves."""
-    return loops.steps(_elastic("coddl.steps"), range(*bounds))
+    """Iterate over steps, like `range`, in scripts that make their batches themselves.
+
+    Without a number they have no end: leave the loop, or call `coddl.stop()`.
+    """
+    return loops.steps(_elastic("coddl.steps"), range(*bounds) if bounds else None)
 
 
 def enumerate(loader: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
@@ -348,10 +354,14 @@ def barrier() -> None:
 
 _logged: dict[str, float | Tensor] = {}
 _logged_s = 0.0
+_loss = LoggedLoss()
 
 
 def log(**metrics: float | Tensor) -> None:
-    """Show numbers in the job's status; the main worker's count. Cheap: sent twice a second."""
+    """Show numbers in the job's status; the main worker's count. Cheap: sent twice a second.
+
+    From `loss` the length of a training is predicted that does not tell it.
+    """
     global _logged_s
     session = _prepared("coddl.log")
     if not session.is_main or session.rehearses:
@@ -360,10 +370,13 @@ def log(**metrics: float | Tensor) -> None:
         (name, value.detach() if isinstance(value, Tensor) else value)
         for name, value in metrics.items()
     )
+    if NAME in metrics:
+        _loss.add(metrics[NAME], session.step)
     now_s = time.monotonic()
     if now_s - _logged_s >= LOG_EVERY_S:
         _logged_s = now_s
-        session.report({name: number_of(value) for name, value in _logged.items()})
+        numbers = {name: number_of(value) for name, value in _logged.items()}
+        session.report(numbers, _loss.take())
 
 
 def finish() -> None:

@@ -493,7 +493,7 @@ class TrainingSession:
         self.rehearsal.end()
         reject(self._link, error)
 
-    def report(self, metrics: dict[str, float]) -> None:
-        """Send numbers to the job's status."""
+    def report(self, metrics: dict[str, float], loss: Message | None) -> None:
+        """Send numbers to the job's status, and the mean loss since the last time."""
         if self._link is not None:
-            self._link.tell_metrics(metrics)
+            self._link.tell_metrics(metrics, loss)

@@ -126,10 +126,10 @@ class SupervisorLink:
         except OSError:
             self._hang_up()
 
-    def tell_metrics(self, metrics: dict[str, float]) -> None:
-        """Send numbers to the job's status; JSON knows no infinity."""
+    def tell_metrics(self, metrics: dict[str, float], loss: Message | None) -> None:
+        """Send numbers to the job's status, and a mean loss; JSON knows no infinity."""
         known = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
-        self.tell("metrics", values=known)
+        self.tell("metrics", values=known, loss=loss)
 
     def due(self, step: int) -> bool:
         """Tell whether the commit lies here, for a group that is built, and this step may be it."""

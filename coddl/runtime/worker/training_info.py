@@ -22,6 +22,7 @@ def about(session: "TrainingSession", guard: Guard) -> Message:
         "global_batch": settings.global_batch,
         "micro_batch": settings.micro_batch,
         "steps": session.steps,
+        "epoch_steps": _epoch_steps(session),
         "until": session.until,
         "signature": session.signature(),
         "data": guard.fingerprint(datasets),
@@ -30,3 +31,10 @@ def about(session: "TrainingSession", guard: Guard) -> Message:
         "gradient_bytes": sum(sizes),
         "largest_tensor_bytes": max(sizes, default=0),
     }
+
+
+def _epoch_steps(session: "TrainingSession") -> int | None:
+    try:
+        return len(session.loaders[0]) if session.loaders else None
+    except TypeError:
+        return None  # a stream

@@ -58,6 +58,9 @@ def test_sizes_of_the_same_training_on_the_same_device_are_put_together() -> Non
     found = story.job(job).profile
     assert found is not None
     assert [each.samples for each in found.slices] == [32, 64]
+    assert sentence_of(r.RunProfiled(1, 1, found)).endswith(
+        "64 samples on NVIDIA H200; slices of 32, too"
+    )
     assert found.memory == PROFILE.memory
     assert not tell(story, job, HALF)
     other = replace(HALF, device="NVIDIA A100")

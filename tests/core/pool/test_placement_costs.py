@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 
 from coddl.core.cluster import Cluster, Link, Links, Node
+from coddl.core.columns import FloatCube
 from coddl.core.pool import records as r
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.explain import sentence_of
 from coddl.core.pool.snapshot import snapshot_of_pool
 from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler
+from coddl.core.speed.inspection import LinkClass, LinkSpeed
+from coddl.core.speed.places import Places
+from coddl.core.speed.profile import GradientBucket, SliceTime, TrainingProfile
 from tests.core.pool.story import Story
 
 ONE_TENSOR = (10**9, 10**9)
@@ -123,3 +127,36 @@ def test_any_size_a_script_tells_can_be_estimated() -> None:
     assert np.isfinite(
         snapshot_of_pool(story.pool, story.now_s, 1).snapshot.speeds.places.nodes
     ).all()
+
+
+NODE, NETWORK = LinkSpeed(10.0, 0.0, 0.0, "gloo"), LinkSpeed(1.0, 0.0, 0.0, "gloo")
+
+
+def profiled_nodes(links: dict[LinkClass, LinkSpeed]) -> tuple[FloatCube, Places]:
+    """What nodes cost a job, before and after its profile is known."""
+    story = Story(2, 2, links=links)
+    job = story.submit(1, 2)
+    story.train(job, gradients=ONE_TENSOR)
+    before = snapshot_of_pool(story.pool, story.now_s, 1, site=SITE).snapshot.speeds.places
+    # 1 s for 8 samples; 1 GB of gradients, of which nine tenths are ready when it begins.
+    early, late = GradientBucket(9 * 10**8, 0.01), GradientBucket(10**8, 1.0)
+    slices = (SliceTime(8, 0.0, 4.0),)
+    profile = TrainingProfile("cpu", 8, slices, 0.0, 0.0, 0.0, (early, late))
+    story.happen(r.RunProfiled(job, 1, profile))
+    after = snapshot_of_pool(story.pool, story.now_s, 1, site=SITE).snapshot.speeds.places
+    return before.nodes, after
+
+
+def test_a_profile_says_what_places_cost_where_links_were_inspected() -> None:
+    before, after = profiled_nodes({"node": NODE, "cluster": NETWORK})
+    # On a node 2 s and 0.1 GB at 10 GB/s; on two, at 1 GB/s. All else hides behind computing.
+    assert after.nodes[0, 2].tolist() == pytest.approx([1.0, 1.0, 2.1 / 2.01])
+    assert after.network[0, 2] == pytest.approx(2.2 / 2.1 - 1.0)
+    assert after.nodes[0, 2, 2] < before[0, 2, 2]
+
+
+@pytest.mark.parametrize("links", [{}, {"node": NODE}])
+def test_without_links_places_cost_what_is_estimated(links: dict[LinkClass, LinkSpeed]) -> None:
+    before, after = profiled_nodes(links)
+    assert after.nodes[0, 2].tolist() == pytest.approx(before[0, 2].tolist(), rel=0.2)
+    assert after.nodes[0, 2, 2] > 1.2

@@ -1,0 +1,1 @@
+"""Trainings on nodes with links of any speed, on one machine: what estimates are compared with."""

@@ -1,0 +1,212 @@
+"""Ranked Speedup: the next GPU where speed-up rises most, weighted by how short the job is.
+
+For jobs that all speed up as GPUs^p, and with no arrivals, the shares with the least mean
+completion time depend on the order of remaining lengths alone (heSRPT; Berg, Vesilo,
+Harchol-Balter, Performance Evaluation 2020). Handing out GPUs by marginal speed-up gives just these
+shares if the i-th longest job counts w_i = (i^q - (i-1)^q)^(1/q) times, with q = 1/(1-p). Here the
+same is done on the measured curves, whatever their shape.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from math import frexp
+from typing import Annotated, Final
+
+import numpy as np
+
+from coddl.core.allocation import Allocation
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
+from coddl.core.compiling import ONE, ZERO, kernel, part
+from coddl.core.heaps import ValuedRows, make_valued_heap, sink_valued
+from coddl.core.jobs import ATTAINED_GPU_S, CURVE, GPUS, GPUS_MAX, GPUS_MIN
+from coddl.core.kernels import (
+    SKIP,
+    RankedRows,
+    empty_ranking,
+    fill_in_order,
+    grant_minimum,
+    grow_all,
+    seconds_left,
+)
+from coddl.core.named import Meaning
+from coddl.core.policies.kinds import (
+    STEPS_AHEAD,
+    TIE,
+    WEIGHTED,
+    GpuKinds,
+    KindPolicy,
+    Served,
+    dealt,
+)
+from coddl.core.policies.policy import parameters
+from coddl.core.snapshot import KernelSnapshot, Snapshot
+
+Q: Final = 0  # params; behind it the weights of the first ranks, so that no loop computes powers
+KNOWN_RANKS: Final = 1024
+UNKNOWN_S: Final = 1e300  # longer than any length that is known
+
+
+@part
+def rank_rows(snapshot: KernelSnapshot) -> RankedRows:
+    """Line up all rows, the shortest first: by time left at the minimum.
+
+    Rows of unknown length come behind, by the GPU-time that they have had, in levels that double
+    from a minute on: one is not preempted for a small difference.
+    """
+    size = snapshot.rows.shape[0]
+    ranked = empty_ranking(ONE, size)
+    for k in range(size):
+        row = snapshot.rows[k]
+        ranked.need[k] = snapshot.jobs.ints[GPUS_MIN, row]
+        ranked.holds[k] = snapshot.jobs.ints[GPUS, row] > 0
+        left_s = seconds_left(snapshot, row, ranked.need[k])
+        if left_s == np.inf:
+            level = frexp(1.0 + snapshot.jobs.floats[ATTAINED_GPU_S, row] / 60.0)[1]
+            left_s = UNKNOWN_S * level
+        ranked.keys[0, k] = left_s
+    return ranked
+
+
+def weight_at(q: float, rank: int) -> float:
+    """What the job of this rank counts; the longest has rank 1."""
+    part = (rank - 1.0) / rank  # rank**q would be too large for a large q
+    return float(rank * (1.0 - part**q) ** (1.0 / q))
+
+
+weight_part = part(weight_at)
+
+
+@cache
+def parameters_for_q(q: float) -> FloatColumn:
+    """The parameters of the rule."""
+    return parameters(q, *(weight_at(q, rank) for rank in range(1, KNOWN_RANKS)))
+
+
+@part
+def weigh_served(ranked: RankedRows, params: FloatColumn, shares: IntColumn) -> FloatColumn:
+    """The weight of each row that has a share, by its rank among these from the longest on."""
+    size, count = ranked.need.shape[0], ZERO
+    weights, longest = np.zeros(size), ValuedRows(np.empty(size), np.empty(size, np.int64))
+    for k in range(size):
+        if shares[k] > 0:
+            # Of equal lengths the one submitted last counts as the longest.
+            longest.values[count], longest.rows[count] = ranked.keys[0, k], -k
+            count += 1
+    make_valued_heap(longest, count)
+    for i in range(1, count + 1):
+        known, last = i < params.shape[0], count - i
+        weights[-longest.rows[0]] = params[i] if known else weight_part(params[Q], i)
+        longest.values[0], longest.rows[0] = longest.values[last], longest.rows[last]
+        sink_valued(longest, ZERO, last)
+    return weights
+
+
+@part
+def best_step(snapshot: KernelSnapshot, k: int, share: int, left: int) -> tuple[int, float]:
+    """The share to grow to with at most `left` more GPUs, and what that gains per GPU in speed-up
+    over the minimum; 0 if no share helps.
+    """
+    row = snapshot.rows[k]
+    curve = snapshot.jobs.ints[CURVE, row]
+    step_s, next_share = snapshot.step_s[curve], snapshot.steps.next[curve]
+    base_s = step_s[snapshot.jobs.ints[GPUS_MIN, row]]
+    now, to, most = base_s / step_s[share], ZERO, 0.0
+    limit = min(snapshot.jobs.ints[GPUS_MAX, row], share + left)
+    following = share
+    for _ in range(STEPS_AHEAD):
+        following = next_share[following]
+        if following == 0 or following > limit:
+            break
+        rise, added = base_s / step_s[following] - now, following - share
+        if rise > most * TIE * added:
+            to, most = following, rise / added
+    return to, most
+
+
+@part
+def grow_by_weight(
+    snapshot: KernelSnapshot, weights: FloatColumn, left: int, shares: IntColumn
+) -> None:
+    """Hand out `left` GPUs, each where weight times gain is largest, ties to the job submitted
+    first.
+    """
+    size, count = snapshot.rows.shape[0], ZERO
+    ints = np.empty((2, size), np.int64)
+    heap, to = ValuedRows(np.empty(size), ints[0]), ints[1]
+    for k in range(size):
+        if shares[k] > 0:
+            to[k], gain = best_step(snapshot, k, shares[k], left)
+            if to[k] > 0:
+                heap.values[count], heap.rows[count] = weights[k] * gain, k
+                count += 1
+    make_valued_heap(heap, count)
+    while left > 0 and count > 0:
+        k = heap.rows[0]
+        added = to[k] - shares[k]
+        if added <= left:  # else it may be content with a smaller step
+            shares[k] += added
+            left -= added
+        to[k], gain = best_step(snapshot, k, shares[k], left)
+        if to[k] > 0:
+            heap.values[0] = weights[k] * gain
+        else:
+            count -= 1
+            heap.values[0], heap.rows[0] = heap.values[count], heap.rows[count]
+        sink_valued(heap, ZERO, count)
+
+
+@kernel
+def ranked_speedup(
+    snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
+) -> float:
+    """The shortest get their minimum, then every further GPU goes where it gains most."""
+    left = grant_minimum(snapshot, shares)
+    if left == 0 or (left > 0 and grow_all(snapshot, left, shares)):
+        return np.inf
+    ranked = rank_rows(snapshot)
+    if left < 0:
+        left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+    if left > 0 and not grow_all(snapshot, left, shares):
+        grow_by_weight(snapshot, weigh_served(ranked, params, shares), left, shares)
+    return np.inf
+
+
+@kernel
+def serve_by_rank(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColumn) -> FloatColumn:
+    """Give the shortest their minimum; return the weights of those that got it."""
+    ranked = rank_rows(snapshot)
+    fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+    return weigh_served(ranked, params, shares)
+
+
+@dataclass(frozen=True)
+class RankedSpeedup(KindPolicy):
+    """Gives the next GPU to the job whose speed-up rises most, where shorter jobs count more by
+    their rank; needs the order of job lengths, not the lengths.
+
+    Partial share · under overload, shortest first with gpus_min each · cap: the model's largest
+    useful share.
+    """
+
+    q: Annotated[
+        float,
+        "above 0",
+        Meaning("how much more short jobs count: the i-th longest (i^q - (i-1)^q)^(1/q) times"),
+    ] = 1.5
+    kinds: GpuKinds = "auto"
+
+    rule = staticmethod(ranked_speedup)
+    why = "jobs with less remaining work hold the GPUs"
+
+    @property
+    def parameters(self) -> FloatColumn:
+        return parameters_for_q(self.q).copy()
+
+    def by_kind(self, snapshot: Snapshot) -> Allocation:
+        """The shortest have a claim to their minimum; weighted gains decide who gets which GPUs."""
+        jobs = snapshot.jobs
+        claim = np.zeros(jobs.size, np.int64)
+        weights = serve_by_rank(snapshot.for_kernels(), self.parameters, claim)
+        scale = weights * snapshot.speeds.step_s[jobs.curve, jobs.gpus_min]
+        everyone = Served(np.arange(jobs.size), claim, np.ones(jobs.size, np.bool_), scale)
+        return Allocation(dealt(snapshot, everyone, WEIGHTED))

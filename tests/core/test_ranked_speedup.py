@@ -1,0 +1,207 @@
+"""Ranked Speedup: who gets what, against values worked by hand and against a plain scan."""
+
+from dataclasses import replace
+from math import floor, inf, log2, nan
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from coddl.core.policies.kinds import KindPolicy
+from coddl.core.policies.ranked_speedup import weight_at
+from coddl.core.registry import policy_from
+from coddl.core.snapshot import Snapshot
+from coddl.testing import job, snapshot_of, snapshots
+from coddl.testing.builders import JobRow
+from coddl.testing.contract import SETTINGS
+from tests.core.test_kinds import mixed
+from tests.core.test_policies import AFS_L, Case
+
+
+def at(*speeds: float) -> list[float]:
+    """Step times of a job with these speed-ups at 1, 2, … GPUs."""
+    return [1.0 / speed for speed in speeds]
+
+
+# With q = 1.5 the longest job counts once, the next (2^1.5 - 1)^(2/3) = 1.495 times, the third
+# (3^1.5 - 2^1.5)^(2/3) = 1.776 times; with q = 1 all count the same.
+SHORT, LONG = at(1.0, 1.6, 2.0, 2.2), at(1.0, 1.7, 2.2, 2.5)
+TWO = [job("a", step_s=SHORT, left=10), job("b", step_s=LONG, left=1000)]
+KINK = [job("a", step_s=at(1.0, 1.1, 1.2, 2.6)), job("b", step_s=at(1.0, 1.3, 1.6, 1.9))]
+UNKNOWN = [job("a", left=nan, executed_s=400), job("b", left=nan, executed_s=10)]
+CASES = {
+    "the shorter one counts more": Case(
+        # a: 0.897, 0.598, 0.299; b: 0.7, 0.5, 0.3. In order: a, b, a, b, b, a.
+        5, TWO, {"a": 3, "b": 2}, "ranked-speedup",
+    ),
+    "but not more than that": Case(6, TWO, {"a": 3, "b": 3}, "ranked-speedup"),
+    "the last GPU goes to the larger gain": Case(7, TWO, {"a": 3, "b": 4}, "ranked-speedup"),
+    "with q = 1 the larger gain decides": Case(5, TWO, {"a": 2, "b": 3}, "ranked-speedup:q=1"),
+    "a step goes over a kink": Case(
+        # a gains 1.6 by three GPUs, b 0.9.
+        5, KINK, {"a": 4, "b": 1}, "ranked-speedup:q=1",
+    ),
+    "a smaller step, where the large one does not fit": Case(
+        4, KINK, {"a": 1, "b": 3}, "ranked-speedup:q=1",
+    ),
+    "what the other can't use is used": Case(
+        4, [KINK[0], job("b", 1, 1)], {"a": 3, "b": 1}, "ranked-speedup",
+    ),
+    "speed-ups are over the minimum": Case(
+        # From 2 to 3 GPUs a is 1.5 times as fast: 0.5 against 0.6. Over one GPU it would be 1.0.
+        4, [job("a", 2, 4), job("b", scales=0.6)], {"a": 2, "b": 2}, "ranked-speedup:q=1",
+    ),
+    "of unknown lengths the one that has had less goes first": Case(
+        1, UNKNOWN, {"a": 0, "b": 1}, "ranked-speedup",
+    ),
+    "and gets the next GPU": Case(3, UNKNOWN, {"a": 1, "b": 2}, "ranked-speedup"),
+    "a small difference does not matter": Case(
+        1, [job("a", left=nan, executed_s=400), job("b", left=nan, executed_s=300)],
+        {"a": 1, "b": 0}, "ranked-speedup",
+    ),
+    "a known length goes before an unknown one": Case(
+        3, [job("a", left=nan), job("b", left=1e9, executed_s=1e6)], {"a": 1, "b": 2},
+        "ranked-speedup",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_shares(case: Case) -> None:
+    assert case.got == case.want
+
+
+@pytest.mark.parametrize("case", AFS_L.values(), ids=AFS_L.keys())
+def test_what_holds_for_afs_holds_here(case: Case) -> None:
+    assert replace(case, policy="ranked-speedup").got == case.want
+
+
+def test_shares_are_those_known_to_be_best() -> None:
+    # heSRPT: for speed-ups of GPUs^p the i-th longest of n gets (i/n)^q - ((i-1)/n)^q of the GPUs.
+    # With p = 1/2, thus q = 2: 1/9, 3/9 and 5/9.
+    curve = at(*(gpus**0.5 for gpus in range(1, 65)))
+    jobs = [
+        job(name, 1, 64, step_s=curve, left=left)
+        for name, left in zip("abc", (7, 9, 8), strict=True)
+    ]
+    assert Case(90, jobs, {}, "ranked-speedup:q=2").got == {"a": 50, "b": 10, "c": 30}
+
+
+def test_only_the_order_of_lengths_matters() -> None:
+    near, far = ([replace(TWO[0], left=left), TWO[1]] for left in (999.0, 1.0))
+    for gpus in range(1, 9):
+        near_case, far_case = (Case(gpus, jobs, {}, "ranked-speedup") for jobs in (near, far))
+        assert near_case.got == far_case.got
+
+
+def length(snapshot: Snapshot, row: int) -> tuple[float, int, int]:
+    """What rows are ranked by, the shortest first."""
+    jobs = snapshot.jobs
+    left_s = float(snapshot.seconds_left_at(jobs.gpus_min)[row])
+    level = floor(log2(1.0 + jobs.attained_gpu_s[row] / 60.0)) + 1
+    return (inf, level, row) if np.isnan(left_s) else (left_s, 0, row)
+
+
+def step(snapshot: Snapshot, row: int, share: int, left: int) -> tuple[float, int]:
+    """The best gain per GPU of a row's next eight useful shares, and the GPUs that it takes."""
+    jobs, speeds = snapshot.jobs, snapshot.speeds
+    step_s, useful = speeds.step_s[jobs.curve[row]], np.flatnonzero(speeds.useful[jobs.curve[row]])
+    base_s = step_s[jobs.gpus_min[row]]
+    most, added = 0.0, 0
+    for following in useful[useful > share][:8]:
+        if following <= min(jobs.gpus_max[row], share + left):
+            gain = (base_s / step_s[following] - base_s / step_s[share]) / (following - share)
+            if gain > most * (1.0 + 1e-12):
+                most, added = gain, int(following - share)
+    return most, added
+
+
+def plainly(snapshot: Snapshot, q: float) -> list[int]:
+    """The rule without a heap: each step is looked for among all rows."""
+    jobs, left = snapshot.jobs, snapshot.cluster.gpus_total
+    shares = [0] * jobs.size
+    for row in sorted(range(jobs.size), key=lambda row: length(snapshot, row)):
+        if jobs.gpus_min[row] <= left:
+            shares[row] = int(jobs.gpus_min[row])
+            left -= shares[row]
+    served = [row for row in range(jobs.size) if shares[row]]
+    longest = sorted(served, key=lambda row: length(snapshot, row), reverse=True)
+    weight = {
+        row: (float(i) ** q - float(i - 1) ** q) ** (1.0 / q) for i, row in enumerate(longest, 1)
+    }
+    while left > 0:
+        steps = {row: step(snapshot, row, shares[row], left) for row in served}
+        best = max(served, key=lambda row: (steps[row][0] * weight[row], -row), default=None)
+        if best is None or steps[best][1] == 0:
+            break
+        shares[best] += steps[best][1]
+        left -= steps[best][1]
+    return shares
+
+
+@pytest.mark.parametrize("q", [1.0, 1.5, 3.0])
+@given(snapshot=snapshots())
+@SETTINGS
+def test_shares_equal_a_plain_scan(q: float, snapshot: Snapshot) -> None:
+    answer = policy_from(f"ranked-speedup:q={q}")(snapshot)
+    assert answer.gpus.tolist() == plainly(snapshot, q)
+
+
+@given(snapshot=snapshots())
+@SETTINGS
+def test_by_kind_is_the_plain_rule_where_there_is_one_kind(snapshot: Snapshot) -> None:
+    policy = policy_from("ranked-speedup")
+    assert isinstance(policy, KindPolicy)
+    assert policy.by_kind(snapshot).gpus.tolist() == policy(snapshot).gpus.tolist()
+
+
+KINDS: dict[str, tuple[dict[str, int], list[tuple[JobRow, tuple[float, float]]], list[list[int]]]]
+KINDS = {
+    "the fast GPU goes to whom it does most for": (
+        # a gains 1 - 1/2, times 1.495 as it is the shorter; b 1 - 1/8.
+        {"slow": 1, "fast": 1},
+        [(job("a", 1, 1, left=8), (2, 1)), (job("b", 1, 1, left=80), (8, 1))],
+        [[1, 0], [0, 1]],
+    ),
+    "to the shorter one, if it gains nearly as much": (
+        # 1.495 x (1 - 1/3) against 1 - 1/8.
+        {"slow": 1, "fast": 1},
+        [(job("a", 1, 1, left=8), (3, 1)), (job("b", 1, 1, left=80), (8, 1))],
+        [[0, 1], [1, 0]],
+    ),
+    "under overload the shortest are served": (
+        {"fast": 1, "slow": 1},
+        [
+            (job("a", 1, 1, left=90), (1, 9)),
+            (job("b", 1, 1, left=5), (1, 1)),
+            (job("c", 1, 1, left=7), (1, 3)),
+        ],
+        [[0, 0], [0, 1], [1, 0]],
+    ),
+    "a step over a kink takes GPUs of one kind": (
+        {"fast": 4, "slow": 1},
+        [(KINK[0], (1, 4)), (job("b", 1, 1, left=5000), (1, 4))],
+        [[4, 0], [0, 1]],
+    ),
+}
+
+
+@pytest.mark.parametrize(("gpus", "rows", "want"), KINDS.values(), ids=KINDS.keys())
+def test_gpus_of_several_kinds(
+    gpus: dict[str, int], rows: list[tuple[JobRow, tuple[float, float]]], want: list[list[int]]
+) -> None:
+    assert policy_from("ranked-speedup")(mixed(gpus, rows)).by_kind.tolist() == want
+
+
+def test_a_job_without_gpus_is_told_why() -> None:
+    answer = policy_from("ranked-speedup")(snapshot_of(1, [job("a", left=9), job("b", left=5)]))
+    why = answer.waiting.of(0)
+    assert why is not None
+    assert why.sentence == "no GPU is free; jobs with less remaining work hold the GPUs"
+
+
+@pytest.mark.parametrize("q", [0.5, 1.5, 300.0])
+def test_weights_are_those_of_the_formula_for_any_q(q: float) -> None:
+    assert weight_at(q, 1) == 1.0
+    assert weight_at(q, 3) == pytest.approx((3.0**q - 2.0**q) ** (1.0 / q))
+    assert weight_at(q, 1023) >= 1.0 if q >= 1.0 else weight_at(q, 1023) > 0.0
