@@ -13,8 +13,8 @@ from coddl.core.speed.table import Speeds
 from coddl.reproduce.afs import GPUS, philly
 from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
 from coddl.sim.api import reconfigure_from
+from coddl.sim.beliefs import Beliefs
 from coddl.sim.known_speeds import beliefs_with, estimated_speeds, estimated_steps
-from coddl.sim.loop import Beliefs
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_cases
 from coddl.traces.trace import Trace

@@ -31,7 +31,7 @@ from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot, empty_memory
 from coddl.core.speed.table import Speeds
 from coddl.reproduce.experiment import Experiment, Figure, Finding, Inputs, Plot
-from coddl.sim.loop import Beliefs
+from coddl.sim.beliefs import Beliefs
 from coddl.sim.prediction_error import PredictionError, beliefs_of
 from coddl.sim.run import Metrics, Run
 from coddl.sim.run_key import RunKey

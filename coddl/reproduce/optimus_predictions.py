@@ -23,7 +23,7 @@ from coddl.reproduce.optimus import (
     nine_jobs,
     speeds_with_servers,
 )
-from coddl.sim.loop import Beliefs
+from coddl.sim.beliefs import Beliefs
 from coddl.traces.trace import Trace
 
 NOISE: Final = 0.03  # standard deviation of a measured step time and of a loss, relative

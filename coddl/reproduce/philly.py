@@ -14,8 +14,9 @@ from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.snapshot import Snapshot
 from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
+from coddl.sim.beliefs import Beliefs
 from coddl.sim.failures import PhillyFailures
-from coddl.sim.loop import Beliefs, SimulatedCluster, StepLoop
+from coddl.sim.loop import SimulatedCluster, StepLoop
 from coddl.sim.quotas import quotas_from
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey

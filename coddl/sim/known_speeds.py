@@ -31,8 +31,8 @@ from coddl.core.speed.estimate import NODE_GPUS_MEASURED
 from coddl.core.speed.live import Speed, curve
 from coddl.core.speed.replay import LinkSpeeds, replayed
 from coddl.core.speed.table import Speeds
+from coddl.sim.beliefs import Beliefs
 from coddl.sim.learning import Belief, SpeedLearning, as_speeds
-from coddl.sim.loop import Beliefs
 from coddl.traces.cells import listed, shown
 from coddl.traces.models import known_models, known_name, model_named, recurrent_models
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster, ClusterColumns
-from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
+from coddl.core.columns import FloatColumn, IntColumn
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
     CURVE,
@@ -29,7 +29,8 @@ from coddl.core.slots import Slots
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import slowdowns
 from coddl.core.speed.table import Speeds
-from coddl.sim.learning import LearnedSpeeds, SpeedLearning
+from coddl.sim.beliefs import Beliefs
+from coddl.sim.learning import LearnedSpeeds
 from coddl.sim.moving import LastNodes, PlacementEffects, apply_places, move_pauses
 from coddl.sim.node_scaling import NodeScaling
 from coddl.sim.world import (
@@ -52,32 +53,6 @@ from coddl.sim.world import (
     advance,
     apply_shares,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Beliefs:
-    """What a scheduler takes for the jobs' lengths and speeds, right or wrong."""
-
-    speeds: Speeds
-    curve: IntColumn | None = None  # by job: its row in `speeds`; None: as in the trace
-    # A factor on what is left to do, [job, stage]: stages are equal parts of a job's training, as
-    # many as there are columns. None: the truth.
-    length: FloatMatrix | None = None
-    learning: SpeedLearning | None = None  # None: `speeds` does not change in a run
-
-    @property
-    def is_table(self) -> bool:
-        """Tell whether a speed for each model is all that may differ from the truth."""
-        return self.curve is None and self.length is None and self.learning is None
-
-    def left(self, rows: IntColumn, left: FloatColumn, total: FloatColumn) -> FloatColumn:
-        """What jobs are taken to have left, that in truth have `left` of `total` iterations."""
-        if self.length is None:
-            return left
-        stages = self.length.shape[1]
-        stage = np.minimum(stages * (total - left) / total, stages - 1).astype(np.int64)
-        believed: FloatColumn = left * self.length[rows, stage]
-        return believed
 
 
 @dataclass(frozen=True, eq=False)

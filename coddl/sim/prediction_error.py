@@ -10,7 +10,7 @@ from coddl.core.errors import UserError
 from coddl.core.parameter_server.costs import ServedSpeeds, ServerTimes, served_by
 from coddl.core.speed.places import Places
 from coddl.core.speed.table import Speeds, speeds_of
-from coddl.sim.loop import Beliefs
+from coddl.sim.beliefs import Beliefs
 from coddl.traces.trace import Trace
 
 VARIANTS: Final = 32  # curves with errors per model; each job has one of them

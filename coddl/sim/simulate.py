@@ -17,10 +17,11 @@ from coddl.core.node_count import NodeBounds
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy, RulePolicy
 from coddl.core.scheduler import Scheduler, Stability
+from coddl.sim.beliefs import Beliefs, as_believed
 from coddl.sim.compiled import run_compiled
 from coddl.sim.dispatch import RULES
 from coddl.sim.failures import FailureModel
-from coddl.sim.loop import Beliefs, SimulatedCluster, StepLoop
+from coddl.sim.loop import SimulatedCluster, StepLoop
 from coddl.sim.node_scaling import NodeScaling, worth_of
 from coddl.sim.run import Events, Losses, Run
 from coddl.sim.run_key import RunKey
@@ -69,10 +70,10 @@ class Case:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether the policy alone decides, by one table, about shares and nothing else."""
+        """Tell whether the policy alone decides, about shares and nothing else."""
         alone = self.cluster is None and self.placement is None
-        by_table = self.beliefs is None or self.beliefs.is_table
-        return alone and self.stability == Stability() and by_table
+        fixed = self.beliefs is None or self.beliefs.is_fixed
+        return alone and self.stability == Stability() and fixed
 
 
 def _ignore(_jobs: int) -> None:
@@ -104,8 +105,7 @@ def chunks_of(
     ):
         code, shares = RULES.index(policy.rule), np.empty(case.trace.size, np.int64)
         if case.beliefs is not None:
-            shown = case.beliefs.speeds
-            world = world._replace(believed_step_s=shown.step_s, steps=shown.steps)
+            world = as_believed(world, case.beliefs)
         return partial(run_compiled, world, case.key.gpus, code, policy.parameters, shares, CHUNK)
     return partial(step_loop_of(case, world, scaling).run, STEPS)
 

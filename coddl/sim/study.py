@@ -20,9 +20,9 @@ from coddl.core.policies.policy import Policy
 from coddl.core.registry import placement_from
 from coddl.core.scheduler import Stability
 from coddl.plugins import placement_named, policy_named
+from coddl.sim.beliefs import Beliefs
 from coddl.sim.failures import failures_from
 from coddl.sim.known_speeds import KnownSpeeds, beliefs_with
-from coddl.sim.loop import Beliefs
 from coddl.sim.prediction_error import beliefs_of, error_from
 from coddl.sim.profiled import ProfiledModels, with_profiled_places, with_profiles
 from coddl.sim.quotas import quotas_from

@@ -13,9 +13,9 @@ from coddl.core.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import plain
 from coddl.core.speed.table import Speeds, interpolated
+from coddl.sim.beliefs import Beliefs
 from coddl.sim.known_speeds import KnownSpeeds, beliefs_with, estimated_speeds, estimated_steps
 from coddl.sim.learning import LearnedSpeeds, SpeedLearning
-from coddl.sim.loop import Beliefs
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case

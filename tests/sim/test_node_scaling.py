@@ -17,7 +17,8 @@ from coddl.core.plan import Plan
 from coddl.core.registry import placement_from, policy_from
 from coddl.core.scheduler import Scheduler
 from coddl.core.snapshot import Snapshot
-from coddl.sim.loop import Beliefs, SimulatedCluster, StepLoop
+from coddl.sim.beliefs import Beliefs
+from coddl.sim.loop import SimulatedCluster, StepLoop
 from coddl.sim.node_scaling import NodeScaling
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey

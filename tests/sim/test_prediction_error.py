@@ -12,11 +12,13 @@ from coddl.core.registry import policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import plain
 from coddl.core.speed.table import speeds_of
-from coddl.sim.loop import Beliefs
+from coddl.sim.beliefs import Beliefs
+from coddl.sim.failures import PhillyFailures
 from coddl.sim.prediction_error import LEAST, VARIANTS, PredictionError, beliefs_of, error_from
 from coddl.sim.run import Events
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case
+from coddl.sim.world import Reconfigure
 from coddl.traces.generators import poisson
 from coddl.traces.trace import Trace, trace_of
 
@@ -65,6 +67,29 @@ def test_an_error_reaches_the_policies_that_look(policy: str, uses: tuple[bool, 
         found = events(policy, jobs, error)
         same = len(found.kind) == len(truth.kind) and np.array_equal(found.gpus, truth.gpus)
         assert same != reaches
+
+
+@pytest.mark.parametrize("policy", [*USES, "fifo:backfill=true", "tiresias-l:preset=afs"])
+@pytest.mark.parametrize("error", [PredictionError(length=0.5), PredictionError(0.5, 0.2)], ids=str)
+def test_the_compiled_loop_believes_the_same(policy: str, error: PredictionError) -> None:
+    for seed in range(3):
+        jobs = trace(120, seed)
+        case = Case(
+            RunKey(policy, 16),
+            policy_from(policy),
+            jobs,
+            Reconfigure("concurrent", 20.0, 1.0) if seed else Reconfigure(),
+            beliefs=beliefs_of(jobs, error, seed),
+            failures=PhillyFailures(checkpoint_s=60.0) if seed == 2 else None,
+            keep_events=True,
+        )
+        compiled, plain_steps = run_case(case).events, run_case(case, step_by_step=True).events
+        assert compiled is not None
+        assert plain_steps is not None
+        for name in ("kind", "job", "gpus"):
+            assert np.array_equal(getattr(compiled, name), getattr(plain_steps, name))
+        # Iterations are counted in other units, so that times are rounded otherwise.
+        assert compiled.time_s == pytest.approx(plain_steps.time_s, rel=1e-12)
 
 
 def test_lengths_are_off_by_a_factor_that_stays_with_the_job() -> None:
