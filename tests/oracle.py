@@ -64,7 +64,9 @@ def policies_of(params: Params) -> dict[str, Policy]:
         "max-min": MaxMin(),
         "max-speedup": MarginalGain(by_time=False),
         "optimus": MarginalGain(by_time=True),
-        "ranked-speedup": RankedSpeedup(params.get("q", 1.5)),
+        "ranked-speedup": RankedSpeedup(
+            params.get("q", 1.5), params.get("calm", 0.05), params.get("rho", 0.0)
+        ),
         "srsf": Shortest(weigh=True),
         "srtf": Shortest(weigh=False),
         "tiresias-l": TiresiasL(limits_gpu_s, params.get("promote", 0.0), since_start),

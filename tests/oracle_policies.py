@@ -98,6 +98,7 @@ class Crowd:
     def __init__(self, gpus: int, rank: Rank, seed: int):
         self.gpus, self.rank, self.seed = gpus, rank, seed
         self.now_s = 0.0
+        self.pause_s = 0.0  # of a resize
         self.needed = 0  # by all together
         self.running: list[Job] = []  # by row
         self.waiting: list[Job] = []  # by row

@@ -10,17 +10,22 @@ class RankedSpeedup(Shortest):
 
     rigid = False
 
-    def __init__(self, q: float):
+    def __init__(self, q: float, calm: float, rho: float):
         super().__init__(weigh=False)
-        self.q = q
+        self.q, self.calm, self.rho = q, calm, rho
 
     def decide(self, crowd: Crowd) -> Decision:
         granted, left = crowd.minimum()
         weights = self.weights(granted, crowd.now_s)
+        if self.rho:
+            left = self.towards_equal(crowd, granted, left)
+        if all_can_grow(granted, left):
+            return granted, inf
+        prices = {job.row: self.price(job, crowd) for job in granted}
         while left > 0:
             best, best_gain, best_step = None, 0.0, 0
             for job in sorted(granted, key=BY_ROW):
-                gain, step = best_gain_of(job, left)
+                gain, step = best_gain_of(job, left, prices[job.row])
                 gain *= weights[job.row]
                 if gain > best_gain:
                     best, best_gain, best_step = job, gain, step
@@ -39,9 +44,50 @@ class RankedSpeedup(Shortest):
             for i, job in enumerate(longest, start=1)
         }
 
+    def price(self, job: Job, crowd: Crowd) -> float:
+        """What a resize costs, in speed-up: a part of the present one, or the pause if more."""
+        if not self.calm or not job.gpus:
+            return 0.0
+        step_s = job.model.step_s
+        within_s = max(1.0, min(600.0, job.left(crowd.now_s) * step_s[job.gpus]))
+        return max(self.calm, crowd.pause_s / within_s) * step_s[job.need] / step_s[job.gpus]
 
-def best_gain_of(job: Job, left: int) -> tuple[float, int]:
+    def towards_equal(self, crowd: Crowd, granted: list[Job], left: int) -> int:
+        """Let each grow until it is at most `rho` times slower than with an equal share."""
+        equal = crowd.gpus // max(1, len(crowd.running) + len(crowd.waiting))
+        for job in sorted(granted, key=BY_ROW):
+            step_s, shares = job.model.step_s, [job.share]
+            while 0 < job.model.following[shares[-1]] <= equal:
+                shares.append(job.model.following[shares[-1]])
+            to = next(x for x in shares if step_s[x] <= self.rho * step_s[shares[-1]])
+            if to - job.share <= left:
+                left -= to - job.share
+                job.share = to
+        return left
+
+
+def all_can_grow(granted: list[Job], left: int) -> bool:
+    """Let all grow as far as they can, if there is enough for that."""
+    largest = {}
+    for job in granted:
+        share = job.share
+        while job.model.following[share]:
+            share = job.model.following[share]
+        largest[job.row] = share
+    if sum(largest[job.row] - job.share for job in granted) > left:
+        return False
+    for job in granted:
+        job.share = largest[job.row]
+    return True
+
+
+def best_gain_of(job: Job, left: int, price: float) -> tuple[float, int]:
     """What a job gains most by, per GPU, of its next eight useful shares; and how many GPUs."""
+
+    def worth(share: int) -> float:
+        prices = 0 if share == job.gpus else 1 if share > job.gpus else 2
+        return base_s / model.step_s[share] - prices * price
+
     model, base_s = job.model, job.model.step_s[job.need]
     following, found, step = job.share, 0.0, 0
     for _ in range(8):
@@ -49,7 +95,7 @@ def best_gain_of(job: Job, left: int) -> tuple[float, int]:
         if not following or following > job.share + left:
             break
         added = following - job.share
-        gain = (base_s / model.step_s[following] - base_s / model.step_s[job.share]) / added
+        gain = (worth(following) - worth(job.share)) / added
         if gain > found * (1.0 + 1e-12):
             found, step = gain, added
     return found, step

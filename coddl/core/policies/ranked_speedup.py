@@ -5,6 +5,9 @@ completion time depend on the order of remaining lengths alone (heSRPT; Berg, Ve
 Harchol-Balter, Performance Evaluation 2020). Handing out GPUs by marginal speed-up gives just these
 shares if the i-th longest job counts w_i = (i^q - (i-1)^q)^(1/q) times, with q = 1/(1-p). Here the
 same is done on the measured curves, whatever their shape.
+
+A resize has a price: any share but the one that a job holds counts for less, so that a change is
+made only where it gains more.
 """
 
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, ZERO, kernel, part
 from coddl.core.heaps import ValuedRows, make_valued_heap, sink_valued
-from coddl.core.jobs import ATTAINED_GPU_S, CURVE, GPUS, GPUS_MAX, GPUS_MIN
+from coddl.core.jobs import ATTAINED_GPU_S, CURVE, GPUS, GPUS_MAX, GPUS_MIN, PAUSE_S
 from coddl.core.kernels import (
     SKIP,
     RankedRows,
@@ -41,8 +44,11 @@ from coddl.core.policies.kinds import (
 from coddl.core.policies.policy import parameters
 from coddl.core.snapshot import KernelSnapshot, Snapshot
 
-Q: Final = 0  # params; behind it the weights of the first ranks, so that no loop computes powers
+# params; behind them the weights of the first ranks, so that no loop computes powers
+Q, CALM, RHO, WEIGHTS = range(4)
 KNOWN_RANKS: Final = 1024
+PAYBACK_S: Final = 600.0  # in which a resize has to make up for its pause, or else until the end
+SHRINKING: Final = 2.0  # resizes that it takes to shrink for another job: this one and that one's
 UNKNOWN_S: Final = 1e300  # longer than any length that is known
 
 
@@ -77,9 +83,9 @@ weight_part = part(weight_at)
 
 
 @cache
-def parameters_for_q(q: float) -> FloatColumn:
-    """The parameters of the rule."""
-    return parameters(q, *(weight_at(q, rank) for rank in range(1, KNOWN_RANKS)))
+def first_weights(q: float) -> tuple[float, ...]:
+    """What the jobs of the first ranks count."""
+    return tuple(weight_at(q, rank) for rank in range(1, KNOWN_RANKS))
 
 
 @part
@@ -94,23 +100,45 @@ def weigh_served(ranked: RankedRows, params: FloatColumn, shares: IntColumn) -> 
             count += 1
     make_valued_heap(longest, count)
     for i in range(1, count + 1):
-        known, last = i < params.shape[0], count - i
-        weights[-longest.rows[0]] = params[i] if known else weight_part(params[Q], i)
+        at, last = WEIGHTS + i - 1, count - i
+        known = at < params.shape[0]
+        weights[-longest.rows[0]] = params[at] if known else weight_part(params[Q], i)
         longest.values[0], longest.rows[0] = longest.values[last], longest.rows[last]
         sink_valued(longest, ZERO, last)
     return weights
 
 
 @part
-def best_step(snapshot: KernelSnapshot, k: int, share: int, left: int) -> tuple[int, float]:
+def resize_price(snapshot: KernelSnapshot, row: int, calm: float) -> float:
+    """What a resize of a row that holds GPUs costs, in speed-up over the minimum.
+
+    A part of its present speed: `calm`, or, where that is more, what the pause takes of the time in
+    which the resize has to pay off.
+    """
+    jobs, held = snapshot.jobs, snapshot.jobs.ints[GPUS, row]
+    step_s = snapshot.step_s[jobs.ints[CURVE, row]]
+    if calm == 0.0 or held == 0:
+        return 0.0
+    held = min(held, step_s.shape[0] - 1)
+    within_s = max(1.0, min(PAYBACK_S, seconds_left(snapshot, row, held)))
+    lost = max(calm, jobs.floats[PAUSE_S, row] / within_s)
+    return float(lost * step_s[jobs.ints[GPUS_MIN, row]] / step_s[held])
+
+
+@part
+def best_step(
+    snapshot: KernelSnapshot, k: int, share: int, left: int, calm: float
+) -> tuple[int, float]:
     """The share to grow to with at most `left` more GPUs, and what that gains per GPU in speed-up
-    over the minimum; 0 if no share helps.
+    over the minimum, less the price of a resize; 0 if no share helps.
     """
     row = snapshot.rows[k]
-    curve = snapshot.jobs.ints[CURVE, row]
+    curve, held = snapshot.jobs.ints[CURVE, row], snapshot.jobs.ints[GPUS, row]
     step_s, next_share = snapshot.step_s[curve], snapshot.steps.next[curve]
-    base_s = step_s[snapshot.jobs.ints[GPUS_MIN, row]]
+    base_s, price = step_s[snapshot.jobs.ints[GPUS_MIN, row]], resize_price(snapshot, row, calm)
     now, to, most = base_s / step_s[share], ZERO, 0.0
+    if share != held:
+        now -= price if share > held else SHRINKING * price
     limit = min(snapshot.jobs.ints[GPUS_MAX, row], share + left)
     following = share
     for _ in range(STEPS_AHEAD):
@@ -118,14 +146,37 @@ def best_step(snapshot: KernelSnapshot, k: int, share: int, left: int) -> tuple[
         if following == 0 or following > limit:
             break
         rise, added = base_s / step_s[following] - now, following - share
+        if following != held:
+            rise -= price if following > held else SHRINKING * price
         if rise > most * TIE * added:
             to, most = following, rise / added
     return to, most
 
 
 @part
+def grow_towards_equal(snapshot: KernelSnapshot, rho: float, left: int, shares: IntColumn) -> int:
+    """Let each row with GPUs grow until a step takes at most `rho` times what it would with an
+    equal share; return what is left.
+    """
+    size = snapshot.rows.shape[0]
+    equal = snapshot.gpus // size
+    for k in range(size):
+        row = snapshot.rows[k]
+        curve = snapshot.jobs.ints[CURVE, row]
+        step_s, share = snapshot.step_s[curve], shares[k]
+        most = min(equal, snapshot.jobs.ints[GPUS_MAX, row], step_s.shape[0] - 1)
+        most = snapshot.steps.last[curve, most]
+        while 0 < share < most and step_s[share] > rho * step_s[most]:
+            share = snapshot.steps.next[curve, share]
+        if share - shares[k] <= left:
+            left -= share - shares[k]
+            shares[k] = share
+    return left
+
+
+@part
 def grow_by_weight(
-    snapshot: KernelSnapshot, weights: FloatColumn, left: int, shares: IntColumn
+    snapshot: KernelSnapshot, weights: FloatColumn, calm: float, left: int, shares: IntColumn
 ) -> None:
     """Hand out `left` GPUs, each where weight times gain is largest, ties to the job submitted
     first.
@@ -135,7 +186,7 @@ def grow_by_weight(
     heap, to = ValuedRows(np.empty(size), ints[0]), ints[1]
     for k in range(size):
         if shares[k] > 0:
-            to[k], gain = best_step(snapshot, k, shares[k], left)
+            to[k], gain = best_step(snapshot, k, shares[k], left, calm)
             if to[k] > 0:
                 heap.values[count], heap.rows[count] = weights[k] * gain, k
                 count += 1
@@ -146,7 +197,7 @@ def grow_by_weight(
         if added <= left:  # else it may be content with a smaller step
             shares[k] += added
             left -= added
-        to[k], gain = best_step(snapshot, k, shares[k], left)
+        to[k], gain = best_step(snapshot, k, shares[k], left, calm)
         if to[k] > 0:
             heap.values[0] = weights[k] * gain
         else:
@@ -166,8 +217,11 @@ def ranked_speedup(
     ranked = rank_rows(snapshot)
     if left < 0:
         left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+    if left > 0 and params[RHO] > 0.0:
+        left = grow_towards_equal(snapshot, params[RHO], left, shares)
     if left > 0 and not grow_all(snapshot, left, shares):
-        grow_by_weight(snapshot, weigh_served(ranked, params, shares), left, shares)
+        weights = weigh_served(ranked, params, shares)
+        grow_by_weight(snapshot, weights, params[CALM], left, shares)
     return np.inf
 
 
@@ -175,7 +229,9 @@ def ranked_speedup(
 def serve_by_rank(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColumn) -> FloatColumn:
     """Give the shortest their minimum; return the weights of those that got it."""
     ranked = rank_rows(snapshot)
-    fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+    left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+    if left > 0 and params[RHO] > 0.0:
+        grow_towards_equal(snapshot, params[RHO], left, shares)
     return weigh_served(ranked, params, shares)
 
 
@@ -193,6 +249,20 @@ class RankedSpeedup(KindPolicy):
         "above 0",
         Meaning("how much more short jobs count: the i-th longest (i^q - (i-1)^q)^(1/q) times"),
     ] = 1.5
+    calm: Annotated[
+        float,
+        Meaning(
+            "least gain in speed for which a running job is resized; 0: any, and resizes cost "
+            "nothing"
+        ),
+    ] = 0.05
+    rho: Annotated[
+        float,
+        Meaning(
+            "how much slower than with an equal share a job with GPUs may be, as in 1.2; "
+            "0: no limit"
+        ),
+    ] = 0.0
     kinds: GpuKinds = "auto"
 
     rule = staticmethod(ranked_speedup)
@@ -200,10 +270,13 @@ class RankedSpeedup(KindPolicy):
 
     @property
     def parameters(self) -> FloatColumn:
-        return parameters_for_q(self.q).copy()
+        return parameters(self.q, self.calm, self.rho, *first_weights(self.q))
 
     def by_kind(self, snapshot: Snapshot) -> Allocation:
-        """The shortest have a claim to their minimum; weighted gains decide who gets which GPUs."""
+        """The shortest have a claim to their minimum; weighted gains decide who gets which GPUs.
+
+        Resizes have no price here: a job may keep its share and change the kinds.
+        """
         jobs = snapshot.jobs
         claim = np.zeros(jobs.size, np.int64)
         weights = serve_by_rank(snapshot.for_kernels(), self.parameters, claim)
