@@ -177,7 +177,7 @@ CALM = {
     "and gives it up without a price": Case(7, HELD, {"a": 3, "b": 4}, "ranked-speedup:calm=0"),
     "or where the other gains much more": Case(
         # b: 0.85 (0.9 less its price), 0.8, 0.7; a: 0.897, 0.598. In order: a, b, b, b.
-        6, [HELD[0], replace(TWO[1], holds=1, step_s=at(1.0, 1.9, 2.7, 3.4))], {"a": 2, "b": 4},
+        6, [HELD[0], replace(TWO[1], holds=1, step_s=tuple(at(1.0, 1.9, 2.7, 3.4)))], {"a": 2, "b": 4},
         "ranked-speedup",
     ),
     "an idle GPU stays idle where it gains too little": Case(
