@@ -7,13 +7,14 @@ from typing import Final
 import numpy as np
 
 from coddl.core.allocation import Allocation, because
-from coddl.core.cluster import Cluster
 from coddl.core.columns import FloatMatrix
 from coddl.core.policies.policy import Policy
 from coddl.core.registry import placement_from, policy_from
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.table import interpolated
+from coddl.reproduce import tiresias_philly
 from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
+from coddl.reproduce.tiresias_philly import GPUS, HOUR_S, SOURCE, TESTBED
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case, run_cases
@@ -22,10 +23,6 @@ from coddl.traces.generators import poisson, tiresias
 from coddl.traces.models import speeds_on
 from coddl.traces.trace import Trace, trace_of
 
-SOURCE: Final = "Gu et al., NSDI '19 (Tiresias)"
-HOUR_S: Final = 3600.0
-GPUS: Final = 60
-TESTBED: Final = Cluster.of(GPUS, 4)
 JOBS: Final = 240
 LOADS: Final = (1.0, 4.0)
 # Who gathers all jobs lets them wait for it, as production does.
@@ -155,9 +152,13 @@ def against_fifo(inputs: Inputs) -> Finding:
     ]
     median = gain["Tiresias-L"][:, 1].max()
     figures.append(Figure("median JCT, FIFO over Tiresias-L", "", f"up to {median:.1f}x"))
-    plot = plot_of("Tiresias and FIFO", jct_h, names)
+    plot = plot_of("Tiresias and FIFO on generated jobs", jct_h, names)
     rows = [[name, *(f"{hours:.2f}" for hours in line)] for name, line in plot.bars.items()]
-    notes = ("SRSF knows what is left of each job: it shows how much there is to gain at all.",)
+    notes = (
+        "SRSF knows what is left of each job: it shows how much there is to gain at all. Requests "
+        "are of 8 GPUs at most, so that little is held up behind a job that does not fit; Philly's "
+        "jobs ask for up to 48.",
+    )
     return Finding(tuple(figures), plot, notes, Details(("average JCT, hours", *names), rows))
 
 
@@ -191,9 +192,10 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
         "queues that part at 4 GPU-hours, 2D-LAS looks every hour who has had least.",
         example,
     ),
+    tiresias_philly.EXPERIMENT,
     Experiment(
-        "tiresias-fifo",
-        "Age-based scheduling against first come, first served on 60 GPUs",
+        "tiresias-generated",
+        "Age-based scheduling against first come, first served on generated jobs",
         SOURCE,
         "The paper's jobs are not public. Ours are 240 with log-normal lengths at two loads, and "
         "240 of 2 to 120 minutes, as in the AFS evaluation. FIFO stands for YARN: strict order, "

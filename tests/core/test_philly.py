@@ -208,7 +208,13 @@ SPOTS = {
     "nodes are counted by what each has": Spot(
         nodes([8, 2, 2, 2, 2]), (), 16, FRESH, {0: 8, 1: 2, 2: 2, 3: 2, 4: 2}
     ),
-    "on one node, the one it fills best": Spot(nodes([8, 8]), (0, 4), 4, FRESH, {1: 4}),
+    "on one node, the emptiest": Spot(nodes([8, 8, 8]), (4, 0, 2), 4, FRESH, {1: 4}),
+    "in the emptiest of the rack that has most nodes with room": Spot(
+        nodes([8], [8, 8]), (0, 3, 2), 4, FRESH, {2: 4}
+    ),
+    "of several nodes the last is an empty one, too": Spot(
+        nodes([4, 4, 4]), (2, 0, 0), 6, FRESH, {1: 4, 2: 2}
+    ),
     "in the rack with most nodes that have room": Spot(
         nodes([8, 8], [8, 8, 8]), (0, 8, 0, 0, 8), 8, FRESH, {2: 8}
     ),

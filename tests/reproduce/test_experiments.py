@@ -141,6 +141,21 @@ def test_waits_are_told_apart_by_cause() -> None:
     assert philly.LocalityResult.of(seen, 5, 8) == pytest.approx((0.0, 0.0, 30.0, 1.0, 1.5))
 
 
+@pytest.mark.parametrize(("placement", "empty"), [("philly", 0.0), ("consolidate", 0.5)])
+def test_servers_without_a_job_are_counted(placement: str, empty: float) -> None:
+    # Two jobs of one GPU, an hour each, on two servers.
+    jobs = trace_of(
+        "two",
+        speeds_from([[1.0] * 8]),
+        submitted_s=np.zeros(2),
+        curve=np.zeros(2, np.int64),
+        iterations=np.full(2, 3600.0),
+        gpus_requested=np.ones(2, np.int64),
+    )
+    history = philly.watch(jobs, 16, placement_from(placement), "none").seen.history
+    assert (3600.0, 2 / 16, empty) in [pytest.approx(each) for each in history]
+
+
 def test_queues_are_told_from_small_to_large() -> None:
     rows = [
         {"vc": "a", "jobs": 10, "policy": "srtf", "avg_jct_s": 3.0},

@@ -28,7 +28,6 @@ from coddl.core.placement.room import (
     nothing_taken,
     slots_from,
     take,
-    take_within,
     widest,
 )
 from coddl.core.slots import Slots
@@ -76,6 +75,20 @@ def rack_with_most(counts: IntMatrix, need: int, nodes: int) -> int:
 
 
 @part
+def take_emptiest(
+    found: PartialPlacement, taken: Taken, row: int, need: int, rack: int, kind: int, nodes: int
+) -> None:
+    """Take up to `need` GPUs on up to `nodes` nodes of a rack and kind (-1: any), the emptiest."""
+    for _ in range(nodes):
+        node = widest(found.room, kind, rack)
+        if node < 0 or need == 0:
+            break
+        some = min(need, found.room.node_free[node])
+        take(found.room, taken, row, node, some)
+        need -= some
+
+
+@part
 def ask(found: PartialPlacement, held: Taken, row: int, need: int, kind: int, more: int) -> bool:
     """Try to seat a row on the fewest nodes, or on up to `more`; else hold what is free there."""
     room, counts = found.room, census(found.room, kind)
@@ -84,22 +97,16 @@ def ask(found: PartialPlacement, held: Taken, row: int, need: int, kind: int, mo
     for nodes in range(fewest, fewest + more + 1):
         rack = rack_with_most(counts, need, nodes)
         if free_on(counts, rack, nodes) >= need:
-            take_within(room, found.taken, row, need, kind, rack)
+            take_emptiest(found, found.taken, row, need, rack, kind, nodes)
             return True
         if nodes >= need:
             break
     most, in_rack = fewest + more, counts.sum(axis=1).max()
     # In one rack there is no locality left to give up: several racks will do.
     if most >= min(need, in_rack) and free_on(counts, NONE, most) >= need:
-        take_within(room, found.taken, row, need, kind, NONE)
+        take_emptiest(found, found.taken, row, need, NONE, kind, most)
         return True
-    for _ in range(most):
-        node = widest(room, kind, rack)
-        if node < 0 or need == 0:
-            break
-        some = min(need, room.node_free[node])
-        take(room, held, row, node, some)
-        need -= some
+    take_emptiest(found, held, row, need, rack, kind, most)
     return False
 
 
@@ -143,8 +150,9 @@ def place_local(
 class PhillyPlacement:
     """Starts a job on the fewest nodes of one rack, and relaxes that while it has no place.
 
-    A job that has a share asks for nodes of the rack that has most of them with room, and holds
-    what is free there. If it does not get all its GPUs within `timeout_s` it releases what it
+    A job that has a share asks for nodes of the rack that has most of them with room, the emptiest
+    of these first, even if it fits beside others: few nodes are left without a job. It holds what
+    is free there. If it does not get all its GPUs within `timeout_s` it releases what it
     holds, waits for `backoff_s`, and asks again, each time on up to one more node; in the end in
     several racks. What it waited for before it had a share does not count.
     (Philly, ATC '19.)
