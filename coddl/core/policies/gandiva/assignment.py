@@ -173,12 +173,13 @@ def share_load(servers: NodeLoads, assigned: NodeAssignment, firsts: IntColumn, 
 
 
 @kernel
-def join_node(servers: NodeLoads, assigned: NodeAssignment, row: int, node: int) -> None:
-    """Assign a row to a server where it shares the GPUs of another; its own load is gone."""
-    gpus = assigned.gpus[assigned.head[row]]
-    unassign(servers, assigned, row)
-    assigned.head[row] = -1
-    add_node(assigned, row, node, gpus)
+def join_node(servers: NodeLoads, assigned: NodeAssignment, rows: IntColumn, node: int) -> None:
+    """Assign a group to a server where it shares the GPUs of others; its own load is gone."""
+    gpus = assigned.gpus[assigned.head[rows[0]]]
+    unassign(servers, assigned, rows[0])
+    for row in rows:
+        assigned.head[row] = -1
+        add_node(assigned, row, node, gpus)
 
 
 @kernel

@@ -18,21 +18,22 @@ FULL = 1.0 + 1e-9  # of a GPU's memory: parts that add up to all of it fit, what
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """Rows that might share GPUs, and by how many GPUs each server has too few."""
+    """Rows that might share GPUs, and by how many GPUs there are too few."""
 
     node: IntColumn  # of rows that are assigned to one server; -1 for others
     gpus: IntColumn  # that rows ask for
     excess: IntColumn  # by node: load over what it has; packing lowers it
+    waiting: int  # GPUs that jobs without a server ask for
     now: int  # the slice of time
     profiled_s: float  # a job's utilisation is known after so long
     busy_below: float  # a job that keeps its GPUs less busy than this may be packed
 
 
 class Join(NamedTuple):
-    """A trial: this row comes to the GPUs of that one, and of all it shares them with."""
+    """A trial: these rows come to the GPUs of others. A group that comes stays together."""
 
-    row: int
-    host: int
+    rows: IntColumn
+    hosts: IntColumn
 
 
 def groups_that_pay(
@@ -40,25 +41,30 @@ def groups_that_pay(
 ) -> IntColumn:
     """The groups there are; keeps the account of trials in `memory`.
 
-    A trial is looked at after a slice of time: if the GPUs do more with the job that came than
-    without it, it stays, else it leaves and is not tried there again. Two jobs have to do more
-    than in turns. (Gandiva, OSDI '18, section 4.)
+    A trial is looked at after a slice of time: if the GPUs do more with the jobs that came than
+    without them, these stay, else they leave and are not tried there again. Two jobs have to do
+    more than in turns. (Gandiva, OSDI '18, section 4.)
     """
     jobs, firsts = snapshot.jobs, np.arange(snapshot.jobs.size)
     names = np.abs(memory[:, COLUMN.packed_with])
     for name in np.unique(names[names > 0.0]).tolist():
         rows = np.flatnonzero(names == name)
         rows = rows[gpus[rows] == gpus[rows[0]]]
+        if len(rows) == 1:
+            continue  # the others have left
         came = memory[rows, COLUMN.packed_with] > 0.0
         ran = (jobs.gpus[rows] > 0) & (now > memory[rows, COLUMN.turn])
         if came.any() and ran[came].all():
             before = group_rate(snapshot.speeds.places, jobs.curve[rows[~came]])
             if group_rate(snapshot.speeds.places, jobs.curve[rows]) <= max(1.0, before):
                 _give_up(snapshot, memory, rows, came)
-                rows = rows[~came]
+                if came.all():
+                    continue
+                firsts[rows[came]] = rows[came][0]
+                rows, left = rows[~came], rows[came]
+                memory[left, COLUMN.packed_with] *= -1.0
             memory[rows, COLUMN.packed_with] = -name
-        if len(rows) > 1:
-            firsts[rows] = rows[0]
+        firsts[rows] = rows[0]
     return firsts
 
 
@@ -73,52 +79,70 @@ def name_groups(snapshot: Snapshot, firsts: IntColumn, memory: FloatMatrix) -> B
 def new_trials(
     snapshot: Snapshot, overload: Overload, firsts: IntColumn, memory: FloatMatrix
 ) -> list[Join]:
-    """Try jobs of servers that have too many on the GPUs of others, wherever these are.
+    """Try jobs, or groups of them, on the GPUs of others, wherever these are.
 
-    The job that keeps GPUs least busy is tried first, on the least busy GPUs where memory allows,
-    on its own server before others that are as busy. A server has one trial at a time.
+    The least busy is tried first, on the least busy GPUs where memory allows, on its own server
+    before others that are as busy. It comes from a server with too many jobs, or from any while
+    the cluster has too many: jobs that wait then move to the GPUs it leaves. A server has one
+    trial at a time.
     """
-    jobs, places = snapshot.jobs, snapshot.speeds.places
-    busy, size = _of_curve(places.busy, jobs.curve), np.bincount(firsts, minlength=jobs.size)
-    used = np.bincount(firsts, _of_curve(places.memory, jobs.curve), jobs.size)
-    on_trial = memory[:, COLUMN.packed_with] > 0.0
-    able = (overload.node >= 0) & (busy < overload.busy_below)
-    able &= jobs.executed_s >= overload.profiled_s
-    open_ = (size > 0) & (np.bincount(firsts, ~able | on_trial, jobs.size) == 0)
-    tried = np.zeros(len(overload.excess), np.bool_)
-    tried[overload.node[on_trial & (overload.node >= 0)]] = True
-    total = np.bincount(firsts, busy, jobs.size)
-    joins: list[Join] = []
-    alone = np.flatnonzero(open_ & (size == 1))
-    for row in alone[np.lexsort((jobs.id[alone], busy[alone]))].tolist():
-        if not open_[row] or overload.excess[overload.node[row]] <= 0:
+    jobs, units = snapshot.jobs, _units(snapshot, overload, firsts, memory)
+    node, lacks = overload.node, int(overload.excess.sum()) + overload.waiting
+    tried, joins = np.zeros(len(overload.excess), np.bool_), list[Join]()
+    tried[node[(memory[:, COLUMN.packed_with] > 0.0) & (node >= 0)]] = True
+    order = np.flatnonzero(units.open)
+    for row in order[np.lexsort((jobs.id[order], units.busy[order]))].tolist():
+        if not units.open[row] or (overload.excess[node[row]] <= 0 and lacks <= 0):
             continue
-        hosts = np.flatnonzero(
-            open_ & (overload.gpus == overload.gpus[row]) & ~tried[overload.node]
-        )
-        hosts = hosts[hosts != row]
-        hosts = hosts[_may_join(snapshot, memory, row, hosts, size[hosts], used[hosts])]
+        alike = units.open & (overload.gpus == overload.gpus[row]) & ~tried[node]
+        alike[row] = False
+        hosts = np.flatnonzero(alike)
+        hosts = hosts[_may_join(snapshot, memory, units, row, hosts)]
         if hosts.size == 0:
             continue
-        away = overload.node[hosts] != overload.node[row]
-        host = int(hosts[np.lexsort((jobs.id[hosts], away, total[hosts]))[0]])
-        open_[[row, host]], tried[overload.node[host]] = False, True
-        overload.excess[overload.node[row]] -= overload.gpus[row]
-        joins.append(Join(row, host))
+        away = node[hosts] != node[row]
+        host = int(hosts[np.lexsort((jobs.id[hosts], away, units.busy[hosts]))[0]])
+        units.open[[row, host]], tried[node[host]] = False, True
+        overload.excess[node[row]] -= overload.gpus[row]
+        lacks -= int(overload.gpus[row])
+        joins.append(Join(np.flatnonzero(firsts == row), np.flatnonzero(firsts == host)))
     return joins
 
 
 def note_trial(
     firsts: IntColumn, memory: FloatMatrix, join: Join, now: int, ids: IntColumn
 ) -> None:
-    """Put a row into the group of its host; both are on trial if the host was alone."""
-    rows = np.flatnonzero(firsts == firsts[join.host])
-    came = [join.row] if len(rows) > 1 else [join.row, join.host]
-    rows = np.sort(np.append(rows, join.row))
+    """Put rows into the group of their hosts; of two jobs both are on trial."""
+    rows = np.sort(np.append(join.rows, join.hosts))
+    came = rows if len(rows) == 2 else join.rows
     firsts[rows] = rows[0]
     memory[rows, COLUMN.packed_with] = -(ids[rows[0]] + 1.0)
     memory[came, COLUMN.packed_with] *= -1.0
     memory[came, COLUMN.turn] = now
+
+
+class PackingUnits(NamedTuple):
+    """Jobs alone and groups, by their first row."""
+
+    open: BoolColumn  # it may take part in a trial; False at rows that are not the first
+    size: IntColumn
+    busy: FloatColumn  # how busy its jobs keep the GPUs together
+    memory: FloatColumn  # what they take of it together
+
+
+def _units(
+    snapshot: Snapshot, overload: Overload, firsts: IntColumn, memory: FloatMatrix
+) -> PackingUnits:
+    jobs, places = snapshot.jobs, snapshot.speeds.places
+    busy, size = _of_curve(places.busy, jobs.curve), np.bincount(firsts, minlength=jobs.size)
+    able = (overload.node >= 0) & (busy < overload.busy_below)
+    able &= (jobs.executed_s >= overload.profiled_s) & (memory[:, COLUMN.packed_with] <= 0.0)
+    return PackingUnits(
+        (size > 0) & (np.bincount(firsts, ~able, jobs.size) == 0),
+        size,
+        np.bincount(firsts, busy, jobs.size),
+        np.bincount(firsts, _of_curve(places.memory, jobs.curve), jobs.size),
+    )
 
 
 def _give_up(snapshot: Snapshot, memory: FloatMatrix, rows: IntColumn, came: BoolColumn) -> None:
@@ -133,24 +157,19 @@ def _give_up(snapshot: Snapshot, memory: FloatMatrix, rows: IntColumn, came: Boo
 
 
 def _may_join(
-    snapshot: Snapshot,
-    memory: FloatMatrix,
-    row: int,
-    hosts: IntColumn,
-    size: IntColumn,
-    used: FloatColumn,
+    snapshot: Snapshot, memory: FloatMatrix, units: PackingUnits, row: int, hosts: IntColumn
 ) -> BoolColumn:
     """Which hosts a row may be tried with: nothing is known against it, and memory has room."""
     places, curve = snapshot.speeds.places, snapshot.jobs.curve
     failed = memory[:, COLUMN.failed].astype(np.int64)
-    known, model = failed % 2**MODEL_BITS, _model_of(snapshot, hosts)
-    beside = known[row] >> model | known[hosts] >> _model_of(snapshot, np.array(row))
+    known, model = failed % 2**MODEL_BITS, _model_of(snapshot, np.arange(len(curve)))
+    beside = known[row] >> model[hosts] | known[hosts] >> model[row]
     # Where the memory of two does not fit their rate is 0, which shows at once.
     there, here = places.packed[curve[row], curve[hosts]], places.packed[curve[hosts], curve[row]]
     pair = (beside & 1 == 0) & (1.0 / there + 1.0 / here > 0.0)
-    most = failed[row] >> MODEL_BITS  # 0: no group was too large yet
-    fits = used + _of_curve(places.memory, curve[[row]]) <= FULL
-    may: BoolColumn = np.where(size == 1, pair, fits & ((most == 0) | (size + 1 < most)))
+    most, size = failed[row] >> MODEL_BITS, units.size[row] + units.size[hosts]
+    fits = units.memory[row] + units.memory[hosts] <= FULL
+    may: BoolColumn = np.where(size == 2, pair, fits & ((most == 0) | (size < most)))
     return may
 
 

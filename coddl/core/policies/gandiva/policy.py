@@ -127,8 +127,13 @@ class Gandiva:
         order = order_of_turns(jobs, midst)
         firsts = _groups(self, state)
         assigned = assign_nodes(servers, wants, state.slots_by_node, memory, firsts)
+        heads = assigned.head.copy()
         _migrate(self, state, assigned, order, firsts)
         grouped, moved = _pack(self, state, assigned, firsts)
+        if moved.size:
+            # Packing has left GPUs to jobs that wait.
+            stuck = (jobs.gpus == 0) & ~grouped & (assigned.head == heads)
+            move_where_faster(servers, assigned, wants, state.kinds, order[stuck[order]], stuck)
         free, is_assigned = servers.gpus.copy(), assigned.head >= 0
         kept = NodeAssignment(assigned.head.copy(), *assigned[1:])
         runs = _dealt(state, free, assigned, order, firsts)
@@ -242,16 +247,19 @@ def _pack(
     grouped, moved = name_groups(snapshot, firsts, memory), np.zeros(0, np.int64)
     if not policy.packing or snapshot.slots is None:
         return grouped, moved
-    node, excess = lone_nodes(assigned), servers.load - servers.gpus
+    node, excess, gpus = lone_nodes(assigned), servers.load - servers.gpus, state.wants.gpus
+    waiting = int(gpus[(assigned.head < 0) & (gpus <= servers.gpus.sum())].sum())
     overload = Overload(
-        node, state.wants.gpus, excess, state.now, policy.quantum_s, policy.pack_below
+        node, gpus, excess, waiting, state.now, policy.quantum_s, policy.pack_below
     )
-    joins = new_trials(snapshot, overload, firsts, memory) if (excess > 0).any() else []
+    crowded = waiting > 0 or bool((excess > 0).any())
+    joins = new_trials(snapshot, overload, firsts, memory) if crowded else []
     for join in joins:
         note_trial(firsts, memory, join, state.now, snapshot.jobs.id)
-        join_node(servers, assigned, join.row, node[join.host])
-        grouped[[join.row, join.host]] = True
-    return grouped, np.array([join.row for join in joins], np.int64)
+        join_node(servers, assigned, join.rows, node[join.hosts[0]])
+        grouped[join.rows], grouped[join.hosts] = True, True
+        moved = np.append(moved, join.rows)
+    return grouped, moved
 
 
 def _grow(policy: Gandiva, state: GandivaState, idle: Idle, shares: IntColumn) -> float:
