@@ -165,11 +165,15 @@ def recall(
 def share_load(servers: NodeLoads, assigned: NodeAssignment, firsts: IntColumn, row: int) -> None:
     """Count the GPUs of a group for its first row alone; a row that is elsewhere leaves it."""
     at, to = assigned.head[row], assigned.head[firsts[row]]
-    if at >= 0 and to >= 0 and assigned.after[at] < 0 and assigned.after[to] < 0:
-        if assigned.node[at] == assigned.node[to] and assigned.gpus[at] == assigned.gpus[to]:
-            remove_load(servers, assigned.node[at], assigned.gpus[at])
-            return
-    firsts[row] = row
+    together = at >= 0 and to >= 0 and assigned.after[at] < 0 and assigned.after[to] < 0
+    if (
+        together
+        and assigned.node[at] == assigned.node[to]
+        and assigned.gpus[at] == assigned.gpus[to]
+    ):
+        remove_load(servers, assigned.node[at], assigned.gpus[at])
+    else:
+        firsts[row] = row
 
 
 @kernel

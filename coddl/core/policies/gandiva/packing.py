@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
-from coddl.core.policies.gandiva.assignment import COLUMN, MODEL_BITS
+from coddl.core.policies.gandiva.assignment import COLUMN, MODEL_BITS, SURE
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import group_rate
 
@@ -41,9 +41,9 @@ def groups_that_pay(
 ) -> IntColumn:
     """The groups there are; keeps the account of trials in `memory`.
 
-    A trial is looked at after a slice of time: if the GPUs do more with the jobs that came than
-    without them, these stay, else they leave and are not tried there again. Two jobs have to do
-    more than in turns. (Gandiva, OSDI '18, section 4.)
+    A trial is looked at after a slice of time: if the jobs do more together than before, with one
+    job more on the GPUs that those which came have left, these stay, else they leave and are not
+    tried there again. So two jobs have to do more than in turns. (Gandiva, OSDI '18, section 4.)
     """
     jobs, firsts = snapshot.jobs, np.arange(snapshot.jobs.size)
     names = np.abs(memory[:, COLUMN.packed_with])
@@ -55,8 +55,7 @@ def groups_that_pay(
         came = memory[rows, COLUMN.packed_with] > 0.0
         ran = (jobs.gpus[rows] > 0) & (now > memory[rows, COLUMN.turn])
         if came.any() and ran[came].all():
-            before = group_rate(snapshot.speeds.places, jobs.curve[rows[~came]])
-            if group_rate(snapshot.speeds.places, jobs.curve[rows]) <= max(1.0, before):
+            if not _pays(snapshot, rows, came):
                 _give_up(snapshot, memory, rows, came)
                 if came.all():
                     continue
@@ -66,6 +65,15 @@ def groups_that_pay(
             memory[rows, COLUMN.packed_with] = -name
         firsts[rows] = rows[0]
     return firsts
+
+
+def _pays(snapshot: Snapshot, rows: IntColumn, came: BoolColumn) -> bool:
+    """Tell whether a group does more than its two parts did, less what one job does alone."""
+    places, curve = snapshot.speeds.places, snapshot.jobs.curve
+    parts = 1.0  # of two jobs that were alone
+    if not came.all():
+        parts = sum(group_rate(places, curve[rows[part]]) for part in (came, ~came)) - 1.0
+    return group_rate(places, curve[rows]) * SURE > parts
 
 
 def name_groups(snapshot: Snapshot, firsts: IntColumn, memory: FloatMatrix) -> BoolColumn:
@@ -137,12 +145,16 @@ def _units(
     busy, size = _of_curve(places.busy, jobs.curve), np.bincount(firsts, minlength=jobs.size)
     able = (overload.node >= 0) & (busy < overload.busy_below)
     able &= (jobs.executed_s >= overload.profiled_s) & (memory[:, COLUMN.packed_with] <= 0.0)
-    return PackingUnits(
-        (size > 0) & (np.bincount(firsts, ~able, jobs.size) == 0),
-        size,
-        np.bincount(firsts, busy, jobs.size),
-        np.bincount(firsts, _of_curve(places.memory, jobs.curve), jobs.size),
-    )
+    is_open = (size > 0) & (_sums(firsts, ~able) == 0.0)
+    memory_part = _of_curve(places.memory, jobs.curve)
+    return PackingUnits(is_open, size, _sums(firsts, busy), _sums(firsts, memory_part))
+
+
+def _sums(firsts: IntColumn, values: FloatColumn | BoolColumn) -> FloatColumn:
+    """Sums over groups, at their first rows."""
+    out = np.zeros(len(firsts))
+    np.add.at(out, firsts, values)
+    return out
 
 
 def _give_up(snapshot: Snapshot, memory: FloatMatrix, rows: IntColumn, came: BoolColumn) -> None:

@@ -139,9 +139,7 @@ class Gandiva:
         runs = _dealt(state, free, assigned, order, firsts)
         memory[runs & ~midst, COLUMN.turn] = state.now
         shares = np.where(runs, wants.gpus, 0)
-        wake_at_s = _grow(
-            self, state, Idle(free, lone_nodes(assigned), runs & ~grouped), shares
-        )
+        wake_at_s = _grow(self, state, Idle(free, lone_nodes(assigned), runs & ~grouped), shares)
         if _needs_next_slice(state, runs, is_assigned):
             wake_at_s = min(wake_at_s, (state.now + 1) * self.quantum_s)
         if snapshot.slots is None:
@@ -249,9 +247,7 @@ def _pack(
         return grouped, moved
     node, excess, gpus = lone_nodes(assigned), servers.load - servers.gpus, state.wants.gpus
     waiting = int(gpus[(assigned.head < 0) & (gpus <= servers.gpus.sum())].sum())
-    overload = Overload(
-        node, gpus, excess, waiting, state.now, policy.quantum_s, policy.pack_below
-    )
+    overload = Overload(node, gpus, excess, waiting, state.now, policy.quantum_s, policy.pack_below)
     crowded = waiting > 0 or bool((excess > 0).any())
     joins = new_trials(snapshot, overload, firsts, memory) if crowded else []
     for join in joins:
