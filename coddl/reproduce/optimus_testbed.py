@@ -162,7 +162,7 @@ def _notes(inputs: Inputs, of: Mapping[str, SystemResult], least_h: float) -> tu
         f"{paa:.2f} and MXNet's assignment of parameters to {drf:.2f}.",
         f"Not reached: {drf - 1:.0%} of gain against the published 139 %. No scheduler could gain "
         f"more than {of['DRF'].jct_h / least_h - 1:.0%} over DRF on these jobs: that is with each "
-        "of them on its best tasks at once. What remains must come from what ours lack: how long "
+        "of them on its best tasks at once. What ours lack, and the rest may come from: how long "
         "the testbed's jobs were and how they scaled on its two kinds of server, jobs that slow "
         "each other down on the network, and stragglers, which Optimus replaces.",
         "Tetris gives a job all 16 workers that it asks for, which is too many for most of these "

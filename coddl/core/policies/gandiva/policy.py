@@ -243,7 +243,8 @@ def _pack(
     """Try jobs on the GPUs of others; tell who shares GPUs, and who has moved for that."""
     snapshot, servers, memory = state.snapshot, state.servers, state.memory
     grouped, moved = name_groups(snapshot, firsts, memory), np.zeros(0, np.int64)
-    if not policy.packing or snapshot.slots is None:
+    heavy = snapshot.speeds.places.busy.min(initial=1.0) >= policy.pack_below
+    if not policy.packing or snapshot.slots is None or heavy:
         return grouped, moved
     node, excess, gpus = lone_nodes(assigned), servers.load - servers.gpus, state.wants.gpus
     waiting = int(gpus[(assigned.head < 0) & (gpus <= servers.gpus.sum())].sum())
