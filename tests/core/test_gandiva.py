@@ -385,7 +385,8 @@ def test_gpus_that_packing_leaves_go_to_jobs_that_wait_elsewhere() -> None:
 
 def test_a_group_stays_together_when_its_first_job_has_left() -> None:
     began, answer = after(light(9, 4, memory=0.25, throughput=0.2), 12)
-    first, *others = sorted(max(groups(answer), key=len))
+    largest: set[int] = max(groups(answer), key=len)
+    first, *others = sorted(largest)
     rest = [row for row in range(9) if row != first]
     fewer = again(began, answer, began.now_s + 60.0).take(np.array(rest))
     assert len(others) > 1

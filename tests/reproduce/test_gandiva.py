@@ -1,9 +1,8 @@
 """Gandiva's packing: what Table 1 allows, and what groups on one GPU reach of it."""
 
-import numpy as np
 import pytest
 
-from coddl.core.allocation import group_sizes
+from coddl.core.allocation import Allocation, group_sizes
 from coddl.core.cluster import Cluster
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.policies.gandiva.policy import Gandiva
@@ -39,7 +38,7 @@ def test_without_memory_for_more_jobs_stay_in_pairs() -> None:
     trace = alike(6, HOUR_S).on(packing_speeds())
     for name, jobs in {"groups": trace, "pairs": in_pairs(trace)}.items():
 
-        def noting(snapshot: Snapshot, name: str = name) -> object:
+        def noting(snapshot: Snapshot, name: str = name) -> Allocation:
             answer = Gandiva()(snapshot)
             assert answer.packed_with is not None
             largest[name] = max(largest[name], int(group_sizes(answer.packed_with).max(initial=0)))
@@ -48,11 +47,10 @@ def test_without_memory_for_more_jobs_stay_in_pairs() -> None:
         run_case(
             Case(
                 RunKey("gandiva", 1),
-                noting,  # type: ignore[arg-type]  # an Allocation
+                noting,
                 jobs,
                 cluster=Cluster.of(1),
                 placement=GandivaPlacement(),
             )
         )
     assert largest == {"groups": 6, "pairs": 2}
-    assert np.isfinite(most_of_table(1.0))
