@@ -131,9 +131,7 @@ class Gandiva:
         _migrate(self, state, assigned, order, firsts)
         grouped, moved = _pack(self, state, assigned, firsts)
         if moved.size:
-            # Packing has left GPUs to jobs that wait.
-            stuck = (jobs.gpus == 0) & ~grouped & (assigned.head == heads)
-            move_where_faster(servers, assigned, wants, state.kinds, order[stuck[order]], stuck)
+            _use_left_gpus(state, assigned, order, ~grouped & (assigned.head == heads))
         free, is_assigned = servers.gpus.copy(), assigned.head >= 0
         kept = NodeAssignment(assigned.head.copy(), *assigned[1:])
         runs = _dealt(state, free, assigned, order, firsts)
@@ -257,6 +255,15 @@ def _pack(
         grouped[join.rows], grouped[join.hosts] = True, True
         moved = np.append(moved, join.rows)
     return grouped, moved
+
+
+def _use_left_gpus(
+    state: GandivaState, assigned: NodeAssignment, order: IntColumn, unmoved: BoolColumn
+) -> None:
+    """Move jobs that wait, and have not moved yet, to GPUs that packing has left."""
+    stuck = unmoved & (state.snapshot.jobs.gpus == 0)
+    rows = order[stuck[order]]
+    move_where_faster(state.servers, assigned, state.wants, state.kinds, rows, stuck)
 
 
 def _grow(policy: Gandiva, state: GandivaState, idle: Idle, shares: IntColumn) -> float:
