@@ -47,7 +47,9 @@ class Allocation:
     wake_at_s: float = np.inf  # ask again then, if nothing happens before
     memory: FloatMatrix | None = None  # None: as it was
     slots: Slots | None = None  # where the jobs go, of a policy that places them itself
-    packed_with: IntColumn | None = None  # the row that holds the same GPUs, or -1
+    # A row that holds the same GPUs, or -1. In a group, the first row names another, which names
+    # the first, as do all others.
+    packed_with: IntColumn | None = None
 
     @property
     def by_kind(self) -> IntMatrix:
@@ -61,7 +63,7 @@ class Allocation:
 
     @property
     def exclusive(self) -> IntMatrix:
-        """Shares per kind of GPU, those that two rows share counted for the first of them."""
+        """Shares per kind of GPU, those that rows share counted for the first of them."""
         if self.packed_with is None:
             return self.by_kind
         second = (self.packed_with >= 0) & (self.packed_with < np.arange(len(self.packed_with)))
@@ -71,3 +73,26 @@ class Allocation:
     def exclusive_gpus(self) -> IntColumn:
         """The same, of all kinds together."""
         return self.gpus if self.packed_with is None else self.exclusive.sum(axis=1)
+
+
+def group_firsts(packed_with: IntColumn) -> IntColumn:
+    """The first row of each row's group; itself for a row that shares its GPUs with none."""
+    rows = np.arange(len(packed_with))
+    return np.where(packed_with < 0, rows, np.minimum(rows, packed_with))
+
+
+def group_sizes(packed_with: IntColumn) -> IntColumn:
+    """How many rows hold the same GPUs as each row, itself counted."""
+    firsts = group_firsts(packed_with)
+    sizes: IntColumn = np.bincount(firsts, minlength=len(firsts))[firsts]
+    return sizes
+
+
+def packed_with_of(firsts: IntColumn) -> IntColumn:
+    """The column that an allocation has, given the first row of each row's group."""
+    rows = np.arange(len(firsts))
+    followers = np.flatnonzero(firsts != rows)
+    out = np.full(len(firsts), -1)
+    out[followers] = firsts[followers]
+    out[firsts[followers][::-1]] = followers[::-1]  # the first follower is written last
+    return out

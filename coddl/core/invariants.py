@@ -60,7 +60,7 @@ def _malformed(snapshot: Snapshot, allocation: object) -> str | None:
     if allocation.packed_with is not None and not _mutual(
         allocation.packed_with, allocation.by_kind
     ):
-        return "two rows that share GPUs must name each other and hold as many"
+        return "rows that share GPUs must name the first of them and hold as many"
     if shares.ndim == 2 and (shares < 0).any():
         return (
             f"job {snapshot.jobs.id[np.argmin(shares.min(axis=1))]} gets less than none of a kind"
@@ -84,7 +84,7 @@ def _mutual(packed_with: IntColumn, by_kind: IntMatrix) -> bool:
     others = packed_with[rows]
     return bool(
         (others != rows).all()
-        and (packed_with[others] == rows).all()
+        and np.where(others < rows, packed_with[others] > others, packed_with[others] == rows).all()
         and (by_kind[others] == by_kind[rows]).all()
     )
 

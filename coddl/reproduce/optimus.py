@@ -200,11 +200,11 @@ class SystemResult(NamedTuple):
         return cls(*(seconds / HOUR_S for seconds in columns_s))
 
 
-def compared(traces: Sequence[Trace], gpus: int = SLOTS) -> dict[str, SystemResult]:
+def compared(traces: Sequence[Trace]) -> dict[str, SystemResult]:
     """What each system makes of these workloads."""
     out = {}
     for name, policy in SYSTEMS.items():
-        trials = [Trial(trace, policy, PLACED[name], gpus=gpus) for trace in traces]
+        trials = [Trial(trace, policy, PLACED[name]) for trace in traces]
         out[name] = SystemResult.of([trial.run().metrics() for trial in trials])
     return out
 
@@ -212,43 +212,6 @@ def compared(traces: Sequence[Trace], gpus: int = SLOTS) -> dict[str, SystemResu
 def ratios(of: Mapping[str, SystemResult], name: str) -> tuple[float, float]:
     """How many times Optimus' JCT and makespan a system's are."""
     return of[name].jct_h / of["Optimus"].jct_h, of[name].makespan_h / of["Optimus"].makespan_h
-
-
-def versus(inputs: Inputs) -> Finding:
-    """Optimus, DRF and Tetris on the testbed's jobs."""
-    traces = [nine_jobs(seed) for seed in range(inputs.seeds)]
-    of, few = compared(traces), ratios(compared(traces, gpus=2), "DRF")
-    (drf_jct, drf_makespan), (tetris_jct, tetris_makespan) = ratios(of, "DRF"), ratios(of, "Tetris")
-    published_h = {"Optimus": "4.1", "DRF": "6.7", "Tetris": "5.0"}
-    figures = (
-        Figure("average JCT, DRF over Optimus", "2.39", f"{drf_jct:.2f}"),
-        Figure("makespan, DRF over Optimus", "1.63", f"{drf_makespan:.2f}"),
-        Figure("average JCT, Tetris over Optimus", "", f"{tetris_jct:.2f}"),
-        Figure("makespan, Tetris over Optimus", "1.22", f"{tetris_makespan:.2f}"),
-        *(
-            Figure(
-                f"hours until all jobs are done, {name}", published, f"{of[name].makespan_h:.1f}"
-            )
-            for name, published in published_h.items()
-        ),
-    )
-    notes = (
-        "Our models scale well up to 16 workers: what DRF gives too much of slows nothing. How "
-        "the testbed's jobs scaled is not known to us.",
-        f"With 2 GPUs a server, as in the published code's settings, it is {few[0]:.2f} and "
-        f"{few[1]:.2f}: GPUs run out first, Optimus stops there, and most cores stay idle.",
-    )
-    shown = ("average JCT", "makespan")
-    columns = [list(column) for column in zip(*of.values(), strict=True)]
-    plot = Plot(
-        "Nine jobs on 13 servers",
-        "",
-        "hours",
-        bars=dict(zip(shown, columns[:2], strict=True)),
-        categories=list(SYSTEMS),
-        errors=dict(zip(shown, columns[2:], strict=True)),
-    )
-    return Finding(figures, plot, notes)
 
 
 def _gains(workloads: Mapping[str, Sequence[Trace]], title: str, notes: tuple[str, ...]) -> Finding:
@@ -453,7 +416,6 @@ def _experiment(
 
 
 EXPERIMENTS: Final[tuple[Experiment, ...]] = (
-    _experiment("testbed", "Optimus against DRF and Tetris on nine jobs", NINE, versus),
     _experiment(
         "modes",
         "Gains with synchronous training are higher than with asynchronous",

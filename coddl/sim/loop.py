@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from coddl.core.allocation import Allocation
+from coddl.core.allocation import Allocation, group_sizes
 from coddl.core.cluster import Cluster, ClusterColumns
 from coddl.core.columns import FloatColumn, IntColumn
 from coddl.core.jobs import (
@@ -249,7 +249,7 @@ class StepLoop:
             slowdown *= server_slowdowns(speeds.servers, speeds.step_s, tasks)
             # It starts anew with others.
             moved = moved | (held_servers(plan.shares, plan.snapshot.memory) != tasks.servers)
-        return PlacementEffects(slowdown, np.where(packed_with >= 0, 0.5, 1.0), moved, pause_s)
+        return PlacementEffects(slowdown, 1.0 / group_sizes(packed_with), moved, pause_s)
 
 
 def tasks_of(plan: Plan, curves: IntColumn, columns: ClusterColumns) -> TaskCounts:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coddl.core.allocation import Allocation, because
+from coddl.core.allocation import Allocation, because, packed_with_of
 from coddl.core.cluster import Cluster, Node
 from coddl.core.columns import IntColumn, IntMatrix
 from coddl.core.parameter_server.tasks import ServedPlaced
@@ -113,7 +113,7 @@ def placing(draw: st.DrawFn) -> Asked:
                 shares[row, kind] = min(gpus - shares[row].sum(), left[kind])
         left -= shares[row]
     by_kind = len(cluster.kinds) > 1 and draw(st.booleans())
-    packed_with = draw(paired(rows, shares)) if draw(st.booleans()) else None
+    packed_with = draw(grouped(rows, shares)) if draw(st.booleans()) else None
     given_gpus: IntColumn = shares.sum(axis=1)
     why = because(given_gpus == 0, "Resources", "others hold the GPUs")
     return Asked(
@@ -122,22 +122,20 @@ def placing(draw: st.DrawFn) -> Asked:
 
 
 @st.composite
-def paired(draw: st.DrawFn, rows: list[JobRow], shares: IntMatrix) -> IntColumn:
+def grouped(draw: st.DrawFn, rows: list[JobRow], shares: IntMatrix) -> IntColumn:
     """Who shares whose GPUs: some rows that would get none get a mate's share, filled in."""
-    packed_with = np.full(len(rows), -1)
+    firsts = np.arange(len(rows))
     for row in range(len(rows)):
         gpus = int(shares[row].sum())
         suit = [
             other
             for other, job in enumerate(rows)
-            if packed_with[other] < 0
-            and not shares[other].any()
-            and job.gpus_min <= gpus <= job.gpus_max
+            if not shares[other].any() and job.gpus_min <= gpus <= job.gpus_max
         ]
-        if gpus > 0 and packed_with[row] < 0 and suit and draw(st.booleans()):
-            mate = draw(st.sampled_from(suit))
-            packed_with[row], packed_with[mate], shares[mate] = mate, row, shares[row]
-    return packed_with
+        if gpus > 0 and (firsts == firsts[row]).sum() == 1 and suit and draw(st.booleans()):
+            mates = draw(st.lists(st.sampled_from(suit), min_size=1, max_size=3, unique=True))
+            firsts[[row, *mates]], shares[mates] = min(row, *mates), shares[row]
+    return packed_with_of(firsts)
 
 
 class PlacementContract:
@@ -196,7 +194,7 @@ class PlacementContract:
 
     @given(asked=placing())
     @SETTINGS
-    def test_two_that_share_gpus_sit_on_the_same(self, placement: Placement, asked: Asked) -> None:
+    def test_rows_that_share_gpus_sit_on_the_same(self, placement: Placement, asked: Asked) -> None:
         slots, packed_with = placement(*asked).slots, asked.allocation.packed_with
         if packed_with is not None:
             assert not ((packed_with >= 0) & differs(slots, slots.take(packed_with))).any()

@@ -1,5 +1,6 @@
 """What packing jobs on a GPU gains: Table 1 of Gandiva (OSDI '18), measured on an NVIDIA P40."""
 
+import math
 from dataclasses import replace
 from importlib.resources import as_file, files
 from typing import Final, NamedTuple
@@ -32,13 +33,29 @@ class PackingRow(NamedTuple):
         return self.packed_per_s / self.in_turns_per_s - 1.0
 
     @property
+    def throughput(self) -> float:
+        """What one job takes of all that a GPU can do for its like.
+
+        At its full speed, one job does 1 / (1 + gain) of what as many as is best do together.
+        """
+        return 1.0 / (1.0 + self.gain)
+
+    @property
     def pair_factor(self) -> float:
         """Step time of each of two jobs that share the GPU, over that alone.
 
         With both at their full speed a pair does twice what one does. Where the table has more, it
         is of more than two jobs.
         """
-        return max(1.0, 2.0 / (1.0 + self.gain))
+        return max(1.0, 2.0 * self.throughput)
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs the GPU's memory has held at least, as the packed rate tells.
+
+        None of them is faster than alone, and packed are two at least.
+        """
+        return max(2, math.ceil(self.packed_per_s / self.in_turns_per_s))
 
 
 def packing_table() -> list[PackingRow]:
@@ -57,7 +74,8 @@ def packing_speeds(gpus_max: int = 1) -> Speeds:
     """Speeds of the models, with what sharing a GPU costs them.
 
     The table is of one GPU and of pairs of one model. We assume that more GPUs do proportionally
-    more, and that two models side by side slow each other down as the worse of them does its like.
+    more, and that models side by side slow each other down as the worst of them does its like. A
+    job takes as much memory as the table leaves for it: the GPU's by the jobs it has held at least.
     """
     table = packing_table()
     shares = range(1, gpus_max + 1)
@@ -66,6 +84,9 @@ def packing_speeds(gpus_max: int = 1) -> Speeds:
     )
     factors = np.array([row.pair_factor for row in table])
     places = plain(len(table))._replace(
-        packed=np.maximum.outer(factors, factors), busy=np.array([row.busy for row in table])
+        packed=np.maximum.outer(factors, factors),
+        busy=np.array([row.busy for row in table]),
+        throughput=np.array([row.throughput for row in table]),
+        memory=np.array([1.0 / row.jobs for row in table]),
     )
     return replace(speeds, known_places=places)

@@ -113,6 +113,21 @@ def decided(snapshot: Snapshot, policy: Gandiva) -> tuple[list[Parts], Allocatio
     return [slots.row(row) for row in range(slots.rows)], replace(plan.allocation, slots=slots)
 
 
+def again(snapshot: Snapshot, answer: Allocation, now_s: float) -> Snapshot:
+    """The picture after an answer was carried out."""
+    whole, real = snapshot.jobs.ints.copy(), snapshot.jobs.floats.copy()
+    real[CHANGED_S, (whole[GPUS] > 0) & (answer.gpus == 0)] = snapshot.now_s
+    whole[GPUS] = answer.gpus
+    assert answer.memory is not None
+    return replace(
+        snapshot,
+        now_s=now_s,
+        jobs=JobTable(real, whole).read_only(),
+        memory=answer.memory.copy(),
+        slots=answer.slots,
+    )
+
+
 STILL = Gandiva(packing=False, moves=0, grow_after_s=0.0)
 
 
@@ -202,96 +217,6 @@ def test_a_job_that_others_take_turns_with_does_not_grow() -> None:
     _, answer = decided(in_turns(crowded, 1, 2), grows)
     assert answer.memory is not None
     assert answer.memory[0, COLUMN.grow_at_s] == 0.0
-
-
-def profile(snapshot: Snapshot, busy: Sequence[float], factor: float) -> Snapshot:
-    """The same where models keep a GPU so busy, and share it at this factor on their step time."""
-    rows = len(busy)
-    places = snapshot.speeds.places._replace(
-        busy=np.array(busy), packed=np.full((rows, rows), factor)
-    )
-    return replace(snapshot, speeds=replace(snapshot.speeds, known_places=places))
-
-
-PACKS = Gandiva(moves=0, grow_after_s=0.0)
-
-
-def crowd(factor: float) -> Snapshot:
-    """Five jobs on four GPUs, b and d the least busy."""
-    rows = [one(name, executed_s=300.0) for name in "abcde"]
-    sits = {row: {0: 1} for row in range(4)}
-    return profile(on_servers(1, rows, sits, home={4: 0}), [0.9, 0.1, 0.7, 0.2, 0.8], factor)
-
-
-def again(snapshot: Snapshot, answer: Allocation, now_s: float) -> Snapshot:
-    """The picture after an answer was carried out."""
-    whole, real = snapshot.jobs.ints.copy(), snapshot.jobs.floats.copy()
-    real[CHANGED_S, (whole[GPUS] > 0) & (answer.gpus == 0)] = snapshot.now_s
-    whole[GPUS] = answer.gpus
-    assert answer.memory is not None
-    return replace(
-        snapshot,
-        now_s=now_s,
-        jobs=JobTable(real, whole).read_only(),
-        memory=answer.memory.copy(),
-        slots=answer.slots,
-    )
-
-
-def test_the_least_busy_are_packed_on_trial_and_stay_if_that_pays() -> None:
-    began = crowd(1.2)  # 2 / 1.2 > 1
-    answer = PACKS(began)
-    assert answer.packed_with is not None
-    assert answer.packed_with.tolist() == [-1, 3, -1, 1, -1]
-    assert answer.gpus.tolist() == [1] * 5
-    assert answer.wake_at_s == 660.0  # to look at it
-    later = PACKS(again(began, answer, 660.0))
-    assert later.packed_with is not None
-    assert later.packed_with.tolist() == [-1, 3, -1, 1, -1]
-    assert later.wake_at_s == np.inf
-
-
-def test_a_pair_that_does_not_pay_is_undone_and_not_tried_again() -> None:
-    began = crowd(2.2)  # 2 / 2.2 < 1
-    answer, tried = PACKS(began), []
-    for slice_ in range(11, 20):
-        assert answer.packed_with is not None
-        tried.append(frozenset(np.flatnonzero(answer.packed_with >= 0).tolist()))
-        began = again(began, answer, 60.0 * slice_)
-        answer = PACKS(began)
-    pairs = [pair for pair in tried if pair]
-    assert pairs[:3] == [{1, 3}, {1, 2}, {2, 3}]  # a and e keep GPUs too busy
-    assert len(pairs) == 3
-    assert answer.memory is not None
-    assert answer.memory[1, COLUMN.failed] == 2**3 + 2**2
-    assert (answer.memory[:, COLUMN.packed_with] == 0.0).all()
-
-
-def test_a_model_that_is_known_by_several_curves_is_not_tried_again_either() -> None:
-    began = crowd(2.2)
-    began = replace(began, speeds=replace(began.speeds, variants=5))  # all are of one model
-    answer, tried = PACKS(began), 0
-    for slice_ in range(11, 20):
-        tried += answer.packed_with is not None and bool((answer.packed_with >= 0).any())
-        began = again(began, answer, 60.0 * slice_)
-        answer = PACKS(began)
-    assert tried == 1
-
-
-@pytest.mark.parametrize("off", [Gandiva(packing=False), Gandiva(pack_below=0.15)])
-def test_nobody_is_packed_who_should_not_be(off: Gandiva) -> None:
-    assert not (np.array(off(crowd(1.0)).packed_with) >= 0).any()
-
-
-def test_packed_jobs_part_when_there_is_room() -> None:
-    began = crowd(1.2)
-    packed = again(began, PACKS(began), 660.0)
-    fewer = packed.take(np.array([0, 1, 2, 3]))  # e has left
-    answer = PACKS(fewer)
-    assert answer.packed_with is not None
-    assert (answer.packed_with == -1).all()
-    assert answer.slots is not None
-    assert answer.slots.totals.tolist() == [1] * 4
 
 
 def test_jobs_that_take_turns_move_to_servers_that_have_become_free() -> None:

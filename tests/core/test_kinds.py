@@ -268,6 +268,7 @@ BROKEN = {
     "more of a kind than there is": ([[2, 0], [0, 1]], None, "it hands out [2 1] of [1 2]"),
     "less than none of a kind": ([[-1, 2], [1, 0]], None, "job 0 gets less than none of a kind"),
     "mates on unlike GPUs": ([[1, 0], [0, 1]], [1, 0], "hold as many"),
+    "a mate that names none": ([[1, 0], [1, 0]], [1, -1], "name the first"),
 }
 
 

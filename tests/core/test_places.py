@@ -30,6 +30,7 @@ PLACES = Places(
     kinds=np.array([[1.0, 2.0], [1.0, 1.0]]),
     packed=np.array([[2.0, 3.0], [1.5, np.inf]]),
     skew=np.zeros(2),
+    throughput=np.array([0.25, 0.5]),
 )
 
 
@@ -61,6 +62,8 @@ CASES = {
     "a pair that does not fit into memory": Case(
         [{2: 2}, {2: 2}], [np.inf, np.inf], (1, 1), (1, 0)
     ),
+    "three of a kind at their full speed": Case([{2: 2}] * 3, [1.0] * 3, (0, 0, 0), (1, 0, 0)),
+    "three, as slow as three of the worst": Case([{2: 2}] * 3, [1.5] * 3, (0, 1, 0), (1, 0, 0)),
     "another curve, another price": Case([{0: 1, 3: 1}], [1.0], (1,)),
 }
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coddl.core.allocation import Allocation, Reasons, because
+from coddl.core.allocation import Allocation, Reasons, because, group_firsts
 from coddl.core.cluster import ClusterColumns
 from coddl.core.columns import BoolColumn, IntColumn, IntMatrix
 from coddl.core.compiling import kernel, part
@@ -204,7 +204,7 @@ def place_close(
 
 
 def request_of(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> PlacementRequest:
-    """What is to be placed: of two rows that share GPUs, one stands for both."""
+    """What is to be placed: of rows that share GPUs, one stands for all."""
     slots, jobs = snapshot.slots, snapshot.jobs
     assert slots is not None, "rows that are placed sit somewhere, if only nowhere"
     leads = leaders_of(slots, allocation) == np.arange(slots.rows)
@@ -213,13 +213,14 @@ def request_of(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> 
 
 
 def placed_at(found: Slots, snapshot: Snapshot, allocation: Allocation) -> Placed:
-    """What was found, for both rows of a pair; who has too little to run on gets nothing."""
+    """What was found, for all rows of a group; who has too little to run on gets nothing."""
     assert snapshot.slots is not None
     slots, jobs = found.take(leaders_of(snapshot.slots, allocation)), snapshot.jobs
     totals, wanted = slots.totals, allocation.gpus
     short = (totals < np.minimum(jobs.gpus_min, wanted)) | ((totals == 0) & (wanted > 0))
     if allocation.packed_with is not None:
-        short |= (allocation.packed_with >= 0) & short[allocation.packed_with]
+        firsts = group_firsts(allocation.packed_with)
+        short = np.bincount(firsts, short, len(firsts))[firsts] > 0.0
     if not short.any():
         return Placed(slots)
     slots = slots.take(np.where(short, -1, np.arange(slots.rows)))
@@ -245,16 +246,16 @@ def kept_back(snapshot: Snapshot) -> IntColumn:
 def leaders_of(slots: Slots, allocation: Allocation) -> IntColumn:
     """Whose place each row has: its own, or that of the row it shares GPUs with.
 
-    Of a pair the one leads that has a place already, else the first.
+    Of a group the first leads that has a place already, else the first.
     """
     rows, packed_with = np.arange(slots.rows), allocation.packed_with
     if packed_with is None:
         return rows
-    sits = slots.first[1:] > slots.first[:-1]
-    follows = (packed_with >= 0) & (
-        (sits < sits[packed_with]) | ((sits == sits[packed_with]) & (packed_with < rows))
-    )
-    return np.where(follows, packed_with, rows)
+    sits, firsts = slots.first[1:] > slots.first[:-1], group_firsts(packed_with)
+    order = np.lexsort((rows, ~sits, firsts))
+    begins = np.flatnonzero(np.diff(firsts[order], prepend=-1))
+    leaders: IntColumn = order[begins][np.searchsorted(firsts[order][begins], firsts)]
+    return leaders
 
 
 def reasons_of_one_node(rows: BoolColumn, gpus: IntColumn, columns: ClusterColumns) -> Reasons:

@@ -140,7 +140,7 @@ class Scatter(NamedTuple):
 
     @property
     def _leaders(self) -> IntColumn:
-        """Whose place each row has: of two that share GPUs, one stands for both."""
+        """Whose place each row has: of rows that share GPUs, one stands for all."""
         return leaders_of(self.slots, self.allocation)
 
     def saved_s(self, slots: Slots) -> tuple[float, FloatColumn]:

@@ -115,7 +115,7 @@ def _wrong(snapshot: Snapshot, allocation: Allocation, placed: Placed) -> str | 
 
 
 def _exclusive(slots: Slots, allocation: Allocation) -> Slots:
-    """The seats, those that two rows share counted once."""
+    """The seats, those that rows share counted once."""
     if allocation.packed_with is None:
         return slots
     rows = np.arange(slots.rows)

@@ -26,6 +26,9 @@ class Places(NamedTuple):
     packed: FloatMatrix  # [curve, curve of the job beside it on its GPUs]
     skew: FloatColumn  # [curve]: the largest tensor's part of all parameters, which hints at nodes
     busy: FloatColumn = np.ones(1)  # [curve]: the part of the time that it keeps a GPU busy
+    # For groups of more than two on the same GPUs; a memory of 1 excludes them.
+    throughput: FloatColumn = np.ones(1)  # [curve]: what it takes of all that a GPU can do
+    memory: FloatColumn = np.ones(1)  # [curve]: what it takes of a GPU's memory
 
 
 def plain(curves: int, kinds: int = 1) -> Places:
@@ -62,6 +65,29 @@ def factor_at(matrix: FloatMatrix, curve: int, gpus: int) -> float:
     return float(matrix[curve, min(gpus, matrix.shape[1] - 1)])
 
 
+@part
+def entry_of(column: FloatColumn, curve: int) -> float:
+    """An entry of a column by curve, or the one that serves for all."""
+    return float(column[min(curve, column.shape[0] - 1)])
+
+
+def group_rate(places: Places, curves: IntColumn) -> float:
+    """What jobs do together on the same GPUs, over what these do for one job at a time.
+
+    The rate of each, against being alone, is one over the factor on its step time. Two jobs have
+    the factors measured for the pair. In a group of k > 2, all are as slow as k jobs of the model
+    that takes most of a GPU: max(1, k * throughput), which is ours (pairs alone are measured).
+    """
+    size = len(curves)
+    if size <= 1:
+        return float(size)
+    if size == 2:
+        a, b = curves.tolist()
+        return float(1.0 / places.packed[a, b] + 1.0 / places.packed[b, a])
+    at = np.minimum(curves, len(places.throughput) - 1)
+    return float(size / max(1.0, size * places.throughput[at].max()))
+
+
 class Occupancy(NamedTuple):
     """Where everybody sits, and what that is on."""
 
@@ -78,9 +104,15 @@ def slowdowns(
 ) -> FloatColumn:
     """The factor on each row's step time, given where all of them sit.
 
-    `mates` are the rows they share their GPUs with, -1 for none. A row that sits nowhere has 1.
+    `packed_with` is that of an allocation. A row that sits nowhere has 1.
     """
     rows = curves.shape[0]
+    sizes, most = np.zeros(rows, np.int64), np.zeros(rows)  # by the first row of a group
+    for row in range(rows):
+        if packed_with[row] >= 0:
+            first = min(row, packed_with[row])
+            sizes[first] += 1
+            most[first] = max(most[first], entry_of(places.throughput, curves[row]))
     crossing = np.zeros(columns.node_gpus.shape[0], np.int64)
     of_kind = np.zeros(places.kinds.shape[1], np.int64)
     occupancy = Occupancy(places, columns, slots, crossing, of_kind)
@@ -101,7 +133,11 @@ def slowdowns(
         if slots.first[row + 1] > slots.first[row]:
             out[row] = slowdown(occupancy, row, curves[row])
             if packed_with[row] >= 0:
-                out[row] *= places.packed[curves[row], curves[packed_with[row]]]
+                first = min(row, packed_with[row])
+                if sizes[first] > 2:
+                    out[row] *= max(1.0, sizes[first] * most[first])
+                else:
+                    out[row] *= places.packed[curves[row], curves[packed_with[row]]]
     return out
 
 

@@ -21,14 +21,16 @@ from coddl.core.slots import Slots
 from coddl.core.snapshot import memory_columns
 
 BITS = kernel_int(52)  # whole numbers that a float holds exactly
+MODEL_BITS = 48  # of `failed`; the other bits hold a size
+HALF = 0.5  # of its speed: what a job counts as having that shares GPUs
 SURE = 1.0 - 1e-9  # nobody moves for a difference of rounding
 # What is remembered of a job.
 COLUMN = memory_columns(
     "node",  # its first server, counted from 1; 0: it has none
     "others",  # the further ones: bit i is the server i + 1 after the first; -1: it is queued
     "turn",  # the slice of time in which its turn began
-    "packed_with",  # 1 + the id of that job: on trial, or negative where that pays; 0: none
-    "failed",  # models that it was packed with in vain: bit i stands for model i
+    "packed_with",  # 1 + the id of its group's first job: on trial; negative: it pays; 0: none
+    "failed",  # bit i: a pair with model i did not pay; + 2**48 * the size of a group that did not
     "grow_at_s",  # when it may take GPUs that are idle beside it; 0: none are
 )
 
@@ -60,10 +62,10 @@ class Kinds(NamedTuple):
 
 @kernel
 def nothing_assigned(wants: Wants, nodes: int) -> NodeAssignment:
-    """Homes of rows that have none, with space for three in a row."""
+    """Servers of rows that have none, with space for four assignments of each."""
     rows, most = wants.gpus.shape[0], 1
     for row in range(rows):
-        most += 3 * min(wants.gpus[row], nodes)
+        most += 4 * min(wants.gpus[row], nodes)
     entries = np.empty((3, most), np.int64)
     return NodeAssignment(
         np.full(rows, -1), entries[0], entries[1], entries[2], np.zeros(1, np.int64)
@@ -159,14 +161,44 @@ def recall(
         assign(servers, assigned, row, need, parts)
 
 
+@part
+def share_load(servers: NodeLoads, assigned: NodeAssignment, firsts: IntColumn, row: int) -> None:
+    """Count the GPUs of a group for its first row alone; a row that is elsewhere leaves it."""
+    at, to = assigned.head[row], assigned.head[firsts[row]]
+    together = at >= 0 and to >= 0 and assigned.after[at] < 0 and assigned.after[to] < 0
+    if (
+        together
+        and assigned.node[at] == assigned.node[to]
+        and assigned.gpus[at] == assigned.gpus[to]
+    ):
+        remove_load(servers, assigned.node[at], assigned.gpus[at])
+    else:
+        firsts[row] = row
+
+
+@kernel
+def join_node(servers: NodeLoads, assigned: NodeAssignment, rows: IntColumn, node: int) -> None:
+    """Assign a group to a server where it shares the GPUs of others; its own load is gone."""
+    gpus = assigned.gpus[assigned.head[rows[0]]]
+    unassign(servers, assigned, rows[0])
+    for row in rows:
+        assigned.head[row] = -1
+        add_node(assigned, row, node, gpus)
+
+
 @kernel
 def assign_nodes(
-    servers: NodeLoads, wants: Wants, slots_by_node: Slots, memory: FloatMatrix
+    servers: NodeLoads,
+    wants: Wants,
+    slots_by_node: Slots,
+    memory: FloatMatrix,
+    firsts: IntColumn,
 ) -> NodeAssignment:
     """The servers of each row: its own, or those that Algorithm 1 finds, in order of submission.
 
     A row without memory that sits somewhere stays there if nobody has to take turns for that. Who
-    is queued has none.
+    is queued has none. `firsts` are the first rows of groups that share GPUs; rows that are not at
+    the same place are taken out of their group.
     """
     rows = wants.gpus.shape[0]
     assigned = nothing_assigned(wants, servers.gpus.shape[0])
@@ -175,6 +207,9 @@ def assign_nodes(
             stay(servers, assigned, wants, slots_by_node, row, ONE)
             if assigned.head[row] < 0:
                 recall(servers, assigned, wants, memory, row)
+    for row in range(rows):
+        if firsts[row] != row:
+            share_load(servers, assigned, firsts, row)
     for row in range(rows):
         if assigned.head[row] < 0:
             stay(servers, assigned, wants, slots_by_node, row, ZERO)
@@ -295,6 +330,35 @@ def move_where_faster(
             free = free_gpus(servers)
         else:
             assign_again(servers, assigned, row, need)
+
+
+@kernel
+def part_groups(
+    servers: NodeLoads,
+    assigned: NodeAssignment,
+    wants: Wants,
+    kinds: Kinds,
+    order: IntColumn,
+    firsts: IntColumn,
+) -> None:
+    """Let rows leave their group where GPUs are free: on their server, else on another.
+
+    A kind of GPU that makes them twice as slow or worse does not suit them.
+    """
+    free, parts = free_gpus(servers), np.zeros_like(servers.gpus)
+    for row in order:
+        need = wants.gpus[row]
+        if need > free or firsts[row] == row:
+            continue
+        node = assigned.node[assigned.head[row]]
+        if servers.load[node] + need <= servers.gpus[node]:
+            add_load(servers, node, need, need)
+        elif find_faster(servers, assigned, wants, kinds, row, HALF, parts):
+            assign(servers, assigned, row, need, parts)
+        else:
+            continue
+        firsts[row] = row
+        free = free_gpus(servers)
 
 
 @part

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from coddl.core.allocation import Allocation, Reasons, because
+from coddl.core.allocation import Allocation, Reasons, because, packed_with_of
 from coddl.core.columns import BoolColumn, FloatMatrix, IntColumn
 from coddl.core.jobs import ELASTIC
 from coddl.core.named import Meaning, Part
@@ -18,12 +18,20 @@ from coddl.core.policies.gandiva.assignment import (
     Wants,
     assign_nodes,
     gather_jobs,
+    join_node,
     lone_nodes,
     move_where_faster,
+    part_groups,
     remember,
 )
 from coddl.core.policies.gandiva.growth import Idle, Sizes, grow
-from coddl.core.policies.gandiva.packing import Overload, pack
+from coddl.core.policies.gandiva.packing import (
+    Overload,
+    groups_that_pay,
+    name_groups,
+    new_trials,
+    note_trial,
+)
 from coddl.core.policies.gandiva.slots import by_node, slots_on_nodes
 from coddl.core.policies.gandiva.turns import (
     deal,
@@ -72,7 +80,7 @@ def state_of(snapshot: Snapshot, quantum_s: float, asks: Asks = "request") -> Ga
 
 
 Packing = Annotated[
-    bool, Meaning("two jobs may share GPUs under overload, if a profile of models is known")
+    bool, Meaning("jobs may share GPUs under overload, if a profile of models is known")
 ]
 
 
@@ -117,17 +125,19 @@ class Gandiva:
         jobs, servers, memory, wants = snapshot.jobs, state.servers, state.memory, state.wants
         midst = midst_of_turn(jobs, memory[:, COLUMN.turn], state.now)
         order = order_of_turns(jobs, midst)
-        assigned = assign_nodes(servers, wants, state.slots_by_node, memory)
-        _migrate(self, state, assigned, order)
-        packed_with = _packed_with(self, state, lone_nodes(assigned))
+        firsts = _groups(self, state)
+        assigned = assign_nodes(servers, wants, state.slots_by_node, memory, firsts)
+        heads = assigned.head.copy()
+        _migrate(self, state, assigned, order, firsts)
+        grouped, moved = _pack(self, state, assigned, firsts)
+        if moved.size:
+            _use_left_gpus(state, assigned, order, ~grouped & (assigned.head == heads))
         free, is_assigned = servers.gpus.copy(), assigned.head >= 0
         kept = NodeAssignment(assigned.head.copy(), *assigned[1:])
-        runs = _dealt(state, free, assigned, order, packed_with=packed_with)
+        runs = _dealt(state, free, assigned, order, firsts)
         memory[runs & ~midst, COLUMN.turn] = state.now
         shares = np.where(runs, wants.gpus, 0)
-        wake_at_s = _grow(
-            self, state, Idle(free, lone_nodes(assigned), runs & (packed_with < 0)), shares
-        )
+        wake_at_s = _grow(self, state, Idle(free, lone_nodes(assigned), runs & ~grouped), shares)
         if _needs_next_slice(state, runs, is_assigned):
             wake_at_s = min(wake_at_s, (state.now + 1) * self.quantum_s)
         if snapshot.slots is None:
@@ -139,9 +149,9 @@ class Gandiva:
             _why(self, state, shares, is_assigned),
             wake_at_s,
             memory,
-            packed_with=np.where(runs, packed_with, -1),
+            packed_with=np.where(runs, packed_with_of(firsts), -1),
         )
-        return replace(found, slots=_slots_of(snapshot.slots, state, found, assigned))
+        return replace(found, slots=_slots_of(snapshot.slots, state, found, assigned, moved))
 
 
 def _dealt(
@@ -149,11 +159,10 @@ def _dealt(
     free: IntColumn,
     assigned: NodeAssignment,
     order: IntColumn,
-    *,
-    packed_with: IntColumn,
+    firsts: IntColumn,
 ) -> BoolColumn:
     """Who runs in this slice; `free` becomes what is left of each server."""
-    runs = deal(free, assigned, order, packed_with)
+    runs = deal(free, assigned, order, firsts)
     # What takes turns with another runs on any GPU that would be idle, not only where it is.
     assigned.head[(state.snapshot.jobs.in_turns > 0) & ~runs] = -1
     run_unassigned(free, assigned, state.wants, order, state.slots_by_node, runs)
@@ -172,43 +181,89 @@ def _needs_next_slice(state: GandivaState, runs: BoolColumn, is_assigned: BoolCo
 
 
 def _slots_of(
-    before: Slots, state: GandivaState, found: Allocation, assigned: NodeAssignment
+    before: Slots,
+    state: GandivaState,
+    found: Allocation,
+    assigned: NodeAssignment,
+    moved: IntColumn,
 ) -> Slots:
-    """The islands of those that run, the same for two that are packed."""
-    leaders = leaders_of(before, found)
+    """The islands of those that run, the same for all of a group; a row that moved follows."""
+    stay = np.arange(before.rows)
+    stay[moved] = -1
+    leaders = leaders_of(before.take(stay), found)
     alone = np.where(leaders == np.arange(len(leaders)), found.gpus, 0)
     columns = state.snapshot.cluster.columns
     return slots_on_nodes(columns, before, assigned, alone).take(leaders)
 
 
 def _migrate(
-    policy: Gandiva, state: GandivaState, assigned: NodeAssignment, order: IntColumn
+    policy: Gandiva,
+    state: GandivaState,
+    assigned: NodeAssignment,
+    order: IntColumn,
+    firsts: IntColumn,
 ) -> None:
-    """Move jobs to where they are faster, and together where GPUs lie idle."""
+    """Move jobs to where they are faster, and together where GPUs lie idle.
+
+    What is left free then goes to jobs that share GPUs.
+    """
     jobs, now_s = state.snapshot.jobs, state.snapshot.now_s
-    if len(state.servers.gpus) == 1:
+    servers, wants, kinds = state.servers, state.wants, state.kinds
+    grouped = name_groups(state.snapshot, firsts, state.memory)
+    several = len(servers.gpus) > 1
+    if several:
+        alone = order[~grouped[order]]
+        move_where_faster(servers, assigned, wants, kinds, alone, jobs.gpus == 0)
+    if grouped.any():
+        part_groups(servers, assigned, wants, kinds, order, firsts)
+    if not several:
         return
-    packed = state.memory[:, COLUMN.packed_with] != 0.0
-    in_turns = (jobs.gpus == 0) | packed
-    move_where_faster(state.servers, assigned, state.wants, state.kinds, order, in_turns)
     if (
         (state.memory[:, [COLUMN.node, COLUMN.others]] == 0.0).all(axis=1) & (jobs.gpus == 0)
     ).any():
         return  # a job that has come is no reason to move others about
-    settled = (jobs.gpus > 0) & (now_s >= jobs.last_start_s + policy.quantum_s)
+    settled = (jobs.gpus > 0) & (now_s >= jobs.last_start_s + policy.quantum_s) & ~grouped
     gather_jobs(
         state.servers, assigned, state.wants, state.kinds, settled, policy.idle, policy.moves
     )
 
 
-def _packed_with(policy: Gandiva, state: GandivaState, node: IntColumn) -> IntColumn:
-    """Who shares GPUs with whom."""
+def _groups(policy: Gandiva, state: GandivaState) -> IntColumn:
+    """The first row of each row's group, as far as these pay."""
     if not policy.packing or state.snapshot.slots is None:
-        state.memory[:, COLUMN.packed_with] = 0.0
-        return np.full(len(node), -1)
-    excess = state.servers.load - state.servers.gpus
-    overload = Overload(node, excess, state.now, policy.quantum_s, policy.pack_below)
-    return pack(state.snapshot, overload, state.memory)
+        return np.arange(state.snapshot.jobs.size)
+    return groups_that_pay(state.snapshot, state.wants.gpus, state.now, state.memory)
+
+
+def _pack(
+    policy: Gandiva, state: GandivaState, assigned: NodeAssignment, firsts: IntColumn
+) -> tuple[BoolColumn, IntColumn]:
+    """Try jobs on the GPUs of others; tell who shares GPUs, and who has moved for that."""
+    snapshot, servers, memory = state.snapshot, state.servers, state.memory
+    grouped, moved = name_groups(snapshot, firsts, memory), np.zeros(0, np.int64)
+    heavy = snapshot.speeds.places.busy.min(initial=1.0) >= policy.pack_below
+    if not policy.packing or snapshot.slots is None or heavy:
+        return grouped, moved
+    node, excess, gpus = lone_nodes(assigned), servers.load - servers.gpus, state.wants.gpus
+    waiting = int(gpus[(assigned.head < 0) & (gpus <= servers.gpus.sum())].sum())
+    overload = Overload(node, gpus, excess, waiting, state.now, policy.quantum_s, policy.pack_below)
+    crowded = waiting > 0 or bool((excess > 0).any())
+    joins = new_trials(snapshot, overload, firsts, memory) if crowded else []
+    for join in joins:
+        note_trial(firsts, memory, join, state.now, snapshot.jobs.id)
+        join_node(servers, assigned, join.rows, node[join.hosts[0]])
+        grouped[join.rows], grouped[join.hosts] = True, True
+        moved = np.append(moved, join.rows)
+    return grouped, moved
+
+
+def _use_left_gpus(
+    state: GandivaState, assigned: NodeAssignment, order: IntColumn, unmoved: BoolColumn
+) -> None:
+    """Move jobs that wait, and have not moved yet, to GPUs that packing has left."""
+    stuck = unmoved & (state.snapshot.jobs.gpus == 0)
+    rows = order[stuck[order]]
+    move_where_faster(state.servers, assigned, state.wants, state.kinds, rows, stuck)
 
 
 def _grow(policy: Gandiva, state: GandivaState, idle: Idle, shares: IntColumn) -> float:

@@ -41,10 +41,12 @@ def order_of_turns(jobs: JobTable, midst: BoolColumn) -> IntColumn:
 
 @kernel
 def deal(
-    free: IntColumn, assigned: NodeAssignment, order: IntColumn, packed_with: IntColumn
+    free: IntColumn, assigned: NodeAssignment, order: IntColumn, firsts: IntColumn
 ) -> BoolColumn:
-    """Let rows run on their servers, in order, as far as there are GPUs; packed ones together."""
-    runs = np.zeros(order.shape[0], np.bool_)
+    """Let rows run on their servers, in order, as far as there are GPUs; groups together."""
+    runs, sizes = np.zeros(order.shape[0], np.bool_), np.zeros(order.shape[0], np.int64)
+    for first in firsts:
+        sizes[first] += 1
     for row in order:
         if runs[row] or assigned.head[row] < 0:
             continue
@@ -57,8 +59,9 @@ def deal(
             free[assigned.node[i]] -= assigned.gpus[i]
             i = assigned.after[i]
         runs[row] = fits
-        if fits and packed_with[row] >= 0:
-            runs[packed_with[row]] = True
+        if fits and sizes[firsts[row]] > 1:
+            for mate in range(firsts[row], order.shape[0]):
+                runs[mate] |= firsts[mate] == firsts[row]
     return runs
 
 
