@@ -8,6 +8,7 @@ from coddl.core.errors import UserError
 from coddl.reproduce import (
     afs,
     all_systems,
+    beyond_afs,
     estimate_philly,
     estimate_t4,
     gandiva,
@@ -41,6 +42,7 @@ ALL: Final[tuple[Experiment, ...]] = (
     *themis.EXPERIMENTS,
     *afs.EXPERIMENTS,
     *all_systems.EXPERIMENTS,
+    *beyond_afs.EXPERIMENTS,
     *gpu_types.EXPERIMENTS,
     *prediction_error.EXPERIMENTS,
     *nodes.EXPERIMENTS,
