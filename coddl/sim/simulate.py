@@ -96,6 +96,9 @@ def chunks_of(
     and decides alone, else step by step.
     """
     policy = case.policy
+    if case.beliefs is not None and case.beliefs.is_table:
+        shown = case.beliefs.speeds
+        world = world._replace(believed_step_s=shown.step_s, steps=shown.steps)
     if (
         case.is_plain
         and not step_by_step
@@ -103,9 +106,6 @@ def chunks_of(
         and policy.rule in RULES
     ):
         code, shares = RULES.index(policy.rule), np.empty(case.trace.size, np.int64)
-        if case.beliefs is not None:
-            shown = case.beliefs.speeds
-            world = world._replace(believed_step_s=shown.step_s, steps=shown.steps)
         return partial(run_compiled, world, case.key.gpus, code, policy.parameters, shares, CHUNK)
     return partial(step_loop_of(case, world, scaling).run, STEPS)
 

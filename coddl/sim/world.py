@@ -12,13 +12,16 @@ import numpy as np
 
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import ZERO, kernel, kernel_int, part
+from coddl.core.history import History, history_of, level_of, none_ended
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
     CHANGED_S,
     CURVE,
+    DONE_ITERATIONS,
     EXECUTED_S,
     FIRST_START_S,
     GPUS,
+    GPUS_REQUESTED,
     LAST_START_S,
     REMAINING_ITERATIONS,
     STARTS,
@@ -51,7 +54,8 @@ from coddl.traces.trace import Trace
     SAVED_ITERATIONS,  # left to do at its last checkpoint, and the GPU-time it had had by then
     SAVED_GPU_S,
     LOST_GPU_S,  # GPU-time between checkpoints and failures
-) = range(FLOATS := 18)
+    ALL_ITERATIONS,  # to do when it arrived
+) = range(FLOATS := 19)
 # Rows of World.ints.
 (
     HELD,  # GPUs the job trains on; lags behind GPUS while a change is prepared
@@ -132,6 +136,7 @@ class World(NamedTuple):
     active: IntColumn  # rows in the system, in order of submission; counts[ACTIVE] of them
     running: IntColumn  # those that hold or prepare GPUs, in that order; counts[RUNNING] of them
     ended: IntColumn  # those that have finished, in that order; counts[FINISHED] of them
+    history: History
     clock: FloatColumn
     counts: IntColumn
     log: Log
@@ -153,9 +158,11 @@ def world_of(
         gpus_min=trace.gpus_min,
         gpus_max=trace.gpus_max,
         pause_s=reconfigure.pause_s,
+        done_iterations=0.0,
+        cohort=cohorts(trace),
     )
     floats, ints = np.zeros((FLOATS, trace.size)), np.zeros((INTS, trace.size), np.int64)
-    floats[[BASE_ITERATIONS, SAVED_ITERATIONS]] = trace.iterations
+    floats[[BASE_ITERATIONS, SAVED_ITERATIONS, ALL_ITERATIONS]] = trace.iterations
     floats[[STEP_S, READY_S, FINISH_S]] = np.inf
     floats[[SLOWDOWN, PART, NEW_SLOWDOWN, NEW_PART]] = 1.0
     floats[NEW_PAUSE_S] = reconfigure.pause_s
@@ -174,9 +181,17 @@ def world_of(
     active, running, ended = np.empty((3, trace.size), np.int64)
     speeds, jobs = trace.speeds, JobTable(jobs.floats.copy(), jobs.ints.copy())
     assert trace.gpus_min.max(initial=0) < speeds.step_s.shape[1], "a share off the table"
-    columns = (empty_memory(trace.size), fails_at, active, running, ended)
+    history = history_of(jobs, none_ended())
+    columns = (empty_memory(trace.size), fails_at, active, running, ended, history)
     step_s, steps = speeds.step_s, speeds.steps
     return World(jobs, floats, ints, step_s, step_s, steps, *columns, clock, count, log)
+
+
+def cohorts(trace: Trace) -> IntColumn:
+    """Number the jobs by what similar ones have in common: queue, user and request."""
+    alike = np.stack((trace.queue, trace.user, trace.gpus_requested))
+    numbers: IntColumn = np.unique(alike, axis=1, return_inverse=True)[1].ravel()
+    return numbers
 
 
 @part
@@ -200,6 +215,7 @@ def settle(world: World, row: int) -> None:
     trained_s = max(0.0, now_s - world.floats[MOVING_S, row])
     left = world.floats[BASE_ITERATIONS, row] - trained_s / world.floats[STEP_S, row]
     floats[REMAINING_ITERATIONS, row] = max(0.0, left)
+    floats[DONE_ITERATIONS, row] = world.floats[ALL_ITERATIONS, row] - max(0.0, left)
     held_s = now_s - world.floats[SINCE_S, row]
     floats[EXECUTED_S, row] = world.floats[BASE_EXECUTED_S, row] + held_s
     attained_gpu_s = held_s * held * world.floats[PART, row]
@@ -374,6 +390,17 @@ def place_of(world: World, row: int) -> int:
 
 
 @part
+def remember(world: World, row: int) -> None:
+    """Note how long a job has trained that ends, at the speed of its request."""
+    ints, step_s = world.jobs.ints, world.believed_step_s
+    request = min(ints[GPUS_REQUESTED, row], step_s.shape[1] - 1)
+    done = world.jobs.floats[DONE_ITERATIONS, row]
+    level = level_of(float(done * step_s[ints[CURVE, row], request]))
+    world.history.level[row] = level
+    world.history.ended[level] += 1.0
+
+
+@part
 def finish(world: World, row: int) -> None:
     """End a job: its GPUs are free, its prediction stands as the time it ended."""
     world.counts[ACTIVE] -= 1
@@ -383,6 +410,7 @@ def finish(world: World, row: int) -> None:
     cancel(world, row)
     hold(world, row, ZERO, at_s)
     world.floats[FINISH_S, row] = at_s
+    remember(world, row)
     world.jobs.floats[REMAINING_ITERATIONS, row] = 0.0
     world.jobs.ints[GPUS, row] = 0
     world.ended[world.counts[FINISHED]] = row
@@ -407,6 +435,7 @@ def fail(world: World, row: int) -> None:
     ints[GPUS, row] = 0
     world.floats[LOST_GPU_S, row] += floats[ATTAINED_GPU_S, row] - kept_gpu_s
     floats[REMAINING_ITERATIONS, row] = left
+    floats[DONE_ITERATIONS, row] = world.floats[ALL_ITERATIONS, row] - left
     world.floats[SAVED_ITERATIONS, row] = left
     world.floats[STOPS_AT, row] = max(world.floats[ENDS_AT, row], next_at)
 

@@ -9,8 +9,7 @@ same is done on the measured curves, whatever their shape.
 
 from dataclasses import dataclass
 from functools import cache
-from math import frexp
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, ZERO, kernel, part
 from coddl.core.heaps import ValuedRows, make_valued_heap, sink_valued
-from coddl.core.jobs import ATTAINED_GPU_S, CURVE, GPUS, GPUS_MAX, GPUS_MIN
+from coddl.core.jobs import CURVE, GPUS, GPUS_MAX, GPUS_MIN
 from coddl.core.kernels import (
     SKIP,
     RankedRows,
@@ -39,32 +38,49 @@ from coddl.core.policies.kinds import (
     dealt,
 )
 from coddl.core.policies.policy import parameters
+from coddl.core.policies.residual import common_hazards, next_level_s, residual_s
 from coddl.core.snapshot import KernelSnapshot, Snapshot
 
-Q: Final = 0  # params; behind it the weights of the first ranks, so that no loop computes powers
+# params; behind them the weights of the first ranks, so that no loop computes powers
+Q, LEARNED = range(2)
 KNOWN_RANKS: Final = 1024
-UNKNOWN_S: Final = 1e300  # longer than any length that is known
 
 
 @part
-def rank_rows(snapshot: KernelSnapshot) -> RankedRows:
-    """Line up all rows, the shortest first: by time left at the minimum.
+def known_left_s(snapshot: KernelSnapshot, params: FloatColumn, row: int) -> float:
+    """Time left at the minimum as the job says; endless where that is unknown or not asked for."""
+    least = snapshot.jobs.ints[GPUS_MIN, row]
+    return np.inf if params[LEARNED] > 0.0 else seconds_left(snapshot, row, least)
 
-    Rows of unknown length come behind, by the GPU-time that they have had, in levels that double
-    from a minute on: one is not preempted for a small difference.
-    """
+
+@part
+def rank_rows(snapshot: KernelSnapshot, params: FloatColumn) -> RankedRows:
+    """Line up all rows, the shortest first: by time left at the minimum, known or learned."""
     size = snapshot.rows.shape[0]
-    ranked = empty_ranking(ONE, size)
+    ranked, unknown = empty_ranking(ONE, size), ZERO
     for k in range(size):
         row = snapshot.rows[k]
         ranked.need[k] = snapshot.jobs.ints[GPUS_MIN, row]
         ranked.holds[k] = snapshot.jobs.ints[GPUS, row] > 0
-        left_s = seconds_left(snapshot, row, ranked.need[k])
-        if left_s == np.inf:
-            level = frexp(1.0 + snapshot.jobs.floats[ATTAINED_GPU_S, row] / 60.0)[1]
-            left_s = UNKNOWN_S * level
-        ranked.keys[0, k] = left_s
+        ranked.keys[0, k] = known_left_s(snapshot, params, row)
+        unknown += int(ranked.keys[0, k] == np.inf)
+    if unknown > 0:
+        hazards = common_hazards(snapshot)
+        for k in range(size):
+            if ranked.keys[0, k] == np.inf:
+                ranked.keys[0, k] = residual_s(snapshot, hazards, snapshot.rows[k])
     return ranked
+
+
+@part
+def wake_s(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColumn) -> float:
+    """When the guess of a length that is unknown may have become another."""
+    soonest_s = np.inf
+    for k in range(snapshot.rows.shape[0]):
+        row = snapshot.rows[k]
+        if shares[k] > 0 and known_left_s(snapshot, params, row) == np.inf:
+            soonest_s = min(soonest_s, next_level_s(snapshot, row, shares[k]))
+    return soonest_s
 
 
 def weight_at(q: float, rank: int) -> float:
@@ -77,9 +93,9 @@ weight_part = part(weight_at)
 
 
 @cache
-def parameters_for_q(q: float) -> FloatColumn:
+def parameters_for(q: float, learned: bool) -> FloatColumn:
     """The parameters of the rule."""
-    return parameters(q, *(weight_at(q, rank) for rank in range(1, KNOWN_RANKS)))
+    return parameters(q, learned, *(weight_at(q, rank) for rank in range(1, KNOWN_RANKS)))
 
 
 @part
@@ -94,8 +110,8 @@ def weigh_served(ranked: RankedRows, params: FloatColumn, shares: IntColumn) -> 
             count += 1
     make_valued_heap(longest, count)
     for i in range(1, count + 1):
-        known, last = i < params.shape[0], count - i
-        weights[-longest.rows[0]] = params[i] if known else weight_part(params[Q], i)
+        known, last = LEARNED + i < params.shape[0], count - i
+        weights[-longest.rows[0]] = params[LEARNED + i] if known else weight_part(params[Q], i)
         longest.values[0], longest.rows[0] = longest.values[last], longest.rows[last]
         sink_valued(longest, ZERO, last)
     return weights
@@ -163,18 +179,18 @@ def ranked_speedup(
     left = grant_minimum(snapshot, shares)
     if left == 0 or (left > 0 and grow_all(snapshot, left, shares)):
         return np.inf
-    ranked = rank_rows(snapshot)
-    if left < 0:
+    ranked, crowded = rank_rows(snapshot, params), left < 0
+    if crowded:
         left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
     if left > 0 and not grow_all(snapshot, left, shares):
         grow_by_weight(snapshot, weigh_served(ranked, params, shares), left, shares)
-    return np.inf
+    return wake_s(snapshot, params, shares) if crowded else np.inf
 
 
 @kernel
 def serve_by_rank(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColumn) -> FloatColumn:
     """Give the shortest their minimum; return the weights of those that got it."""
-    ranked = rank_rows(snapshot)
+    ranked = rank_rows(snapshot, params)
     fill_in_order(ranked, snapshot.gpus, SKIP, shares)
     return weigh_served(ranked, params, shares)
 
@@ -182,7 +198,7 @@ def serve_by_rank(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColu
 @dataclass(frozen=True)
 class RankedSpeedup(KindPolicy):
     """Gives the next GPU to the job whose speed-up rises most, where shorter jobs count more by
-    their rank; needs the order of job lengths, not the lengths.
+    their rank; learns lengths that it is not told from the jobs that have ended.
 
     Partial share · under overload, shortest first with gpus_min each · cap: the model's largest
     useful share.
@@ -193,20 +209,26 @@ class RankedSpeedup(KindPolicy):
         "above 0",
         Meaning("how much more short jobs count: the i-th longest (i^q - (i-1)^q)^(1/q) times"),
     ] = 1.5
+    lengths: Annotated[
+        Literal["known", "learned"],
+        Meaning("known: as jobs tell them, learned where they don't; learned: for all jobs"),
+    ] = "known"
     kinds: GpuKinds = "auto"
 
     rule = staticmethod(ranked_speedup)
     why = "jobs with less remaining work hold the GPUs"
+    learns = True
 
     @property
     def parameters(self) -> FloatColumn:
-        return parameters_for_q(self.q).copy()
+        return parameters_for(self.q, self.lengths == "learned").copy()
 
     def by_kind(self, snapshot: Snapshot) -> Allocation:
         """The shortest have a claim to their minimum; weighted gains decide who gets which GPUs."""
         jobs = snapshot.jobs
         claim = np.zeros(jobs.size, np.int64)
-        weights = serve_by_rank(snapshot.for_kernels(), self.parameters, claim)
+        picture = snapshot.for_kernels(learns=True)
+        weights = serve_by_rank(picture, self.parameters, claim)
         scale = weights * snapshot.speeds.step_s[jobs.curve, jobs.gpus_min]
         everyone = Served(np.arange(jobs.size), claim, np.ones(jobs.size, np.bool_), scale)
         return Allocation(dealt(snapshot, everyone, WEIGHTED))
