@@ -3,6 +3,7 @@
 from math import inf
 
 from tests.oracle_policies import BY_ROW, Crowd, Decision, Job, Shortest
+from tests.oracle_residual import STICKY, Trained, common_hazards, residual_s, wake_in_s
 
 
 class RankedSpeedup(Shortest):
@@ -38,6 +39,61 @@ class RankedSpeedup(Shortest):
             job.row: (float(i) ** q - float(i - 1) ** q) ** (1.0 / q)
             for i, job in enumerate(longest, start=1)
         }
+
+
+class LearnedSpeedup(RankedSpeedup):
+    """The same, with lengths as learned from the jobs that have ended."""
+
+    def __init__(self, q: float):
+        super().__init__(q)
+        self.seen: dict[tuple[int, int, int], dict[int, Job]] = {}  # arrived jobs, by cohort
+        self.guess_s: dict[int, float] = {}
+
+    def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002 - as others
+        return self.guess_s[job.row], 0.0
+
+    def decide(self, crowd: Crowd) -> Decision:
+        present = crowd.running + crowd.waiting
+        for job in sorted(present, key=BY_ROW):
+            self.seen.setdefault(job.cohort, {})[job.row] = job
+        trained = {
+            row: Trained(trained_s(job, crowd.now_s), job.trained_s is not None)
+            for cohort in self.seen.values()
+            for row, job in cohort.items()
+        }
+        common = common_hazards(trained.values())
+        for job in present:
+            rows = list(self.seen[job.cohort])
+            guess_s = residual_s([trained[row] for row in rows], rows.index(job.row), common)
+            guess_s *= job.model.step_s[job.need] / job.model.step_s[job.requested]
+            self.guess_s[job.row] = guess_s / STICKY if job.gpus else guess_s
+        granted, _ = super().decide(crowd)
+        return granted, self.wake_s(crowd, granted)
+
+    def wake_s(self, crowd: Crowd, granted: list[Job]) -> float:
+        """When the first job leaves its level, if there are too few GPUs."""
+        if crowd.needed <= crowd.gpus:
+            return inf
+        waits_s = [
+            wake_in_s(
+                trained_s(job, crowd.now_s),
+                job.model.step_s[job.share] / job.model.step_s[job.requested],
+            )
+            for job in granted
+        ]
+        return crowd.now_s + min(waits_s, default=inf)
+
+
+def trained_s(job: Job, now_s: float) -> float:
+    """How long a job has trained, in seconds at the speed of its request."""
+    if job.trained_s is not None:
+        return job.trained_s
+    return (job.all_iterations - job.left(now_s)) * job.model.step_s[job.requested]
+
+
+def ranked_speedup(q: float, lengths: str) -> RankedSpeedup:
+    """The policy with these parameters."""
+    return LearnedSpeedup(q) if lengths == "learned" else RankedSpeedup(q)
 
 
 def best_gain_of(job: Job, left: int) -> tuple[float, int]:

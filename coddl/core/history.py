@@ -27,7 +27,10 @@ def level_at(trained_s: float) -> int:
     if trained_s < FIRST_S:
         return 0
     mantissa, exponent = frexp(trained_s / FIRST_S)  # 0.5 <= mantissa < 1
-    return min(LEVELS - 1, 2 * exponent - (1 if mantissa < HALF_OCTAVE else 0))
+    level = min(LEVELS - 1, 2 * exponent - (1 if mantissa < HALF_OCTAVE else 0))
+    if trained_s < LEVEL_END_S[level - 1]:  # rounding, at the limits
+        return level - 1
+    return min(LEVELS - 1, level + 1) if trained_s >= LEVEL_END_S[level] else level
 
 
 level_of = part(level_at)

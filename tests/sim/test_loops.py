@@ -30,6 +30,7 @@ POLICIES: Mapping[str, oracle.Params] = {
     "optimus": {},
     "ranked-speedup": {},
     "ranked-speedup:q=3": {"q": 3.0},
+    "ranked-speedup:lengths=learned": {"lengths": "learned"},
     "srsf": {},
     "srtf": {},
     "tiresias-l": {},

@@ -38,7 +38,7 @@ from coddl.core.policies.kinds import (
     dealt,
 )
 from coddl.core.policies.policy import parameters
-from coddl.core.policies.residual import common_hazards, next_level_s, residual_s
+from coddl.core.policies.residual import guess_lengths, next_level_s
 from coddl.core.snapshot import KernelSnapshot, Snapshot
 
 # params; behind them the weights of the first ranks, so that no loop computes powers
@@ -65,10 +65,7 @@ def rank_rows(snapshot: KernelSnapshot, params: FloatColumn) -> RankedRows:
         ranked.keys[0, k] = known_left_s(snapshot, params, row)
         unknown += int(ranked.keys[0, k] == np.inf)
     if unknown > 0:
-        hazards = common_hazards(snapshot)
-        for k in range(size):
-            if ranked.keys[0, k] == np.inf:
-                ranked.keys[0, k] = residual_s(snapshot, hazards, snapshot.rows[k])
+        guess_lengths(snapshot, ranked.keys[0])
     return ranked
 
 

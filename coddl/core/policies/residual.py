@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from coddl.core.columns import FloatColumn
-from coddl.core.compiling import part
+from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
+from coddl.core.compiling import ZERO, part
 from coddl.core.history import LEVEL_END_S, LEVELS, level_of
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
@@ -26,21 +26,22 @@ from coddl.core.snapshot import KernelSnapshot
 
 NEIGHBOURS: Final = 8  # that count, on either side
 SEARCHED: Final = 4 * NEIGHBOURS  # jobs on either side that are looked at: some have never run
-NEIGHBOUR_PRIOR: Final = 2.0  # so many jobs weigh all jobs together, beside neighbours
+NEIGHBOUR_PRIOR: Final = 1.0  # so many jobs weigh all jobs together, beside neighbours
 PRIOR, PRIOR_HAZARD = 5.0, 0.0866  # so many jobs, beside all; ended with a density of 1/(4 time)
 MOST: Final = 0.999  # hazard: no level is the end of all jobs
-STICKY: Final = 4.0  # a job that runs is preempted only for one so many times shorter
+STICKY: Final = 8.0  # a job that runs is preempted only for one so many times shorter
 WAKE_S: Final = 60.0  # the least time between two decisions that a job's progress asks for
 WIDTH_S: Final = np.diff(LEVEL_END_S, prepend=0.0)  # of the last: as if it ended
+# By level: the hazard of all jobs; neighbours that ended in it, and that reached it; the guess for
+# a job without neighbours, once it was needed.
+COMMON, ENDED, REACHED, GUESS_S = range(4)
 
 
-class Hazards(NamedTuple):
-    """What is known at one decision, and room to work in."""
+class Levels(NamedTuple):
+    """How far jobs have come, by position in the history."""
 
-    common: FloatColumn  # of all jobs, by level
-    guess_s: FloatColumn  # by level, for a job without neighbours; negative: not computed yet
-    ended: FloatColumn  # neighbours, by level
-    reached: FloatColumn
+    ended: IntColumn  # negative: it has not ended
+    active: IntColumn  # plus 1; 0: it has ended, or has not trained yet
 
 
 @part
@@ -56,79 +57,83 @@ def trained_s(snapshot: KernelSnapshot, row: int) -> float:
 
 
 @part
-def common_hazards(snapshot: KernelSnapshot) -> Hazards:
-    """The hazards of all jobs."""
-    columns = np.zeros((4, LEVELS))
-    found = Hazards(columns[0], columns[1], columns[2], columns[3])
+def see_all(snapshot: KernelSnapshot, counts: FloatMatrix) -> Levels:
+    """Find how far all jobs have come, and the hazards of all."""
+    size = max(snapshot.jobs.ints.shape[1], snapshot.history.level.shape[0])
+    levels, reached = Levels(snapshot.history.level, np.zeros(size, np.int64)), np.zeros(LEVELS)
     for k in range(snapshot.rows.shape[0]):
         so_far_s = trained_s(snapshot, snapshot.rows[k])
         if so_far_s > 0.0:
-            found.reached[level_of(so_far_s)] += 1.0
-    reached = 0.0
+            level = level_of(so_far_s)
+            levels.active[snapshot.rows[k]] = level + 1
+            reached[level] += 1.0
+    count = 0.0
     for level in range(LEVELS - 1, -1, -1):
         ended = snapshot.history.ended[level]
-        reached += ended + found.reached[level]
-        found.common[level] = min(MOST, (ended + PRIOR * PRIOR_HAZARD) / (reached + PRIOR))
-        found.guess_s[level] = -1.0
-    return found
+        count += ended + reached[level]
+        counts[COMMON, level] = min(MOST, (ended + PRIOR * PRIOR_HAZARD) / (count + PRIOR))
+    return levels
 
 
 @part
-def see_neighbours(snapshot: KernelSnapshot, hazards: Hazards, row: int, level: int) -> bool:
-    """Count the neighbours that got as far as this level, and where they ended or are."""
-    history, found = snapshot.history, False
-    for at in range(level, LEVELS):
-        hazards.ended[at] = hazards.reached[at] = 0.0
-    for side in (history.earlier, history.later):
-        other, count = row, 0
-        for _ in range(SEARCHED):
-            other = side[other] if other < side.shape[0] else -1
-            if other < 0 or count == NEIGHBOURS:
-                break
-            at = history.level[other]
-            ended = at >= 0
-            if not ended:
-                so_far_s = trained_s(snapshot, other)
-                if so_far_s <= 0.0:
-                    continue  # it says nothing
-                at = level_of(so_far_s)
+def see_side(counts: FloatMatrix, levels: Levels, side: IntColumn, row: int, level: int) -> bool:
+    """Count a job's neighbours on one side that got as far as this level; False if none did."""
+    other, count, found = side[row], ZERO, False
+    for _ in range(SEARCHED):
+        if other < 0 or count == NEIGHBOURS:
+            break
+        ended = levels.ended[other]
+        at = ended if ended >= 0 else levels.active[other] - 1
+        other = side[other]
+        if at >= 0:  # else it has not trained, which says nothing
             count += 1
-            if at >= level:
-                hazards.reached[at] += 1.0
-                hazards.ended[at] += 1.0 if ended else 0.0
-                found = True
-    for at in range(LEVELS - 2, level - 1, -1):
-        hazards.reached[at] += hazards.reached[at + 1]
+        if at >= level:
+            counts[ENDED, at] += 1.0 if ended >= 0 else 0.0
+            counts[REACHED, at] += 1.0
+            found = True
     return found
 
 
 @part
-def inverse_index_s(hazards: Hazards, level: int) -> float:
+def inverse_index_s(counts: FloatMatrix, level: int) -> float:
     """1 / the Gittins index of a job at this level."""
+    for at in range(LEVELS - 2, level - 1, -1):
+        counts[REACHED, at] += counts[REACHED, at + 1]
     ends, takes_s, stays, index = 0.0, 0.0, 1.0, 0.0
     for at in range(level, LEVELS):
-        ended = hazards.ended[at] + NEIGHBOUR_PRIOR * hazards.common[at]
-        hazard = min(MOST, ended / (hazards.reached[at] + NEIGHBOUR_PRIOR))
+        ended = counts[ENDED, at] + NEIGHBOUR_PRIOR * counts[COMMON, at]
+        hazard = min(MOST, ended / (counts[REACHED, at] + NEIGHBOUR_PRIOR))
         takes_s += stays * (1.0 - 0.5 * hazard) * WIDTH_S[at]
         ends += stays * hazard
         stays *= 1.0 - hazard
-        index = max(index, ends / takes_s)
+        if ends > index * takes_s:
+            index = ends / takes_s
+        counts[ENDED, at] = 0.0
+        counts[REACHED, at] = 0.0
     return float(1.0 / index)
 
 
 @part
-def residual_s(snapshot: KernelSnapshot, hazards: Hazards, row: int) -> float:
-    """The guess, in seconds at the minimum."""
-    ints, level = snapshot.jobs.ints, level_of(trained_s(snapshot, row))
-    if see_neighbours(snapshot, hazards, row, level):
-        guess_s = inverse_index_s(hazards, level)
-    else:
-        if hazards.guess_s[level] < 0.0:
-            hazards.guess_s[level] = inverse_index_s(hazards, level)
-        guess_s = hazards.guess_s[level]
-    step_s, widest = snapshot.step_s[ints[CURVE, row]], snapshot.step_s.shape[1] - 1
-    guess_s *= step_s[ints[GPUS_MIN, row]] / step_s[min(ints[GPUS_REQUESTED, row], widest)]
-    return float(guess_s / STICKY if ints[GPUS, row] > 0 else guess_s)
+def guess_lengths(snapshot: KernelSnapshot, left_s: FloatColumn) -> None:
+    """Fill in what rows with an endless time left will still take, in seconds at the minimum."""
+    ints, history, counts = snapshot.jobs.ints, snapshot.history, np.zeros((4, LEVELS))
+    levels, widest = see_all(snapshot, counts), snapshot.step_s.shape[1] - 1
+    for k in range(snapshot.rows.shape[0]):
+        if left_s[k] < np.inf:
+            continue
+        row, found = snapshot.rows[k], False
+        level = max(ZERO, levels.active[row] - 1)
+        for side in (history.earlier, history.later):
+            if side.shape[0] > 0 and see_side(counts, levels, side, row, level):
+                found = True
+        guess_s = counts[GUESS_S, level]
+        if found or guess_s == 0.0:
+            guess_s = inverse_index_s(counts, level)
+        if not found:
+            counts[GUESS_S, level] = guess_s
+        step_s, request = snapshot.step_s[ints[CURVE, row]], ints[GPUS_REQUESTED, row]
+        guess_s *= step_s[ints[GPUS_MIN, row]] / step_s[min(request, widest)]
+        left_s[k] = guess_s / STICKY if ints[GPUS, row] > 0 else guess_s
 
 
 @part
