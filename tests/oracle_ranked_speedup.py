@@ -45,7 +45,7 @@ class LearnedSpeedup(RankedSpeedup):
     """The same, with lengths as learned from the jobs that have ended."""
 
     def __init__(self, q: float):
-        super().__init__(q)
+        super().__init__(1.0 + 0.4 * (q - 1.0))
         self.seen: dict[tuple[int, int, int], dict[int, Job]] = {}  # arrived jobs, by cohort
         self.guess_s: dict[int, float] = {}
 

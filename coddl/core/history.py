@@ -63,7 +63,8 @@ class History(NamedTuple):
 
 def no_history() -> History:
     """For policies that learn nothing."""
-    return History(*np.zeros((3, 0), np.int64), np.zeros(LEVELS))
+    none = np.zeros(0, np.int64)
+    return History(none, none, none, np.zeros(LEVELS))
 
 
 def history_of(jobs: JobTable, past: EndedJobs) -> History:
@@ -75,4 +76,5 @@ def history_of(jobs: JobTable, past: EndedJobs) -> History:
     earlier[order[1:][alike]] = order[:-1][alike]
     later[order[:-1][alike]] = order[1:][alike]
     level = np.append(np.full(jobs.size, NOT_ENDED), past.level)
-    return History(earlier, later, level, np.bincount(past.level, minlength=LEVELS) * 1.0)
+    ended = np.bincount(past.level, minlength=LEVELS).astype(np.float64)
+    return History(earlier, later, level, ended)

@@ -149,6 +149,8 @@ def plainly(snapshot: Snapshot, q: float) -> list[int]:
             left -= shares[row]
     served = [row for row in range(jobs.size) if shares[row]]
     longest = sorted(served, key=lambda row: by_length[row], reverse=True)
+    if np.isnan(jobs.remaining_iterations).any():
+        q = 1.0 + 0.4 * (q - 1.0)
     weight = {
         row: (float(i) ** q - float(i - 1) ** q) ** (1.0 / q) for i, row in enumerate(longest, 1)
     }

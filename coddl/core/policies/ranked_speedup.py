@@ -41,9 +41,11 @@ from coddl.core.policies.policy import parameters
 from coddl.core.policies.residual import guess_lengths, next_level_s
 from coddl.core.snapshot import KernelSnapshot, Snapshot
 
-# params; behind them the weights of the first ranks, so that no loop computes powers
+# params, twice: for lengths that are known, and for learned ones. Behind them the weights of the
+# first ranks, so that no loop computes powers.
 Q, LEARNED = range(2)
 KNOWN_RANKS: Final = 1024
+TRUST: Final = 0.4  # part of q - 1 that holds where lengths are learned: their order is uncertain
 
 
 @part
@@ -92,7 +94,20 @@ weight_part = part(weight_at)
 @cache
 def parameters_for(q: float, learned: bool) -> FloatColumn:
     """The parameters of the rule."""
-    return parameters(q, learned, *(weight_at(q, rank) for rank in range(1, KNOWN_RANKS)))
+    each = q, 1.0 + TRUST * (q - 1.0)
+    weights = ([weight_at(q, rank) for rank in range(1, KNOWN_RANKS)] for q in each)
+    known, guessed = ((q, learned, *found) for q, found in zip(each, weights, strict=True))
+    return parameters(*known, *guessed)
+
+
+@part
+def parameters_here(snapshot: KernelSnapshot, params: FloatColumn) -> FloatColumn:
+    """The parameters that hold: those for learned lengths if that of any job is."""
+    half = params.shape[0] // 2
+    for k in range(snapshot.rows.shape[0]):
+        if known_left_s(snapshot, params, snapshot.rows[k]) == np.inf:
+            return params[half:]
+    return params[:half]
 
 
 @part
@@ -180,7 +195,8 @@ def ranked_speedup(
     if crowded:
         left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
     if left > 0 and not grow_all(snapshot, left, shares):
-        grow_by_weight(snapshot, weigh_served(ranked, params, shares), left, shares)
+        weights = weigh_served(ranked, parameters_here(snapshot, params), shares)
+        grow_by_weight(snapshot, weights, left, shares)
     return wake_s(snapshot, params, shares) if crowded else np.inf
 
 
@@ -189,7 +205,7 @@ def serve_by_rank(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColu
     """Give the shortest their minimum; return the weights of those that got it."""
     ranked = rank_rows(snapshot, params)
     fill_in_order(ranked, snapshot.gpus, SKIP, shares)
-    return weigh_served(ranked, params, shares)
+    return weigh_served(ranked, parameters_here(snapshot, params), shares)
 
 
 @dataclass(frozen=True)
@@ -204,7 +220,10 @@ class RankedSpeedup(KindPolicy):
     q: Annotated[
         float,
         "above 0",
-        Meaning("how much more short jobs count: the i-th longest (i^q - (i-1)^q)^(1/q) times"),
+        Meaning(
+            "how much more short jobs count: the i-th longest (i^q - (i-1)^q)^(1/q) times; where "
+            "lengths are learned, with 0.4 of q - 1"
+        ),
     ] = 1.5
     lengths: Annotated[
         Literal["known", "learned"],
