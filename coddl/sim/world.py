@@ -159,7 +159,7 @@ def world_of(
         gpus_max=trace.gpus_max,
         pause_s=reconfigure.pause_s,
         done_iterations=0.0,
-        cohort=cohorts(trace),
+        cohort=trace.cohort,
     )
     floats, ints = np.zeros((FLOATS, trace.size)), np.zeros((INTS, trace.size), np.int64)
     floats[[BASE_ITERATIONS, SAVED_ITERATIONS, ALL_ITERATIONS]] = trace.iterations
@@ -185,13 +185,6 @@ def world_of(
     columns = (empty_memory(trace.size), fails_at, active, running, ended, history)
     step_s, steps = speeds.step_s, speeds.steps
     return World(jobs, floats, ints, step_s, step_s, steps, *columns, clock, count, log)
-
-
-def cohorts(trace: Trace) -> IntColumn:
-    """Number the jobs by what similar ones have in common: queue, user and request."""
-    alike = np.stack((trace.queue, trace.user, trace.gpus_requested))
-    numbers: IntColumn = np.unique(alike, axis=1, return_inverse=True)[1].ravel()
-    return numbers
 
 
 @part
@@ -394,9 +387,8 @@ def remember(world: World, row: int) -> None:
     """Note how long a job has trained that ends, at the speed of its request."""
     ints, step_s = world.jobs.ints, world.believed_step_s
     request = min(ints[GPUS_REQUESTED, row], step_s.shape[1] - 1)
-    done = world.jobs.floats[DONE_ITERATIONS, row]
-    level = level_of(float(done * step_s[ints[CURVE, row], request]))
-    world.history.level[row] = level
+    trained_s = world.jobs.floats[DONE_ITERATIONS, row] * step_s[ints[CURVE, row], request]
+    world.history.level[row] = level = level_of(trained_s)
     world.history.ended[level] += 1.0
 
 
