@@ -28,7 +28,7 @@ from tests.oracle_policies import (
     Rank,
     Shortest,
 )
-from tests.oracle_ranked_speedup import RankedSpeedup
+from tests.oracle_ranked_speedup import ranked_speedup
 from tests.oracle_tiresias import TiresiasL
 
 ARRIVE, FINISH, SHARE, SWAP, WAKE_UP = range(5)
@@ -64,9 +64,7 @@ def policies_of(params: Params) -> dict[str, Policy]:
         "max-min": MaxMin(),
         "max-speedup": MarginalGain(by_time=False),
         "optimus": MarginalGain(by_time=True),
-        "ranked-speedup": RankedSpeedup(
-            params.get("q", 1.5), params.get("calm", 0.05), params.get("rho", 0.0)
-        ),
+        "ranked-speedup": ranked_speedup(params),
         "srsf": Shortest(weigh=True),
         "srtf": Shortest(weigh=False),
         "tiresias-l": TiresiasL(limits_gpu_s, params.get("promote", 0.0), since_start),
@@ -132,6 +130,8 @@ class Simulation(Crowd):
             if version != job.version:
                 continue
             any_due = True
+            done = job.all_iterations - job.left(self.now_s)
+            job.trained_s = done * job.model.step_s[job.requested]
             self.free += job.held
             self.needed -= job.need
             job.gpus = job.held = 0
@@ -277,7 +277,10 @@ def jobs_of(trace: Trace, gpus: int, rigid: bool) -> list[Job]:
             models[limit] = Model(step_s, useful, gpus_min, gpus_max)
         need = int(trace.gpus_requested[row]) if rigid else gpus_min
         submitted_s, iterations = float(trace.submitted_s[row]), float(trace.iterations[row])
-        jobs.append(Job(row, submitted_s, iterations, models[limit], need))
+        job = Job(row, submitted_s, iterations, models[limit], need)
+        job.all_iterations, job.requested = iterations, int(trace.gpus_requested[row])
+        job.cohort = int(trace.queue[row]), int(trace.user[row]), job.requested
+        jobs.append(job)
     return jobs
 
 

@@ -76,6 +76,10 @@ class Job:
     level: int = 0  # Tiresias: its queue, and where the counters of time started from
     old_executed_s: float = 0.0
     old_waited_s: float = 0.0
+    all_iterations: float = 0.0  # when it arrived
+    requested: int = 1
+    cohort: tuple[int, int, int] = (0, 0, 0)  # its queue, user and request
+    trained_s: float | None = None  # of a job that has ended, at the speed of its request
 
     def left(self, now_s: float) -> float:
         """Iterations left to do."""

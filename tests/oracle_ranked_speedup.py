@@ -1,8 +1,11 @@
 """Ranked Speedup of the oracle: see `tests.oracle`. No heap: each GPU is handed out by a scan."""
 
+from collections.abc import Mapping
 from math import inf
+from typing import Any
 
 from tests.oracle_policies import BY_ROW, Crowd, Decision, Job, Shortest
+from tests.oracle_residual import STICKY, Trained, common_hazards, residual_s, wake_in_s
 
 
 class RankedSpeedup(Shortest):
@@ -49,8 +52,12 @@ class RankedSpeedup(Shortest):
         if not self.calm or not job.gpus:
             return 0.0
         step_s = job.model.step_s
-        within_s = max(1.0, min(600.0, job.left(crowd.now_s) * step_s[job.gpus]))
-        return max(self.calm, crowd.pause_s / within_s) * step_s[job.need] / step_s[job.gpus]
+        lost = max(self.calm, crowd.pause_s / self.within_s(job, crowd.now_s))
+        return lost * step_s[job.need] / step_s[job.gpus]
+
+    def within_s(self, job: Job, now_s: float) -> float:
+        """In which a resize has to pay off."""
+        return max(1.0, min(600.0, job.left(now_s) * job.model.step_s[job.gpus]))
 
     def towards_equal(self, crowd: Crowd, granted: list[Job], left: int) -> int:
         """Let each grow until it is at most `rho` times slower than with an equal share."""
@@ -79,6 +86,65 @@ def all_can_grow(granted: list[Job], left: int) -> bool:
     for job in granted:
         job.share = largest[job.row]
     return True
+
+
+class LearnedSpeedup(RankedSpeedup):
+    """The same, with lengths as learned from the jobs that have ended."""
+
+    def __init__(self, q: float, calm: float, rho: float):
+        super().__init__(1.0 + 0.4 * (q - 1.0), calm, rho)
+        self.seen: dict[tuple[int, int, int], dict[int, Job]] = {}  # arrived jobs, by cohort
+        self.guess_s: dict[int, float] = {}
+
+    def rank(self, job: Job, now_s: float) -> tuple[float, float]:  # noqa: ARG002 - as others
+        return self.guess_s[job.row], 0.0
+
+    def within_s(self, job: Job, now_s: float) -> float:  # noqa: ARG002 - as others
+        return 600.0
+
+    def decide(self, crowd: Crowd) -> Decision:
+        present = crowd.running + crowd.waiting
+        for job in sorted(present, key=BY_ROW):
+            self.seen.setdefault(job.cohort, {})[job.row] = job
+        trained = {
+            row: Trained(trained_s(job, crowd.now_s), job.trained_s is not None)
+            for cohort in self.seen.values()
+            for row, job in cohort.items()
+        }
+        common = common_hazards(trained.values())
+        for job in present:
+            rows = list(self.seen[job.cohort])
+            guess_s = residual_s([trained[row] for row in rows], rows.index(job.row), common)
+            guess_s *= job.model.step_s[job.need] / job.model.step_s[job.requested]
+            self.guess_s[job.row] = guess_s / STICKY if job.gpus else guess_s
+        granted, _ = super().decide(crowd)
+        return granted, self.wake_s(crowd, granted)
+
+    def wake_s(self, crowd: Crowd, granted: list[Job]) -> float:
+        """When the first job leaves its level, if there are too few GPUs."""
+        if crowd.needed <= crowd.gpus:
+            return inf
+        waits_s = [
+            wake_in_s(
+                trained_s(job, crowd.now_s),
+                job.model.step_s[job.share] / job.model.step_s[job.requested],
+            )
+            for job in granted
+        ]
+        return crowd.now_s + min(waits_s, default=inf)
+
+
+def trained_s(job: Job, now_s: float) -> float:
+    """How long a job has trained, in seconds at the speed of its request."""
+    if job.trained_s is not None:
+        return job.trained_s
+    return (job.all_iterations - job.left(now_s)) * job.model.step_s[job.requested]
+
+
+def ranked_speedup(params: Mapping[str, Any]) -> RankedSpeedup:  # Any: as in `tests.oracle`
+    """The policy with these parameters."""
+    policy = LearnedSpeedup if params.get("lengths") == "learned" else RankedSpeedup
+    return policy(params.get("q", 1.5), params.get("calm", 0.05), params.get("rho", 0.0))
 
 
 def best_gain_of(job: Job, left: int, price: float) -> tuple[float, int]:

@@ -26,7 +26,8 @@ OPAQUE, RESTARTABLE, ELASTIC = range(3)  # tier: what can be done to a job while
     LAST_START_S,
     CHANGED_S,
     SWITCH_S,
-) = range(10)
+    DONE_ITERATIONS,
+) = range(11)
 FLOAT_DEFAULTS: Final = (
     ("submitted_s", 0.0),
     ("weight", 1.0),
@@ -38,6 +39,7 @@ FLOAT_DEFAULTS: Final = (
     ("last_start_s", np.inf),
     ("changed_s", -np.inf),
     ("switch_s", np.nan),
+    ("done_iterations", np.nan),
 )
 # Rows of JobTable.ints.
 (
@@ -57,7 +59,8 @@ FLOAT_DEFAULTS: Final = (
     SPANS,
     PREFERRED_NODE,
     IN_TURNS,
-) = range(16)
+    COHORT,
+) = range(17)
 INT_DEFAULTS: Final = (
     ("id", 0),
     ("queue", 0),
@@ -75,6 +78,7 @@ INT_DEFAULTS: Final = (
     ("spans", 1),
     ("preferred_node", -1),
     ("in_turns", 0),
+    ("cohort", 0),
 )
 
 
@@ -120,6 +124,7 @@ class JobTable(JobMatrices):
     last_start_s = FloatColumnAt(LAST_START_S)  # when it last went from none to some; inf: never
     changed_s = FloatColumnAt(CHANGED_S)  # when its share last changed, starts apart; -inf: never
     switch_s = FloatColumnAt(SWITCH_S)  # for which its GPUs idle at a turn's change; NaN: unknown
+    done_iterations = FloatColumnAt(DONE_ITERATIONS)  # optimizer steps done; NaN: unknown
     id = IntColumnAt(ID)  # unique; rows are sorted by it
     queue = IntColumnAt(QUEUE)  # index of its queue
     group = IntColumnAt(GROUP)  # jobs of one search share a group; -1: none
@@ -136,6 +141,7 @@ class JobTable(JobMatrices):
     spans = IntColumnAt(SPANS)  # 0: its GPUs must be on one node
     preferred_node = IntColumnAt(PREFERRED_NODE)  # the node that it should be on, or -1 for none
     in_turns = IntColumnAt(IN_TURNS)  # 1: it has no share, and takes turns on another job's GPU
+    cohort = IntColumnAt(COHORT)  # jobs of one cohort are expected to take similar times
 
     @classmethod
     def of(cls, jobs: int, **columns: Any) -> Self:  # Any: whatever NumPy can make a column of

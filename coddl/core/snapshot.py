@@ -1,6 +1,7 @@
 """The snapshot a policy decides on: the cluster and its jobs at one instant."""
 
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self, cast
 
@@ -9,6 +10,7 @@ import numpy as np
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
 from coddl.core.columns import BoolColumn, FloatColumn, FloatMatrix, IntColumn
+from coddl.core.history import EndedJobs, History, history_of, no_history, none_ended
 from coddl.core.jobs import JobTable
 from coddl.core.slots import Slots
 from coddl.core.speed.table import ShareSteps, Speeds
@@ -39,6 +41,7 @@ class KernelSnapshot(NamedTuple):
     gpus: int
     now_s: float
     seed: int
+    history: History
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Snapshot:
     taken: Allocation | None = None
     past_gpu_s: FloatColumn = field(default_factory=lambda: np.zeros(0))  # of jobs that have ended
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))  # by queue
+    known_past: Callable[[], EndedJobs] = none_ended  # called by policies that learn from it
 
     @property
     def waited_s(self) -> FloatColumn:
@@ -90,8 +94,8 @@ class Snapshot:
         slots = None if self.slots is None else self.slots.take(rows)
         return replace(self, jobs=self.jobs.take(rows), memory=self.memory[rows], slots=slots)
 
-    def for_kernels(self) -> KernelSnapshot:
-        """The same, for a kernel."""
+    def for_kernels(self, *, learns: bool = False) -> KernelSnapshot:
+        """The same, for a kernel; with what has ended, for one that learns from it."""
         assert self.jobs.gpus_min.max(initial=0) < self.speeds.step_s.shape[1], (
             "a share off the table"
         )
@@ -103,6 +107,7 @@ class Snapshot:
             self.cluster.gpus_total,
             self.now_s,
             self.seed,
+            history_of(self.jobs, self.known_past()) if learns else no_history(),
         )
 
 

@@ -47,7 +47,7 @@ class Against:
             for key, each in self.metrics.items()
             if key.policy == policy
         }
-        seeds, sizes = (sorted({key[at] for key in found}) for at in (0, 2))
+        seeds, sizes = sorted({key[0] for key in found}), sorted({key[2] for key in found})
         return np.array(
             [[[found[seed, q, gpus] for gpus in sizes] for q in self.queues] for seed in seeds]
         )
@@ -113,7 +113,7 @@ def compared(trace: Trace, policies: Sequence[str], **settings: object) -> list[
 def queues_of(trace: Trace) -> tuple[str, ...]:
     """The clusters with jobs, the smallest first."""
     jobs = np.bincount(trace.queue, minlength=len(trace.queues))
-    order = np.lexsort((trace.queues, jobs))
+    order = np.argsort(jobs, kind="stable").tolist()
     return tuple(trace.queues[at] for at in order if jobs[at])
 
 

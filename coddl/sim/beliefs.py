@@ -15,6 +15,7 @@ from coddl.sim.world import (
     SAVED_ITERATIONS,
     SLOWDOWN,
     STOPS_AT,
+    UNIT,
     World,
 )
 
@@ -57,7 +58,7 @@ def as_believed(world: World, beliefs: Beliefs) -> World:
         world.jobs.floats[REMAINING_ITERATIONS] *= factor
         world.floats[[BASE_ITERATIONS, SAVED_ITERATIONS, STOPS_AT, ENDS_AT]] *= factor
         world.fails_at[:] *= factor
-        world.floats[[SLOWDOWN, NEW_SLOWDOWN]] /= factor
+        world.floats[[SLOWDOWN, NEW_SLOWDOWN, UNIT]] /= factor
     if beliefs.curve is None:
         return world._replace(believed_step_s=shown.step_s, steps=shown.steps)
     model = np.zeros(len(shown.step_s), np.int64)  # by believed curve

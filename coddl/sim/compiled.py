@@ -27,9 +27,8 @@ def run_compiled(
             seed = next_seed_part(world.counts[SEED])
             world.counts[SEED] = seed
             now_s = world.clock[NOW]
-            snapshot = KernelSnapshot(
-                world.jobs, rows, world.believed_step_s, world.steps, gpus, now_s, seed
-            )
+            step_s, steps, history = world.believed_step_s, world.steps, world.history
+            snapshot = KernelSnapshot(world.jobs, rows, step_s, steps, gpus, now_s, seed, history)
             wake_at_s = decide(code, snapshot, params, memory, shares)
             apply_shares_part(world, shares, wake_at_s)
         if world.counts[LOGGED] > room:

@@ -7,10 +7,13 @@ import numpy as np
 from coddl.core.allocation import Allocation, group_sizes
 from coddl.core.cluster import Cluster, ClusterColumns
 from coddl.core.columns import FloatColumn, IntColumn
+from coddl.core.history import EndedJobs
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
+    COHORT,
     CURVE,
     GPUS,
+    ID,
     REMAINING_ITERATIONS,
     SETTLED,
     JobTable,
@@ -195,6 +198,7 @@ class StepLoop:
             slots=self._slots_of(rows),
             past_gpu_s=self._past(),
             quota_gpus=simulated.quota_gpus,
+            known_past=self._ended,
         )
 
     def _table(self, rows: IntColumn, curve: IntColumn | None) -> JobTable:
@@ -228,6 +232,12 @@ class StepLoop:
         self._past_gpu_s[self._known : ended] = world.jobs.floats[ATTAINED_GPU_S, rows]
         self._known = ended
         return self._past_gpu_s[:ended]
+
+    def _ended(self) -> EndedJobs:
+        """The jobs that have ended, and how long they trained."""
+        world = self._world
+        rows, ints = world.ended[: world.counts[FINISHED]], world.jobs.ints
+        return EndedJobs(ints[ID, rows], ints[COHORT, rows], world.history.level[rows])
 
     def _places(self, plan: Plan) -> PlacementEffects:
         """What it means to the jobs to be where the plan puts them."""

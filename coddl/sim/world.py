@@ -12,13 +12,16 @@ import numpy as np
 
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn, IntMatrix
 from coddl.core.compiling import ZERO, kernel, kernel_int, part
+from coddl.core.history import History, history_of, level_of, none_ended
 from coddl.core.jobs import (
     ATTAINED_GPU_S,
     CHANGED_S,
     CURVE,
+    DONE_ITERATIONS,
     EXECUTED_S,
     FIRST_START_S,
     GPUS,
+    GPUS_REQUESTED,
     LAST_START_S,
     REMAINING_ITERATIONS,
     STARTS,
@@ -51,7 +54,9 @@ from coddl.traces.trace import Trace
     SAVED_ITERATIONS,  # left to do at its last checkpoint, and the GPU-time it had had by then
     SAVED_GPU_S,
     LOST_GPU_S,  # GPU-time between checkpoints and failures
-) = range(FLOATS := 18)
+    IN_ALL,  # iterations to do when it arrived
+    UNIT,  # iterations in truth that one counts for; 1 where beliefs are true
+) = range(FLOATS := 20)
 # Rows of World.ints.
 (
     HELD,  # GPUs the job trains on; lags behind GPUS while a change is prepared
@@ -132,6 +137,7 @@ class World(NamedTuple):
     active: IntColumn  # rows in the system, in order of submission; counts[ACTIVE] of them
     running: IntColumn  # those that hold or prepare GPUs, in that order; counts[RUNNING] of them
     ended: IntColumn  # those that have finished, in that order; counts[FINISHED] of them
+    history: History
     clock: FloatColumn
     counts: IntColumn
     log: Log
@@ -153,11 +159,13 @@ def world_of(
         gpus_min=trace.gpus_min,
         gpus_max=trace.gpus_max,
         pause_s=reconfigure.pause_s,
+        done_iterations=0.0,
+        cohort=trace.cohort,
     )
     floats, ints = np.zeros((FLOATS, trace.size)), np.zeros((INTS, trace.size), np.int64)
-    floats[[BASE_ITERATIONS, SAVED_ITERATIONS]] = trace.iterations
+    floats[[BASE_ITERATIONS, SAVED_ITERATIONS, IN_ALL]] = trace.iterations
     floats[[STEP_S, READY_S, FINISH_S]] = np.inf
-    floats[[SLOWDOWN, PART, NEW_SLOWDOWN, NEW_PART]] = 1.0
+    floats[[SLOWDOWN, PART, NEW_SLOWDOWN, NEW_PART, UNIT]] = 1.0
     floats[NEW_PAUSE_S] = reconfigure.pause_s
     clock, count = np.full(CLOCKS, np.inf), np.zeros(COUNTS, np.int64)
     clock[[NOW, PREPARE_S, PAUSE_S]] = 0.0, reconfigure.prepare_s, reconfigure.pause_s
@@ -174,7 +182,8 @@ def world_of(
     active, running, ended = np.empty((3, trace.size), np.int64)
     speeds, jobs = trace.speeds, JobTable(jobs.floats.copy(), jobs.ints.copy())
     assert trace.gpus_min.max(initial=0) < speeds.step_s.shape[1], "a share off the table"
-    columns = (empty_memory(trace.size), fails_at, active, running, ended)
+    history = history_of(jobs, none_ended())
+    columns = (empty_memory(trace.size), fails_at, active, running, ended, history)
     step_s, steps = speeds.step_s, speeds.steps
     return World(jobs, floats, ints, step_s, step_s, steps, *columns, clock, count, log)
 
@@ -184,9 +193,8 @@ def tell(world: World, kind: int, job: int, gpus: int) -> None:
     """Append to the log."""
     at = world.counts[LOGGED]
     world.log.time_s[at] = world.clock[NOW]
-    world.log.what[at, 0] = kind
-    world.log.what[at, 1] = job
-    world.log.what[at, 2] = gpus
+    what = world.log.what[at]
+    what[0], what[1], what[2] = kind, job, gpus
     world.counts[LOGGED] = at + 1
 
 
@@ -198,8 +206,9 @@ def settle(world: World, row: int) -> None:
         return  # nothing has moved since it was last settled
     now_s = world.clock[NOW]
     trained_s = max(0.0, now_s - world.floats[MOVING_S, row])
-    left = world.floats[BASE_ITERATIONS, row] - trained_s / world.floats[STEP_S, row]
-    floats[REMAINING_ITERATIONS, row] = max(0.0, left)
+    left = max(0.0, world.floats[BASE_ITERATIONS, row] - trained_s / world.floats[STEP_S, row])
+    floats[REMAINING_ITERATIONS, row] = left
+    floats[DONE_ITERATIONS, row] = world.floats[IN_ALL, row] - left * world.floats[UNIT, row]
     held_s = now_s - world.floats[SINCE_S, row]
     floats[EXECUTED_S, row] = world.floats[BASE_EXECUTED_S, row] + held_s
     attained_gpu_s = held_s * held * world.floats[PART, row]
@@ -374,6 +383,16 @@ def place_of(world: World, row: int) -> int:
 
 
 @part
+def remember(world: World, row: int) -> None:
+    """Note how long a job has trained that ends, at the speed of its request."""
+    ints, step_s = world.jobs.ints, world.step_s
+    request = min(ints[GPUS_REQUESTED, row], step_s.shape[1] - 1)
+    trained_s = world.jobs.floats[DONE_ITERATIONS, row] * step_s[ints[CURVE, row], request]
+    world.history.level[row] = level = level_of(trained_s)
+    world.history.ended[level] += 1.0
+
+
+@part
 def finish(world: World, row: int) -> None:
     """End a job: its GPUs are free, its prediction stands as the time it ended."""
     world.counts[ACTIVE] -= 1
@@ -383,6 +402,7 @@ def finish(world: World, row: int) -> None:
     cancel(world, row)
     hold(world, row, ZERO, at_s)
     world.floats[FINISH_S, row] = at_s
+    remember(world, row)
     world.jobs.floats[REMAINING_ITERATIONS, row] = 0.0
     world.jobs.ints[GPUS, row] = 0
     world.ended[world.counts[FINISHED]] = row
@@ -407,6 +427,7 @@ def fail(world: World, row: int) -> None:
     ints[GPUS, row] = 0
     world.floats[LOST_GPU_S, row] += floats[ATTAINED_GPU_S, row] - kept_gpu_s
     floats[REMAINING_ITERATIONS, row] = left
+    floats[DONE_ITERATIONS, row] = world.floats[IN_ALL, row] - left * world.floats[UNIT, row]
     world.floats[SAVED_ITERATIONS, row] = left
     world.floats[STOPS_AT, row] = max(world.floats[ENDS_AT, row], next_at)
 

@@ -76,6 +76,13 @@ class Trace:
         length_s: FloatColumn = self.iterations * self.speeds.step_s[self.curve, column]
         return length_s
 
+    @property
+    def cohort(self) -> IntColumn:
+        """Jobs by number of what similar ones have in common: queue, user and request."""
+        alike = np.stack((self.queue, self.user, self.gpus_requested))
+        cohort: IntColumn = np.unique(alike, axis=1, return_inverse=True)[1].ravel()
+        return cohort
+
     def rows(self, keep: BoolColumn) -> Self:
         """The same trace with only these jobs."""
         columns = ("submitted_s", "curve", "iterations", "gpus_requested", "gpus_min", "gpus_max")

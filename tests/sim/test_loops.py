@@ -31,6 +31,8 @@ POLICIES: Mapping[str, oracle.Params] = {
     "ranked-speedup": {},
     "ranked-speedup:q=3,calm=0": {"q": 3.0, "calm": 0.0},
     "ranked-speedup:calm=0.2,rho=1.2": {"calm": 0.2, "rho": 1.2},
+    "ranked-speedup:lengths=learned": {"lengths": "learned"},
+    "ranked-speedup:lengths=learned,calm=0.2": {"lengths": "learned", "calm": 0.2},
     "srsf": {},
     "srtf": {},
     "tiresias-l": {},

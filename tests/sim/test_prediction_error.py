@@ -69,7 +69,7 @@ def test_an_error_reaches_the_policies_that_look(policy: str, uses: tuple[bool, 
         assert same != reaches
 
 
-@pytest.mark.parametrize("policy", [*USES, "fifo:backfill=true", "tiresias-l:preset=afs"])
+@pytest.mark.parametrize("policy", [*USES, "ranked-speedup:lengths=learned"])
 @pytest.mark.parametrize("error", [PredictionError(length=0.5), PredictionError(0.5, 0.2)], ids=str)
 def test_the_compiled_loop_believes_the_same(policy: str, error: PredictionError) -> None:
     for seed in range(3):

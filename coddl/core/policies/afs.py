@@ -128,9 +128,8 @@ def grow_in_order(
     for i in range(size):
         rows[i], ordered[i] = snapshot.rows[order[i]], shares[order[i]]
     jobs, steps, gpus = snapshot.jobs, snapshot.steps, snapshot.gpus
-    lined_up = KernelSnapshot(
-        jobs, rows, snapshot.step_s, steps, gpus, snapshot.now_s, snapshot.seed
-    )
+    now_s, seed, history = snapshot.now_s, snapshot.seed, snapshot.history
+    lined_up = KernelSnapshot(jobs, rows, snapshot.step_s, steps, gpus, now_s, seed, history)
     grow(lined_up, params, left, ordered)
     for i in range(size):
         shares[order[i]] = ordered[i]

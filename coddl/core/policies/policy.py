@@ -40,6 +40,7 @@ class RulePolicy(ABC):
     why: ClassVar[str]  # which jobs hold the GPUs that a job without any would need
     rigid: ClassVar[bool] = False  # it gives a job its request or nothing, not its minimum or more
     memory: ClassVar[tuple[int, ...]] = ()  # the columns that it keeps of each job
+    learns: ClassVar[bool] = False  # from the jobs that have ended
 
     @property
     @abstractmethod
@@ -59,7 +60,8 @@ class RulePolicy(ABC):
         """Apply the rule to a snapshot."""
         jobs = snapshot.jobs
         shares, memory = np.zeros(jobs.size, np.int64), snapshot.memory.copy()
-        wake_at_s = self.rule(snapshot.for_kernels(), self.parameters_for(snapshot), memory, shares)
+        picture = snapshot.for_kernels(learns=self.learns)
+        wake_at_s = self.rule(picture, self.parameters_for(snapshot), memory, shares)
         need = jobs.gpus_requested if self.rigid else jobs.gpus_min
         return with_reasons(
             snapshot, Allocation(shares, Reasons(), wake_at_s, memory), self.why, need

@@ -12,8 +12,8 @@ made only where it gains more.
 
 from dataclasses import dataclass
 from functools import cache
-from math import frexp
-from typing import Annotated, Final
+from itertools import chain
+from typing import Annotated, Final, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import ONE, ZERO, kernel, part
 from coddl.core.heaps import ValuedRows, make_valued_heap, sink_valued
-from coddl.core.jobs import ATTAINED_GPU_S, CURVE, GPUS, GPUS_MAX, GPUS_MIN, PAUSE_S
+from coddl.core.jobs import CURVE, GPUS, GPUS_MAX, GPUS_MIN, PAUSE_S
 from coddl.core.kernels import (
     SKIP,
     RankedRows,
@@ -42,35 +42,50 @@ from coddl.core.policies.kinds import (
     dealt,
 )
 from coddl.core.policies.policy import parameters
+from coddl.core.policies.residual import guess_lengths, next_level_s
 from coddl.core.snapshot import KernelSnapshot, Snapshot
 
-# params; behind them the weights of the first ranks, so that no loop computes powers
-Q, CALM, RHO, WEIGHTS = range(4)
+# params, twice: for lengths that are known, and for learned ones. Behind them the weights of the
+# first ranks, so that no loop computes powers.
+Q, LEARNED, CALM, RHO, WEIGHTS = range(5)
 KNOWN_RANKS: Final = 1024
+TRUST: Final = 0.4  # part of q - 1 that holds where lengths are learned: their order is uncertain
 PAYBACK_S: Final = 600.0  # in which a resize has to make up for its pause, or else until the end
 SHRINKING: Final = 2.0  # resizes that it takes to shrink for another job: this one and that one's
-UNKNOWN_S: Final = 1e300  # longer than any length that is known
 
 
 @part
-def rank_rows(snapshot: KernelSnapshot) -> RankedRows:
-    """Line up all rows, the shortest first: by time left at the minimum.
+def known_left_s(snapshot: KernelSnapshot, params: FloatColumn, row: int) -> float:
+    """Time left at the minimum as the job says; endless where that is unknown or not asked for."""
+    least = snapshot.jobs.ints[GPUS_MIN, row]
+    return np.inf if params[LEARNED] > 0.0 else seconds_left(snapshot, row, least)
 
-    Rows of unknown length come behind, by the GPU-time that they have had, in levels that double
-    from a minute on: one is not preempted for a small difference.
-    """
+
+@part
+def rank_rows(snapshot: KernelSnapshot, params: FloatColumn) -> RankedRows:
+    """Line up all rows, the shortest first: by time left at the minimum, known or learned."""
     size = snapshot.rows.shape[0]
-    ranked = empty_ranking(ONE, size)
+    ranked, unknown = empty_ranking(ONE, size), ZERO
     for k in range(size):
         row = snapshot.rows[k]
         ranked.need[k] = snapshot.jobs.ints[GPUS_MIN, row]
         ranked.holds[k] = snapshot.jobs.ints[GPUS, row] > 0
-        left_s = seconds_left(snapshot, row, ranked.need[k])
-        if left_s == np.inf:
-            level = frexp(1.0 + snapshot.jobs.floats[ATTAINED_GPU_S, row] / 60.0)[1]
-            left_s = UNKNOWN_S * level
-        ranked.keys[0, k] = left_s
+        ranked.keys[0, k] = known_left_s(snapshot, params, row)
+        unknown += int(ranked.keys[0, k] == np.inf)
+    if unknown > 0:
+        guess_lengths(snapshot, ranked.keys[0])
     return ranked
+
+
+@part
+def wake_s(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColumn) -> float:
+    """When the guess of a length that is unknown may have become another."""
+    soonest_s = np.inf
+    for k in range(snapshot.rows.shape[0]):
+        row = snapshot.rows[k]
+        if shares[k] > 0 and known_left_s(snapshot, params, row) == np.inf:
+            soonest_s = min(soonest_s, next_level_s(snapshot, row, shares[k]))
+    return soonest_s
 
 
 def weight_at(q: float, rank: int) -> float:
@@ -86,6 +101,16 @@ weight_part = part(weight_at)
 def first_weights(q: float) -> tuple[float, ...]:
     """What the jobs of the first ranks count."""
     return tuple(weight_at(q, rank) for rank in range(1, KNOWN_RANKS))
+
+
+@part
+def parameters_here(snapshot: KernelSnapshot, params: FloatColumn) -> FloatColumn:
+    """The parameters that hold: those for learned lengths if that of any job is."""
+    half = params.shape[0] // 2
+    for k in range(snapshot.rows.shape[0]):
+        if known_left_s(snapshot, params, snapshot.rows[k]) == np.inf:
+            return params[half:]
+    return params[:half]
 
 
 @part
@@ -109,7 +134,7 @@ def weigh_served(ranked: RankedRows, params: FloatColumn, shares: IntColumn) -> 
 
 
 @part
-def resize_price(snapshot: KernelSnapshot, row: int, calm: float) -> float:
+def resize_price(snapshot: KernelSnapshot, params: FloatColumn, row: int) -> float:
     """What a resize of a row that holds GPUs costs, in speed-up over the minimum.
 
     A part of its present speed: `calm`, or, where that is more, what the pause takes of the time in
@@ -117,17 +142,18 @@ def resize_price(snapshot: KernelSnapshot, row: int, calm: float) -> float:
     """
     jobs, held = snapshot.jobs, snapshot.jobs.ints[GPUS, row]
     step_s = snapshot.step_s[jobs.ints[CURVE, row]]
-    if calm == 0.0 or held == 0:
+    if params[CALM] == 0.0 or held == 0:
         return 0.0
-    held = min(held, step_s.shape[0] - 1)
-    within_s = max(1.0, min(PAYBACK_S, seconds_left(snapshot, row, held)))
-    lost = max(calm, jobs.floats[PAUSE_S, row] / within_s)
+    held, within_s = min(held, step_s.shape[0] - 1), PAYBACK_S
+    if params[LEARNED] == 0.0:
+        within_s = max(1.0, min(PAYBACK_S, seconds_left(snapshot, row, held)))
+    lost = max(params[CALM], jobs.floats[PAUSE_S, row] / within_s)
     return float(lost * step_s[jobs.ints[GPUS_MIN, row]] / step_s[held])
 
 
 @part
 def best_step(
-    snapshot: KernelSnapshot, k: int, share: int, left: int, calm: float
+    snapshot: KernelSnapshot, params: FloatColumn, k: int, share: int, left: int
 ) -> tuple[int, float]:
     """The share to grow to with at most `left` more GPUs, and what that gains per GPU in speed-up
     over the minimum, less the price of a resize; 0 if no share helps.
@@ -135,7 +161,7 @@ def best_step(
     row = snapshot.rows[k]
     curve, held = snapshot.jobs.ints[CURVE, row], snapshot.jobs.ints[GPUS, row]
     step_s, next_share = snapshot.step_s[curve], snapshot.steps.next[curve]
-    base_s, price = step_s[snapshot.jobs.ints[GPUS_MIN, row]], resize_price(snapshot, row, calm)
+    base_s, price = step_s[snapshot.jobs.ints[GPUS_MIN, row]], resize_price(snapshot, params, row)
     now, to, most = base_s / step_s[share], ZERO, 0.0
     if share != held:
         now -= price if share > held else SHRINKING * price
@@ -176,7 +202,11 @@ def grow_towards_equal(snapshot: KernelSnapshot, rho: float, left: int, shares: 
 
 @part
 def grow_by_weight(
-    snapshot: KernelSnapshot, weights: FloatColumn, calm: float, left: int, shares: IntColumn
+    snapshot: KernelSnapshot,
+    params: FloatColumn,
+    weights: FloatColumn,
+    left: int,
+    shares: IntColumn,
 ) -> None:
     """Hand out `left` GPUs, each where weight times gain is largest, ties to the job submitted
     first.
@@ -186,7 +216,7 @@ def grow_by_weight(
     heap, to = ValuedRows(np.empty(size), ints[0]), ints[1]
     for k in range(size):
         if shares[k] > 0:
-            to[k], gain = best_step(snapshot, k, shares[k], left, calm)
+            to[k], gain = best_step(snapshot, params, k, shares[k], left)
             if to[k] > 0:
                 heap.values[count], heap.rows[count] = weights[k] * gain, k
                 count += 1
@@ -197,7 +227,7 @@ def grow_by_weight(
         if added <= left:  # else it may be content with a smaller step
             shares[k] += added
             left -= added
-        to[k], gain = best_step(snapshot, k, shares[k], left, calm)
+        to[k], gain = best_step(snapshot, params, k, shares[k], left)
         if to[k] > 0:
             heap.values[0] = weights[k] * gain
         else:
@@ -214,31 +244,31 @@ def ranked_speedup(
     left = grant_minimum(snapshot, shares)
     if left == 0 or (left > 0 and grow_all(snapshot, left, shares)):
         return np.inf
-    ranked = rank_rows(snapshot)
-    if left < 0:
+    ranked, crowded = rank_rows(snapshot, params), left < 0
+    if crowded:
         left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
     if left > 0 and params[RHO] > 0.0:
         left = grow_towards_equal(snapshot, params[RHO], left, shares)
     if left > 0 and not grow_all(snapshot, left, shares):
-        weights = weigh_served(ranked, params, shares)
-        grow_by_weight(snapshot, weights, params[CALM], left, shares)
-    return np.inf
+        weights = weigh_served(ranked, parameters_here(snapshot, params), shares)
+        grow_by_weight(snapshot, params, weights, left, shares)
+    return wake_s(snapshot, params, shares) if crowded else np.inf
 
 
 @kernel
 def serve_by_rank(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColumn) -> FloatColumn:
     """Give the shortest their minimum; return the weights of those that got it."""
-    ranked = rank_rows(snapshot)
+    ranked = rank_rows(snapshot, params)
     left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
     if left > 0 and params[RHO] > 0.0:
         grow_towards_equal(snapshot, params[RHO], left, shares)
-    return weigh_served(ranked, params, shares)
+    return weigh_served(ranked, parameters_here(snapshot, params), shares)
 
 
 @dataclass(frozen=True)
 class RankedSpeedup(KindPolicy):
     """Gives the next GPU to the job whose speed-up rises most, where shorter jobs count more by
-    their rank; needs the order of job lengths, not the lengths.
+    their rank; learns lengths that it is not told from the jobs that have ended.
 
     Partial share · under overload, shortest first with gpus_min each · cap: the model's largest
     useful share.
@@ -247,7 +277,10 @@ class RankedSpeedup(KindPolicy):
     q: Annotated[
         float,
         "above 0",
-        Meaning("how much more short jobs count: the i-th longest (i^q - (i-1)^q)^(1/q) times"),
+        Meaning(
+            "how much more short jobs count: the i-th longest (i^q - (i-1)^q)^(1/q) times; where "
+            "lengths are learned, with 0.4 of q - 1"
+        ),
     ] = 1.5
     calm: Annotated[
         float,
@@ -263,14 +296,22 @@ class RankedSpeedup(KindPolicy):
             "0: no limit"
         ),
     ] = 0.0
+    lengths: Annotated[
+        Literal["known", "learned"],
+        Meaning("known: as jobs tell them, learned where they don't; learned: for all jobs"),
+    ] = "known"
     kinds: GpuKinds = "auto"
 
     rule = staticmethod(ranked_speedup)
     why = "jobs with less remaining work hold the GPUs"
+    learns = True
 
     @property
     def parameters(self) -> FloatColumn:
-        return parameters(self.q, self.calm, self.rho, *first_weights(self.q))
+        learned = float(self.lengths == "learned")
+        qs = self.q, 1.0 + TRUST * (self.q - 1.0)
+        both = ((q, learned, self.calm, self.rho, *first_weights(q)) for q in qs)
+        return parameters(*chain.from_iterable(both))
 
     def by_kind(self, snapshot: Snapshot) -> Allocation:
         """The shortest have a claim to their minimum; weighted gains decide who gets which GPUs.
@@ -279,7 +320,8 @@ class RankedSpeedup(KindPolicy):
         """
         jobs = snapshot.jobs
         claim = np.zeros(jobs.size, np.int64)
-        weights = serve_by_rank(snapshot.for_kernels(), self.parameters, claim)
+        picture = snapshot.for_kernels(learns=True)
+        weights = serve_by_rank(picture, self.parameters, claim)
         scale = weights * snapshot.speeds.step_s[jobs.curve, jobs.gpus_min]
         everyone = Served(np.arange(jobs.size), claim, np.ones(jobs.size, np.bool_), scale)
         return Allocation(dealt(snapshot, everyone, WEIGHTED))

@@ -1,7 +1,7 @@
 """The pool as a policy sees it: the fold turned into the columns of a snapshot."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coddl.core.cluster import Cluster, Links, Node
+from coddl.core.history import EndedJobs, level_at
 from coddl.core.jobs import ELASTIC, OPAQUE, RESTARTABLE, JobTable
 from coddl.core.pool.estimates import PoolOutline, outline_of, predicted_steps
 from coddl.core.pool.job import JobState
@@ -72,7 +73,8 @@ def snapshot_of_pool(
         memory=_memory(jobs),
         seed=seed,
         slots=Slots.of([Counter(island_of[slot] for slot in slots) for slots in held]),
-        past_gpu_s=np.array(pool.past_gpu_s, np.float64),
+        past_gpu_s=np.array([pool.jobs[job].attained_by(now_s) for job in pool.past], np.float64),
+        known_past=partial(ended_jobs, pool, jobs, cluster.gpus_total),
     )
     return PoolSnapshot(snapshot, jobs, islands, island_of, held)
 
@@ -270,7 +272,32 @@ def _table(
         switch_s=_switch_s(pool, jobs),
         preferred_node=[nodes.get(job.lead or parked_on(pool, job) or "", -1) for job in jobs],
         in_turns=[job.is_guest and job.id not in lost for job in jobs],
+        done_iterations=[job.step or float("nan") for job in jobs],
+        cohort=list(_cohorts(jobs).values()),
     )
+
+
+def _cohorts(jobs: Iterable[JobState]) -> dict[int, int]:
+    """Number jobs, by id, by what similar ones have in common: user, program and request."""
+    known: dict[tuple[str, str, int], int] = {}
+    asked = {job.id: (job.spec.user, job.spec.launch.argv[0], job.spec.gpus_max) for job in jobs}
+    return {job: known.setdefault(each, len(known)) for job, each in asked.items()}
+
+
+def ended_jobs(pool: Pool, jobs: tuple[JobState, ...], gpus_total: int) -> EndedJobs:
+    """The newest jobs that are over, in the cohorts of the jobs of a snapshot."""
+    over = [job for number in pool.past if (job := pool.jobs[number]).attained_gpu_s > 0.0]
+    cohorts, cap, outline = _cohorts((*jobs, *over)), size_cap(pool), outline_of(pool)
+    levels = []
+    for job in over:
+        speeds = speeds_by_size(pool, job, cap, outline)
+        least = min(job.gpus_least, len(speeds))
+        request_s = speeds[max(least, min(job.gpus_most, gpus_total, len(speeds)))].step_s
+        done = job.step or job.attained_gpu_s / least / speeds[least].step_s
+        levels.append(level_at(done * request_s))
+    ids = [job.id for job in over]
+    columns = np.array((ids, [cohorts[job] for job in ids], levels), np.int64).reshape(3, -1)
+    return EndedJobs(*columns)
 
 
 def _switch_s(pool: Pool, jobs: tuple[JobState, ...]) -> list[float]:

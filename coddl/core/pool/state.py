@@ -30,7 +30,7 @@ from coddl.core.pool.slot_sharing import check_owners, hold, may_join
 from coddl.core.snapshot import REFUSED_S
 from coddl.core.speed.profile import TrainingProfile
 
-PAST_MAX: Final = 1000  # jobs that are over whose GPU-time policies may learn from
+PAST_MAX: Final = 1000  # jobs that are over that policies may learn from
 LOSSES_MAX: Final = 5  # runs in a row that may be lost without a step
 
 
@@ -53,7 +53,7 @@ class Pool:
     next_job: int = 1
     next_slot: int = 0
     active: dict[int, None] = field(default_factory=dict)  # jobs that are not over, by number
-    past_gpu_s: list[float] = field(default_factory=list)  # of the newest jobs that are over
+    past: list[int] = field(default_factory=list)  # the newest jobs that are over, by their end
     limits: list[MemoryLimit] = field(default_factory=list)  # that jobs have found, oldest first
     profiles: dict[str, TrainingProfile] = field(default_factory=dict)  # by signature, oldest first
     step_times: dict[str, dict[int, float]] = field(default_factory=dict)  # by training, then GPUs
@@ -489,7 +489,7 @@ class Pool:
         end_parking(self, job)
         job.forget_decisions()
         self.active.pop(job.id, None)
-        self.past_gpu_s = [*self.past_gpu_s, job.attained_by(now_s)][-PAST_MAX:]
+        self.past = [*self.past, job.id][-PAST_MAX:]
 
     def touch(self, nodes: Iterable[str | None]) -> None:
         """Note that the orders of these nodes are others now."""
