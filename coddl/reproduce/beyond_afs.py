@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from coddl.core.columns import FloatCube, FloatMatrix
+from coddl.core.columns import BoolMatrix, FloatCube, FloatMatrix
 from coddl.reproduce.afs import philly
-from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Inputs, Plot
+from coddl.reproduce.experiment import Details, Experiment, Figure, Finding, Plot
 from coddl.sim.api import simulate
 from coddl.sim.run import Metrics
 from coddl.sim.run_key import RunKey
@@ -82,6 +82,11 @@ def mean_of_seeds(changes: FloatCube) -> str:
     return " · ".join(f"{line.mean():+.2f} ± {ci95(line):.2f} %" for line in by_seed.T)
 
 
+def mean_where(changes: FloatMatrix, which: BoolMatrix) -> str:
+    """The mean of some clusters and sizes."""
+    return f"{changes[which].mean():+.2f} %" if which.any() else "none"
+
+
 def largest_of(changes: FloatMatrix) -> str:
     """The largest of all clusters, for each size."""
     return " · ".join(f"{each:+.2f} %" for each in changes.max(axis=0))
@@ -117,22 +122,21 @@ def queues_of(trace: Trace) -> tuple[str, ...]:
     return tuple(trace.queues[at] for at in order if jobs[at])
 
 
-def known_lengths(inputs: Inputs) -> Finding:
+def known_lengths(trace: Trace, seeds: int) -> Finding:
     """The policy against AFS-L, where lengths are known."""
-    trace = philly(inputs.folder("philly"))
     queues = queues_of(trace)
     plain, fair = compared(trace, ("afs-l", OURS, FAIR))
     paused = {
         pause_s: compared(trace, ("afs-l", OURS), reconfigure=f"stall:{pause_s}")[0]
         for pause_s in (1, 30)
     }
-    wrong = compared(trace, ("afs-l", OURS), error=ERROR, seeds=inputs.seeds)[0]
+    wrong = compared(trace, ("afs-l", OURS), error=ERROR, seeds=seeds)[0]
     jct, p99, resizes = (plain.change(n) for n in ("avg_jct_s", "p99_jct_s", "reallocations"))
     figures = (
-        Figure("average JCT against afs-l, mean of 12 clusters", "", mean_of(jct)),
+        Figure("average JCT against afs-l, mean of the clusters", "", mean_of(jct)),
         Figure("the same, the worst cluster", "", largest_of(jct)),
-        Figure("99th percentile of JCT, mean of 12 clusters", "", mean_of(p99)),
-        Figure("resizes, mean of 12 clusters", "", mean_of(resizes)),
+        Figure("99th percentile of JCT, mean of the clusters", "", mean_of(p99)),
+        Figure("resizes, mean of the clusters", "", mean_of(resizes)),
         Figure("average JCT, lengths off by up to 50 % and speeds by up to 20 %", "",
                mean_of_seeds(wrong.changes("avg_jct_s"))),
         *(Figure(f"average JCT, a pause of {pause_s} s at each resize", "",
@@ -152,19 +156,19 @@ def known_lengths(inputs: Inputs) -> Finding:
     ]
     notes = (
         f"Figures are for {', '.join(map(str, SIZES[:-1]))} and {SIZES[-1]} GPUs per cluster. "
-        f"Those with wrong predictions are means of {inputs.seeds} seeds.",
+        f"Those with wrong predictions are means of {seeds} seeds.",
         "The table has changes against afs-l in %.",
         f"Average JCT more than 0.5 % above afs-l: {listed(plain, jct, 0.5)}. "
         f"99th percentile above: {listed(plain, p99, 1.0)} (by more than 1 %).",
     )
-    return Finding(figures, by_load(trace, inputs), notes, Details(["cluster", *head], rows))
+    return Finding(figures, by_load(trace, seeds), notes, Details(["cluster", *head], rows))
 
 
-def by_load(trace: Trace, inputs: Inputs) -> Plot:
+def by_load(trace: Trace, seeds: int) -> Plot:
     """Average JCT against load, with and without errors and pauses."""
     settings: dict[str, Mapping[str, object]] = {
         "as predicted, resizes are free": {},
-        "lengths ±50 %, speeds ±20 %": {"error": ERROR, "seeds": inputs.seeds},
+        "lengths ±50 %, speeds ±20 %": {"error": ERROR, "seeds": seeds},
         "30 s per resize": {"reconfigure": "stall:30"},
     }
     lines, errors = {}, {}
@@ -177,7 +181,7 @@ def by_load(trace: Trace, inputs: Inputs) -> Plot:
             widths.append(0.0 if by_seed.size == 1 else ci95(by_seed))
         lines[name], errors[name] = line, widths
     return Plot(
-        f"Ranked Speedup against AFS-L on {LOAD_GPUS} GPUs, mean of 12 clusters",
+        f"Ranked Speedup against AFS-L on {LOAD_GPUS} GPUs, mean of the clusters",
         "arrival rate, as a multiple of the trace's",
         "average JCT, % above AFS-L",
         lines=lines,
@@ -185,22 +189,21 @@ def by_load(trace: Trace, inputs: Inputs) -> Plot:
     )
 
 
-def unknown_lengths(inputs: Inputs) -> Finding:
+def unknown_lengths(trace: Trace, seeds: int) -> Finding:
     """The policy against AFS-P, where lengths are not known."""
-    trace = philly(inputs.folder("philly"))
     queues = queues_of(trace)
-    ours, known = compared(trace, ("afs-p", LEARNED, "afs-l"), seeds=inputs.seeds)
+    ours, known = compared(trace, ("afs-p", LEARNED, "afs-l"), seeds=seeds)
     jct, told, crowd = ours.change("avg_jct_s"), known.change("avg_jct_s"), crowds(ours)
     crowded = crowd > 1.0
     figures = (
         Figure(
-            "average JCT against afs-p, mean of 12 clusters",
+            "average JCT against afs-p, mean of the clusters",
             "",
             mean_of_seeds(ours.changes("avg_jct_s")),
         ),
         Figure("the same, the worst cluster", "", largest_of(jct)),
-        Figure("where jobs outnumber GPUs: mean", "", f"{jct[crowded].mean():+.2f} %"),
-        Figure("where they do not: mean", "", f"{jct[~crowded].mean():+.2f} %"),
+        Figure("where jobs outnumber GPUs: mean", "", mean_where(jct, crowded)),
+        Figure("where they do not: mean", "", mean_where(jct, ~crowded)),
         Figure("afs-l, which knows lengths, against afs-p", "", mean_of(told)),
         Figure("resizes against afs-p", "", mean_of(ours.change("reallocations"))),
     )
@@ -218,7 +221,7 @@ def unknown_lengths(inputs: Inputs) -> Finding:
     )
     notes = (
         f"Figures are for {', '.join(map(str, SIZES[:-1]))} and {SIZES[-1]} GPUs per cluster; "
-        f"means of {inputs.seeds} seeds of AFS-P's coin.",
+        f"means of {seeds} seeds of AFS-P's coin.",
         f"More than 1 % above afs-p: {listed(ours, jct, 1.0)}.",
         "Jobs per GPU are those present under afs-p, in the mean over time.",
     )
@@ -236,17 +239,16 @@ def crowds(against: Against) -> FloatMatrix:
     return crowd
 
 
-def with_places(inputs: Inputs) -> Finding:
+def with_places(trace: Trace, queues: Sequence[str]) -> Finding:
     """The policy against AFS-L on nodes of 8 GPUs, with what places cost."""
-    trace = philly(inputs.folder("philly"))
     jct_s: dict[tuple[str, str, str], float] = {}
-    for queue in PLACED:
+    for queue in queues:
         study = simulate(trace, ("afs-l", OURS), vc=queue, cluster=NODES, placement=PLACEMENTS)
         for row in study.rows:
             key = (queue, str(row["placement"]), str(row["policy"]))
             jct_s[key] = float(str(row["avg_jct_s"]))
     change = {
-        where: [100.0 * (jct_s[q, where, OURS] / jct_s[q, where, "afs-l"] - 1.0) for q in PLACED]
+        where: [100.0 * (jct_s[q, where, OURS] / jct_s[q, where, "afs-l"] - 1.0) for q in queues]
         for where in PLACEMENTS
     }
     figures = tuple(
@@ -257,7 +259,7 @@ def with_places(inputs: Inputs) -> Finding:
         [queue, *(f"{jct_s[queue, where, policy] / 60:,.1f}"
                   for where in PLACEMENTS for policy in ("afs-l", OURS)),
          *(f"{change[where][at]:+.2f}" for where in PLACEMENTS)]
-        for at, queue in enumerate(PLACED)
+        for at, queue in enumerate(queues)
     ]  # fmt: skip
     head = [f"{policy}, {where}" for where in PLACEMENTS for policy in ("afs-l", OURS)]
     notes = (
@@ -271,7 +273,7 @@ def with_places(inputs: Inputs) -> Finding:
         "virtual cluster of Philly",
         "average JCT, % above AFS-L",
         bars=change,
-        categories=PLACED,
+        categories=queues,
     )
     names = ["cluster", *head, *(f"%, {where}" for where in PLACEMENTS)]
     return Finding(figures, plot, notes, Details(names, rows))
@@ -289,7 +291,7 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
         "Nothing is published. Shares only, as in the AFS evaluation: no placement. Jobs that ask "
         "for more GPUs than there are get as many as there are. The constants of the policy were "
         "chosen on these clusters.",
-        known_lengths,
+        lambda inputs: known_lengths(philly(inputs.folder("philly")), inputs.seeds),
         "philly",
     ),
     Experiment(
@@ -298,7 +300,7 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
         SOURCE,
         "Nothing is published. Shares only. Lengths are hidden from both policies; ours learns "
         "from the jobs that have ended before, AFS-P lets jobs take turns of two hours.",
-        unknown_lengths,
+        lambda inputs: unknown_lengths(philly(inputs.folder("philly")), inputs.seeds),
         "philly",
     ),
     Experiment(
@@ -307,7 +309,7 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
         SOURCE,
         "Nothing is published. Five of Philly's clusters, those with the fewest jobs, on 8 nodes "
         "of 8 GPUs. What places cost is estimated from facts on the models. Moves are free.",
-        with_places,
+        lambda inputs: with_places(philly(inputs.folder("philly")), PLACED),
         "philly",
     ),
 )
