@@ -1,7 +1,7 @@
 """Ranked Speedup of the oracle: see `tests.oracle`. No heap: each GPU is handed out by a scan."""
 
 from collections.abc import Mapping
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
 from tests.oracle_policies import BY_ROW, Crowd, Decision, Job, Shortest
@@ -53,7 +53,7 @@ class RankedSpeedup(Shortest):
             return 0.0
         step_s = job.model.step_s
         lost = max(self.calm, crowd.pause_s / self.within_s(job, crowd.now_s))
-        return lost * step_s[job.need] / step_s[job.gpus]
+        return lost * damped(step_s[job.need] / step_s[job.gpus])
 
     def within_s(self, job: Job, now_s: float) -> float:
         """In which a resize has to pay off."""
@@ -147,12 +147,17 @@ def ranked_speedup(params: Mapping[str, Any]) -> RankedSpeedup:  # Any: as in `t
     return policy(params.get("q", 1.5), params.get("calm", 0.05), params.get("rho", 0.0))
 
 
+def damped(speedup: float) -> float:
+    """A speed-up to the power of 7/8."""
+    return sqrt(speedup * sqrt(speedup * sqrt(speedup)))
+
+
 def best_gain_of(job: Job, left: int, price: float) -> tuple[float, int]:
     """What a job gains most by, per GPU, of its next eight useful shares; and how many GPUs."""
 
     def worth(share: int) -> float:
         prices = 0 if share == job.gpus else 1 if share > job.gpus else 2
-        return base_s / model.step_s[share] - prices * price
+        return damped(base_s / model.step_s[share]) - prices * price
 
     model, base_s = job.model, job.model.step_s[job.need]
     following, found, step = job.share, 0.0, 0

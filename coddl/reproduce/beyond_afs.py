@@ -111,12 +111,17 @@ def listed(against: Against, changes: FloatMatrix, above: float) -> str:
     return ", ".join(named) or "none"
 
 
-def compared(trace: Trace, policies: Sequence[str], **settings: object) -> list[Against]:
-    """Policies on each of the trace's clusters, each against the first."""
+def measured(trace: Trace, policies: Sequence[str], **settings: object) -> dict[RunKey, Metrics]:
+    """What policies give on each of the trace's clusters."""
     asked: dict[str, object] = {"vc": "all", "gpus": SIZES, "oversize": "clamp"}
     study = simulate(trace, policies, **(asked | settings))  # type: ignore[arg-type]
-    metrics = {run.key: run.metrics() for run in study.runs}
-    return [Against(queues_of(trace), metrics, each, policies[0]) for each in policies[1:]]
+    return {run.key: run.metrics() for run in study.runs}
+
+
+def compared(trace: Trace, **settings: object) -> Against:
+    """The policy against AFS-L."""
+    metrics = measured(trace, ("afs-l", OURS), **settings)
+    return Against(queues_of(trace), metrics, OURS, "afs-l")
 
 
 def queues_of(trace: Trace) -> tuple[str, ...]:
@@ -129,12 +134,10 @@ def queues_of(trace: Trace) -> tuple[str, ...]:
 def known_lengths(trace: Trace, seeds: int) -> Finding:
     """The policy against AFS-L, where lengths are known."""
     queues = queues_of(trace)
-    plain, fair = compared(trace, ("afs-l", OURS, FAIR))
-    paused = {
-        pause_s: compared(trace, ("afs-l", OURS), reconfigure=f"stall:{pause_s}")[0]
-        for pause_s in (1, 30)
-    }
-    wrong = compared(trace, ("afs-l", OURS), error=ERROR, seeds=seeds)[0]
+    metrics = measured(trace, ("afs-l", OURS, FAIR))
+    plain, fair = (Against(queues, metrics, each, "afs-l") for each in (OURS, FAIR))
+    paused = {s: compared(trace, reconfigure=f"stall:{s}") for s in (1, 30)}
+    wrong = compared(trace, error=ERROR, seeds=seeds)
     jct, p99, resizes = (plain.change(n) for n in ("avg_jct_s", "p99_jct_s", "reallocations"))
     figures = (
         Figure("average JCT against afs-l, mean of the clusters", "", mean_of(jct)),
@@ -179,7 +182,7 @@ def by_load(trace: Trace, seeds: int) -> Plot:
     for name, extra in settings.items():
         line, widths = [], []
         for load in LOADS:
-            found = compared(trace, ("afs-l", OURS), gpus=LOAD_GPUS, load=load, **extra)[0]
+            found = compared(trace, gpus=LOAD_GPUS, load=load, **extra)
             by_seed = found.changes("avg_jct_s").mean(axis=(1, 2))
             line.append((load, float(by_seed.mean())))
             widths.append(0.0 if by_seed.size == 1 else ci95(by_seed))
@@ -196,7 +199,9 @@ def by_load(trace: Trace, seeds: int) -> Plot:
 def unknown_lengths(trace: Trace, seeds: int) -> Finding:
     """The policy against AFS-P, where lengths are not known."""
     queues = queues_of(trace)
-    ours, known = compared(trace, ("afs-p", LEARNED, "afs-l"), seeds=seeds)
+    metrics = measured(trace, (LEARNED, "afs-l"))
+    metrics |= measured(trace, ("afs-p",), seeds=seeds)  # the others toss no coins
+    ours, known = (Against(queues, metrics, each, "afs-p") for each in (LEARNED, "afs-l"))
     jct, told, crowd = ours.change("avg_jct_s"), known.change("avg_jct_s"), crowds(ours)
     crowded = crowd > 1.0
     figures = (

@@ -16,12 +16,13 @@ from coddl.testing.builders import JobRow
 from coddl.testing.contract import SETTINGS
 from tests.core.test_kinds import mixed
 from tests.core.test_policies import AFS_L, Case
+from tests.oracle_ranked_speedup import damped
 from tests.oracle_residual import STICKY, Trained, common_hazards, residual_s
 
 
 def at(*speeds: float) -> list[float]:
-    """Step times of a job with these speed-ups at 1, 2, … GPUs."""
-    return [1.0 / speed for speed in speeds]
+    """Step times of a job with these speed-ups at 1, 2, … GPUs, as they count: damped."""
+    return [speed ** (-8.0 / 7.0) for speed in speeds]
 
 
 # With q = 1.5 the longest job counts once, the next (2^1.5 - 1)^(2/3) = 1.495 times, the third
@@ -49,7 +50,7 @@ CASES = {
         4, [KINK[0], job("b", 1, 1)], {"a": 3, "b": 1}, "ranked-speedup",
     ),
     "speed-ups are over the minimum": Case(
-        # From 2 to 3 GPUs a is 1.5 times as fast: 0.5 against 0.6. Over one GPU it would be 1.0.
+        # From 2 to 3 GPUs a is 1.5 times as fast, b 1.6 times. Over one GPU, a would gain 1.0.
         4, [job("a", 2, 4), job("b", scales=0.6)], {"a": 2, "b": 2}, "ranked-speedup:q=1",
     ),
     "of unknown lengths the one that has had less goes first": Case(
@@ -129,12 +130,13 @@ def worth(snapshot: Snapshot, row: int, share: int, calm: float) -> float:
     """A row's speed-up at a share, less what it costs to leave the one that it holds for it."""
     jobs = snapshot.jobs
     step_s, held = snapshot.speeds.step_s[jobs.curve[row]], jobs.gpus[row]
-    speedup = float(step_s[jobs.gpus_min[row]] / step_s[share])
+    speedup = damped(float(step_s[jobs.gpus_min[row]] / step_s[share]))
     if held in (0, share) or not calm:
         return speedup
     left_s = jobs.remaining_iterations[row] * step_s[held]
     within_s = 600.0 if np.isnan(left_s) else max(1.0, min(600.0, left_s))
-    price = max(calm, jobs.pause_s[row] / within_s) * step_s[jobs.gpus_min[row]] / step_s[held]
+    lost = max(calm, jobs.pause_s[row] / within_s)
+    price = lost * damped(float(step_s[jobs.gpus_min[row]] / step_s[held]))
     return float(speedup - price * (1.0 if share > held else 2.0))
 
 
@@ -225,7 +227,7 @@ CALM = {
         {"a": 1}, "ranked-speedup",
     ),
 }  # fmt: skip
-# Of eight GPUs, an equal share is four. LONG is 2.5 times as fast there; with three GPUs 2.2 times.
+# Of eight GPUs, an equal share is four. LONG is 1.16 times as fast there as with three.
 FAIR = {
     "the shorter one takes all": Case(
         8, [job("a", 1, 7, left=10), job("b", step_s=LONG, left=1000)],
@@ -258,13 +260,13 @@ def test_by_kind_is_the_plain_rule_where_there_is_one_kind(snapshot: Snapshot) -
 KINDS: dict[str, tuple[dict[str, int], list[tuple[JobRow, tuple[float, float]]], list[list[int]]]]
 KINDS = {
     "the fast GPU goes to whom it does most for": (
-        # a gains 1 - 1/2, times 1.495 as it is the shorter; b 1 - 1/8.
+        # a gains 1 - 1/2, damped 0.455, times 1.495 as it is the shorter; b 1 - 1/8, damped 0.838.
         {"slow": 1, "fast": 1},
         [(job("a", 1, 1, left=8), (2, 1)), (job("b", 1, 1, left=80), (8, 1))],
         [[1, 0], [0, 1]],
     ),
     "to the shorter one, if it gains nearly as much": (
-        # 1.495 x (1 - 1/3) against 1 - 1/8.
+        # 1.495 x 0.618 against 0.838.
         {"slow": 1, "fast": 1},
         [(job("a", 1, 1, left=8), (3, 1)), (job("b", 1, 1, left=80), (8, 1))],
         [[0, 1], [1, 0]],

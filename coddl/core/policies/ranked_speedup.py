@@ -4,7 +4,8 @@ For jobs that all speed up as GPUs^p, and with no arrivals, the shares with the 
 completion time depend on the order of remaining lengths alone (heSRPT; Berg, Vesilo,
 Harchol-Balter, Performance Evaluation 2020). Handing out GPUs by marginal speed-up gives just these
 shares if the i-th longest job counts w_i = (i^q - (i-1)^q)^(1/q) times, with q = 1/(1-p). Here the
-same is done on the measured curves, whatever their shape.
+same is done on the measured curves, whatever their shape, and speed-ups count to the power of 7/8:
+others arrive, so that it pays to have fewer jobs far ahead (ADR 19).
 
 A resize has a price: any share but the one that a job holds counts for less, so that a change is
 made only where it gains more.
@@ -39,6 +40,7 @@ from coddl.core.policies.kinds import (
     GpuKinds,
     KindPolicy,
     Served,
+    damped,
     dealt,
 )
 from coddl.core.policies.policy import parameters
@@ -62,8 +64,10 @@ def known_left_s(snapshot: KernelSnapshot, params: FloatColumn, row: int) -> flo
 
 
 @part
-def rank_rows(snapshot: KernelSnapshot, params: FloatColumn) -> RankedRows:
-    """Line up all rows, the shortest first: by time left at the minimum, known or learned."""
+def rank_rows(snapshot: KernelSnapshot, params: FloatColumn) -> tuple[RankedRows, bool]:
+    """Line up all rows, the shortest first: by time left at the minimum, known or learned; tell
+    whether that of any is learned.
+    """
     size = snapshot.rows.shape[0]
     ranked, unknown = empty_ranking(ONE, size), ZERO
     for k in range(size):
@@ -74,7 +78,7 @@ def rank_rows(snapshot: KernelSnapshot, params: FloatColumn) -> RankedRows:
         unknown += int(ranked.keys[0, k] == np.inf)
     if unknown > 0:
         guess_lengths(snapshot, ranked.keys[0])
-    return ranked
+    return ranked, unknown > 0
 
 
 @part
@@ -104,18 +108,12 @@ def first_weights(q: float) -> tuple[float, ...]:
 
 
 @part
-def parameters_here(snapshot: KernelSnapshot, params: FloatColumn) -> FloatColumn:
-    """The parameters that hold: those for learned lengths if that of any job is."""
-    half = params.shape[0] // 2
-    for k in range(snapshot.rows.shape[0]):
-        if known_left_s(snapshot, params, snapshot.rows[k]) == np.inf:
-            return params[half:]
-    return params[:half]
-
-
-@part
-def weigh_served(ranked: RankedRows, params: FloatColumn, shares: IntColumn) -> FloatColumn:
+def weigh_served(
+    ranked: RankedRows, learned: bool, both: FloatColumn, shares: IntColumn
+) -> FloatColumn:
     """The weight of each row that has a share, by its rank among these from the longest on."""
+    half = both.shape[0] // 2
+    params = both[half:] if learned else both[:half]
     size, count = ranked.need.shape[0], ZERO
     weights, longest = np.zeros(size), ValuedRows(np.empty(size), np.empty(size, np.int64))
     for k in range(size):
@@ -135,7 +133,7 @@ def weigh_served(ranked: RankedRows, params: FloatColumn, shares: IntColumn) -> 
 
 @part
 def resize_price(snapshot: KernelSnapshot, params: FloatColumn, row: int) -> float:
-    """What a resize of a row that holds GPUs costs, in speed-up over the minimum.
+    """What a resize of a row that holds GPUs costs, in damped speed-up over the minimum.
 
     A part of its present speed: `calm`, or, where that is more, what the pause takes of the time in
     which the resize has to pay off.
@@ -148,21 +146,21 @@ def resize_price(snapshot: KernelSnapshot, params: FloatColumn, row: int) -> flo
     if params[LEARNED] == 0.0:
         within_s = max(1.0, min(PAYBACK_S, seconds_left(snapshot, row, held)))
     lost = max(params[CALM], jobs.floats[PAUSE_S, row] / within_s)
-    return float(lost * step_s[jobs.ints[GPUS_MIN, row]] / step_s[held])
+    return float(lost * damped(step_s[jobs.ints[GPUS_MIN, row]] / step_s[held]))
 
 
 @part
 def best_step(
-    snapshot: KernelSnapshot, params: FloatColumn, k: int, share: int, left: int
+    snapshot: KernelSnapshot, k: int, share: int, left: int, price: float
 ) -> tuple[int, float]:
-    """The share to grow to with at most `left` more GPUs, and what that gains per GPU in speed-up
-    over the minimum, less the price of a resize; 0 if no share helps.
+    """The share to grow to with at most `left` more GPUs, and what that gains per GPU in damped
+    speed-up over the minimum, less the price of a resize; 0 if no share helps.
     """
     row = snapshot.rows[k]
     curve, held = snapshot.jobs.ints[CURVE, row], snapshot.jobs.ints[GPUS, row]
     step_s, next_share = snapshot.step_s[curve], snapshot.steps.next[curve]
-    base_s, price = step_s[snapshot.jobs.ints[GPUS_MIN, row]], resize_price(snapshot, params, row)
-    now, to, most = base_s / step_s[share], ZERO, 0.0
+    base_s = step_s[snapshot.jobs.ints[GPUS_MIN, row]]
+    now, to, most = damped(base_s / step_s[share]), ZERO, 0.0
     if share != held:
         now -= price if share > held else SHRINKING * price
     limit = min(snapshot.jobs.ints[GPUS_MAX, row], share + left)
@@ -171,7 +169,7 @@ def best_step(
         following = next_share[following]
         if following == 0 or following > limit:
             break
-        rise, added = base_s / step_s[following] - now, following - share
+        rise, added = damped(base_s / step_s[following]) - now, following - share
         if following != held:
             rise -= price if following > held else SHRINKING * price
         if rise > most * TIE * added:
@@ -212,11 +210,12 @@ def grow_by_weight(
     first.
     """
     size, count = snapshot.rows.shape[0], ZERO
-    ints = np.empty((2, size), np.int64)
-    heap, to = ValuedRows(np.empty(size), ints[0]), ints[1]
+    ints, floats = np.empty((2, size), np.int64), np.empty((2, size))
+    heap, to, price = ValuedRows(floats[0], ints[0]), ints[1], floats[1]
     for k in range(size):
         if shares[k] > 0:
-            to[k], gain = best_step(snapshot, params, k, shares[k], left)
+            price[k] = resize_price(snapshot, params, snapshot.rows[k])
+            to[k], gain = best_step(snapshot, k, shares[k], left, price[k])
             if to[k] > 0:
                 heap.values[count], heap.rows[count] = weights[k] * gain, k
                 count += 1
@@ -227,7 +226,7 @@ def grow_by_weight(
         if added <= left:  # else it may be content with a smaller step
             shares[k] += added
             left -= added
-        to[k], gain = best_step(snapshot, params, k, shares[k], left)
+        to[k], gain = best_step(snapshot, k, shares[k], left, price[k])
         if to[k] > 0:
             heap.values[0] = weights[k] * gain
         else:
@@ -244,25 +243,26 @@ def ranked_speedup(
     left = grant_minimum(snapshot, shares)
     if left == 0 or (left > 0 and grow_all(snapshot, left, shares)):
         return np.inf
-    ranked, crowded = rank_rows(snapshot, params), left < 0
+    crowded = left < 0
+    ranked, learned = rank_rows(snapshot, params)
     if crowded:
         left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
     if left > 0 and params[RHO] > 0.0:
         left = grow_towards_equal(snapshot, params[RHO], left, shares)
     if left > 0 and not grow_all(snapshot, left, shares):
-        weights = weigh_served(ranked, parameters_here(snapshot, params), shares)
+        weights = weigh_served(ranked, learned, params, shares)
         grow_by_weight(snapshot, params, weights, left, shares)
-    return wake_s(snapshot, params, shares) if crowded else np.inf
+    return wake_s(snapshot, params, shares) if crowded and learned else np.inf
 
 
 @kernel
 def serve_by_rank(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColumn) -> FloatColumn:
     """Give the shortest their minimum; return the weights of those that got it."""
-    ranked = rank_rows(snapshot, params)
+    ranked, learned = rank_rows(snapshot, params)
     left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
     if left > 0 and params[RHO] > 0.0:
         grow_towards_equal(snapshot, params[RHO], left, shares)
-    return weigh_served(ranked, parameters_here(snapshot, params), shares)
+    return weigh_served(ranked, learned, params, shares)
 
 
 @dataclass(frozen=True)
@@ -322,6 +322,6 @@ class RankedSpeedup(KindPolicy):
         claim = np.zeros(jobs.size, np.int64)
         picture = snapshot.for_kernels(learns=True)
         weights = serve_by_rank(picture, self.parameters, claim)
-        scale = weights * snapshot.speeds.step_s[jobs.curve, jobs.gpus_min]
+        scale = weights * snapshot.speeds.step_s[jobs.curve, jobs.gpus_min] ** 0.875
         everyone = Served(np.arange(jobs.size), claim, np.ones(jobs.size, np.bool_), scale)
         return Allocation(dealt(snapshot, everyone, WEIGHTED))
