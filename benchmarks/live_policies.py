@@ -240,7 +240,10 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--cool-down-s", type=float, default=2.0)
     options.add_argument("--reconfigure", default="concurrent:1,0.1", help="in the simulator")
     options.add_argument("--json", action="store_true")
-    return options.parse_args(words)
+    found = options.parse_args(words)
+    if found.slots < MOST:
+        options.error(f"--slots must be at least {MOST}: the jobs ask for 1..{MOST}")
+    return found
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_jobs_run_by_a_policy_live_and_simulated() -> None:
-    jobs = ["--slots", "2", "--every-s", "0.5", "--lengths-s", "8", "2", "2"]
+    jobs = ["--slots", "3", "--every-s", "0.5", "--lengths-s", "8", "3", "2", "2"]
     found = measure(parsed(["--policies", "ranked-speedup", *jobs]))
     assert found["orders"] == {"live": ["ranked-speedup"], "simulated": ["ranked-speedup"]}
     row = found["policies"]["ranked-speedup"]
