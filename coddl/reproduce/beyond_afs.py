@@ -363,7 +363,8 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
         "The order of the two with placement",
         SOURCE,
         "Nothing is published. Five of Philly's smaller clusters, without those that are "
-        "overloaded, on 8 nodes of 8 GPUs. What places cost is estimated from facts on the models. Moves are free.",
+        "overloaded, on 8 nodes of 8 GPUs. What places cost is estimated from facts on the models. "
+        "Moves are free.",
         lambda inputs: with_places(philly(inputs.folder("philly")), PLACED),
         "philly",
     ),
