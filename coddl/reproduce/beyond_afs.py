@@ -188,7 +188,7 @@ def by_load(trace: Trace, seeds: int) -> Plot:
             widths.append(0.0 if by_seed.size == 1 else ci95(by_seed))
         lines[name], errors[name] = line, widths
     return Plot(
-        f"Ranked Speedup against AFS-L on {LOAD_GPUS} GPUs, mean of the clusters",
+        f"Ranked Speedup against AFS-L on {LOAD_GPUS} GPUs",
         "arrival rate, as a multiple of the trace's",
         "average JCT, % above AFS-L",
         lines=lines,

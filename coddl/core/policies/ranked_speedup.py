@@ -94,6 +94,8 @@ def wake_s(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColumn) -> 
 
 def weight_at(q: float, rank: int) -> float:
     """What the job of this rank counts; the longest has rank 1."""
+    if q == 1.0:
+        return 1.0  # without rounding, so that ties stay ties
     part = (rank - 1.0) / rank  # rank**q would be too large for a large q
     return float(rank * (1.0 - part**q) ** (1.0 / q))
 
