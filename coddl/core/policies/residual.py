@@ -26,10 +26,10 @@ from coddl.core.snapshot import KernelSnapshot
 
 NEIGHBOURS: Final = 8  # that count, on either side
 SEARCHED: Final = 4 * NEIGHBOURS  # jobs on either side that are looked at: some have never run
-NEIGHBOUR_PRIOR: Final = 1.0  # so many jobs weigh all jobs together, beside neighbours
-PRIOR, PRIOR_HAZARD = 5.0, 0.0866  # so many jobs, beside all; ended with a density of 1/(4 time)
+NEIGHBOUR_PRIOR: Final = 1.0  # weight of all jobs together, in neighbours
+PRIOR, PRIOR_HAZARD = 5.0, 0.0866  # weight of the assumed hazard, in jobs; a density of 1/(4 time)
 MOST: Final = 0.999  # hazard: no level is the end of all jobs
-STICKY: Final = 8.0  # a job that runs is preempted only for one so many times shorter
+STICKY: Final = 8.0  # a running job is preempted only for one this many times shorter
 WAKE_S: Final = 60.0  # the least time between two decisions that a job's progress asks for
 WIDTH_S: Final = np.diff(LEVEL_END_S, prepend=0.0)  # of the last: as if it ended
 # By level: the hazard of all jobs; neighbours that ended in it, and that reached it; the guess for
