@@ -36,18 +36,18 @@ FIRST_STEPS: Final = 100
 PARTS: Final = ("suspend", "turns", "resident", "search")
 
 
-def suspend(options: argparse.Namespace) -> dict[str, Any]:
+def suspend(device: SharedDevice, options: argparse.Namespace) -> dict[str, Any]:
     """Suspend and resume a job, in memory and through the disk."""
+    device.decide_by("fifo")
     empty = 0 if options.cpu else used_bytes()
-    with scratch() as folder, shared_device(folder, "fifo", cpu=options.cpu) as device:
-        job = device.submit("job", options.state_mb)
-        device.await_steps("job", 20)
-        steps = device.steps("job")[5:]
-        step_s = (steps[-1] - steps[0]) / (len(steps) - 1)
-        rounds = [round_trip(device, job, cpu=options.cpu) for _ in range(ROUNDS)]
-        about = device.client.get(f"/jobs/{job}")
-        disk = through_disk(device, job)
-        device.end(job)
+    job = device.submit("job", options.state_mb)
+    device.await_steps("job", 20)
+    steps = device.steps("job")[5:]
+    step_s = (steps[-1] - steps[0]) / (len(steps) - 1)
+    rounds = [round_trip(device, job, cpu=options.cpu) for _ in range(ROUNDS)]
+    about = device.client.get(f"/jobs/{job}")
+    disk = through_disk(device, job)
+    device.end(job)
     warm = rounds[1:]
     median = {key: statistics.median(each[key] for each in warm) for key in warm[0]}
     return {
@@ -102,34 +102,34 @@ def through_disk(device: SharedDevice, job: int) -> float:
 
 
 def turns(
-    options: argparse.Namespace, numbers: Sequence[int], gpu_memory: str
+    device: SharedDevice, options: argparse.Namespace, numbers: Sequence[int], where: str
 ) -> list[dict[str, Any]]:
     """Have so many jobs take turns, and compare them with one of them alone afterwards.
 
     Not before: a job that has just started also pins memory, and is slower.
     """
-    quantum_s, found = options.quantum, []
-    policy, env = f"gandiva:quantum_s={quantum_s}", {"CODDL_GPU_MEMORY": gpu_memory}
-    with scratch() as folder, shared_device(folder, policy, cpu=options.cpu, env=env) as device:
-        jobs = {"job0": device.submit("job0", options.state_mb)}
-        for number in numbers:
-            for name in [f"job{each}" for each in range(len(jobs), number)]:
-                jobs[name] = device.submit(name, options.state_mb)
-            steps = in_turns(device, list(jobs), -(-options.turns // number))
-            shares = device.client.get(f"/jobs/{jobs['job0']}")["turns"]
-            found.append((steps, shares["share"] if shares else None))
-        device.end(*list(jobs.values())[1:])
-        device.await_steps("job0", 20)
-        alone_per_s = rate(device, quantum_s / 2)
-        device.end(jobs["job0"])
+    device.decide_by(f"gandiva:quantum_s={options.quantum}")
+    first, found = f"{where}0", []
+    jobs = {first: device.submit(first, options.state_mb)}
+    for number in numbers:
+        for name in [f"{where}{each}" for each in range(len(jobs), number)]:
+            jobs[name] = device.submit(name, options.state_mb)
+        steps = in_turns(device, list(jobs), -(-options.turns // number))
+        shares = device.client.get(f"/jobs/{jobs[first]}")["turns"]
+        found.append((steps, shares["share"] if shares else None))
+    device.end(*list(jobs.values())[1:])
+    device.await_steps(first, 20)
+    alone_per_s = rate(device, first, options.quantum)
+    device.end(jobs[first])
     return [
         {
             "jobs": len(steps.counts),
-            "quantum_s": quantum_s,
-            "resident": not gpu_memory,
+            "quantum_s": options.quantum,
+            "where": where,
             "alone_steps_per_s": alone_per_s,
             "steps_per_s": sum(steps.counts) / steps.seconds,
             "ratio": sum(steps.counts) / steps.seconds / alone_per_s,
+            "switch_s": steps.switch_s,
             "parts": [each / sum(steps.counts) for each in steps.counts],
             "off_equal": max(abs(n / statistics.fmean(steps.counts) - 1.0) for n in steps.counts),
             "share_of_first": share,
@@ -143,6 +143,7 @@ class Steps(NamedTuple):
 
     seconds: float
     counts: list[int]  # by job
+    switch_s: float  # between the last step of a turn and the first one of the next, the median
 
 
 def in_turns(device: SharedDevice, names: Sequence[str], rounds: int) -> Steps:
@@ -154,59 +155,84 @@ def in_turns(device: SharedDevice, names: Sequence[str], rounds: int) -> Steps:
     awaited(lambda: all(len(device.steps(name)) > 20 for name in names), pause_s=0.1)
     since_s, left_out = time.monotonic(), len(names) - 1
     turns_wanted = left_out + rounds * len(names) + 1
-    look = partial(turn_begins, device, names, since_s)
+    look = partial(switches, device, names, since_s)
     awaited(lambda: len(look()) >= turns_wanted, pause_s=0.5, limit_s=600.0)
-    begin_s, end_s = (look()[at] for at in (left_out, turns_wanted - 1))
+    seen = look()[left_out:turns_wanted]
+    begin_s, end_s = seen[0].first_s, seen[-1].first_s
     counts = [sum(begin_s <= at_s < end_s for at_s in device.steps(name)) for name in names]
-    return Steps(end_s - begin_s, counts)
+    return Steps(end_s - begin_s, counts, statistics.median(s.first_s - s.last_s for s in seen))
 
 
-def turn_begins(device: SharedDevice, names: Sequence[str], since_s: float) -> list[float]:
-    """Tell when turns have ended their first steps."""
+class Switch(NamedTuple):
+    """From one turn to the next."""
+
+    last_s: float  # when the last step of the turn ended
+    first_s: float  # when the first step of the next one ended
+
+
+def switches(device: SharedDevice, names: Sequence[str], since_s: float) -> list[Switch]:
+    """Tell when turns have followed each other."""
     steps = sorted((at_s, name) for name in names for at_s in device.steps(name))
     later = [(at_s, name) for at_s, name in steps if at_s >= since_s]
-    return [at_s for (_, before), (at_s, name) in itertools.pairwise(later) if name != before]
+    return [
+        Switch(last_s, first_s)
+        for (last_s, before), (first_s, name) in itertools.pairwise(later)
+        if name != before
+    ]
 
 
-def rate(device: SharedDevice, seconds: float) -> float:
+def rate(device: SharedDevice, name: str, seconds: float) -> float:
     """Count the steps of a job alone for a while; give how many there are in a second."""
-    before = len(device.steps("job0"))
+    before = len(device.steps(name))
     time.sleep(seconds)
-    device.await_steps("job0", 2)
-    steps = device.steps("job0")[before:]
+    device.await_steps(name, 2)
+    steps = device.steps(name)[before:]
     return (len(steps) - 1) / (steps[-1] - steps[0])
 
 
-def search(options: argparse.Namespace, policy: str) -> dict[str, float]:
-    """Run the jobs of a search; give when each has made its first steps."""
-    with scratch() as folder, shared_device(folder, policy, cpu=options.cpu) as device:
-        begin_s = time.monotonic()
-        names = [f"trial{number}" for number in range(options.trials)]
-        jobs = [device.submit(each, options.trial_mb, steps=options.trial_steps) for each in names]
-        while not all(len(device.steps(name)) >= FIRST_STEPS for name in names):
-            time.sleep(0.1)
-        firsts = [device.steps(name)[FIRST_STEPS - 1] - begin_s for name in names]
-        device.end(*jobs)
+def search(device: SharedDevice, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Run the jobs of a search, one after another and by turns."""
+    return {
+        "one_after_another": first_steps(device, options, "fifo", "row"),
+        "turns": first_steps(device, options, f"gandiva:quantum_s={options.trial_quantum}", "turn"),
+    }
+
+
+def first_steps(
+    device: SharedDevice, options: argparse.Namespace, policy: str, prefix: str
+) -> dict[str, float]:
+    """Run the jobs of a search by a policy; give when each has made its first steps."""
+    device.decide_by(policy)
+    begin_s = time.monotonic()
+    names = [f"{prefix}{number}" for number in range(options.trials)]
+    jobs = [device.submit(each, options.trial_mb, steps=options.trial_steps) for each in names]
+    while not all(len(device.steps(name)) >= FIRST_STEPS for name in names):
+        time.sleep(0.1)
+    firsts = [device.steps(name)[FIRST_STEPS - 1] - begin_s for name in names]
+    device.end(*jobs)
     return {"all_s": max(firsts), "mean_s": statistics.fmean(firsts)}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure what was asked for."""
-    parts: dict[str, Callable[[], Any]] = {
-        "suspend": lambda: suspend(options),
-        "turns": lambda: turns(options, options.jobs, gpu_memory="0"),
-        "resident": lambda: turns(options, options.jobs[:1], gpu_memory=""),
-        "search": lambda: {
-            "turns": search(options, f"gandiva:quantum_s={options.trial_quantum}"),
-            "one_after_another": search(options, "fifo"),
-        },
-    }
+    """Measure what was asked for, in one pool as far as it can be."""
     found: dict[str, Any] = {"machine": machine(), "device": "cpu" if options.cpu else "gpu"}
-    for name in options.parts:
-        begin_s = time.monotonic()
-        found[name] = parts[name]()
-        took_s = time.monotonic() - begin_s
-        print(f"{name}, {took_s:.0f} s: {json.dumps(found[name])}", file=sys.stderr, flush=True)
+    parts: dict[str, Callable[[SharedDevice], Any]] = {
+        "suspend": lambda device: suspend(device, options),
+        "resident": lambda device: turns(device, options, options.jobs[:1], "resident"),
+        "search": lambda device: search(device, options),
+        "turns": lambda device: turns(device, options, options.jobs, "moved_out"),
+    }
+    # In the second pool no two jobs fit into the GPU's memory together.
+    for pool, gpu_memory in ((("suspend", "resident", "search"), ""), (("turns",), "0")):
+        if not (wanted := [name for name in pool if name in options.parts]):
+            continue
+        env = {"CODDL_GPU_MEMORY": gpu_memory}
+        with scratch() as folder, shared_device(folder, cpu=options.cpu, env=env) as device:
+            for name in wanted:
+                begin_s = time.monotonic()
+                found[name] = parts[name](device)
+                took = f"{name}, {time.monotonic() - begin_s:.0f} s"
+                print(f"{took}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
     return found
 
 
@@ -226,8 +252,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=2, help="to count at least, in whole rounds")
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--trial-mb", type=int, default=1000, help="of state, of each trial")
-    parser.add_argument("--trial-steps", type=int, default=500, help="of each trial")
-    parser.add_argument("--trial-quantum", type=float, default=3.0)
+    parser.add_argument("--trial-steps", type=int, default=1000, help="of each trial")
+    parser.add_argument("--trial-quantum", type=float, default=1.0)
     return parser.parse_args(words)
 
 
@@ -246,7 +272,7 @@ def main() -> None:
             print(f"  {name}: first step {each['first_step_s']:.2f} s after resume")
         print(f"  through the disk: {part['disk_s']:.2f} s without a step")
     for part in [*found.get("turns", ()), *found.get("resident", ())]:
-        where = "resident" if part["resident"] else "moved out"
+        where = part["where"].replace("_", " ")
         print(f"{part['jobs']} jobs, {where} between turns of {part['quantum_s']:g} s:")
         print(
             f"  {part['ratio']:.1%} of one alone, at most {part['off_equal']:.1%} off equal parts"

@@ -127,6 +127,8 @@ def _costs(profile: TrainingProfile, samples: int) -> dict[str, float | None]:
     return {
         "forward_s": took.forward_s,
         "backward_s": took.backward_s,
+        "forward_host_s": took.forward_host_s,
+        "backward_host_s": took.backward_host_s,
         "update_s": profile.update_s,
         "other_s": profile.other_s,
         "data_s": profile.data_s,

@@ -51,6 +51,10 @@ class SharedDevice:
         request = {"script": "train.py", "args": args, "code": self._code, "name": name}
         return int(self.client.submit({**request, "gpus": {"min": 1, "max": 1}})["id"])
 
+    def decide_by(self, policy: str) -> None:
+        """Have the pool decide by another policy."""
+        self.client.put("/policy", {"policy": policy})
+
     def noted(self, name: str) -> Path:
         return self._folder / f"{name}.steps"
 
@@ -89,7 +93,7 @@ class SharedDevice:
 
 @contextlib.contextmanager
 def shared_device(
-    folder: Path, policy: str, *, cpu: bool, env: Mapping[str, str] = MappingProxyType({})
+    folder: Path, policy: str = "fifo", *, cpu: bool, env: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[SharedDevice]:
     """Run a pool with one device, whose processes find these variables as well."""
     state = folder / "state"

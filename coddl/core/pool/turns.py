@@ -14,13 +14,15 @@ from typing import Any, Final, NamedTuple
 from coddl.core.pool.job import JobState
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.parking import in_host_memory
-from coddl.core.pool.records import SlotTurns, Target
+from coddl.core.pool.records import Device, SlotTurns, Target
 from coddl.core.pool.slot_sharing import lacks_turn, partners, turn_s_of_jobs
 from coddl.core.pool.snapshot import stays_guest
 from coddl.core.pool.state import Pool
 from coddl.core.waiting import Waiting
 
-TURNS_MAX: Final = 8  # jobs on a slot
+TURNS_MAX: Final = 16  # jobs on a slot
+CONTEXT_BYTES: Final = 768 << 20  # of CUDA, on the GPU, which a job keeps between its turns
+CONTEXTS_PART: Final = 4  # all of them together take at most 1 / this of the GPU's memory
 STATES_PER_GRADIENT: Final = 4  # weights, gradients and two moments
 # Why a job may wait that takes turns instead. Its host is of its own priority, so that those of a
 # higher one have other GPUs is no reason against.
@@ -98,6 +100,13 @@ def turn_s_of(policy: Any) -> float:  # Any: it may be a plug-in's, and say anyt
     turn_s = getattr(policy, "turn_s", 0.0)
     is_time = isinstance(turn_s, int | float) and isfinite(turn_s) and turn_s > 0.0
     return float(turn_s) if is_time else 0.0
+
+
+def turns_max(device: Device) -> int:
+    """Tell how many jobs may take turns on a device; one of unknown memory is no GPU."""
+    if not device.memory_bytes:
+        return TURNS_MAX
+    return max(2, min(TURNS_MAX, device.memory_bytes // CONTEXTS_PART // CONTEXT_BYTES))
 
 
 def guest_counts(pool: Pool) -> Counter[int]:
@@ -220,9 +229,13 @@ class _Room:
         self.users[slot].append(job.id)
         return slot
 
+    def is_full(self, slot: int) -> bool:
+        """Tell whether as many jobs take turns on a slot as may."""
+        return len(self.users[slot]) >= turns_max(self._pool.slots[slot].device)
+
     def may_stay(self, job: JobState, slot: int) -> bool:
         """Tell whether a job that is on a slot may take turns there."""
-        if slot not in self.users or len(self.users[slot]) >= TURNS_MAX:
+        if slot not in self.users or self.is_full(slot):
             return False
         return self.host_of(slot).priority == job.priority and self._is_usable(slot)
 
@@ -276,7 +289,7 @@ class _Hosts:
     def find(self, job: JobState) -> int | None:
         """Name the best slot for a job: where its workers are parked, or with the fewest jobs."""
         for slot in job.parked:
-            is_open = slot in self._slots and len(self._room.users[slot]) < TURNS_MAX
+            is_open = slot in self._slots and not self._room.is_full(slot)
             if is_open and self._room.fits(job, slot):
                 return slot
         return self._least_used(job) if state_bytes(job) < self._refused_bytes else None
@@ -286,7 +299,7 @@ class _Hosts:
         while self._queue and found is None:
             count, slot = heappop(self._queue)
             now = len(self._room.users[slot])
-            if now >= TURNS_MAX:
+            if self._room.is_full(slot):
                 continue
             if count != now:  # jobs have come since
                 heappush(self._queue, (now, slot))

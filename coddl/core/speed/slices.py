@@ -1,7 +1,8 @@
 """Time and memory of a pass, as functions of its samples: a fixed part and one for every sample.
 
 On a GPU, a pass takes no less than the host needs to launch its kernels. Sizes at which that is
-what a pass takes tell nothing of what a sample costs.
+what a pass takes say at most what a sample costs: they count only where a single other size was
+measured, because a GPU loses efficiency with small slices, and a line through zero would be worse.
 """
 
 from collections.abc import Iterable, Sequence
@@ -83,6 +84,9 @@ def _half(slices: Sequence[tuple[int, float, float]]) -> HalfPass:
     least_s = min((min(took_s, host_s) for _, took_s, host_s in slices if host_s), default=0.0)
     if not computed:
         return HalfPass(0.0, 0.0, max(took_s for _, took_s, _ in slices))
+    if len({n for n, _ in computed}) == 1:  # what launching takes is at least what computing takes
+        smallest = computed[0][0]
+        computed += [(n, took_s) for n, took_s, _ in slices if n < smallest]
     return HalfPass(*fitted_line(computed, relative=True), least_s)
 
 

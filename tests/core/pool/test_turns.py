@@ -6,7 +6,7 @@ import pytest
 
 from coddl.core.pool import records as r
 from coddl.core.pool.explain import explain
-from coddl.core.pool.turns import TURNS_MAX
+from coddl.core.pool.turns import TURNS_MAX, turns_max
 from coddl.core.scheduler import Stability
 from coddl.core.waiting import Waiting
 from tests.core.pool.crowd import GIB, crowd, pool_of, targets, users, wake
@@ -37,11 +37,17 @@ def test_jobs_go_to_the_slot_with_the_fewest() -> None:
     assert users(story) == {0: (1, 3, 5), 1: (2, 4, 6)}
 
 
-def test_no_more_than_eight_share_a_slot() -> None:
+def test_no_more_than_so_many_share_a_slot() -> None:
     story = pool_of(1)
     jobs = crowd(story, TURNS_MAX + 1)
-    assert users(story)[0] == tuple(jobs[:TURNS_MAX])
-    assert story.job(jobs[-1]).waiting is not None
+    waiting = {job for job in jobs if story.job(job).waiting is not None}
+    assert len(waiting) == 1
+    assert {*users(story)[0]} == {*jobs} - waiting
+
+
+@pytest.mark.parametrize(("gib", "want"), [(0, 16), (2, 2), (16, 5), (24, 8), (80, 16), (141, 16)])
+def test_contexts_of_jobs_that_share_a_gpu_take_a_quarter_of_it(gib: int, want: int) -> None:
+    assert turns_max(r.Device(0, "gpu", memory_bytes=gib * GIB)) == want
 
 
 def test_jobs_without_a_gpu_wait_with_other_policies() -> None:
