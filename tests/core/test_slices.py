@@ -46,17 +46,13 @@ LAUNCHED: dict[str, tuple[tuple[SliceTime, ...], dict[int, float]]] = {
         (SliceTime(64, 1.0, 2.0, 1.0, 1.9),),
         {64: 3.0, 8: 3.0},
     ),
-    "beside one other size, one that is all launching bounds what computing takes": (
-        (SliceTime(8, 0.5, 0.5, 0.5, 0.5), SliceTime(64, 1.2, 2.18, 0.5, 0.5)),
-        {64: 3.38, 48: 2.7, 8: 1.0, 1: 1.0},
+    "a size that is all launching tells nothing of a sample": (
+        (SliceTime(8, 0.5, 0.5, 0.5, 0.5), SliceTime(64, 1.0, 2.0, 0.5, 0.5)),
+        {64: 3.0, 48: 2.25, 8: 1.0, 1: 1.0},
     ),
-    "beside two others, it tells nothing of a sample": (
-        (
-            SliceTime(8, 0.5, 0.5, 0.5, 0.5),
-            SliceTime(32, 0.5, 1.0, 0.2, 0.3),
-            SliceTime(64, 1.0, 2.0, 0.2, 0.3),
-        ),
-        {64: 3.0, 48: 2.25, 1: 0.5},
+    "launches of one half are hidden behind the other half's computing": (
+        (SliceTime(64, 1.0, 4.0, 0.5, 0.5),),
+        {32: 2.5, 16: 1.25, 8: 1.0},
     ),
     "a size of which the host's time is not known": (
         (SliceTime(32, 0.5, 1.0), SliceTime(64, 1.0, 2.0, 0.2, 0.3)),

@@ -1,8 +1,9 @@
 """Time and memory of a pass, as functions of its samples: a fixed part and one for every sample.
 
 On a GPU, a pass takes no less than the host needs to launch its kernels. Sizes at which that is
-what a pass takes say at most what a sample costs: they count only where a single other size was
-measured, because a GPU loses efficiency with small slices, and a line through zero would be worse.
+what a pass takes tell nothing of what a sample costs. Alone, the host launches a pass while the GPU
+still computes the one before; with other workers it waits for each exchange first, so that each
+half of a pass takes at least its launches.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,9 +32,13 @@ class HalfPass(NamedTuple):
     sample_s: float
     least_s: float = 0.0
 
+    def computing_s(self, samples: float) -> float:
+        """Give the seconds of that half for these samples, if launching takes no time."""
+        return self.fixed_s + self.sample_s * samples
+
     def at(self, samples: float) -> float:
-        """Give the seconds of that half for these samples."""
-        return max(self.fixed_s + self.sample_s * samples, self.least_s)
+        """Give the seconds of that half for these samples, from when its launches begin."""
+        return max(self.computing_s(samples), self.least_s)
 
 
 class PassTimes(NamedTuple):
@@ -43,8 +48,14 @@ class PassTimes(NamedTuple):
     backward: HalfPass
 
     def at(self, samples: float) -> float:
-        """Give the seconds of a pass over these samples."""
-        return self.forward.at(samples) + self.backward.at(samples)
+        """Give the seconds of a pass over these samples that follows another one."""
+        return sum(self.halves(samples))
+
+    def halves(self, samples: float) -> tuple[float, float]:
+        """Give the seconds of forward and backward in a pass that follows another one."""
+        computing_s = self.forward.computing_s(samples), self.backward.computing_s(samples)
+        launching_s = self.forward.least_s, self.backward.least_s
+        return max(computing_s, launching_s, key=sum)
 
 
 def fitted_line(points: Iterable[tuple[float, float]], relative: bool = False) -> SliceLine:
@@ -84,9 +95,6 @@ def _half(slices: Sequence[tuple[int, float, float]]) -> HalfPass:
     least_s = min((min(took_s, host_s) for _, took_s, host_s in slices if host_s), default=0.0)
     if not computed:
         return HalfPass(0.0, 0.0, max(took_s for _, took_s, _ in slices))
-    if len({n for n, _ in computed}) == 1:  # what launching takes is at least what computing takes
-        smallest = computed[0][0]
-        computed += [(n, took_s) for n, took_s, _ in slices if n < smallest]
     return HalfPass(*fitted_line(computed, relative=True), least_s)
 
 
