@@ -55,7 +55,10 @@ def test_a_policy_may_have_shorter_turns_than_the_least() -> None:
 
 def crowd(switch_s: float, now_s: float = 1000.0) -> Snapshot:
     """Give three jobs for one GPU, one of which holds it and whose turn is over."""
-    rows = [job("a", holds=1, switch_s=switch_s, executed_s=5.0), *(job(each) for each in "bc")]
+    rows = [
+        job("a", requested=1, holds=1, switch_s=switch_s, executed_s=5.0),
+        *(job(each, requested=1) for each in "bc"),
+    ]
     return snapshot_of(1, rows, now_s=now_s)
 
 
@@ -115,10 +118,10 @@ def test_tiresias_has_no_turns_until_it_knows_what_a_switch_costs() -> None:
 
 def test_in_a_queue_of_tiresias_the_job_that_has_run_least_is_next() -> None:
     rows = [
-        job("a", holds=1, executed_s=50.0, switch_s=0.5),
-        job("b", started_s=1.0, executed_s=40.0, switch_s=0.5),
-        job("c", started_s=2.0, executed_s=30.0, switch_s=0.5),
-        job("d", started_s=2.0, executed_s=7200.0, switch_s=0.5),  # of the next queue
+        job("a", requested=1, holds=1, executed_s=50.0, switch_s=0.5),
+        job("b", requested=1, started_s=1.0, executed_s=40.0, switch_s=0.5),
+        job("c", requested=1, started_s=2.0, executed_s=30.0, switch_s=0.5),
+        job("d", requested=1, started_s=2.0, executed_s=7200.0, switch_s=0.5),  # in the next queue
     ]
     snapshot = snapshot_of(1, rows, now_s=1000.0)
     level, turn_end_s = tiresias.COLUMN.level, tiresias.COLUMN.turn_end_s

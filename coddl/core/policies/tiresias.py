@@ -123,7 +123,7 @@ def next_move_s(
         waits = True
         if params[PROMOTE] > 0.0 and memory[row, COLUMN.level] > 0.0:
             wake_at_s = min(wake_at_s, up_at_s(snapshot, row, params, memory))
-    if waits:
+    if waits and params[TURN_S] < np.inf:
         wake_at_s = min(wake_at_s, turn_end_s)
     return max(wake_at_s, snapshot.now_s + SLACK_S)
 
