@@ -1,0 +1,106 @@
+"""`coddl top`: live in a terminal, once for files, pipes and programs."""
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from coddl.cli.connect import Server, StateDir, find_server, given_credentials, needs
+from coddl.cli.output import AsJson, Output, wants_json
+
+if TYPE_CHECKING:
+    from coddl.api.client import Client
+    from coddl.cli.top.feed import Connect
+
+EXAMPLES = """
+Examples:
+
+  coddl top                       live; ? shows the keys
+
+  coddl top --once                print it once
+
+  coddl top -o json | jq .jobs    for programs
+"""
+EVENTS_LOOKED_AT: Final = 200
+DECISIONS_SHOWN: Final = 5
+
+Once = Annotated[bool, typer.Option("--once", help="Print the pool once, and exit.")]
+
+
+def top(
+    *,
+    once: Once = False,
+    server: Server = "",
+    state_dir: StateDir = "",
+    output: Output = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Show the pool at a glance, live: who has how many GPUs and why, nodes, jobs, decisions.
+
+    Without a terminal, as in a pipe, it is printed once.
+    """
+    for_program = wants_json(output, as_json)
+    connect = _connector(server, state_dir)
+    if once or for_program or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        with connect() as client:
+            _print_once(client, for_program)
+        return
+    with needs("top"):
+        from coddl.cli.top.app import TopApp
+    with connect() as client:
+        client.get("/pool")  # a server that is not there is told as by other commands
+    TopApp(connect).run()
+
+
+def _connector(server: str, state_dir: str) -> "Connect":
+    """Give what connects to the server, from any thread; found anew, as it may have moved."""
+    given = given_credentials.get()
+
+    def connect() -> "Client":
+        with needs("client"):
+            from coddl.api.client import Client
+
+            given_credentials.set(given)
+            return Client(find_server(server, state_dir))
+
+    return connect
+
+
+def _print_once(client: "Client", for_program: bool) -> None:
+    from coddl.cli.following import last_events
+    from coddl.cli.jobs import jobs_of
+
+    pool, nodes = client.get("/pool"), client.get("/nodes")["items"]
+    jobs = jobs_of(client, all_=False)
+    events, _ = last_events(client, None, EVENTS_LOOKED_AT)
+    if for_program:
+        decided = [event for event in events if event["kind"] == "Decided"]
+        found = {"pool": pool, "nodes": nodes, "jobs": jobs, "decisions": decided}
+        print(json.dumps(found, indent=2))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    from coddl.cli.poolview import nodes_lines, show, unit_of
+    from coddl.cli.top.lines import Decisions, pool_line, top_lines
+
+    now_s = time.time()
+    console = Console(highlight=False)
+    decisions = Decisions()
+    decisions.unit = unit_of(nodes)
+    decisions.name(jobs)
+    for event in events:
+        decisions.note(event)
+    lines = [
+        pool_line(pool, nodes, is_short=False),
+        Text(),
+        *nodes_lines(nodes),
+        Text(),
+        *top_lines(jobs, now_s, console.width if console.is_terminal else None),
+        Text(),
+        Text("decisions", style="bold"),
+        *decisions.lines(DECISIONS_SHOWN, now_s),
+    ]
+    show(lines, console, one_line_each=True)

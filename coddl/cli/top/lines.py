@@ -1,0 +1,177 @@
+"""Lines of `coddl top`, with the words and columns of `coddl ls`; for the screen and for files."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.text import Text
+
+from coddl.cli.poolview import GAP, STYLES, Answer, job_row, jobs_lines, moment, table, unit_of
+from coddl.cli.top.shares import FREE, FREE_STYLE, ShareHistory
+
+RUNNING: Final = ("STARTING", "RUNNING", "RESIZING")
+WAITING: Final = ("PENDING", "PREEMPTED")
+REASON_LEAST: Final = 10  # columns: the selected job's reason stands below the table
+NAME_MOST: Final = 18
+SLOTS_DRAWN: Final = 16  # of a node; of larger ones, their number is shown
+TAKEN: Final = "x"  # by a process that is no job's
+DECISIONS_KEPT: Final = 100
+
+Key = Callable[[Answer], Any]  # Any: what can be compared
+
+
+def _largest_first(name: str) -> Key:
+    return lambda job: (not job[name], -(job[name] or 0.0), job["id"])
+
+
+SORTS: Final[Mapping[str, Key]] = {
+    "ID": lambda job: job["id"],
+    "NAME": lambda job: (job["name"], job["id"]),
+    "STATE": lambda job: (list(STYLES).index(job["state"]), job["id"]),
+    "GPUS": _largest_first("gpus"),
+    "PROGRESS": _largest_first("progress"),
+    "ETA": lambda job: (job["eta_s"] is None, job["eta_s"] or 0.0, job["id"]),
+    "SAMPLES/S": _largest_first("samples_per_s"),
+}
+
+
+def pool_line(pool: Answer, nodes: Sequence[Answer], *, is_short: bool) -> Text:
+    """Sum up the pool; short: without the parameters of its policy."""
+    policy = pool["policy"].partition(":")[0] if is_short else pool["policy"]
+    line = Text(f"policy {policy}", style="bold")
+    line.append(f"{GAP}{unit_of(nodes)}s {pool['slots_used']}/{pool['slots_total']}")
+    line.append(f"{GAP}jobs {job_counts(pool['jobs'])}")
+    is_whole = pool["nodes_up"] == pool["nodes"]
+    return line.append(
+        f"{GAP}nodes {pool['nodes_up']}/{pool['nodes']} up", style="" if is_whole else "red"
+    )
+
+
+def job_counts(by_state: Mapping[str, int]) -> str:
+    """Tell how many jobs run, wait and are suspended."""
+    running = sum(by_state.get(state, 0) for state in RUNNING)
+    waiting = sum(by_state.get(state, 0) for state in WAITING)
+    suspended = by_state.get("SUSPENDED", 0)
+    more = f", {suspended} suspended" if suspended else ""
+    return f"{running} running, {waiting} waiting{more}"
+
+
+def top_row(job: Answer, now_s: float) -> dict[str, str]:
+    """Give the columns of `coddl ls`, and how fast the job is."""
+    row = job_row(job, now_s)
+    reason = row.pop("REASON")
+    speed = f"{job['samples_per_s']:,.0f}" if job["samples_per_s"] else ""
+    return row | {"SAMPLES/S": speed, "REASON": reason}
+
+
+def top_lines(jobs: Sequence[Answer], now_s: float, width: int | None) -> list[Text]:
+    """Lay out jobs, one per line, without letters."""
+    rows = [top_row(job, now_s) for job in jobs]
+    return table(rows, width) or jobs_lines(jobs, now_s, width)
+
+
+def live_table(
+    jobs: Sequence[Answer], history: ShareHistory, now_s: float, width: int
+) -> tuple[Text, list[Text]]:
+    """Lay out jobs with their letters in the chart: the header, and a line for each."""
+    rows = []
+    for job in jobs:
+        row = {" ": history.mark(job["id"])[0] if job["gpus"] else " "} | top_row(job, now_s)
+        if len(row["NAME"]) > NAME_MOST:
+            row["NAME"] = f"{row['NAME'][: NAME_MOST - 1]}…"
+        rows.append(row)
+    if not rows:
+        return Text(), []
+    header, *lines = table(rows, width, REASON_LEAST)
+    for job, line in zip(jobs, lines, strict=True):
+        if job["gpus"]:
+            line.stylize(history.mark(job["id"])[1], 0, 1)
+    return header, lines
+
+
+def matches(job: Answer, words: Sequence[str]) -> bool:
+    """Tell whether each word is in the job's number, name, user, state, nodes or waiting code."""
+    about = (job["id"], job["name"], job["user"], job["state"], *job["nodes"], job["code"] or "")
+    text = " ".join(map(str, about)).lower()
+    return all(word.lower() in text for word in words)
+
+
+def node_lines(
+    nodes: Sequence[Answer], history: ShareHistory, width: int, lines_max: int
+) -> list[Text]:
+    """Draw the slots of each node by the letters of their jobs, as many nodes as fit."""
+    lines, left = [Text()], list(nodes)
+    while left:
+        told = _node(left[0], history)
+        if len(lines[-1]) + len(told) > width and len(lines[-1]):
+            if len(lines) == lines_max:
+                break
+            lines.append(Text())
+        lines[-1].append(told).append(GAP)
+        left.pop(0)
+    if left:
+        more = f"… {len(left)} more: n"
+        lines[-1].truncate(width - len(more))
+        lines[-1].append(more, style="dim")
+    return lines
+
+
+def _node(node: Answer, history: ShareHistory) -> Text:
+    line = Text(f"{node['name']} ")
+    if node["state"] != "UP":
+        line.append(f"{node['state']} ", style=STYLES[node["state"]])
+    if len(node["slots"]) > SLOTS_DRAWN:
+        return line.append(f"{node['used']}/{len(node['slots'])}")
+    for slot in node["slots"]:
+        if slot["job"] is not None:
+            line.append(*history.mark(slot["job"]))
+        elif slot.get("used_by_others"):
+            line.append(TAKEN, style="red")
+        else:
+            line.append(FREE, style=FREE_STYLE)
+    return line
+
+
+class Decisions:
+    """The decisions that changed something, in words: who got how many GPUs, and why."""
+
+    def __init__(self) -> None:
+        self.unit = "GPU"
+        self._names: dict[int, str] = {}
+        self._shares: dict[int, int] = {}
+        self._told: deque[tuple[float, str]] = deque(maxlen=DECISIONS_KEPT)
+
+    def name(self, jobs: Sequence[Answer]) -> None:
+        """Learn the names of jobs."""
+        for job in jobs:
+            self._names[job["id"]] = job["name"]
+
+    def note(self, event: Answer) -> None:
+        """Take an event of the pool."""
+        detail = event["detail"]
+        match event["kind"]:
+            case "JobSubmitted":
+                self._names[event["job"]] = detail["spec"]["name"]
+                self._shares[event["job"]] = 0
+            case "RunEnded":
+                self._shares[event["job"]] = 0
+            case "Decided" if detail["targets"]:
+                targets = {int(job): len(t["slots"]) for job, t in detail["targets"].items()}
+                changes = ", ".join(self._change(job, gpus) for job, gpus in targets.items())
+                unit = self.unit if all(gpus == 1 for gpus in targets.values()) else f"{self.unit}s"
+                self._told.append((event["at_s"], f"{changes} {unit} ({detail['why']})"))
+                self._shares |= targets
+            case "DecisionFailed" | "PolicyChosen" | "NodeJoined" | "NodeLost":
+                self._told.append((event["at_s"], event["text"]))
+            case _:
+                pass
+
+    def _change(self, job: int, gpus: int) -> str:
+        before = self._shares.get(job)
+        origin = "" if before is None else f"{before} "
+        return f"{self._names.get(job, f'job {job}')}: {origin}→ {gpus}"
+
+    def lines(self, count: int, now_s: float) -> list[Text]:
+        """Give the newest, the last one at the end."""
+        newest = list(self._told)[-count:] if count else []
+        return [Text(f"{moment(at_s, now_s)}  {text}") for at_s, text in newest]
