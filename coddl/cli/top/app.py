@@ -39,7 +39,7 @@ class TopApp(App[None]):
     }
     #trouble { color: red; text-style: bold; }
     JobList { height: 1fr; min-height: 3; }
-    #reason { max-height: 2; }
+    #reason { height: 2; }
     #about { height: 3fr; }
     #log { height: 2fr; }
     Question, Help { align: center middle; }
@@ -52,7 +52,7 @@ class TopApp(App[None]):
 
     def __init__(self, connect: Connect) -> None:
         super().__init__()
-        self.theme = "textual-ansi"  # the colours and the background of the user's terminal
+        self.theme = "ansi-dark"  # the colours and the background of the user's terminal
         self._connect = connect
         self.model = PoolModel()
         self.main = MainScreen(self.model)

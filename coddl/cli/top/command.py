@@ -43,7 +43,8 @@ def top(
     """
     for_program = wants_json(output, as_json)
     connect = _connector(server, state_dir)
-    if once or for_program or not (sys.stdout.isatty() and sys.stdin.isatty()):
+    is_live = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if once or for_program or not is_live:
         with connect() as client:
             _print_once(client, for_program)
         return

@@ -93,10 +93,10 @@ def may_change(client: "Client") -> bool:
     return access is None or access["access"] == "full"
 
 
-def spans_of(client: "Client", since_s: float) -> Sequence[Answer]:
-    """Give which job held how many GPUs when; nothing of a server that does not tell."""
+def spans_of(client: "Client", since_s: float) -> Sequence[Answer] | None:
+    """Give which job held how many GPUs when; None: the server does not tell."""
     timeline = _if_known(client, "/timeline", since_s=since_s)
-    return [] if timeline is None else list(timeline["spans"])
+    return None if timeline is None else list(timeline["spans"])
 
 
 def _if_known(client: "Client", path: str, **parameters: float) -> Answer | None:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rich.text import Text
@@ -132,19 +133,27 @@ def _node(node: Answer, history: ShareHistory) -> Text:
     return line
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who got how many GPUs after how many (None: not known), and why; or what else happened."""
+
+    at_s: float
+    changes: tuple[tuple[int, int | None, int], ...]
+    why: str
+
+
 class Decisions:
-    """The decisions that changed something, in words: who got how many GPUs, and why."""
+    """The decisions that changed something, in words."""
 
     def __init__(self) -> None:
         self.unit = "GPU"
         self._names: dict[int, str] = {}
         self._shares: dict[int, int] = {}
-        self._told: deque[tuple[float, str]] = deque(maxlen=DECISIONS_KEPT)
+        self._kept: deque[Decision] = deque(maxlen=DECISIONS_KEPT)
 
     def name(self, jobs: Sequence[Answer]) -> None:
         """Learn the names of jobs."""
-        for job in jobs:
-            self._names[job["id"]] = job["name"]
+        self._names |= {job["id"]: job["name"] for job in jobs}
 
     def note(self, event: Answer) -> None:
         """Take an event of the pool."""
@@ -157,21 +166,25 @@ class Decisions:
                 self._shares[event["job"]] = 0
             case "Decided" if detail["targets"]:
                 targets = {int(job): len(t["slots"]) for job, t in detail["targets"].items()}
-                changes = ", ".join(self._change(job, gpus) for job, gpus in targets.items())
-                unit = self.unit if all(gpus == 1 for gpus in targets.values()) else f"{self.unit}s"
-                self._told.append((event["at_s"], f"{changes} {unit} ({detail['why']})"))
+                changes = tuple((job, self._shares.get(job), n) for job, n in targets.items())
+                self._kept.append(Decision(event["at_s"], changes, detail["why"]))
                 self._shares |= targets
             case "DecisionFailed" | "PolicyChosen" | "NodeJoined" | "NodeLost":
-                self._told.append((event["at_s"], event["text"]))
+                self._kept.append(Decision(event["at_s"], (), event["text"]))
             case _:
                 pass
 
-    def _change(self, job: int, gpus: int) -> str:
-        before = self._shares.get(job)
-        origin = "" if before is None else f"{before} "
-        return f"{self._names.get(job, f'job {job}')}: {origin}→ {gpus}"
-
     def lines(self, count: int, now_s: float) -> list[Text]:
         """Give the newest, the last one at the end."""
-        newest = list(self._told)[-count:] if count else []
-        return [Text(f"{moment(at_s, now_s)}  {text}") for at_s, text in newest]
+        newest = list(self._kept)[-count:] if count else []
+        return [Text(f"{moment(each.at_s, now_s)}  {self._sentence(each)}") for each in newest]
+
+    def _sentence(self, decision: Decision) -> str:
+        if not decision.changes:
+            return decision.why
+        changes = ", ".join(
+            f"{self._names.get(job, f'job {job}')}: {'' if before is None else f'{before} '}→ {now}"
+            for job, before, now in decision.changes
+        )
+        plural = "" if all(now == 1 for _, _, now in decision.changes) else "s"
+        return f"{changes} {self.unit}{plural} ({decision.why})"
