@@ -13,7 +13,7 @@ from coddl.cli.top.dialogs import Help, Question
 from coddl.cli.top.feed import Connect, EventFollower, Poller, PoolReader
 from coddl.cli.top.job_screen import JobScreen, job_screen
 from coddl.cli.top.main_screen import MainScreen
-from coddl.cli.top.messages import EventsTold, JobChanged, PoolTold, tell
+from coddl.cli.top.messages import JobChanged, PoolTold, tell
 from coddl.cli.top.model import ACTIONS, PoolModel
 from coddl.core.errors import UserError
 
@@ -58,7 +58,7 @@ class TopApp(App[None]):
         self.main = MainScreen(self.model)
         self._reader = PoolReader()
         self._poller = Poller(connect, self._reader, lambda found: tell(self, PoolTold(found)))
-        self._follower = EventFollower(connect, lambda events: tell(self, EventsTold(events)))
+        self._follower = EventFollower(connect, self._note_event)
 
     def get_default_screen(self) -> Screen[None]:
         return self.main
@@ -78,15 +78,11 @@ class TopApp(App[None]):
             self.notify(news, timeout=NEWS_S)
         self.main.refresh_pool()
 
-    def on_events_told(self, message: EventsTold) -> None:
-        for event in message.events:
-            self.model.decisions.note(event)
-        self._look_soon()
-
-    def _look_soon(self) -> None:
+    def _note_event(self, event: Answer) -> None:
+        """Look at once when something happens; called in the follower's thread."""
+        if event["kind"] in ("Decided", "DecisionFailed"):
+            self._reader.is_decided = True
         self._poller.poke()
-        if isinstance(self.screen, JobScreen):
-            self.screen.poke()
 
     def on_main_screen_opened(self, message: MainScreen.Opened) -> None:
         self.push_screen(job_screen(message.job, self._connect))
@@ -142,4 +138,4 @@ class TopApp(App[None]):
         else:
             news = f"{found['name']} (job {found['id']}): {found['state']}"
             self.notify(news, timeout=NEWS_S, markup=False)
-        self._look_soon()
+        self._poller.poke()

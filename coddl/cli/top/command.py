@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -23,7 +22,6 @@ Examples:
 
   coddl top -o json | jq .jobs    for programs
 """
-EVENTS_LOOKED_AT: Final = 200
 DECISIONS_SHOWN: Final = 5
 
 Once = Annotated[bool, typer.Option("--once", help="Print the pool once, and exit.")]
@@ -70,38 +68,28 @@ def _connector(server: str, state_dir: str) -> "Connect":
 
 
 def _print_once(client: "Client", for_program: bool) -> None:
-    from coddl.cli.following import last_events
-    from coddl.cli.jobs import jobs_of
+    from coddl.cli.top.feed import PoolReader
 
-    pool, nodes = client.get("/pool"), client.get("/nodes")["items"]
-    jobs = jobs_of(client, all_=False)
-    events, _ = last_events(client, None, EVENTS_LOOKED_AT)
+    look = PoolReader()(client)
     if for_program:
-        decided = [event for event in events if event["kind"] == "Decided"]
-        found = {"pool": pool, "nodes": nodes, "jobs": jobs, "decisions": decided}
-        print(json.dumps(found, indent=2))
+        found = {"pool": look.pool, "nodes": look.nodes, "jobs": look.jobs}
+        print(json.dumps(found | {"decisions": look.decisions}, indent=2))
         return
     from rich.console import Console
     from rich.text import Text
 
-    from coddl.cli.poolview import nodes_lines, show, unit_of
-    from coddl.cli.top.lines import Decisions, pool_line, top_lines
+    from coddl.cli.poolview import nodes_lines, show
+    from coddl.cli.top.lines import decision_lines, pool_line, top_lines
 
-    now_s = time.time()
     console = Console(highlight=False)
-    decisions = Decisions()
-    decisions.unit = unit_of(nodes)
-    decisions.name(jobs)
-    for event in events:
-        decisions.note(event)
     lines = [
-        pool_line(pool, nodes, is_short=False),
+        pool_line(look.pool, look.nodes, is_short=False),
         Text(),
-        *nodes_lines(nodes),
+        *nodes_lines(look.nodes),
         Text(),
-        *top_lines(jobs, now_s, console.width if console.is_terminal else None),
-        Text(),
-        Text("decisions", style="bold"),
-        *decisions.lines(DECISIONS_SHOWN, now_s),
+        *top_lines(look.jobs, look.at_s, console.width if console.is_terminal else None),
     ]
+    if look.decisions:
+        lines += [Text(), Text("last decisions", style="bold")]
+        lines += decision_lines(look, DECISIONS_SHOWN)
     show(lines, console, one_line_each=True)

@@ -10,7 +10,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Footer, Static
 
-from coddl.cli.top.shares import FREE, OTHERS
+from coddl.cli.top.chart import FREE, OTHERS
 
 CLOSE: list[BindingType] = [Binding("escape,q", "app.pop_screen", "Back")]
 
@@ -52,7 +52,7 @@ q          quit
 
 The chart shows who held the GPUs in the last minutes: a letter and
 a colour per job, the same in the table and the nodes.
-{FREE} is a free GPU, {OTHERS} one of a job without a letter of its own,
+{FREE[0]} is a free GPU, {OTHERS[0]} one of a job without a letter of its own,
 x one that another process uses."""
 
     def compose(self) -> ComposeResult:

@@ -7,10 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from coddl.cli.following import last_events
 from coddl.cli.jobs import jobs_of
 from coddl.cli.poolview import Answer
 from coddl.core.errors import UserError
@@ -21,26 +19,29 @@ if TYPE_CHECKING:
 Connect = Callable[[], "Client"]
 Look = TypeVar("Look")
 
-WINDOW_S: Final = 360.0  # of the chart
-EVENTS_READ: Final = 200  # at the start
+WINDOW_S: Final = 600.0  # of the chart
+DECISIONS_READ: Final = 100
 ENDED_SHOWN: Final = 200
 LOG_LINES: Final = 200
 # Between two looks: a large pool takes longer to answer, and is asked less often.
-REST_LEAST_S, REST_MOST_S, REST_FACTOR = 1.0, 15.0, 10.0
+REST_LEAST_S: Final = 1.0
+REST_MOST_S: Final = 15.0
+REST_FACTOR: Final = 10.0  # times what the last look took
 GAP_S: Final = 0.3  # the least, however much happens
 RETRY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLook:
-    """The pool at one moment. `spans`: who had how many GPUs before; read once per connection."""
+    """The pool at one moment."""
 
     at_s: float
     pool: Answer
     nodes: Sequence[Answer]
     jobs: Sequence[Answer]
-    may_change: bool
-    spans: Sequence[Answer] | None = None
+    timeline: Answer
+    decisions: Sequence[Answer]  # that changed something or failed, the newest first
+    may_change: bool  # the token is for more than reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +54,32 @@ class JobLook:
 
 
 class PoolReader:
-    """Reads a pool. What stays the same while a connection lasts is asked once."""
+    """Reads a pool. What changes seldom is asked when it may have changed."""
 
     def __init__(self) -> None:
         self.wants_ended = False
+        self.is_decided = True  # since the last time that decisions were read
         self._client: Client | None = None
         self._may_change = True
+        self._decisions: Sequence[Answer] = ()
 
     def __call__(self, client: "Client") -> PoolLook:
-        spans = None
         if client is not self._client:
-            self._may_change = may_change(client)
-            spans = spans_of(client, time.time() - WINDOW_S)
-        pool, nodes = client.get("/pool"), client.get("/nodes")["items"]
-        jobs = shown_jobs(client, self.wants_ended)
-        self._client = client
-        return PoolLook(time.time(), pool, nodes, jobs, self._may_change, spans)
+            self._may_change = client.get("/access")["access"] == "full"
+            self._client, self.is_decided = client, True
+        if self.is_decided:
+            self.is_decided = False
+            found = client.get("/decisions", limit=DECISIONS_READ)["items"]
+            self._decisions = [each for each in found if each["changes"] or each["trouble"]]
+        return PoolLook(
+            time.time(),
+            client.get("/pool"),
+            client.get("/nodes")["items"],
+            shown_jobs(client, self.wants_ended),
+            client.get("/timeline", since_s=time.time() - WINDOW_S),
+            self._decisions,
+            self._may_change,
+        )
 
 
 def shown_jobs(client: "Client", wants_ended: bool) -> Sequence[Answer]:
@@ -85,30 +96,6 @@ def read_job(client: "Client", job: int) -> JobLook:
     """Give why a job is where it is, and the last lines that it has printed."""
     told = client.get(f"/jobs/{job}/explain")
     return JobLook(time.time(), told, client.get(f"/jobs/{job}/logs", tail=LOG_LINES)["items"])
-
-
-def may_change(client: "Client") -> bool:
-    """Tell whether the token may change something; servers that don't say have no other tokens."""
-    access = _if_known(client, "/access")
-    return access is None or access["access"] == "full"
-
-
-def spans_of(client: "Client", since_s: float) -> Sequence[Answer] | None:
-    """Give which job held how many GPUs when; None: the server does not tell."""
-    timeline = _if_known(client, "/timeline", since_s=since_s)
-    return None if timeline is None else list(timeline["spans"])
-
-
-def _if_known(client: "Client", path: str, **parameters: float) -> Answer | None:
-    from coddl.api.client import RequestRefused
-
-    try:
-        found: Answer = client.get(path, **parameters)
-    except RequestRefused as refused:
-        if refused.status != HTTPStatus.NOT_FOUND:
-            raise
-        return None
-    return found
 
 
 class Poller(Generic[Look]):
@@ -164,12 +151,11 @@ class Poller(Generic[Look]):
 
 
 class EventFollower:
-    """Tells the latest events of the pool, and those that come, in a thread."""
+    """Tells each event of the pool as it happens, in a thread."""
 
-    def __init__(self, connect: Connect, tell: Callable[[Sequence[Answer]], None]) -> None:
+    def __init__(self, connect: Connect, tell: Callable[[Answer], None]) -> None:
         self._connect = connect
         self._tell = tell
-        self._after: int | None = None
         self._is_over = threading.Event()
 
     def start(self) -> None:
@@ -183,15 +169,11 @@ class EventFollower:
             try:
                 with self._connect() as client:
                     self._follow(client)
-            except UserError:  # the poller tells why
+            except UserError:  # a poller tells why
                 self._is_over.wait(RETRY_S)
 
     def _follow(self, client: "Client") -> None:
-        if self._after is None:
-            found, self._after = last_events(client, None, EVENTS_READ)
-            self._tell(found)
-        for said in client.watch("/events", after=self._after, watch=True):
+        for said in client.watch("/events", limit=1, watch=True):
             if self._is_over.is_set():
                 return
-            self._after = int(said.data["number"])
-            self._tell([said.data])
+            self._tell(said.data)

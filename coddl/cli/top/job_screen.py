@@ -46,10 +46,6 @@ class JobScreen(Screen[None]):
     def on_unmount(self) -> None:
         self._poller.stop()
 
-    def poke(self) -> None:
-        """Ask about the job again: something has happened."""
-        self._poller.poke()
-
     def on_job_told(self, message: JobTold) -> None:
         found = message.found
         if isinstance(found, UserError):

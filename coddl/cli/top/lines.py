@@ -1,14 +1,13 @@
 """Lines of `coddl top`, with the words and columns of `coddl ls`; for the screen and for files."""
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from rich.text import Text
 
 from coddl.cli.poolview import GAP, STYLES, Answer, job_row, jobs_lines, moment, table, unit_of
-from coddl.cli.top.shares import FREE, FREE_STYLE, ShareHistory
+from coddl.cli.top.chart import FREE, JobMarks
+from coddl.cli.top.feed import PoolLook
 
 RUNNING: Final = ("STARTING", "RUNNING", "RESIZING")
 WAITING: Final = ("PENDING", "PREEMPTED")
@@ -16,7 +15,6 @@ REASON_LEAST: Final = 10  # columns: the selected job's reason stands below the 
 NAME_MOST: Final = 18
 SLOTS_DRAWN: Final = 16  # of a node; of larger ones, their number is shown
 TAKEN: Final = "x"  # by a process that is no job's
-DECISIONS_KEPT: Final = 100
 
 Key = Callable[[Answer], Any]  # Any: what can be compared
 
@@ -72,12 +70,12 @@ def top_lines(jobs: Sequence[Answer], now_s: float, width: int | None) -> list[T
 
 
 def live_table(
-    jobs: Sequence[Answer], history: ShareHistory, now_s: float, width: int
+    jobs: Sequence[Answer], marks: JobMarks, now_s: float, width: int
 ) -> tuple[Text, list[Text]]:
     """Lay out jobs with their letters in the chart: the header, and a line for each."""
     rows = []
     for job in jobs:
-        row = {" ": history.mark(job["id"])[0] if job["gpus"] else " "} | top_row(job, now_s)
+        row = {" ": marks.of(job["id"])[0] if job["gpus"] else " "} | top_row(job, now_s)
         if len(row["NAME"]) > NAME_MOST:
             row["NAME"] = f"{row['NAME'][: NAME_MOST - 1]}…"
         rows.append(row)
@@ -86,7 +84,7 @@ def live_table(
     header, *lines = table(rows, width, REASON_LEAST)
     for job, line in zip(jobs, lines, strict=True):
         if job["gpus"]:
-            line.stylize(history.mark(job["id"])[1], 0, 1)
+            line.stylize(marks.of(job["id"])[1], 0, 1)
     return header, lines
 
 
@@ -97,13 +95,11 @@ def matches(job: Answer, words: Sequence[str]) -> bool:
     return all(word.lower() in text for word in words)
 
 
-def node_lines(
-    nodes: Sequence[Answer], history: ShareHistory, width: int, lines_max: int
-) -> list[Text]:
+def node_lines(nodes: Sequence[Answer], marks: JobMarks, width: int, lines_max: int) -> list[Text]:
     """Draw the slots of each node by the letters of their jobs, as many nodes as fit."""
     lines, left = [Text()], list(nodes)
     while left:
-        told = _node(left[0], history)
+        told = _node(left[0], marks)
         if len(lines[-1]) + len(told) > width and len(lines[-1]):
             if len(lines) == lines_max:
                 break
@@ -117,7 +113,7 @@ def node_lines(
     return lines
 
 
-def _node(node: Answer, history: ShareHistory) -> Text:
+def _node(node: Answer, marks: JobMarks) -> Text:
     line = Text(f"{node['name']} ")
     if node["state"] != "UP":
         line.append(f"{node['state']} ", style=STYLES[node["state"]])
@@ -125,66 +121,29 @@ def _node(node: Answer, history: ShareHistory) -> Text:
         return line.append(f"{node['used']}/{len(node['slots'])}")
     for slot in node["slots"]:
         if slot["job"] is not None:
-            line.append(*history.mark(slot["job"]))
+            line.append(*marks.of(slot["job"]))
         elif slot.get("used_by_others"):
             line.append(TAKEN, style="red")
         else:
-            line.append(FREE, style=FREE_STYLE)
+            line.append(*FREE)
     return line
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Who got how many GPUs after how many (None: not known), and why; or what else happened."""
+def decision_line(decision: Answer, unit: str, now_s: float) -> Text:
+    """Tell a decision: who got how many GPUs, after how many, and why."""
+    cause = decision["cause"]
+    if decision["trouble"]:
+        told = f"decision failed ({cause}): {decision['trouble']}"
+    else:
+        changes = [
+            (each["name"], each["gpus_before"], each["gpus"]) for each in decision["changes"]
+        ]
+        told = ", ".join(f"{name}: {before} → {now}" for name, before, now in changes)
+        told += f" {unit}{'' if all(now == 1 for *_, now in changes) else 's'} ({cause})"
+    return Text(f"{moment(decision['at_s'], now_s)}  {told}")
 
-    at_s: float
-    changes: tuple[tuple[int, int | None, int], ...]
-    why: str
 
-
-class Decisions:
-    """The decisions that changed something, in words."""
-
-    def __init__(self) -> None:
-        self.unit = "GPU"
-        self._names: dict[int, str] = {}
-        self._shares: dict[int, int] = {}
-        self._kept: deque[Decision] = deque(maxlen=DECISIONS_KEPT)
-
-    def name(self, jobs: Sequence[Answer]) -> None:
-        """Learn the names of jobs."""
-        self._names |= {job["id"]: job["name"] for job in jobs}
-
-    def note(self, event: Answer) -> None:
-        """Take an event of the pool."""
-        detail = event["detail"]
-        match event["kind"]:
-            case "JobSubmitted":
-                self._names[event["job"]] = detail["spec"]["name"]
-                self._shares[event["job"]] = 0
-            case "RunEnded":
-                self._shares[event["job"]] = 0
-            case "Decided" if detail["targets"]:
-                targets = {int(job): len(t["slots"]) for job, t in detail["targets"].items()}
-                changes = tuple((job, self._shares.get(job), n) for job, n in targets.items())
-                self._kept.append(Decision(event["at_s"], changes, detail["why"]))
-                self._shares |= targets
-            case "DecisionFailed" | "PolicyChosen" | "NodeJoined" | "NodeLost":
-                self._kept.append(Decision(event["at_s"], (), event["text"]))
-            case _:
-                pass
-
-    def lines(self, count: int, now_s: float) -> list[Text]:
-        """Give the newest, the last one at the end."""
-        newest = list(self._kept)[-count:] if count else []
-        return [Text(f"{moment(each.at_s, now_s)}  {self._sentence(each)}") for each in newest]
-
-    def _sentence(self, decision: Decision) -> str:
-        if not decision.changes:
-            return decision.why
-        changes = ", ".join(
-            f"{self._names.get(job, f'job {job}')}: {'' if before is None else f'{before} '}→ {now}"
-            for job, before, now in decision.changes
-        )
-        plural = "" if all(now == 1 for _, _, now in decision.changes) else "s"
-        return f"{changes} {self.unit}{plural} ({decision.why})"
+def decision_lines(look: PoolLook, count: int) -> list[Text]:
+    """Tell the last decisions that changed something, the newest at the end."""
+    unit = unit_of(look.nodes)
+    return [decision_line(each, unit, look.at_s) for each in look.decisions[:count][::-1]]

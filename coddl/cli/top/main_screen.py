@@ -12,11 +12,11 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from coddl.cli.poolview import nodes_lines, reason_of
+from coddl.cli.top.chart import chart_lines
 from coddl.cli.top.dialogs import LongList
 from coddl.cli.top.job_list import JobList
-from coddl.cli.top.lines import DECISIONS_KEPT, live_table, node_lines, pool_line
+from coddl.cli.top.lines import decision_lines, live_table, node_lines, pool_line
 from coddl.cli.top.model import PoolModel
-from coddl.cli.top.shares import chart_lines
 
 LOW: Final = 20  # lines: lower terminals show no chart
 TALL: Final = 34  # higher ones show more of everything
@@ -76,23 +76,21 @@ class MainScreen(Screen[None]):
 
     def refresh_pool(self) -> None:
         """Show what the model knows now."""
-        look, (width, height) = self._model.look, self.app.size
-        now_s = time.time()
-        self._show("trouble", [Text(self._model.status(now_s))])
+        look, marks, (width, height) = self._model.look, self._model.marks, self.app.size
+        self._show("trouble", [Text(self._model.status(time.time()))])
         if look is None:
             return
         extent = 0 if height < LOW else 1 if height < TALL else 2
-        history = self._model.history
         self._show("pool", [pool_line(look.pool, look.nodes, is_short=True)])
-        self._show("chart", chart_lines(history, look.at_s, width, 4 * extent))
-        self._show("nodes", node_lines(look.nodes, history, width, 1 + extent))
-        self._show("decisions", self._model.decisions.lines(3 * extent, now_s))
+        self._show("chart", chart_lines(look.timeline, marks, width, 4 * extent))
+        self._show("nodes", node_lines(look.nodes, marks, width, 1 + extent))
+        self._show("decisions", decision_lines(look, 3 * extent))
         self.refresh_jobs()
 
     def refresh_jobs(self) -> None:
         """Show the jobs in the order and with the filter that hold now."""
         jobs = self._model.jobs()
-        header, lines = live_table(jobs, self._model.history, time.time(), self.app.size.width)
+        header, lines = live_table(jobs, self._model.marks, time.time(), self.app.size.width)
         if start := header.plain.find(self._model.sort) + 1:
             header.stylize("underline", start - 1, start - 1 + len(self._model.sort))
         if not jobs:
@@ -141,8 +139,9 @@ class MainScreen(Screen[None]):
             self.app.push_screen(LongList("nodes", nodes_lines(self._model.look.nodes)))
 
     def action_decisions(self) -> None:
-        lines = self._model.decisions.lines(DECISIONS_KEPT, time.time())
-        self.app.push_screen(LongList("decisions, the newest first", lines[::-1]))
+        if (look := self._model.look) is not None:
+            lines = decision_lines(look, len(look.decisions))[::-1]
+            self.app.push_screen(LongList("decisions, the newest first", lines))
 
     def action_filter(self) -> None:
         field = self.query_one("#filter", Input)

@@ -1,7 +1,6 @@
 """What other threads tell the program behind `coddl top`."""
 
 import contextlib
-from collections.abc import Sequence
 
 from textual.message import Message
 from textual.message_pump import MessagePump
@@ -17,14 +16,6 @@ class PoolTold(Message):
     def __init__(self, found: PoolLook | UserError) -> None:
         super().__init__()
         self.found = found
-
-
-class EventsTold(Message):
-    """Something has happened in the pool."""
-
-    def __init__(self, events: Sequence[Answer]) -> None:
-        super().__init__()
-        self.events = events
 
 
 class JobTold(Message):

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from coddl.cli.poolview import Answer, duration, moment, unit_of
-from coddl.cli.top.feed import WINDOW_S, PoolLook
-from coddl.cli.top.lines import SORTS, Decisions, matches
-from coddl.cli.top.shares import ShareHistory, shares_of
+from coddl.cli.poolview import Answer, duration, moment
+from coddl.cli.top.chart import JobMarks
+from coddl.cli.top.feed import PoolLook
+from coddl.cli.top.lines import SORTS, matches
 from coddl.cli.waiting import OVER
 from coddl.core.errors import UserError
 
@@ -40,12 +40,11 @@ ACTIONS: Final = {
 
 
 class PoolModel:
-    """The last answers of the server, and what was made of all before."""
+    """The last answers of the server, and the letters of jobs."""
 
     def __init__(self) -> None:
         self.look: PoolLook | None = None
-        self.history = ShareHistory(WINDOW_S)
-        self.decisions = Decisions()
+        self.marks = JobMarks()
         self.sort = "ID"
         self.is_reversed = False
         self.words: Sequence[str] = ()
@@ -58,12 +57,7 @@ class PoolModel:
         news = f"the server answers again, after {duration(gone_s)}" if self._trouble else ""
         self._trouble = None
         self.look = look
-        total = look.pool["slots_total"]
-        if look.spans is not None:
-            self.history.fill(look.spans, total, look.at_s)
-        self.history.note(shares_of(look.jobs, total, look.at_s))
-        self.decisions.unit = unit_of(look.nodes)
-        self.decisions.name(look.jobs)
+        self.marks.name(look.timeline["spans"])
         return news
 
     def fail(self, error: UserError, now_s: float) -> None:
