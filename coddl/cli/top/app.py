@@ -74,7 +74,7 @@ class TopApp(App[None]):
     def on_pool_told(self, message: PoolTold) -> None:
         if isinstance(message.found, UserError):
             self.model.fail(message.found, time.time())
-        elif news := self.model.take(message.found):
+        elif news := self.model.take(message.found, time.time()):
             self.notify(news, timeout=NEWS_S)
         self.main.refresh_pool()
 

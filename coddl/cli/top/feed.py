@@ -20,14 +20,17 @@ Connect = Callable[[], "Client"]
 Look = TypeVar("Look")
 
 WINDOW_S: Final = 600.0  # of the chart
+DECISIONS_READ_FIRST: Final = 1_000  # most change nothing
 DECISIONS_READ: Final = 100
+DECISIONS_KEPT: Final = 200
 ENDED_SHOWN: Final = 200
 LOG_LINES: Final = 200
 # Between two looks: a large pool takes longer to answer, and is asked less often.
 REST_LEAST_S: Final = 1.0
 REST_MOST_S: Final = 15.0
 REST_FACTOR: Final = 10.0  # times what the last look took
-GAP_S: Final = 0.3  # the least, however much happens
+GAP_LEAST_S: Final = 0.3  # however much happens
+GAP_FACTOR: Final = 3.0  # times what the last look took
 RETRY_S: Final = 1.0
 
 
@@ -35,13 +38,17 @@ RETRY_S: Final = 1.0
 class PoolLook:
     """The pool at one moment."""
 
-    at_s: float
     pool: Answer
     nodes: Sequence[Answer]
     jobs: Sequence[Answer]
     timeline: Answer
     decisions: Sequence[Answer]  # that changed something or failed, the newest first
     may_change: bool  # the token is for more than reading
+
+    @property
+    def at_s(self) -> float:
+        """The moment, by the server's clock."""
+        return float(self.timeline["until_s"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +68,37 @@ class PoolReader:
         self.is_decided = True  # since the last time that decisions were read
         self._client: Client | None = None
         self._may_change = True
+        self._ahead_s = 0.0
         self._decisions: Sequence[Answer] = ()
 
     def __call__(self, client: "Client") -> PoolLook:
         if client is not self._client:
             self._may_change = client.get("/access")["access"] == "full"
+            # Clocks may differ: all times that are shown are the server's.
+            self._ahead_s = client.get("/timeline")["until_s"] - time.time()
             self._client, self.is_decided = client, True
+            self._decisions = ()
         if self.is_decided:
             self.is_decided = False
-            found = client.get("/decisions", limit=DECISIONS_READ)["items"]
-            self._decisions = [each for each in found if each["changes"] or each["trouble"]]
+            self._decisions = newest_decisions(client, self._decisions)
+        since_s = time.time() + self._ahead_s - WINDOW_S
         return PoolLook(
-            time.time(),
             client.get("/pool"),
             client.get("/nodes")["items"],
             shown_jobs(client, self.wants_ended),
-            client.get("/timeline", since_s=time.time() - WINDOW_S),
+            client.get("/timeline", since_s=since_s),
             self._decisions,
             self._may_change,
         )
+
+
+def newest_decisions(client: "Client", known: Sequence[Answer]) -> Sequence[Answer]:
+    """Give the decisions that changed something or failed, the newest first; some are known."""
+    limit = DECISIONS_READ if known else DECISIONS_READ_FIRST
+    read = client.get("/decisions", limit=limit)["items"]
+    found = [each for each in read if each["changes"] or each["trouble"]]
+    older = [each for each in known if each["number"] < read[-1]["number"]] if read else known
+    return [*found, *older][:DECISIONS_KEPT]
 
 
 def shown_jobs(client: "Client", wants_ended: bool) -> Sequence[Answer]:
@@ -142,7 +161,7 @@ class Poller(Generic[Look]):
             self._is_wanted.clear()
             self._say(self._read(client))
             took_s = time.monotonic() - begin_s
-            self._is_over.wait(max(GAP_S, took_s))
+            self._is_over.wait(max(GAP_LEAST_S, GAP_FACTOR * took_s))
             self._is_wanted.wait(min(max(REST_LEAST_S, REST_FACTOR * took_s), REST_MOST_S))
 
     def _say(self, found: Look | UserError) -> None:

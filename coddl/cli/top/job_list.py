@@ -57,6 +57,10 @@ class JobList(Widget, can_focus=True):
         self._keep_in_bounds()
         self.refresh()
 
+    def select_first(self) -> None:
+        """Select the first line: the order is another."""
+        self._index = self._first = 0
+
     def render(self) -> Text:
         header = self._header.copy()
         header.truncate(self.size.width)

@@ -39,11 +39,10 @@ def pool_line(pool: Answer, nodes: Sequence[Answer], *, is_short: bool) -> Text:
     policy = pool["policy"].partition(":")[0] if is_short else pool["policy"]
     line = Text(f"policy {policy}", style="bold")
     line.append(f"{GAP}{unit_of(nodes)}s {pool['slots_used']}/{pool['slots_total']}")
-    line.append(f"{GAP}jobs {job_counts(pool['jobs'])}")
     is_whole = pool["nodes_up"] == pool["nodes"]
-    return line.append(
-        f"{GAP}nodes {pool['nodes_up']}/{pool['nodes']} up", style="" if is_whole else "red"
-    )
+    nodes_up = f"{pool['nodes_up']}/{pool['nodes']} up"
+    line.append(f"{GAP}nodes {nodes_up}", style="" if is_whole else "red")
+    return line.append(f"{GAP}jobs {job_counts(pool['jobs'])}")
 
 
 def job_counts(by_state: Mapping[str, int]) -> str:

@@ -89,8 +89,10 @@ class MainScreen(Screen[None]):
 
     def refresh_jobs(self) -> None:
         """Show the jobs in the order and with the filter that hold now."""
-        jobs = self._model.jobs()
-        header, lines = live_table(jobs, self._model.marks, time.time(), self.app.size.width)
+        look, jobs = self._model.look, self._model.jobs()
+        if look is None:
+            return
+        header, lines = live_table(jobs, self._model.marks, look.at_s, self.app.size.width)
         if start := header.plain.find(self._model.sort) + 1:
             header.stylize("underline", start - 1, start - 1 + len(self._model.sort))
         if not jobs:
@@ -125,11 +127,16 @@ class MainScreen(Screen[None]):
 
     def action_sort(self) -> None:
         self._model.sort_by_next()
-        self.refresh_jobs()
+        self._show_from_first()
 
     def action_reverse(self) -> None:
         self._model.is_reversed = not self._model.is_reversed
+        self._show_from_first()
+
+    def _show_from_first(self) -> None:
         self.refresh_jobs()
+        self._jobs.select_first()
+        self._refresh_selected()
 
     def action_ended(self) -> None:
         self.post_message(self.EndedWanted())

@@ -51,10 +51,10 @@ class PoolModel:
         self._trouble: UserError | None = None
         self._away_since_s = 0.0
 
-    def take(self, look: PoolLook) -> str:
+    def take(self, look: PoolLook, now_s: float) -> str:
         """Take what the server answered; tell if it has not answered before."""
-        gone_s = look.at_s - self._away_since_s
-        news = f"the server answers again, after {duration(gone_s)}" if self._trouble else ""
+        away = duration(now_s - self._away_since_s)
+        news = f"the server answers again, after {away}" if self._trouble else ""
         self._trouble = None
         self.look = look
         self.marks.name(look.timeline["spans"])
@@ -63,7 +63,7 @@ class PoolModel:
     def fail(self, error: UserError, now_s: float) -> None:
         """Take that the server did not answer, or refused to."""
         if self._trouble is None:
-            self._away_since_s = self.look.at_s if self.look else now_s
+            self._away_since_s = now_s
         self._trouble = error
 
     def status(self, now_s: float) -> str:
