@@ -45,7 +45,7 @@ CHARTS: dict[str, tuple[dict[str, Any], int, list[str]]] = {
         ["    2 aaaa······", "      aaaa······"],
     ),
     "a row stands for several GPUs": (
-        timeline(span(7, 6, 0), gpus={0: 8}),
+        timeline(span(7, 7, 0), gpus={0: 8}),
         2,
         ["    8 aaaaaaaaaa", "      aaaaaaaaaa"],
     ),
@@ -69,7 +69,7 @@ def test_a_chart_is_read_without_colour(told: dict[str, Any], rows: int, want: l
     marks.name(told["spans"])
     *drawn, axis = [line.plain for line in chart_lines(told, marks, 16, rows)] or [""]
     assert drawn == want
-    assert not want or axis.split() == ["1m40s", "ago", "now"]
+    assert axis == ("      1m40s agonow" if want else "")
 
 
 def test_a_job_keeps_its_letter_as_long_as_it_is_seen() -> None:
@@ -85,11 +85,12 @@ def test_a_job_keeps_its_letter_as_long_as_it_is_seen() -> None:
     assert styles == set(COLOURS)
 
 
+SLOTS: Any = NODE["slots"]
 NODE_LINES: dict[str, tuple[list[dict[str, Any]], int, list[str]]] = {
     "slots by the letters of their jobs": ([NODE], 1, ["n1 aa"]),
     "a node that is lost": ([NODE | {"state": "LOST", "slots": []}], 1, ["n1 LOST"]),
-    "large ones by number": ([NODE | {"slots": NODE["slots"] * 20, "used": 30}], 1, ["n1 30/40"]),
-    "as many as fit": ([NODE] * 9, 2, ["n1 aa  n1 aa  n1 aa", "n1 aa … 5 more: n"]),
+    "large ones by number": ([NODE | {"slots": SLOTS * 20, "used": 30}], 1, ["n1 30/40"]),
+    "as many as fit": ([NODE] * 9, 2, ["n1 aa  n1 aa  n1 aa", "n1 aa  … 5 more: n"]),
 }
 
 
@@ -119,7 +120,7 @@ def test_jobs_are_rows_that_fit_80_columns_with_progress_eta_and_speed() -> None
     assert header.plain.split() == [
         "ID", "NAME", "STATE", "GPUS", "PROGRESS", "ETA", "SAMPLES/S", "REASON"
     ]  # fmt: skip
-    assert lines[0].plain.startswith("a  12  bert-large-with-w…  RUNNING  3/1..8  42%")
+    assert lines[0].plain.startswith("a  12  bert-large-w…  RUNNING  3/1..8  42%")
     assert "1m35s  1,234      afs-p: it" in lines[0].plain
     assert lines[1].plain.startswith("   13  vit")
 

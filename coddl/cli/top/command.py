@@ -62,7 +62,8 @@ def _connector(server: str, state_dir: str) -> "Connect":
             from coddl.api.client import Client
 
             given_credentials.set(given)
-            return Client(find_server(server, state_dir))
+            # A stream that breaks off is asked for anew, where the server is then.
+            return Client(find_server(server, state_dir), return_s=0.0)
 
     return connect
 

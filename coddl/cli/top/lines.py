@@ -11,8 +11,8 @@ from coddl.cli.top.feed import PoolLook
 
 RUNNING: Final = ("STARTING", "RUNNING", "RESIZING")
 WAITING: Final = ("PENDING", "PREEMPTED")
-REASON_LEAST: Final = 10  # columns: the selected job's reason stands below the table
-NAME_MOST: Final = 18
+REASON_LEAST: Final = 8  # columns: the selected job's reason stands below the table
+NAME_LEAST: Final = 10  # columns; a terminal of 80 columns has room for 13
 SLOTS_DRAWN: Final = 16  # of a node; of larger ones, their number is shown
 TAKEN: Final = "x"  # by a process that is no job's
 
@@ -72,11 +72,11 @@ def live_table(
     jobs: Sequence[Answer], marks: JobMarks, now_s: float, width: int
 ) -> tuple[Text, list[Text]]:
     """Lay out jobs with their letters in the chart: the header, and a line for each."""
-    rows = []
+    rows, name_most = [], max(NAME_LEAST, width // 6)
     for job in jobs:
         row = {" ": marks.of(job["id"])[0] if job["gpus"] else " "} | top_row(job, now_s)
-        if len(row["NAME"]) > NAME_MOST:
-            row["NAME"] = f"{row['NAME'][: NAME_MOST - 1]}…"
+        if len(row["NAME"]) > name_most:
+            row["NAME"] = f"{row['NAME'][: name_most - 1]}…"
         rows.append(row)
     if not rows:
         return Text(), []
@@ -96,20 +96,26 @@ def matches(job: Answer, words: Sequence[str]) -> bool:
 
 def node_lines(nodes: Sequence[Answer], marks: JobMarks, width: int, lines_max: int) -> list[Text]:
     """Draw the slots of each node by the letters of their jobs, as many nodes as fit."""
-    lines, left = [Text()], list(nodes)
-    while left:
-        told = _node(left[0], marks)
-        if len(lines[-1]) + len(told) > width and len(lines[-1]):
-            if len(lines) == lines_max:
+    rows, left = list[list[Text]]([[]]), len(nodes)
+    for node in nodes:
+        told = _node(node, marks)
+        if rows[-1] and _length(rows[-1]) + len(told) > width:
+            if len(rows) == lines_max:
                 break
-            lines.append(Text())
-        lines[-1].append(told).append(GAP)
-        left.pop(0)
-    if left:
-        more = f"… {len(left)} more: n"
-        lines[-1].truncate(width - len(more))
-        lines[-1].append(more, style="dim")
-    return lines
+            rows.append([])
+        rows[-1].append(told)
+        left -= 1
+    more = ""
+    while left and _length(rows[-1]) + len(more := f"… {left} more: n") > width:
+        rows[-1].pop()
+        left += 1
+    rows[-1].append(Text(more, style="dim"))
+    return [Text(GAP).join(row) for row in rows]
+
+
+def _length(row: Sequence[Text]) -> int:
+    """Give the columns that texts take, with a gap after each."""
+    return sum(len(each) + len(GAP) for each in row)
 
 
 def _node(node: Answer, marks: JobMarks) -> Text:
