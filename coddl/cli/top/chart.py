@@ -68,7 +68,7 @@ def chart_lines(timeline: Answer, marks: JobMarks, width: int, rows_max: int) ->
     ]
     lines = []
     for row in reversed(range(rows)):
-        line = Text(f"{most if row == rows - 1 else '':>{LABEL - 1}} ", style="dim")
+        line = Text().append(f"{most if row == rows - 1 else '':>{LABEL - 1}} ", style="dim")
         for column in drawn:
             line.append(*column[row])
         lines.append(line)
