@@ -11,15 +11,15 @@ from coddl.cli.poolview import Answer, duration
 
 # Colours that people with any colour vision tell apart (Okabe and Ito); letters for all others.
 COLOURS: Final = (
-    "black on #e69f00",
-    "black on #56b4e9",
-    "black on #009e73",
-    "black on #f0e442",
-    "white on #0072b2",
-    "black on #d55e00",
-    "black on #cc79a7",
+    "#000000 on #e69f00",
+    "#000000 on #56b4e9",
+    "#000000 on #009e73",
+    "#000000 on #f0e442",
+    "#ffffff on #0072b2",
+    "#000000 on #d55e00",
+    "#000000 on #cc79a7",
 )
-OTHERS: Final = ("+", "black on #999999")  # jobs without a letter of their own
+OTHERS: Final = ("+", "#000000 on #999999")  # jobs without a letter of their own
 FREE: Final = ("·", "dim")
 NOTHING: Final = (" ", "")
 LABEL: Final = 6  # columns left of the chart
