@@ -38,6 +38,7 @@ from coddl.cli import (
     simulate,
     submit,
     trace,
+    whatif,
 )
 from coddl.cli.credentials import with_credentials
 from coddl.cli.demo import command as demo
@@ -65,6 +66,7 @@ COMMANDS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
         ("forget", nodes.forget, nodes.FORGET_EXAMPLES),
         ("policy", nodes.policy, nodes.POLICY_EXAMPLES),
         ("costs", costs.costs, costs.EXAMPLES),
+        ("whatif", whatif.whatif, whatif.EXAMPLES),
         ("events", following.events, following.EVENTS_EXAMPLES),
         ("server", daemons.server, daemons.SERVER_EXAMPLES),
         ("agent", daemons.agent, daemons.AGENT_EXAMPLES),

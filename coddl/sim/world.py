@@ -56,7 +56,8 @@ from coddl.traces.trace import Trace
     LOST_GPU_S,  # GPU-time between checkpoints and failures
     IN_ALL,  # iterations to do when it arrived
     UNIT,  # iterations in truth that one counts for; 1 where beliefs are true
-) = range(FLOATS := 20)
+    START_S,  # how long its share is prepared when it holds no GPUs
+) = range(FLOATS := 21)
 # Rows of World.ints.
 (
     HELD,  # GPUs the job trains on; lags behind GPUS while a change is prepared
@@ -153,6 +154,8 @@ def world_of(
         queue=trace.queue,
         group=-1 if trace.group is None else trace.group,
         weight=1.0 if trace.weight is None else trace.weight,
+        priority=0 if trace.priority is None else trace.priority,
+        preemptible=1 if trace.preemptible is None else trace.preemptible,
         curve=trace.curve,
         remaining_iterations=trace.iterations,
         gpus_requested=trace.gpus_requested,
@@ -166,7 +169,7 @@ def world_of(
     floats[[BASE_ITERATIONS, SAVED_ITERATIONS, IN_ALL]] = trace.iterations
     floats[[STEP_S, READY_S, FINISH_S]] = np.inf
     floats[[SLOWDOWN, PART, NEW_SLOWDOWN, NEW_PART, UNIT]] = 1.0
-    floats[NEW_PAUSE_S] = reconfigure.pause_s
+    floats[NEW_PAUSE_S], floats[START_S] = reconfigure.pause_s, reconfigure.prepare_s
     clock, count = np.full(CLOCKS, np.inf), np.zeros(COUNTS, np.int64)
     clock[[NOW, PREPARE_S, PAUSE_S]] = 0.0, reconfigure.prepare_s, reconfigure.pause_s
     fails_at = np.zeros((0, trace.size))
@@ -270,7 +273,9 @@ def cancel(world: World, row: int) -> None:
 def prepare(world: World, row: int) -> None:
     """Begin to prepare the share decided last."""
     world.ints[PREPARING, row] = world.jobs.ints[GPUS, row]
-    world.floats[READY_S, row] = world.clock[NOW] + world.clock[PREPARE_S]
+    starts = world.ints[HELD, row] == 0
+    prepare_s = world.floats[START_S, row] if starts else world.clock[PREPARE_S]
+    world.floats[READY_S, row] = world.clock[NOW] + prepare_s
 
 
 @part
@@ -329,7 +334,7 @@ def swap(world: World, row: int) -> bool:
     """Put a prepared share into effect; False if the GPUs for it are still held by others."""
     ints = world.jobs.ints
     share, before = world.ints[PREPARING, row], world.ints[HELD, row]
-    if share - before > world.counts[FREE]:
+    if share > before and share - before > world.counts[FREE]:
         if share != ints[GPUS, row]:
             drop_stale(world, row)  # it might never fit
         return False
