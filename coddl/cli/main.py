@@ -33,6 +33,7 @@ from coddl.cli import (
     policies,
     pool,
     profile,
+    replay,
     reproduce,
     run,
     simulate,
@@ -77,6 +78,7 @@ COMMANDS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
     ),
     "Jobs": (
         ("submit", submit.submit, submit.EXAMPLES),
+        ("replay", replay.replay, replay.EXAMPLES),
         ("ls", jobs.ls, jobs.LS_EXAMPLES),
         ("describe", jobs.describe, jobs.DESCRIBE_EXAMPLES),
         ("explain", jobs.explain, jobs.EXPLAIN_EXAMPLES),

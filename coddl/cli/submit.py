@@ -272,6 +272,12 @@ def checked(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _handed_in(client: "Client", request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Upload the folder, unless the server has it, and the job."""
+    job: dict[str, Any] = client.submit({**request, "code": uploaded(client, request, folder)})
+    return job
+
+
+def uploaded(client: "Client", request: dict[str, Any], folder: Path) -> str:
+    """Upload the folder of a job, unless the server has it; give its hash."""
     import tempfile
 
     from coddl.api.code import pack
@@ -284,8 +290,7 @@ def _handed_in(client: "Client", request: dict[str, Any], folder: Path) -> dict[
         if not client.has_code(archive.hash):
             with archive.path.open("rb") as file:
                 client.send_code(archive.hash, file)
-    job: dict[str, Any] = client.submit({**request, "code": archive.hash})
-    return job
+    return archive.hash
 
 
 def _check_taken(request: dict[str, Any], names: frozenset[str], folder: Path) -> None:

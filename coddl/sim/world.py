@@ -5,8 +5,7 @@ Its finish is predicted once, at that change, and the event that was predicted i
 it; nothing is ever compared with an epsilon.
 """
 
-from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +27,9 @@ from coddl.core.jobs import (
     SUBMITTED_S,
     JobTable,
 )
+from coddl.core.reconfigure import MODES as MODES
+from coddl.core.reconfigure import Reconfigure as Reconfigure
+from coddl.core.reconfigure import ReconfigureMode as ReconfigureMode
 from coddl.core.seeds import first_seed
 from coddl.core.snapshot import empty_memory
 from coddl.core.speed.table import ShareSteps
@@ -87,31 +89,6 @@ ARRIVE, FINISH, SHARE, SWAP, WAKE_UP, MOVE, FAIL = map(kernel_int, range(7))
 NOBODY = kernel_int(-1)
 # How a change of share takes effect: World.counts[MODE].
 STALL, SERIAL, CONCURRENT, UNCANCELLED = range(4)
-
-ReconfigureMode = Literal["stall", "serial", "concurrent", "uncancelled"]
-MODES: Final[tuple[ReconfigureMode, ...]] = ("stall", "serial", "concurrent", "uncancelled")
-
-
-@dataclass(frozen=True, slots=True)
-class Reconfigure:
-    """What a change of a job's share costs, its start included.
-
-    stall        it takes effect at once, and the job stands still for `pause_s`, behind what is
-                 left of the last such pause
-    serial       it takes `pause_s`, in which the job stands still with the GPUs it has; each
-                 further target queues behind, as in a cluster that thrashes
-    concurrent   the old share trains on for `prepare_s`, then the job, unless it only starts,
-                 stands still for `pause_s`; a newer target cancels the preparation
-    uncancelled  the same, but a preparation under way must end first; then the newest is prepared
-
-    Where a change takes effect at once, one onto another node may have a pause of its own.
-    """
-
-    mode: ReconfigureMode = "stall"
-    prepare_s: float = 0.0
-    pause_s: float = 0.0
-    move_s: tuple[float, float] | None = None  # with 1 GPU and with 8, linear in their number
-
 
 class Log(NamedTuple):
     """What happened, in order: when, and (kind, job, GPUs) of each event."""
