@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from coddl.core.policies.policy import Policy
     from coddl.core.pool.recording import Recording
-    from coddl.sim.replay import Replay
+    from coddl.sim.recorded_workload import RecordedWorkload
     from coddl.sim.simulate import Watch
     from coddl.sim.whatif import WhatIf
 
@@ -117,12 +117,12 @@ def whatif(
     with needs("server"):
         from coddl.sim.whatif import what_if
 
-        replay = _replay(_recording(journal, state_dir), since_s, gpus or (), cool_down)
+        workload = _workload(_recording(journal, state_dir), since_s, gpus or (), cool_down)
         named = _policies_of(plugin or ())
 
     def replayed(watch: "Watch") -> "WhatIf":
         return what_if(
-            replay, policy or (), gpus or (), named=named, watch=watch, keep_events=bool(report)
+            workload, policy or (), gpus or (), named=named, watch=watch, keep_events=bool(report)
         )
 
     found = _reported(replayed) if for_program else watched(replayed)[0]
@@ -131,7 +131,7 @@ def whatif(
     else:
         from coddl.cli.poolview import show
 
-        show(lines_of(found.as_data(), found.replay.unit))
+        show(lines_of(found.as_data(), found.workload.unit))
     if report:
         from coddl.sim.report import write_report
 
@@ -168,12 +168,12 @@ def _recording(journal: str, state_dir: str) -> "Recording":
     return recorded(read_journal(journal or str(state_folder(state_dir))))
 
 
-def _replay(
+def _workload(
     recording: "Recording", since_s: float | None, gpus: Sequence[int], cool_down_s: float | None
-) -> "Replay":
-    from coddl.sim.replay import replay_of
+) -> "RecordedWorkload":
+    from coddl.sim.recorded_workload import recorded_workload
 
-    return replay_of(recording, since_s, gpus=gpus, cool_down_s=cool_down_s)
+    return recorded_workload(recording, since_s, gpus=gpus, cool_down_s=cool_down_s)
 
 
 def _policies_of(plugins: Sequence[Path]) -> Callable[[str], "Policy"]:

@@ -14,7 +14,7 @@ from coddl.core.policies.policy import Policy
 from coddl.core.waiting import counted
 from coddl.plugins import policy_named
 from coddl.sim.pool_conditions import Capacity
-from coddl.sim.replay import Replay
+from coddl.sim.recorded_workload import RecordedWorkload
 from coddl.sim.run import Events, Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, Watch, run_cases
@@ -37,7 +37,7 @@ class WhatIfRun(NamedTuple):
 class WhatIf:
     """What has happened in a pool, and what would have under the alternatives."""
 
-    replay: Replay
+    workload: RecordedWorkload
     runs: tuple[WhatIfRun, ...]  # the first replays what has happened
 
     @property
@@ -45,23 +45,23 @@ class WhatIf:
         """What was recorded, its replay and the alternatives, as a report shows them."""
         (first, _), *others = self.runs
         replayed = dataclasses.replace(first, key=_named(first.key, "replayed"))
-        return [recorded_run(self.replay), replayed, *(run for run, _ in others)]
+        return [recorded_run(self.workload), replayed, *(run for run, _ in others)]
 
     def as_data(self) -> dict[str, Any]:  # Any: JSON
         """Give all of it, for programs."""
-        replay, ended = self.replay, self.replay.succeeded
+        workload, ended = self.workload, self.workload.succeeded
         return {
-            "since_s": replay.since_s,
-            "until_s": replay.until_s,
-            "jobs": replay.trace.size,
-            "left_out": [{"count": each.jobs, "why": each.why} for each in replay.left_out],
+            "since_s": workload.since_s,
+            "until_s": workload.until_s,
+            "jobs": workload.trace.size,
+            "left_out": [{"count": each.jobs, "why": each.why} for each in workload.left_out],
             "recorded": {
-                "policy": replay.policy,
-                "gpus": replay.gpus,
+                "policy": workload.policy,
+                "gpus": workload.gpus,
                 "jct_s": _spread(self.recorded_s[ended]),
-                "makespan_s": float(replay.finish_s[ended].max()) if ended.any() else None,
+                "makespan_s": float(workload.finish_s[ended].max()) if ended.any() else None,
                 "utilisation": self._recorded_utilisation,
-                "resizes": replay.reallocations,
+                "resizes": workload.reallocations,
             },
             "runs": [self._run(at) for at in range(len(self.runs))],
             "replay": {
@@ -77,12 +77,12 @@ class WhatIf:
     @property
     def recorded_s(self) -> FloatColumn:
         """Completion times as recorded; NaN: not over."""
-        return self.replay.finish_s - self.replay.trace.submitted_s
+        return self.workload.finish_s - self.workload.trace.submitted_s
 
     @property
     def errors(self) -> FloatColumn:
         """By which part of itself the replay misses the completion time of each job that ended."""
-        ended = self.replay.succeeded
+        ended = self.workload.succeeded
         recorded_s = self.recorded_s[ended]
         errors: FloatColumn = np.abs(self.runs[0].run.jct_s[ended] - recorded_s) / recorded_s
         return errors
@@ -90,7 +90,7 @@ class WhatIf:
     @property
     def mean_error(self) -> float | None:
         """By which part of itself the replay misses the mean completion time; with a sign."""
-        ratio = _ratio(self.runs[0].run.jct_s, self.recorded_s, self.replay.succeeded)
+        ratio = _ratio(self.runs[0].run.jct_s, self.recorded_s, self.workload.succeeded)
         return None if ratio is None else ratio - 1.0
 
     @property
@@ -100,7 +100,7 @@ class WhatIf:
 
     @property
     def _explains(self) -> str:
-        ended, error = int(self.replay.succeeded.sum()), self.mean_error
+        ended, error = int(self.workload.succeeded.sum()), self.mean_error
         if error is None:
             return "No job has trained to its end yet, so the replay cannot be checked."
         way = "above" if error > 0 else "below"
@@ -113,27 +113,27 @@ class WhatIf:
     @property
     def _caveats(self) -> list[str]:
         """What the results rest on that was not measured, or is not simulated."""
-        replay, found = self.replay, []
-        speeds = replay.sources
+        workload, found = self.workload, []
+        speeds = workload.sources
         if known := sum(speeds.values()):
             parts = [f"{count / known:.0%} {name}" for name, count in speeds.most_common()]
             found.append(f"Speeds, at all sizes that jobs may have: {', '.join(parts)}.")
-        if replay.unmeasured:
-            jobs = _jobs(replay.unmeasured)
+        if workload.unmeasured:
+            jobs = _jobs(workload.unmeasured)
             found.append(f"{jobs} measured at one size at most: how they scale is a guess.")
-        if len(replay.policies) > 1:
-            others = ", ".join(each for each in replay.policies if each != replay.policy)
+        if len(workload.policies) > 1:
+            others = ", ".join(each for each in workload.policies if each != workload.policy)
             found.append(
-                f"The policy was changed meanwhile ({others}); the replay has {replay.policy} "
+                f"The policy was changed meanwhile ({others}); the replay has {workload.policy} "
                 "all the time."
             )
-        if replay.kinds > 1:
-            found.append(f"All GPUs count as alike, though there are {replay.kinds} kinds.")
-        if replay.took_turns:
-            jobs = _jobs(replay.took_turns)
+        if workload.kinds > 1:
+            found.append(f"All GPUs count as alike, though there are {workload.kinds} kinds.")
+        if workload.took_turns:
+            jobs = _jobs(workload.took_turns)
             found.append(f"{jobs} sharing a GPU by turns, which is not simulated.")
-        if replay.lost_runs:
-            runs = counted(replay.lost_runs, "run")
+        if workload.lost_runs:
+            runs = counted(workload.lost_runs, "run")
             found.append(
                 f"{runs} ended with a loss, after which steps were redone; none is lost here."
             )
@@ -141,15 +141,15 @@ class WhatIf:
 
     @property
     def _recorded_utilisation(self) -> float | None:
-        replay = self.replay
-        is_over = ~np.isnan(replay.finish_s)
-        end_s = replay.until_s - replay.since_s
-        end_s = float(replay.finish_s.max()) if is_over.all() else end_s
-        return _part(float(replay.gpu_s.sum()), _gpu_s(replay.conditions.capacity, end_s))
+        workload = self.workload
+        is_over = ~np.isnan(workload.finish_s)
+        end_s = workload.until_s - workload.since_s
+        end_s = float(workload.finish_s.max()) if is_over.all() else end_s
+        return _part(float(workload.gpu_s.sum()), _gpu_s(workload.conditions.capacity, end_s))
 
     def _run(self, at: int) -> dict[str, Any]:  # Any: JSON
         """What one run says; completion times are those of the jobs that trained to their end."""
-        run, replay, first = self.runs[at].run, self.replay, self.runs[0].run
+        run, workload, first = self.runs[at].run, self.workload, self.runs[0].run
         done = run.succeeded
         return {
             "policy": run.key.policy,
@@ -161,13 +161,13 @@ class WhatIf:
                 float(run.attained_gpu_s.sum()), _gpu_s(self.runs[at].capacity, run.end_s)
             ),
             "resizes": run.reallocations,
-            "mean_against_recorded": _ratio(run.jct_s, self.recorded_s, replay.succeeded),
+            "mean_against_recorded": _ratio(run.jct_s, self.recorded_s, workload.succeeded),
             "mean_against_replay": _ratio(run.jct_s, first.jct_s, done & first.succeeded),
         }
 
 
 def what_if(
-    replay: Replay,
+    workload: RecordedWorkload,
     policies: Sequence[str] = (),
     gpus: Sequence[int] = (),
     *,
@@ -175,40 +175,40 @@ def what_if(
     watch: Watch | None = None,
     keep_events: bool = False,
 ) -> WhatIf:
-    """Replay what has happened as it was, then every policy on every number of GPUs.
+    """RecordedWorkload what has happened as it was, then every policy on every number of GPUs.
 
     Without policies those are the pool's own, on these numbers; without numbers either, a few
     policies on the GPUs that the pool had.
     """
-    cases = [_case(replay, replay.policy, None, named)]
-    for policy in policies or ((replay.policy,) if gpus else POLICIES):
+    cases = [_case(workload, workload.policy, None, named)]
+    for policy in policies or ((workload.policy,) if gpus else POLICIES):
         for count in gpus or (None,):
-            if (policy, count) != (replay.policy, None):
-                cases.append(_case(replay, policy, count, named))
+            if (policy, count) != (workload.policy, None):
+                cases.append(_case(workload, policy, count, named))
     cases = [dataclasses.replace(case, keep_events=keep_events) for case in cases]
     runs = run_cases(cases, watch)
     capacities = [case.conditions.capacity for case in cases if case.conditions is not None]
-    return WhatIf(replay, tuple(map(WhatIfRun, runs, capacities)))
+    return WhatIf(workload, tuple(map(WhatIfRun, runs, capacities)))
 
 
-def recorded_run(replay: Replay) -> Run:
+def recorded_run(workload: RecordedWorkload) -> Run:
     """What was recorded, in the form of a run."""
-    ended = replay.finish_s[~np.isnan(replay.finish_s)]
-    is_over = ended.size == replay.trace.size
+    ended = workload.finish_s[~np.isnan(workload.finish_s)]
+    is_over = ended.size == workload.trace.size
     return Run(
-        key=_named(RunKey(replay.policy, replay.gpus), "recorded"),
-        trace=replay.trace,
-        end_s=float(ended.max()) if is_over else replay.until_s - replay.since_s,
-        finish_s=replay.finish_s,
-        first_start_s=replay.first_start_s,
-        executed_s=replay.executed_s,
-        attained_gpu_s=replay.gpu_s,
-        reallocations=replay.reallocations,
+        key=_named(RunKey(workload.policy, workload.gpus), "recorded"),
+        trace=workload.trace,
+        end_s=float(ended.max()) if is_over else workload.until_s - workload.since_s,
+        finish_s=workload.finish_s,
+        first_start_s=workload.first_start_s,
+        executed_s=workload.executed_s,
+        attained_gpu_s=workload.gpu_s,
+        reallocations=workload.reallocations,
         migrations=0,
         cancelled_preparations=0,
-        event_count=len(replay.shares),
+        event_count=len(workload.shares),
         wall_s=0.0,
-        events=_events(replay),
+        events=_events(workload),
     )
 
 
@@ -216,36 +216,36 @@ def _named(key: RunKey, how: str) -> RunKey:
     return dataclasses.replace(key, policy=f"{key.policy} ({how})")
 
 
-def _events(replay: Replay) -> Events:
+def _events(workload: RecordedWorkload) -> Events:
     """When jobs came, held how many GPUs, and went."""
-    told = [(at_s, ARRIVE, row, 0) for row, at_s in enumerate(replay.trace.submitted_s.tolist())]
-    told += [(share.at_s, SHARE, share.row, share.gpus) for share in replay.shares]
-    finish_s = replay.finish_s.tolist()
+    told = [(at_s, ARRIVE, row, 0) for row, at_s in enumerate(workload.trace.submitted_s.tolist())]
+    told += [(share.at_s, SHARE, share.row, share.gpus) for share in workload.shares]
+    finish_s = workload.finish_s.tolist()
     told += [(at_s, FINISH, row, 0) for row, at_s in enumerate(finish_s) if np.isfinite(at_s)]
     told.sort(key=lambda each: each[0])
     time_s = np.array([each[0] for each in told])
     return Events(time_s, *np.array([each[1:] for each in told], np.int64).T)
 
 
-def _case(replay: Replay, policy: str, gpus: int | None, named: PolicyNamed) -> Case:
+def _case(workload: RecordedWorkload, policy: str, gpus: int | None, named: PolicyNamed) -> Case:
     """One run."""
-    conditions = replay.conditions
+    conditions = workload.conditions
     if gpus is not None:
         conditions = dataclasses.replace(conditions, capacity=(Capacity(0.0, gpus),))
-        least = int(replay.trace.gpus_min.max())
+        least = int(workload.trace.gpus_min.max())
         if least > gpus:
-            job = replay.numbers[int(replay.trace.gpus_min.argmax())]
+            job = workload.numbers[int(workload.trace.gpus_min.argmax())]
             because = f"job {job} of the pool needs at least {counted(least, 'GPU')}"
             raise UserError(f"--gpus {gpus} cannot be replayed", because, f"--gpus {least}")
     most = max(each.gpus for each in conditions.capacity)
     return Case(
         RunKey(policy, most),
         named(policy),
-        replay.trace,
-        reconfigure=replay.reconfigure,
-        stability=replay.stability,
-        beliefs=replay.beliefs,
-        failures=replay.failures,
+        workload.trace,
+        reconfigure=workload.reconfigure,
+        stability=workload.stability,
+        beliefs=workload.beliefs,
+        failures=workload.failures,
         conditions=conditions,
     )
 

@@ -49,7 +49,7 @@ class LeftOut(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class RecordedWorkload:
     """What is replayed, and what has happened. Times count from `since_s`."""
 
     trace: Trace
@@ -83,7 +83,7 @@ class Replay:
         """GPUs of the pool when it had most."""
         return max(each.gpus for each in self.conditions.capacity)
 
-    def with_gpus(self, gpus: int) -> "Replay":
+    def with_gpus(self, gpus: int) -> "RecordedWorkload":
         """The same jobs on another number of GPUs, all the time."""
         conditions = replace(self.conditions, capacity=(Capacity(0.0, gpus),))
         return replace(self, conditions=conditions)
@@ -111,13 +111,13 @@ class ReplayedJob(NamedTuple):
     gpus_max: int
 
 
-def replay_of(
+def recorded_workload(
     recording: Recording,
     since_s: float | None = None,
     *,
     gpus: Sequence[int] = (),
     cool_down_s: float | None = None,
-) -> Replay:
+) -> RecordedWorkload:
     """Prepare the replay of what happened since a time, on clusters of up to so many GPUs."""
     begin_s = _begin_s(recording, since_s)
     capacity = _capacity(recording, begin_s)
@@ -137,7 +137,7 @@ def replay_of(
         stability = replace(stability, cool_down_s=cool_s)
     policies = _policies(recording, begin_s)
     finish_s = [_or_nan(job.known.job.ended_s) - begin_s for job in jobs]
-    return Replay(
+    return RecordedWorkload(
         trace=_trace(jobs, speeds),
         beliefs=speeds.beliefs(),
         conditions=_conditions(recording, jobs, capacity, begin_s),
