@@ -339,6 +339,8 @@ class SlotView(View):
     job: int | None  # that has it; of several that take turns, the one that has the turn
     jobs: list[int] = []  # all that may have processes there
     used_by_others: str = ""  # by whom; then no job gets it
+    busy: float | None = None  # 0..1: the part of the last moments in which a GPU computed
+    memory_used_bytes: int | None = None  # by any process; null: not told, or a CPU slot
 
 
 class NodeView(View):
@@ -480,6 +482,12 @@ class PoolView(View):
     checkpoints: str = ""  # the URI where jobs keep them; empty: the jobs folders of the nodes
     now_s: float = 0.0  # the pool's time
     time_scale: float = 1.0  # seconds of the pool's time in a second; of an emulated pool above 1
+
+
+class AccessView(View):
+    """What the token of a request may do."""
+
+    access: Literal["full", "read"]
 
 
 class VersionView(View):

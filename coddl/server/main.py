@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,12 @@ from coddl.api.checkpoint_uri import check_uri
 from coddl.api.emulation import emulation_in
 from coddl.api.tls import TlsFiles
 from coddl.api.tokens import read_token
+from coddl.core.errors import UserError
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.scheduler import Stability
 from coddl.plugins import registry_of_usable
 from coddl.server.addresses import Endpoint, endpoint_of
+from coddl.server.auth import Tokens
 from coddl.server.clock import ScaledClock, SystemClock
 from coddl.server.errors import BadFolder
 from coddl.server.http import create_app
@@ -37,6 +40,9 @@ from coddl.server.tls import certificate_of
 from coddl.traces.clusters import cluster_from
 
 PORT: Final = 7433
+JOURNAL: Final = "journal.db"  # in the state folder
+TOKEN: Final = "token"  # its file in the state folder
+READ_TOKEN: Final = "read-token"  # the same, of the one that may only read
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +57,7 @@ class ServeOptions:
     advertise: str = ""  # how other machines name this one; empty: a name is chosen
     tls: TlsFiles | None = None  # None: plain HTTP
     token: str = field(default="", repr=False)  # empty: the state folder's, made if need be
+    read_token_file: str = ""  # of a token that may only read; empty: one in the state folder
     policy: str = ""  # empty: as it was
     placement: str = ""  # the same
     plugins: tuple[str, ...] = ()  # files with policies and placements of the operator
@@ -86,7 +93,7 @@ async def _serve(
     endpoint: Endpoint,
     ca: str,
 ) -> None:
-    journal = Journal(SqlStore(sqlite_url(folder / "journal.db")))
+    journal = Journal(SqlStore(sqlite_url(folder / JOURNAL)))
     emulation = emulation_in(folder)
     clock = SystemClock() if emulation is None else ScaledClock(emulation.clock)
     site = cluster_from(options.cluster) if options.cluster else None
@@ -99,14 +106,15 @@ async def _serve(
         registry=registry,
         lease_s=lease_s,
         checkpoints=check_uri(options.checkpoints) if options.checkpoints else "",
+        replay=replay_command(folder / JOURNAL, options),
     )
     _check_plugins(server)
     left = jobsfolder.look(folder / "jobs")  # where agents of this machine keep jobs
     jobsfolder.check(left, journal.pool_id, has_had_jobs=bool(server.pool.jobs))
     if options.policy or options.placement:
         server.follow(options.policy, options.placement)
-    token = options.token or token_of(folder)
-    app = create_app(server, token, endpoint.hosts)
+    tokens = _tokens(options, folder)
+    app = create_app(server, tokens, endpoint.hosts)
     http_server = HttpServer(server, app, options.tls)
     server.on_failure = http_server.stop
     # It can be found once it can be told to stop.
@@ -119,14 +127,25 @@ async def _serve(
             lease_s=server.lease_s,
             checkpoints=server.checkpoints or "jobs folders",
         )
+        read_token_file = options.read_token_file or str(folder / READ_TOKEN)
+        log.info("dashboard", url=endpoint.url, read_token_file=read_token_file)
         if not endpoint.is_local:
             more = " --tls-ca FILE" if ca else ""
             agents = f"coddl agent --server {endpoint.advertised} --token-file FILE{more}"
-            log.info("agents_can_join", command=agents, token_file=str(folder / "token"))
+            log.info("agents_can_join", command=agents, token_file=str(folder / TOKEN))
         await http_server.serve(sockets=[listener])
     log.info("server_stopped")
     if server.failure is not None:
         raise server.failure
+
+
+def replay_command(journal: Path, options: ServeOptions) -> list[str]:
+    """Give the command that replays a journal as this server schedules."""
+    words = [sys.executable, "-m", "coddl.cli.main", "whatif", "--journal", str(journal)]
+    words += [f"--plugin={Path(path).absolute()}" for path in options.plugins]
+    if options.cool_down_s is not None:
+        words.append(f"--cool-down={options.cool_down_s}")
+    return words
 
 
 def _check_plugins(server: Server) -> None:
@@ -137,9 +156,23 @@ def _check_plugins(server: Server) -> None:
         log.error("plugin_not_loaded", what=error.what, because=error.because)
 
 
-def token_of(folder: Path) -> str:
-    """Give the token of a state folder; it is made when it is first wanted, for its owner only."""
-    path = folder / "token"
+def _tokens(options: ServeOptions, folder: Path) -> Tokens:
+    """Give both tokens; raises UserError if they are the same."""
+    full = options.token or token_of(folder)
+    given = options.read_token_file
+    read = read_token(Path(given), "--read-token-file") if given else token_of(folder, READ_TOKEN)
+    if read == full:
+        raise UserError(
+            f"{given or folder / READ_TOKEN} can't be used",
+            "its token is the one that may do everything",
+            "a file with a token of its own, or no --read-token-file",
+        )
+    return Tokens(full, read)
+
+
+def token_of(folder: Path, name: str = TOKEN) -> str:
+    """Give a token of a state folder; it is made when it is first wanted, for its owner only."""
+    path = folder / name
     if path.exists() and path.read_bytes().strip():  # a full disk may have left an empty one
         return read_token(path)
     handle, draft = tempfile.mkstemp(dir=folder)

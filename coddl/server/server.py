@@ -56,6 +56,7 @@ from coddl.server.metrics import ServerMetrics
 from coddl.server.node_leases import NodeLeases
 from coddl.server.notifier import Notifier
 from coddl.server.progress import LatestProgress
+from coddl.server.replays import Replays
 from coddl.server.warm_up import warm_up
 
 BEATS_PER_LEASE: Final = 24
@@ -87,7 +88,9 @@ class Server:
         registry: Registry = BUILT_IN,
         lease_s: float = 120.0,
         checkpoints: str = "",
+        replay: Sequence[str] = (),
     ) -> None:
+        """`replay` is the command that replays the journal; none: it can't be replayed."""
         self.journal = journal
         self.pool_id = journal.pool_id
         self.checkpoints = checkpoints  # the URI where jobs keep them; empty: the jobs folders
@@ -115,6 +118,7 @@ class Server:
         if not self.pool.jobs:
             set_aside(folder / "logs", folder / f"logs-before-{self.pool_id}")
         self.logs = LogStore(folder / "logs")
+        self.replays = Replays(replay, folder)
         self._names = views.JobNames(self.pool)
         self._printed: dict[int, Notifier] = {}
         self._queue: deque[LoopRequest] = deque()
@@ -139,6 +143,7 @@ class Server:
             self.close_lines()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            await self.replays.close()
             self.logs.close()
             self._loop.close()
 
