@@ -155,7 +155,7 @@ class Journal:
         Those that can't be read are left out.
         """
         lines = self._store.newest(limit, job, only=DECISIONS, before=before)
-        found = ((line, _read(line)) for line in reversed(lines))
+        found = ((line, record_of(line)) for line in reversed(lines))
         return [
             DecisionEntry(line.seq, line.at_s, record)
             for line, record in found

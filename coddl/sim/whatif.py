@@ -75,6 +75,12 @@ class WhatIf:
         }
 
     @property
+    def _counted(self) -> BoolColumn:
+        """Those whose completion times are compared: the jobs that trained to their end, if any."""
+        ended = self.workload.succeeded
+        return ended if ended.any() else np.ones(ended.size, np.bool_)
+
+    @property
     def recorded_s(self) -> FloatColumn:
         """Completion times as recorded; NaN: not over."""
         return self.workload.finish_s - self.workload.trace.submitted_s
@@ -121,6 +127,9 @@ class WhatIf:
         if workload.unmeasured:
             jobs = _jobs(workload.unmeasured)
             found.append(f"{jobs} measured at one size at most: how they scale is a guess.")
+        if unfinished := int(np.isnan(workload.finish_s).sum()):
+            jobs = counted(unfinished, "job")
+            found.append(f"{jobs} not over yet: replayed with the rest, but not counted in means.")
         if len(workload.policies) > 1:
             others = ", ".join(each for each in workload.policies if each != workload.policy)
             found.append(
@@ -148,15 +157,15 @@ class WhatIf:
         return _part(float(workload.gpu_s.sum()), _gpu_s(workload.conditions.capacity, end_s))
 
     def _run(self, at: int) -> dict[str, Any]:  # Any: JSON
-        """What one run says; completion times are those of the jobs that trained to their end."""
+        """What one run says, of the same jobs as are recorded to have ended."""
         run, workload, first = self.runs[at].run, self.workload, self.runs[0].run
-        done = run.succeeded
+        done = run.succeeded & self._counted
         return {
             "policy": run.key.policy,
             "gpus": run.key.gpus,
             "is_replay": at == 0,
             "jct_s": _spread(run.jct_s[done]),
-            "makespan_s": _or_none(run.metrics().makespan_s),
+            "makespan_s": float(run.finish_s[done].max()) if done.any() else None,
             "utilisation": _part(
                 float(run.attained_gpu_s.sum()), _gpu_s(self.runs[at].capacity, run.end_s)
             ),
