@@ -61,7 +61,7 @@ class PoolEvents:
         self._gpus = self._capacity[-1].gpus
         self._actions = list(conditions.actions)[::-1]
         self._suspended = np.zeros(world.jobs.size, np.bool_)
-        self._closed = np.ones(world.jobs.size, np.bool_)  # may not grow yet
+        self._closed = conditions.small_s > 0.0  # may not grow yet
         world.floats[START_S] = conditions.start_s
 
     @property
@@ -90,13 +90,16 @@ class PoolEvents:
     def as_bounded(self, table: JobTable, now_s: float) -> JobTable:
         """Give these jobs as a scheduler may treat them now.
 
-        Until it was measured, a job has its minimum at most. It tells its length when it first
+        None asks for more GPUs than there are. Until it was measured, a job has its minimum at
+        most. It tells its length when it first
         trains; until then it is not stopped, as that would cost all it has done.
         """
         floats, ints = table.floats.copy(), table.ints.copy()
         rows = ints[ID]
         for column in (GPUS_MAX, GPUS_REQUESTED):
             ints[column] = np.where(self._closed[rows], ints[GPUS_MIN], ints[column])
+        requested = np.minimum(ints[GPUS_REQUESTED], self._gpus)
+        ints[GPUS_REQUESTED] = np.maximum(requested, ints[GPUS_MIN])
         begins = now_s < floats[FIRST_START_S] + self._conditions.start_s[rows]
         ints[PREEMPTIBLE] &= ~((ints[GPUS] > 0) & begins)
         floats[REMAINING_ITERATIONS, begins | ~self._conditions.tells_length[rows]] = np.nan
