@@ -128,13 +128,13 @@ class PoolClient:
         return Rows(EventView.model_validate(each) for each in items)
 
     def watch(self) -> Iterator[EventView]:
-        """Give everything that happens from now on, as it happens: `for event in client.watch()`.
+        """Give everything that happens from this call on: `for event in client.watch()`.
 
         It has no end; leave the loop.
         """
         after = self.server.get("/events", limit=1)["next"]
-        for said in self.server.watch("/events", after=after, watch=True):
-            yield EventView.model_validate(said.data)
+        said = self.server.watch("/events", after=after, watch=True)
+        return (EventView.model_validate(each.data) for each in said)
 
     # Changing.
 
