@@ -68,8 +68,16 @@ class Hello(Message, frozen=True):
     links: dict[LinkClass, LinkSpeed] = {}  # as `coddl inspect` has measured them
 
 
+class GpuUse(msgspec.Struct, frozen=True, array_like=True):
+    """How much a GPU is used, by any process."""
+
+    busy: float  # 0..1: the part of the last moments in which it computed
+    memory_bytes: int
+
+
 class Beat(Message, frozen=True):
     number: int
+    gpus: dict[int, GpuUse] = {}  # by index, as far as the driver tells; none of CPU slots
 
 
 class Holding(Message, frozen=True):
@@ -122,6 +130,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     still_s: float = 0.0  # for which no step was made; 0: steps come as they should
     saved_step: int | None = None  # of the newest durable checkpoint
     metrics: Mapping[str, float] = {}
+    not_finite: tuple[str, ...] = ()  # metrics that were NaN or infinite when last logged
 
 
 class Progress(Message, frozen=True):
