@@ -183,6 +183,17 @@ class JobState:
             for gpus, each in self.step_s.items()
         }
 
+    def decided_step_s(self, gpus: int) -> float | None:
+        """Give the step time at a size that was decided on: as measured, or as submitted.
+
+        None: it was not known, or what was submitted has turned out wrong.
+        """
+        told, submitted = self.row.step_s if self.row is not None else {}, self.spec.step_s
+        if gpus in told:
+            return told[gpus]
+        is_right = not any(is_news(told[n], submitted.get(n, told[n])) for n in told)
+        return submitted.get(gpus) if is_right else None
+
     @property
     def remaining(self) -> int | None:
         """Give the iterations that are decided on, told or predicted; None: unknown."""
