@@ -202,6 +202,13 @@ MinRuntime = Annotated[
     float,
     typer.Option(metavar="SECONDS", help="Minimum time a started job runs before preemption."),
 ]
+Reserve = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="Time for which GPUs that were freed for a job are kept for it (in a pool: 10).",
+    ),
+]
 TooLarge = Annotated[
     Literal["error", "skip", "clamp"],
     typer.Option(help="What to do with a job that requests more GPUs than the cluster has."),
@@ -236,6 +243,7 @@ def simulate(
     reconfigure: ResizeCost = "none",
     cool_down: CoolDown = 0.0,
     min_runtime: MinRuntime = 0.0,
+    reserve: Reserve = 0.0,
     quotas: Quotas = "none",
     error: ErrorSpec = "",
     known_speeds: Known = "true",
@@ -267,7 +275,7 @@ def simulate(
         servers=servers,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
-        stability=Stability(cool_down, min_runtime),
+        stability=Stability(cool_down, min_runtime, reserve),
         quotas=quotas,
         error=error,
         known_speeds=known_speeds,

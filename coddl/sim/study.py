@@ -167,7 +167,7 @@ class StudySpec:
         _refuse(none, "first", self.first, "a study needs at least one job", "1000")
         _refuse(not self.loads, "load", self.loads, "no load is given", "1")
         _refuse(self.seeds < 1, "seeds", self.seeds, "a study needs at least one seed", "1")
-        for name in ("cool_down_s", "min_runtime_s"):
+        for name in ("cool_down_s", "min_runtime_s", "reserve_s"):
             value = getattr(self.stability, name)
             _refuse(not 0 <= value < 1e12, name, value, "it is not a number of seconds", "30")
         known = self.oversize in get_args(Oversize)

@@ -89,6 +89,7 @@ NOBODY = kernel_int(-1)
 # How a change of share takes effect: World.counts[MODE].
 STALL, SERIAL, CONCURRENT, UNCANCELLED = range(4)
 
+
 class Log(NamedTuple):
     """What happened, in order: when, and (kind, job, GPUs) of each event."""
 

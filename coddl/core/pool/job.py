@@ -366,10 +366,12 @@ class JobState:
 
         A job that fails at once must not have taken many devices. And with its speed at the
         smallest size known, its profile tells how it scales, or else the first larger size does.
-        Slow steps are not waited for.
+        Slow steps are not waited for, nor are measurements of what was submitted.
         """
         if self.proven_s is None or not self.prepared:
             return False
+        if self.spec.step_s:
+            return True
         is_known = bool(self.step_s) and (self.profile is not None or not self.is_estimable)
         return is_known or now_s >= self.proven_s + self.prerun_s
 
