@@ -5,7 +5,8 @@
 `--jobs` generated jobs arrive within `--hours`. For each policy and time scale an emulated pool is
 started: the server, the agents, the journal and the lines between them are real, and trainings
 advance by the speeds of the table. `coddl replay` submits the jobs with these speeds, so both sides
-know them. The simulator has the pool's cool-down and reservation, and the same cost of a resize.
+know them. The simulator has the pool's cool-down and reservation and the same cost of a resize, and
+gives a job its minimum until its first step, as a pool does.
 
 *Latency* is how long a resize takes in the pool, from the decision until the job trains, beyond
 what it costs: real time of a real server, which counts `--time-scales` times as much in the pool's
@@ -85,17 +86,24 @@ def trace_of(options: argparse.Namespace) -> Trace:
 def simulated(
     trace: Trace, policy: str, options: argparse.Namespace, latency_s: float = 0.0
 ) -> Outcome:
-    """Run the jobs in the simulator; with a latency, each resize takes that much longer."""
+    """Run the jobs in the simulator as a pool has them; with a latency, resizes take longer."""
     study = coddl.simulate(
-        trace,
+        as_requested(trace) if is_rigid(policy) else trace,
         policy,
         gpus=cluster_from(options.cluster).gpus_total,
         cool_down_s=POOL_STABILITY.cool_down_s,
         reserve_s=POOL_STABILITY.reserve_s,
         reconfigure=with_latency(options.reconfigure, latency_s),
+        prerun=True,
     )
     (run,) = study.runs
     return Outcome(run.finish_s - trace.submitted_s, int(study["reallocations"][0]))
+
+
+def as_requested(trace: Trace) -> Trace:
+    """The same jobs, each with the GPUs that it asks for and no others."""
+    gpus = trace.gpus_requested
+    return replace(trace, gpus_min=gpus, gpus_max=gpus)
 
 
 def with_latency(reconfigure: str, latency_s: float) -> str:
@@ -255,6 +263,7 @@ def compared(
         "server_cpu": in_pool.server_cpu,
         "agents_cpu": in_pool.agents_cpu,
         "load": in_pool.load,
+        "live_jct_s": [round(each, 2) for each in in_pool.jct_s.tolist()],
     }
 
 

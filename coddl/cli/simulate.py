@@ -209,6 +209,13 @@ Reserve = Annotated[
         help="Time for which GPUs that were freed for a job are kept for it (in a pool: 10).",
     ),
 ]
+Prerun = Annotated[
+    bool,
+    typer.Option(
+        "--prerun",
+        help="Give a job its minimum until it has made its first step, as a pool does.",
+    ),
+]
 TooLarge = Annotated[
     Literal["error", "skip", "clamp"],
     typer.Option(help="What to do with a job that requests more GPUs than the cluster has."),
@@ -244,6 +251,7 @@ def simulate(
     cool_down: CoolDown = 0.0,
     min_runtime: MinRuntime = 0.0,
     reserve: Reserve = 0.0,
+    prerun: Prerun = False,
     quotas: Quotas = "none",
     error: ErrorSpec = "",
     known_speeds: Known = "true",
@@ -280,6 +288,7 @@ def simulate(
         error=error,
         known_speeds=known_speeds,
         failures=failures,
+        prerun=prerun,
         keep_events=bool(report),
     )
     _run(spec, report, jobs_csv, wants_json(output, as_json))

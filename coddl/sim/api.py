@@ -51,6 +51,7 @@ def simulate(
     error: str = "",
     known_speeds: KnownSpeeds = "true",
     failures: str = "none",
+    prerun: bool = False,
     events: bool = False,
 ) -> Study:
     """Run policies on a trace and return the results as columns.
@@ -59,7 +60,8 @@ def simulate(
     in the package. `gpus` is 64 by default, 512 for poster. `vc="all"` gives each queue its own
     cluster. `events=True` keeps the events of each run, in `.runs`. `cool_down_s` and
     `min_runtime_s` limit how often jobs are resized, and for `reserve_s` a job that waits for GPUs
-    which were freed for it keeps its claim, as in a live pool (10, 0 and 10 there).
+    which were freed for it keeps its claim, as in a live pool (10, 0 and 10 there). With
+    `prerun`, as there, a job gets its minimum first, and more once it has made a step.
 
     To simulate placement, give a `cluster` ("16x4", a file, a Cluster) instead of `gpus`, and a
     `placement` if not "consolidate". Or give `nodes` ("2..32"; several to compare them), which come
@@ -102,6 +104,7 @@ def simulate(
         error=error,
         known_speeds=known_speeds,
         failures=failures,
+        prerun=prerun,
         keep_events=events,
     )
     return study(spec)

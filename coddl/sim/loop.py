@@ -13,6 +13,9 @@ from coddl.core.jobs import (
     COHORT,
     CURVE,
     GPUS,
+    GPUS_MAX,
+    GPUS_MIN,
+    GPUS_REQUESTED,
     ID,
     REMAINING_ITERATIONS,
     SETTLED,
@@ -82,6 +85,8 @@ class StepLoop:
         simulated: SimulatedCluster,
         scheduler: Scheduler,
         scaling: NodeScaling | None = None,  # None: all nodes are there all the time
+        *,
+        prerun: bool = False,  # a job has its minimum until it has made its first step
     ) -> None:
         self._world = world
         self._simulated = simulated
@@ -95,6 +100,7 @@ class StepLoop:
         self._known = 0  # of those that have ended
         learning = simulated.beliefs.learning
         self._learned = None if learning is None else LearnedSpeeds(learning, world.jobs.curve)
+        self._proven = np.full(world.jobs.size, not prerun)  # has made a step
         self._scaling = scaling
         self._all_nodes = simulated.cluster.nodes
         self._ready = np.arange(len(self._all_nodes))  # the numbers of the nodes that are there
@@ -113,13 +119,11 @@ class StepLoop:
                 started = self._scaling.start(float(world.clock[NOW]))
                 world.counts[FREE] += started * self._scaling.bounds.gpus
                 self._use(self._scaling.ready)
-            if self._learned is not None:
-                self._learn(self._learned)
+            self._see_steps()
             plan = self._decide() if world.counts[DECIDE] else None
             if self._scaling is not None:
                 self._scale(self._scaling, plan)
-            if self._learned is not None:
-                self._learn(self._learned)
+            self._see_steps()
             if world.counts[LOGGED] > room:
                 break
         return True
@@ -135,16 +139,21 @@ class StepLoop:
         apply_shares(world, plan.shares, plan.allocation.wake_at_s)
         return plan
 
-    def _learn(self, learned: LearnedSpeeds) -> None:
+    def _see_steps(self) -> None:
         """See the jobs that have made a step where they are; decide again when others will have."""
-        world = self._world
+        world, learned = self._world, self._learned
+        if learned is None and self._proven.all():
+            return
         running = world.running[: world.counts[RUNNING]]
         rows = running[world.ints[HELD, running] > 0]
         stepped_s = world.floats[MOVING_S, rows] + world.floats[STEP_S, rows]
         done, sizes = stepped_s <= world.clock[NOW], world.ints[HELD, rows]
-        learned.see(rows[done], sizes[done])
-        soon_s = stepped_s[learned.is_new(rows, sizes)]
-        world.clock[WAKE] = min(world.clock[WAKE], soon_s.min(initial=np.inf))
+        self._proven[rows[done]] = True
+        soon_s = stepped_s[~self._proven[rows]].min(initial=np.inf)
+        if learned is not None:
+            learned.see(rows[done], sizes[done])
+            soon_s = min(soon_s, stepped_s[learned.is_new(rows, sizes)].min(initial=np.inf))
+        world.clock[WAKE] = min(world.clock[WAKE], soon_s)
 
     def _scale(self, scaling: NodeScaling, plan: Plan | None) -> None:
         """Give back empty nodes, decide how many there should be, and see to it in time."""
@@ -204,9 +213,12 @@ class StepLoop:
     def _table(self, rows: IntColumn, curve: IntColumn | None) -> JobTable:
         """The jobs as the scheduler takes them to be, with these curves or their own."""
         beliefs, table = self._simulated.beliefs, self._world.jobs.take(rows)
-        if curve is None and beliefs.length is None:
+        unproven = ~self._proven[rows]
+        if curve is None and beliefs.length is None and not unproven.any():
             return table
         floats, ints = table.floats.copy(), table.ints.copy()
+        for bound in (GPUS_MAX, GPUS_REQUESTED):
+            ints[bound, unproven] = ints[GPUS_MIN, unproven]
         if curve is not None:
             ints[CURVE] = curve
         if beliefs.length is not None:

@@ -66,6 +66,7 @@ class Case:
     beliefs: Beliefs | None = None  # None: the scheduler knows the truth
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))
     failures: FailureModel | None = None  # None: nothing goes wrong
+    prerun: bool = False  # a job has its minimum until it has made its first step
     keep_events: bool = False
 
     @property
@@ -73,7 +74,7 @@ class Case:
         """Tell whether the policy alone decides, about shares and nothing else."""
         alone = self.cluster is None and self.placement is None
         fixed = self.beliefs is None or self.beliefs.is_fixed
-        return alone and self.stability == Stability() and fixed
+        return alone and self.stability == Stability() and fixed and not self.prerun
 
 
 def _ignore(_jobs: int) -> None:
@@ -116,7 +117,8 @@ def step_loop_of(case: Case, world: World, scaling: NodeScaling | None = None) -
     cluster, beliefs = case.cluster or Cluster.of(case.key.gpus), case.beliefs or Beliefs(speeds)
     simulated = SimulatedCluster(cluster, speeds, beliefs, case.quota_gpus, case.reconfigure.move_s)
     scheduler = Scheduler(case.policy, case.stability, case.placement)
-    return StepLoop(world, simulated, scheduler, scaling or scaling_of(case, world))
+    nodes = scaling or scaling_of(case, world)
+    return StepLoop(world, simulated, scheduler, nodes, prerun=case.prerun)
 
 
 def scaling_of(case: Case, world: World) -> NodeScaling | None:

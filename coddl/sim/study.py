@@ -134,6 +134,7 @@ class StudySpec:
     error: str = ""  # of predicted lengths and speeds; empty: none
     known_speeds: KnownSpeeds = "true"  # what the scheduler knows; jobs run at the true speeds
     failures: str = "none"
+    prerun: bool = False  # a job has its minimum until it has made its first step
     keep_events: bool = False
 
     def __post_init__(self) -> None:
@@ -356,6 +357,7 @@ def _cases(spec: StudySpec, workload: TraceSource) -> Iterator[Case]:
                     beliefs=beliefs,
                     quota_gpus=quota_gpus,
                     failures=failures,
+                    prerun=spec.prerun,
                     keep_events=spec.keep_events,
                 )
 
