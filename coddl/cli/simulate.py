@@ -205,6 +205,20 @@ MinRuntime = Annotated[
     float,
     typer.Option(metavar="SECONDS", help="Minimum time a started job runs before preemption."),
 ]
+Reserve = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="Time for which GPUs that were freed for a job are kept for it (in a pool: 10).",
+    ),
+]
+Prerun = Annotated[
+    bool,
+    typer.Option(
+        "--prerun",
+        help="Give a job its minimum until it has made its first step, as a pool does.",
+    ),
+]
 TooLarge = Annotated[
     Literal["error", "skip", "clamp"],
     typer.Option(help="What to do with a job that requests more GPUs than the cluster has."),
@@ -239,6 +253,8 @@ def simulate(
     reconfigure: ResizeCost = "none",
     cool_down: CoolDown = 0.0,
     min_runtime: MinRuntime = 0.0,
+    reserve: Reserve = 0.0,
+    prerun: Prerun = False,
     quotas: Quotas = "none",
     error: ErrorSpec = "",
     known_speeds: Known = "true",
@@ -270,11 +286,12 @@ def simulate(
         servers=servers,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
-        stability=Stability(cool_down, min_runtime),
+        stability=Stability(cool_down, min_runtime, reserve),
         quotas=quotas,
         error=error,
         known_speeds=known_speeds,
         failures=failures,
+        prerun=prerun,
         keep_events=bool(report),
     )
     _run(spec, report, jobs_csv, wants_json(output, as_json))

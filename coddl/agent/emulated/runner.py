@@ -9,7 +9,6 @@ from coddl.agent.emulated.training import (
     Changed,
     EmulatedTraining,
     Finished,
-    Measured,
     Stepped,
     TrainingEvent,
 )
@@ -102,8 +101,7 @@ class EmulatedRunner:
     def progress(self) -> RunProgress | None:
         """How it is doing; None: it has not trained on the slots that it has."""
         now_s, training = self._look(), self._training
-        here = 0 if training is None else training.done_here(now_s)
-        if training is None or not here:
+        if training is None or not (here := training.done_here(now_s)):
             return None
         progressed = RunProgressed(
             job=self.run.job,
@@ -136,8 +134,6 @@ class EmulatedRunner:
                 self._tell_change(event)
             case Stepped(_, step):
                 self._listener.on_fact(self.run, RunStepped(job, attempt, step))
-            case Measured():
-                pass
             case Finished():
                 self._end("succeeded")
             case _:
