@@ -13,11 +13,11 @@ from coddl.core.node_count import IDLE_S, START_S
 from coddl.core.parameter_server.costs import Mode
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
+from coddl.core.reconfigure import Reconfigure, reconfigure_of
 from coddl.core.scheduler import Stability
 from coddl.sim.known_speeds import KnownSpeeds
 from coddl.sim.profiled import profiled_from
 from coddl.sim.study import DEFAULT_POLICIES, NodeSpec, Study, StudySpec, study
-from coddl.sim.world import MODES, Reconfigure
 from coddl.traces.trace import Oversize, Trace
 
 COSTS: Final = "coddl costs -o json > costs.json"
@@ -46,10 +46,12 @@ def simulate(
     reconfigure: str = "none",
     cool_down_s: float = 0.0,
     min_runtime_s: float = 0.0,
+    reserve_s: float = 0.0,
     quotas: str = "none",
     error: str = "",
     known_speeds: KnownSpeeds = "true",
     failures: str = "none",
+    prerun: bool = False,
     events: bool = False,
 ) -> Study:
     """Run policies on a trace and return the results as columns.
@@ -57,7 +59,9 @@ def simulate(
     `trace` is a file, a generator (poisson, poster, tiresias), a Trace, or None for the small trace
     in the package. `gpus` is 64 by default, 512 for poster. `vc="all"` gives each queue its own
     cluster. `events=True` keeps the events of each run, in `.runs`. `cool_down_s` and
-    `min_runtime_s` limit how often jobs are resized, as in a live pool.
+    `min_runtime_s` limit how often jobs are resized, and for `reserve_s` a job that waits for GPUs
+    which were freed for it keeps its claim, as in a live pool (10, 0 and 10 there). With
+    `prerun`, as there, a job gets its minimum first, and more once it has made a step.
 
     To simulate placement, give a `cluster` ("16x4", a file, a Cluster) instead of `gpus`, and a
     `placement` if not "consolidate". Or give `nodes` ("2..32"; several to compare them), which come
@@ -95,11 +99,12 @@ def simulate(
         servers=servers,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
-        stability=Stability(cool_down_s, min_runtime_s),
+        stability=Stability(cool_down_s, min_runtime_s, reserve_s),
         quotas=quotas,
         error=error,
         known_speeds=known_speeds,
         failures=failures,
+        prerun=prerun,
         keep_events=events,
     )
     return study(spec)
@@ -109,27 +114,7 @@ def reconfigure_from(spec: str) -> Reconfigure:
     """Read `none`, `stall:S`, `stall:S,MOVE_1_S,MOVE_8_S`, `serial:S`,
     `concurrent:PREPARE_S,PAUSE_S` or `uncancelled:PREPARE_S,PAUSE_S`; or a file of `coddl costs`.
     """
-    spec = _measured(Path(spec)) if spec.endswith(".json") else spec
-    mode, _, rest = spec.partition(":")
-    counts = {"stall": (1, 3), "serial": (1,)}.get(mode, (2,))
-    try:
-        values = [float(part) for part in rest.split(",")] if rest else []
-    except ValueError:
-        values = []
-    if spec == "none":
-        return Reconfigure()
-    if mode not in MODES or len(values) not in counts or not all(0 <= v < 1e12 for v in values):
-        wanted = " or ".join(map(str, counts)) + " number" + "s" * (counts != (1,))
-        raise UserError(
-            f'reconfiguration "{spec}" cannot be simulated',
-            f'"{rest}" is not {wanted} of seconds'
-            if mode in MODES
-            else f'"{spec}" is not one of the modes',
-            "none, stall:30, stall:0.1,1.5,35, serial:30, concurrent:20,1 or uncancelled:20,1",
-        )
-    if len(values) == 3:
-        return Reconfigure(mode, pause_s=values[0], move_s=(values[1], values[2]))
-    return Reconfigure(mode, values[0] if len(values) == 2 else 0.0, values[-1])
+    return reconfigure_of(_measured(Path(spec)) if spec.endswith(".json") else spec)
 
 
 def _measured(path: Path) -> str:
