@@ -339,6 +339,8 @@ class SlotView(View):
     job: int | None  # that has it; of several that take turns, the one that has the turn
     jobs: list[int] = []  # all that may have processes there
     used_by_others: str = ""  # by whom; then no job gets it
+    busy: float | None = None  # 0..1: the part of the last moments in which a GPU computed
+    memory_used_bytes: int | None = None  # by any process; null: not told, or a CPU slot
 
 
 class NodeView(View):
@@ -478,6 +480,12 @@ class PoolView(View):
     started_s: float
     is_ready: bool
     checkpoints: str = ""  # the URI where jobs keep them; empty: the jobs folders of the nodes
+
+
+class AccessView(View):
+    """What the token of a request may do."""
+
+    access: Literal["full", "read"]
 
 
 class VersionView(View):

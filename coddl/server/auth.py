@@ -20,6 +20,7 @@ from coddl.server.problems import bug, problem
 
 BODY_BYTES_MAX: Final = 1 << 20
 OPEN: Final = frozenset({"/healthz", "/readyz", "/version"})
+ACCESS: Final = "coddl.access"  # of a scope: what its token may do
 INSTANCE: Final = "coddl.instance"  # of a scope: what the log knows a request by
 UPLOADS: Final = "/api/v1/code/"  # these count their bytes themselves
 
@@ -56,6 +57,7 @@ class AuthMiddleware:
             )
         if scope["path"] not in OPEN:
             self._check_token(headers.get("authorization", ""))
+            scope[ACCESS] = "full"
         length = headers.get("content-length", "")
         if _has_limit(scope) and length.isdecimal() and int(length[:19]) > BODY_BYTES_MAX:
             raise _too_large()

@@ -15,7 +15,7 @@ from coddl import __version__
 from coddl.api.rest import API, PROBLEM_JSON, Problem
 from coddl.api.spec import JobRequest, because_of
 from coddl.core.errors import UserError
-from coddl.server import routes_code, routes_jobs, routes_pool
+from coddl.server import routes_code, routes_history, routes_jobs, routes_pool, routes_whatif
 from coddl.server.agent_sessions import AgentDisconnected, AgentSession
 from coddl.server.auth import INSTANCE, AuthMiddleware
 from coddl.server.problems import INVALID, bug, problem, problem_of
@@ -47,7 +47,7 @@ def create_app(server: Server, token: str, hosts: frozenset[str] = LOOPBACK) -> 
         responses=PROBLEMS,
     )
     bearer = [Depends(HTTPBearer(auto_error=False, description="The server's token"))]
-    for routes in (routes_jobs, routes_pool, routes_code):
+    for routes in (routes_jobs, routes_pool, routes_history, routes_whatif, routes_code):
         app.include_router(routes.routes(server), prefix=API, dependencies=bearer)
     app.include_router(routes_pool.probes(server))
     app.add_api_websocket_route(f"{API}/agent", _agent_endpoint(server))

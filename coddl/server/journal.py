@@ -26,6 +26,7 @@ SNAPSHOT_EVERY: Final = 2_000  # records
 KINDS: Final[dict[str, type[Record]]] = {r.kind_of(kind): kind for kind in get_args(Record)}
 # Records that are no events: a job has many, and shows what they come to.
 QUIET: Final = frozenset({r.kind_of(r.LossMeasured)})
+DECISIONS: Final = frozenset({r.kind_of(r.Decided), r.kind_of(r.DecisionFailed)})
 
 # Of snapshots: what a pool is made of, so that none with other fields is read by halves.
 LAYOUT: Final = zlib.crc32(json.dumps(msgspec.json.schema(Pool)).encode()) & 0x7FFFFFFF
@@ -55,6 +56,14 @@ class ReadEntry(NamedTuple):
     seq: int
     at_s: float
     record: Record | UnreadableRecord
+
+
+class DecisionEntry(NamedTuple):
+    """An entry whose record is a decision."""
+
+    seq: int
+    at_s: float
+    record: r.Decided | r.DecisionFailed
 
 
 class FoldedPool(NamedTuple):
@@ -137,6 +146,21 @@ class Journal:
     def newest(self, limit: int, job: int | None = None) -> list[ReadEntry]:
         """Give the newest events, in order; of a job if one is named."""
         return [self._seen(line) for line in self._store.newest(limit, job, without=QUIET)]
+
+    def decisions(
+        self, limit: int, before: int | None = None, job: int | None = None
+    ) -> list[DecisionEntry]:
+        """Give the newest decisions before a number, newest first; of those about a job, if named.
+
+        Those that can't be read are left out.
+        """
+        lines = self._store.newest(limit, job, only=DECISIONS, before=before)
+        found = ((line, _read(line)) for line in reversed(lines))
+        return [
+            DecisionEntry(line.seq, line.at_s, record)
+            for line, record in found
+            if isinstance(record, r.Decided | r.DecisionFailed)
+        ]
 
     def fold(self) -> FoldedPool:
         """Give the pool as the journal has it: the newest snapshot that can be read, and the tail.

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from sse_starlette import EventSourceResponse
 
@@ -26,6 +26,7 @@ from coddl.core.pool.records import (
 from coddl.core.pool.scaling import orders_of
 from coddl.core.pool.state import Pool
 from coddl.server import views
+from coddl.server.auth import ACCESS
 from coddl.server.metrics import PoolGauges
 from coddl.server.route_params import After, By, Limit, WithinSeconds, at_page
 from coddl.server.server import Server
@@ -52,6 +53,11 @@ def routes(server: Server) -> APIRouter:
             is_ready=not server.waits_for(),
             checkpoints=server.checkpoints,
         )
+
+    @router.get("/access")
+    async def access(request: Request) -> rest.AccessView:
+        """Tell what the token of this request may do."""
+        return rest.AccessView(access=request.scope[ACCESS])
 
     return router
 

@@ -57,9 +57,18 @@ class JournalStore(Protocol):
         """Give the oldest lines after a number, less some kinds; of a job if one is named."""
 
     def newest(
-        self, limit: int, job: int | None = None, *, without: Collection[str] = ()
+        self,
+        limit: int,
+        job: int | None = None,
+        *,
+        without: Collection[str] = (),
+        only: Collection[str] = (),
+        before: int | None = None,
     ) -> list[StoredRecord]:
-        """Give the newest lines, in order, less some kinds; of a job if one is named."""
+        """Give the newest lines before a number, in order; of a job if one is named.
+
+        Less some kinds, or of some kinds only.
+        """
 
     def last_seq(self) -> int:
         """Give the number of the newest line; 0 if there is none."""

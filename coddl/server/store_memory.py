@@ -48,14 +48,25 @@ class MemoryStore:
         return list(islice((line for line in found if line.kind not in without), limit))
 
     def newest(
-        self, limit: int, job: int | None = None, *, without: Collection[str] = ()
+        self,
+        limit: int,
+        job: int | None = None,
+        *,
+        without: Collection[str] = (),
+        only: Collection[str] = (),
+        before: int | None = None,
     ) -> list[StoredRecord]:
-        """Give the newest lines, in order, less some kinds; of a job if one is named."""
+        """Give the newest lines before a number, in order; of a job if one is named.
+
+        Less some kinds, or of some kinds only.
+        """
         if job is None:
             found = reversed(self._lines)
         else:
             found = map(self._line, reversed(self._by_job.get(job, [])))
-        kept = (line for line in found if line.kind not in without)
+        older = (line for line in found if before is None or line.seq < before)
+        kept = (each for each in older if not only or each.kind in only)
+        kept = (each for each in kept if each.kind not in without)
         return list(islice(kept, max(limit, 0)))[::-1]
 
     def last_seq(self) -> int:

@@ -91,11 +91,22 @@ class SqlStore:
             return [StoredRecord(*row) for row in rows]
 
     def newest(
-        self, limit: int, job: int | None = None, *, without: Collection[str] = ()
+        self,
+        limit: int,
+        job: int | None = None,
+        *,
+        without: Collection[str] = (),
+        only: Collection[str] = (),
+        before: int | None = None,
     ) -> list[StoredRecord]:
-        """Give the newest lines, in order, less some kinds; of a job if one is named."""
+        """Give the newest lines before a number, in order; of a job if one is named.
+
+        Less some kinds, or of some kinds only.
+        """
         query = select(records) if job is None else self._of_job(job)
         query = query.where(records.c.kind.not_in(without)) if without else query
+        query = query.where(records.c.kind.in_(only)) if only else query
+        query = query.where(records.c.seq < before) if before is not None else query
         with self._engine.connect() as connection:
             rows = connection.execute(query.order_by(records.c.seq.desc()).limit(max(limit, 0)))
             return [StoredRecord(*row) for row in rows][::-1]

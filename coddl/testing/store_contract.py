@@ -57,6 +57,14 @@ class StoreContract:
         assert [each.seq for each in store.lines(2, 9, 7, without=["Quiet"])] == [4]
         assert [each.seq for each in store.newest(9, 7, without=["Quiet"])] == [2, 4]
 
+    def test_the_newest_of_some_kinds_before_a_number(self, store: JournalStore) -> None:
+        lines = [line(seq, "Decided" if seq % 2 else "JobHeld") for seq in range(1, 8)]
+        store.append(lines, [RecordJob(seq, 7) for seq in range(2, 7)], [])
+        assert [each.seq for each in store.newest(2, only=["Decided"])] == [5, 7]
+        assert [each.seq for each in store.newest(2, only=["Decided"], before=5)] == [1, 3]
+        assert [each.seq for each in store.newest(9, 7, only=["Decided"], before=5)] == [3]
+        assert [each.seq for each in store.newest(2, before=4)] == [2, 3]
+
     def test_an_answer_is_kept_with_the_lines_it_is_about(self, store: JournalStore) -> None:
         answer = StoredAnswer("key", "hash", '{"id":1}', 12.5)
         store.append([line(1)], [RecordJob(1, 1)], [answer])

@@ -1,21 +1,19 @@
 """The page of requests and shapes, from the server's OpenAPI description."""
 
-import asyncio
 import inspect
 import re
-from typing import cast
+from typing import Final
 
-import httpx
-
-from coddl.api import rest
-from coddl.server.http import create_app
-from coddl.server.server import Server
+from coddl.api import rest, rest_history, rest_whatif
 from docs.generator.markdown import Json, table
+from docs.generator.openapi import openapi
+
+SHAPES: Final = (rest, rest_history, rest_whatif)  # where answers are described
 
 
 def rest_page() -> str:
     """Every path and every shape of the server's OpenAPI description."""
-    api = asyncio.run(_openapi())
+    api = openapi()
     shapes = api["components"]["schemas"]
     parts = [
         "# REST",
@@ -36,15 +34,6 @@ def rest_page() -> str:
     for name, shape in sorted(shapes.items()):
         parts.append(_shape_section(name, shape))
     return "\n\n".join(parts)
-
-
-async def _openapi() -> Json:
-    # Routes ask the server only when they are called, and none is called here.
-    served = create_app(cast(Server, None), "token")
-    transport = httpx.ASGITransport(app=served)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        answer = await client.get("/openapi.json", headers={"Authorization": "Bearer token"})
-    return cast(Json, answer.raise_for_status().json())
 
 
 def _inputs(about: Json) -> str:
@@ -87,7 +76,7 @@ def _shape_section(name: str, shape: Json) -> str:
 
 def _comments(shape: str) -> dict[str, str]:
     """Give what the source says beside the fields of a shape: `gpus: int  # GPUs it holds now`."""
-    model = getattr(rest, shape, None)
+    model = next((getattr(each, shape) for each in SHAPES if hasattr(each, shape)), None)
     lines = inspect.getsource(model).splitlines() if model is not None else []
     found = (re.match(r" {4}(\w+): .*?  # (.+)$", line) for line in lines)
     return {each[1].removesuffix("_"): each[2] for each in found if each}

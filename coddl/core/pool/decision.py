@@ -117,6 +117,7 @@ def _joined(one: Decided, other: Decided) -> Decided:
         memory={**one.memory, **other.memory},
         wake_at_s=wake_at_s,
         wake_why=wake_why,
+        left_waiting=(one.left_waiting or 0) + (other.left_waiting or 0),
     )
 
 
@@ -233,6 +234,7 @@ def _decided(pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements) -> 
         memory=_memories(seen, plan),
         wake_at_s=wake_at_s,
         wake_why=wake_why,
+        left_waiting=len(waiting),
     )
 
 
@@ -351,9 +353,9 @@ def _memories(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[float, ...]]:
 
 def _rows(seen: PoolSnapshot, plan: Plan) -> tuple[DecisionRow, ...]:
     jobs = seen.snapshot.jobs
-    columns = (jobs.gpus, jobs.gpus_min, jobs.gpus_max, plan.shares)
+    columns = (jobs.gpus, jobs.gpus_min, jobs.gpus_max, plan.shares, jobs.attained_gpu_s)
     news = []
-    for job, gpus, least, most, share in zip(
+    for job, gpus, least, most, share, attained_gpu_s in zip(
         seen.jobs, *(column.tolist() for column in columns), strict=True
     ):
         row = DecisionRow(
@@ -364,6 +366,7 @@ def _rows(seen: PoolSnapshot, plan: Plan) -> tuple[DecisionRow, ...]:
             remaining=job.remaining,
             step_s=dict(sorted(job.speeds.items())),
             share=share,
+            attained_gpu_s=round(attained_gpu_s, 1),
         )
         if row != job.row:
             news.append(row)

@@ -8,8 +8,9 @@ from typing import Final
 from coddl.core.lifecycle import OVER, RUNNING, WAITING, Phase, PhaseTransition, check
 from coddl.core.pool.memory_limits import MemoryLimit
 from coddl.core.pool.orders import Stop
-from coddl.core.pool.records import DecisionRow, RunPrepared, SliceDidNotFit, Trouble
+from coddl.core.pool.records import DecisionRow, RunChanged, RunPrepared, SliceDidNotFit, Trouble
 from coddl.core.pool.spec import JobSpec
+from coddl.core.pool.timeline import Spans, with_gpus, with_pause
 from coddl.core.speed.profile import TrainingProfile
 from coddl.core.speed.training_length import (
     LossPoint,
@@ -135,6 +136,7 @@ class JobState:
     settled_s: float | None = None  # up to when these two are counted
     executed_s: float = 0.0
     attained_gpu_s: float = 0.0
+    spans: Spans = ()  # how many GPUs it held, and when
     memory: tuple[float, ...] = ()  # the policy's
     row: DecisionRow | None = None  # what the last decision knew of it
 
@@ -306,6 +308,18 @@ class JobState:
         self.row, self.memory = None, ()
         self.loss_points = thinned(self.loss_points, LOSSES_SHOWN)
 
+    def regroup(self, fact: RunChanged) -> None:
+        """Train with other workers, as its lead tells."""
+        self.change, self.step = fact.change, max(self.step, fact.step)
+        self.serves, self.last_pause_s = fact.slots, fact.pause_s
+        self.spans = with_pause(self.spans, len(fact.slots), fact.pause_s)
+        if fact.kind in ("started", "restarted"):
+            self.resume_s = None
+        elif fact.kind == "resumed" and not self.has_shared:
+            # It was not training: all of the time until it is counts, not only what its members
+            # call their pause. On a shared slot it includes the turns of others.
+            self.resume_s = fact.serving_s
+
     def prepare(self, fact: RunPrepared) -> None:
         """Be as its script says."""
         self.prepared, self.steps = True, fact.steps
@@ -426,6 +440,7 @@ class JobState:
             self.last_start_s = now_s
             self.first_start_s = now_s if self.first_start_s is None else self.first_start_s
         self.granted, self.sharers = slots, 1
+        self.spans = with_gpus(self.spans, len(slots), now_s)
 
     def share(self, sharers: int, now_s: float) -> None:
         """Take turns on its slot with another number of jobs, itself included."""

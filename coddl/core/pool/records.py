@@ -280,6 +280,8 @@ class DecisionRow:
     remaining: int | None  # iterations; None: unknown
     step_s: Mapping[int, float]  # measured, by GPUs
     share: int  # what the policy gave it
+    # As it was when the rest was news: by itself it never is.
+    attained_gpu_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +298,7 @@ class Decided:
     memory: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # the policy's, by job
     wake_at_s: float | None = None
     wake_why: str = ""  # what will have happened by then; empty: the policy asks for it
+    left_waiting: int | None = None  # jobs that were left without devices; None: not told
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from coddl.core.pool.parking import (
     stop_parking_on,
 )
 from coddl.core.pool.slot_sharing import check_owners, hold, may_join
+from coddl.core.pool.timeline import Capacity, with_capacity
 from coddl.core.snapshot import REFUSED_S
 from coddl.core.speed.profile import TrainingProfile
 
@@ -57,6 +58,7 @@ class Pool:
     limits: list[MemoryLimit] = field(default_factory=list)  # that jobs have found, oldest first
     profiles: dict[str, TrainingProfile] = field(default_factory=dict)  # by signature, oldest first
     step_times: dict[str, dict[int, float]] = field(default_factory=dict)  # by training, then GPUs
+    capacities: list[Capacity] = field(default_factory=list)  # oldest first
     unsettled: dict[int, None] = field(default_factory=dict)  # jobs that lack their target
     starting: dict[int, None] = field(default_factory=dict)  # jobs in that phase
     touched: set[str] = field(default_factory=set)  # nodes whose orders changed; emptied by readers
@@ -132,6 +134,8 @@ class Pool:
     def _fold(self, record: r.Record, now_s: float) -> None:
         if isinstance(record, r.NodeRecord):
             self._fold_nodes(record, now_s)
+            gpus = sum(len(node.slots) for node in self.nodes.values() if node.is_up)
+            self.capacities = with_capacity(self.capacities, gpus, now_s)
             return
         if isinstance(record, r.RunFact):
             self._hear(record, now_s)
@@ -393,14 +397,7 @@ class Pool:
                     job.decided_s = 0.0  # a start is no resize: nothing has to cool down
                     job.move("running", now_s, "first step made" if step else "started")
             case r.RunChanged():
-                job.change, job.step = fact.change, max(job.step, fact.step)
-                job.serves, job.last_pause_s = fact.slots, fact.pause_s
-                if fact.kind in ("started", "restarted"):
-                    job.resume_s = None
-                elif fact.kind == "resumed" and not job.has_shared:
-                    # It was not training: all of the time until it is counts, not only what its
-                    # members call their pause. On a shared slot it includes the turns of others.
-                    job.resume_s = fact.serving_s
+                job.regroup(fact)
                 self._arrive(job, now_s)
             case r.RunStalled(_, _, step):
                 job.step = max(job.step, step)

@@ -1,0 +1,62 @@
+"""Routes of what has been: timelines, metrics of jobs, decisions."""
+
+import asyncio
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query
+
+from coddl.api import rest_history as rest
+from coddl.server.decisions import decision_view, decisions_view
+from coddl.server.route_params import Limit
+from coddl.server.server import Server
+from coddl.server.timeline_views import timeline_view
+
+SHOWN_S: Final = 3_600.0
+
+Since = Annotated[float | None, Query(ge=0, description="Seconds since 1970.")]
+
+
+def routes(server: Server) -> APIRouter:
+    """Give the routes of what has been."""
+    router = APIRouter(tags=["history"])
+
+    @router.get("/timeline")
+    async def timeline(since_s: Since = None, until_s: Since = None) -> rest.TimelineView:
+        """Show which job held how many GPUs, and when; the last hour, unless told otherwise."""
+        until_s = server.clock.wall_s() if until_s is None else until_s
+        since_s = until_s - SHOWN_S if since_s is None else since_s
+        # Spans are never changed, so that a thread may read them while the pool goes on.
+        jobs, capacities = list(server.pool.jobs.values()), server.pool.capacities
+        return await asyncio.to_thread(timeline_view, jobs, capacities, since_s, until_s)
+
+    @router.get("/jobs/{job}/timeline")
+    async def job_timeline(job: str) -> rest.TimelineView:
+        """Show how many GPUs a job held, and when, since it was submitted."""
+        state = server.find(job)
+        until_s = state.ended_s if state.ended_s is not None else server.clock.wall_s()
+        return timeline_view([state], server.pool.capacities, state.submitted_s, until_s)
+
+    @router.get("/jobs/{job}/metrics")
+    async def metrics(job: str) -> rest.MetricsView:
+        """Show what a job has logged with `coddl.log`, at some 500 points of each metric."""
+        server.find(job)
+        return rest.MetricsView(series=[])
+
+    @router.get("/decisions")
+    async def decisions(
+        before: Annotated[
+            int | None, Query(ge=1, description="Only decisions before this number.")
+        ] = None,
+        limit: Limit = 100,
+    ) -> rest.DecisionsView:
+        """List decisions, the newest first."""
+        seen = (server.journal, server.pool.jobs, before, limit)
+        return await asyncio.to_thread(decisions_view, *seen)
+
+    @router.get("/decisions/{number}")
+    async def decision(number: int) -> rest.DecisionDetailView:
+        """Show a decision, and what the policy saw."""
+        seen = (server.journal, server.pool.jobs, number)
+        return await asyncio.to_thread(decision_view, *seen)
+
+    return router
