@@ -1,15 +1,15 @@
 // Colours of jobs: stable by number, told apart by people who are colour-blind (after Okabe and
 // Ito), and with a pattern from the ninth on. Where there is room, the job's name is there, too.
 
-const HUES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c7ae6"];
-const DARK_TEXT = new Set(["#e69f00", "#cc79a7", "#56b4e9", "#f0e442", "#009e73"]);
+const HUES = ["#2a76b5", "#e3a032", "#23997a", "#cf82b0", "#6cb7e6", "#d0652c", "#e2d562", "#8b7dd3"];
+const WHITE_TEXT = new Set(["#2a76b5", "#8b7dd3", "#d0652c"]);
 const PATTERNS = ["plain", "rising", "falling", "dotted"] as const;
 export type Pattern = (typeof PATTERNS)[number];
 
 export const colourOf = (job: number): string => HUES[job % HUES.length] ?? "#888888";
 export const patternOf = (job: number): Pattern =>
   PATTERNS[Math.floor(job / HUES.length) % PATTERNS.length] ?? "plain";
-export const textOn = (colour: string): string => (DARK_TEXT.has(colour) ? "#10151c" : "#ffffff");
+export const textOn = (colour: string): string => (WHITE_TEXT.has(colour) ? "#ffffff" : "#10151c");
 
 const made = new Map<number, CanvasPattern | string>();
 
@@ -33,7 +33,7 @@ function tileOf(colour: string, pattern: Pattern, scale: number): HTMLCanvasElem
   if (context === null) return null;
   context.fillStyle = colour;
   context.fillRect(0, 0, size, size);
-  context.strokeStyle = context.fillStyle = "rgb(255 255 255 / 45%)";
+  context.strokeStyle = context.fillStyle = "rgb(255 255 255 / 32%)";
   context.lineWidth = 1.5 * scale;
   context.beginPath();
   for (const shift of [-size, 0, size]) {

@@ -32,8 +32,13 @@ export function moment(at_s: number | null | undefined): string {
 }
 
 export function memory(bytes: number): string {
-  const mib = bytes / (1 << 20);
-  return mib < 1_024 ? `${mib.toFixed(0)} MiB` : `${(mib / 1_024).toFixed(1)} GiB`;
+  let size = bytes / (1 << 20);
+  let unit = "MiB";
+  for (const larger of ["GiB", "TiB"]) {
+    if (size < 1_024) break;
+    [size, unit] = [size / 1_024, larger];
+  }
+  return `${size.toFixed(unit === "MiB" || size >= 100 ? 0 : 1)} ${unit}`;
 }
 
 export const percent = (part: number) => `${Math.round(part * 100)}%`;

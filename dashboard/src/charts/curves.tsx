@@ -34,7 +34,7 @@ export function Curve({ series, against }: { series: Series; against: Against })
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
       scales: { x: { time: against === "time" } },
       axes: [
-        against === "time" ? timeAxis(ink) : axis(ink, { space: 60 }),
+        against === "time" ? timeAxis(ink) : axis(ink, { size: 30, space: 60 }),
         axis(ink, { size: 52, space: 26, values: (_plot, all) => all.map((y) => written(series, y)) }),
       ],
       series: [

@@ -69,6 +69,7 @@ const two = (value: number) => String(value).padStart(2, "0");
 /** The axis of time: hours and minutes, and the date where a day begins. */
 export function timeAxis(ink: Ink): uPlot.Axis {
   return axis(ink, {
+    size: 30,
     space: 70,
     values: (_plot, splits, _axis, _space, step_s) =>
       splits.map((at_s) => {

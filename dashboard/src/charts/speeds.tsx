@@ -33,7 +33,7 @@ export function Speeds({ speeds, gpus, unit }: Props) {
         y: { range: (_plot, _least, most) => [0, (most || 1) * 1.25] },
       },
       axes: [
-        axis(ink, { incrs: [1, 2, 4, 8, 16, 32, 64, 128, 256], space: 30, label: `${unit}s`, labelSize: 18, labelFont: "11px system-ui" }),
+        axis(ink, { incrs: [1, 2, 4, 8, 16, 32, 64, 128, 256], space: 30, label: `${unit}s`, labelSize: 18, labelFont: "11px system-ui", size: 30 }),
         axis(ink, { size: 52, values: (_plot, all) => all.map(short) }),
       ],
       series: [{}, { stroke: ink.grid, width: 2, points: { show: false } }],

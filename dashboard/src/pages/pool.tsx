@@ -8,7 +8,7 @@ import { EndedJobs, RunningJobs, WaitingJobs } from "../parts/jobs";
 import { useAnswer, useFetched } from "../server/live";
 import type { NodeView, Server, Shapes } from "../server/api";
 import { activeJobs } from "../server/jobs";
-import { counted, isWaiting, memory, percent, unitOf } from "../words";
+import { isWaiting, memory, percent, unitOf } from "../words";
 
 const RANGES = [
   ["900", "15 min"],
@@ -138,22 +138,21 @@ const changesShares = (event: { kind: string }) => SHARES.includes(event.kind);
 function LastDecisions({ unit }: { unit: string }) {
   const { answer, trouble } = useAnswer(
     "/decisions",
-    { limit: 12 },
+    { limit: 50 },
     { every_s: 30, wakes: (event) => event.kind.startsWith("Deci") },
   );
   const now_s = useNow(10);
-  const items = answer?.items ?? [];
+  const items = (answer?.items ?? []).filter((each) => each.changes.length > 0 || each.trouble);
   const all = <a href="#/decisions">all</a>;
   return (
     <Card title="Last decisions" aside={all} className="decisions">
       <Trouble error={trouble} />
       {items.length === 0 && <p className="empty">none yet</p>}
       <ol>
-        {items.map((decision) => (
+        {items.slice(0, 12).map((decision) => (
           <DecisionItem key={decision.number} decision={decision} unit={unit} now_s={now_s} />
         ))}
       </ol>
-      {answer && <p className="hint">{counted(items.length, "decision")} shown, the newest first</p>}
     </Card>
   );
 }

@@ -58,7 +58,7 @@ const RUNNING: JobColumn[] = [
     isNumber: true,
     width: "widest",
   },
-  { name: "ETA", cell: etaOf, sort: (job) => job.eta_s ?? Infinity, isNumber: true },
+  { name: "ETA", cell: etaOf, sort: (job) => job.eta_s ?? Infinity, isNumber: true, width: "wide" },
   REASON,
 ];
 
