@@ -443,7 +443,7 @@ def _no_address(url: str) -> ServerRefusal:
 def _judge(status: int, url: str) -> None:
     """Raise if there is no use in trying again."""
     if status in (401, 403):
-        because = "its token is not the server's"
+        because = "its token is not the server's" if status == 401 else "its token may only read"
         raise ServerRefusal("the server refused this agent", because, "--token-file FILE")
     if 400 <= status < 500:
         because = f"{url} answered with HTTP status {status}"

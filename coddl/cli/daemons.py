@@ -73,6 +73,14 @@ GpuMemory = Annotated[
         "all of it; 0: only the job that has the turn).",
     ),
 ]
+ReadTokenFile = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE",
+        help="File with a second token, which may only read (default: read-token in the state "
+        "directory).",
+    ),
+]
 LogFormat = Annotated[Literal["console", "json"], typer.Option(help="Format of the log.")]
 Lease = Annotated[
     float,
@@ -102,6 +110,7 @@ def server(
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
     tls_ca: TlsCa = "",
+    read_token_file: ReadTokenFile = "",
     policy: Policy = "",
     placement: Placement = "",
     plugin: Plugins = None,
@@ -123,6 +132,7 @@ def server(
         port=port,
         advertise=advertise,
         tls=tls_files(tls_cert, tls_key, tls_ca),
+        read_token_file=read_token_file,
         policy=policy,
         placement=placement,
         plugins=tuple(plugin or ()),

@@ -210,12 +210,15 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
     url = about.url if about else ""
     if as_json:
         told = {"state_dir": str(options.folder), "url": url, "started": is_new}
+        told["read_token_file"] = f"{options.folder}/read-token"
         is_here = options.slurm.server_args is None
         pid = supervisor_of(options.folder) if is_here else None
         print(json.dumps({**told, "pid": pid}, indent=2))
     elif is_new:
         print(f"pool started at {url}: {_slots(options.folder, options.bounds)}")
         _note_problems(options.folder)
+        tokens = f"{options.folder}/token, or {options.folder}/read-token to look only"
+        print(f"dashboard: {url}   sign in with the token in {tokens}", file=sys.stderr)
         if urlsplit(url).hostname not in LOOPBACK_NAMES:
             ca = " --tls-ca FILE" if about and about.ca else ""
             more = f"coddl agent --server {url} --token-file FILE{ca}"

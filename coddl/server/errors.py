@@ -7,6 +7,7 @@ UserError                 422
 ├── CannotListen                the server does not start
 ├── KeyReused             422   an Idempotency-Key that came with another request before
 ├── Unauthorized          401
+├── Forbidden             403   a token that may only read
 ├── HostRefused           421
 ├── TooLarge              413
 ├── WrongHash             422   an archive whose bytes are not what its name says
@@ -43,6 +44,10 @@ class KeyReused(UserError):
 
 class Unauthorized(UserError):
     """No token, or another one."""
+
+
+class Forbidden(UserError):
+    """A request that changes something, with a token that may only read."""
 
 
 class HostRefused(UserError):

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import Depends, FastAPI, Request, WebSocket, WebSocketDisconnect
@@ -15,9 +16,16 @@ from coddl import __version__
 from coddl.api.rest import API, PROBLEM_JSON, Problem
 from coddl.api.spec import JobRequest, because_of
 from coddl.core.errors import UserError
-from coddl.server import routes_code, routes_history, routes_jobs, routes_pool, routes_whatif
+from coddl.server import (
+    dashboard,
+    routes_code,
+    routes_history,
+    routes_jobs,
+    routes_pool,
+    routes_whatif,
+)
 from coddl.server.agent_sessions import AgentDisconnected, AgentSession
-from coddl.server.auth import INSTANCE, AuthMiddleware
+from coddl.server.auth import INSTANCE, AuthMiddleware, Tokens
 from coddl.server.problems import INVALID, bug, problem, problem_of
 from coddl.server.server import Server
 
@@ -31,8 +39,16 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {  # Any: OpenAPI
 }
 
 
-def create_app(server: Server, token: str, hosts: frozenset[str] = LOOPBACK) -> ASGIApp:
-    """Show a server to who has the token; `hosts` are the names it answers to, empty: all."""
+def create_app(
+    server: Server,
+    tokens: Tokens,
+    hosts: frozenset[str] = LOOPBACK,
+    built: Path = dashboard.BUILT,
+) -> ASGIApp:
+    """Show a server to who has a token; `hosts` are the names it answers to, empty: all.
+
+    `built` has the files of the dashboard.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -50,12 +66,13 @@ def create_app(server: Server, token: str, hosts: frozenset[str] = LOOPBACK) -> 
     for routes in (routes_jobs, routes_pool, routes_history, routes_whatif, routes_code):
         app.include_router(routes.routes(server), prefix=API, dependencies=bearer)
     app.include_router(routes_pool.probes(server))
+    app.include_router(dashboard.routes(built))
     app.add_api_websocket_route(f"{API}/agent", _agent_endpoint(server))
     app.add_exception_handler(UserError, _on_user_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
-    return AuthMiddleware(app, token, hosts)
+    return AuthMiddleware(app, tokens, hosts)
 
 
 def _agent_endpoint(server: Server) -> Callable[[WebSocket], Awaitable[None]]:

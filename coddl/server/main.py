@@ -19,10 +19,12 @@ from coddl.api import jobsfolder
 from coddl.api.checkpoint_uri import check_uri
 from coddl.api.tls import TlsFiles
 from coddl.api.tokens import read_token
+from coddl.core.errors import UserError
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.scheduler import Stability
 from coddl.plugins import registry_of_usable
 from coddl.server.addresses import Endpoint, endpoint_of
+from coddl.server.auth import Tokens
 from coddl.server.clock import SystemClock
 from coddl.server.errors import BadFolder
 from coddl.server.http import create_app
@@ -36,6 +38,8 @@ from coddl.server.tls import certificate_of
 from coddl.traces.clusters import cluster_from
 
 PORT: Final = 7433
+TOKEN: Final = "token"  # its file in the state folder
+READ_TOKEN: Final = "read-token"  # the same, of the one that may only read
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +54,7 @@ class ServeOptions:
     advertise: str = ""  # how other machines name this one; empty: a name is chosen
     tls: TlsFiles | None = None  # None: plain HTTP
     token: str = field(default="", repr=False)  # empty: the state folder's, made if need be
+    read_token_file: str = ""  # of a token that may only read; empty: one in the state folder
     policy: str = ""  # empty: as it was
     placement: str = ""  # the same
     plugins: tuple[str, ...] = ()  # files with policies and placements of the operator
@@ -103,8 +108,8 @@ async def _serve(
     jobsfolder.check(left, journal.pool_id, has_had_jobs=bool(server.pool.jobs))
     if options.policy or options.placement:
         server.follow(options.policy, options.placement)
-    token = options.token or token_of(folder)
-    app = create_app(server, token, endpoint.hosts)
+    tokens = _tokens(options, folder)
+    app = create_app(server, tokens, endpoint.hosts)
     http_server = HttpServer(server, app, options.tls)
     server.on_failure = http_server.stop
     # It can be found once it can be told to stop.
@@ -117,10 +122,12 @@ async def _serve(
             lease_s=server.lease_s,
             checkpoints=server.checkpoints or "jobs folders",
         )
+        read_token_file = options.read_token_file or str(folder / READ_TOKEN)
+        log.info("dashboard", url=endpoint.url, read_token_file=read_token_file)
         if not endpoint.is_local:
             more = " --tls-ca FILE" if ca else ""
             agents = f"coddl agent --server {endpoint.advertised} --token-file FILE{more}"
-            log.info("agents_can_join", command=agents, token_file=str(folder / "token"))
+            log.info("agents_can_join", command=agents, token_file=str(folder / TOKEN))
         await http_server.serve(sockets=[listener])
     log.info("server_stopped")
     if server.failure is not None:
@@ -135,9 +142,23 @@ def _check_plugins(server: Server) -> None:
         log.error("plugin_not_loaded", what=error.what, because=error.because)
 
 
-def token_of(folder: Path) -> str:
-    """Give the token of a state folder; it is made when it is first wanted, for its owner only."""
-    path = folder / "token"
+def _tokens(options: ServeOptions, folder: Path) -> Tokens:
+    """Give both tokens; raises UserError if they are the same."""
+    full = options.token or token_of(folder)
+    given = options.read_token_file
+    read = read_token(Path(given), "--read-token-file") if given else token_of(folder, READ_TOKEN)
+    if read == full:
+        raise UserError(
+            f"{given or folder / READ_TOKEN} can't be used",
+            "its token is the one that may do everything",
+            "a file with a token of its own, or no --read-token-file",
+        )
+    return Tokens(full, read)
+
+
+def token_of(folder: Path, name: str = TOKEN) -> str:
+    """Give a token of a state folder; it is made when it is first wanted, for its owner only."""
+    path = folder / name
     if path.exists() and path.read_bytes().strip():  # a full disk may have left an empty one
         return read_token(path)
     handle, draft = tempfile.mkstemp(dir=folder)

@@ -13,13 +13,14 @@ from fastapi.responses import Response
 from coddl.api.rest import PROBLEM_JSON
 from coddl.core.errors import UserError
 from coddl.core.pool.errors import Conflict, NotFound
-from coddl.server.errors import HostRefused, JournalFull, TooLarge, Unauthorized
+from coddl.server.errors import Forbidden, HostRefused, JournalFull, TooLarge, Unauthorized
 
 STATUS: Final[dict[type[UserError], int]] = {
     NotFound: 404,
     Conflict: 409,
     JournalFull: 507,
     Unauthorized: 401,
+    Forbidden: 403,
     HostRefused: 421,
     TooLarge: 413,
 }

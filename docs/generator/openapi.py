@@ -7,6 +7,7 @@ from typing import cast
 
 import httpx
 
+from coddl.server.auth import Tokens
 from coddl.server.http import create_app
 from coddl.server.server import Server
 from docs.generator.markdown import Json
@@ -19,7 +20,7 @@ def openapi() -> Json:
 
 async def _asked() -> Json:
     # Routes ask the server only when they are called, and none is called here.
-    served = create_app(cast(Server, None), "token")
+    served = create_app(cast(Server, None), Tokens("token"))
     transport = httpx.ASGITransport(app=served)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.get("/openapi.json", headers={"Authorization": "Bearer token"})

@@ -34,6 +34,8 @@ from coddl.core.pool.records import (
 )
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
+from coddl.server.auth import Tokens
+from coddl.server.dashboard import BUILT
 from coddl.server.http import LOOPBACK, create_app
 from coddl.server.http_server import HttpServer, listen
 from coddl.server.journal import Journal
@@ -42,6 +44,7 @@ from coddl.server.store import JournalStore
 from coddl.server.store_memory import MemoryStore
 
 TOKEN = "a-token-for-tests"
+READ_TOKEN = "a-token-that-may-only-read"
 DEADLINE_S = 150.0  # machines are busy, and kernels may have to be compiled
 
 T = TypeVar("T")
@@ -94,6 +97,7 @@ class LivePool:
         site: Cluster | None = None,
         registry: Registry = BUILT_IN,
         lease_s: float = 60,
+        built: Path = BUILT,
     ) -> None:
         self.clock = ManualClock()
         self.store = store if store is not None else MemoryStore()
@@ -109,7 +113,9 @@ class LivePool:
         self._listener = listen("127.0.0.1", 0)
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._http = HttpServer(self.server, create_app(self.server, TOKEN, LOOPBACK))
+        self._http = HttpServer(
+            self.server, create_app(self.server, Tokens(TOKEN, READ_TOKEN), LOOPBACK, built)
+        )
         self._thread = threading.Thread(target=self._run)
         self.client = httpx.Client(
             base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=DEADLINE_S

@@ -9,7 +9,7 @@ from tests.server.harness import LivePool, StubAgent, eventually
 from tests.server.test_http import check_problem
 
 
-def finish(live: LivePool, agent: StubAgent, job: int) -> None:
+def finish(agent: StubAgent, job: int) -> None:
     """Let a job that runs come to its end."""
     agent.expect_orders(lambda it: any(lead.job == job for lead in it.orders.leads))
     agent.report(RunEnded(job, 1, "succeeded", 9))
@@ -93,7 +93,7 @@ def test_the_timeline_has_the_jobs_and_the_capacity_of_an_interval(live: LivePoo
     began_s = live.clock.now_s
     live.clock.turn(30.0)
     agent.beat()
-    finish(live, agent, 1)
+    finish(agent, 1)
     ended_s = live.clock.now_s
     eventually(lambda: live.job("c")["gpus"] == 1)
     live.clock.turn(30.0)
@@ -116,7 +116,7 @@ def test_a_job_has_a_timeline_of_its_own_which_survives_a_restart(
     agent = crowded(live)
     live.clock.turn(30.0)
     agent.beat()
-    finish(live, agent, 1)
+    finish(agent, 1)
     told = live.api("GET", "/jobs/a/timeline").json()
     (span,) = told["spans"]
     assert (told["since_s"], told["until_s"]) == (span["from_s"], span["to_s"])
