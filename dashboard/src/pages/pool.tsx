@@ -10,6 +10,8 @@ import type { NodeView, Server, Shapes } from "../server/api";
 import { activeJobs } from "../server/jobs";
 import { isWaiting, memory, percent, unitOf } from "../words";
 
+type Timeline = Shapes["TimelineView"];
+
 const RANGES = [
   ["900", "15 min"],
   ["3600", "1 h"],
@@ -111,7 +113,7 @@ function GpusOverTime({ unit }: { unit: string }) {
     `timeline ${range}`,
     (server: Server, signal) => {
       const since_s = Math.floor(Date.now() / 1_000) - Number(range);
-      return server.get("/timeline", { since_s }, signal);
+      return server.get("/timeline", { since_s }, signal).then(sinceItBegan);
     },
     { every_s: Math.max(5, Number(range) / 600), wakes: changesShares },
   );
@@ -130,6 +132,13 @@ function GpusOverTime({ unit }: { unit: string }) {
       </p>
     </Card>
   );
+}
+
+/** Leave out the time before the pool had any GPU: a young pool fills the chart. */
+function sinceItBegan(timeline: Timeline): Timeline {
+  const begin = timeline.gpus.find((each) => each.gpus > 0);
+  if (begin === undefined) return timeline;
+  return { ...timeline, since_s: Math.max(timeline.since_s, begin.at_s) };
 }
 
 const SHARES = ["Decided", "Aimed", "RunChanged", "RunEnded", "SlotFreed", "NodeJoined", "NodeLost"];
