@@ -260,19 +260,20 @@ function drawPauses(plot: uPlot, spans: readonly Span[], ink: Ink): void {
   ctx.textAlign = "left";
   ctx.strokeStyle = ctx.fillStyle = ink.strong;
   ctx.lineWidth = devicePixelRatio;
-  let free = -Infinity;
-  for (const span of spans) {
-    if (span.paused_s === null) continue;
-    const x = Math.round(plot.valToPos(span.from_s, "x", true)) + 0.5;
+  const begins = spans.filter((span) => span.paused_s !== null);
+  begins.forEach(({ from_s, paused_s }, i) => {
+    const xOf = (at_s: number) => Math.round(plot.valToPos(at_s, "x", true)) + 0.5;
+    const x = xOf(from_s);
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
-    const text = shortTime(span.paused_s);
-    if (!span.paused_s || x < free) continue;
-    free = x + ctx.measureText(text).width + 8 * devicePixelRatio;
-    if (free < bbox.left + bbox.width) ctx.fillText(text, x + 3 * devicePixelRatio, bbox.top + 2);
-  }
+    const text = shortTime(paused_s);
+    const next = begins[i + 1];
+    const right = next === undefined ? bbox.left + bbox.width : xOf(next.from_s);
+    const left = x + 3 * devicePixelRatio;
+    if (paused_s && left + ctx.measureText(text).width < right) ctx.fillText(text, left, bbox.top + 2);
+  });
 }
 
 function hoverAt(plot: uPlot, shown: { timeline: Timeline; bands: Band[] }): Hover | undefined {

@@ -116,7 +116,7 @@ function OneDecision({ number, unit }: { number: number; unit: string }) {
       <Trouble error={trouble} />
       {answer && (
         <ol>
-          <DecisionItem decision={answer} unit={unit} now_s={now_s} isWhole />
+          <DecisionItem decision={answer} unit={unit} now_s={now_s} />
         </ol>
       )}
       {answer && <Saw number={number} unit={unit} />}

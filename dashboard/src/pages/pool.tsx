@@ -159,7 +159,7 @@ function LastDecisions({ unit }: { unit: string }) {
       {items.length === 0 && <p className="empty">none yet</p>}
       <ol>
         {items.slice(0, 12).map((decision) => (
-          <DecisionItem key={decision.number} decision={decision} unit={unit} now_s={now_s} />
+          <DecisionItem key={decision.number} decision={decision} unit={unit} now_s={now_s} isBrief />
         ))}
       </ol>
     </Card>

@@ -12,11 +12,11 @@ export function DecisionItem(props: {
   decision: Decision;
   unit: string;
   now_s: number;
-  isWhole?: boolean;
+  isBrief?: boolean; // without reasons, and with the first changes alone
   children?: React.ReactNode;
 }) {
-  const { decision, unit, now_s, isWhole = false } = props;
-  const changes = isWhole ? decision.changes : decision.changes.slice(0, SHOWN);
+  const { decision, unit, now_s, isBrief = false } = props;
+  const changes = isBrief ? decision.changes.slice(0, SHOWN) : decision.changes;
   const more = decision.changes.length - changes.length;
   const age = duration(now_s - decision.at_s);
   return (
@@ -30,12 +30,20 @@ export function DecisionItem(props: {
       </p>
       {decision.trouble && <p className="bad">{decision.trouble}</p>}
       {changes.length > 0 && (
-        <ul>
+        <ul className={isBrief ? "brief" : undefined}>
           {changes.map((change) => (
             <li key={change.job}>
               <JobName job={change.job} name={change.name} />{" "}
-              <strong>{changed(change.gpus_before, change.gpus, unit)}</strong>
-              {change.reason && <span className="quiet"> ({change.reason})</span>}
+              {isBrief ? (
+                <span title={change.reason}>
+                  {change.gpus_before} → {change.gpus}
+                </span>
+              ) : (
+                <>
+                  {changed(change.gpus_before, change.gpus, unit)}
+                  <span className="quiet"> · {change.reason}</span>
+                </>
+              )}
             </li>
           ))}
           {more > 0 && (
