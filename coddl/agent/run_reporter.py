@@ -226,12 +226,12 @@ class RunReporter:
         return () if point is None else (LossMeasured(self._job, self._attempt, *point),)
 
     def _note_progress(self, event: Message) -> None:
-        self._step = step = event["step"]
+        self._step, logged = event["step"], event.get("metrics") or {}
         self.progress = RunProgress(
             progressed=RunProgressed(
                 job=self._job,
                 attempt=self._attempt,
-                step=step,
+                step=self._step,
                 gpus=event["size"],
                 step_s=event.get("step_s") or 0.0,
                 iterations=event.get("iterations_at_size") or 0,
@@ -240,7 +240,8 @@ class RunReporter:
             samples_per_s=event.get("samples_per_s") or 0.0,
             still_s=event.get("still_s") or 0.0,
             saved_step=self._saved_step,
-            metrics=_numbers(event.get("metrics") or {}),
+            metrics=_numbers(logged),
+            not_finite=tuple(name for name, value in logged.items() if value is None),
         )
 
     def _saved(self, trouble: Trouble | None) -> tuple[Fact, ...]:

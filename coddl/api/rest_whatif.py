@@ -14,8 +14,8 @@ class WhatIfRequest(BaseModel):
 
     policies: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=200)]],
-        Field(min_length=1, max_length=8, description="As `coddl whatif --policy` takes them."),
-    ]
+        Field(max_length=8, description="As `/policy` takes them; none: a few that are usual."),
+    ] = []
     gpus: Annotated[
         list[Annotated[int, Field(ge=1, le=100_000)]],
         Field(max_length=8, description="GPUs of the pool; none: as it was."),

@@ -122,6 +122,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     still_s: float = 0.0  # for which no step was made; 0: steps come as they should
     saved_step: int | None = None  # of the newest durable checkpoint
     metrics: Mapping[str, float] = {}
+    not_finite: tuple[str, ...] = ()  # metrics that were NaN or infinite when last logged
 
 
 class Progress(Message, frozen=True):

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ from coddl.server.tls import certificate_of
 from coddl.traces.clusters import cluster_from
 
 PORT: Final = 7433
+JOURNAL: Final = "journal.db"  # in the state folder
 TOKEN: Final = "token"  # its file in the state folder
 READ_TOKEN: Final = "read-token"  # the same, of the one that may only read
 
@@ -90,7 +92,7 @@ async def _serve(
     endpoint: Endpoint,
     ca: str,
 ) -> None:
-    journal = Journal(SqlStore(sqlite_url(folder / "journal.db")))
+    journal = Journal(SqlStore(sqlite_url(folder / JOURNAL)))
     clock = SystemClock()
     site = cluster_from(options.cluster) if options.cluster else None
     stability, lease_s = _stability(options), options.lease_s
@@ -102,6 +104,7 @@ async def _serve(
         registry=registry,
         lease_s=lease_s,
         checkpoints=check_uri(options.checkpoints) if options.checkpoints else "",
+        replay=replay_command(folder / JOURNAL, options),
     )
     _check_plugins(server)
     left = jobsfolder.look(folder / "jobs")  # where agents of this machine keep jobs
@@ -132,6 +135,15 @@ async def _serve(
     log.info("server_stopped")
     if server.failure is not None:
         raise server.failure
+
+
+def replay_command(journal: Path, options: ServeOptions) -> list[str]:
+    """Give the command that replays a journal as this server schedules."""
+    words = [sys.executable, "-m", "coddl.cli.main", "whatif", "--journal", str(journal)]
+    words += [f"--plugin={Path(path).absolute()}" for path in options.plugins]
+    if options.cool_down_s is not None:
+        words.append(f"--cool-down={options.cool_down_s}")
+    return words
 
 
 def _check_plugins(server: Server) -> None:

@@ -1,17 +1,20 @@
 """Routes of what has been: timelines, metrics of jobs, decisions."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
 
 from coddl.api import rest_history as rest
 from coddl.server.decisions import decision_view, decisions_view
+from coddl.server.metric_log import Point
 from coddl.server.route_params import Limit
 from coddl.server.server import Server
 from coddl.server.timeline_views import timeline_view
 
 SHOWN_S: Final = 3_600.0
+POINTS_MAX: Final = 500  # of a metric
 
 Since = Annotated[float | None, Query(ge=0, description="Seconds since 1970.")]
 
@@ -39,8 +42,9 @@ def routes(server: Server) -> APIRouter:
     @router.get("/jobs/{job}/metrics")
     async def metrics(job: str) -> rest.MetricsView:
         """Show what a job has logged with `coddl.log`, at some 500 points of each metric."""
-        server.find(job)
-        return rest.MetricsView(series=[])
+        number = server.find(job).id
+        found = await asyncio.to_thread(server.metric_log.series, number, POINTS_MAX)
+        return rest.MetricsView(series=[_series(name, found[name]) for name in sorted(found)])
 
     @router.get("/decisions")
     async def decisions(
@@ -60,3 +64,12 @@ def routes(server: Server) -> APIRouter:
         return await asyncio.to_thread(decision_view, *seen)
 
     return router
+
+
+def _series(name: str, points: Sequence[Point]) -> rest.SeriesView:
+    return rest.SeriesView(
+        name=name,
+        step=[point.step for point in points],
+        at_s=[point.at_s for point in points],
+        value=[point.value for point in points],
+    )

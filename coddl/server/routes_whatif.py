@@ -3,22 +3,23 @@
 from fastapi import APIRouter
 
 from coddl.api import rest_whatif as rest
-from coddl.core.pool.errors import NotFound
 from coddl.server.server import Server
 
 
-def routes(_server: Server) -> APIRouter:
+def routes(server: Server) -> APIRouter:
     """Give the routes of replays."""
     router = APIRouter(tags=["whatif"])
 
     @router.post("/whatif", status_code=202)
     async def start(request: rest.WhatIfRequest) -> rest.WhatIfStartedView:
         """Replay the journal under other policies; one replay at a time."""
-        return rest.WhatIfStartedView(id="")
+        for policy in request.policies:
+            server.registry.policy(policy)  # a request names no file: only what was loaded
+        return rest.WhatIfStartedView(id=server.replays.start(request))
 
     @router.get("/whatif/{id}")
     async def show(id: str) -> rest.WhatIfView:
         """Tell how a replay is doing, or what has come of it."""
-        raise NotFound(f'replay "{id}" cannot be found', "no replay has that id", "POST /whatif")
+        return server.replays.find(id).view()
 
     return router

@@ -29,6 +29,7 @@ from coddl.core.pool.records import (
     NodeReported,
     NodeSilent,
     PolicyChosen,
+    RunEnded,
     RunReported,
     Woke,
 )
@@ -52,10 +53,12 @@ from coddl.server.loop import (
     RequestDone,
     fact,
 )
+from coddl.server.metric_log import MetricLog
 from coddl.server.metrics import ServerMetrics
 from coddl.server.node_leases import NodeLeases
 from coddl.server.notifier import Notifier
 from coddl.server.progress import LatestProgress
+from coddl.server.replays import Replays
 from coddl.server.warm_up import warm_up
 
 BEATS_PER_LEASE: Final = 24
@@ -87,7 +90,9 @@ class Server:
         registry: Registry = BUILT_IN,
         lease_s: float = 120.0,
         checkpoints: str = "",
+        replay: Sequence[str] = (),
     ) -> None:
+        """`replay` is the command that replays the journal; none: it can't be replayed."""
         self.journal = journal
         self.pool_id = journal.pool_id
         self.checkpoints = checkpoints  # the URI where jobs keep them; empty: the jobs folders
@@ -113,8 +118,11 @@ class Server:
         self._loop = ControlLoop(journal, self._stability, self, site, registry)
         self._leases = NodeLeases(lease_s)
         if not self.pool.jobs:
-            set_aside(folder / "logs", folder / f"logs-before-{self.pool_id}")
+            for name in ("logs", "metrics"):
+                set_aside(folder / name, folder / f"{name}-before-{self.pool_id}")
         self.logs = LogStore(folder / "logs")
+        self.metric_log = MetricLog(folder / "metrics")
+        self.replays = Replays(replay, folder)
         self._names = views.JobNames(self.pool)
         self._printed: dict[int, Notifier] = {}
         self._queue: deque[LoopRequest] = deque()
@@ -139,7 +147,9 @@ class Server:
             self.close_lines()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            await self.replays.close()
             self.logs.close()
+            self.metric_log.close()
             self._loop.close()
 
     def follow(self, policy: str, placement: str = "") -> None:
@@ -242,10 +252,12 @@ class Server:
 
     def hear_progress(self, agent: wire.Hello, runs: Iterable[wire.RunProgress]) -> None:
         """Take in how runs are doing, by the word of an agent."""
-        told = [RunReported(agent.node, agent.boot, run.progressed) for run in runs]
-        for run, report in zip(runs, told, strict=True):
+        told, now_s = [], self.clock.wall_s()
+        for run in runs:
+            told.append(report := RunReported(agent.node, agent.boot, run.progressed))
             if self.pool.is_of_lead(report):
                 self.progress.hear(run)
+                self.metric_log.hear(run, now_s)
         self.put(LoopRequest(lambda _pool: told))
 
     def hear_logs(self, job: int, lines: tuple[wire.LogLine, ...]) -> None:
@@ -272,6 +284,8 @@ class Server:
                 self._names.add(each.record.job, each.record.spec.name)
             if isinstance(each.record, NodeJoined):
                 self._look_up(each.record.node)
+            if isinstance(each.record, RunEnded):
+                self.metric_log.end(each.record.job)
             self.metrics.observe(each, self.pool)
         if entries:
             self.happened.notify()

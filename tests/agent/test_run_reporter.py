@@ -108,6 +108,7 @@ def test_a_number_that_is_none_is_no_metric() -> None:
     reporter.hear({**PROGRESS, "metrics": {"loss": None, "rate": 0.1}})
     assert reporter.progress is not None
     assert reporter.progress.metrics == {"rate": 0.1}
+    assert reporter.progress.not_finite == ("loss",)
     told = Progress(runs=(reporter.progress,))
     assert from_agent(encoded(told)) == told
 

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -98,6 +98,7 @@ class LivePool:
         registry: Registry = BUILT_IN,
         lease_s: float = 60,
         built: Path = BUILT,
+        replay: Sequence[str] = (),
     ) -> None:
         self.clock = ManualClock()
         self.store = store if store is not None else MemoryStore()
@@ -109,6 +110,7 @@ class LivePool:
             site=site,
             registry=registry,
             lease_s=lease_s,
+            replay=replay,
         )
         self._listener = listen("127.0.0.1", 0)
         self.port = self._listener.getsockname()[1]
