@@ -1918,7 +1918,8 @@ export interface components {
         WhatIfRequest: {
             /**
              * Policies
-             * @description As `coddl whatif --policy` takes them.
+             * @description As `/policy` takes them; none: a few that are usual.
+             * @default []
              */
             policies: string[];
             /**

@@ -47,7 +47,9 @@ export const percent = (part: number) => `${Math.round(part * 100)}%`;
 export function short(value: number | null | undefined): string {
   if (value == null || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(2);
+  if (size >= 1e6 || (size > 0 && size < 1e-3)) {
+    return Number(value.toPrecision(3)).toExponential();
+  }
   if (size >= 1_000) return Math.round(value).toLocaleString("en");
   return String(Number(value.toPrecision(4)));
 }

@@ -30,7 +30,7 @@ export function Curve({ series, against }: { series: Series; against: Against })
     const ink = inkOf(theme);
     return {
       legend: { show: false },
-      padding: [6, 10, 0, 0],
+      padding: [6, 24, 0, 0],
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
       scales: { x: { time: against === "time" } },
       axes: [

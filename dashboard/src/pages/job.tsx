@@ -169,6 +169,7 @@ const AGAINST = [
 function Metrics({ series, trouble }: { series: readonly Shapes["SeriesView"][]; trouble: Error | undefined }) {
   const [against, setAgainst] = useState<Against>("step");
   const known = series.filter((each) => each.value.length > 0);
+  known.sort((a, b) => Number(b.name.includes("loss")) - Number(a.name.includes("loss")));
   const choice = <Choice label="Horizontal axis" value={against} options={AGAINST} onChange={setAgainst} />;
   return (
     <Card title="Metrics" aside={choice}>
@@ -209,7 +210,7 @@ function SpeedCard({ speeds, gpus, unit }: { speeds: readonly SpeedView[]; gpus:
   );
 }
 
-const STORY = 30;
+const STORY = 15; // entries that are shown at first
 
 function Story({ story }: { story: readonly Shapes["StoryView"][] }) {
   const [isWhole, setWhole] = useState(false);
