@@ -35,6 +35,10 @@ class GpuDriver(Protocol):
         """Tell how much of a GPU's memory is in use, by any process."""
         ...
 
+    def utilisation(self, index: int) -> float:
+        """Tell for which part of the last moments a GPU computed, 0..1."""
+        ...
+
     def is_exclusive(self, index: int) -> bool:
         """Tell whether a GPU admits one process at a time."""
         ...
@@ -81,6 +85,14 @@ class NvmlDriver:
 
         used: int = self._asked(look)
         return used
+
+    def utilisation(self, index: int) -> float:
+        def look() -> float:
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0
+
+        part: float = self._asked(look)
+        return part
 
     def is_exclusive(self, index: int) -> bool:
         def look() -> bool:

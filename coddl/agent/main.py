@@ -31,6 +31,7 @@ from coddl.agent import node_resources
 from coddl.agent.devices import GpuDriver, are_hidden, discover, gpus_here, may_park
 from coddl.agent.fence_process import FenceProcess
 from coddl.agent.foreign_processes import ForeignProcessMonitor
+from coddl.agent.gpu_use import gpu_use_of
 from coddl.agent.gpulocks import lock_gpus
 from coddl.agent.inspection.store import known_links
 from coddl.agent.job_directories import JobDirectories, fetch_from
@@ -131,14 +132,12 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     )
     fence = FenceProcess(options.folder, locks)
     session = ServerSession(
-        options.server,
-        options.token,
-        _hello(info, boot, jobs),
-        outbox,
+        *(options.server, options.token, _hello(info, boot, jobs), outbox),
         tls=tls,
         on_pool=partial(_join, directories, jobs),
         on_store=partial(_use_store, directories),
         fence=fence.set,
+        gpu_use=gpu_use_of(gpus, devices),
     )
     job_hosts.start()
     if gpus is not None:

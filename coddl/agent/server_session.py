@@ -235,12 +235,14 @@ class ServerSession:
         on_pool: Callable[[str], None],
         on_store: Callable[[str], None],
         fence: Callable[[float], None] = lambda _at_s: None,
+        gpu_use: Callable[[], dict[int, wire.GpuUse]] = dict,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`on_pool` hears of the pool that has welcomed us before any orders come; before that,
         `on_store` hears where it keeps checkpoints. Both may raise.
 
-        `fence` is told when all must have ended, before anything is done under a lease.
+        `fence` is told when all must have ended, before anything is done under a lease. `gpu_use`
+        gives what is told of GPUs with every beat.
         """
         self._server = server
         self._url = _socket_url(server)
@@ -252,6 +254,7 @@ class ServerSession:
         self._on_store = on_store
         self._pool = ""  # that has welcomed us
         self._fence = fence
+        self._gpu_use = gpu_use
         self._changed = asyncio.Event()
         self.lease = NodeLease()
         self.is_up = False
@@ -403,7 +406,8 @@ class ServerSession:
             silent_s = self.lease.unanswered_s(now_s())
             if silent_s > self.lease.silence_s:
                 raise ConnectionError(f"the server has been silent for {silent_s:.1f} s")
-            words.put_nowait(wire.Beat(number=self.lease.beat(now_s())))
+            beat = wire.Beat(number=self.lease.beat(now_s()), gpus=self._gpu_use())
+            words.put_nowait(beat)
             self._outbox.hold_again()
 
     async def _flush(self, words: "asyncio.Queue[wire.FromAgent]") -> None:

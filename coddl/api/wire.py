@@ -68,8 +68,16 @@ class Hello(Message, frozen=True):
     links: dict[LinkClass, LinkSpeed] = {}  # as `coddl inspect` has measured them
 
 
+class GpuUse(msgspec.Struct, frozen=True, array_like=True):
+    """How much a GPU is used, by any process."""
+
+    busy: float  # 0..1: the part of the last moments in which it computed
+    memory_bytes: int
+
+
 class Beat(Message, frozen=True):
     number: int
+    gpus: dict[int, GpuUse] = {}  # by index, as far as the driver tells; none of CPU slots
 
 
 class Holding(Message, frozen=True):

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -108,6 +108,7 @@ class AgentSession:
         self.heard_s = host.steady_s()
         self.holding: NodeReported | None = None
         self._holding_asked = False
+        self.gpus: Mapping[int, wire.GpuUse] = {}  # by index, as it last told
 
     async def run(self) -> None:
         """Serve an agent until either side hangs up."""
@@ -207,7 +208,8 @@ class AgentSession:
     def _on(self, message: wire.FromAgent) -> None:
         self.heard_s = self._host.steady_s()
         match message:
-            case wire.Beat(number=number):
+            case wire.Beat(number=number, gpus=gpus):
+                self.gpus = gpus
                 # Whoever has lost its name or its lease is renewed no more: it must let go.
                 if self._hang_up is None and self._sessions.is_current(self):
                     self._host.renew(self.hello.node)

@@ -9,6 +9,7 @@ from sse_starlette import EventSourceResponse
 
 from coddl import __version__
 from coddl.api import rest
+from coddl.api.rest_engine import EngineReport
 from coddl.api.wire import PROTOCOL
 from coddl.core.node_count import NodeBounds
 from coddl.core.pool.errors import NotFound
@@ -123,7 +124,7 @@ def _add_engine(router: APIRouter, server: Server) -> None:
             await server.ask(lambda _pool: (EngineBounded("", None),))
 
     @router.post("/engine")
-    async def report(report: rest.EngineReport) -> rest.EngineOrdersView:
+    async def report(report: EngineReport) -> rest.EngineOrdersView:
         """Tell which nodes an engine has; answers how many to acquire and which to release."""
         server.engine_trouble = report.trouble
         server.engine_notes = _news(server.pool, report)
@@ -143,7 +144,7 @@ def _add_engine(router: APIRouter, server: Server) -> None:
         return rest.EngineOrdersView(acquire=orders.acquire, release=release)
 
 
-def _news(pool: Pool, report: rest.EngineReport) -> list[str]:
+def _news(pool: Pool, report: EngineReport) -> list[str]:
     """Give the notes of a report, less what nodes waited for that have joined since."""
     joined = [n.name for n in report.nodes if n.state == "starting" and n.name in pool.nodes]
     return [

@@ -207,7 +207,9 @@ class Server:
     def node_view(self, node: NodeState) -> rest.NodeView:
         """Show a node."""
         left_s = self._leases.left_s(node.name, self.steady_s())
-        return views.node_view(self.pool, node, left_s, node.name in self.awaited)
+        session = self.sessions.of(node.name)
+        use = session.gpus if session is not None else {}
+        return views.node_view(self.pool, node, left_s, use, is_awaited=node.name in self.awaited)
 
     def engine_view(self) -> rest.EngineView:
         """Show what brings the nodes of the pool."""

@@ -9,7 +9,7 @@ import msgspec
 
 from coddl import __version__
 from coddl.api import rest
-from coddl.api.wire import RunProgress
+from coddl.api.wire import GpuUse, RunProgress
 from coddl.core.named import Plugged, described
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import Conflict, NotFound
@@ -254,9 +254,14 @@ def line_view(kept: StoredLogLine) -> rest.LogLineView:
 
 
 def node_view(
-    pool: Pool, node: NodeState, lease_left_s: float | None, is_awaited: bool
+    pool: Pool,
+    node: NodeState,
+    lease_left_s: float | None,
+    use: Mapping[int, GpuUse],
+    *,
+    is_awaited: bool,
 ) -> rest.NodeView:
-    """Show a node and its devices."""
+    """Show a node and its devices; `use` is how its GPUs are used, by index."""
     slots = [pool.slots[slot] for slot in node.slots]
     jobs = sorted({job for slot in slots for job in slot.owners})
     used = sum(bool(slot.owners) for slot in slots)
@@ -271,19 +276,7 @@ def node_view(
         leaves_at_s=node.leaves_at_s,
         is_awaited=is_awaited,
         lease_left_s=lease_left_s if node.is_up else None,
-        slots=[
-            rest.SlotView(
-                slot=slot.slot,
-                index=slot.device.index,
-                kind=slot.device.kind,
-                gpu=slot.device.gpu,
-                memory_bytes=slot.device.memory_bytes,
-                job=_job_on(slot),
-                jobs=list(slot.owners),
-                used_by_others=slot.others,
-            )
-            for slot in slots
-        ],
+        slots=[_slot_view(slot, use.get(slot.device.index)) for slot in slots],
         used=used,
         free=free if node.is_up and not node.is_drained else 0,
         jobs=jobs,
@@ -292,6 +285,21 @@ def node_view(
         coddl=node.versions.coddl,
         parked=len(node.parked),
         parked_bytes=sum(pool.jobs[job].parked_bytes for job in node.parked),
+    )
+
+
+def _slot_view(slot: SlotState, use: GpuUse | None) -> rest.SlotView:
+    return rest.SlotView(
+        slot=slot.slot,
+        index=slot.device.index,
+        kind=slot.device.kind,
+        gpu=slot.device.gpu,
+        memory_bytes=slot.device.memory_bytes,
+        job=_job_on(slot),
+        jobs=list(slot.owners),
+        used_by_others=slot.others,
+        busy=min(1.0, max(0.0, use.busy)) if use is not None else None,
+        memory_used_bytes=max(0, use.memory_bytes) if use is not None else None,
     )
 
 

@@ -4,11 +4,11 @@ import inspect
 import re
 from typing import Final
 
-from coddl.api import rest, rest_history, rest_whatif
+from coddl.api import rest, rest_engine, rest_history, rest_whatif
 from docs.generator.markdown import Json, table
 from docs.generator.openapi import openapi
 
-SHAPES: Final = (rest, rest_history, rest_whatif)  # where answers are described
+SHAPES: Final = (rest, rest_engine, rest_history, rest_whatif)  # where answers are described
 
 
 def rest_page() -> str:

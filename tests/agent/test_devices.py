@@ -15,6 +15,8 @@ from coddl.agent.devices import (
     others_on,
 )
 from coddl.agent.foreign_processes import ForeignProcessMonitor
+from coddl.agent.gpu_use import STALE_S, GpuUseMonitor, gpu_use_of
+from coddl.api.wire import GpuUse
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device
 
@@ -43,6 +45,11 @@ class PaperGpus:
     def used_bytes(self, index: int) -> int:
         assert index < self._count
         return self._used_bytes
+
+    def utilisation(self, index: int) -> float:
+        if index in self._ill:
+            raise GpuError("GPU is lost")
+        return index / 4
 
     def is_exclusive(self, index: int) -> bool:
         if index in self._ill:
@@ -225,7 +232,10 @@ class Driver:
     def nvmlDeviceGetMemoryInfo(self, _handle: int) -> "Driver":
         return self
 
-    total, used = 99, 7
+    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> "Driver":
+        return self
+
+    total, used, gpu = 99, 7, 25  # bytes, and per cent
 
 
 def test_the_driver_is_asked_in_its_own_words() -> None:
@@ -233,6 +243,7 @@ def test_the_driver_is_asked_in_its_own_words() -> None:
     assert gpus.count() == 1
     assert gpus.about(0) == Device(0, "NVIDIA H200", "GPU-1", 99)
     assert gpus.used_bytes(0) == 7
+    assert gpus.utilisation(0) == 0.25
 
 
 def test_what_the_driver_raises_is_told_as_an_error_of_the_gpu() -> None:
@@ -249,3 +260,18 @@ def test_a_gpu_that_is_cut_into_instances_can_not_be_used() -> None:
     assert [NvmlDriver(Driver(name)).is_exclusive(index) for index in (0, 3)] == [False, True]
     with pytest.raises(GpuError, match="MIG"):
         NvmlDriver(Driver(name, mig=1)).about(0)
+
+
+def test_what_gpus_do_is_told_of_those_that_answer_while_it_is_fresh() -> None:
+    now_s = 100.0
+    gpus = PaperGpus(3, ill=(1,), used_bytes=7)
+    monitor = GpuUseMonitor(gpus, (gpu(0), gpu(1), gpu(2)), lambda: now_s)
+    assert monitor.newest() == {}
+    monitor.look()
+    assert monitor.newest() == {0: GpuUse(0.0, 7), 2: GpuUse(0.5, 7)}
+    now_s += STALE_S + 1.0
+    assert monitor.newest() == {}, "the driver hangs: what it said is no longer true"
+
+
+def test_cpu_slots_tell_no_use_of_gpus() -> None:
+    assert gpu_use_of(None, cpus(2))() == {}

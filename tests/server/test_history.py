@@ -123,3 +123,19 @@ def test_a_job_has_a_timeline_of_its_own_which_survives_a_restart(
     assert (span["job"], span["gpus"]) == (1, 1)
     with LivePool(tmp_path / "again", live.store) as again:
         assert again.api("GET", "/jobs/a/timeline").json() == told
+
+
+def test_a_node_tells_how_its_gpus_are_used_with_its_beats(live: LivePool) -> None:
+    agent = live.joined(slots=2)
+    assert [slot["busy"] for slot in live.node("n1")["slots"]] == [None, None]
+    agent.say(wire.Beat(number=1, gpus={1: wire.GpuUse(0.75, 3 << 30)}))
+    agent.expect(wire.Renewed)
+    first, second = live.node("n1")["slots"]
+    assert (first["busy"], first["memory_used_bytes"]) == (None, None)
+    assert (second["busy"], second["memory_used_bytes"]) == (0.75, 3 << 30)
+    agent.close()
+    eventually(lambda: live.node("n1")["slots"][1]["busy"] is None)
+
+
+def test_a_beat_of_an_older_agent_tells_nothing_of_gpus() -> None:
+    assert wire.from_agent('{"is":"beat","number":3}') == wire.Beat(number=3)
