@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from coddl.api.pool_client import Client
     from coddl.runtime.worker.prepare import (
         backward,
         barrier,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Client",
     "__version__",
     "backward",
     "barrier",
@@ -51,11 +53,12 @@ __all__ = [
 
 # Where each name lives, and the extra that installs what it needs.
 _HOME: Final = {
+    "Client": ("coddl.api.pool_client", "client"),
     "simulate": ("coddl.sim.api", "sim"),
     **{
         name: ("coddl.runtime.worker.prepare", "runtime")
         for name in __all__
-        if name not in ("__version__", "simulate")
+        if name not in ("__version__", "Client", "simulate")
     },
 }
 

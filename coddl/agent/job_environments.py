@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from coddl.agent.job_directories import JobDirectories
 from coddl.agent.node_resources import THREADS
@@ -44,6 +44,21 @@ def one_run(uid: str, folder: Path) -> dict[str, str]:
     of_folder = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
     name = uid or of_folder  # a version that gave no ids went by the folder
     return {"WANDB_RUN_ID": name, "WANDB_RESUME": "allow"}
+
+
+class Environments(Protocol):
+    """The environments of the jobs that are ordered on a node."""
+
+    ready: dict[int, JobEnvironment]
+    failed: dict[int, tuple[Outcome, Trouble]]  # why there will be none
+
+    def want(self, specs: Mapping[int, JobSpec], also: Iterable[int]) -> None:
+        """Have these environments, and those of `also` if there are any, and no others."""
+        ...
+
+    def tidy(self, job: int, spec: JobSpec, attempt: int, *, forget: bool) -> None:
+        """Remove what a job that is over has no use for."""
+        ...
 
 
 class JobEnvironments:

@@ -4,7 +4,7 @@ A job runner may be called from any thread; it calls its listener from its own.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -123,6 +123,9 @@ class JobRunner(Protocol):
         ...
 
 
+RunnerFactory = Callable[[JobRun, RunListener], JobRunner]
+
+
 class ElasticRunner:
     """Runs a job that can be resized."""
 
@@ -190,6 +193,9 @@ class ElasticRunner:
     def _work(self) -> None:
         end: RunEnded | None = None
         try:
+            if (trouble := missing_script(self.run)) is not None:
+                end = self._reporter.failed(trouble)
+                return
             note_attempt(self.run.environment, self.run.attempt)
             end = self._end(self._supervisor.run())
         except TrainingError as error:

@@ -87,7 +87,7 @@ class ServerGone(UserError):
 
 def run_agent(options: AgentOptions) -> int:
     """Serve until told to stop; give the exit code. Raises UserError if it can't go on."""
-    _begin_log(options.log_format)
+    begin_log(options.log_format)
     if not NAME.fullmatch(options.node):
         because = "a name is at most 64 letters, digits, dots, dashes and underscores"
         raise UserError(f'"{options.node}" can\'t name a node', because, "--name node-1")
@@ -194,6 +194,12 @@ def _memory(
 
 
 def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:
+    """Be in a pool; raises UserError if the jobs folder is another's."""
+    claim_jobs_folder(jobs, pool)
+    directories.pool = pool
+
+
+def claim_jobs_folder(jobs: JobsFolder, pool: str) -> None:
     """Have the jobs folder be that of the pool we are in; raises UserError if it is another's."""
     path = Path(jobs.path)
     try:
@@ -204,7 +210,6 @@ def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:
     except OSError as error:
         because = f"{error.filename}: {error.strerror}"
         raise UserError(f"{path} can't be written", because, "another --jobs-dir") from None
-    directories.pool = pool
 
 
 def _use_store(directories: JobDirectories, uri: str) -> None:
@@ -454,7 +459,7 @@ def _alone(options: AgentOptions) -> Iterator[None]:
         os.close(lock)
 
 
-def _begin_log(format_: str) -> None:
+def begin_log(format_: str) -> None:
     """Log to standard error, for people or for programs."""
     renderer: structlog.types.Processor = structlog.processors.JSONRenderer()
     if format_ == "console":

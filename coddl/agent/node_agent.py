@@ -13,12 +13,12 @@ from typing import Final, assert_never
 
 import structlog
 
-from coddl.agent.command_runner import CommandRunner
-from coddl.agent.job_environments import JobEnvironments
-from coddl.agent.job_runner import ElasticRunner, JobRun, JobRunner, missing_script
+from coddl.agent.job_environments import Environments
+from coddl.agent.job_runner import JobRun, JobRunner, RunnerFactory
 from coddl.agent.logs import OURS, LogSpool
 from coddl.agent.orphans import OrphanProcesses
 from coddl.agent.parking import ParkedJobs, ParkingLot
+from coddl.agent.process_runners import process_runner
 from coddl.agent.reconcile import (
     AppliedOrder,
     DeclineRun,
@@ -36,12 +36,12 @@ from coddl.agent.report_sink import ReportSink
 from coddl.agent.run_reporter import Fact
 from coddl.agent.slot_table import AgentBridge, Held, SlotTable
 from coddl.agent.turns import NodeTurns, SlotUsers
+from coddl.agent.worker_hosts import WorkerHosts
 from coddl.api.wire import Holding, LogLine, Peer, RunProgress
 from coddl.core.pool import orders as told
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import Device, RunEnded, RunId, Trouble
 from coddl.core.speed.inspection import LinkClass, LinkSpeed
-from coddl.runtime.supervisor.job_host_server import JobHostServer
 from coddl.runtime.supervisor.slots import HostAddress, Parked
 from coddl.runtime.wire import Message
 
@@ -70,13 +70,14 @@ class NodeAgent:
     def __init__(
         self,
         info: NodeInfo,
-        environments: JobEnvironments,
+        environments: Environments,
         bridge: AgentBridge,
-        job_hosts: JobHostServer,
+        job_hosts: WorkerHosts,
         *,
         sink: ReportSink,
         log_spool: LogSpool,
         orphans: OrphanProcesses,
+        runner_of: RunnerFactory = process_runner,
     ) -> None:
         self._info = info
         self._environments = environments
@@ -85,6 +86,7 @@ class NodeAgent:
         self._sink = sink
         self._log_spool = log_spool
         self._orphans = orphans
+        self._runner_of = runner_of
         self._loop = asyncio.get_running_loop()
         self._orders = NOTHING
         self._addresses: dict[str, HostAddress] = {}
@@ -298,12 +300,8 @@ class NodeAgent:
         is_elastic = spec.is_elastic and not order.precheck
         if not is_elastic and any(assigned.slot in self.holding for assigned in order.seats):
             return  # asked again when the slots are empty; workers are kept waiting by job hosts
-        if is_elastic and (trouble_ := missing_script(run)) is not None:
-            self._report(RunEnded(job, order.attempt, "failed", trouble=trouble_))
-            return
         log.info("run_started", job=job, attempt=order.attempt, slots=[s.slot for s in order.seats])
-        runner: JobRunner = ElasticRunner(run, self) if is_elastic else CommandRunner(run, self)
-        self._runners[job] = runner
+        runner = self._runners[job] = self._runner_of(run, self)
         self._applied[job] = AppliedOrder(order, addresses, granted_slots(self._orders, order))
         self._say_others(order)
         if not is_elastic:

@@ -14,8 +14,8 @@ from typing import Literal
 import structlog
 
 from coddl.agent.slot_table import AgentBridge
+from coddl.agent.worker_hosts import WorkerHosts
 from coddl.core.pool.records import RunEnded
-from coddl.runtime.supervisor.job_host_server import JobHostServer
 from coddl.runtime.supervisor.slots import Parked, SlotProcess
 
 log = structlog.get_logger()
@@ -107,7 +107,7 @@ class ParkingLot:
 class ParkedJobs:
     """Has parked workers stay, or ends them, as the lot says."""
 
-    def __init__(self, lot: ParkingLot, bridge: AgentBridge, job_hosts: JobHostServer) -> None:
+    def __init__(self, lot: ParkingLot, bridge: AgentBridge, job_hosts: WorkerHosts) -> None:
         self._lot = lot
         self._bridge = bridge
         self._job_hosts = job_hosts

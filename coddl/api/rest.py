@@ -453,6 +453,8 @@ class PoolView(View):
     started_s: float
     is_ready: bool
     checkpoints: str = ""  # the URI where jobs keep them; empty: the jobs folders of the nodes
+    now_s: float = 0.0  # the pool's time
+    time_scale: float = 1.0  # seconds of the pool's time in a second; of an emulated pool above 1
 
 
 class AccessView(View):

@@ -1,6 +1,6 @@
 """Run the parts of a pool by themselves, in the foreground: server, agent."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,6 +22,9 @@ from coddl.cli.engines import AgentServer, Checkpoints, JobsDir, Slots, folder_a
 from coddl.cli.memory_size import read_memory
 from coddl.cli.sharing_options import ClusterFile, CoolDown, Placement, Plugins, Policy
 from coddl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from coddl.agent.options import AgentOptions
 
 SERVER_EXAMPLES = """
 Examples:
@@ -168,7 +171,6 @@ def agent(
     folder = state_folder(state_dir)
     address = find(server, state_dir, given=Credentials(token_file, tls_ca))
     with needs("agent"):
-        from coddl.agent.main import run_agent
         from coddl.agent.options import AgentOptions
     options = AgentOptions(
         server=address.for_agents,
@@ -186,7 +188,19 @@ def agent(
         host_memory_bytes=read_memory("--host-memory", host_memory),
         gpu_memory_bytes=read_memory("--gpu-memory", gpu_memory),
     )
-    raise typer.Exit(run_agent(options))
+    raise typer.Exit(_run(options))
+
+
+def _run(options: "AgentOptions") -> int:
+    """Run the agent of a node; or those of all nodes, where the state folder says so."""
+    from coddl.agent.main import run_agent
+    from coddl.api.emulation import emulation_in
+
+    if (emulation := emulation_in(options.state_dir)) is None:
+        return run_agent(options)
+    with needs("sim"):
+        from coddl.agent.emulated.main import run_emulated
+    return run_emulated(options, emulation)
 
 
 def _numbers(words: str) -> tuple[int, ...]:

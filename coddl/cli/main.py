@@ -33,11 +33,13 @@ from coddl.cli import (
     policies,
     pool,
     profile,
+    replay,
     reproduce,
     run,
     simulate,
     submit,
     trace,
+    whatif,
 )
 from coddl.cli.credentials import with_credentials
 from coddl.cli.demo import command as demo
@@ -65,6 +67,7 @@ COMMANDS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
         ("forget", nodes.forget, nodes.FORGET_EXAMPLES),
         ("policy", nodes.policy, nodes.POLICY_EXAMPLES),
         ("costs", costs.costs, costs.EXAMPLES),
+        ("whatif", whatif.whatif, whatif.EXAMPLES),
         ("events", following.events, following.EVENTS_EXAMPLES),
         ("server", daemons.server, daemons.SERVER_EXAMPLES),
         ("agent", daemons.agent, daemons.AGENT_EXAMPLES),
@@ -75,6 +78,7 @@ COMMANDS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
     ),
     "Jobs": (
         ("submit", submit.submit, submit.EXAMPLES),
+        ("replay", replay.replay, replay.EXAMPLES),
         ("ls", jobs.ls, jobs.LS_EXAMPLES),
         ("describe", jobs.describe, jobs.DESCRIBE_EXAMPLES),
         ("explain", jobs.explain, jobs.EXPLAIN_EXAMPLES),

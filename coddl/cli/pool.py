@@ -22,6 +22,14 @@ from coddl.cli.addresses import (
     tls_files,
 )
 from coddl.cli.connect import StateDir, note
+from coddl.cli.emulation_options import (
+    Emulate,
+    EmulatedCost,
+    EmulatedSpeeds,
+    TimeScaleOption,
+    emulation_of,
+    emulation_words,
+)
 from coddl.cli.engines import (
     Checkpoints,
     Engine,
@@ -82,6 +90,8 @@ Examples:
 
   coddl up --plugin mine.py --policy mine.py:Mine     a policy of your own
 
+  coddl up --emulate 16x4 --time-scale 100     16 emulated nodes, for jobs of coddl replay
+
   coddl down             stop it; jobs are saved and continue at the next up
 """
 DOWN_EXAMPLES = "Examples:  coddl down   coddl down --cancel-jobs"
@@ -99,6 +109,10 @@ CancelJobs = Annotated[bool, typer.Option("--cancel-jobs", help="Cancel all jobs
 def up(
     *,
     slots: Slots = None,
+    emulate: Emulate = "",
+    speeds: EmulatedSpeeds = "",
+    time_scale: TimeScaleOption = 1.0,
+    reconfigure: EmulatedCost = "none",
     engine: Engine = "",
     node_range: NodeRange = "",
     gpus_per_node: GpusPerNode = None,
@@ -135,10 +149,12 @@ def up(
 
     engine = named_engine(engine or ("local" if node_range else ""), state_dir)
     _check_agents(agents, slots, engine)
+    _check_emulated(emulate, slots, engine)
     server_args = server_job_args(server_in_job, server_sbatch_arg)
     slurm = slurm_options(engine, (partition, time, account), sbatch_arg, server_args)
+    folder = state_folder(state_dir)
     options = PoolOptions(
-        folder=state_folder(state_dir),
+        folder=folder,
         port=port,
         agents=agents,
         slots=slots,
@@ -152,6 +168,7 @@ def up(
         slurm=slurm,
         jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
         checkpoints=checkpoint_uri(checkpoints),
+        emulation=emulation_of(folder, emulate, speeds, time_scale, reconfigure),
     )
     options = with_cluster(options, cluster) if cluster else options
     if foreground:
@@ -169,6 +186,13 @@ def _check_agents(agents: int, slots: int | None, engine: str) -> None:
             "all agents would use the same GPUs",
             f"--agents {agents} --slots 2",
         )
+
+
+def _check_emulated(emulate: str, slots: int | None, engine: str) -> None:
+    other = f"--engine {engine}" if engine else f"--slots {slots}" if slots is not None else ""
+    if emulate and other:
+        because = "the nodes of the pool are emulated, as --emulate says"
+        raise UserError(f"{other} can't be used", because, f"--emulate {emulate} alone")
 
 
 def _start(options: "PoolOptions", as_json: bool) -> None:
@@ -226,7 +250,9 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
             print(f"add a machine: {more} (FILE: {options.folder}/token)", file=sys.stderr)
         usual = state_folder(os.environ.get("CODDL_STATE_DIR", ""))
         of = "" if options.folder == usual else f" --state-dir {options.folder}"
-        submit, down = f"coddl submit{of} train.py", f"coddl down{of}"
+        command = "submit" if options.emulation is None else "replay"
+        what = "train.py" if options.emulation is None else "jobs.csv"
+        submit, down = f"coddl {command}{of} {what}", f"coddl down{of}"
         print(f"submit a job: {submit}   stop the pool: {down}", file=sys.stderr)
     else:
         where = url or options.folder
@@ -276,7 +302,7 @@ def words_of_up(options: "PoolOptions") -> list[str]:
     words += ["--host", options.host, *options.names]
     words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
     words += ["--checkpoints", options.checkpoints] if options.checkpoints else []
-    return words + engine_words(options)
+    return words + engine_words(options) + emulation_words(options)
 
 
 def own_client(folder: Path) -> "Client":

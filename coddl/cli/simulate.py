@@ -4,9 +4,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
@@ -17,7 +17,10 @@ from coddl.core.node_count import IDLE_S, START_S
 
 if TYPE_CHECKING:
     from coddl.sim.profiled import ProfiledModels
+    from coddl.sim.simulate import Watch
     from coddl.sim.study import NodeSpec, Study, StudySpec
+
+Result = TypeVar("Result")
 
 EXAMPLES = """
 Examples:
@@ -279,8 +282,10 @@ def simulate(
 
 def _run(spec: "StudySpec", report: str, jobs_csv: str, for_program: bool) -> None:
     """Run a study, print its results, and write the files that were asked for."""
-    _check_writable({"--report": report, "--jobs-csv": jobs_csv})
-    study, stopped = _watched(spec)
+    check_writable({"--report": report, "--jobs-csv": jobs_csv})
+    from coddl.sim.study import study as run_study
+
+    study, stopped = watched(lambda watch: run_study(spec, watch))
     _show(study, stopped, for_program)
     _write(study, report, jobs_csv)
     _end(study, stopped)
@@ -341,8 +346,8 @@ def _write(study: "Study", report: str, jobs_csv: str) -> None:
         print(f"jobs written to {jobs_csv}", file=sys.stderr)
 
 
-def _watched(spec: "StudySpec") -> tuple["Study", bool]:
-    """Run a study with a progress bar; return it, and whether the user stopped it."""
+def watched(simulated: Callable[["Watch"], Result]) -> tuple[Result, bool]:
+    """Simulate with a progress bar; return the result, and whether the user stopped it."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -354,7 +359,6 @@ def _watched(spec: "StudySpec") -> tuple["Study", bool]:
 
     from coddl.core.compiling import is_compiled
     from coddl.sim.simulate import Watch
-    from coddl.sim.study import study
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
@@ -378,7 +382,7 @@ def _watched(spec: "StudySpec") -> tuple["Study", bool]:
             progress=lambda jobs: bar.advance(task, jobs),
         )
         signal.signal(signal.SIGINT, _interrupt)
-        return study(spec, watch), watch.stop.is_set()
+        return simulated(watch), watch.stop.is_set()
 
 
 def _interrupt(_signal: int, _frame: object) -> None:
@@ -434,7 +438,7 @@ def _numbers(option: str, text: str, *, whole: bool) -> list[float]:
     return values
 
 
-def _check_writable(files: Mapping[str, str]) -> None:
+def check_writable(files: Mapping[str, str]) -> None:
     """Fail before a long run if its results could not be written."""
     for option, path in files.items():
         folder = Path(path).resolve().parent

@@ -245,59 +245,23 @@ def read_variable(text: str) -> tuple[str, str]:
 
 def checked(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Check a job as far as that can be done here."""
-    from coddl.api.client import user
-
     with needs("client"):
-        from coddl.api.spec import read_request
+        from coddl.api.submission import checked_request
 
-    request = read_request(data)
-    checked = request.model_dump(mode="json", exclude_unset=True)
-    if request.script:
-        path = folder / request.folder / request.script
-        if not path.is_file():
-            because = "it is a directory" if path.is_dir() else "there is no such file"
-            raise UserError(
-                f"{request.script} can't be submitted", because, "coddl submit train.py"
-            )
-        path, start = path.resolve(), (folder / request.folder).resolve()
-        if not path.is_relative_to(start):  # the folder where it lies may hold anything, as /tmp
-            raise UserError(
-                f"{request.script} can't be submitted",
-                f"it is in {path.parent}, but only {start} is uploaded",
-                f"cd {shlex.quote(str(path.parent))} && coddl submit {path.name}",
-            )
-        checked["script"] = str(path.relative_to(start))
-    return {"user": user(), **checked}
+    return checked_request(data, folder)
 
 
 def _handed_in(client: "Client", request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Upload the folder, unless the server has it, and the job."""
-    import tempfile
-
-    from coddl.api.code import pack
-
-    with tempfile.TemporaryDirectory(prefix="coddl-") as scratch:
-        archive = pack(folder, Path(scratch) / "code.tar.gz")
-        for why in archive.left_out:
-            note(f"not uploaded: {why}")
-        _check_taken(request, archive.names, folder)
-        if not client.has_code(archive.hash):
-            with archive.path.open("rb") as file:
-                client.send_code(archive.hash, file)
-    job: dict[str, Any] = client.submit({**request, "code": archive.hash})
+    job: dict[str, Any] = client.submit({**request, "code": uploaded(client, request, folder)})
     return job
 
 
-def _check_taken(request: dict[str, Any], names: frozenset[str], folder: Path) -> None:
-    if not (script := request.get("script")):
-        return
-    inside = Path(request.get("folder", ".")) / script
-    if inside.as_posix() not in names and not (folder / inside).is_symlink():
-        raise UserError(
-            f"{script} can't be submitted",
-            "it is excluded from the upload, by .coddlignore or as part of .git or .venv",
-            "change .coddlignore, or move the script",
-        )
+def uploaded(client: "Client", request: dict[str, Any], folder: Path) -> str:
+    """Upload the folder of a job, unless the server has it; give its hash."""
+    from coddl.api.submission import uploaded_folder
+
+    return uploaded_folder(client, request, folder, on_left_out=note)
 
 
 def _preview(client: "Client", request: dict[str, Any], how: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from coddl.api.client import Client, find
+from coddl.api.emulation import Emulation
 from coddl.api.local_process import lives
 from coddl.api.tls import TlsFiles
 from coddl.api.tokens import read_token
@@ -63,6 +64,7 @@ class PoolOptions:
     slurm: SlurmOptions = NO_OPTIONS  # how Slurm is asked for nodes
     jobs_dir: str = ""
     checkpoints: str = ""  # the URI where jobs keep them; empty: the jobs folder
+    emulation: Emulation | None = None  # None: the nodes are real
 
     @property
     def names(self) -> list[str]:
@@ -73,6 +75,10 @@ class PoolOptions:
     @property
     def nodes(self) -> tuple[str, ...]:
         """Name the agents."""
+        if self.emulation is not None:
+            from coddl.traces.clusters import cluster_from  # needs numpy
+
+            return tuple(node.name for node in cluster_from(self.emulation.cluster).nodes)
         name = re.sub(r"[^A-Za-z0-9._-]+|^[._-]+", "-", socket.gethostname().partition(".")[0])
         name = name.strip("-") or "node"
         return (name,) if self.agents == 1 else tuple(f"{name}-{i + 1}" for i in range(self.agents))
@@ -200,6 +206,8 @@ class PoolProcess:
         folder = self.options.folder
         make_folder(folder)
         with _held(folder):
+            if self.options.emulation is not None:
+                self.options.emulation.write(folder)
             self._hear()
             server = self._child("server", *self._server_words())
             agents: list[Child] = []
@@ -244,7 +252,8 @@ class PoolProcess:
 
     def _agent_words(self, node: str, server: AnnouncedServer) -> list[str]:
         folder = self.options.folder
-        words = ["agent", "--name", node, "--server", server.url, "--state-dir", str(folder)]
+        words = ["agent", "--server", server.url, "--state-dir", str(folder)]
+        words += ["--name", node] if node else []
         words += ["--tls-ca", server.ca] if server.ca else []
         if self.options.slots is not None:
             words += ["--slots", str(self.options.slots)]
@@ -255,6 +264,8 @@ class PoolProcess:
         """Give what runs beside the server: agents, or what has an engine bring them."""
         if self.options.engine:
             return [self._child("connector", *self._connector_words(server))]
+        if self.options.emulation is not None:  # one process hosts them all
+            return [self._child("agents", *self._agent_words("", server))]
         nodes = self.options.nodes
         return [self._child(f"agent {node}", *self._agent_words(node, server)) for node in nodes]
 

@@ -155,7 +155,7 @@ class Journal:
         Those that can't be read are left out.
         """
         lines = self._store.newest(limit, job, only=DECISIONS, before=before)
-        found = ((line, _read(line)) for line in reversed(lines))
+        found = ((line, record_of(line)) for line in reversed(lines))
         return [
             DecisionEntry(line.seq, line.at_s, record)
             for line, record in found
@@ -218,13 +218,13 @@ class Journal:
 
     def _noted(self, line: StoredRecord) -> JournalEntry:
         """Read a record that the pool is folded from: none can be left out."""
-        record = _read(line)
+        record = record_of(line)
         if isinstance(record, UnreadableRecord):
             raise self._unreadable(record.because)
         return JournalEntry(line.seq, line.at_s, record)
 
     def _seen(self, line: StoredRecord) -> ReadEntry:
-        return ReadEntry(line.seq, line.at_s, _read(line))
+        return ReadEntry(line.seq, line.at_s, record_of(line))
 
     def _check_notes(self) -> str:
         """Check who wrote the journal, note that we do now, and give the pool's id."""
@@ -246,7 +246,8 @@ class Journal:
         )
 
 
-def _read(line: StoredRecord) -> Record | UnreadableRecord:
+def record_of(line: StoredRecord) -> Record | UnreadableRecord:
+    """Read a stored record."""
     if line.kind not in _decoders:
         because = f'record {line.seq} is a "{line.kind}", unknown to this version'
         return UnreadableRecord(line.kind, because)

@@ -18,6 +18,7 @@ import structlog
 from coddl import __version__
 from coddl.api import jobsfolder
 from coddl.api.checkpoint_uri import check_uri
+from coddl.api.emulation import emulation_in
 from coddl.api.tls import TlsFiles
 from coddl.api.tokens import read_token
 from coddl.core.errors import UserError
@@ -26,7 +27,7 @@ from coddl.core.scheduler import Stability
 from coddl.plugins import registry_of_usable
 from coddl.server.addresses import Endpoint, endpoint_of
 from coddl.server.auth import Tokens
-from coddl.server.clock import SystemClock
+from coddl.server.clock import ScaledClock, SystemClock
 from coddl.server.errors import BadFolder
 from coddl.server.http import create_app
 from coddl.server.http_server import HttpServer, listen
@@ -93,7 +94,8 @@ async def _serve(
     ca: str,
 ) -> None:
     journal = Journal(SqlStore(sqlite_url(folder / JOURNAL)))
-    clock = SystemClock()
+    emulation = emulation_in(folder)
+    clock = SystemClock() if emulation is None else ScaledClock(emulation.clock)
     site = cluster_from(options.cluster) if options.cluster else None
     stability, lease_s = _stability(options), options.lease_s
     registry = registry_of_usable(options.plugins)

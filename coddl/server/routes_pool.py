@@ -53,6 +53,8 @@ def routes(server: Server) -> APIRouter:
             started_s=server.started_s,
             is_ready=not server.waits_for(),
             checkpoints=server.checkpoints,
+            now_s=server.clock.wall_s(),
+            time_scale=server.clock.scale,
         )
 
     @router.get("/access")

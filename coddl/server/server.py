@@ -418,7 +418,8 @@ class Server:
         steady_s = self.steady_s()
         due_s = [end for end in (self._leases.next_end_s(), self._turn_at_s) if end is not None]
         if self._wake_at_s is not None and self._wake_at_s != self._woken_for_s:
-            due_s.append(steady_s + self._wake_at_s - self.clock.wall_s())
+            left_s = (self._wake_at_s - self.clock.wall_s()) / self.clock.scale
+            due_s.append(steady_s + left_s)
         return self.clock.patience_s(min(due_s) - steady_s) if due_s else None
 
     def _await_agents(self) -> None:
@@ -430,7 +431,7 @@ class Server:
         for node in up:
             self.renew(node)
         if up:
-            rest_s = min(REST_S_MAX, self.lease_s / 4)
+            rest_s = min(REST_S_MAX, self.lease_s / 4) * self.clock.scale
             self._loop.control.await_nodes(up, self.clock.wall_s() + rest_s)
 
     def _on_drive_end(self, task: "asyncio.Task[None]") -> None:

@@ -363,6 +363,8 @@ def pool_view(
     started_s: float,
     is_ready: bool,
     checkpoints: str,
+    now_s: float,
+    time_scale: float,
 ) -> rest.PoolView:
     """Show the pool in one screen."""
     total, taken = devices(pool), used(pool)
@@ -380,6 +382,8 @@ def pool_view(
         started_s=started_s,
         is_ready=is_ready,
         checkpoints=checkpoints,
+        now_s=now_s,
+        time_scale=time_scale,
     )
 
 

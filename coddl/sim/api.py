@@ -13,11 +13,11 @@ from coddl.core.node_count import IDLE_S, START_S
 from coddl.core.parameter_server.costs import Mode
 from coddl.core.placement.placement import Placement
 from coddl.core.policies.policy import Policy
+from coddl.core.reconfigure import Reconfigure, reconfigure_of
 from coddl.core.scheduler import Stability
 from coddl.sim.known_speeds import KnownSpeeds
 from coddl.sim.profiled import profiled_from
 from coddl.sim.study import DEFAULT_POLICIES, NodeSpec, Study, StudySpec, study
-from coddl.sim.world import MODES, Reconfigure
 from coddl.traces.trace import Oversize, Trace
 
 COSTS: Final = "coddl costs -o json > costs.json"
@@ -109,27 +109,7 @@ def reconfigure_from(spec: str) -> Reconfigure:
     """Read `none`, `stall:S`, `stall:S,MOVE_1_S,MOVE_8_S`, `serial:S`,
     `concurrent:PREPARE_S,PAUSE_S` or `uncancelled:PREPARE_S,PAUSE_S`; or a file of `coddl costs`.
     """
-    spec = _measured(Path(spec)) if spec.endswith(".json") else spec
-    mode, _, rest = spec.partition(":")
-    counts = {"stall": (1, 3), "serial": (1,)}.get(mode, (2,))
-    try:
-        values = [float(part) for part in rest.split(",")] if rest else []
-    except ValueError:
-        values = []
-    if spec == "none":
-        return Reconfigure()
-    if mode not in MODES or len(values) not in counts or not all(0 <= v < 1e12 for v in values):
-        wanted = " or ".join(map(str, counts)) + " number" + "s" * (counts != (1,))
-        raise UserError(
-            f'reconfiguration "{spec}" cannot be simulated',
-            f'"{rest}" is not {wanted} of seconds'
-            if mode in MODES
-            else f'"{spec}" is not one of the modes',
-            "none, stall:30, stall:0.1,1.5,35, serial:30, concurrent:20,1 or uncancelled:20,1",
-        )
-    if len(values) == 3:
-        return Reconfigure(mode, pause_s=values[0], move_s=(values[1], values[2]))
-    return Reconfigure(mode, values[0] if len(values) == 2 else 0.0, values[-1])
+    return reconfigure_of(_measured(Path(spec)) if spec.endswith(".json") else spec)
 
 
 def _measured(path: Path) -> str:

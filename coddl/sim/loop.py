@@ -36,6 +36,7 @@ from coddl.sim.beliefs import Beliefs
 from coddl.sim.learning import LearnedSpeeds
 from coddl.sim.moving import LastNodes, PlacementEffects, apply_places, move_pauses
 from coddl.sim.node_scaling import NodeScaling
+from coddl.sim.pool_conditions import PoolEvents
 from coddl.sim.world import (
     ACTIVE,
     ARRIVED,
@@ -82,6 +83,7 @@ class StepLoop:
         simulated: SimulatedCluster,
         scheduler: Scheduler,
         scaling: NodeScaling | None = None,  # None: all nodes are there all the time
+        events: PoolEvents | None = None,  # None: nothing happens but what is decided
     ) -> None:
         self._world = world
         self._simulated = simulated
@@ -96,6 +98,8 @@ class StepLoop:
         learning = simulated.beliefs.learning
         self._learned = None if learning is None else LearnedSpeeds(learning, world.jobs.curve)
         self._scaling = scaling
+        self._events = events
+        assert events is None or not self._places_jobs, "where GPUs come and go is not simulated"
         self._all_nodes = simulated.cluster.nodes
         self._ready = np.arange(len(self._all_nodes))  # the numbers of the nodes that are there
         if scaling is not None:
@@ -113,6 +117,8 @@ class StepLoop:
                 started = self._scaling.start(float(world.clock[NOW]))
                 world.counts[FREE] += started * self._scaling.bounds.gpus
                 self._use(self._scaling.ready)
+            if self._events is not None:
+                self._happen(self._events)
             if self._learned is not None:
                 self._learn(self._learned)
             plan = self._decide() if world.counts[DECIDE] else None
@@ -120,6 +126,8 @@ class StepLoop:
                 self._scale(self._scaling, plan)
             if self._learned is not None:
                 self._learn(self._learned)
+            if self._events is not None and self._has_jobs:
+                world.clock[WAKE] = min(world.clock[WAKE], self._events.next_s)
             if world.counts[LOGGED] > room:
                 break
         return True
@@ -127,13 +135,33 @@ class StepLoop:
     def _decide(self) -> Plan:
         """Ask the scheduler, and let the world follow."""
         world = self._world
-        plan = self._scheduler.decide(self._snapshot())
-        world.memory[world.active[: world.counts[ACTIVE]]] = plan.memory
+        active = world.active[: world.counts[ACTIVE]]
+        competes = np.ones(active.size, np.bool_)
+        if self._events is not None:
+            competes = self._events.competes(active)
+        plan = self._scheduler.decide(self._snapshot(active[competes]))
+        world.memory[active[competes]] = plan.memory
         if plan.placed is not None or isinstance(self._simulated.speeds, ServedSpeeds):
             apply_places(world, self._places(plan), plan.shares)
             self._slots = self._slots if plan.placed is None else plan.placed.slots
-        apply_shares(world, plan.shares, plan.allocation.wake_at_s)
+        shares = np.zeros(active.size, np.int64)
+        shares[competes] = plan.shares
+        apply_shares(world, shares, plan.allocation.wake_at_s)
         return plan
+
+    def _happen(self, events: PoolEvents) -> None:
+        """Let happen what is due, whatever is decided."""
+        world, before = self._world, self._simulated.cluster.gpus_total
+        gpus = events.happen(float(world.clock[NOW]))
+        if gpus != before:
+            world.counts[FREE] += gpus - before
+            self._simulated = replace(self._simulated, cluster=Cluster.of(gpus))
+
+    @property
+    def _has_jobs(self) -> bool:
+        """Tell whether a job is in the system, or still to come."""
+        counts = self._world.counts
+        return bool(counts[ACTIVE] > 0 or counts[ARRIVED] < self._world.jobs.size)
 
     def _learn(self, learned: LearnedSpeeds) -> None:
         """See the jobs that have made a step where they are; decide again when others will have."""
@@ -159,7 +187,7 @@ class StepLoop:
         if plan is not None:
             scaling.decide(plan)
         next_s = now_s if self._use(scaling.ready) else scaling.next_s
-        if world.counts[ACTIVE] > 0 or world.counts[ARRIVED] < world.jobs.size:
+        if self._has_jobs:
             world.clock[WAKE] = min(world.clock[WAKE], next_s)
 
     def _use(self, numbers: tuple[int, ...]) -> bool:
@@ -177,10 +205,10 @@ class StepLoop:
         self._simulated = replace(self._simulated, cluster=cluster)
         return True
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self, rows: IntColumn) -> Snapshot:
         """Take the snapshot of this instant, with the next seed for the policy's coin."""
         world, simulated = self._world, self._simulated
-        rows, ints = world.active[: world.counts[ACTIVE]].copy(), world.jobs.ints
+        ints = world.jobs.ints
         ints[SETTLED, rows] = ints[GPUS, rows] == world.ints[HELD, rows]
         seed = next_seed(int(world.counts[SEED]))
         world.counts[SEED] = seed
@@ -204,6 +232,8 @@ class StepLoop:
     def _table(self, rows: IntColumn, curve: IntColumn | None) -> JobTable:
         """The jobs as the scheduler takes them to be, with these curves or their own."""
         beliefs, table = self._simulated.beliefs, self._world.jobs.take(rows)
+        if self._events is not None:
+            table = self._events.as_bounded(table, float(self._world.clock[NOW]))
         if curve is None and beliefs.length is None:
             return table
         floats, ints = table.floats.copy(), table.ints.copy()

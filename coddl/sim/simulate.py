@@ -23,6 +23,7 @@ from coddl.sim.dispatch import RULES
 from coddl.sim.failures import FailureModel
 from coddl.sim.loop import SimulatedCluster, StepLoop
 from coddl.sim.node_scaling import NodeScaling, worth_of
+from coddl.sim.pool_conditions import PoolConditions, PoolEvents
 from coddl.sim.run import Events, Losses, Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.world import (
@@ -66,6 +67,7 @@ class Case:
     beliefs: Beliefs | None = None  # None: the scheduler knows the truth
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))
     failures: FailureModel | None = None  # None: nothing goes wrong
+    conditions: PoolConditions | None = None  # None: nothing happens but what is decided
     keep_events: bool = False
 
     @property
@@ -73,7 +75,9 @@ class Case:
         """Tell whether the policy alone decides, about shares and nothing else."""
         alone = self.cluster is None and self.placement is None
         fixed = self.beliefs is None or self.beliefs.is_fixed
-        return alone and self.stability == Stability() and fixed
+        alike = self.trace.priority is None and self.trace.preemptible is None
+        undisturbed = self.conditions is None
+        return alone and self.stability == Stability() and fixed and alike and undisturbed
 
 
 def _ignore(_jobs: int) -> None:
@@ -116,7 +120,8 @@ def step_loop_of(case: Case, world: World, scaling: NodeScaling | None = None) -
     cluster, beliefs = case.cluster or Cluster.of(case.key.gpus), case.beliefs or Beliefs(speeds)
     simulated = SimulatedCluster(cluster, speeds, beliefs, case.quota_gpus, case.reconfigure.move_s)
     scheduler = Scheduler(case.policy, case.stability, case.placement)
-    return StepLoop(world, simulated, scheduler, scaling or scaling_of(case, world))
+    events = None if case.conditions is None else PoolEvents(case.conditions, world)
+    return StepLoop(world, simulated, scheduler, scaling or scaling_of(case, world), events)
 
 
 def scaling_of(case: Case, world: World) -> NodeScaling | None:

@@ -5,8 +5,7 @@ Its finish is predicted once, at that change, and the event that was predicted i
 it; nothing is ever compared with an epsilon.
 """
 
-from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +27,9 @@ from coddl.core.jobs import (
     SUBMITTED_S,
     JobTable,
 )
+from coddl.core.reconfigure import MODES as MODES
+from coddl.core.reconfigure import Reconfigure as Reconfigure
+from coddl.core.reconfigure import ReconfigureMode as ReconfigureMode
 from coddl.core.seeds import first_seed
 from coddl.core.snapshot import empty_memory
 from coddl.core.speed.table import ShareSteps
@@ -56,7 +58,8 @@ from coddl.traces.trace import Trace
     LOST_GPU_S,  # GPU-time between checkpoints and failures
     IN_ALL,  # iterations to do when it arrived
     UNIT,  # iterations in truth that one counts for; 1 where beliefs are true
-) = range(FLOATS := 20)
+    START_S,  # how long its share is prepared when it holds no GPUs
+) = range(FLOATS := 21)
 # Rows of World.ints.
 (
     HELD,  # GPUs the job trains on; lags behind GPUS while a change is prepared
@@ -86,30 +89,6 @@ ARRIVE, FINISH, SHARE, SWAP, WAKE_UP, MOVE, FAIL = map(kernel_int, range(7))
 NOBODY = kernel_int(-1)
 # How a change of share takes effect: World.counts[MODE].
 STALL, SERIAL, CONCURRENT, UNCANCELLED = range(4)
-
-ReconfigureMode = Literal["stall", "serial", "concurrent", "uncancelled"]
-MODES: Final[tuple[ReconfigureMode, ...]] = ("stall", "serial", "concurrent", "uncancelled")
-
-
-@dataclass(frozen=True, slots=True)
-class Reconfigure:
-    """What a change of a job's share costs, its start included.
-
-    stall        it takes effect at once, and the job stands still for `pause_s`, behind what is
-                 left of the last such pause
-    serial       it takes `pause_s`, in which the job stands still with the GPUs it has; each
-                 further target queues behind, as in a cluster that thrashes
-    concurrent   the old share trains on for `prepare_s`, then the job, unless it only starts,
-                 stands still for `pause_s`; a newer target cancels the preparation
-    uncancelled  the same, but a preparation under way must end first; then the newest is prepared
-
-    Where a change takes effect at once, one onto another node may have a pause of its own.
-    """
-
-    mode: ReconfigureMode = "stall"
-    prepare_s: float = 0.0
-    pause_s: float = 0.0
-    move_s: tuple[float, float] | None = None  # with 1 GPU and with 8, linear in their number
 
 
 class Log(NamedTuple):
@@ -153,6 +132,8 @@ def world_of(
         queue=trace.queue,
         group=-1 if trace.group is None else trace.group,
         weight=1.0 if trace.weight is None else trace.weight,
+        priority=0 if trace.priority is None else trace.priority,
+        preemptible=1 if trace.preemptible is None else trace.preemptible,
         curve=trace.curve,
         remaining_iterations=trace.iterations,
         gpus_requested=trace.gpus_requested,
@@ -166,7 +147,7 @@ def world_of(
     floats[[BASE_ITERATIONS, SAVED_ITERATIONS, IN_ALL]] = trace.iterations
     floats[[STEP_S, READY_S, FINISH_S]] = np.inf
     floats[[SLOWDOWN, PART, NEW_SLOWDOWN, NEW_PART, UNIT]] = 1.0
-    floats[NEW_PAUSE_S] = reconfigure.pause_s
+    floats[NEW_PAUSE_S], floats[START_S] = reconfigure.pause_s, reconfigure.prepare_s
     clock, count = np.full(CLOCKS, np.inf), np.zeros(COUNTS, np.int64)
     clock[[NOW, PREPARE_S, PAUSE_S]] = 0.0, reconfigure.prepare_s, reconfigure.pause_s
     fails_at = np.zeros((0, trace.size))
@@ -270,7 +251,9 @@ def cancel(world: World, row: int) -> None:
 def prepare(world: World, row: int) -> None:
     """Begin to prepare the share decided last."""
     world.ints[PREPARING, row] = world.jobs.ints[GPUS, row]
-    world.floats[READY_S, row] = world.clock[NOW] + world.clock[PREPARE_S]
+    starts = world.ints[HELD, row] == 0
+    prepare_s = world.floats[START_S, row] if starts else world.clock[PREPARE_S]
+    world.floats[READY_S, row] = world.clock[NOW] + prepare_s
 
 
 @part
@@ -329,7 +312,7 @@ def swap(world: World, row: int) -> bool:
     """Put a prepared share into effect; False if the GPUs for it are still held by others."""
     ints = world.jobs.ints
     share, before = world.ints[PREPARING, row], world.ints[HELD, row]
-    if share - before > world.counts[FREE]:
+    if share > before and share - before > world.counts[FREE]:
         if share != ints[GPUS, row]:
             drop_stale(world, row)  # it might never fit
         return False

@@ -38,6 +38,8 @@ class Trace:
     group: IntColumn | None = None  # the search a job is part of: index into `groups`, -1: none
     groups: tuple[str, ...] = ()
     weight: FloatColumn | None = None  # slices of time that a job's turn lasts; None: 1 each
+    priority: IntColumn | None = None  # jobs of a higher one are served first; None: all alike
+    preemptible: IntColumn | None = None  # 0: a job that runs is not stopped; None: all may be
 
     def __post_init__(self) -> None:
         widest = self.speeds.step_s.shape[1] - 1
@@ -87,7 +89,8 @@ class Trace:
         """The same trace with only these jobs."""
         columns = ("submitted_s", "curve", "iterations", "gpus_requested", "gpus_min", "gpus_max")
         kept = {name: getattr(self, name)[keep] for name in (*columns, "queue", "user")}
-        options = {name: getattr(self, name) for name in ("line", "group", "weight")}
+        optional = ("line", "group", "weight", "priority", "preemptible")
+        options = {name: getattr(self, name) for name in optional}
         kept |= {name: None if cells is None else cells[keep] for name, cells in options.items()}
         return replace(self, **kept)
 

@@ -63,6 +63,8 @@ def eventually(look: Callable[[], T | None], what: str = "") -> T:
 class ManualClock:
     """Stands still until it is turned."""
 
+    scale = 1.0
+
     def __init__(self) -> None:
         self.now_s = 1_000_000.0
         self.on_turn: Callable[[], None] = lambda: None

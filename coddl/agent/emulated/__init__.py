@@ -1,0 +1,1 @@
+"""Nodes whose workers only advance: the real agent around trainings that are only computed."""

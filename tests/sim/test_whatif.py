@@ -1,0 +1,124 @@
+"""A pool's journal, replayed: as it was, and under alternatives."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coddl.core.errors import UserError
+from coddl.core.pool import records as r
+from coddl.core.pool.recording import TimedRecord, recorded
+from coddl.sim.recorded_workload import RecordedWorkload, recorded_workload
+from coddl.sim.whatif import WhatIf, recorded_run, what_if
+from tests.journals import demo_records
+
+RECORDS = demo_records()
+
+
+def workload(
+    records: Sequence[TimedRecord] = RECORDS, since_s: float | None = None, gpus: Sequence[int] = ()
+) -> RecordedWorkload:
+    return recorded_workload(recorded(records), since_s, gpus=gpus)
+
+
+@pytest.fixture(scope="module")
+def found() -> WhatIf:
+    return what_if(workload(gpus=[8]), ["max-min"], [4, 8])
+
+
+def test_the_replay_of_a_demo_explains_what_has_happened(found: WhatIf) -> None:
+    told = found.as_data()
+    assert told["jobs"] == 7
+    assert told["left_out"] == []
+    assert abs(told["replay"]["mean_jct_error"]) < 0.05
+    assert told["replay"]["median_job_error"] < 0.05
+    assert told["replay"]["within_5_percent"] > 0.8
+    assert told["recorded"]["resizes"] == pytest.approx(told["runs"][0]["resizes"], abs=3)
+    assert told["recorded"]["utilisation"] == pytest.approx(
+        told["runs"][0]["utilisation"], abs=0.05
+    )
+
+
+def test_runs_are_compared_with_what_was_recorded_and_with_its_replay(found: WhatIf) -> None:
+    first, four, eight = found.as_data()["runs"]
+    assert [each["is_replay"] for each in (first, four, eight)] == [True, False, False]
+    assert (four["policy"], four["gpus"], eight["gpus"]) == ("max-min", 4, 8)
+    assert first["mean_against_replay"] == 1.0
+    assert eight["mean_against_replay"] < 0.8 < four["mean_against_replay"]
+    ratio = four["jct_s"]["mean"] / found.as_data()["recorded"]["jct_s"]["mean"]
+    assert four["mean_against_recorded"] == pytest.approx(ratio)
+
+
+def test_the_sentence_says_what_was_not_measured(found: WhatIf) -> None:
+    assert "measured" in found.sentence
+    assert "how they scale is a guess" in found.sentence
+
+
+def test_what_was_recorded_is_a_run_of_the_report(found: WhatIf) -> None:
+    was, replayed, *others = found.report_runs
+    assert was.key.policy.endswith("(recorded)")
+    assert replayed.key.policy.endswith("(replayed)")
+    assert len(others) == 2
+    assert was.metrics().avg_jct_s == pytest.approx(found.as_data()["recorded"]["jct_s"]["mean"])
+
+
+def test_jobs_that_were_there_before_a_time_are_replayed_with_what_they_had_left() -> None:
+    submitted = {record.job: at_s for at_s, record in RECORDS if isinstance(record, r.JobSubmitted)}
+    whole, later = workload(), workload(since_s=submitted[4] + 1.0)
+    assert whole.numbers == (1, 2, 3, 4, 5, 6, 7)
+    assert later.numbers[-4:] == (4, 5, 6, 7)
+    assert 1 not in later.numbers, "it was over"
+    row = later.numbers.index(2)
+    assert later.trace.submitted_s[row] == 0.0
+    assert 0 < later.trace.iterations[row] < whole.trace.iterations[1] == 256
+
+
+def test_a_job_that_was_cancelled_leaves_after_as_much_work() -> None:
+    end = next(
+        n
+        for n, (_, record) in enumerate(RECORDS)
+        if isinstance(record, r.RunEnded) and record.job == 2
+    )
+    at_s, record = RECORDS[end]
+    assert isinstance(record, r.RunEnded)
+    ended = replace(record, outcome="cancelled", step=record.step - 6)
+    cancelled = TimedRecord(at_s, r.JobCancelled(2, "ada"))
+    found = workload([*RECORDS[:end], cancelled, TimedRecord(at_s, ended), *RECORDS[end + 1 :]])
+    row = found.numbers.index(2)
+    assert found.trace.iterations[row] == 256, "its policy knew its length"
+    assert found.failures.ends_at[row] == 6
+    run = what_if(found, [found.policy]).runs[0].run
+    assert run.losses is not None
+    assert run.losses.killed.tolist() == [number == 2 for number in found.numbers]
+
+
+def test_jobs_whose_end_is_not_known_are_left_out_and_counted() -> None:
+    prepared = next(
+        n
+        for n, (_, record) in enumerate(RECORDS)
+        if isinstance(record, r.RunPrepared) and record.job == 2
+    )
+    found = workload(RECORDS[:prepared])
+    assert found.numbers == (1,)
+    assert [each.jobs for each in found.left_out] == [1]
+    assert "not known" in found.left_out[0].why
+
+
+def test_a_journal_without_jobs_says_so() -> None:
+    with pytest.raises(UserError, match="nothing to replay"):
+        workload(RECORDS[:4])
+
+
+def test_too_few_gpus_for_a_job_are_refused() -> None:
+    found = workload()
+    trace = replace(found.trace, gpus_min=np.minimum(found.trace.gpus_max, 2))
+    with pytest.raises(UserError, match="needs at least 2 GPUs"):
+        what_if(replace(found, trace=trace), gpus=[1])
+
+
+def test_recorded_shares_are_the_events_of_the_recorded_run() -> None:
+    found = workload()
+    run = recorded_run(found)
+    assert run.events is not None
+    assert len(run.events.time_s) == len(found.shares) + 2 * found.trace.size
