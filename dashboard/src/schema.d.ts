@@ -1542,6 +1542,16 @@ export interface components {
              * @default
              */
             checkpoints: string;
+            /**
+             * Now S
+             * @default 0
+             */
+            now_s: number;
+            /**
+             * Time Scale
+             * @default 1
+             */
+            time_scale: number;
         };
         /**
          * PreviewView

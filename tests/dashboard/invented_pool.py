@@ -49,7 +49,7 @@ class InventedPool:
         self.jobs = list(self._jobs(chance, active))
         self.decisions: list[rest_history.DecisionView] = []
         times = sorted(chance.uniform(self.since_s, now_s) for _ in range(decisions - 1))
-        for at_s in [self.since_s, *times, now_s - 1.0]:
+        for at_s in [self.since_s, *times, now_s]:
             self._decide(at_s)
 
     def _jobs(self, chance: random.Random, active: int) -> Iterator[InventedJob]:
