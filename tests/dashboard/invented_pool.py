@@ -100,9 +100,7 @@ class InventedPool:
     # What the server would answer.
 
     def timeline(self, job: int | None = None) -> rest_history.TimelineView:
-        spans = [
-            span for each in self.jobs if job in (None, each.id) for span in self._spans(each)
-        ]
+        spans = [span for each in self.jobs if job in (None, each.id) for span in self._spans(each)]
         return rest_history.TimelineView(
             since_s=self.since_s,
             until_s=self.now_s,

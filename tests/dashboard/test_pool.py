@@ -152,4 +152,3 @@ def test_pages_are_no_wider_than_a_phone(browser: Browser, pool: UpPool) -> None
             visit.go(where)
             expect(visit.page.get_by_role("heading", name=heading).first).to_be_attached()
             assert not visit.is_too_wide(), where
-

@@ -26,9 +26,11 @@ class Visit:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on(
             "console",
-            lambda message: self.errors.append(message.text)
-            if "Content Security Policy" in message.text
-            else None,
+            lambda message: (
+                self.errors.append(message.text)
+                if "Content Security Policy" in message.text
+                else None
+            ),
         )
 
     def __enter__(self) -> Self:

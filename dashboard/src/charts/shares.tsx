@@ -13,6 +13,8 @@ import { axis, Plot, timeAxis, type Ink, type Options } from "./plot";
 type Timeline = Shapes["TimelineView"];
 type Span = Shapes["SpanView"];
 
+const BANDS_MAX = 150_000;
+
 interface Props {
   timeline: Timeline;
   height: number;
@@ -170,7 +172,7 @@ function drawBands(plot: uPlot, timeline: Timeline, ink: Ink, isOneJob: boolean)
   const { ctx, bbox } = plot;
   const { min, max } = plot.scales["x"] ?? {};
   if (min == null || max == null) return [];
-  const grain_s = (max - min) / Math.max(1, bbox.width / devicePixelRatio);
+  const grain_s = (max - min) / columnsFor(timeline, bbox.width / devicePixelRatio);
   const from_s = Math.max(min, timeline.since_s);
   const until_s = Math.min(max, timeline.until_s);
   const bands = stack(timeline.spans, from_s, until_s, grain_s);
@@ -179,23 +181,17 @@ function drawBands(plot: uPlot, timeline: Timeline, ink: Ink, isOneJob: boolean)
   ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
   ctx.clip();
   const boxes = bands.map((band) => boxOf(plot, band));
-  const byJob = new Map<number, Path2D>();
   const edges = new Path2D();
   bands.forEach((band, i) => {
     const [left, upper, width, height] = boxes[i] ?? [0, 0, 0, 0];
-    if (height < 0.5) return;
-    let path = byJob.get(band.job);
-    if (path === undefined) byJob.set(band.job, (path = new Path2D()));
-    path.rect(left, upper, width, height);
+    if (height < 1) return; // less than a pixel
+    ctx.fillStyle = fillOf(band.job, ctx);
+    ctx.fillRect(left, upper, width, height);
     if (height > 4 * devicePixelRatio) {
       edges.moveTo(left, upper);
       edges.lineTo(left + width, upper);
     }
   });
-  for (const [job, path] of byJob) {
-    ctx.fillStyle = fillOf(job, ctx);
-    ctx.fill(path);
-  }
   ctx.strokeStyle = ink.surface;
   ctx.lineWidth = devicePixelRatio;
   ctx.stroke(edges);
@@ -203,6 +199,12 @@ function drawBands(plot: uPlot, timeline: Timeline, ink: Ink, isOneJob: boolean)
   else drawNames(ctx, bands, boxes);
   ctx.restore();
   return bands;
+}
+
+/** As many columns as there are pixels; fewer where so many jobs would take long to draw. */
+function columnsFor({ spans }: Timeline, width: number): number {
+  const jobs = new Set(spans.map((span) => span.job)).size;
+  return Math.max(50, Math.min(width, BANDS_MAX / Math.max(1, jobs)));
 }
 
 function boxOf(plot: uPlot, band: Band): [number, number, number, number] {
