@@ -57,6 +57,7 @@ def policies_of(params: Params) -> dict[str, Policy]:
     limits_gpu_s = [hours * 3600.0 for hours in params.get("threshold_gpu_h", (1.0,))]
     since_start = params.get("count", "total") == "since-start"
     lease_s = params.get("lease_h", 2.0) * 3600.0
+    turn_s = params.get("turn_h", 0.0) * 3600.0 or inf
     return {
         "afs-l": AfsL(form),
         "afs-p": AfsP(lease_s, params.get("tie", "coin"), form),
@@ -67,7 +68,7 @@ def policies_of(params: Params) -> dict[str, Policy]:
         "ranked-speedup": ranked_speedup(params),
         "srsf": Shortest(weigh=True),
         "srtf": Shortest(weigh=False),
-        "tiresias-l": TiresiasL(limits_gpu_s, params.get("promote", 0.0), since_start),
+        "tiresias-l": TiresiasL(limits_gpu_s, params.get("promote", 0.0), since_start, turn_s),
     }
 
 

@@ -71,7 +71,7 @@ class Job:
     last_start_s: float = inf
     preparing: int = 0
     ready_s: float = inf
-    lease_end_s: float = 0.0  # AFS-P
+    lease_end_s: float = 0.0  # AFS-P; Tiresias: the end of its turn
     rounds: int = 0  # AFS-P: leases it has had
     level: int = 0  # Tiresias: its queue, and where the counters of time started from
     old_executed_s: float = 0.0

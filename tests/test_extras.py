@@ -22,6 +22,7 @@ ENTRIES: Final = {
     ),
     "runtime": ("coddl", "coddl.runtime.worker.prepare"),
     "client": ("coddl.cli.main", "coddl.api.client", "coddl.cli.poolview"),
+    "top": ("coddl.cli.main", "coddl.cli.top.app"),
     "server": ("coddl.cli.main", "coddl.server.main"),
     "agent": ("coddl.cli.main", "coddl.agent.main", "coddl.agent.options"),
     "ray": ("coddl.engines.ray",),

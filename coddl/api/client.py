@@ -41,7 +41,7 @@ ANSWER_S: Final = 30.0
 UPLOAD_S: Final = 300.0
 SETTLE_S: Final = 300.0  # a policy that nobody has used yet is compiled first
 SILENCE_S: Final = 45.0  # a stream says something every 15 seconds
-RETURN_S: Final = 120.0  # a stream that broke off is asked for again for so long
+RETURN_S: Final = 120.0
 # How long to retry while the server refuses connections: it may be restarting.
 KEPT_S: Final = 60.0  # where `coddl up` keeps it running
 UNKNOWN_S: Final = 5.0
@@ -200,14 +200,19 @@ class Client:
         within_s: float = ANSWER_S,
         pauses_s: tuple[float, ...] = PAUSES_S,
         on_away: Callable[[str], None] | None = None,
+        return_s: float = RETURN_S,
     ) -> None:
-        """`on_away` is called before the first retry; None: an unreachable server is an error."""
+        """`on_away` is called before the first retry; None: an unreachable server is an error.
+
+        `return_s`: for how long a stream that broke off is asked for again.
+        """
         import httpx
 
         self.address = address
         self._within_s = within_s
         self._pauses_s = pauses_s
         self._on_away = on_away
+        self._return_s = return_s
         self._is_away = False
         is_here = address.found is not None or urlsplit(address.url).hostname in LOOPBACK
         self._http = httpx.Client(
@@ -318,7 +323,7 @@ class Client:
             except Unreachable:
                 if time.monotonic() > until_s:
                     raise
-            until_s = min(until_s, time.monotonic() + RETURN_S)
+            until_s = min(until_s, time.monotonic() + self._return_s)
             time.sleep(self._pauses_s[min(next(tries), len(self._pauses_s) - 1)])
 
     @contextlib.contextmanager

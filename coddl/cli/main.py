@@ -45,6 +45,7 @@ from coddl.cli.credentials import with_credentials
 from coddl.cli.demo import command as demo
 from coddl.cli.output import asks_json
 from coddl.cli.plain_command import PlainCommand, PlainGroup
+from coddl.cli.top import command as top
 
 app = typer.Typer(
     name="coddl",
@@ -62,6 +63,7 @@ COMMANDS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
     "Pool": (
         ("up", pool.up, pool.UP_EXAMPLES),
         ("down", pool.down, pool.DOWN_EXAMPLES),
+        ("top", top.top, top.EXAMPLES),
         ("nodes", nodes.nodes, nodes.NODES_EXAMPLES),
         ("drain", nodes.drain, nodes.DRAIN_EXAMPLES),
         ("forget", nodes.forget, nodes.FORGET_EXAMPLES),

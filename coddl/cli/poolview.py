@@ -115,16 +115,19 @@ def unit_of(nodes: Sequence[Answer]) -> str:
 # Tables.
 
 
-def table(rows: Sequence[Mapping[str, str]], width: int | None = None) -> list[Text]:
+def table(
+    rows: Sequence[Mapping[str, str]], width: int | None = None, last_least: int = REASON_LEAST
+) -> list[Text]:
     """Lay out rows under the names of their columns.
 
-    Where they don't fit the width, columns that people can do without are left out.
+    Where they don't fit the width, columns that people can do without are left out; the last one
+    keeps `last_least` columns of the terminal.
     """
     if not rows:
         return []
     names = list(rows[0])
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
-    least = min(widths[names[-1]], REASON_LEAST)
+    least = min(widths[names[-1]], last_least)
     for name in DISPENSABLE:
         fixed = sum(widths[each] + len(GAP) for each in names[:-1]) + least
         if width is None or fixed <= width:
@@ -324,6 +327,17 @@ def fields(pairs: Sequence[tuple[str, str]]) -> list[Text]:
 
 def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[Text]:
     """Tell all that is known of a job, and what happened to it last."""
+    lines = [title(job), *fields(job_fields(job, now_s))]
+    if any(each["source"] != "assumed" for each in job.get("speeds") or ()):
+        lines += [Text(), *(Text("  ").append(line) for line in speed_lines(_brief(job["speeds"])))]
+    if events:
+        lines += [Text(), Text("latest events", style="bold")]
+        lines += [Text("  ").append(event_line(event, now_s)) for event in events]
+    return lines
+
+
+def job_fields(job: Answer, now_s: float) -> list[tuple[str, str]]:
+    """Give all that is known of a job, by name; empty: not known, or of no use."""
     steps = f" of {job['steps']:,}" if job["steps"] else ""
     done = f" ({job['progress']:.0%})" if job["progress"] is not None else ""
     speed = f"{job['samples_per_s']:,.0f} samples/s" if job["samples_per_s"] else ""
@@ -336,7 +350,7 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
     is_told = job["saved_step"] is not None and job["gpus"]
     saved = f", last checkpoint at {job['saved_step']:,}" if is_told else ""
     trouble = job["trouble"] or {}
-    pairs = [
+    return [
         ("reason", reason_of(job)),
         ("GPUs", f"{holds}{where}"),
         ("memory", job.get("memory_limit") or ""),
@@ -362,13 +376,6 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
         ("because", trouble.get("because", "")),
         ("try", trouble.get("try", "")),
     ]
-    lines = [title(job), *fields(pairs)]
-    if any(each["source"] != "assumed" for each in job.get("speeds") or ()):
-        lines += [Text(), *(Text("  ").append(line) for line in speed_lines(_brief(job["speeds"])))]
-    if events:
-        lines += [Text(), Text("latest events", style="bold")]
-        lines += [Text("  ").append(event_line(event, now_s)) for event in events]
-    return lines
 
 
 def explain_lines(told: Answer, now_s: float) -> list[Text]:
@@ -392,9 +399,14 @@ def explain_lines(told: Answer, now_s: float) -> list[Text]:
     if told["speeds"] and job["tier"] == "elastic":  # others keep their size, however fast
         lines += [Text(), *speed_lines(told["speeds"])]
     if told["story"]:
-        lines += [Text(), Text("history", style="bold")]
-        lines += [Text(f"  {moment(s['at_s'], now_s)}  {s['text']}") for s in told["story"]]
+        lines += [Text(), *story_lines(told["story"], now_s)]
     return lines
+
+
+def story_lines(story: Sequence[Answer], now_s: float) -> list[Text]:
+    """Lay out what happened to a job."""
+    lines = [Text(f"  {moment(each['at_s'], now_s)}  {each['text']}") for each in story]
+    return [Text("history", style="bold"), *lines]
 
 
 def speed_lines(speeds: Sequence[Answer]) -> list[Text]:

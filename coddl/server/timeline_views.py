@@ -6,7 +6,7 @@ from typing import Final
 from coddl.api import rest_history as rest
 from coddl.core.errors import UserError
 from coddl.core.pool.job import JobState
-from coddl.core.pool.timeline import SPANS_MAX, Capacity, capacity_between
+from coddl.core.pool.timeline import SPANS_MAX, Capacity, GpuSpan, capacity_between
 
 SPANS_SHOWN: Final = 5_000  # the newest
 
@@ -21,25 +21,28 @@ def timeline_view(
             f"since_s {since_s:.0f} is after until_s {until_s:.0f}",
             f"since_s={until_s - 3600:.0f}",
         )
-    found, truncated = list[rest.SpanView](), False
+    found, truncated = list[tuple[GpuSpan, JobState]](), False
     for job in jobs:
         spans = job.spans
         if not spans or (spans[-1].to_s or until_s) < since_s:
             continue
         truncated |= len(spans) == SPANS_MAX and spans[0].from_s > since_s
         found += [
-            rest.SpanView(job=job.id, name=job.spec.name, **span._asdict())
+            (span, job)
             for span in spans
             if span.from_s <= until_s and (span.to_s is None or span.to_s >= since_s)
         ]
-    found.sort(key=lambda span: (span.from_s, span.job))
+    found.sort(key=lambda each: (each[0].from_s, each[1].id))
     return rest.TimelineView(
         since_s=since_s,
         until_s=until_s,
         gpus=[
             rest.CapacityView(**step._asdict())
-            for step in capacity_between(list(capacities), since_s, until_s)
+            for step in capacity_between(capacities, since_s, until_s)
         ],
-        spans=found[-SPANS_SHOWN:],
+        spans=[
+            rest.SpanView(job=job.id, name=job.spec.name, **span._asdict())
+            for span, job in found[-SPANS_SHOWN:]
+        ],
         truncated=truncated or len(found) > SPANS_SHOWN,
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coddl.core.jobs import OPAQUE, RESTARTABLE
-from coddl.core.policies import afs, finish_time
+from coddl.core.policies import afs, finish_time, tiresias
 from coddl.core.policies.quantum import turn_s
 from coddl.core.registry import policy_from
 from coddl.core.snapshot import Snapshot
@@ -55,11 +55,18 @@ def test_a_policy_may_have_shorter_turns_than_the_least() -> None:
 
 def crowd(switch_s: float, now_s: float = 1000.0) -> Snapshot:
     """Give three jobs for one GPU, one of which holds it and whose turn is over."""
-    rows = [job("a", holds=1, switch_s=switch_s, executed_s=5.0), *(job(each) for each in "bc")]
+    rows = [
+        job("a", requested=1, holds=1, switch_s=switch_s, executed_s=5.0),
+        *(job(each, requested=1) for each in "bc"),
+    ]
     return snapshot_of(1, rows, now_s=now_s)
 
 
-POLICIES = {"afs-p": "afs-p:tie=keep,lease_h=0.25", "themis": "themis:lease_s=900"}
+POLICIES = {
+    "afs-p": "afs-p:tie=keep,lease_h=0.25",
+    "themis": "themis:lease_s=900",
+    "tiresias-l": "tiresias-l:turn_h=0.25",
+}
 
 
 @pytest.mark.parametrize("name", POLICIES.values(), ids=POLICIES.keys())
@@ -68,7 +75,11 @@ def test_the_next_turn_ends_when_a_switch_has_cost_little(name: str) -> None:
     assert policy_from(name)(crowd(0.01)).wake_at_s == pytest.approx(1010.0)
 
 
-UNKNOWN = {"afs-p": (1900.0, 1900.0), "themis": (1000.0 + 900.0 / 8, 1000.0 + 900.0 * 9 / 8)}
+UNKNOWN = {
+    "afs-p": (1900.0, 1900.0),
+    "themis": (1000.0 + 900.0 / 8, 1000.0 + 900.0 * 9 / 8),
+    "tiresias-l": (1900.0, 1900.0),
+}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -77,7 +88,11 @@ def test_it_ends_as_the_policy_says_if_costs_are_not_known(name: str) -> None:
     assert least_s <= policy_from(POLICIES[name])(crowd(np.nan)).wake_at_s <= most_s
 
 
-COLUMNS = {"afs-p": afs.COLUMN.lease_end_s, "themis": finish_time.COLUMN.lease_end_s}
+COLUMNS = {
+    "afs-p": afs.COLUMN.lease_end_s,
+    "themis": finish_time.COLUMN.lease_end_s,
+    "tiresias-l": tiresias.COLUMN.turn_end_s,
+}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -92,3 +107,29 @@ def test_a_turn_that_has_begun_becomes_shorter_once_costs_are_known(name: str) -
     again = policy(replace(crowd(0.5, now_s=1003.0), memory=first.memory))
     assert again.gpus.tolist() == [1, 0, 0]
     assert again.wake_at_s == pytest.approx(1025.0)
+
+
+def test_tiresias_has_no_turns_until_it_knows_what_a_switch_costs() -> None:
+    policy = policy_from("tiresias-l")
+    assert policy(crowd(np.nan)).gpus.tolist() == [1, 0, 0]
+    assert policy(crowd(np.nan)).wake_at_s == pytest.approx(4595.0)  # an hour, less 5 s
+    assert policy(crowd(0.5)).wake_at_s == pytest.approx(1025.0)
+
+
+def test_in_a_queue_of_tiresias_the_job_that_has_run_least_is_next() -> None:
+    rows = [
+        job("a", requested=1, holds=1, executed_s=50.0, switch_s=0.5),
+        job("b", requested=1, started_s=1.0, executed_s=40.0, switch_s=0.5),
+        job("c", requested=1, started_s=2.0, executed_s=30.0, switch_s=0.5),
+        job("d", requested=1, started_s=2.0, executed_s=7200.0, switch_s=0.5),  # in the next queue
+    ]
+    snapshot = snapshot_of(1, rows, now_s=1000.0)
+    level, turn_end_s = tiresias.COLUMN.level, tiresias.COLUMN.turn_end_s
+    memory = snapshot.memory.copy()
+    memory[3, level], memory[0, turn_end_s] = 1.0, 1000.0
+    found = policy_from("tiresias-l")(replace(snapshot, memory=memory))
+    assert found.gpus.tolist() == [0, 0, 1, 0]
+    memory[0, turn_end_s] = 1010.0  # its turn is not over
+    found = policy_from("tiresias-l")(replace(snapshot, memory=memory))
+    assert found.gpus.tolist() == [1, 0, 0, 0]
+    assert found.wake_at_s == pytest.approx(1010.0)

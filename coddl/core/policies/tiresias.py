@@ -1,5 +1,8 @@
 """Tiresias-L (NSDI '19): least attained GPU-time first, in queues so that jobs do not swap places
 all the time.
+
+Where a switch costs little, jobs may swap places more often: those of a queue take turns then, and
+the one that has run least is next.
 """
 
 from dataclasses import dataclass
@@ -7,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from coddl.core.allocation import Allocation
 from coddl.core.columns import FloatColumn, FloatMatrix, IntColumn
 from coddl.core.compiling import TWO, kernel, part
 from coddl.core.jobs import (
@@ -20,15 +24,17 @@ from coddl.core.jobs import (
 from coddl.core.kernels import SKIP, empty_ranking, fill_in_order
 from coddl.core.named import Meaning
 from coddl.core.policies.policy import RulePolicy, parameters
-from coddl.core.snapshot import KernelSnapshot, memory_columns
+from coddl.core.policies.quantum import turn_s, with_short_turns
+from coddl.core.snapshot import KernelSnapshot, Snapshot, memory_columns
 
-PROMOTE, SINCE_START, THRESHOLD_GPU_S = range(3)  # params; one threshold or more
+PROMOTE, SINCE_START, TURN_S, THRESHOLD_GPU_S = range(4)  # params; one threshold or more
 SLACK_S = 1e-3  # a crossing is due at the instant predicted for it, whatever the rounding
 # What is remembered of a job.
 COLUMN = memory_columns(
     "level",  # the queue that it is in
     "old_executed_s",  # where the counters of its queue started from
     "old_waited_s",
+    "turn_end_s",  # until then it keeps its GPUs from the others of its queue
 )
 
 
@@ -106,14 +112,19 @@ def change_queue(
 def next_move_s(
     snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
 ) -> float:
-    """When the first job leaves its queue, given who runs from now on."""
-    wake_at_s = np.inf
+    """When the first job leaves its queue or a turn ends, given who runs from now on."""
+    wake_at_s, turn_end_s, waits = np.inf, np.inf, False
     for k in range(snapshot.rows.shape[0]):
+        row = snapshot.rows[k]
         if shares[k] > 0:
-            due_s = down_at_s(snapshot, snapshot.rows[k], params, memory)
-            wake_at_s = min(wake_at_s, due_s)
-        elif params[PROMOTE] > 0.0 and memory[snapshot.rows[k], COLUMN.level] > 0.0:
-            wake_at_s = min(wake_at_s, up_at_s(snapshot, snapshot.rows[k], params, memory))
+            wake_at_s = min(wake_at_s, down_at_s(snapshot, row, params, memory))
+            turn_end_s = min(turn_end_s, memory[row, COLUMN.turn_end_s])
+            continue
+        waits = True
+        if params[PROMOTE] > 0.0 and memory[row, COLUMN.level] > 0.0:
+            wake_at_s = min(wake_at_s, up_at_s(snapshot, row, params, memory))
+    if waits and params[TURN_S] < np.inf:
+        wake_at_s = min(wake_at_s, turn_end_s)
     return max(wake_at_s, snapshot.now_s + SLACK_S)
 
 
@@ -121,9 +132,10 @@ def next_move_s(
 def tiresias_l(
     snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
 ) -> float:
-    """Fill queue by queue, in order of first start."""
+    """Fill queue by queue, in order of first start, or in turns."""
     jobs, size = snapshot.jobs, snapshot.rows.shape[0]
-    ranked = empty_ranking(TWO, size)
+    ranked, in_turn = empty_ranking(TWO, size), np.zeros(size, np.bool_)
+    takes_turns = params[TURN_S] < np.inf
     # A running job is not swapped for one of its queue that waits; in the AFS evaluation it is.
     waits_behind = 0.5 if params[SINCE_START] == 0.0 else 0.0
     for k in range(size):
@@ -132,9 +144,16 @@ def tiresias_l(
         ranked.holds[k] = jobs.ints[GPUS, row] > 0
         if ranked.holds[k] or memory[row, COLUMN.level] > 0.0:
             change_queue(snapshot, row, params, memory)
-        ranked.keys[0, k] = memory[row, COLUMN.level] + (0.0 if ranked.holds[k] else waits_behind)
+        turn_is_over = takes_turns and memory[row, COLUMN.turn_end_s] <= snapshot.now_s + SLACK_S
+        in_turn[k] = ranked.holds[k] and not turn_is_over
+        ranked.keys[0, k] = memory[row, COLUMN.level] + (0.0 if in_turn[k] else waits_behind)
         ranked.keys[1, k] = jobs.floats[FIRST_START_S, row]
+        if takes_turns:
+            ranked.keys[1, k] = snapshot.now_s - counted_from_s(snapshot, row, params, memory)
     fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+    for k in range(size):
+        if shares[k] > 0 and not in_turn[k]:
+            memory[snapshot.rows[k], COLUMN.turn_end_s] = snapshot.now_s + params[TURN_S]
     return next_move_s(snapshot, params, memory, shares)
 
 
@@ -143,7 +162,7 @@ class TiresiasL(RulePolicy):
     """Runs jobs that have had least GPU-time, in queues with thresholds; lengths unknown; preempts.
 
     Rigid request · backfill: a job that does not fit is skipped, later ones may start · no cap but
-    the request.
+    the request. Jobs of a queue take turns in a pool that knows what a switch costs.
     """
 
     threshold_gpu_h: Annotated[
@@ -158,6 +177,10 @@ class TiresiasL(RulePolicy):
         Literal["total", "since-start"],
         Meaning("GPU-time that counts: total since promotion, or since the last start"),
     ] = "total"
+    turn_h: Annotated[
+        float,
+        Meaning("hours after which a job lets others of its queue run; 0: it keeps its GPUs"),
+    ] = 0.0
 
     rule = staticmethod(tiresias_l)
     why = "jobs with less GPU-time so far hold the GPUs"
@@ -172,4 +195,18 @@ class TiresiasL(RulePolicy):
     def parameters(self) -> FloatColumn:
         limits_gpu_s = (hours * 3600.0 for hours in self.threshold_gpu_h)
         since_start = self.count == "since-start"
-        return parameters(self.promote, since_start, *limits_gpu_s)
+        return parameters(self.promote, since_start, self._turn_s_max, *limits_gpu_s)
+
+    def parameters_for(self, snapshot: Snapshot) -> FloatColumn:
+        """With turns as long as they are now."""
+        found = self.parameters
+        found[TURN_S] = turn_s(snapshot.jobs, self._turn_s_max)
+        return found
+
+    @property
+    def _turn_s_max(self) -> float:
+        return self.turn_h * 3600.0 or np.inf
+
+    def __call__(self, snapshot: Snapshot) -> Allocation:
+        """Take turns, which may have become shorter since they began."""
+        return super().__call__(with_short_turns(snapshot, COLUMN.turn_end_s, self._turn_s_max))

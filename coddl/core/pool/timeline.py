@@ -3,6 +3,7 @@
 So both are a fold of the journal as all else is, and are the same after a restart.
 """
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 SPANS_MAX: Final = 100  # of a job, the newest
@@ -55,7 +56,7 @@ def with_capacity(steps: list[Capacity], gpus: int, now_s: float) -> list[Capaci
     return [*before, Capacity(now_s, gpus)][-CAPACITIES_MAX:]
 
 
-def capacity_between(steps: list[Capacity], since_s: float, until_s: float) -> list[Capacity]:
+def capacity_between(steps: Sequence[Capacity], since_s: float, until_s: float) -> list[Capacity]:
     """Give the steps in an interval; the first one says what the pool had at its begin."""
     before = [step for step in steps if step.at_s <= since_s]
     within = [step for step in steps if since_s < step.at_s <= until_s]

@@ -1,0 +1,1 @@
+"""`coddl top`: the pool at a glance, live, in a terminal."""
