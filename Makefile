@@ -6,19 +6,35 @@ DATA ?= ../shared/data
 # The variable leaves out a notice about the successor of the theme, which mkdocs.yml is ready for.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 FAST := $(wildcard tests/test_*.py tests/core tests/traces tests/cli tests/docs)
+PAGE := coddl/web/dist/index.html
+PAGE_SOURCE := $(wildcard dashboard/*.* dashboard/src/*.* dashboard/src/*/*.*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install fmt check docs test test-fast test-sim test-runtime test-server test-e2e test-engines test-gpu soak demo results bench clean
+.PHONY: help install web web-types fmt check docs test test-fast test-sim test-runtime test-server test-e2e test-engines test-gpu soak demo results bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-install: .venv/.installed ## make .venv, with everything to work on CoDDL
+install: .venv/.installed ## make .venv, with everything to work on CoDDL, and the dashboard where npm is
+	@if command -v npm > /dev/null; then $(MAKE) --silent --no-print-directory web || \
+	echo "the dashboard is not built, for the reason above; all else works without it"; fi
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
+
+web: $(PAGE) ## build the dashboard (dashboard/) into coddl/web/dist; needs npm
+
+$(PAGE): $(PAGE_SOURCE) dashboard/node_modules/.package-lock.json
+	cd dashboard && npm run --silent build
+
+dashboard/node_modules/.package-lock.json: dashboard/package-lock.json
+	cd dashboard && npm ci --silent
+
+web-types: install dashboard/node_modules/.package-lock.json ## write the dashboard's types from the server's OpenAPI description
+	@mkdir -p build && $(BIN)/python -m docs.generator.openapi > build/openapi.json
+	cd dashboard && npm run --silent types
 
 fmt: install ## format the code and mend what ruff can mend
 	$(BIN)/ruff format

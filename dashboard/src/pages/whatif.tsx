@@ -1,0 +1,228 @@
+// What if: the recorded jobs under another policy, or with other numbers of GPUs.
+
+import { useEffect, useId, useState, type FormEvent } from "react";
+import { Card, Meter, Trouble } from "../parts/basics";
+import { Table, type Column } from "../parts/table";
+import type { Shapes } from "../server/api";
+import { sleep, useSession } from "../server/live";
+import { counted, duration, moment, percent } from "../words";
+
+type Result = Shapes["WhatIfResultView"];
+type Replay = Shapes["WhatIfView"];
+
+const LOOK_MS = 700;
+const KEY = "coddl.whatif"; // of the replay that this tab has started
+
+const SINCE = [
+  ["", "all that is recorded"],
+  ["3600", "the last hour"],
+  ["86400", "the last day"],
+  ["604800", "the last 7 days"],
+  ["2592000", "the last 30 days"],
+] as const;
+
+export function WhatIfPage() {
+  const { server, live } = useSession();
+  const [id, setId] = useState(() => sessionStorage.getItem(KEY) ?? "");
+  const [replay, setReplay] = useState<Replay>();
+  const [trouble, setTrouble] = useState<Error>();
+
+  useEffect(() => {
+    if (id === "") return;
+    const stopped = new AbortController();
+    const { signal } = stopped;
+    const look = async () => {
+      while (!signal.aborted) {
+        try {
+          const found = await server.get("/whatif/{id}", { id }, signal);
+          setReplay(found);
+          if (found.state !== "running") return;
+        } catch (error) {
+          if (signal.aborted) return;
+          live.failed(error);
+          if ("because" in (error as object)) {
+            sessionStorage.removeItem(KEY); // the server knows nothing of it any more
+            setId("");
+            return;
+          }
+        }
+        await sleep(LOOK_MS, signal);
+      }
+    };
+    void look();
+    return () => stopped.abort();
+  }, [server, live, id]);
+
+  const start = async (request: Shapes["WhatIfRequest"]) => {
+    setTrouble(undefined);
+    try {
+      const started = await server.change<Shapes["WhatIfStartedView"]>("POST", "/whatif", request);
+      sessionStorage.setItem(KEY, started.id);
+      setReplay(undefined);
+      setId(started.id);
+    } catch (error) {
+      live.failed(error);
+      setTrouble(error as Error);
+    }
+  };
+
+  const isRunning = id !== "" && (replay === undefined || replay.state === "running");
+  return (
+    <>
+      <h1>What if</h1>
+      <p className="lead">
+        Replays the jobs that this pool has recorded under other policies, or with other numbers of
+        GPUs. The pool itself is not changed.
+      </p>
+      <Question isRunning={isRunning} onStart={(request) => void start(request)} />
+      <Trouble error={trouble} />
+      {isRunning && <Running part={replay?.progress ?? null} />}
+      {replay?.state === "failed" && replay.trouble && (
+        <div className="trouble" role="alert">
+          <strong>{replay.trouble.what}</strong>
+          <p>because {replay.trouble.because}</p>
+          <p>try {replay.trouble.try}</p>
+        </div>
+      )}
+      {replay?.state === "done" && replay.result && <Outcome result={replay.result} />}
+    </>
+  );
+}
+
+function Running({ part }: { part: number | null }) {
+  return (
+    <Card title="Replaying" label="Progress">
+      <p role="status">
+        {part === null ? "started" : percent(part)} <Meter part={part ?? 0} label="progress" />
+      </p>
+    </Card>
+  );
+}
+
+function Question(props: {
+  isRunning: boolean;
+  onStart: (request: Shapes["WhatIfRequest"]) => void;
+}) {
+  const [policies, setPolicies] = useState("afs-l srtf tiresias-l");
+  const [gpus, setGpus] = useState("");
+  const [since, setSince] = useState("");
+  const id = useId();
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    props.onStart({
+      policies: policies.split(/\s+/).filter(Boolean),
+      gpus: gpus.split(/[\s,]+/).filter(Boolean).map(Number),
+      since_s: since === "" ? null : Math.floor(Date.now() / 1_000) - Number(since),
+    });
+  };
+  return (
+    <Card title="Question" label="Question">
+      <form className="fields question" onSubmit={submit}>
+        <label htmlFor={`${id}p`}>Policies</label>
+        <input id={`${id}p`} required value={policies} onChange={(event) => setPolicies(event.target.value)} spellCheck={false} aria-describedby={`${id}ph`} />
+        <small id={`${id}ph`}>names as coddl policies lists them, with spaces between</small>
+        <label htmlFor={`${id}g`}>GPUs</label>
+        <input id={`${id}g`} value={gpus} onChange={(event) => setGpus(event.target.value)} pattern="[0-9 ,]*" inputMode="numeric" aria-describedby={`${id}gh`} />
+        <small id={`${id}gh`}>numbers such as 16 32; empty: as many as the pool had</small>
+        <label htmlFor={`${id}s`}>Jobs</label>
+        <select id={`${id}s`} value={since} onChange={(event) => setSince(event.target.value)}>
+          {SINCE.map(([value, text]) => (
+            <option key={value} value={value}>
+              {text}
+            </option>
+          ))}
+        </select>
+        <small>by when they were submitted</small>
+        <button type="submit" className="primary" disabled={props.isRunning}>
+          Replay
+        </button>
+      </form>
+    </Card>
+  );
+}
+
+interface Row {
+  name: string;
+  kind: "recorded" | "replay" | "alternative";
+  run: Result["recorded"];
+  ratio: number | null;
+}
+
+function rowsOf(result: Result): Row[] {
+  const recorded: Row = { name: result.recorded.policy, kind: "recorded", run: result.recorded, ratio: 1 };
+  return [
+    recorded,
+    ...result.runs.map<Row>((run) => ({
+      name: run.policy,
+      kind: run.is_replay ? "replay" : "alternative",
+      run,
+      ratio: run.mean_against_replay ?? run.mean_against_recorded,
+    })),
+  ];
+}
+
+const COLUMNS: Column<Row>[] = [
+  { name: "POLICY", cell: (row) => <code>{row.name}</code>, sort: (row) => row.name, className: "main" },
+  { name: "GPUS", cell: (row) => row.run.gpus, sort: (row) => row.run.gpus, isNumber: true },
+  { name: "RUN", cell: (row) => row.kind, sort: (row) => row.kind },
+  ...(["mean", "median", "p95", "p99"] as const).map<Column<Row>>((name) => ({
+    name: `JCT ${name.toUpperCase()}`,
+    cell: (row) => duration(row.run.jct_s[name]),
+    sort: (row) => row.run.jct_s[name] ?? Infinity,
+    isNumber: true,
+    width: name === "mean" ? undefined : "wide",
+  })),
+  {
+    name: "AGAINST REPLAY",
+    cell: (row) => (row.kind === "recorded" || row.ratio === null ? "" : `${row.ratio.toFixed(2)}x`),
+    sort: (row) => row.ratio ?? Infinity,
+    isNumber: true,
+  },
+  { name: "MAKESPAN", cell: (row) => duration(row.run.makespan_s), isNumber: true, width: "wide" },
+  {
+    name: "UTILISATION",
+    cell: (row) => (row.run.utilisation === null ? "" : percent(row.run.utilisation)),
+    sort: (row) => row.run.utilisation ?? -1,
+    isNumber: true,
+    width: "wide",
+  },
+  { name: "RESIZES", cell: (row) => row.run.resizes ?? "", isNumber: true, width: "wide" },
+];
+
+function Outcome({ result }: { result: Result }) {
+  const rows = rowsOf(result);
+  const most = Math.max(...rows.map((row) => row.run.jct_s.mean ?? 0), 1e-9);
+  const { mean_jct_error: error, within_5_percent: within } = result.replay;
+  const from = result.since_s === null ? "" : `, ${moment(result.since_s)} to ${moment(result.until_s)}`;
+  return (
+    <Card title="Answer" label="Answer">
+      <p className="lead">{result.sentence}</p>
+      <p className="quiet">
+        {counted(result.jobs, "job")}
+        {from}.{" "}
+        {error !== null &&
+          `The replay of what has happened is off by ${percent(Math.abs(error))} in mean completion time`}
+        {error !== null && within !== null && `, and within 5% for ${percent(within)} of the jobs`}
+        {error !== null && "."}
+      </p>
+      <ul className="bars" aria-label="Mean job completion time">
+        {rows.map((row, i) => (
+          <li key={i} className={row.kind}>
+            <span>
+              <code>{row.name}</code> {row.run.gpus} GPUs <small>{row.kind}</small>
+            </span>
+            <i style={{ width: `${(100 * (row.run.jct_s.mean ?? 0)) / most}%` }} />
+            <strong>{duration(row.run.jct_s.mean)}</strong>
+          </li>
+        ))}
+      </ul>
+      <p className="hint">Mean job completion time (JCT): from submission to end; shorter is better.</p>
+      <Table caption="Runs" rows={rows} columns={COLUMNS} keyOf={(row) => `${row.kind} ${row.name} ${row.run.gpus}`} empty="" />
+      {result.left_out.map(({ count, why }) => (
+        <p key={why} className="hint">
+          {counted(count, "job")} left out: {why}
+        </p>
+      ))}
+    </Card>
+  );
+}

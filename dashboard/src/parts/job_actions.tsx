@@ -1,0 +1,95 @@
+// What a user may do to a job: suspend, resume, resize, cancel.
+
+import { useId, useState, type FormEvent } from "react";
+import type { JobView } from "../server/api";
+import { useSession } from "../server/live";
+import { Action, Dialog, Trouble } from "./basics";
+
+interface Props {
+  job: JobView;
+  onDone: () => void;
+}
+
+export function JobActions({ job, onDone }: Props) {
+  const { server } = useSession();
+  const act = (what: string) => () => server.change("POST", `/jobs/${job.id}:${what}`);
+  const name = `${job.name} (job ${job.id})`;
+  return (
+    <div className="actions">
+      {job.state === "SUSPENDED" ? (
+        <Action name="Resume" act={act("resume")} onDone={onDone} />
+      ) : (
+        <Action
+          name="Suspend"
+          question={`${name} saves its state and releases its GPUs until it is resumed.`}
+          act={act("suspend")}
+          onDone={onDone}
+        />
+      )}
+      <Resize job={job} onDone={onDone} />
+      <Action
+        name="Cancel"
+        isDanger
+        question={`${name} is stopped permanently. This can't be undone.`}
+        act={act("cancel")}
+        onDone={onDone}
+      />
+    </div>
+  );
+}
+
+function Resize({ job, onDone }: Props) {
+  const { server, live } = useSession();
+  const [isOpen, setOpen] = useState(false);
+  const [least, setLeast] = useState("");
+  const [most, setMost] = useState("");
+  const [trouble, setTrouble] = useState<Error>();
+  const id = useId();
+  const open = () => {
+    setLeast(String(job.gpus_min));
+    setMost(String(job.gpus_max));
+    setTrouble(undefined);
+    setOpen(true);
+  };
+  const submit = async (event: FormEvent) => {
+    event.preventDefault();
+    const body = { gpus_min: Number(least), gpus_max: Number(most) };
+    try {
+      await server.change("PATCH", `/jobs/${job.id}`, body);
+      setOpen(false);
+      onDone();
+    } catch (error) {
+      live.failed(error);
+      setTrouble(error as Error);
+    }
+  };
+  return (
+    <>
+      <button type="button" onClick={open}>
+        Resize
+      </button>
+      {isOpen && (
+        <Dialog title={`Resize ${job.name}`} onClose={() => setOpen(false)}>
+          <form onSubmit={(event) => void submit(event)}>
+            <p>The policy gives the job between the least and the most GPUs.</p>
+            <div className="fields">
+              <label htmlFor={`${id}l`}>Least</label>
+              <input id={`${id}l`} type="number" min={1} required value={least} onChange={(event) => setLeast(event.target.value)} />
+              <label htmlFor={`${id}m`}>Most</label>
+              <input id={`${id}m`} type="number" min={1} required value={most} onChange={(event) => setMost(event.target.value)} />
+            </div>
+            <Trouble error={trouble} />
+            <footer>
+              <button type="button" onClick={() => setOpen(false)}>
+                Back
+              </button>
+              <button type="submit" className="primary">
+                Resize
+              </button>
+            </footer>
+          </form>
+        </Dialog>
+      )}
+    </>
+  );
+}

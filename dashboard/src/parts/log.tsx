@@ -1,0 +1,150 @@
+// What a job prints, live: only the lines in sight are in the page, however many there are.
+
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
+import type { LogLine } from "../server/api";
+import { sleep, useSession } from "../server/live";
+import { moment } from "../words";
+import { Card, Trouble } from "./basics";
+
+const KEPT = 20_000; // lines
+const TAIL = 2_000; // that are asked for at first
+const LINE_PX = 18;
+const VIEW_PX = 360;
+const FLUSH_MS = 200; // lines are shown together
+const RETRY_MS = 2_000;
+
+export function Log({ job }: { job: number }) {
+  const { lines, trouble, isOver } = useLog(job);
+  const [rank, setRank] = useState("");
+  const [search, setSearch] = useState("");
+  const ranks = useMemo(
+    () => [...new Set(lines.map((line) => line.rank))].sort((a, b) => (a ?? -1) - (b ?? -1)),
+    [lines],
+  );
+  const wanted = search.toLowerCase();
+  const shown = useMemo(
+    () =>
+      lines.filter(
+        (line) =>
+          (rank === "" || String(line.rank) === rank) &&
+          (wanted === "" || line.text.toLowerCase().includes(wanted)),
+      ),
+    [lines, rank, wanted],
+  );
+  const tools = (
+    <div className="tools">
+      <label>
+        Rank{" "}
+        <select value={rank} onChange={(event) => setRank(event.target.value)}>
+          <option value="">all</option>
+          {ranks.map((each) => (
+            <option key={String(each)} value={String(each)}>
+              {each ?? "none"}
+            </option>
+          ))}
+        </select>
+      </label>
+      <input
+        type="search"
+        aria-label="Search the log"
+        placeholder="Search"
+        value={search}
+        onChange={(event) => setSearch(event.target.value)}
+      />
+    </div>
+  );
+  return (
+    <Card title="Log" aside={tools} className="log">
+      <Trouble error={trouble} />
+      <Lines lines={shown} />
+      <p className="hint">
+        {shown.length.toLocaleString("en")} of {lines.length.toLocaleString("en")} lines
+        {isOver ? "; the job has ended" : "; new lines appear here"}
+        {lines.length >= TAIL && `; all are told by coddl logs ${job}`}
+      </p>
+    </Card>
+  );
+}
+
+function useLog(job: number) {
+  const { server, live } = useSession();
+  const [lines, setLines] = useState<readonly LogLine[]>([]);
+  const [trouble, setTrouble] = useState<Error>();
+  const [isOver, setOver] = useState(false);
+  useEffect(() => {
+    const stopped = new AbortController();
+    const { signal } = stopped;
+    let fresh: LogLine[] = [];
+    let last: string | undefined;
+    let hasEnded = false;
+    const flush = () => {
+      if (fresh.length === 0) return;
+      const added = fresh;
+      fresh = [];
+      setLines((known) => [...known, ...added].slice(-KEPT));
+    };
+    const timer = setInterval(flush, FLUSH_MS);
+    const follow = async () => {
+      while (!signal.aborted && !hasEnded) {
+        try {
+          const parameters = { job, follow: true, tail: TAIL };
+          await server.stream("/jobs/{job}/logs", parameters, last, ({ id, event, data }) => {
+            if (event === "end") hasEnded = true;
+            else if (event === "message") fresh.push(JSON.parse(data) as LogLine);
+            last = id ?? last;
+          }, signal);
+          setTrouble(undefined);
+        } catch (error) {
+          if (signal.aborted) return;
+          live.failed(error);
+          if ("because" in (error as object)) setTrouble(error as Error);
+        }
+        if (!hasEnded) await sleep(RETRY_MS, signal);
+      }
+      flush();
+      setOver(hasEnded);
+    };
+    void follow();
+    return () => {
+      stopped.abort();
+      clearInterval(timer);
+    };
+  }, [server, live, job]);
+  return { lines, trouble, isOver };
+}
+
+function Lines({ lines }: { lines: readonly LogLine[] }) {
+  const view = useRef<HTMLDivElement>(null);
+  const isAtEnd = useRef(true);
+  const [top, setTop] = useState(0);
+  const first = Math.max(0, Math.floor(top / LINE_PX) - 10);
+  const count = Math.ceil(VIEW_PX / LINE_PX) + 20;
+
+  useLayoutEffect(() => {
+    const element = view.current;
+    if (element && isAtEnd.current) element.scrollTop = element.scrollHeight;
+  }, [lines]);
+
+  const onScroll = () => {
+    const element = view.current;
+    if (element === null) return;
+    isAtEnd.current = element.scrollHeight - element.scrollTop - element.clientHeight < LINE_PX;
+    setTop(element.scrollTop);
+  };
+
+  return (
+    <div ref={view} className="lines" onScroll={onScroll} tabIndex={0} role="log" aria-label="Lines of the log">
+      <div style={{ height: lines.length * LINE_PX }}>
+        <div style={{ transform: `translateY(${first * LINE_PX}px)` }}>
+          {lines.slice(first, first + count).map((line) => (
+            <div key={line.number} className={line.stream === "stderr" ? "line bad" : `line ${line.stream}`}>
+              <time>{moment(line.at_s)}</time>
+              <span className="rank">{line.rank ?? "–"}</span>
+              <span>{line.text}</span>
+            </div>
+          ))}
+        </div>
+      </div>
+    </div>
+  );
+}

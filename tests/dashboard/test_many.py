@@ -1,0 +1,63 @@
+"""The page with 1,000 jobs and 1,000 GPUs: of an invented pool, since real jobs are too heavy."""
+
+import time
+from typing import Final
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.dashboard.invented_pool import InventedPool
+from tests.dashboard.stub_server import StubServer
+from tests.dashboard.visit import Visit
+
+pytestmark = pytest.mark.slow
+
+ROWS_MAX: Final = 50  # of a page of a table
+REDRAW_MS: Final = 100.0
+# Makes the chart narrower and wider, and tells how long the fastest redraw kept the page busy: a
+# frame begins, the chart gets another size and is drawn, and only then the next frame begins.
+FASTEST_REDRAW_MS: Final = """async (chart) => {
+  const frame = () => new Promise((done) => requestAnimationFrame(done));
+  let best = Infinity;
+  await frame();
+  for (let i = 0; i < 8; i++) {
+    const begun = performance.now();
+    chart.style.width = `${800 + 20 * i}px`;
+    await frame();
+    best = Math.min(best, performance.now() - begun);
+  }
+  return best;
+}"""
+
+
+def test_a_pool_of_a_thousand_jobs_and_gpus_can_be_worked_with(browser: Browser) -> None:
+    pool = InventedPool(time.time(), gpus=1_000, active=1_000)
+    last = max(job.id for job in pool.jobs)
+    pool.jobs[-1].name = tag = "<script>alert(1)</script>"
+    with StubServer(pool) as server, Visit(browser, server.url, "any") as visit:
+        running = visit.region("Running jobs")
+        expect(running).to_contain_text("Running (")
+        expect(visit.region("GPUs over time").get_by_role("img")).to_be_visible()
+        assert running.get_by_role("row").count() <= ROWS_MAX + 1
+        visit.page.get_by_label("Filter Running jobs").fill(f"script {last}")
+        expect(running.get_by_role("row")).to_have_count(2)
+        expect(running.get_by_role("link", name=tag)).to_be_visible()
+        visit.page.get_by_label("Filter Running jobs").fill("")
+        running.get_by_role("button", name="GPUS").click()
+        running.get_by_role("button", name="Next").click()
+        expect(running).to_contain_text("2 of ")
+
+        visit.page.get_by_role("link", name="Nodes").click()
+        nodes = visit.region("Nodes")
+        expect(nodes).to_contain_text("125 nodes")
+        expect(nodes.get_by_role("row")).to_have_count(ROWS_MAX + 1)
+        nodes.get_by_label("Filter Nodes").fill("n124")
+        expect(nodes.get_by_role("row")).to_have_count(2)
+
+
+def test_an_hour_of_64_gpus_is_drawn_again_at_once(browser: Browser) -> None:
+    pool = InventedPool(time.time(), gpus=64, active=40, decisions=600)
+    with StubServer(pool) as server, Visit(browser, server.url, "any") as visit:
+        chart = visit.region("GPUs over time").get_by_role("img")
+        expect(chart).to_be_visible()
+        assert chart.evaluate(FASTEST_REDRAW_MS) < REDRAW_MS
