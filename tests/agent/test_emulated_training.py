@@ -95,15 +95,15 @@ def test_who_asks_late_hears_the_same() -> None:
 
 
 def test_slots_are_kept_until_those_prepared_are_taken() -> None:
-    training = EmulatedTraining(WORKLOAD, reconfigure_of("concurrent:5,1"))
+    training, seen = EmulatedTraining(WORKLOAD, reconfigure_of("concurrent:5,1")), []
     training.assign((1, 2), 0.0)
-    assert training.slots == (1, 2)  # its processes start there
+    seen.append(training.slots)  # its processes start there
     training.advance(10.0)
     training.assign((1,), 10.0)
-    training.advance(14.9)
-    assert training.slots == (1, 2)
-    training.advance(15.0)
-    assert training.slots == (1,)
+    for now_s in (14.9, 15.0):
+        training.advance(now_s)
+        seen.append(training.slots)
+    assert seen == [(1, 2), (1, 2), (1,)]
 
 
 def test_what_it_has_done_counts_in_its_next_run() -> None:

@@ -134,9 +134,10 @@ def test_a_job_that_cannot_be_emulated_fails_and_says_why(state: Path) -> None:
     with Client(find("", str(state), env={})) as client:
         job = client.submit({"script": "train.py"})
 
-        def ended() -> dict[str, Any] | None:
-            view: dict[str, Any] = client.get(f"/jobs/{job['id']}")
-            return view if view["state"] == "FAILED" else None
+        def view() -> dict[str, Any]:
+            found: dict[str, Any] = client.get(f"/jobs/{job['id']}")
+            return found
 
-        trouble = wait_until(ended, "its end")["trouble"]
+        wait_until(lambda: view()["state"] == "FAILED", "its end")
+        trouble = view()["trouble"]
     assert "does not say which model it trains" in trouble["because"]

@@ -57,8 +57,8 @@ class EmulatedRunner:
         self.resize(slots, addresses)
 
     def resize(self, slots: Sequence[AssignedSlot], addresses: Addresses) -> None:  # noqa: ARG002 - all nodes are here
-        if self._training is not None:
-            now_s = self._look()
+        now_s = self._look()
+        if self._training is not None:  # it has not finished meanwhile
             self._cluster.note_slots({each.slot: each.node for each in slots})
             self._training.assign(tuple(each.slot for each in slots), now_s)
             self._look()
