@@ -15,7 +15,7 @@ from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.records import kind_of
 from coddl.core.pool.state import Pool
 from coddl.server.errors import JournalUnreadable, PoolTaken
-from coddl.server.journal import KINDS, LAYOUT, QUIET, SCHEMA, Journal, _read, jobs_of
+from coddl.server.journal import KINDS, LAYOUT, QUIET, SCHEMA, Journal, jobs_of, record_of
 from coddl.server.locking import ServerLock
 from coddl.server.store import JournalStore, StoredRecord, StoredSnapshot
 from coddl.server.store_memory import MemoryStore
@@ -31,7 +31,7 @@ def test_there_is_a_record_of_each_kind_to_test_with() -> None:
 def test_a_record_is_read_back_as_what_it_was(record: r.Record) -> None:
     store = MemoryStore()
     Journal(store).append([record], [], 12.5)
-    assert [_read(line) for line in store.lines(0, 10)] == [record]
+    assert [record_of(line) for line in store.lines(0, 10)] == [record]
     is_event = kind_of(type(record)) not in QUIET
     assert Journal(store).read(0, 10) == [(1, 12.5, record)] * is_event
     assert Journal(store).newest(10) == [(1, 12.5, record)] * is_event
