@@ -21,7 +21,7 @@ ENTRIES: Final = {
         "coddl.cli.estimateview",
     ),
     "runtime": ("coddl", "coddl.runtime.worker.prepare"),
-    "client": ("coddl.cli.main", "coddl.api.client", "coddl.cli.poolview"),
+    "client": ("coddl.cli.main", "coddl.api.client", "coddl.api.pool_client", "coddl.cli.poolview"),
     "top": ("coddl.cli.main", "coddl.cli.top.app"),
     "server": ("coddl.cli.main", "coddl.server.main"),
     "agent": ("coddl.cli.main", "coddl.agent.main", "coddl.agent.options"),

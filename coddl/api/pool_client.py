@@ -1,8 +1,10 @@
 """`coddl.Client`: a pool from Python, for notebooks and scripts. Answers are typed, as in REST."""
 
+import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeVar
@@ -10,7 +12,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from coddl.api.client import Client as ServerClient
-from coddl.api.client import Credentials, ServerAddress, find, in_path
+from coddl.api.client import Credentials, find, in_path
 from coddl.api.rest import EventView, JobView, LogLineView, NodeView, PolicyView, View
 from coddl.api.rest_history import TimelineView
 from coddl.api.rest_whatif import WhatIfResultView, WhatIfView
@@ -62,9 +64,10 @@ class PoolClient:
 
         Nothing is asked yet; the server is reached at the first call.
         """
-        address = find(url, state_dir, given=Credentials(tls_ca=tls_ca))
+        folder = state_dir or os.environ.get("CODDL_STATE_DIR", "")
+        address = find(url, folder, given=Credentials(tls_ca=tls_ca))
         if token:
-            address = ServerAddress(address.url, token, ca=address.ca, found=address.found)
+            address = replace(address, token=token)
         self.server = ServerClient(address, on_away=warnings.warn)
 
     def __enter__(self) -> Self:
@@ -125,13 +128,13 @@ class PoolClient:
         return Rows(EventView.model_validate(each) for each in items)
 
     def watch(self) -> Iterator[EventView]:
-        """Give everything that happens from now on, as it happens: `for event in client.watch()`.
+        """Give everything that happens from this call on: `for event in client.watch()`.
 
         It has no end; leave the loop.
         """
         after = self.server.get("/events", limit=1)["next"]
-        for said in self.server.watch("/events", after=after, watch=True):
-            yield EventView.model_validate(said.data)
+        said = self.server.watch("/events", after=after, watch=True)
+        return (EventView.model_validate(each.data) for each in said)
 
     # Changing.
 

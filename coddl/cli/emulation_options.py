@@ -52,17 +52,19 @@ EmulatedCost = Annotated[
 
 
 def emulation_of(
-    folder: Path, cluster: str, speeds: str, scale: float, reconfigure: str
+    state_dir: str, cluster: str, speeds: str, scale: float, reconfigure: str
 ) -> "Emulation | None":
     """Read how a pool is emulated, as its clock goes on; None: it is not.
 
     Raises UserError if that can't be, or if the pool of the folder is of the other sort.
     """
+    from coddl.api.client import state_folder
     from coddl.api.emulation import Emulation, emulation_in
     from coddl.core.time_scale import TimeScale
     from coddl.traces.clusters import cluster_from, with_whole_path
 
-    before, now_s = emulation_in(folder), time.time()
+    folder, now_s = state_folder(state_dir), time.time()
+    before = emulation_in(folder)
     if not cluster:
         _check_real(before, folder, speeds, scale, reconfigure)
         return None

@@ -148,15 +148,11 @@ def up(
     from coddl.engines.pool import PoolOptions
 
     engine = named_engine(engine or ("local" if node_range else ""), state_dir)
-    _check_agents(agents, slots, engine)
-    _check_emulated(emulate, slots, engine)
-    server_args = server_job_args(server_in_job, server_sbatch_arg)
-    slurm = slurm_options(engine, (partition, time, account), sbatch_arg, server_args)
-    folder = state_folder(state_dir)
+    asked, in_job = (partition, time, account), (server_in_job, server_sbatch_arg)
     options = PoolOptions(
-        folder=folder,
+        folder=state_folder(state_dir),
         port=port,
-        agents=agents,
+        agents=_checked_agents(agents, slots, engine, emulate),
         slots=slots,
         sharing=sharing_options(policy, placement, plugin, cool_down_s),
         host=reachable_host(engine, host) or LOOPBACK,
@@ -165,18 +161,20 @@ def up(
         engine=engine,
         bounds=engine_bounds(engine, node_range, gpus_per_node or slots, idle) if engine else None,
         address=engine_address(engine, address),
-        slurm=slurm,
+        slurm=slurm_options(engine, asked, sbatch_arg, server_job_args(*in_job)),
         jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
         checkpoints=checkpoint_uri(checkpoints),
-        emulation=emulation_of(folder, emulate, speeds, time_scale, reconfigure),
+        emulation=emulation_of(state_dir, emulate, speeds, time_scale, reconfigure),
     )
-    options = with_cluster(options, cluster) if cluster else options
-    if foreground:
-        raise typer.Exit(_supervise(options))
-    _start(options, wants_json(output, as_json))
+    _begin(options, cluster, foreground=foreground, as_json=wants_json(output, as_json))
 
 
-def _check_agents(agents: int, slots: int | None, engine: str) -> None:
+def _checked_agents(agents: int, slots: int | None, engine: str, emulate: str) -> int:
+    """Give the number of agents; raises UserError if options name different nodes."""
+    other = f"--engine {engine}" if engine else f"--slots {slots}" if slots is not None else ""
+    if emulate and other:
+        because = "the nodes of the pool are emulated, as --emulate says"
+        raise UserError(f"{other} can't be used", because, f"--emulate {emulate} alone")
     if agents > 1 and engine:
         because = f"nodes are brought by the engine {engine}"
         raise UserError(f"--agents {agents} can't be used", because, "--nodes 0..8")
@@ -186,13 +184,15 @@ def _check_agents(agents: int, slots: int | None, engine: str) -> None:
             "all agents would use the same GPUs",
             f"--agents {agents} --slots 2",
         )
+    return agents
 
 
-def _check_emulated(emulate: str, slots: int | None, engine: str) -> None:
-    other = f"--engine {engine}" if engine else f"--slots {slots}" if slots is not None else ""
-    if emulate and other:
-        because = "the nodes of the pool are emulated, as --emulate says"
-        raise UserError(f"{other} can't be used", because, f"--emulate {emulate} alone")
+def _begin(options: "PoolOptions", cluster: str, *, foreground: bool, as_json: bool) -> None:
+    """Start a pool, here or in the background; `cluster` says how its nodes are wired."""
+    options = with_cluster(options, cluster) if cluster else options
+    if foreground:
+        raise typer.Exit(_supervise(options))
+    _start(options, as_json)
 
 
 def _start(options: "PoolOptions", as_json: bool) -> None:

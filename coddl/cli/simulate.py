@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
@@ -16,6 +17,8 @@ from coddl.core.errors import UserError
 from coddl.core.node_count import IDLE_S, START_S
 
 if TYPE_CHECKING:
+    from coddl.core.reconfigure import Reconfigure
+    from coddl.core.scheduler import Stability
     from coddl.sim.profiled import ProfiledModels
     from coddl.sim.simulate import Watch
     from coddl.sim.study import NodeSpec, Study, StudySpec
@@ -205,6 +208,20 @@ MinRuntime = Annotated[
     float,
     typer.Option(metavar="SECONDS", help="Minimum time a started job runs before preemption."),
 ]
+Reserve = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="Time for which GPUs that were freed for a job are kept for it (in a pool: 10).",
+    ),
+]
+Prerun = Annotated[
+    bool,
+    typer.Option(
+        "--prerun",
+        help="Give a job its minimum until it has made its first step, as a pool does.",
+    ),
+]
 TooLarge = Annotated[
     Literal["error", "skip", "clamp"],
     typer.Option(help="What to do with a job that requests more GPUs than the cluster has."),
@@ -239,6 +256,8 @@ def simulate(
     reconfigure: ResizeCost = "none",
     cool_down: CoolDown = 0.0,
     min_runtime: MinRuntime = 0.0,
+    reserve: Reserve = 0.0,
+    prerun: Prerun = False,
     quotas: Quotas = "none",
     error: ErrorSpec = "",
     known_speeds: Known = "true",
@@ -250,8 +269,6 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Compare scheduling policies on a workload, in simulated time."""
-    from coddl.core.scheduler import Stability
-    from coddl.sim.api import reconfigure_from
     from coddl.sim.study import DEFAULT_POLICIES, StudySpec
 
     spec = StudySpec(
@@ -269,15 +286,29 @@ def simulate(
         profiled=_profiled(profile or (), links),
         servers=servers,
         oversize=oversize,
-        reconfigure=reconfigure_from(reconfigure),
-        stability=Stability(cool_down, min_runtime),
+        reconfigure=_resize_cost(reconfigure),
+        stability=_stability(cool_down, min_runtime, reserve),
         quotas=quotas,
         error=error,
         known_speeds=known_speeds,
         failures=failures,
-        keep_events=bool(report),
+        prerun=prerun,
     )
     _run(spec, report, jobs_csv, wants_json(output, as_json))
+
+
+def _resize_cost(spec: str) -> "Reconfigure":
+    """Read what a resize costs."""
+    from coddl.sim.api import reconfigure_from
+
+    return reconfigure_from(spec)
+
+
+def _stability(cool_down_s: float, min_runtime_s: float, reserve_s: float) -> "Stability":
+    """Say how calmly to schedule."""
+    from coddl.core.scheduler import Stability
+
+    return Stability(cool_down_s, min_runtime_s, reserve_s)
 
 
 def _run(spec: "StudySpec", report: str, jobs_csv: str, for_program: bool) -> None:
@@ -285,6 +316,7 @@ def _run(spec: "StudySpec", report: str, jobs_csv: str, for_program: bool) -> No
     check_writable({"--report": report, "--jobs-csv": jobs_csv})
     from coddl.sim.study import study as run_study
 
+    spec = replace(spec, keep_events=bool(report))
     study, stopped = watched(lambda watch: run_study(spec, watch))
     _show(study, stopped, for_program)
     _write(study, report, jobs_csv)

@@ -173,6 +173,9 @@ def _workload(
 ) -> "RecordedWorkload":
     from coddl.sim.recorded_workload import recorded_workload
 
+    if since_s is not None and since_s >= recording.until_s:
+        last = f"the last record is of {_moment(recording.until_s)}"
+        raise UserError("there is nothing to replay", last, "an earlier --since")
     return recorded_workload(recording, since_s, gpus=gpus, cool_down_s=cool_down_s)
 
 

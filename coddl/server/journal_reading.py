@@ -18,6 +18,7 @@ from coddl.server.schema import meta, records
 from coddl.server.store import StoredRecord
 
 FILE: Final = "journal.db"  # in a state directory
+TRY: Final = "--journal with a state directory, its journal.db, or the URL of a database"
 
 
 def read_journal(where: str) -> Iterator[TimedRecord]:
@@ -47,9 +48,6 @@ def read_journal(where: str) -> Iterator[TimedRecord]:
         raise UserError(f"the journal {shown} cannot be read", because, TRY) from None
     finally:
         engine.dispose()
-
-
-TRY: Final = "--journal with a state directory, its journal.db, or the URL of a database"
 
 
 def _read(line: StoredRecord, shown: str) -> TimedRecord:

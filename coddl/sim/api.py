@@ -46,10 +46,12 @@ def simulate(
     reconfigure: str = "none",
     cool_down_s: float = 0.0,
     min_runtime_s: float = 0.0,
+    reserve_s: float = 0.0,
     quotas: str = "none",
     error: str = "",
     known_speeds: KnownSpeeds = "true",
     failures: str = "none",
+    prerun: bool = False,
     events: bool = False,
 ) -> Study:
     """Run policies on a trace and return the results as columns.
@@ -57,7 +59,9 @@ def simulate(
     `trace` is a file, a generator (poisson, poster, tiresias), a Trace, or None for the small trace
     in the package. `gpus` is 64 by default, 512 for poster. `vc="all"` gives each queue its own
     cluster. `events=True` keeps the events of each run, in `.runs`. `cool_down_s` and
-    `min_runtime_s` limit how often jobs are resized, as in a live pool.
+    `min_runtime_s` limit how often jobs are resized, and for `reserve_s` a job that waits for GPUs
+    which were freed for it keeps its claim, as in a live pool (10, 0 and 10 there). With
+    `prerun`, as there, a job gets its minimum first, and more once it has made a step.
 
     To simulate placement, give a `cluster` ("16x4", a file, a Cluster) instead of `gpus`, and a
     `placement` if not "consolidate". Or give `nodes` ("2..32"; several to compare them), which come
@@ -95,11 +99,12 @@ def simulate(
         servers=servers,
         oversize=oversize,
         reconfigure=reconfigure_from(reconfigure),
-        stability=Stability(cool_down_s, min_runtime_s),
+        stability=Stability(cool_down_s, min_runtime_s, reserve_s),
         quotas=quotas,
         error=error,
         known_speeds=known_speeds,
         failures=failures,
+        prerun=prerun,
         keep_events=events,
     )
     return study(spec)

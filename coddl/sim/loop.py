@@ -13,6 +13,9 @@ from coddl.core.jobs import (
     COHORT,
     CURVE,
     GPUS,
+    GPUS_MAX,
+    GPUS_MIN,
+    GPUS_REQUESTED,
     ID,
     REMAINING_ITERATIONS,
     SETTLED,
@@ -83,7 +86,9 @@ class StepLoop:
         simulated: SimulatedCluster,
         scheduler: Scheduler,
         scaling: NodeScaling | None = None,  # None: all nodes are there all the time
+        *,
         events: PoolEvents | None = None,  # None: nothing happens but what is decided
+        prerun: bool = False,  # a job has its minimum until it has made its first step
     ) -> None:
         self._world = world
         self._simulated = simulated
@@ -97,6 +102,7 @@ class StepLoop:
         self._known = 0  # of those that have ended
         learning = simulated.beliefs.learning
         self._learned = None if learning is None else LearnedSpeeds(learning, world.jobs.curve)
+        self._proven = np.full(world.jobs.size, not prerun)  # has made a step
         self._scaling = scaling
         self._events = events
         assert events is None or not self._places_jobs, "where GPUs come and go is not simulated"
@@ -119,13 +125,11 @@ class StepLoop:
                 self._use(self._scaling.ready)
             if self._events is not None:
                 self._happen(self._events)
-            if self._learned is not None:
-                self._learn(self._learned)
+            self._see_steps()
             plan = self._decide() if world.counts[DECIDE] else None
             if self._scaling is not None:
                 self._scale(self._scaling, plan)
-            if self._learned is not None:
-                self._learn(self._learned)
+            self._see_steps()
             if self._events is not None and self._has_jobs:
                 world.clock[WAKE] = min(world.clock[WAKE], self._events.next_s)
             if world.counts[LOGGED] > room:
@@ -163,16 +167,21 @@ class StepLoop:
         counts = self._world.counts
         return bool(counts[ACTIVE] > 0 or counts[ARRIVED] < self._world.jobs.size)
 
-    def _learn(self, learned: LearnedSpeeds) -> None:
+    def _see_steps(self) -> None:
         """See the jobs that have made a step where they are; decide again when others will have."""
-        world = self._world
+        world, learned = self._world, self._learned
+        if learned is None and self._proven.all():
+            return
         running = world.running[: world.counts[RUNNING]]
         rows = running[world.ints[HELD, running] > 0]
         stepped_s = world.floats[MOVING_S, rows] + world.floats[STEP_S, rows]
         done, sizes = stepped_s <= world.clock[NOW], world.ints[HELD, rows]
-        learned.see(rows[done], sizes[done])
-        soon_s = stepped_s[learned.is_new(rows, sizes)]
-        world.clock[WAKE] = min(world.clock[WAKE], soon_s.min(initial=np.inf))
+        self._proven[rows[done]] = True
+        soon_s = stepped_s[~self._proven[rows]].min(initial=np.inf)
+        if learned is not None:
+            learned.see(rows[done], sizes[done])
+            soon_s = min(soon_s, stepped_s[learned.is_new(rows, sizes)].min(initial=np.inf))
+        world.clock[WAKE] = min(world.clock[WAKE], soon_s)
 
     def _scale(self, scaling: NodeScaling, plan: Plan | None) -> None:
         """Give back empty nodes, decide how many there should be, and see to it in time."""
@@ -234,9 +243,12 @@ class StepLoop:
         beliefs, table = self._simulated.beliefs, self._world.jobs.take(rows)
         if self._events is not None:
             table = self._events.as_bounded(table, float(self._world.clock[NOW]))
-        if curve is None and beliefs.length is None:
+        unproven = ~self._proven[rows]
+        if curve is None and beliefs.length is None and not unproven.any():
             return table
         floats, ints = table.floats.copy(), table.ints.copy()
+        for bound in (GPUS_MAX, GPUS_REQUESTED):
+            ints[bound, unproven] = ints[GPUS_MIN, unproven]
         if curve is not None:
             ints[CURVE] = curve
         if beliefs.length is not None:

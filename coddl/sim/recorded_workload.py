@@ -18,6 +18,7 @@ from coddl.core.pool.recording import RecordedJob, Recording
 from coddl.core.pool.trials import least_trial_gain
 from coddl.core.scheduler import Stability
 from coddl.core.speed.live import Source, Speed, curve
+from coddl.core.speed.slices import fitted_line
 from coddl.core.speed.table import speeds_of
 from coddl.sim.beliefs import Beliefs
 from coddl.sim.failures import Faults, TraceWithFaults
@@ -243,7 +244,8 @@ class _JobSpeeds:
         self._outline = recording.outline or PoolOutline(1, 1, ())
         self.most = [min(job.gpus_max, gpus_most) for job in jobs]
         self.most = [max(most, job.gpus_min) for most, job in zip(self.most, jobs, strict=True)]
-        self._known = [self._curve(at, job.known.step_s) for at, job in enumerate(jobs)]
+        self._fixed_part = _usual_fixed_part(jobs)
+        self._known = [self._truth(at) for at in range(len(jobs))]
         self.sources = Counter(
             speed.source
             for job, each in zip(jobs, self._known, strict=True)
@@ -276,6 +278,26 @@ class _JobSpeeds:
         learning = SpeedLearning(self.table, believed)
         return Beliefs(learning.at_first, learning=learning)
 
+    def _truth(self, row: int) -> dict[int, Speed]:
+        """The speeds of a job as far as they are known.
+
+        A pool assumes that a job scales perfectly until it has tried. Here that would flatter
+        policies with other sizes, so such a job is taken to scale as the others did.
+        """
+        speeds = self._curve(row, self._jobs[row].known.step_s)
+        measured = {n: each for n, each in speeds.items() if each.source == "measured"}
+        if len(measured) != 1 or self._fixed_part is None:
+            return speeds
+        ((size, step),) = measured.items()
+        fixed, divided = self._fixed_part, 1.0 - self._fixed_part
+        alone_s = step.step_s / (fixed + divided / size)
+        return {
+            n: Speed(alone_s * (fixed + divided / n), "assumed")
+            if each.source == "assumed"
+            else each
+            for n, each in speeds.items()
+        }
+
     def _curve(
         self, row: int, measured: Mapping[int, float], *, believed: bool = False
     ) -> dict[int, Speed]:
@@ -299,6 +321,18 @@ class _JobSpeeds:
         """Seconds per step at every share; from the largest share on it stays what it is there."""
         times_s = [each.step_s for each in speeds.values()]
         return np.array([np.inf, *times_s, *[times_s[-1]] * (width - 1 - len(times_s))])
+
+
+def _usual_fixed_part(jobs: Sequence[ReplayedJob]) -> float | None:
+    """The part of a step on one GPU that more GPUs do not shorten; the median of the jobs that were
+    measured at several sizes, None if there are none.
+    """
+    parts = []
+    for job in jobs:
+        if len(steps := job.known.step_s) > 1:
+            fixed_s, divided_s = fitted_line((1.0 / n, step_s) for n, step_s in steps.items())
+            parts.append(fixed_s / (fixed_s + divided_s))
+    return statistics.median(parts) if parts else None
 
 
 def _alike(known: RecordedJob) -> Mapping[int, float]:

@@ -68,6 +68,7 @@ class Case:
     quota_gpus: IntColumn = field(default_factory=lambda: np.zeros(0, np.int64))
     failures: FailureModel | None = None  # None: nothing goes wrong
     conditions: PoolConditions | None = None  # None: nothing happens but what is decided
+    prerun: bool = False  # a job has its minimum until it has made its first step
     keep_events: bool = False
 
     @property
@@ -76,7 +77,7 @@ class Case:
         alone = self.cluster is None and self.placement is None
         fixed = self.beliefs is None or self.beliefs.is_fixed
         alike = self.trace.priority is None and self.trace.preemptible is None
-        undisturbed = self.conditions is None
+        undisturbed = self.conditions is None and not self.prerun
         return alone and self.stability == Stability() and fixed and alike and undisturbed
 
 
@@ -121,7 +122,8 @@ def step_loop_of(case: Case, world: World, scaling: NodeScaling | None = None) -
     simulated = SimulatedCluster(cluster, speeds, beliefs, case.quota_gpus, case.reconfigure.move_s)
     scheduler = Scheduler(case.policy, case.stability, case.placement)
     events = None if case.conditions is None else PoolEvents(case.conditions, world)
-    return StepLoop(world, simulated, scheduler, scaling or scaling_of(case, world), events)
+    nodes = scaling or scaling_of(case, world)
+    return StepLoop(world, simulated, scheduler, nodes, events=events, prerun=case.prerun)
 
 
 def scaling_of(case: Case, world: World) -> NodeScaling | None:

@@ -134,6 +134,7 @@ class StudySpec:
     error: str = ""  # of predicted lengths and speeds; empty: none
     known_speeds: KnownSpeeds = "true"  # what the scheduler knows; jobs run at the true speeds
     failures: str = "none"
+    prerun: bool = False  # a job has its minimum until it has made its first step
     keep_events: bool = False
 
     def __post_init__(self) -> None:
@@ -167,7 +168,7 @@ class StudySpec:
         _refuse(none, "first", self.first, "a study needs at least one job", "1000")
         _refuse(not self.loads, "load", self.loads, "no load is given", "1")
         _refuse(self.seeds < 1, "seeds", self.seeds, "a study needs at least one seed", "1")
-        for name in ("cool_down_s", "min_runtime_s"):
+        for name in ("cool_down_s", "min_runtime_s", "reserve_s"):
             value = getattr(self.stability, name)
             _refuse(not 0 <= value < 1e12, name, value, "it is not a number of seconds", "30")
         known = self.oversize in get_args(Oversize)
@@ -356,6 +357,7 @@ def _cases(spec: StudySpec, workload: TraceSource) -> Iterator[Case]:
                     beliefs=beliefs,
                     quota_gpus=quota_gpus,
                     failures=failures,
+                    prerun=spec.prerun,
                     keep_events=spec.keep_events,
                 )
 

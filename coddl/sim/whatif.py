@@ -126,7 +126,9 @@ class WhatIf:
             found.append(f"Speeds, at all sizes that jobs may have: {', '.join(parts)}.")
         if workload.unmeasured:
             jobs = _jobs(workload.unmeasured)
-            found.append(f"{jobs} measured at one size at most: how they scale is a guess.")
+            found.append(
+                f"{jobs} measured at one size at most: they are taken to scale as the others."
+            )
         if unfinished := int(np.isnan(workload.finish_s).sum()):
             jobs = counted(unfinished, "job")
             found.append(f"{jobs} not over yet: replayed with the rest, but not counted in means.")

@@ -21,6 +21,7 @@ VARIABLES: Final[dict[str, tuple[Literal["you", "job"], str]]] = {
     "CODDL_TOKEN_FILE": ("you", "File with the token, of mode 600; `--token-file` wins over it."),
     "CODDL_TLS_CA": ("you", "File with the CA of the server's certificate, as `--tls-ca`."),
     "CODDL_STATE_DIR": ("you", "State folder of this machine's pool; `--state-dir` wins over it."),
+    "CODDL_JOURNAL": ("you", "Journal that `coddl whatif` reads; `--journal` wins over it."),
     "CODDL_INSPECT_CODE": ("you", "What nodes of `coddl inspect` know each other by, as `--code`."),
     "CODDL_DATA": ("you", "Measured data for `coddl reproduce`; `--data` wins over it."),
     "CODDL_INSPECT": (

@@ -113,6 +113,7 @@ OPTIONS = {
     "simulate": "simulate.md",
     "reproduce": "reproduce.md",
     "estimate": "estimate.md",
+    "whatif": "whatif.md",
 } | dict.fromkeys(
     ("up", "down", "server", "agent", "submit", "ls", "logs", "drain", "forget", "events", "wait"),
     "pool.md",

@@ -23,7 +23,7 @@ def trace(*work: float, every_s: float = 0.0) -> Trace:
     return trace_of(
         "jobs",
         speeds_from([LINEAR]),
-        submitted_s=np.arange(count) * every_s,
+        submitted_s=np.array([at * every_s for at in range(count)]),
         curve=np.zeros(count, np.int64),
         iterations=np.array(work),
         gpus_requested=np.full(count, 4),

@@ -52,7 +52,7 @@ def test_runs_are_compared_with_what_was_recorded_and_with_its_replay(found: Wha
 
 def test_the_sentence_says_what_was_not_measured(found: WhatIf) -> None:
     assert "measured" in found.sentence
-    assert "how they scale is a guess" in found.sentence
+    assert "taken to scale as the others" in found.sentence
 
 
 def test_what_was_recorded_is_a_run_of_the_report(found: WhatIf) -> None:

@@ -9,7 +9,6 @@ from coddl.agent.emulated.training import (
     Changed,
     EmulatedTraining,
     Finished,
-    Measured,
     Stepped,
     TrainingEvent,
 )
@@ -58,8 +57,8 @@ class EmulatedRunner:
         self.resize(slots, addresses)
 
     def resize(self, slots: Sequence[AssignedSlot], addresses: Addresses) -> None:  # noqa: ARG002 - all nodes are here
-        if self._training is not None:
-            now_s = self._look()
+        now_s = self._look()
+        if self._training is not None:  # it has not finished meanwhile
             self._cluster.note_slots({each.slot: each.node for each in slots})
             self._training.assign(tuple(each.slot for each in slots), now_s)
             self._look()
@@ -102,8 +101,7 @@ class EmulatedRunner:
     def progress(self) -> RunProgress | None:
         """How it is doing; None: it has not trained on the slots that it has."""
         now_s, training = self._look(), self._training
-        here = 0 if training is None else training.done_here(now_s)
-        if training is None or not here:
+        if training is None or not (here := training.done_here(now_s)):
             return None
         progressed = RunProgressed(
             job=self.run.job,
@@ -136,8 +134,6 @@ class EmulatedRunner:
                 self._tell_change(event)
             case Stepped(_, step):
                 self._listener.on_fact(self.run, RunStepped(job, attempt, step))
-            case Measured():
-                pass
             case Finished():
                 self._end("succeeded")
             case _:

@@ -17,7 +17,6 @@ from typing import Final
 from coddl.core.errors import UserError
 from coddl.core.reconfigure import Reconfigure, ReconfigureMode
 
-MEASURED_STEPS: Final = 3  # after which the speed at a size counts as measured
 SUPPORTED: Final[tuple[ReconfigureMode, ...]] = ("stall", "concurrent")
 
 
@@ -59,21 +58,13 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Enough steps were made on this number of slots to tell how long one takes."""
-
-    at_s: float
-    gpus: int
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     """The last step was made."""
 
     at_s: float
 
 
-TrainingEvent = Changed | Stepped | Measured | Finished
+TrainingEvent = Changed | Stepped | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +180,7 @@ class EmulatedTraining:
             moving_s, len(old.slots), target.slots, int(base), moving_s - at_s, serving_s
         )
         end_s = moving_s + (self.workload.iterations - base) * step_s
-        measured_s = moving_s + MEASURED_STEPS * step_s
         coming: list[TrainingEvent] = [told, Finished(end_s)]
-        if measured_s < end_s:
-            coming.insert(1, Measured(measured_s, len(target.slots)))
         if not self._has_stepped:
             coming.insert(1, Stepped(min(end_s, moving_s + step_s), int(base) + 1))
         self._coming = coming

@@ -179,7 +179,7 @@ class TiresiasL(RulePolicy):
     ] = "total"
     turn_h: Annotated[
         float,
-        Meaning("hours after which a job lets others of its queue run; 0: it keeps its GPUs"),
+        Meaning("hours that turns in a queue last; 0: none until a pool knows what a switch costs"),
     ] = 0.0
 
     rule = staticmethod(tiresias_l)

@@ -396,7 +396,7 @@ class ControlPlane:
         job.step_s[event.gpus] = MeasuredSpeed(event.step_s, event.iterations)
         if event.gpus != len(job.granted) or job.phase != "running":
             return
-        used_s = job.row.step_s.get(event.gpus) if job.row is not None else None
+        used_s = job.decided_step_s(event.gpus)
         if used_s is None or abs(event.step_s - used_s) > SPEED_NEWS * used_s:
             self._call_for_speed(f"{self._name(job.id)} measured: {event.step_s:.3g} s per step")
 

@@ -185,6 +185,17 @@ class JobState:
             for gpus, each in self.step_s.items()
         }
 
+    def decided_step_s(self, gpus: int) -> float | None:
+        """Give the step time at a size that was decided on: as measured, or as submitted.
+
+        None: it was not known, or what was submitted has turned out wrong.
+        """
+        told, submitted = self.row.step_s if self.row is not None else {}, self.spec.step_s
+        if gpus in told:
+            return told[gpus]
+        is_right = not any(is_news(told[n], submitted.get(n, told[n])) for n in told)
+        return submitted.get(gpus) if is_right else None
+
     @property
     def remaining(self) -> int | None:
         """Give the iterations that are decided on, told or predicted; None: unknown."""
@@ -369,10 +380,12 @@ class JobState:
 
         A job that fails at once must not have taken many devices. And with its speed at the
         smallest size known, its profile tells how it scales, or else the first larger size does.
-        Slow steps are not waited for.
+        Slow steps are not waited for, nor are measurements of what was submitted.
         """
         if self.proven_s is None or not self.prepared:
             return False
+        if self.spec.step_s:
+            return True
         is_known = bool(self.step_s) and (self.profile is not None or not self.is_estimable)
         return is_known or now_s >= self.proven_s + self.prerun_s
 

@@ -123,16 +123,14 @@ def _submitted(
     submitted: Mapping[int, float],
     virtual_nodes: int | None,
 ) -> dict[int, Speed]:
-    """Trust the submitted shape, at the level that was measured next to it."""
+    """Trust the submitted shape, at the level that was measured next to it, or on both sides."""
+    levels = {n: step_s / _between(n, submitted) for n, step_s in measured.items()} or {1: 1.0}
     out: dict[int, Speed] = {}
     for n in sizes:
         if n in measured:
             out[n] = Speed(measured[n], "measured")
-        elif measured and min(measured) < n < max(measured):
-            out[n] = Speed(_between(n, measured, virtual_nodes), "interpolated")
         else:
-            near = min(measured, key=lambda m: (abs(m - n), m)) if measured else n
-            level = measured[near] / _between(near, submitted) if measured else 1.0
+            level = _between(n, levels, virtual_nodes)
             out[n] = Speed(_between(n, submitted) * level, "submitted")
     return out
 

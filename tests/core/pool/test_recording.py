@@ -87,9 +87,8 @@ def test_what_users_did_is_recorded() -> None:
 
 def test_the_cool_down_is_what_explains_all_waits() -> None:
     """Twice a decision waits until 10 s after one of the changes."""
-    waits = {"wake_why": "bert finished; cool-down over"}
-    story = begun().at(43.0, decided((), wake_at_s=48.0, **waits))
-    story = story.at(44.0, decided((), wake_at_s=48.0, **waits))
+    waits = decided((), wake_at_s=48.0, wake_why="bert finished; cool-down over")
+    story = begun().at(43.0, waits).at(44.0, waits)
     assert story.recording().cool_down_s == 10.0
     assert begun().recording().cool_down_s is None
 
