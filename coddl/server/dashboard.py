@@ -3,11 +3,14 @@
 Open without a token, and allowed to load nothing from elsewhere.
 """
 
+import gzip
+import mimetypes
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from fastapi import APIRouter, Response
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 
 BUILT: Final = Path(__file__).parents[1] / "web" / "dist"  # `make web` writes it; wheels have it
@@ -37,18 +40,38 @@ def routes(built: Path) -> APIRouter:
     """Give the routes of the files in a folder, which may be built later."""
     router = APIRouter(include_in_schema=False)
     index, assets = built / "index.html", built / "assets"
+    files = _Files()
 
     @router.api_route("/", methods=["GET", "HEAD"])
-    async def page() -> Response:
+    async def page(request: Request) -> Response:
         if not index.is_file():
             return HTMLResponse(NOT_BUILT, headers=FRESH)
-        return FileResponse(index, headers=FRESH)
+        return files.response(index, request, FRESH)
 
     @router.api_route("/assets/{name:path}", methods=["GET", "HEAD"])
-    async def asset(name: str) -> Response:
+    async def asset(name: str, request: Request) -> Response:
         known = {str(path.relative_to(assets)): path for path in assets.rglob("*")}
         if name not in known or not known[name].is_file():
             raise HTTPException(404)
-        return FileResponse(known[name], headers=KEPT)
+        return files.response(known[name], request, KEPT)
 
     return router
+
+
+class _Files:
+    """Files in memory, compressed: there are few, and they change only when built anew."""
+
+    def __init__(self) -> None:
+        self._compressed: dict[tuple[Path, int], bytes] = {}
+
+    def response(self, path: Path, request: Request, headers: Mapping[str, str]) -> Response:
+        """Give a file, compressed for those who take that."""
+        key = path, path.stat().st_mtime_ns
+        if key not in self._compressed:
+            self._compressed[key] = gzip.compress(path.read_bytes(), mtime=0)
+        content, sent = self._compressed[key], {**headers, "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            sent["Content-Encoding"] = "gzip"
+        else:
+            content = gzip.decompress(content)
+        return Response(content, headers=sent, media_type=mimetypes.guess_type(path.name)[0])

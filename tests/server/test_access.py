@@ -167,6 +167,10 @@ def test_the_page_needs_no_token_and_may_load_nothing_from_elsewhere(
             assert "unsafe" not in policy
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["referrer-policy"] == "no-referrer"
+        assert script.headers["content-encoding"] == "gzip"
+        plain = open_.get("/assets/a-1.js", headers={"Accept-Encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert plain.text == script.text == "console.log(1)"
         assert open_.head("/").status_code == 200
         for path in ("/assets/no.js", "/assets/../secret", "/assets/%2e%2e/secret", "/assets/%00"):
             assert open_.get(path).status_code in (401, 404), path
