@@ -117,7 +117,7 @@ def test_a_pool_is_shown_at_a_glance(live: LivePool) -> None:
             assert any(line.startswith("n1 aa") for line in rest)
             assert any(line.startswith("a  1   bert  STARTING  2/2") for line in rest)
             assert any(line.startswith("   2   vit   PENDING   0/2") for line in rest)
-            assert "Details" in rest[-1]
+            await sees(top, "Details")  # the keys, which follow the selection
             assert "q Quit" in rest[-1]
             live.submit(name="gpt", gpus=1)
             await sees(top, "   3   gpt   PENDING   0/1", "1 running, 2 waiting")

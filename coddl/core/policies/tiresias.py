@@ -152,7 +152,7 @@ def tiresias_l(
             ranked.keys[1, k] = snapshot.now_s - counted_from_s(snapshot, row, params, memory)
     fill_in_order(ranked, snapshot.gpus, SKIP, shares)
     for k in range(size):
-        if shares[k] > 0 and not in_turn[k]:
+        if takes_turns and shares[k] > 0 and not in_turn[k]:
             memory[snapshot.rows[k], COLUMN.turn_end_s] = snapshot.now_s + params[TURN_S]
     return next_move_s(snapshot, params, memory, shares)
 
