@@ -107,14 +107,14 @@ def replay(
     In an emulated pool (coddl up --emulate) each job advances at the speed of its model. In any
     other pool each job runs the --script.
     """
-    from coddl.cli.replaying import Replay, jobs_of_trace, requests_for, sentence_of
+    from coddl.cli.replaying import TraceReplay, jobs_of_trace, requests_for, sentence_of
 
     jobs = jobs_of_trace(trace, speeds, load, first)
     with connect(server, state_dir) as client:
         requests = requests_for(client, jobs, gpus=gpus, curves=curves, script=script)
         if policy:
             client.put("/policy", {"policy": policy})
-        found = Replay(client, jobs, requests, pace=time_scale).run(skip, wait=wait)
+        found = TraceReplay(client, jobs, requests, pace=time_scale).run(skip, wait=wait)
     if wants_json(output, as_json):
         print(json.dumps(without_nan(found), indent=2))
     else:

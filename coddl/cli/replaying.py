@@ -125,7 +125,7 @@ def _name(model: str, row: int) -> str:
     return f"{plain or 'job'}-{row}"
 
 
-class Replay:
+class TraceReplay:
     """Submits the jobs of a trace when it is time, and waits for them."""
 
     def __init__(

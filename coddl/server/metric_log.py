@@ -28,7 +28,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-class Sample(msgspec.Struct, frozen=True, array_like=True):
+class MetricSample(msgspec.Struct, frozen=True, array_like=True):
     """What a job told at one moment."""
 
     at_s: float
@@ -36,7 +36,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     values: dict[str, float | None]  # by name; None: it was NaN or infinite
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     """A value of one metric."""
 
     step: int
@@ -50,7 +50,7 @@ class _Told(NamedTuple):
 
 
 _encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder(Sample)
+_decoder: Final = msgspec.json.Decoder(MetricSample)
 
 
 class MetricLog:
@@ -85,7 +85,7 @@ class MetricLog:
         if (told := self._newest.pop(job, None)) is not None:
             self._put(job, told)
 
-    def series(self, job: int, most: int) -> dict[str, list[Point]]:
+    def series(self, job: int, most: int) -> dict[str, list[MetricPoint]]:
         """Give the points of each metric, at most so many; the first and the last are among them.
 
         What was trained again counts as it went the last time.
@@ -136,7 +136,7 @@ class MetricLog:
         draft.write_bytes(b"".join(b"\n" + _encoder.encode(each) for each in kept))
         os.replace(draft, self._path(job))
 
-    def _read(self, job: int) -> list[Sample]:
+    def _read(self, job: int) -> list[MetricSample]:
         try:
             lines = self._path(job).read_bytes().splitlines()
         except FileNotFoundError:
@@ -147,32 +147,32 @@ class MetricLog:
         return self._folder / f"{job}.jsonl"
 
 
-def sample_of(run: RunProgress, at_s: float) -> Sample:
+def sample_of(run: RunProgress, at_s: float) -> MetricSample:
     """Give what a run tells as a sample: what its script has logged, and what was measured."""
     logged: dict[str, float | None] = {**run.metrics, **dict.fromkeys(run.not_finite)}
     values = {name: logged[name] for name in sorted(logged) if len(name) <= NAME_MAX}
     values = dict(list(values.items())[:NAMES_MAX])
     measured = {"step_s": run.progressed.step_s, "samples_per_s": run.samples_per_s}
     values |= {name: value for name, value in measured.items() if value > 0.0}
-    return Sample(at_s, run.progressed.step, values)
+    return MetricSample(at_s, run.progressed.step, values)
 
 
-def _points(samples: Iterable[Sample]) -> Mapping[str, list[Point]]:
+def _points(samples: Iterable[MetricSample]) -> Mapping[str, list[MetricPoint]]:
     """Put samples together by metric. Of equal values in a row, the first and the last stay:
     a metric keeps its value until it is logged again.
     """
-    last_way: list[Sample] = []
+    last_way: list[MetricSample] = []
     for sample in samples:
         while last_way and last_way[-1].step >= sample.step:
             last_way.pop()  # the training went on from an older state
         last_way.append(sample)
-    found: dict[str, list[Point]] = {}
+    found: dict[str, list[MetricPoint]] = {}
     for sample in last_way:
         for name, value in sample.values.items():
             points = found.setdefault(name, [])
             if len(points) > 1 and points[-2].value == points[-1].value == value:
                 points.pop()
-            points.append(Point(sample.step, sample.at_s, value))
+            points.append(MetricPoint(sample.step, sample.at_s, value))
     return found
 
 
@@ -182,7 +182,7 @@ def evenly(items: Sequence[T], most: int) -> list[T]:
     return [items[at * (len(items) - 1) // max(1, count - 1)] for at in range(count)]
 
 
-def _sample(line: bytes) -> Sample | None:
+def _sample(line: bytes) -> MetricSample | None:
     try:
         return _decoder.decode(line)
     except msgspec.DecodeError:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from coddl.api import rest_history as rest
 from coddl.server.decisions import decision_view, decisions_view
-from coddl.server.metric_log import Point
+from coddl.server.metric_log import MetricPoint
 from coddl.server.route_params import Limit
 from coddl.server.server import Server
 from coddl.server.timeline_views import timeline_view
@@ -66,7 +66,7 @@ def routes(server: Server) -> APIRouter:
     return router
 
 
-def _series(name: str, points: Sequence[Point]) -> rest.SeriesView:
+def _series(name: str, points: Sequence[MetricPoint]) -> rest.SeriesView:
     return rest.SeriesView(
         name=name,
         step=[point.step for point in points],

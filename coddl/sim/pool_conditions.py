@@ -21,14 +21,8 @@ from coddl.core.jobs import (
     REMAINING_ITERATIONS,
     JobTable,
 )
+from coddl.core.pool.timeline import Capacity
 from coddl.sim.world import ACTIVE, START_S, World
-
-
-class Capacity(NamedTuple):
-    """From when on there are this many GPUs."""
-
-    at_s: float
-    gpus: int
 
 
 class UserAction(NamedTuple):

@@ -15,6 +15,7 @@ from coddl.core.pool import records as r
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.estimates import PoolOutline, predicted_steps
 from coddl.core.pool.recording import RecordedJob, Recording
+from coddl.core.pool.timeline import Capacity
 from coddl.core.pool.trials import least_trial_gain
 from coddl.core.scheduler import Stability
 from coddl.core.speed.live import Source, Speed, curve
@@ -23,7 +24,7 @@ from coddl.core.speed.table import speeds_of
 from coddl.sim.beliefs import Beliefs
 from coddl.sim.failures import Faults, TraceWithFaults
 from coddl.sim.learning import SpeedLearning
-from coddl.sim.pool_conditions import Capacity, PoolConditions, UserAction
+from coddl.sim.pool_conditions import PoolConditions, UserAction
 from coddl.sim.world import Reconfigure
 from coddl.traces.trace import Trace, trace_of
 

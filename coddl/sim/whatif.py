@@ -11,9 +11,9 @@ import numpy as np
 from coddl.core.columns import BoolColumn, FloatColumn
 from coddl.core.errors import UserError
 from coddl.core.policies.policy import Policy
+from coddl.core.pool.timeline import Capacity
 from coddl.core.waiting import counted
 from coddl.plugins import policy_named
-from coddl.sim.pool_conditions import Capacity
 from coddl.sim.recorded_workload import RecordedWorkload
 from coddl.sim.run import Events, Run
 from coddl.sim.run_key import RunKey

@@ -66,6 +66,7 @@ def test_a_run_is_over_however_its_thread_ends(
     def exits() -> int:
         raise SystemExit(1)  # which threads swallow
 
+    (lead.run.environment.cwd / "train.py").write_text("")
     monkeypatch.setattr(lead._supervisor, "run", exits)
     with pytest.raises(SystemExit):
         lead._work()

@@ -9,7 +9,7 @@ import pytest
 
 from coddl.api import wire
 from coddl.core.pool.records import RunEnded, RunProgressed
-from coddl.server.metric_log import NAME_MAX, NAMES_MAX, MetricLog, Point, evenly, sample_of
+from coddl.server.metric_log import NAME_MAX, NAMES_MAX, MetricLog, MetricPoint, evenly, sample_of
 from tests.server.harness import LivePool, eventually
 
 
@@ -27,7 +27,7 @@ def metric_log(tmp_path: Path) -> Iterator[MetricLog]:
     kept.close()
 
 
-def values(points: list[Point]) -> list[float | None]:
+def values(points: list[MetricPoint]) -> list[float | None]:
     return [point.value for point in points]
 
 
@@ -38,7 +38,7 @@ def test_a_long_training_has_few_samples_and_its_first_and_last(
         metric_log.hear(told(step), float(step))
     metric_log.end(1)
     loss = metric_log.series(1, 10_000)["loss"]
-    assert (loss[0], loss[-1]) == (Point(1, 1.0, 1.0), Point(100_000, 100_000.0, 1e-5))
+    assert (loss[0], loss[-1]) == (MetricPoint(1, 1.0, 1.0), MetricPoint(100_000, 100_000.0, 1e-5))
     assert 500 < len(loss) < 1_000
     assert (tmp_path / "1.jsonl").stat().st_size < 100_000
     gaps = [(b.step - a.step) / a.step for a, b in pairwise(loss[100:])]

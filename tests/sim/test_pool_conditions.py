@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from coddl.core.pool.timeline import Capacity
 from coddl.core.registry import policy_from
-from coddl.sim.pool_conditions import Capacity, PoolConditions, UserAction
+from coddl.sim.pool_conditions import PoolConditions, UserAction
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, run_case

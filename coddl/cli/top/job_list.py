@@ -27,7 +27,7 @@ class JobList(Widget, can_focus=True):
     class Selected(Message):
         """Another job is selected."""
 
-    class Opened(Message):
+    class Chosen(Message):
         """The selected job was clicked again."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class JobList(Widget, can_focus=True):
         if event.y < 1 or index >= len(self._ids):
             return
         if index == self._index:
-            self.post_message(self.Opened())
+            self.post_message(self.Chosen())
         self.action_move(index - self._index)
 
     @property

@@ -120,7 +120,7 @@ class MainScreen(Screen[None]):
     def on_resize(self, _event: events.Resize) -> None:
         self.refresh_pool()
 
-    @on(JobList.Opened)
+    @on(JobList.Chosen)
     def action_open(self) -> None:
         if self.selected is not None:
             self.post_message(self.Opened(self.selected))

@@ -126,7 +126,8 @@ class TiresiasG:
         services_gpu_s = snapshot.past_gpu_s[-RECENT:]
         if self.services_gpu_h:
             services_gpu_s = np.array(self.services_gpu_h) * 3600.0
-        params = parameters(self.promote, 0.0, *(3600.0 * limit for limit in self.threshold_gpu_h))
+        limits_gpu_s = (3600.0 * limit for limit in self.threshold_gpu_h)
+        params = parameters(self.promote, 0.0, np.inf, *limits_gpu_s)
         past, shares = past_of(services_gpu_s, self.form), np.zeros(jobs.size, np.int64)
         wake_at_s = tiresias_g(snapshot.for_kernels(), params, memory, shares, past)
         allocation = Allocation(shares, wake_at_s=wake_at_s, memory=memory)
