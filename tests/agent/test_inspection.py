@@ -34,6 +34,7 @@ from coddl.core.errors import UserError
 from coddl.core.pool.records import Device
 from coddl.core.speed.inspection import Inspection, LinkSpeed
 from coddl.runtime.worker import gradients
+from tests.agent.pool import wait_until
 from tests.ports import free_port
 
 TINY = SweepExtent((1 << 10, 1 << 14, 1 << 18), (1 << 10, 1 << 14, 1 << 18), 1 << 16, 1 << 16, 0.01)
@@ -241,6 +242,10 @@ class Meeting:
         self._threads.append(threading.Thread(target=run, daemon=True))
         self._threads[-1].start()
 
+    def wait_for(self, name: str) -> Inspection | UserError:
+        wait_until(lambda: name in self.results, f"what becomes of {name}")
+        return self.results[name]
+
     def finish(self) -> dict[str, Inspection | UserError]:
         for thread in self._threads:
             thread.join(PATIENCE_S)
@@ -271,11 +276,11 @@ def test_nodes_that_meet_both_learn_of_the_link(meeting: Meeting) -> None:
 def test_a_node_with_another_code_is_refused_and_disturbs_nobody(meeting: Meeting) -> None:
     meeting.start("listening", nodes=2)
     meeting.start("stranger", code="guess")
-    meeting.start("joining")
-    found = meeting.finish()
-    refusal = found["stranger"]
+    refusal = meeting.wait_for("stranger")
     assert isinstance(refusal, UserError)
     assert "its --code is not the one" in refusal.because
+    meeting.start("joining")
+    found = meeting.finish()
     assert isinstance(found["listening"], Inspection)
     assert isinstance(found["joining"], Inspection)
     assert stored_inspection(meeting.folder, "stranger") == replace(KNOWN, hardware="stranger")

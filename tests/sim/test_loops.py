@@ -40,10 +40,10 @@ POLICIES: Mapping[str, oracle.Params] = {
         "threshold_gpu_h": (0.01, 0.1),
         "promote": 1.0,
     },
-    "tiresias-l:threshold_gpu_h=0.01/0.1,promote=1,turn_h=0.002": {
+    "tiresias-l:threshold_gpu_h=0.01/0.1,promote=1,turn_h=0.02": {
         "threshold_gpu_h": (0.01, 0.1),
         "promote": 1.0,
-        "turn_h": 0.002,
+        "turn_h": 0.02,
     },
     "tiresias-l:threshold_gpu_h=0.05,promote=0,count=since-start": {
         "threshold_gpu_h": (0.05,),
