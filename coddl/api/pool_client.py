@@ -30,7 +30,7 @@ JobLike = JobView | int | str  # a job, its number or its name
 
 
 class Rows(list[Row]):
-    """What the pool answers, a list of views; as columns for whoever computes with them."""
+    """A list of views, which gives its columns and shows itself as a table in a notebook."""
 
     def columns(self, *names: str) -> dict[str, list[Any]]:  # Any: what a view can hold
         """Give the columns, or some of them: `pandas.DataFrame(jobs.columns())`."""

@@ -86,7 +86,7 @@ class MetricLog:
             self._put(job, told)
 
     def series(self, job: int, most: int) -> dict[str, list[MetricPoint]]:
-        """Give the points of each metric, at most so many; the first and the last are among them.
+        """Give at most `most` points of each metric, the first and the last among them.
 
         What was trained again counts as it went the last time.
         """

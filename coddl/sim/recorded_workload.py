@@ -36,7 +36,7 @@ LEFT_OVER: Final = 1e-9
 
 
 class RecordedShare(NamedTuple):
-    """From when on a job held so many GPUs."""
+    """The job in a row holds this number of GPUs from a time on."""
 
     at_s: float
     row: int
@@ -120,7 +120,10 @@ def recorded_workload(
     gpus: Sequence[int] = (),
     cool_down_s: float | None = None,
 ) -> RecordedWorkload:
-    """Prepare the replay of what happened since a time, on clusters of up to so many GPUs."""
+    """Prepare a replay of the recording since a time.
+
+    `gpus` are the cluster sizes of the alternatives: speeds are needed up to the largest one.
+    """
     begin_s = _begin_s(recording, since_s)
     capacity = _capacity(recording, begin_s)
     most = max(each.gpus for each in capacity)

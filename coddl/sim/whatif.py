@@ -66,9 +66,9 @@ class WhatIf:
             "runs": [self._run(at) for at in range(len(self.runs))],
             "replay": {
                 "mean_jct_error": self.mean_error,
-                "median_job_error": _or_none(np.median(self.errors)) if ended.any() else None,
+                "median_job_error": _or_none(np.median(self.errors)) if self.errors.size else None,
                 "within_5_percent": _or_none((self.errors <= CLOSE).mean())
-                if ended.any()
+                if self.errors.size
                 else None,
             },
             "sentence": self.sentence,
@@ -88,15 +88,20 @@ class WhatIf:
     @property
     def errors(self) -> FloatColumn:
         """By which part of itself the replay misses the completion time of each job that ended."""
-        ended = self.workload.succeeded
+        ended = self._ended
         recorded_s = self.recorded_s[ended]
         errors: FloatColumn = np.abs(self.runs[0].run.jct_s[ended] - recorded_s) / recorded_s
         return errors
 
     @property
+    def _ended(self) -> BoolColumn:
+        """Jobs that trained to their end, when recorded and when replayed."""
+        return self.workload.succeeded & self.runs[0].run.succeeded
+
+    @property
     def mean_error(self) -> float | None:
         """By which part of itself the replay misses the mean completion time; with a sign."""
-        ratio = _ratio(self.runs[0].run.jct_s, self.recorded_s, self.workload.succeeded)
+        ratio = _ratio(self.runs[0].run.jct_s, self.recorded_s, self._ended)
         return None if ratio is None else ratio - 1.0
 
     @property
@@ -106,7 +111,7 @@ class WhatIf:
 
     @property
     def _explains(self) -> str:
-        ended, error = int(self.workload.succeeded.sum()), self.mean_error
+        ended, error = int(self._ended.sum()), self.mean_error
         if error is None:
             return "No job has trained to its end yet, so the replay cannot be checked."
         way = "above" if error > 0 else "below"
@@ -148,7 +153,20 @@ class WhatIf:
             found.append(
                 f"{runs} ended with a loss, after which steps were redone; none is lost here."
             )
-        return found
+        found += map(self._never_ended, self.runs)
+        return [each for each in found if each]
+
+    def _never_ended(self, each: WhatIfRun) -> str:
+        """Say how many of the jobs that are compared a run leaves without an end, if any."""
+        count = int((self._counted & ~each.run.succeeded).sum())
+        if not count:
+            return ""
+        jobs, key = counted(count, "job"), each.run.key
+        last = counted(each.capacity[-1].gpus, "GPU")
+        return (
+            f"{jobs} would never end under {key.policy} on {key.gpus}, with {last} left in the "
+            "end: its means are without them."
+        )
 
     @property
     def _recorded_utilisation(self) -> float | None:
@@ -172,7 +190,9 @@ class WhatIf:
                 float(run.attained_gpu_s.sum()), _gpu_s(self.runs[at].capacity, run.end_s)
             ),
             "resizes": run.reallocations,
-            "mean_against_recorded": _ratio(run.jct_s, self.recorded_s, workload.succeeded),
+            "mean_against_recorded": _ratio(
+                run.jct_s, self.recorded_s, workload.succeeded & run.succeeded
+            ),
             "mean_against_replay": _ratio(run.jct_s, first.jct_s, done & first.succeeded),
         }
 
@@ -186,7 +206,7 @@ def what_if(
     watch: Watch | None = None,
     keep_events: bool = False,
 ) -> WhatIf:
-    """RecordedWorkload what has happened as it was, then every policy on every number of GPUs.
+    """Replay what has happened as it was, then every policy on every number of GPUs.
 
     Without policies those are the pool's own, on these numbers; without numbers either, a few
     policies on the GPUs that the pool had.

@@ -9,6 +9,7 @@ import pytest
 from coddl.core.errors import UserError
 from coddl.core.pool import records as r
 from coddl.core.pool.recording import TimedRecord, recorded
+from coddl.core.pool.timeline import Capacity
 from coddl.sim.recorded_workload import RecordedWorkload, recorded_workload
 from coddl.sim.whatif import WhatIf, recorded_run, what_if
 from tests.journals import demo_records
@@ -115,6 +116,19 @@ def test_too_few_gpus_for_a_job_are_refused() -> None:
     trace = replace(found.trace, gpus_min=np.minimum(found.trace.gpus_max, 2))
     with pytest.raises(UserError, match="needs at least 2 GPUs"):
         what_if(replace(found, trace=trace), gpus=[1])
+
+
+def test_an_alternative_that_outlives_its_gpus_says_which_jobs_never_end() -> None:
+    found = workload()
+    last_s = float(np.nanmax(found.finish_s))
+    gone = replace(
+        found.conditions, capacity=(*found.conditions.capacity, Capacity(last_s + 30.0, 0))
+    )
+    told = what_if(replace(found, conditions=gone), ["max-min"])
+    assert "never end" not in told.sentence
+    gone = replace(gone, capacity=(Capacity(0.0, 1), Capacity(last_s, 0)))
+    late = what_if(replace(found, conditions=gone), ["max-min"])
+    assert "6 jobs would never end under max-min on 1, with 0 GPUs left in the end" in late.sentence
 
 
 def test_recorded_shares_are_the_events_of_the_recorded_run() -> None:

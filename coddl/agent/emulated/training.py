@@ -22,7 +22,7 @@ SUPPORTED: Final[tuple[ReconfigureMode, ...]] = ("stall", "concurrent")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a training does: how many iterations, each of so many seconds by the number of GPUs."""
+    """The number of iterations, and the seconds that one takes on each number of GPUs."""
 
     iterations: float
     step_s: Mapping[int, float]  # from 1 GPU on; beyond the last one it stays what it is there

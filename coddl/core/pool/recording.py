@@ -23,7 +23,7 @@ class TimedRecord(NamedTuple):
 
 
 class ShareChange(NamedTuple):
-    """From when on a job held this number of GPUs."""
+    """A job holds this number of GPUs from a time on."""
 
     at_s: float
     gpus: int
