@@ -63,10 +63,11 @@ def _script(client: Client, script: str) -> Program:
         raise UserError(f"--script {script} can't be used", because, "coddl replay without it")
     if script:
         return _program(client, script)
-    if not all(emulated):
+    if not (emulated and all(emulated)):
+        what = "is not emulated" if emulated else "has no nodes that are known to be emulated"
         raise UserError(
             "the trace can't be replayed",
-            "the pool is not emulated, and what its jobs are to run is not given",
+            f"the pool {what}, and what its jobs are to run is not given",
             '--script "train.py --steps {iterations}"; or coddl up --emulate 16x4',
         )
     return lambda job: {

@@ -187,6 +187,34 @@ BAD = {
         "all agents would use the same GPUs",
         "--agents 2 --slots 2",
     ),
+    "a speed table for a pool that is not emulated": (
+        ("up", "--speeds", "step_times.csv"),
+        2,
+        "--speeds step_times.csv can't be used",
+        "it is about emulated nodes, and --emulate is not given",
+        "--emulate 16x4 --speeds step_times.csv",
+    ),
+    "slots for emulated nodes": (
+        ("up", "--emulate", "2x2", "--slots", "4"),
+        2,
+        "--slots 4 can't be used",
+        "the nodes of the pool are emulated, as --emulate says",
+        "--emulate 2x2 alone",
+    ),
+    "emulated nodes in words": (
+        ("up", "--emulate", "sixteen"),
+        2,
+        'cluster "sixteen" cannot be used',
+        "it is neither a short form nor an existing file",
+        "16x4 (16 nodes of 4 GPUs), 8x4:v100+8x8:k80, or the path of a YAML file",
+    ),
+    "emulated resizes that nobody can emulate": (
+        ("up", "--emulate", "2x2", "--reconfigure", "serial:30"),
+        2,
+        "resizes that cost serial cannot be emulated",
+        "the modes are: stall, concurrent",
+        "stall:30 or concurrent:20,1",
+    ),
 }
 
 
