@@ -87,7 +87,7 @@ def is_emulated(pool: StubPool) -> None:
         for number, state in ((1, "SUCCEEDED"), (2, "SUCCEEDED"), (3, "FAILED"))
     ]
     pool.will("POST", "/jobs", *jobs)
-    none = {"items": [], "next": None}
+    none: dict[str, object] = {"items": [], "next": None}
     pool.will("GET", "/jobs", none, {"items": jobs, "next": None})
 
 
