@@ -77,7 +77,7 @@ class CatchUp:
         if all(is_behind):
             return
         source = is_behind.index(False)
-        mine = is_behind[groups.talk.rank]
-        self._handover.bring(groups.talk, source, is_behind=mine)
-        if mine and found[source].kind == "end":
+        behind = [rank for rank, lacks in enumerate(is_behind) if lacks]
+        self._handover.bring(groups.talk, source, behind)
+        if groups.talk.rank in behind and found[source].kind == "end":
             self._progress.step = found[source].step  # it left its loop before this pass

@@ -19,12 +19,11 @@ from coddl.runtime.worker.group import Group, GroupError
 from coddl.runtime.worker.image import ImagePrefetch, Stash, Tree, nbytes, opened
 from coddl.runtime.worker.offload import Offload, Offloaded
 from coddl.runtime.worker.state import DeviceOf, TrainingState, mapped
+from coddl.runtime.worker.state_transfer import brought, writers
 
 if TYPE_CHECKING:
     from coddl.runtime.worker.membership import MemberSession
 
-PATH_BYTES: Final = 1024
-CHUNK_BYTES: Final = 16 << 20
 NOTHING: Final = -1  # the step of a worker that has no state yet
 
 
@@ -180,25 +179,26 @@ class Handover:
         if any(row[4] == rows[source][4] for row in late):
             work.outrun()
         if behind:
-            local = all(rows[rank][2] == rows[source][2] for rank in behind)
-            path = self._handed_over(group, source, is_behind=group.rank in behind, local=local)
-            if group.rank in behind:
-                self._take(path, work, later=has_state, remove=not local)
+            with self._handed_over(group, source, behind, [row[2] for row in rows]) as path:
+                if path is not None:
+                    self._take(path, work, later=has_state)
         return [max(column) for column in zip(*(row[5:] for row in rows), work.handed, strict=True)]
 
-    def bring(self, group: Group, source: int, *, is_behind: bool) -> None:
+    def bring(self, group: Group, source: int, behind: Sequence[int]) -> None:
         """Bring one member's state to those behind, which stay where they are in the training."""
-        path = self._handed_over(group, source, is_behind=is_behind, local=False)
-        if is_behind:
-            try:
-                with self._opened(path) as (tree, device_of):
-                    self._state.restore(tree, device_of, progress=False)
-            except UnreadableImage as error:
-                raise GroupError(f"{path} {error}") from error
-            finally:
-                path.unlink(missing_ok=True)
+        nodes = [node for (node,) in self._gathered(group, [self._host])]
+        with self._handed_over(group, source, behind, nodes) as path:
+            if path is not None:
+                self._catch_up(path)
 
-    def _take(self, path: Path, work: "MemberSession", *, later: bool, remove: bool) -> None:
+    def _catch_up(self, path: Path) -> None:
+        try:
+            with self._opened(path) as (tree, device_of):
+                self._state.restore(tree, device_of, progress=False)
+        except UnreadableImage as error:
+            raise GroupError(f"{path} {error}") from error
+
+    def _take(self, path: Path, work: "MemberSession", *, later: bool) -> None:
         """Take a state that was handed over; a worker that has one of its own may have to wait."""
         try:
             if later:
@@ -207,9 +207,6 @@ class Handover:
                 self.load(path)
         except UnreadableImage as error:
             raise GroupError(f"{path} {error}") from error
-        finally:
-            if remove:
-                path.unlink(missing_ok=True)
 
     def _load_kept(self, image: Path) -> None:
         try:
@@ -237,32 +234,13 @@ class Handover:
         rows: list[list[int]] = everybody.view(group.world, len(mine)).tolist()
         return rows
 
-    def _handed_over(self, group: Group, source: int, *, is_behind: bool, local: bool) -> Path:
-        """Bring one member's state to those behind; all take part. Gives where it lies."""
+    @contextlib.contextmanager
+    def _handed_over(
+        self, group: Group, source: int, behind: Sequence[int], nodes: Sequence[int]
+    ) -> Iterator[Path | None]:
+        """Bring one member's state to those behind; all take part. Gives them where it lies."""
         mine = self.write() if group.rank == source else None
-        if local:
-            return Path(_tell(group, source, None if mine is None else str(mine)))
-        path = self._folder / f"received-{group.rank}.img"
-        self._send_bytes(group, source, mine, path if is_behind else None)
-        return path
-
-    def _send_bytes(self, group: Group, source: int, mine: Path | None, to: Path | None) -> None:
-        """Send an image's bytes to everybody; those that need it write it down."""
-        size = int(_tell(group, source, None if mine is None else str(mine.stat().st_size)))
-        with contextlib.ExitStack() as files:
-            reader = None if mine is None else files.enter_context(mine.open("rb"))
-            writer = None if to is None else files.enter_context(to.open("wb"))
-            for start in range(0, size, CHUNK_BYTES):
-                length = min(CHUNK_BYTES, size - start)
-                data = bytearray(length) if reader is None else bytearray(reader.read(length))
-                group.finish(group.broadcast(torch.frombuffer(data, dtype=torch.uint8), source))
-                if writer is not None:
-                    writer.write(data)
-
-
-def _tell(group: Group, source: int, text: str | None) -> str:
-    """Give everybody the source's short text."""
-    data = bytearray((text or "").encode().ljust(PATH_BYTES, b"\0"))
-    tensor = torch.frombuffer(data, dtype=torch.uint8)
-    group.finish(group.broadcast(tensor, source))
-    return data.rstrip(b"\0").decode()
+        received = self._folder / f"received-{group.rank}.img"
+        writer_of = writers(source, behind, nodes)
+        with brought(group, source, writer_of, image=mine, received=received) as path:
+            yield path

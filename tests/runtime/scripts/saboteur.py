@@ -6,7 +6,7 @@ FAULT is SIGKILL, mostly. HOLD makes a file "held" and waits until there is one 
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +116,14 @@ def miss_share_once() -> None:
     original = handover.Handover.bring
     done: list[bool] = []
 
-    def bring(self: handover.Handover, group: Group, source: int, *, is_behind: bool) -> None:
+    def bring(self: handover.Handover, group: Group, source: int, behind: Sequence[int]) -> None:
         if done:
-            original(self, group, source, is_behind=is_behind)
+            original(self, group, source, behind)
             return
         done.append(True)
-        path = self._handed_over(group, source, is_behind=is_behind, local=False)
-        path.unlink(missing_ok=True)
+        nodes = [node for (node,) in self._gathered(group, [self._host])]
+        with self._handed_over(group, source, behind, nodes):
+            pass
         raise GroupError("said the saboteur")
 
     handover.Handover.bring = bring  # type: ignore[method-assign]
