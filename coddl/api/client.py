@@ -1,7 +1,7 @@
 """Talk to a pool's server from this machine, one request at a time.
 
 UserError                    exit code
-├── Unreachable              1     nobody answers where the server should be
+├── Unreachable              1     nothing answers at the server's address
 ├── TlsRefused               1     its certificate is not accepted, or one side speaks no TLS
 └── Answered                 2     the server refuses: says what, because, try (problem+json)
     ├── of status 404        102   no such job, node or archive
@@ -39,7 +39,7 @@ NOT_FOUND: Final = 102  # exit code
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 30.0
 UPLOAD_S: Final = 300.0
-SETTLE_S: Final = 300.0  # a policy that nobody has used yet is compiled first
+SETTLE_S: Final = 300.0  # a policy that was not used yet is compiled first
 SILENCE_S: Final = 45.0  # a stream says something every 15 seconds
 RETURN_S: Final = 120.0
 # How long to retry while the server refuses connections: it may be restarting.
@@ -53,7 +53,7 @@ Parameters = Mapping[str, str | int | float | bool | None]
 
 
 class Unreachable(UserError):
-    """Nobody answers where the server should be."""
+    """Nothing answers at the server's address."""
 
     exit_code = 1
     was_asked = True  # the request may have reached it
@@ -168,7 +168,7 @@ def _closed(folder: Path, error: OSError) -> UserError:
 
 
 def _checked(url: str, ca: str) -> str:
-    """Give a whole address; who names a CA means TLS, and must not send the token without it."""
+    """Give a whole address; a named CA means TLS, and the token must not be sent without it."""
     whole = url if "://" in url else f"{'https' if ca else 'http'}://{url}"
     try:
         parts = urlsplit(whole)
@@ -457,7 +457,7 @@ _PARTS: Final = ("what", "because", "try")
 
 
 def user() -> str:
-    """Name who asks."""
+    """Return the user's name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # an account without a name
@@ -465,7 +465,7 @@ def user() -> str:
 
 
 def _introduction(token: str) -> dict[str, str]:
-    """Say who asks, for the journal, and that we may."""
+    """Return headers with the user, for the journal, and the token."""
     plain = user().encode("ascii", "replace").decode()[:64]
     return {"Coddl-User": plain} | ({"Authorization": f"Bearer {token}"} if token else {})
 

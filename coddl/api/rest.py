@@ -12,7 +12,7 @@ from coddl.api.spec import refusal
 
 API: Final = "/api/v1"
 PROBLEM_JSON: Final = "application/problem+json"
-BY_HEADER: Final = "Coddl-User"  # who asks, for the journal; the token alone opens the door
+BY_HEADER: Final = "Coddl-User"  # the user, for the journal; the token alone gives access
 
 State = Literal[
     "PENDING",

@@ -92,7 +92,9 @@ class Holding(Message, frozen=True):
     version: int
     slots: dict[int, RunId]
     runs: frozenset[RunId] | None = None
-    others: dict[int, str] = {}  # by index: who else uses a GPU that has no process of a job
+    others: dict[
+        int, str
+    ] = {}  # by index: other users' processes on a GPU that has no process of a job
     parked: frozenset[int] | None = None  # jobs whose workers are parked; None: it does not tell
     turns: dict[int, SlotTurns] = {}  # by slot on which runs take turns: how that goes
 

@@ -181,7 +181,7 @@ def engine_address(engine: str, address: str) -> str:
 def reachable_host(engine: str, host: str) -> str:
     """Give the address to listen on; raises UserError if the nodes of an engine can't reach it.
 
-    Nodes of Slurm are always other machines, so who asks for them asks for this, too.
+    Nodes of Slurm are always other machines, so asking for them asks for this, too.
     """
     if engine == "slurm":
         return host or "0.0.0.0"

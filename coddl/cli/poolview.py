@@ -462,7 +462,7 @@ def event_line(event: Answer, now_s: float) -> Text:
 
 
 def log_line(line: Answer) -> str:
-    """Give a line with the rank of its worker, or with who says it."""
+    """Give a line with the rank of its worker, or with its source."""
     if line["stream"] == "coddl":
         return f"coddl: {line['text']}"
     rank = line["worker"] if line["rank"] is None else line["rank"]
@@ -470,7 +470,7 @@ def log_line(line: Answer) -> str:
 
 
 def change_line(job: Answer) -> str:
-    """Sum up where a job stands, for those who wait for it."""
+    """Sum up where a job stands, for `coddl wait`."""
     reason = f": {reason_of(job)}" if reason_of(job) else ""
     return f"{job['name']} (job {job['id']}) {job['state']}, GPUS {gpus_of(job)}{reason}"
 

@@ -175,7 +175,7 @@ def _supervise(job: "Job", kept: ProfileFile | None, *, for_program: bool, quiet
     try:
         with contextlib.closing(view):
             return supervisor.run()
-    except BrokenPipeError:  # nobody reads on, as in `coddl run ... | head`
+    except BrokenPipeError:  # its reader is gone, as in `coddl run ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 

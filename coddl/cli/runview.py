@@ -103,7 +103,7 @@ def status_line(status: Event) -> str:
 
 
 def sentence(event: Event) -> str:
-    """Tell an event in words; "" for those that nobody wants to read."""
+    """Tell an event in words; "" for those that are not shown."""
     match event["is"]:
         case "origin" if event["where"] != "scratch":
             where = "memory" if event["where"] == "memory" else f"checkpoint {event['path']}"

@@ -57,6 +57,6 @@ class GuardedAgent:
 
     def _tell(self, line: str) -> None:
         assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and who waits knows
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and its waiter knows
             # At once, and whole, even if it is a signal's handler that interrupts another one.
             os.write(self._guard.stdin.fileno(), f"{line}\n".encode())

@@ -1,6 +1,6 @@
 """The engine of a single machine: a node is an agent that it starts here.
 
-The agents end with the process that has started them, however that ends: nobody else looks after
+The agents end with the process that has started them, however that ends: nothing else looks after
 them.
 """
 

@@ -35,7 +35,7 @@ TICK_S: Final = 2.0  # between looks at the sizes of files
 NAMED_WITHIN_S: Final = 5.0  # a process that has locked a folder has written its number
 START_TICK_S: Final = 0.05  # between looks at a server that starts
 ASK_S: Final = 2.0  # that the server may take to answer
-TELL_S: Final = 5.0  # after which who waits wants to know for what
+TELL_S: Final = 5.0  # after which a wait is explained
 LOOPBACK: Final = "127.0.0.1"
 NOBODY: Final = "no pool is running"
 
@@ -48,7 +48,7 @@ class UnsavedJobs(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOptions:
-    """What a pool of this machine shall be like."""
+    """The settings of a pool on this machine."""
 
     folder: Path
     port: int = 7433  # 0: any
@@ -84,7 +84,7 @@ class PoolOptions:
         return (name,) if self.agents == 1 else tuple(f"{name}-{i + 1}" for i in range(self.agents))
 
 
-# Who holds a folder.
+# The process that holds a folder.
 
 
 def supervisor_of(folder: Path) -> int | None:
@@ -103,7 +103,7 @@ def supervisor_of(folder: Path) -> int | None:
             return None
         except OSError as error:
             raise _unfit(folder, error) from None
-        # Who has just taken the lock may not have written its number over a dead one's yet.
+        # A process that has just taken the lock may not have written its number yet.
         if found and lives(int(found)):
             return int(found)
         if time.monotonic() > until_s:
@@ -125,7 +125,7 @@ def _unfit(folder: Path, error: OSError) -> UserError:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Be the one who keeps a pool of this folder up; a lock file of a dead one is no obstacle."""
+    """Hold the lock of a folder's pool; the lock file of a dead process is no obstacle."""
     with (folder / "pool.lock").open("a+b") as lock:
         while True:
             try:
@@ -141,7 +141,7 @@ def _held(folder: Path) -> Iterator[None]:
                     f"process {pid} already runs one",
                     "coddl down, or another --state-dir",
                 )
-            time.sleep(START_TICK_S)  # somebody only looked
+            time.sleep(START_TICK_S)  # another process only looked
         lock.truncate(0)
         lock.write(str(os.getpid()).encode())
         lock.flush()
@@ -325,7 +325,7 @@ class PoolProcess:
             return False
 
     def _stop(self, server: Child, agents: list[Child]) -> None:
-        """End the agents, who save what their jobs have done; then the server, who is told of it.
+        """End the agents, which save their jobs' progress; then the server, which is told of it.
 
         A second Ctrl-C ends all at once.
         """

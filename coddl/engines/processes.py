@@ -56,7 +56,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 cwd=self.log.parent,
                 env=env,
-                start_new_session=True,  # Ctrl-C is for the one who keeps it running
+                start_new_session=True,  # Ctrl-C is for the process that keeps it running
                 preexec_fn=_tie() if self.is_tied else None,
             )
         self.started_s, self.starts = now_s, self.starts + 1
@@ -114,7 +114,7 @@ def _tie() -> Callable[[], None]:
 
 
 def rotate(log: Path, bytes_max: int = LOG_BYTES_MAX) -> None:
-    """Set a long file aside; who writes to its end goes on at its beginning."""
+    """Set a long file aside; a process that appends to it goes on in a new one."""
     with contextlib.suppress(FileNotFoundError):
         if log.stat().st_size <= bytes_max:
             return

@@ -3,7 +3,7 @@
 A node is a detached placement group with one bundle, and in it a detached actor that runs the
 agent (`ray_actor`); both are called `coddl-<pool>-<node>`, in the namespace `coddl-<pool>`. So Ray
 knows that the GPUs are in use, a group that waits asks Ray's autoscaler for more machines, and
-whoever connects later finds the nodes again. Neither is ever restarted or moved by Ray: a node
+a later connection finds the nodes again. Neither is ever restarted or moved by Ray: a node
 whose machine died is gone, and the pool asks for another.
 
 The process must be on a machine of the cluster (Ray Client, ray://, shows too little). Ray ends
@@ -62,7 +62,7 @@ class _RayThread:
             raise self._unavailable(_cause(error)) from error
 
     def probe(self) -> None:
-        """Raise EngineUnavailable if nobody listens there: Ray itself would try for minutes."""
+        """Raise EngineUnavailable if nothing listens there: Ray itself would try for minutes."""
         host, _, port = self._address.rpartition(":")
         if not port.isdecimal():
             return  # Ray finds the address itself

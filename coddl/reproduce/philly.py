@@ -112,7 +112,7 @@ class RecordedRun(NamedTuple):
 
 
 def watch(trace: Trace, gpus: int, placement: Placement, quotas: str) -> RecordedRun:
-    """Run a trace under Philly's queues with a placement, and see who waits for what."""
+    """Run a trace under Philly's queues with a placement, and see which jobs wait for what."""
     cluster = servers(gpus)
     speeds = speeds_on(trace.speeds, cluster)
     trace = replace(trace.fitted_to(gpus, "skip"), speeds=speeds)

@@ -137,7 +137,7 @@ def notes_of(worst: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
 
 
 def filters(inputs: Inputs) -> Finding:
-    """What the filter trades: who is asked at all."""
+    """What the filter trades: which jobs are asked at all."""
     specs = tuple(f"themis:filter={f:g}" for f in FILTERS)
     runs = runs_of(inputs, specs)
     worst_by_seed = [worst_of(runs[spec]) for spec in specs]

@@ -25,7 +25,7 @@ from coddl.traces.trace import Trace, trace_of
 
 JOBS: Final = 240
 LOADS: Final = (1.0, 4.0)
-# Who gathers all jobs lets them wait for it, as production does.
+# A placement that gathers all jobs lets them wait for it, as production does.
 AGAINST_FIFO: Final = {
     "FIFO, consolidated": ("fifo", "tiresias:pack_limit=0"),
     "Tiresias-L": ("tiresias-l", "tiresias"),
@@ -44,7 +44,7 @@ PUBLISHED_H: Final = {"SRSF": "9.3", "2D-Gittins": "10.0", "2D-LAS": "11.7"}
 
 
 def least_attained(snapshot: Snapshot) -> Allocation:
-    """Run who has had least GPU-time, and look again every hour: 2D-LAS without queues."""
+    """Run the jobs with the least GPU-time, and look again every hour: 2D-LAS without queues."""
     jobs, free = snapshot.jobs, snapshot.cluster.gpus_total
     shares = np.zeros(jobs.size, np.int64)
     for row in np.lexsort((jobs.id, jobs.attained_gpu_s)):

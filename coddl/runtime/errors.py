@@ -1,4 +1,4 @@
-"""What a training script, or the one who starts it, can get wrong."""
+"""What a training script, or its start, can get wrong."""
 
 
 class TrainingError(Exception):

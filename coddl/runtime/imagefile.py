@@ -5,7 +5,7 @@
     ...     payload, at a multiple of 4096: the tensors, each at a multiple of 64
 
 A writer clears `complete` before it touches anything else and sets it last; it holds an exclusive
-lock meanwhile, a reader a shared one. So a torn image is never read, whoever dies when.
+lock meanwhile, a reader a shared one. So a torn image is never read, whichever process dies when.
 """
 
 import errno
@@ -137,7 +137,7 @@ def held(path: Path) -> Iterator[tuple[int, ImageHeader]]:
                 raise UnreadableImage(f"can't be locked: {error.strerror}") from None
         header = ImageHeader.parsed(os.pread(fd, HEADER_BYTES, 0))
         if not header.complete:
-            raise UnreadableImage("is incomplete: whoever wrote it did not finish")
+            raise UnreadableImage("is incomplete: its writer did not finish")
         if (length := os.fstat(fd).st_size) < header.bytes_:
             raise UnreadableImage(f"is cut short: {length} of {header.bytes_} bytes")
         yield fd, header

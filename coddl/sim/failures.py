@@ -106,7 +106,7 @@ def failures_from(spec: str) -> FailureModel | None:
 def _odds(trace: Trace) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
     """How likely each job has a quick error; if not, a late one; if neither, is killed.
 
-    Who has a late error or is killed takes half of its GPU-time, in the mean.
+    A job that has a late error or is killed takes half of its GPU-time, in the mean.
     """
     weight = 1.0 + PER_DOUBLING * np.log2(trace.gpus_requested)
     weight *= trace.size / max(weight.sum(), 1.0)

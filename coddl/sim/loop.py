@@ -64,7 +64,7 @@ from coddl.sim.world import (
 
 @dataclass(frozen=True, eq=False)
 class SimulatedCluster:
-    """What the jobs run on: the machines, the true speeds there, and who is entitled to what."""
+    """What the jobs run on: the machines, the true speeds there, and each queue's quota."""
 
     cluster: Cluster
     speeds: Speeds
@@ -257,7 +257,7 @@ class StepLoop:
         return JobTable(floats, ints).read_only()
 
     def _slots_of(self, rows: IntColumn) -> Slots | None:
-        """Where the jobs sit that are in the system now; None if nobody places them."""
+        """Where the jobs sit that are in the system now; None if they are not placed."""
         if not self._places_jobs:
             return None
         at = np.searchsorted(self._rows, rows)
@@ -313,6 +313,6 @@ def tasks_of(plan: Plan, curves: IntColumn, columns: ClusterColumns) -> TaskCoun
 
 
 def packed_rows(allocation: Allocation) -> IntColumn:
-    """Who shares each row's GPUs, -1 for nobody."""
+    """The row that shares each row's GPUs, -1 for none."""
     rows = len(allocation.shares)
     return np.full(rows, -1) if allocation.packed_with is None else allocation.packed_with

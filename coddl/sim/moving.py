@@ -40,8 +40,8 @@ class PlacementEffects(NamedTuple):
 def apply_places(world: World, places: PlacementEffects, shares: IntColumn) -> None:
     """Let jobs be where they were put, before these shares are applied.
 
-    Who keeps its share feels it at once, and who moves stands still. Who changes its share feels it
-    with that.
+    A job that keeps its share feels it at once, and one that moves stands still. One that
+    changes its share feels it with that.
     """
     now_s, before = world.clock[NOW], world.floats
     for k in range(world.counts[ACTIVE]):

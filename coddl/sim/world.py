@@ -73,7 +73,7 @@ NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S, CHECKPOINT_S = range(CLOCKS := 6)
     ARRIVED,
     ACTIVE,
     RUNNING,
-    FREE,  # GPUs nobody holds
+    FREE,  # GPUs that no job holds
     FINISHED,
     EVENTS,
     REALLOCATIONS,  # changes of share of a job that had started before
@@ -241,7 +241,7 @@ def hold(world: World, row: int, gpus: int, moving_s: float) -> None:
 
 @part
 def cancel(world: World, row: int) -> None:
-    """Drop a preparation that nobody waits for any more."""
+    """Drop a preparation that no job waits for any more."""
     if world.floats[READY_S, row] < np.inf:
         world.floats[READY_S, row] = np.inf
         world.counts[CANCELLED] += 1

@@ -1,1 +1,1 @@
-"""`coddl demo`: a pool at work, for those who see one for the first time."""
+"""`coddl demo`: a pool at work, for a first look."""

@@ -140,7 +140,7 @@ def _cancel(client: "Client") -> None:
 
 
 def _rehearse(client: "Client") -> str:
-    """Send the scripts, and run one, so that nobody waits for the first worker; give their hash."""
+    """Send the scripts, and run one, so that no job waits for the first worker; give their hash."""
     import tempfile
 
     from coddl.api.client import user

@@ -51,7 +51,7 @@ class JobMarks:
 
 
 def chart_lines(timeline: Answer, marks: JobMarks, width: int, rows_max: int) -> list[Text]:
-    """Draw who held the GPUs: time to the right, GPUs upwards, a letter and a colour per job."""
+    """Draw which jobs held the GPUs: time to the right, GPUs upwards, a letter per job."""
     most = max((step["gpus"] for step in timeline["gpus"]), default=0)
     rows, columns = min(rows_max, most), max(10, width - LABEL)
     if not rows:

@@ -36,4 +36,4 @@ def probe(server: str, jobs_dir: str, marker: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(TOLD + json.dumps(probe(*sys.argv[1:])))  # noqa: T201  # read by who asked
+    print(TOLD + json.dumps(probe(*sys.argv[1:])))  # noqa: T201  # read by the caller

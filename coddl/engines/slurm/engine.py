@@ -123,7 +123,7 @@ class SlurmEngine:
         now_s = self._wall_s()
         if self._status is None or now_s >= self._ask_at_s:
             self._status = self._asked(now_s)
-            # Somebody waits for the end of what was released.
+            # A caller waits for the end of what was released.
             pause_s = LEAVING_S if self._memory.released else self._ask_every_s
             self._ask_at_s = now_s + min(pause_s, self._ask_every_s)
         return self._status

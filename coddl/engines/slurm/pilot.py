@@ -65,7 +65,7 @@ def write_order(folder: Path, order: PilotOrder) -> None:
 
 
 def read_order(folder: Path) -> PilotOrder:
-    """Read what a pilot job shall do. Raises OSError, ValueError."""
+    """Read what a pilot job is to do. Raises OSError, ValueError."""
     found = json.loads((folder / ORDER).read_text("utf-8"))
     return PilotOrder(**{**found, "launch": AgentLaunch(**found["launch"])})
 

@@ -24,7 +24,7 @@ from coddl.runtime.worker.group import Group, GroupError, connect
 
 
 def main() -> None:
-    """Answer requests until the one who asks hangs up."""
+    """Answer requests until the client hangs up."""
     wire = socket.socket(fileno=int(os.environ.pop("CODDL_SOCKET")))
     with wire, wire.makefile("rb") as requests:
         for line in requests:

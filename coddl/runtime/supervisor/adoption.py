@@ -16,8 +16,8 @@ class Adoption:
     asked: set[str]
     generation: int = 0
     newest_worker: int = -1
-    has_finished: bool = False  # somebody ran the script to its end while there was no lead
-    records: list[WorkerRecord] = field(default_factory=list)  # of everybody who lives
+    has_finished: bool = False  # a worker ran the script to its end while there was no lead
+    records: list[WorkerRecord] = field(default_factory=list)  # of all living workers
     about: Message | None = None  # what one of them said of the script
     _maybe: dict[int, Survivor] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class Adoption:
         self.asked.discard(node)
 
     def gone(self, node: str, exited: Message) -> None:
-        """Take in that somebody has exited while others had not answered yet."""
+        """Take in that a worker has exited while others had not answered yet."""
         self.has_finished |= _has_finished(exited)
         self._drop([n for n in self.records if (n.slot.node, n.number) == (node, exited["worker"])])
 
@@ -81,14 +81,14 @@ class Adoption:
         return not self.asked
 
     def found(self) -> SurvivorsFound:
-        """Give what the coordinator must know: those who have the state, and the numbers in use."""
+        """Give what the coordinator must know: workers with the state, and the numbers in use."""
         parts = self.about["parts"] if self.about else None
         workers_max = self.about["workers_max"] if self.about else None
         survivors = tuple(self._maybe[number] for number in sorted(self._maybe))
         return SurvivorsFound(survivors, self.generation, self.newest_worker, parts, workers_max)
 
     def useless(self) -> list[int]:
-        """Name those who live but never got the state, and do not leave by themselves."""
+        """Name the workers that live but never got the state, and do not leave by themselves."""
         return [n.number for n in self.records if n.number not in self._maybe and not n.has_left]
 
 

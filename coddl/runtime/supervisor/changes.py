@@ -45,9 +45,9 @@ class GroupChange:
     parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PAUSE_PARTS, 0.0))
 
     def swapped(self, worker: int, message: Message) -> None:
-        """Take in that a worker has changed; a pause is what those suffer who were training.
+        """Take in that a worker has changed; a pause is that of the workers that were training.
 
-        They wait for joiners to take the state; for what else joiners do, nobody waits.
+        They wait for joiners to take the state; for what else joiners do, none waits.
         """
         self.step = max(self.step, int(message.get("step") or 0))
         for name in PAUSE_PARTS if worker in self.old else ("state_s",):
@@ -88,7 +88,7 @@ class ChangeHistory:
         kind = self._kind(plan, regroup=regroup, slept=slept)
         due = Due.now("decision") if kind == "rebalanced" else due
         self._now = GroupChange(kind, plan, self.members, due, time.monotonic())
-        if regroup:  # nothing is left to commit: whoever has built it changes
+        if regroup:  # nothing is left to commit: a worker that has built it changes
             self.commit(plan.generation)
 
     def commit(self, generation: int) -> GroupPlan:

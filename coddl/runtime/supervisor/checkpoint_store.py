@@ -211,7 +211,7 @@ def sealed(fd: int, header: ImageHeader) -> Iterator[bytes | memoryview]:
     for chunk in _chunks(fd, header.bytes_):
         crc = zlib.crc32(chunk, crc)
         yield chunk
-    # A lock binds only those who ask for it, so look at what a careless writer would change.
+    # A lock binds only processes that ask for it, so look at what a careless writer would change.
     if ImageHeader.parsed(os.pread(fd, HEADER_BYTES, 0)) != header:
         raise UnreadableImage("was overwritten meanwhile")
     yield _FOOTER.pack(_FOOTER_MAGIC, crc)

@@ -50,7 +50,7 @@ class ControlSocket:
         loop.watch(self._listener, self._accept)
 
     def broadcast(self, event: Message) -> None:
-        """Send an event to everybody who watches."""
+        """Send an event to all that watch."""
         for channel in list(self._watchers):
             channel.send(event)
 
@@ -99,7 +99,7 @@ def _locked(path: Path, name: str) -> int:
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(lock).st_ino:
                 return lock
-        os.close(lock)  # its last holder has just removed it: that lock keeps nobody out
+        os.close(lock)  # its last holder has just removed it: that lock keeps no process out
 
 
 def running() -> list[str]:

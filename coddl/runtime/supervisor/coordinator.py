@@ -7,11 +7,11 @@ attempt at a new group is a *generation*, numbered, and the newest target always
 ```
             TargetSet             all arrived               all ready              all swapped
  ┌─► steady ─────────► starting ───────────────► building ─────────────► swapping ─────────┐
- │     ▲                Start, Stop    Prepare      │         Commit        │ somebody lost  │
+ │     ▲                Start, Stop    Prepare      │         Commit        │ a worker lost  │
  │     └── newer target, LoopEnded ◄────────────────┘ Cancel                │                │
  │                                                                          ▼                │
  │   a member lost, whatever the phase: Cancel what is uncommitted ─► regrouping (Regroup) ──┤
- │   GroupBroken, whatever the phase: ─► broken ─── who died is known, or 0.5 s ──┘          │
+ │   GroupBroken, whatever the phase: ─► broken ── it is known who died, or 0.5 s ─┘          │
  └───────────────────────────────────────────────────────────────────────────────────────────┘
 ```
 - Everything before `Commit` is free to cancel: the old group trains on. What comes after `Commit`
@@ -56,7 +56,7 @@ from coddl.runtime.supervisor.generations import (
 from coddl.runtime.supervisor.group_workers import GroupWorker, in_ring
 from coddl.runtime.vnodes import shares
 
-BROKEN_WAIT_S = 0.5  # how long a broken group waits to hear who died
+BROKEN_WAIT_S = 0.5  # how long a broken group waits to hear which worker died
 BUILD_WAIT_S = 300.0  # how long workers may take to build a group: NCCL's first one takes long
 ATTEMPTS_MAX = 5  # builds or regroups in a row that may fail before we say so
 STARTS_MAX = 3  # workers in a row that may die on a slot before they arrive
@@ -89,7 +89,7 @@ class Coordinator:
         self._ready: set[int] = set()
         self._unready: set[int] = set()
         self._swapped: set[int] = set()
-        self._losses: Counter[int] = Counter()  # by slot, since somebody arrived there
+        self._losses: Counter[int] = Counter()  # by slot, since a worker arrived there
         self._failed_builds = 0  # since a generation was completed
         self._regroups = 0  # without a loss to explain them, since a step was made
         self._churns = 0
@@ -299,7 +299,7 @@ class Coordinator:
         return self._gather(now_s)
 
     def _gather(self, now_s: float) -> list[Command]:
-        """Stop joiners that nobody wants, start those who lack; all there: prepare."""
+        """Stop joiners that are not wanted, start missing ones; if all are there, prepare."""
         wanted = self._wanted()
         commands = self._dismiss(
             [w for w in self._joiners() if self._workers[w].slot not in wanted], now_s
@@ -349,7 +349,7 @@ class Coordinator:
         return [*self._cancel(), *self._begin(now_s)]
 
     def _settle_if_swapped(self, now_s: float) -> list[Command]:
-        """Take the new group for the current one once everybody works in it."""
+        """Take the new group for the current one once all its workers work in it."""
         if self.phase == "broken" or not self._concerned() <= self._swapped:
             return []
         assert self._plan is not None
@@ -381,14 +381,14 @@ class Coordinator:
     # After a failure.
 
     def _fall_back(self) -> list[Command]:
-        """Drop what is under way; whoever has or may have the state needs a group now."""
+        """Drop what is under way; workers that have or may have the state need a group now."""
         if self.phase == "building":
             return self._cancel()
         self.members = tuple(sorted(self._concerned()))
         return []
 
     def _regroup(self, now_s: float, *, lost: bool) -> list[Command]:
-        """Make one group of everybody alive who has or may have the state, at once."""
+        """Make one group of all living workers that have or may have the state, at once."""
         commands = self._fall_back()
         if not self.members:
             self.hopeless = False
@@ -461,7 +461,7 @@ class Coordinator:
         return sorted(self._workers.keys() - set(self.members))
 
     def _concerned(self) -> set[int]:
-        """Name who has a part in the current group or, once it is committed, in the next."""
+        """Return the workers of the current group and, once it is committed, of the next."""
         next_ = self._plan.members if self._plan and self.phase == "swapping" else ()
         return {*self.members, *next_} & self._workers.keys()
 
@@ -479,7 +479,7 @@ class Coordinator:
         return {self._workers[worker].slot for worker in workers}
 
     def _counts(self, members: tuple[int, ...]) -> tuple[int, ...]:
-        """Deal the global batch by measured speed; who is unknown counts as average."""
+        """Deal the global batch by measured speed; a worker of unknown speed counts as average."""
         if not members:
             return ()
         assert self.parts is not None

@@ -75,7 +75,7 @@ class RankTable:
 
 
 def launcher_variables(job: Job, slot: Slot, ranks: RankTable) -> dict[str, str]:
-    """Tell a worker who it is and who its peers are, as torchrun does."""
+    """Tell a worker its rank and where its peers are, as torchrun does."""
     rank = ranks.slots.index(slot)
     host, port = ranks.store
     restarts = job.attempt - 1 + ranks.restarts

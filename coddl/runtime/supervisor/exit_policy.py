@@ -16,7 +16,7 @@ from coddl.runtime.supervisor.worker_record import WorkerRecord, signal_name
 from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
 
-WITHHELD_S: Final = 3.0  # who is killed may be heard of later than those who fail because of it
+WITHHELD_S: Final = 3.0  # a killed worker may be heard of later than those that fail because of it
 
 
 class SupportsExits(Protocol):
@@ -39,7 +39,7 @@ class ExitPolicy:
     """Reports each exit, finds its cause, and tells the coordinator.
 
     A script with a group of its own fails where a peer is killed. So its failure counts only once
-    nobody is left to be heard of, or nobody was heard of for a while.
+    no worker is left to be heard of, or none was heard of for a while.
     """
 
     def __init__(self, supervisor: SupportsExits, loop: Loop) -> None:

@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _serve(requests: socket.socket, about: Message) -> NoReturn:
-    """Say that we are warm, and fork until the one who asks is gone."""
+    """Say that it is warm, and fork until the process that asks is gone."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         requests.send(encoded({"is": "warm", **about}))
     ForkServer(requests, about).serve()
@@ -122,7 +122,7 @@ class ForkServer:
         self._end_all()
 
     def _end_all(self) -> None:
-        """Take everybody along, however deep."""
+        """Stop all descendants, however deep."""
         for pid in self._pids.values():
             _kill_group(pid)
         until_s = time.monotonic() + END_WITHIN_S
@@ -225,7 +225,7 @@ class ForkServer:
         self._part()
 
     def _part(self) -> None:
-        """Kill what parting workers have left; tell of those who have nothing left.
+        """Kill what parting workers have left; tell of those that have nothing left.
 
         What can't be told from others' may stay until the last worker goes. The end of each that
         is killed comes to us as a signal, and we look again. If a job's fork server is killed, its
@@ -342,7 +342,7 @@ def _host_store(host: str, port: int, control: socket.socket) -> NoReturn:
         master_listen_fd=listener.detach(),
     )
     control.send(encoded({"is": "rendezvous", "port": store.port}))
-    control.recv(1)  # ends when nobody wants this store any more
+    control.recv(1)  # ends when this store is no longer wanted
     os._exit(0)
 
 

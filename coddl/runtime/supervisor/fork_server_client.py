@@ -17,7 +17,7 @@ from coddl.runtime.supervisor.loop import PIECE_BYTES, Channel, LogPipe, Loop
 from coddl.runtime.wire import Message, encoded
 
 END_S: Final = 6.0  # longer than a fork server takes to end what it has forked, however busy it is
-COLD_END_S: Final = 2.0  # for one that imports: it has forked nobody, and does not look up
+COLD_END_S: Final = 2.0  # for one that imports: it has no children, and does not look up
 LAST_WORDS: Final = 40  # lines of the fork server's stderr that are kept
 FORK_FAILED: Final = -signal.SIGKILL  # not the script's fault: told as if the system had killed it
 
@@ -184,7 +184,7 @@ class ForkServerClient:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether its own process is gone, though nobody may have been told yet."""
+        """Tell whether its own process is gone, though that may not have been told yet."""
         return self._process is not None and self._process.poll() is not None
 
     def close(self) -> int:

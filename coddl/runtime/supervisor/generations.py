@@ -19,7 +19,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TargetSet:
-    """The job shall run on these slots; on none: suspended."""
+    """The job is to run on these slots; on none: suspended."""
 
     slots: tuple[int, ...]
 
@@ -135,14 +135,16 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """A generation: who trains in it, and how many parts of the global batch each has."""
+    """A generation: the workers that train in it, and each one's parts of the global batch."""
 
     generation: int
     members: tuple[int, ...]  # by rank, the oldest first; none: suspend
     counts: tuple[int, ...]
-    bridge: tuple[int, ...]  # when nobody stays: the group that hands the state over, giver first
-    fresh: bool  # nobody is known to hold state: begin from an image, or from scratch
-    to: tuple[int, ...]  # who must be told
+    bridge: tuple[
+        int, ...
+    ]  # when no member stays: the group that hands the state over, source first
+    fresh: bool  # no worker is known to hold state: begin from an image, or from scratch
+    to: tuple[int, ...]  # workers that must be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class Regroup:
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """End a worker that nobody needs."""
+    """End a worker that is not needed."""
 
     worker: int
 

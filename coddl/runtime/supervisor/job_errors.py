@@ -46,12 +46,12 @@ def last_line(lines: Mapping[str, str]) -> str:
     return lines.get("stderr") or lines.get("stdout") or ""
 
 
-def failure(code: int, last_line: str, who: str) -> str:
+def failure(code: int, last_line: str, what: str) -> str:
     """Say how a process failed, in its own words where it has said any."""
     said = last_line.strip()
     if len(said) > QUOTED_MAX:
         said = f"{said[:QUOTED_MAX]}…"
-    return f"{said or 'it printed no error'} ({who} exited with code {code})"
+    return f"{said or 'it printed no error'} ({what} exited with code {code})"
 
 
 def half_prepared(job: Job) -> TrainingError:
@@ -124,7 +124,7 @@ def not_suspended(job: Job, state: str) -> TrainingError:
 
 
 def never_reached(job: Job, target: int, because: str) -> TrainingError:
-    """Tell somebody who waits for a size that it will not come."""
+    """Tell a caller that waits for a size that it will not come."""
     return TrainingError(f"{job.name} did not reach {target} workers", because, "coddl ls --local")
 
 

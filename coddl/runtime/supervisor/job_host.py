@@ -1,6 +1,6 @@
 """A job on a node that is led from elsewhere: its worker host, and its lead's connection.
 
-Without a lead the workers live on; what they say is remembered, and who has exited is told to the
+Without a lead the workers live on; what they say is remembered, and exits are told to the
 next lead. A start waits until the slot is the job's, by the word of the node's agent, and empty;
 so does a worker that was parked, or waits for its turn.
 """
@@ -39,7 +39,7 @@ class JobHostContext:
     agent: HostingAgent
     factory: ForkServerFactory
     is_free: Callable[[int, "JobHost | None"], bool]  # whether nothing, or none but its, is there
-    on_change: Callable[[], None]  # called when somebody has come or gone
+    on_change: Callable[[], None]  # called when a worker has come or gone
     orphan_s: float
 
 
@@ -121,7 +121,7 @@ class JobHost:
     # The lead.
 
     def follow(self, lead: Channel, attempt: int) -> None:
-        """Take requests from this lead, and from no other any more; first tell it who lives."""
+        """Take requests from this lead alone from now on; first tell it which workers live."""
         self._hang_up()
         self._held.clear()
         self._behind = None
@@ -136,7 +136,7 @@ class JobHost:
                 "newest": self._worker_host.newest_worker,
             }
         )
-        self._context.on_change()  # whoever lives is of this attempt now
+        self._context.on_change()  # workers that live are of this attempt now
 
     def take(self, lead: Channel, request: Message) -> None:
         """Do what the lead asks; what an earlier one still had to say is not heard."""
@@ -197,7 +197,7 @@ class JobHost:
             if self._is_parked:
                 return
             if not has_news or not self._context.agent.expects(self.job):
-                self.end()  # there is nothing to find, or nobody will come to find it
+                self.end()  # there is nothing to find, or no lead will come to find it
                 return
             at_s = time.monotonic() + self._context.orphan_s
             self._context.loop.alarm(("orphan", self), at_s, self.end)
@@ -210,7 +210,7 @@ class JobHost:
     def look_again(self) -> None:
         """Start workers whose slots are free by now; refuse those that have waited too long.
 
-        Without a lead and without a slot nobody will come: a lead that died in the middle of a
+        Without a lead and without a slot no lead will come: a lead that died in the middle of a
         shrink has left those whom it had not let go yet.
         """
         if self._lead is None and not self._context.agent.expects(self.job) and not self._is_parked:
@@ -251,13 +251,13 @@ class JobHost:
     # The end.
 
     def kill_slot(self, slot: int) -> None:
-        """Kill whoever lives on a slot; not who waits there for its turn."""
+        """Kill the worker on a slot; not one that waits there for its turn."""
         for history in self._worker_host.histories:
             if history.slot == slot and not (history.is_parked or self._will_have_turn(history)):
                 self._worker_host.kill(history.worker)
 
     def end(self, *, hang_up: bool = False) -> None:
-        """Kill everybody; once they are gone, so is the job host, and its lead sees the end."""
+        """Kill all workers; once they are gone, so is the job host, and its lead sees the end."""
         if hang_up:
             self._hang_up()
         if not self._is_ending:
@@ -270,7 +270,7 @@ class JobHost:
             self._context.on_change()
 
     def close(self) -> None:
-        """Let go of everything; whoever still lives is killed."""
+        """Let go of everything; workers that still live are killed."""
         self._is_ending = True
         self._worker_host.close()
         self._writer.close(wait=False)
@@ -323,7 +323,7 @@ def _changes_slot(word: Message) -> bool:
 
 
 def _named(owner: tuple[str, int] | None) -> str:
-    return "nobody" if owner is None else f"job {owner[0]}, attempt {owner[1]}"
+    return "no job" if owner is None else f"job {owner[0]}, attempt {owner[1]}"
 
 
 def _begins_here(request: Message) -> bool:

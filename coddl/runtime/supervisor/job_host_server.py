@@ -27,12 +27,10 @@ from coddl.runtime.wire import Lines, Message
 
 ORPHAN_S: Final = 300.0  # how long workers live without a lead
 JOB_WAIT_S: Final = 30.0  # how long a lead waits for its job to be known here
-HELLO_WAIT_S: Final = 5.0  # how long a connection may be silent before it says who it is
-HELLO_BYTES_MAX: Final = 4 << 10  # of whoever has not said who it is
+HELLO_WAIT_S: Final = 5.0  # how long a connection may be silent before its hello
+HELLO_BYTES_MAX: Final = 4 << 10  # of a connection before its hello
 REQUEST_BYTES_MAX: Final = 4 << 20  # of a lead
-UNAUTHENTICATED_MAX: Final = (
-    64  # connections that have not said who they are; the oldest are closed
-)
+UNAUTHENTICATED_MAX: Final = 64  # connections without a hello; the oldest are closed
 GONE_WAIT_S: Final = 5.0  # how long `close` waits for killed workers
 
 
@@ -171,7 +169,7 @@ class JobHostServer:
         for job_host in self._all():
             held |= job_host.held
         for job_host in self._all():
-            held |= job_host.overdue  # before whoever else is there
+            held |= job_host.overdue  # before other processes there
         return held
 
     def _is_free(self, slot: int, but_for: JobHost | None) -> bool:

@@ -50,7 +50,7 @@ class JobStatus:
     parked_after_s: float = 0.0  # how long it took, from the command or its turn on
     turn_begun_s: float = 0.0  # when its last turn on a shared slot began
     is_finishing: bool = False  # a script without prepare has ended well in one worker
-    has_finished: bool = False  # somebody ran the script to its end
+    has_finished: bool = False  # a worker ran the script to its end
     stopping: int | None = None  # the code we are going to end with
     exit_code: int | None = None
     moved_s: float | None = None  # when the last step was made, or the group began

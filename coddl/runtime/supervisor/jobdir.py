@@ -39,7 +39,7 @@ def check_name(name: str) -> str:
 
 
 def socket_folder(env: Mapping[str, str] = os.environ) -> Path:
-    """Make the folder of control sockets; nobody else may reach into it."""
+    """Make the folder of control sockets; other users may not reach into it."""
     if base := env.get("XDG_RUNTIME_DIR"):
         folder = Path(base) / "coddl"
     else:
@@ -65,7 +65,7 @@ def stash_folder(name: str, folder: Path, script: Path, *, fresh: bool) -> Path:
 
 
 def stash_of(name: str, *, fresh: bool = True) -> Path:
-    """Make a folder of images, which is empty if it shall be fresh."""
+    """Make a folder of images; `fresh`: an empty one."""
     stash = _images() / name
     if fresh:
         shutil.rmtree(stash, ignore_errors=True)
@@ -74,7 +74,7 @@ def stash_of(name: str, *, fresh: bool = True) -> Path:
 
 
 def drop_stashes(name: str) -> None:
-    """Free the memory of all images under a name: whoever wrote them is gone."""
+    """Free the memory of all images under a name: their writer is gone."""
     shutil.rmtree(_images() / name, ignore_errors=True)
 
 
@@ -269,7 +269,7 @@ def _unknown(path: Path, because: str) -> TrainingError:
 
 
 def _write_about(folder: Path, about: dict[str, object]) -> None:
-    temporary = folder / f".{ABOUT}.{secrets.token_hex(4)}.tmp"  # nobody shall read half of it
+    temporary = folder / f".{ABOUT}.{secrets.token_hex(4)}.tmp"  # no reader may see half of it
     try:
         with temporary.open("w") as file:
             file.write(json.dumps(about) + "\n")

@@ -1,4 +1,4 @@
-"""The supervisor's loop: who has something to read, what is due, and who is written to."""
+"""The supervisor's loop: what can be read, what is due, and what can be written."""
 
 import contextlib
 import heapq
@@ -157,7 +157,7 @@ class Channel:
             return False
         try:
             messages = list(self._lines.feed(data))
-        except ValueError:  # not our language: whoever it is, nobody else shall suffer
+        except ValueError:  # not our protocol: no other peer may suffer from it
             self._lose()
             return False
         for message in messages:
@@ -188,7 +188,7 @@ class LogPipe:
         loop.watch(descriptor, self._read)
 
     def finish(self) -> None:
-        """Read all there is and close; whoever else still writes there is not waited for."""
+        """Read all there is and close; other writers are not waited for."""
         for _ in range(LAST_PIECES_MAX):
             if not self._is_open or not self._read():
                 break

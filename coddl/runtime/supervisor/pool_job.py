@@ -106,14 +106,14 @@ class PoolJob:
             self._supervisor.set_target(self._slots)
 
     def retire(self, *, park: bool = False) -> None:
-        """Have the state made durable and everybody leave; before there is any, simply stop.
+        """Make the state durable and have all workers leave; before there is any, simply stop.
 
         `park`: workers give up their GPUs and stay, for the next lead.
         """
         job_status = self._supervisor.job_status
         job_status.is_retiring, job_status.parks = True, park
         if job_status.is_over or self._adoption is not None:
-            return  # it ends by itself; or whoever is found is told afterwards
+            return  # it ends by itself; or the workers that are found are told afterwards
         if job_status.coordinator.members and job_status.coordinator.step and not job_status.rigid:
             self._supervisor.set_target(())
         else:
@@ -136,7 +136,7 @@ class PoolJob:
     def on_living(self, node: str, word: Message) -> None:
         """Take in which workers run at a host.
 
-        Whoever is found later was given up before, or is another attempt's: killed.
+        A worker that is found later was given up before, or is another attempt's: it is killed.
         """
         if self._adoption is not None and node in self._adoption.asked:
             self._adoption.living(node, word, time.monotonic())
@@ -154,13 +154,13 @@ class PoolJob:
             self._end_adoption()
 
     def on_lost(self, node: str) -> None:
-        """Ask a worker host anew that hung up: those who were found there may be gone, or not."""
+        """Ask a worker host again that hung up: workers found there may be gone, or not."""
         if self._adoption is not None:
             self._adoption.lose(node)
             self._ask(self._supervisor.workers, node)
 
     def on_unknown_gone(self, node: str, word: Message) -> None:
-        """Take in that somebody who is not ours yet, or not any more, has exited."""
+        """Take in that a worker which is not ours yet, or not any more, has exited."""
         if self._adoption is not None:
             self._adoption.gone(node, word)
 
@@ -170,7 +170,7 @@ class PoolJob:
         self._supervisor.job_status.exit_code = SUPERSEDED
 
     def _end_adoption(self) -> None:
-        """Once all have answered, go on with those who were found, then toward the target."""
+        """Once all have answered, go on with the workers found, then toward the target."""
         adoption, job_status = self._adoption, self._supervisor.job_status
         if adoption is None or not adoption.is_done or job_status.stopping is not None:
             return

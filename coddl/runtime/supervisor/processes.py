@@ -17,7 +17,7 @@ class ProcessHandle:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Take down who has this number now."""
+        """Take down which process has this number now."""
         found = _found(pid)
         return cls(pid, None if found is None else found[1])
 

@@ -81,7 +81,7 @@ class RemoteCheckpoints:
             return None
         except OSError as error:
             raise self._refused(error) from error
-        self._drop_copies()  # all who needed them have state by now
+        self._drop_copies()  # all workers that needed them have state by now
         seconds = time.monotonic() - started_s
         return SavedCheckpoint(f"{self._files.uri}/{name}", step, sealed_bytes(header), seconds)
 

@@ -80,7 +80,7 @@ class RemoteWorkerHost:
             self._try()
 
     def close(self) -> None:
-        """Have everything there ended; `is_closed` once that is so, or nobody answers."""
+        """End everything there; `is_closed` once that is so, or the node does not answer."""
         self._waiting.clear()
         if self._is_greeted and self._channel is not None:
             self._say = lambda _word: None
@@ -91,7 +91,7 @@ class RemoteWorkerHost:
             self.leave()
 
     def leave(self) -> None:
-        """Hang up; whoever lives there lives on."""
+        """Hang up; the workers there live on."""
         for name in ("late", "again"):
             self._loop.silence((self, name))
         if self._connecting is not None:
@@ -113,7 +113,7 @@ class RemoteWorkerHost:
         try:
             keep_alive(peer)
             code = peer.connect_ex((self._address.host, self._address.port))
-        except OSError as error:  # a name that nobody knows
+        except OSError as error:  # an unknown name
             code = error.errno or errno.EHOSTUNREACH
         if code in (0, errno.EINPROGRESS):
             self._loop.watch(peer, self._on_connected, write=True)
@@ -169,7 +169,7 @@ class RemoteWorkerHost:
                     self._say({"is": "unsaved", "what": what, "because": because, "try": try_})
 
     def _adopt_nobody(self) -> None:
-        """Have nobody kept there from now on: whoever was found was told of, or is given up."""
+        """Keep no workers there from now on: those found were told of, or are given up."""
         self._hello = {**self._hello, "adopt": False}
 
     # Connected.

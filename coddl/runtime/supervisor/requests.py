@@ -22,7 +22,7 @@ class SupportsRequests(Protocol):
         ...
 
     def set_workers(self, workers: int, since: Since) -> None:
-        """Set how many workers there shall be."""
+        """Set the number of workers."""
         ...
 
 

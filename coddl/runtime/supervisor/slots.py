@@ -78,7 +78,7 @@ class HostingAgent(Protocol):
         ...
 
     def on_holding(self, held: Mapping[int, SlotProcess], parked: Parked) -> None:
-        """Hear who has processes on this node's slots, after every change and every `look_again`.
+        """Hear which processes are on this node's slots, after every change and `look_again`.
 
         Parked workers are not among them, nor those that wait for a turn that will come.
 

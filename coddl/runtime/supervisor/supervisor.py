@@ -168,7 +168,7 @@ class Supervisor:
         self.tell({"is": "problem", **problem.parts()})
 
     def tell(self, event: Message) -> None:
-        """Tell the host, and everybody who watches."""
+        """Tell the host, and all that watch."""
         self._host(event)
         if self._control is not None:
             self._control.broadcast(event)
@@ -180,7 +180,7 @@ class Supervisor:
         self._end_if_alone()
 
     def _end_if_alone(self) -> None:
-        """End once nobody is left, if that is what the job was about to do."""
+        """End once no worker is left, if that is what the job was about to do."""
         job_status = self.job_status
         if self.workers.records or job_status.exit_code is not None:
             return
@@ -234,7 +234,7 @@ class Supervisor:
         return self.job_status.full(self.workers, self.checkpointing.saved_step)
 
     def set_workers(self, workers: int, since: Since = "decision") -> None:
-        """Set how many workers there shall be on this machine; none: they save and leave."""
+        """Set the number of workers on this machine; 0: they save and leave."""
         gpus, taken = self.workers.gpus or 0, self.workers.slot_numbers(self._coordinator.members)
         self.set_target(local_job.local_slots(self._job, workers, gpus, taken), since)
 
@@ -441,7 +441,7 @@ class Supervisor:
         self.feed(group.WorkerSwapped(record.number, message["generation"], message["step"]))
 
     def _complete_change(self) -> None:
-        """Tell of a change once everybody who still lives has made it."""
+        """Tell of a change once all living workers have made it."""
         if self._coordinator.phase in ("swapping", "broken", "regrouping"):
             return
         event = self._changes.complete({record.number: record for record in self.workers.records})
@@ -495,6 +495,6 @@ class Supervisor:
             self.workers.send(self._coordinator.members[:1], {"do": "capture"})
 
     def capture(self) -> None:
-        """Have an image taken and saved, if the job trains where it shall."""
+        """Have an image taken and saved, if the job trains on its target slots."""
         if self.job_status.is_at_target and not self.workers.is_saving:
             self.capture_timer.take()

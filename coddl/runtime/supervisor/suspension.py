@@ -133,7 +133,7 @@ class Suspension:
         self._supervisor.capture()
 
     def fall_asleep(self) -> None:
-        """Tell that the job is suspended once its state is durable and nobody runs."""
+        """Tell that the job is suspended once its state is durable and no worker runs."""
         supervisor, job_status = self._supervisor, self._supervisor.job_status
         coordinator = job_status.coordinator
         workers = supervisor.workers

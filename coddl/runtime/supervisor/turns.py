@@ -54,7 +54,7 @@ class JobTurns:
         self._resident, self._told, self._begins = resident, None, None
         job_status = self._supervisor.job_status
         if not job_status.coordinator.members:
-            job_status.moved_s = None  # whoever is being started may have to wait for a turn
+            job_status.moved_s = None  # a worker that is being started may have to wait for a turn
         self.settle()
 
     def begin(self, *, crowded: bool = False) -> None:
@@ -76,7 +76,7 @@ class JobTurns:
         job_status = self._supervisor.job_status
         members = job_status.coordinator.members
         if not members:
-            self._told = None  # who was parked since has forgotten it
+            self._told = None  # a worker that was parked since has forgotten it
         if self._resident is None or not job_status.is_at_target or len(members) != 1:
             return
         if self._told != members[0]:
@@ -99,7 +99,7 @@ class JobTurns:
     def _on_ended(self, record: WorkerRecord, message: Message) -> None:
         supervisor, job_status = self._supervisor, self._supervisor.job_status
         record.awaits_turn, record.step = True, message["step"]
-        # Of a rigid job nobody could go on from there.
+        # A rigid job could not go on from there.
         record.image = message["image"] if job_status.rigid is None else None
         job_status.moved_s = None  # it does not stand still: it waits
         job_status.step_timer.pause()
@@ -172,7 +172,7 @@ class JobTurns:
             self._gone = (record, code, because)
             supervisor.workers.save(record.slot.node, image)
             return True
-        if record.awaits_turn:  # whoever comes next starts when its turn has come
+        if record.awaits_turn:  # the next worker starts when its turn has come
             self._resident = self._told = None
         if self._begins == record.number:
             self._begins = None

@@ -65,7 +65,7 @@ class _ForkedServer:
         kind = self.kind
         if kind.about is not None:
             return -signal.SIGKILL, []
-        if kind.code is None:  # it is about to: nobody has told us yet
+        if kind.code is None:  # it is about to: we were not told yet
             self.on_lost(kind, kind.client.close())
         assert kind.code is not None
         return kind.code, kind.client.last_words
@@ -119,7 +119,7 @@ class WarmInterpreters:
         return kind
 
     def _make_room(self) -> None:
-        """End the kinds that nobody has used for longest, if there are many."""
+        """End the kinds that were not used for longest, if there are many."""
         idle = [key for key, kind in self._kinds.items() if kind.users <= 0]
         for key in idle[: max(0, len(self._kinds) + 1 - KEPT_MAX)]:
             self._kinds.pop(key).client.close()

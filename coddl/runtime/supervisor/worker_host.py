@@ -23,7 +23,7 @@ from coddl.runtime.supervisor.processes import ProcessHandle
 from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.wire import Message
 
-LOST: Final = -signal.SIGKILL  # the code of a worker of whose end nobody has told us
+LOST: Final = -signal.SIGKILL  # the code of a worker whose end was not reported
 LOOK_EVERY_S: Final = 0.01  # at processes whose fork server is gone
 UNKNOWN_WAIT_S: Final = 2.0  # for one whose number we never heard
 FORK_SERVERS_MAX: Final = 3  # that may be killed in a row before one is warm
@@ -257,7 +257,7 @@ class LocalWorkerHost:
         if worker.process is not None:
             worker.process.kill_group()
             is_gone = not worker.process.lives
-        else:  # forked or not: its socket tells, which nobody else has
+        else:  # forked or not: its socket tells, which no other process has
             worker.channel.drain()
             is_gone = not worker.channel.is_open or time.monotonic() >= until_s
         if is_gone:

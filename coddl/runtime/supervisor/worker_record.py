@@ -52,7 +52,7 @@ class WorkerRecord:
     started_s: float
     heard_s: float  # when its main thread last gave a sign
     joins: bool = False  # others train when it starts
-    is_first: bool = False  # nobody else ran when it started
+    is_first: bool = False  # no other worker ran when it started
     pid: int | None = None
     has_prepared: bool = False  # called coddl.prepare
     has_arrived: bool = False  # came to its loop

@@ -106,7 +106,7 @@ class Workers:
         self._ask_store()
 
     def close(self) -> None:
-        """End everything that runs; returns when it is gone, or nobody answers."""
+        """End everything that runs; returns when it is gone, or no host answers."""
         self._is_closing = True
         for worker_host in self._worker_hosts.values():
             worker_host.close()
@@ -209,7 +209,7 @@ class Workers:
     ) -> None:
         """Have workers build the group of a plan: beside their own, or in its place.
 
-        `park`: those who leave for no other group stay, without their GPUs.
+        `park`: workers that leave for no other group stay, without their GPUs.
         """
         assert self.store is not None
         slots = [n.slot for n in self.records if n.number in plan.members + plan.bridge]
@@ -276,7 +276,7 @@ class Workers:
             self.worker_host(record.slot.node).do(request)
 
     def restart_together(self) -> None:
-        """Kill everybody: they may wait for one who died, in a group that we know nothing of."""
+        """Kill all workers: they may wait for one that died, in a group that we know nothing of."""
         self.restarts += 1
         self.open()  # in the old store lies what they have said to each other
         for record in self.records:
@@ -401,7 +401,7 @@ class Workers:
         self._listener.on_word(record, message)
 
     def _lose_node(self, node: str, because: str) -> None:
-        """Count everybody on a node as lost: nothing is heard of them any more."""
+        """Count all workers on a node as lost: nothing is heard of them any more."""
         if self._hosts_listener is not None:
             self._hosts_listener.on_lost(node)
         for _ in range(self._saves.pop(node, 0)):
@@ -428,7 +428,7 @@ class Workers:
         if word["store"] != self._store_name:
             return
         if "error" in word:
-            code = 2 if self._job.port else 1  # a free one is nobody's choice
+            code = 2 if self._job.port else 1  # a free port was not chosen by the user
             self._listener.fail(job_errors.no_port(self._job.port, word["error"]), code)
             return
         self._stores_lost = 0

@@ -53,7 +53,7 @@ class CatchUp:
             (tree, device_of), self._put_off = self._put_off, None
             self._state.restore(tree, device_of, progress=False)
         if self._exchange.has_idle:
-            # Whoever was ahead in this takes it for something of its next pass, and shares again.
+            # A worker that was ahead takes this for something of its next pass, and shares again.
             again = self._peers.together(self._share, alone=lambda: False, missed=self._take_given)
             self._exchange.has_idle, self._exchange.is_idle = again, False
         self._given = None

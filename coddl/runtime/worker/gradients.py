@@ -65,7 +65,7 @@ class Bucket:
         self.rows[rank * PACKED_BYTES : (rank + 1) * PACKED_BYTES].copy_(packed)
 
     def carried(self) -> bytes:
-        """Give everybody's row, by rank, when the sum is complete."""
+        """Give the rows of all, by rank, when the sum is complete."""
         return self.rows.to("cpu", torch.float32).numpy().astype("u1").tobytes()
 
     def has_changed(self) -> bool:
@@ -198,7 +198,7 @@ class Gradients:
         self._next = len(self._planned)
 
     def sum_planned(self, unless: Callable[[], bool] = lambda: False) -> list[PeerRow] | None:
-        """Complete the sums that were planned, and give everybody's row; raises `Broken`.
+        """Complete the sums that were planned, and give the rows of all; raises GroupError.
 
         Gives None when `unless` was true first, and no rows where nothing was planned.
         """

@@ -70,13 +70,13 @@ class Group:
         )
 
     def all_gather(self, output: Tensor, mine: Tensor) -> Work:
-        """Start collecting everybody's tensor into one, in order of rank."""
+        """Start collecting the tensors of all members into one, in order of rank."""
         return self._started(
             lambda: self._backend._allgather_base(output, mine, AllgatherOptions())
         )
 
     def broadcast(self, tensor: Tensor, root: int) -> Work:
-        """Start giving everybody the root's tensor."""
+        """Start giving all members the root's tensor."""
         options = BroadcastOptions()
         options.rootRank = root
         options.rootTensor = 0
@@ -129,7 +129,7 @@ class Group:
             look = min(max(2 * look, LOOK_PART * took), LOOK_EVERY)
 
     def post(self, note: str) -> None:
-        """Leave a note for the other members, who may be waiting elsewhere."""
+        """Leave a note for the other members, which may be waiting elsewhere."""
         self._tried(lambda: self._store.set(note, ""))
 
     def has(self, note: str) -> bool:
@@ -186,7 +186,7 @@ def connect(
         group = Group(made, rank, world, prefixed)
         device = "cuda" if backend == "nccl" else "cpu"
         group.finish(group.all_reduce(torch.ones(1, device=device)))
-        # All have connected, so nobody reads this group's keys any more.
+        # All have connected, so none reads this group's keys any more.
         if rank == 0 and hasattr(store, "list_keys"):
             for key in store.list_keys():
                 if key.startswith(f"{name}/"):

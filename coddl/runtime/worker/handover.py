@@ -141,10 +141,10 @@ class Handover:
     def synchronise(
         self, group: Group | None, work: "MemberSession", *, has_state: bool, image: Path | None
     ) -> Sequence[int]:
-        """Bring everybody in the group to the most advanced member's state.
+        """Bring all members of the group to the most advanced member's state.
 
-        If nobody has state, it comes from the image; if there is none, rank 0's initial weights
-        are everybody's. Gives how many batches each loader has handed out on any worker.
+        If no member has state, it comes from the image; if there is none, all take rank 0's initial
+        weights. Gives how many batches each loader has handed out on any worker.
         """
         self.boundary_s = 0.0
         if group is None:
@@ -226,7 +226,7 @@ class Handover:
             self._state.forget_rehearsal()
 
     def _gathered(self, group: Group, mine: list[int]) -> list[list[int]]:
-        """Collect everybody's numbers; the time it takes is that of waiting for the last one."""
+        """Collect all members' numbers; the time it takes is that of waiting for the last one."""
         start_s = time.monotonic()
         everybody = torch.empty(group.world * len(mine), dtype=torch.int64)
         group.finish(group.all_gather(everybody, torch.tensor(mine)))

@@ -210,7 +210,7 @@ class _StashFile:
         return os.fstat(self._fd).st_size
 
     def lock(self) -> bool:
-        """Take the slot for writing, unless somebody reads or writes it."""
+        """Take the slot for writing, unless it is being read or written."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -435,7 +435,7 @@ class Stash:
 class ImagePrefetch:
     """Maps and pins the images of a folder for a worker that will soon copy one to its GPU.
 
-    Pinning takes as long as a copy from pageable memory; done ahead, nobody waits for it.
+    Pinning takes as long as a copy from pageable memory; done ahead, no step waits for it.
     """
 
     def __init__(self) -> None:

@@ -201,7 +201,7 @@ class Membership:
             self._link.tell("broken", generation=self._generation.number, because=str(failure))
 
     def _regroup(self, link: SupervisorLink, generation: Generation) -> None:
-        """Give up the broken group and the iteration's passes; begin it again with who is left."""
+        """Give up the broken group and this iteration; begin it again with the workers left."""
         with link.changed:
             while not link.stop and link.regroup is generation:
                 if link.pending is not None and link.pending[0] is generation:
@@ -331,7 +331,7 @@ class Membership:
     def _park(self, link: SupervisorLink, generation: Generation, *, is_main: bool) -> None:
         """Empty the GPU and wait without it, to be taken into another group.
 
-        Nobody empties anything before the image is there; if it can't be written, all stay.
+        No worker empties its GPU before the image is there; if it can't be written, all stay.
         """
         start_s = time.monotonic()
         try:
@@ -426,7 +426,7 @@ class Membership:
 
 
 def share_cores(workers: int) -> None:
-    """Give this worker its part of the machine's cores, unless somebody has decided that."""
+    """Give this worker its part of the machine's cores, unless OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" not in os.environ:
         own = os.environ.get("CODDL_CPUS")  # how many its slot has, on a node with several jobs
         cores = int(own) if own else len(os.sched_getaffinity(0)) // workers

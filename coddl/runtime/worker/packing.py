@@ -43,7 +43,7 @@ def unpacked(data: bytes) -> Tree:
 
 
 def shared(group: Group, tree: Tree | None, root: int = 0) -> Tree:
-    """Give everybody the root's tree; raises `Broken`."""
+    """Give all members the root's tree; raises GroupError."""
     data = packed(tree) if group.rank == root else b""
     size = torch.tensor([len(data)], dtype=torch.int64)
     group.finish(group.broadcast(size, root))

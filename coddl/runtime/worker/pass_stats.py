@@ -11,7 +11,7 @@ from coddl.runtime.worker.footprint import Footprint
 from coddl.runtime.worker.supervisor_link import SupervisorLink
 
 REPORT_EVERY_S: Final = 0.05
-SPANS_MAX: Final = 2000  # a trace that nobody fetches must not grow without end
+SPANS_MAX: Final = 2000  # a trace that is not fetched must not grow without end
 
 
 class PassStats:

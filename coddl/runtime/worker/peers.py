@@ -1,6 +1,6 @@
 """What this worker does together with the others, and does again when one of them dies.
 
-Every collective begins with everybody's row (`rows`), so all know what each is doing. Complete
+Every collective begins with a row of each worker (`rows`), so all know what each is doing. Complete
 collectives are counted: a survivor whose count is one behind has missed what a peer has seen, and
 takes the state that the peer has when the pass has ended.
 """
@@ -149,7 +149,7 @@ class Peers:
         return row if flags == row.flags else replace(row, flags=flags)
 
     def compare(self, groups: Groups, row: PeerRow, *, calls: bool = True) -> list[PeerRow]:
-        """Gather everybody's row, and learn from them; ends the job if they don't fit.
+        """Gather a row of each worker, and learn from them; ends the job if they don't fit.
 
         `calls`: others may not be here yet because they have sent their row with gradients.
         Where they are in a SyncBatchNorm meanwhile, this worker adds nothing to its statistics.
@@ -164,20 +164,20 @@ class Peers:
             row = replace(row, exchange=self._progress.collective)
 
     def is_called(self, groups: Groups) -> bool:
-        """Tell whether another worker does something else, and waits for everybody's row."""
+        """Tell whether another worker does something else, and waits for the rows of all."""
         return groups.talk is not None and rows.is_called(groups.talk, self._progress.collective)
 
     def end_compare(
         self, groups: Groups, told: PendingRow | None, *, calls: bool = True
     ) -> list[PeerRow]:
-        """Gather everybody's row after this worker's was sent."""
+        """Gather the rows of all after this worker's was sent."""
         if told is None or groups.talk is None:
             raise GroupError("the row could not be sent")
         found = rows.end_gather(groups.talk, told.row, told.everybody, told.work, calls=calls)
         return self.learn(told.row, found)
 
     def learn(self, row: PeerRow, found: list[PeerRow]) -> list[PeerRow]:
-        """Learn from everybody's row what all will do; ends the job if they don't fit."""
+        """Learn from the rows what all will do; ends the job if they don't fit."""
         try:
             rows.check(found, self._membership.members)
         except TrainingError as error:
@@ -247,7 +247,7 @@ class Peers:
         return total
 
     def from_main(self, groups: Groups, tree: Tree) -> Tree:
-        """Give everybody the main worker's tree; part of a collective."""
+        """Give all workers the main worker's tree; part of a collective."""
         assert groups.talk is not None
         return packing.shared(groups.talk, tree if groups.talk.rank == 0 else None)
 

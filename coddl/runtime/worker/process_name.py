@@ -1,4 +1,4 @@
-"""What a worker's process is called, for `ps` and whoever looks at what it is doing."""
+"""What a worker's process is called in `ps`, which shows what it is doing."""
 
 import os
 from collections.abc import Iterator

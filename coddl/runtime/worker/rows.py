@@ -95,7 +95,7 @@ class PeerRow:
 
     @classmethod
     def unpacked(cls, packed: bytes, buckets: frozenset[int]) -> "list[PeerRow]":
-        """Read everybody's row, by rank, of workers that use the same buckets."""
+        """Read the rows of all, by rank, of workers that use the same buckets."""
         return [cls._made(words, buckets) for words in _PACKED.iter_unpack(packed)]
 
     @classmethod
@@ -136,7 +136,7 @@ def first_rate(rates: int) -> float:
 
 
 def begin_gather(group: Group, row: PeerRow) -> tuple[Tensor, Work]:
-    """Begin to collect everybody's row; raises `Broken`."""
+    """Begin to collect the rows of all; raises GroupError."""
     everybody = torch.empty(group.world * WORDS, dtype=torch.int64)
     return everybody, group.all_gather(everybody, torch.tensor(row.words(), dtype=torch.int64))
 
@@ -144,7 +144,7 @@ def begin_gather(group: Group, row: PeerRow) -> tuple[Tensor, Work]:
 def end_gather(
     group: Group, row: PeerRow, everybody: Tensor, work: Work, *, calls: bool
 ) -> list[PeerRow]:
-    """Give everybody's row, by rank; raises `Broken`."""
+    """Give the rows of all, by rank; raises GroupError."""
     with _calling(group, row.exchange) as call:
         group.finish(work, unless=call if calls else lambda: False)
     found = everybody.view(group.world, WORDS).tolist()
@@ -152,7 +152,7 @@ def end_gather(
 
 
 def is_called(group: Group, exchange: int) -> bool:
-    """Tell whether a worker waits for everybody's row of an exchange; raises `Broken`."""
+    """Tell whether a worker waits for the rows of an exchange; raises GroupError."""
     return group.has(_note(exchange))
 
 

@@ -487,7 +487,7 @@ class TrainingSession:
         return self._samples if self.exchange.in_pass else 0
 
     def reject(self, error: TrainingError) -> NoReturn:
-        """End because the script can't be trained; under a supervisor, that is who shows why."""
+        """End because the script can't be trained; under a supervisor, that one shows why."""
         if self._link is None:
             raise error
         self.rehearsal.end()

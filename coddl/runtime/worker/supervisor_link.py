@@ -21,15 +21,15 @@ from coddl.runtime.worker.group import Group, GroupError, connect
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Who works together, on which virtual nodes, from one commit to the next."""
+    """The workers of a group and the virtual nodes of each, from one commit to the next."""
 
     number: int
     members: tuple[int, ...]  # oldest first: its rank is the place here
     counts: tuple[int, ...]  # virtual nodes of each
     bridge: tuple[
         int, ...
-    ] = ()  # who hands the state over, when no member has it; then who gets it
-    image: str | None = None  # where state comes from when nobody alive has it
+    ] = ()  # when no member has the state: the worker that hands it over, then those that get it
+    image: str | None = None  # where state comes from when no living worker has it
     parks: bool = False  # without members: they are to stay, without their GPUs
     store: tuple[str, int] = ("", 0)
     backend: str = "gloo"

@@ -45,7 +45,7 @@ class TimeSeries(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """Who holds how many GPUs from `from_s` to `to_s`: all that is held at first, then changes."""
+    """Which jobs hold how many GPUs from `from_s` to `to_s`: all at first, then changes."""
 
     from_s: float
     to_s: float
@@ -176,7 +176,7 @@ def _busy_between(held: GpuChanges, start_s: FloatColumn, stop_s: FloatColumn) -
 
 
 def timeline(run: Run, held: GpuChanges, window_s: tuple[float, float], at_most: int) -> Timeline:
-    """Who holds what in and around a window, as far as `at_most` changes reach."""
+    """What jobs hold in and around a window, as far as `at_most` changes reach."""
     first, stop = np.searchsorted(held.time_s, window_s)
     spare = at_most - int(stop - first)
     first = max(0, int(first) - max(0, spare // 2))

@@ -110,7 +110,7 @@ class StrictExchange:
         self._check_stepped([round(count) for count in heard[1 : 1 + len(self._stepped)]])
         present = heard[1 + len(self._stepped) :]
         for parameter, mean, there in zip(self.parameters, means, present, strict=False):
-            # A gradient nobody had stays None, as it would alone: optimizers skip those.
+            # A gradient that no worker had stays None, as it would alone: optimizers skip those.
             parameter.grad = mean if there > 0 else None
         self._buffers.publish([m for m in means[len(self.parameters) :] if m is not None])
         return round(heard[0])

@@ -122,7 +122,7 @@ class Loader:
             asked, batch = self._asked.pop(0), next(self._stream)
             if asked == key:
                 return batch  # others were of virtual nodes that have moved away meanwhile
-        return self._samples[key]  # just moved here, or handed out again: nobody fetched it ahead
+        return self._samples[key]  # just moved here, or handed out again: it was not fetched ahead
 
     def _started(self) -> Iterator[Item]:
         def noted() -> Iterator[Key]:

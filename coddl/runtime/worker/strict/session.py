@@ -255,7 +255,7 @@ class StrictSession:
         return sum(seen[node] for node in sorted(seen)) / len(seen)
 
     def _shared(self, seen: dict[int, float]) -> dict[int, float]:
-        """Put everybody's numbers together: those of others are zero here, so sums are exact."""
+        """Put the numbers of all together: those of others are zero here, so sums are exact."""
         rows = torch.zeros(2, self.settings.cut.virtual_nodes, dtype=torch.float64)
         for node, one in seen.items():
             rows[0, node], rows[1, node] = one, 1.0
@@ -275,7 +275,7 @@ class StrictSession:
         return dict(enumerate(rows[0].tolist()))
 
     def reject(self, error: TrainingError) -> NoReturn:
-        """End because the script can't be trained; under a supervisor, that is who shows why."""
+        """End because the script can't be trained; under a supervisor, that one shows why."""
         if self._link is None:
             raise error
         reject(self._link, error)
