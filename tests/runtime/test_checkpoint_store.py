@@ -203,7 +203,7 @@ def test_a_checkpoint_cut_short_is_skipped(folder: Path, length: int, want: str)
 FLIPPED = {
     "magic": (0, "is no image: its first bytes are wrong"),
     "version": (8, "has format 0, and this version of coddl reads 1"),
-    "complete": (12, "is incomplete: whoever wrote it did not finish"),
+    "complete": (12, "is incomplete: its writer did not finish"),
     "stamp": (16, "is damaged: its checksum does not match"),
     "size of the manifest": (24, "is damaged: its checksum does not match"),
     "place of the payload": (32, "has a damaged header: its sizes contradict each other"),
