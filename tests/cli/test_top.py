@@ -26,7 +26,7 @@ from tests.runtime.harness import ROOT
 from tests.server.harness import TOKEN, LivePool
 
 SIZE = (80, 24)
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 POOL = {
     "policy": "afs-p", "slots_used": 2, "slots_total": 2, "nodes": 1, "nodes_up": 1,
     "jobs": {"RUNNING": 1, "PENDING": 1},

@@ -32,4 +32,5 @@ def test_jobs_grow_into_idle_slots_and_give_them_back(tmp_path: Path, alone: Alo
         assert first.view["attempt"] == 1
         assert first.hash == alone(STEPS)
         kinds = {each.kind for each in pool.told(r.RunChanged, first.job)}
-        assert kinds == {"started", "resized"}
+        # Speeds of a busy machine may differ, so that workers are dealt other slices.
+        assert kinds - {"rebalanced"} == {"started", "resized"}
