@@ -23,32 +23,63 @@ from coddl.core.errors import UserError
 PAGE: Final = 200
 OVER: Final = ("SUCCEEDED", "FAILED", "CANCELLED")
 LOOK_S: Final = 0.2
-SHOWN: Final = 50  # rows in a notebook
+SINCE_1970_S: Final = 1e9  # a larger number of seconds is a time, not a duration
+SHOWN: Final = 50  # rows of a table
 
 Row = TypeVar("Row", bound=View)
 JobLike = JobView | int | str  # a job, its number or its name
 
 
+# What a table shows of these; `columns()` gives all there is.
+BRIEFLY: Final[Mapping[type[View], tuple[str, ...]]] = {
+    JobView: ("id", "name", "user", "state", "gpus", "nodes", "progress", "eta_s", "reason"),
+    NodeView: ("name", "host", "state", "used", "free", "jobs"),
+    EventView: ("number", "at_s", "job", "node", "text"),
+    LogLineView: ("at_s", "rank", "stream", "text"),
+}
+
+
 class Rows(list[Row]):
-    """A list of views, which gives its columns and shows itself as a table in a notebook."""
+    """A list of views, which gives its columns and shows itself as a table."""
 
     def columns(self, *names: str) -> dict[str, list[Any]]:  # Any: what a view can hold
         """Give the columns, or some of them: `pandas.DataFrame(jobs.columns())`."""
         kept = names or tuple(type(self[0]).model_fields if self else ())
         return {name: [getattr(row, name) for row in self] for name in kept}
 
+    def __repr__(self) -> str:
+        """Show a table of text."""
+        if not self:
+            return "[]"
+        head, *lines = self._table()
+        widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
+        text = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in (head, *lines)
+        ]
+        return "\n".join(text + self._more())
+
     def _repr_html_(self) -> str:
-        """Show a table in a notebook, without the columns in which nothing is told."""
-        columns = self.columns()
-        told = [name for name, cells in columns.items() if any(c not in _NOTHING for c in cells)]
-        head = "".join(f"<th>{escape(name)}</th>" for name in told)
-        lines = zip(*(columns[name][:SHOWN] for name in told), strict=True)
+        """Show a table in a notebook."""
+        head, *lines = self._table()
+        names = "".join(f"<th>{escape(name)}</th>" for name in head)
         body = "".join(
-            "<tr>" + "".join(f"<td>{escape(_cell(cell))}</td>" for cell in line) + "</tr>"
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>"
             for line in lines
         )
-        more = f"<p>and {len(self) - SHOWN} more</p>" if len(self) > SHOWN else ""
-        return f"<table><tr>{head}</tr>{body}</table>{more}"
+        return f"<table><tr>{names}</tr>{body}</table>" + "".join(
+            f"<p>{more}</p>" for more in self._more()
+        )
+
+    def _table(self) -> list[list[str]]:
+        """Give the names of the columns in which something is told, and the first rows."""
+        columns = self.columns(*(BRIEFLY.get(type(self[0]), ()) if self else ()))
+        told = [name for name, cells in columns.items() if any(c not in _NOTHING for c in cells)]
+        lines = zip(*(columns[name][:SHOWN] for name in told), strict=True)
+        return [told, *([_cell(cell) for cell in line] for line in lines)]
+
+    def _more(self) -> list[str]:
+        return [f"and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
 
 
 _NOTHING: Final[tuple[object, ...]] = (None, "", [], {})
@@ -242,6 +273,8 @@ def _path(job: JobLike) -> str:
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, float) and value > SINCE_1970_S:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     if isinstance(value, float):
         return f"{value:,.4g}"
     if isinstance(value, Mapping | list):

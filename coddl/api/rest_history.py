@@ -18,7 +18,7 @@ class SpanView(View):
     gpus: int
     from_s: float
     to_s: float | None  # null: it holds them still
-    paused_s: float | None  # of the start or resize that began it; null: unknown
+    paused_s: float | None  # of the resize that began it; null: unknown, or it is a start
 
 
 class TimelineView(View):

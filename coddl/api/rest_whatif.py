@@ -22,7 +22,7 @@ class WhatIfRequest(BaseModel):
     ] = []
     since_s: Annotated[
         float | None,
-        Field(ge=0, description="Only jobs submitted since then (seconds since 1970)."),
+        Field(ge=0, description="Only what happened since then (seconds since 1970)."),
     ] = None
 
 

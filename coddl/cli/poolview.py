@@ -343,7 +343,8 @@ def job_fields(job: Answer, now_s: float) -> list[tuple[str, str]]:
     steps = f" of {job['steps']:,}" if job["steps"] else ""
     done = f" ({job['progress']:.0%})" if job["progress"] is not None else ""
     speed = f"{job['samples_per_s']:,.0f} samples/s" if job["samples_per_s"] else ""
-    pause = f", last pause {job['last_pause_s']:.2f} s" if job["last_pause_s"] else ""
+    has_pause = job["resizes"] and job["last_pause_s"]
+    pause = f", last pause {job['last_pause_s']:.2f} s" if has_pause else ""
     trials = f" ({job['trials']} to measure a size)" if job.get("trials") else ""
     limits = bounds(job["gpus_min"], job["gpus_max"])
     holds = f"{job['gpus']} (bounds {limits})"

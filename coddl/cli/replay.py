@@ -8,6 +8,7 @@ import typer
 from coddl.cli.connect import Server, StateDir, complete_policies, connect
 from coddl.cli.output import AsJson, Output, wants_json, without_nan
 from coddl.cli.simulate import SpeedTable, Workload
+from coddl.core.errors import UserError
 
 EXAMPLES: Final = """
 Examples:
@@ -112,6 +113,9 @@ def replay(
     jobs = jobs_of_trace(trace, speeds, load, first)
     with connect(server, state_dir) as client:
         requests = requests_for(client, jobs, gpus=gpus, curves=curves, script=script)
+        if skip >= jobs.size:
+            last = f"--from {jobs.size - 1} submits the last one"
+            raise UserError(f"--from {skip} leaves no jobs", f"there are {jobs.size} jobs", last)
         if policy:
             client.put("/policy", {"policy": policy})
         found = TraceReplay(client, jobs, requests, pace=time_scale).run(skip, wait=wait)

@@ -71,13 +71,11 @@ class Plan:
         after = f" ({cause})" if cause else ""
         if (why := self.waiting(row)) is not None:
             return f"{why.code}: {why.sentence}{after}"
-        rivals = int(np.count_nonzero(self.shares > 0)) - 1
-        others = f"{rivals} other {'job runs' if rivals == 1 else 'jobs run'}"
         total = self.snapshot.cluster.gpus_total
         # The cause comes first: a narrow terminal cuts the rest.
         reason = f"{self.shares[row]} of {counted(total, 'GPU')}{after}"
         place = self.placed.why.get(row) if self.placed is not None else None
-        return "; ".join(filter(None, [reason, others if rivals else "", place]))
+        return "; ".join(filter(None, [reason, place]))
 
     def _change(self, row: int) -> Change:
         jobs = self.snapshot.jobs

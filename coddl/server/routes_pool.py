@@ -1,6 +1,7 @@
 """Routes of the pool as a whole: nodes, policy, what happens, what probes and Prometheus ask."""
 
 import asyncio
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -65,6 +66,11 @@ def routes(server: Server) -> APIRouter:
     return router
 
 
+def name_order(name: str) -> list[str | int]:
+    """Give what names are ordered by, so that node-2 comes before node-10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
+
+
 def _add_nodes(router: APIRouter, server: Server) -> None:
     def find(node: str) -> NodeState:
         if node not in server.pool.nodes:
@@ -77,7 +83,7 @@ def _add_nodes(router: APIRouter, server: Server) -> None:
     @router.get("/nodes")
     async def nodes() -> rest.NodesView:
         """List nodes and their devices."""
-        found = sorted(server.pool.nodes.values(), key=lambda node: node.name)
+        found = sorted(server.pool.nodes.values(), key=lambda node: name_order(node.name))
         engine = server.engine_view()
         return rest.NodesView(
             items=[server.node_view(node) for node in found],

@@ -79,6 +79,8 @@ function Page({ route }: { route: Route }) {
   useEffect(() => {
     document.title = `${route.page === "job" ? `job ${route.job}` : route.page} · CoDDL`;
     scrollTo(0, 0);
+    // The link that led here is gone: the keyboard goes on from the top of the page.
+    if (document.activeElement === document.body) document.getElementById("main")?.focus({ preventScroll: true });
   }, [route]);
   switch (route.page) {
     case "pool":
@@ -125,7 +127,7 @@ function Bar({ route, onSignOut, theme: { theme, toggle } }: BarProps) {
         ))}
       </nav>
       <div className="right">
-        <span className={`live ${is}`} title="Whether changes are shown as they happen">
+        <span className={`live is-${is}`} title="Whether changes are shown as they happen">
           {is}
         </span>
         {!mayChange && (

@@ -46,6 +46,13 @@ REFUSED = {
         "given",
         '--script "train.py --steps {iterations}"; or coddl up --emulate 16x4',
     ),
+    "no job is left": (
+        (EMULATED,),
+        ("--from", "3"),
+        "--from 3 leaves no jobs",
+        "there are 3 jobs",
+        "--from 2 submits the last one",
+    ),
     "a script for emulated nodes": (
         (EMULATED,),
         ("--script", "train.py"),

@@ -83,7 +83,7 @@ def test_a_job_is_cancelled_by_a_click_after_a_question(
     with Visit(browser, address(pool), token(pool)) as visit:
         visit.row("Running jobs", "unwanted").get_by_role("link").click()
         visit.page.get_by_role("button", name="Cancel").click()
-        question = visit.page.get_by_role("dialog", name="Cancel?")
+        question = visit.page.get_by_role("dialog", name="Cancel job")
         expect(question).to_contain_text("unwanted")
         assert pool.job("unwanted")["state"] != "CANCELLED"
         question.get_by_role("button", name="Cancel").click()
@@ -145,7 +145,7 @@ def test_a_replay_is_asked_for_and_answered(browser: Browser, pool: UpPool) -> N
         answer = visit.region("Answer")
         expect(answer).to_contain_text("jobs")
         expect(answer.get_by_role("row").filter(has_text="recorded")).to_be_visible()
-        expect(answer.get_by_role("row").filter(has_text="alternative")).to_contain_text("srtf")
+        expect(answer.get_by_role("row").filter(has_text="what if")).to_contain_text("srtf")
 
 
 def test_pages_are_no_wider_than_a_phone(browser: Browser, pool: UpPool) -> None:

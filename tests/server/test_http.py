@@ -11,6 +11,7 @@ from coddl import __version__
 from coddl.api.rest import JobView, Problem
 from coddl.api.spec import GPUS_MAX_UNSEEN
 from coddl.server.code_store import CodeStore
+from coddl.server.routes_pool import name_order
 from coddl.server.store import RecordJob, StoredRecord
 from coddl.server.store_memory import MemoryStore
 from tests.server.harness import TOKEN, LivePool, eventually
@@ -420,3 +421,9 @@ def test_the_server_is_ready_when_it_can_decide(live: LivePool) -> None:
         "problems": [],
         "unsaved": [],
     }
+
+
+def test_nodes_are_listed_as_people_count() -> None:
+    names = ["node-10", "node-2", "a100-b", "node-1", "a9", "rack2-node10", "rack2-node9", "7"]
+    want = ["7", "a9", "a100-b", "node-1", "node-2", "node-10", "rack2-node9", "rack2-node10"]
+    assert sorted(names, key=name_order) == want

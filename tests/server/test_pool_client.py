@@ -50,7 +50,9 @@ def test_what_is_listed_is_given_as_columns(client: coddl.Client, folder: Path) 
     shown = jobs._repr_html_()
     assert "<th>name</th>" in shown
     assert "exit_code" not in shown, "it tells nothing of these jobs"
-    assert client.nodes().columns() == {}
+    assert repr(jobs).splitlines()[0].split() == ["id", "name", "user", "state", "gpus", "reason"]
+    assert [line.split()[:2] for line in repr(jobs).splitlines()[1:]] == [["2", "b"], ["1", "a"]]
+    assert (client.nodes().columns(), repr(client.nodes())) == ({}, "[]")
 
 
 def test_many_jobs_come_page_by_page(

@@ -76,7 +76,7 @@ def explain(
         code=code_of(state),
         sentence=sentence(pool, state, now_s, awaited),
         position=line.index(job) + 1 if job in line else None,
-        ahead=sum(1 for each in pool.live_jobs() if each.granted and each.id != job),
+        ahead=_holding(pool, job),
         speeds=speed_rows(pool, state),
         story=tuple(
             StoryLine(number, at_s, sentence_of(record, job, pool.unit))
@@ -112,7 +112,8 @@ def sentence(
             return in_turns + more
         if leaves := leaving_sentence(pool, job):
             return f"{job.reason}; {leaves}{more}"
-        return job.reason + more + _why_not_more(pool, job, now_s)
+        others = "" if is_brief or not job.granted else _others(pool, job)
+        return job.reason + others + more + _why_not_more(pool, job, now_s)
     if job.target:
         return _reserved(pool, job)
     if job.waiting is None:
@@ -123,6 +124,16 @@ def sentence(
     if awaited:
         since += f"; nodes not back since the server restarted: {', '.join(sorted(awaited))}"
     return f"{job.waiting.sentence} ({since})"
+
+
+def _others(pool: Pool, job: JobState) -> str:
+    """Say how many other jobs hold devices now, which a decision's reason can't know later."""
+    count = _holding(pool, job.id)
+    return f"; {count} other {'job runs' if count == 1 else 'jobs run'}" if count else ""
+
+
+def _holding(pool: Pool, but: int) -> int:
+    return sum(1 for each in pool.live_jobs() if each.granted and each.id != but)
 
 
 def _span(seconds: float) -> str:

@@ -323,7 +323,8 @@ class JobState:
         """Train with other workers, as its lead tells."""
         self.change, self.step = fact.change, max(self.step, fact.step)
         self.serves, self.last_pause_s = fact.slots, fact.pause_s
-        self.spans = with_pause(self.spans, len(fact.slots), fact.pause_s)
+        if fact.gpus_before not in (0, len(fact.slots)):  # else it is a start, or a rebalance
+            self.spans = with_pause(self.spans, len(fact.slots), fact.pause_s)
         if fact.kind in ("started", "restarted"):
             self.resume_s = None
         elif fact.kind == "resumed" and not self.has_shared:

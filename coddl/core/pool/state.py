@@ -314,7 +314,9 @@ class Pool:
             job.waiting, job.waiting_since_s = None, None
         for number, waiting in decided.waiting.items():
             job = self.jobs[number]
-            job.waiting, job.waiting_since_s = waiting, now_s
+            if job.waiting is None:  # else it waits on, for another reason
+                job.waiting_since_s = now_s
+            job.waiting = waiting
         check_owners(self, (s for target in decided.targets.values() for s in target.slots))
         if isinstance(decided, r.DecisionFailed):
             self.policy_trouble = decided.trouble

@@ -16,7 +16,7 @@ class GpuSpan(NamedTuple):
     gpus: int
     from_s: float
     to_s: float | None = None  # None: it holds them still
-    paused_s: float | None = None  # of the start or resize that began it; None: not told
+    paused_s: float | None = None  # of the resize that began it; None: not told, or it is a start
 
 
 class Capacity(NamedTuple):

@@ -14,6 +14,7 @@ const TITLES: Record<string, string> = { step_s: "step time", samples_per_s: "sa
 export const titleOf = (series: Series) => TITLES[series.name] ?? series.name;
 
 function written(series: Series, value: number | null | undefined): string {
+  if (value == null) return "not finite";
   return series.name.endsWith("_s") && !series.name.endsWith("per_s")
     ? shortTime(value)
     : short(value);

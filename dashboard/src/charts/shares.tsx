@@ -31,7 +31,7 @@ interface Hover {
 export function Shares({ timeline, height, unit, isOneJob = false }: Props) {
   const { theme } = useTheme();
   const [hover, setHover] = useState<Hover>();
-  const { data, top } = useMemo(() => outline(timeline), [timeline]);
+  const { data, top } = useMemo(() => outline(timeline, isOneJob), [timeline, isOneJob]);
   const shown = useRef({ timeline, top, bands: [] as Band[] });
   shown.current = { ...shown.current, timeline, top };
 
@@ -89,13 +89,13 @@ export function Shares({ timeline, height, unit, isOneJob = false }: Props) {
         options={options}
         remake={`${theme} ${isOneJob}`}
       />
-      {hover && <Tip hover={hover} unit={unit} />}
+      {hover && <Tip hover={hover} until_s={timeline.until_s} unit={unit} />}
     </div>
   );
 }
 
-function Tip({ hover: { x, y, span }, unit }: { hover: Hover; unit: string }) {
-  const end_s = span.to_s ?? Date.now() / 1_000;
+function Tip({ hover: { x, y, span }, until_s, unit }: { hover: Hover; until_s: number; unit: string }) {
+  const end_s = span.to_s ?? until_s;
   return (
     <div className="tip" style={{ left: x, top: y }}>
       <strong>
@@ -119,8 +119,8 @@ function summary({ spans, since_s, until_s }: Timeline, unit: string): string {
   return `${unit}s by job over ${length}: ${counted(jobs, "job")}; ${held} held at the end`;
 }
 
-/** The line of the pool's GPUs, and how high the chart must be. */
-function outline({ gpus, spans, since_s, until_s }: Timeline): {
+/** The line of the pool's GPUs, and how high the chart must be; of one job as high as its share. */
+function outline({ gpus, spans, since_s, until_s }: Timeline, isOneJob: boolean): {
   data: uPlot.AlignedData;
   top: number;
 } {
@@ -135,12 +135,13 @@ function outline({ gpus, spans, since_s, until_s }: Timeline): {
     times.push(until_s);
     values.push(values[values.length - 1] ?? null);
   }
-  const held = Math.max(0, ...heights(spans));
+  const held = mostHeld(spans);
+  if (isOneJob) return { data: [times, values], top: held * 1.25 }; // with room for the pauses
   const most = values.reduce<number>((most, value) => Math.max(most, value ?? 0), held);
   return { data: [times, values], top: most * 1.04 };
 }
 
-function heights(spans: readonly Span[]): number[] {
+function mostHeld(spans: readonly Span[]): number {
   const changes = spans.flatMap((span) => [
     { at_s: span.from_s, by: span.gpus },
     ...(span.to_s === null ? [] : [{ at_s: span.to_s, by: -span.gpus }]),
@@ -149,7 +150,7 @@ function heights(spans: readonly Span[]): number[] {
   let height = 0;
   let most = 0;
   for (const { by } of changes) most = Math.max(most, (height += by));
-  return [most];
+  return most;
 }
 
 function steps(plot: uPlot, index: number): uPlot.Series.Paths {
@@ -254,7 +255,7 @@ function fitted(ctx: CanvasRenderingContext2D, name: string, room: number): stri
   return "";
 }
 
-/** Mark each resize of a job, with its pause where that is known. */
+/** Mark each resize of a job that paused it, with how long, where there is room. */
 function drawPauses(plot: uPlot, spans: readonly Span[], ink: Ink): void {
   const { ctx, bbox } = plot;
   ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
@@ -262,19 +263,19 @@ function drawPauses(plot: uPlot, spans: readonly Span[], ink: Ink): void {
   ctx.textAlign = "left";
   ctx.strokeStyle = ctx.fillStyle = ink.strong;
   ctx.lineWidth = devicePixelRatio;
-  const begins = spans.filter((span) => span.paused_s !== null);
+  const begins = spans.filter((span) => span.paused_s);
   begins.forEach(({ from_s, paused_s }, i) => {
     const xOf = (at_s: number) => Math.round(plot.valToPos(at_s, "x", true)) + 0.5;
     const x = xOf(from_s);
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
-    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.lineTo(x, bbox.top + 14 * devicePixelRatio);
     ctx.stroke();
     const text = shortTime(paused_s);
     const next = begins[i + 1];
     const right = next === undefined ? bbox.left + bbox.width : xOf(next.from_s);
     const left = x + 3 * devicePixelRatio;
-    if (paused_s && left + ctx.measureText(text).width < right) ctx.fillText(text, left, bbox.top + 2);
+    if (left + ctx.measureText(text).width < right) ctx.fillText(text, left, bbox.top + 2);
   });
 }
 

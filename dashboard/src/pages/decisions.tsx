@@ -158,7 +158,7 @@ const SEEN: Column<Seen>[] = [
     isNumber: true,
     width: "wide",
   },
-  { name: "REASON", cell: (seen) => seen.reason, className: "reason", width: "wide" },
+  { name: "REASON", cell: (seen) => seen.reason, className: "reason", isBelow: true },
 ];
 
 function Saw({ number, unit }: { number: number; unit: string }) {
@@ -177,6 +177,7 @@ function Saw({ number, unit }: { number: number; unit: string }) {
         rows={saw.jobs}
         columns={SEEN}
         keyOf={(seen) => seen.job}
+        filtered="name, reason"
         words={(seen) => `${seen.job} ${seen.name} ${seen.reason}`}
         empty="no jobs"
       />

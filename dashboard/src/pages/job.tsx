@@ -39,7 +39,13 @@ export function JobPage({ job }: { job: string }) {
   const unit = unitOf(nodes.answer?.items ?? []);
   const told = explained.answer;
   if (told === undefined) {
-    return explained.trouble ? <Trouble error={explained.trouble} /> : <p className="empty">asking the server …</p>;
+    if (!explained.trouble) return <p className="empty">asking the server …</p>;
+    return (
+      <>
+        <Trouble error={explained.trouble} />
+        <a href="#/">All jobs</a>
+      </>
+    );
   }
   const view = told.job;
   return (
@@ -61,7 +67,7 @@ export function JobPage({ job }: { job: string }) {
         {timeline.answer && timeline.answer.spans.length > 0 ? (
           <>
             <Shares timeline={timeline.answer} height={180} unit={unit} isOneJob />
-            <Resizes spans={timeline.answer.spans} unit={unit} />
+            <Resizes timeline={timeline.answer} unit={unit} />
           </>
         ) : (
           <p className="empty">it has held no {unit} yet</p>
@@ -91,7 +97,6 @@ function JobFacts({ view, unit, position }: { view: JobView; unit: string; posit
   const steps = view.steps ? ` of ${view.steps.toLocaleString("en")}` : "";
   const done = view.progress === null ? "" : ` (${progressOf(view)})`;
   const age_s = (view.ended_s ?? now_s) - view.submitted_s;
-  const pause = view.last_pause_s ? `, last pause ${shortTime(view.last_pause_s)}` : "";
   const logged = Object.entries(view.metrics).map(([name, value]) => `${name} ${short(value)}`);
   return (
     <Facts
@@ -114,7 +119,8 @@ function JobFacts({ view, unit, position }: { view: JobView; unit: string; posit
         ["ended", moment(view.ended_s)],
         ["age", duration(age_s)],
         ["time", `${duration(view.runtime_s)} running, ${duration(view.waited_s)} waiting`],
-        ["resizes", `${view.resizes}${pause}`],
+        ["resizes", view.resizes],
+        ["last pause", view.resizes ? shortTime(view.last_pause_s) : ""],
         ["restarts", view.restarts],
         ["state", view.state_bytes ? memory(view.state_bytes) : ""],
         ["checkpoint", view.saved_step === null ? "" : `step ${view.saved_step.toLocaleString("en")}`],
@@ -127,13 +133,14 @@ function JobFacts({ view, unit, position }: { view: JobView; unit: string; posit
 
 type Span = Shapes["SpanView"];
 
-function Resizes({ spans, unit }: { spans: readonly Span[]; unit: string }) {
+function Resizes({ timeline, unit }: { timeline: Shapes["TimelineView"]; unit: string }) {
+  const { spans, until_s } = timeline;
   const columns: Column<Span>[] = [
     { name: "FROM", cell: (span) => moment(span.from_s), sort: (span) => span.from_s, isNumber: true },
     { name: `${unit}s`, cell: (span) => span.gpus, sort: (span) => span.gpus, isNumber: true },
     {
       name: "FOR",
-      cell: (span) => duration((span.to_s ?? Date.now() / 1_000) - span.from_s),
+      cell: (span) => duration((span.to_s ?? until_s) - span.from_s),
       isNumber: true,
     },
     {
@@ -200,8 +207,8 @@ function SpeedCard({ speeds, gpus, unit }: { speeds: readonly SpeedView[]; gpus:
         <div>
           <Speeds speeds={speeds} gpus={gpus} unit={unit} />
           <p className="hint">
-            Steps per second. Full dots are measured; hollow ones are not, and the line through one
-            is its standard deviation. A ring marks what the job holds now.
+            Steps per second. Full dots are measured. Hollow dots are not; a line through one is the
+            standard deviation of its estimate. The ring is the size that the job has now.
           </p>
         </div>
         <Table caption="Speeds" rows={speeds} columns={columns} keyOf={(speed) => speed.gpus} pageSize={16} empty="" />

@@ -38,6 +38,7 @@ export function NodesPage() {
       <Card title={counted(answer.items.length, "node")} label="Nodes">
         <Table
           caption="Nodes"
+          filtered="node, host, state, job"
           rows={answer.items}
           columns={columns}
           keyOf={(node) => node.name}
@@ -68,7 +69,7 @@ function columnsOf(
       sort: (node) => node.name,
       className: "main",
     },
-    { name: "STATE", cell: Condition, sort: (node) => node.state },
+    { name: "STATE", cell: (node) => <Condition node={node} />, sort: (node) => node.state },
     {
       name: "USED",
       cell: (node) => `${node.used}/${node.slots.length}`,
@@ -90,12 +91,13 @@ function columnsOf(
   return columns;
 }
 
-function Condition(node: NodeView) {
+function Condition({ node }: { node: NodeView }) {
+  const { live } = useSession();
   return (
     <>
       <StateBadge state={node.state} />
       {node.leaves_at_s != null && (
-        <small className="quiet"> to be empty in {duration(node.leaves_at_s - Date.now() / 1_000)}</small>
+        <small className="quiet"> to be empty in {duration(node.leaves_at_s - live.clock.now_s())}</small>
       )}
       {node.parked ? <small className="quiet"> {counted(node.parked, "job")} parked</small> : null}
     </>
@@ -182,11 +184,12 @@ function Drain({ node, server, ask }: { node: NodeView; server: Server; ask: () 
   if (!node.is_up) return null;
   const path = `/nodes/${encodeURIComponent(node.name)}`;
   if (node.is_drained) {
-    return <Action name="Undrain" act={() => server.change("POST", `${path}:undrain`)} onDone={ask} />;
+    return <Action name="Undrain" what={node.name} act={() => server.change("POST", `${path}:undrain`)} onDone={ask} />;
   }
   return (
     <Action
       name="Drain"
+      what={node.name}
       question={`Nothing new starts on ${node.name}, and what runs there is moved away.`}
       act={() => server.change("POST", `${path}:drain`)}
       onDone={ask}

@@ -5,7 +5,7 @@ import { Shares } from "../charts/shares";
 import { Card, Choice, Meter, Trouble, useNow } from "../parts/basics";
 import { DecisionItem } from "../parts/decision";
 import { EndedJobs, RunningJobs, WaitingJobs } from "../parts/jobs";
-import { useAnswer, useFetched } from "../server/live";
+import { useAnswer, useFetched, useSession } from "../server/live";
 import type { NodeView, Server, Shapes } from "../server/api";
 import { activeJobs } from "../server/jobs";
 import { isWaiting, memory, percent, unitOf } from "../words";
@@ -25,8 +25,12 @@ export function PoolPage() {
   const nodes = useAnswer("/nodes");
   const jobs = useFetched("active jobs", activeJobs);
   const ended = useAnswer("/jobs", { active: false, limit: 200 }, { every_s: 30, wakes: isEnd });
-  const running = useMemo(() => jobs.answer?.filter((job) => !isWaiting(job)) ?? [], [jobs.answer]);
-  const waiting = useMemo(() => jobs.answer?.filter(isWaiting) ?? [], [jobs.answer]);
+  const active = useMemo(() => {
+    const over = new Set(ended.answer?.items.map((job) => job.id)); // the two answers differ in age
+    return jobs.answer?.filter((job) => !over.has(job.id)) ?? [];
+  }, [jobs.answer, ended.answer]);
+  const running = useMemo(() => active.filter((job) => !isWaiting(job)), [active]);
+  const waiting = useMemo(() => active.filter(isWaiting), [active]);
   const unit = unitOf(nodes.answer?.items ?? []);
   const trouble = pool.trouble ?? nodes.trouble ?? jobs.trouble;
   if (pool.answer === undefined || jobs.answer === undefined) {
@@ -108,11 +112,12 @@ function Figure(props: { name: string; value: React.ReactNode; part?: number }) 
 }
 
 function GpusOverTime({ unit }: { unit: string }) {
+  const { live } = useSession();
   const [range, setRange] = useState<(typeof RANGES)[number][0]>("3600");
   const timeline = useFetched(
     `timeline ${range}`,
     (server: Server, signal) => {
-      const since_s = Math.floor(Date.now() / 1_000) - Number(range);
+      const since_s = Math.floor(live.clock.now_s()) - Number(range);
       return server.get("/timeline", { since_s }, signal).then(sinceItBegan);
     },
     { every_s: Math.max(5, Number(range) / 600), wakes: changesShares },

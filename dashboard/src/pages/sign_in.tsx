@@ -2,7 +2,7 @@
 
 import { useId, useState, type FormEvent } from "react";
 import { Trouble } from "../parts/basics";
-import { Server } from "../server/api";
+import { Refused, Server } from "../server/api";
 
 export interface Credentials {
   token: string;
@@ -15,11 +15,18 @@ interface Props {
   onSignedIn: (credentials: Credentials, isKept: boolean) => void;
 }
 
+/** Say of a token that is refused what can be done on this page. */
+function inWords(error: Error): Error {
+  if (!(error instanceof Refused) || error.status !== 401) return error;
+  const advice = "paste the content of one of the two files again; coddl up shows where they are";
+  return new Refused(401, "the token is not accepted", "it is not a token of this pool", advice);
+}
+
 export function SignInPage({ because, onSignedIn }: Props) {
   const [token, setToken] = useState("");
   const [user, setUser] = useState("");
   const [isKept, setKept] = useState(false);
-  const [trouble, setTrouble] = useState(because);
+  const [trouble, setTrouble] = useState(because && inWords(because));
   const [isBusy, setBusy] = useState(false);
   const id = useId();
   const submit = async (event: FormEvent) => {
@@ -30,7 +37,7 @@ export function SignInPage({ because, onSignedIn }: Props) {
       const { access } = await new Server(given.token, given.user).get("/access");
       onSignedIn({ ...given, mayChange: access === "full" }, isKept);
     } catch (error) {
-      setTrouble(error as Error);
+      setTrouble(inWords(error as Error));
       setBusy(false);
     }
   };

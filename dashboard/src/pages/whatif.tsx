@@ -4,8 +4,8 @@ import { useEffect, useId, useState, type FormEvent } from "react";
 import { Card, Meter, Trouble } from "../parts/basics";
 import { Table, type Column } from "../parts/table";
 import type { Shapes } from "../server/api";
-import { sleep, useSession } from "../server/live";
-import { counted, duration, moment, percent } from "../words";
+import { sleep, useAnswer, useSession } from "../server/live";
+import { counted, duration, moment, percent, unitOf } from "../words";
 
 type Result = Shapes["WhatIfResultView"];
 type Replay = Shapes["WhatIfView"];
@@ -103,6 +103,7 @@ function Question(props: {
   isRunning: boolean;
   onStart: (request: Shapes["WhatIfRequest"]) => void;
 }) {
+  const { live } = useSession();
   const [policies, setPolicies] = useState("afs-l srtf tiresias-l");
   const [gpus, setGpus] = useState("");
   const [since, setSince] = useState("");
@@ -112,7 +113,7 @@ function Question(props: {
     props.onStart({
       policies: policies.split(/\s+/).filter(Boolean),
       gpus: gpus.split(/[\s,]+/).filter(Boolean).map(Number),
-      since_s: since === "" ? null : Math.floor(Date.now() / 1_000) - Number(since),
+      since_s: since === "" ? null : Math.floor(live.clock.now_s()) - Number(since),
     });
   };
   return (
@@ -120,19 +121,19 @@ function Question(props: {
       <form className="fields question" onSubmit={submit}>
         <label htmlFor={`${id}p`}>Policies</label>
         <input id={`${id}p`} required value={policies} onChange={(event) => setPolicies(event.target.value)} spellCheck={false} aria-describedby={`${id}ph`} />
-        <small id={`${id}ph`}>names as coddl policies lists them, with spaces between</small>
+        <small id={`${id}ph`}>names as <code>coddl policies</code> lists them, with spaces between</small>
         <label htmlFor={`${id}g`}>GPUs</label>
-        <input id={`${id}g`} value={gpus} onChange={(event) => setGpus(event.target.value)} pattern="[0-9 ,]*" inputMode="numeric" aria-describedby={`${id}gh`} />
+        <input id={`${id}g`} value={gpus} onChange={(event) => setGpus(event.target.value)} pattern="[0-9 ,]*" title="numbers with spaces between" inputMode="numeric" aria-describedby={`${id}gh`} />
         <small id={`${id}gh`}>numbers such as 16 32; empty: as many as the pool had</small>
-        <label htmlFor={`${id}s`}>Jobs</label>
-        <select id={`${id}s`} value={since} onChange={(event) => setSince(event.target.value)}>
+        <label htmlFor={`${id}s`}>Time</label>
+        <select id={`${id}s`} value={since} onChange={(event) => setSince(event.target.value)} aria-describedby={`${id}sh`}>
           {SINCE.map(([value, text]) => (
             <option key={value} value={value}>
               {text}
             </option>
           ))}
         </select>
-        <small>by when they were submitted</small>
+        <small id={`${id}sh`}>jobs that were there before take part with what they had left to do</small>
         <button type="submit" className="primary" disabled={props.isRunning}>
           Replay
         </button>
@@ -143,7 +144,7 @@ function Question(props: {
 
 interface Row {
   name: string;
-  kind: "recorded" | "replay" | "alternative";
+  kind: "recorded" | "replayed" | "what if"; // as `coddl whatif` calls them
   run: Result["recorded"];
   ratio: number | null;
 }
@@ -154,19 +155,19 @@ function rowsOf(result: Result): Row[] {
     recorded,
     ...result.runs.map<Row>((run) => ({
       name: run.policy,
-      kind: run.is_replay ? "replay" : "alternative",
+      kind: run.is_replay ? "replayed" : "what if",
       run,
       ratio: run.mean_against_replay ?? run.mean_against_recorded,
     })),
   ];
 }
 
-const COLUMNS: Column<Row>[] = [
+const columnsOf = (unit: string): Column<Row>[] => [
   { name: "POLICY", cell: (row) => <code>{row.name}</code>, sort: (row) => row.name, className: "main" },
-  { name: "GPUS", cell: (row) => row.run.gpus, sort: (row) => row.run.gpus, isNumber: true },
+  { name: `${unit}s`.toUpperCase(), cell: (row) => row.run.gpus, sort: (row) => row.run.gpus, isNumber: true },
   { name: "RUN", cell: (row) => row.kind, sort: (row) => row.kind },
   ...(["mean", "median", "p95", "p99"] as const).map<Column<Row>>((name) => ({
-    name: `JCT ${name.toUpperCase()}`,
+    name: name === "mean" ? "MEAN JCT" : name.toUpperCase(),
     cell: (row) => duration(row.run.jct_s[name]),
     sort: (row) => row.run.jct_s[name] ?? Infinity,
     isNumber: true,
@@ -180,7 +181,7 @@ const COLUMNS: Column<Row>[] = [
   },
   { name: "MAKESPAN", cell: (row) => duration(row.run.makespan_s), isNumber: true, width: "wide" },
   {
-    name: "UTILISATION",
+    name: "IN USE",
     cell: (row) => (row.run.utilisation === null ? "" : percent(row.run.utilisation)),
     sort: (row) => row.run.utilisation ?? -1,
     isNumber: true,
@@ -190,26 +191,25 @@ const COLUMNS: Column<Row>[] = [
 ];
 
 function Outcome({ result }: { result: Result }) {
+  const nodes = useAnswer("/nodes", {}, { every_s: 60, wakes: () => false });
+  const unit = unitOf(nodes.answer?.items ?? []);
   const rows = rowsOf(result);
   const most = Math.max(...rows.map((row) => row.run.jct_s.mean ?? 0), 1e-9);
-  const { mean_jct_error: error, within_5_percent: within } = result.replay;
+  const within = result.replay.within_5_percent;
   const from = result.since_s === null ? "" : `, ${moment(result.since_s)} to ${moment(result.until_s)}`;
   return (
     <Card title="Answer" label="Answer">
       <p className="lead">{result.sentence}</p>
       <p className="quiet">
         {counted(result.jobs, "job")}
-        {from}.{" "}
-        {error !== null &&
-          `The replay of what has happened is off by ${percent(Math.abs(error))} in mean completion time`}
-        {error !== null && within !== null && `, and within 5% for ${percent(within)} of the jobs`}
-        {error !== null && "."}
+        {from}.
+        {within !== null && ` ${percent(within)} of those that ended are replayed within 5%.`}
       </p>
       <ul className="bars" aria-label="Mean job completion time">
         {rows.map((row, i) => (
-          <li key={i} className={row.kind}>
+          <li key={i} className={row.kind.replace(" ", "-")}>
             <span>
-              <code>{row.name}</code> {row.run.gpus} GPUs <small>{row.kind}</small>
+              <code>{row.name}</code> {counted(row.run.gpus, unit)} <small>{row.kind}</small>
             </span>
             <i style={{ width: `${(100 * (row.run.jct_s.mean ?? 0)) / most}%` }} />
             <strong>{duration(row.run.jct_s.mean)}</strong>
@@ -217,7 +217,7 @@ function Outcome({ result }: { result: Result }) {
         ))}
       </ul>
       <p className="hint">Mean job completion time (JCT): from submission to end; shorter is better.</p>
-      <Table caption="Runs" rows={rows} columns={COLUMNS} keyOf={(row) => `${row.kind} ${row.name} ${row.run.gpus}`} empty="" />
+      <Table caption="Runs" rows={rows} columns={columnsOf(unit)} keyOf={(row) => `${row.kind} ${row.name} ${row.run.gpus}`} empty="" />
       {result.left_out.map(({ count, why }) => (
         <p key={why} className="hint">
           {counted(count, "job")} left out: {why}

@@ -121,6 +121,7 @@ export function Choice<T extends string>(props: {
 /** A button that changes something on the server, after a question if it needs one. */
 export function Action(props: {
   name: string;
+  what: string; // it is done to: a job's or a node's name
   question?: string;
   isDanger?: boolean;
   act: () => Promise<unknown>;
@@ -157,7 +158,7 @@ export function Action(props: {
         {props.name}
       </button>
       {isAsking && (
-        <Dialog title={`${props.name}?`} onClose={close}>
+        <Dialog title={`${props.name} ${props.what}?`} onClose={close}>
           {props.question && <p>{props.question}</p>}
           <Trouble error={trouble} />
           <footer>
@@ -165,7 +166,7 @@ export function Action(props: {
               Back
             </button>
             <button type="button" className={kind || "primary"} disabled={isBusy} onClick={act}>
-              {props.name}
+              {props.name} {props.what}
             </button>
           </footer>
         </Dialog>
@@ -185,12 +186,13 @@ export function Dialog(props: { title: string; onClose: () => void; children: Re
   );
 }
 
-/** The time now in seconds since 1970, for ages that grow. */
+/** The pool's time now in seconds since 1970, for ages that grow. */
 export function useNow(every_s = 1): number {
-  const [now_s, setNow] = useState(() => Date.now() / 1_000);
+  const { clock } = useSession().live;
+  const [now_s, setNow] = useState(() => clock.now_s());
   useEffect(() => {
-    const timer = setInterval(() => setNow(Date.now() / 1_000), every_s * 1_000);
+    const timer = setInterval(() => setNow(clock.now_s()), every_s * 1_000);
     return () => clearInterval(timer);
-  }, [every_s]);
+  }, [clock, every_s]);
   return now_s;
 }

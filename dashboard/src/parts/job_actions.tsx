@@ -14,13 +14,15 @@ export function JobActions({ job, onDone }: Props) {
   const { server } = useSession();
   const act = (what: string) => () => server.change("POST", `/jobs/${job.id}:${what}`);
   const name = `${job.name} (job ${job.id})`;
+  const what = `job ${job.id}`;
   return (
     <div className="actions">
       {job.state === "SUSPENDED" ? (
-        <Action name="Resume" act={act("resume")} onDone={onDone} />
+        <Action name="Resume" what={what} act={act("resume")} onDone={onDone} />
       ) : (
         <Action
           name="Suspend"
+          what={what}
           question={`${name} saves its state and releases its GPUs until it is resumed.`}
           act={act("suspend")}
           onDone={onDone}
@@ -29,6 +31,7 @@ export function JobActions({ job, onDone }: Props) {
       <Resize job={job} onDone={onDone} />
       <Action
         name="Cancel"
+        what={what}
         isDanger
         question={`${name} is stopped permanently. This can't be undone.`}
         act={act("cancel")}
@@ -71,7 +74,7 @@ function Resize({ job, onDone }: Props) {
       {isOpen && (
         <Dialog title={`Resize ${job.name}`} onClose={() => setOpen(false)}>
           <form onSubmit={(event) => void submit(event)}>
-            <p>The policy gives the job between the least and the most GPUs.</p>
+            <p>The policy gives the job at least and at most as many GPUs as this.</p>
             <div className="fields">
               <label htmlFor={`${id}l`}>Least</label>
               <input id={`${id}l`} type="number" min={1} required value={least} onChange={(event) => setLeast(event.target.value)} />

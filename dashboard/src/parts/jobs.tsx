@@ -40,7 +40,7 @@ const STATE: JobColumn = {
   cell: (job) => <StateBadge state={job.state} />,
   sort: (job) => job.state,
 };
-const REASON: JobColumn = { name: "REASON", cell: reasonOf, className: "reason", width: "wide" };
+const REASON: JobColumn = { name: "REASON", cell: reasonOf, className: "reason", isBelow: true };
 
 const RUNNING: JobColumn[] = [
   ID,
@@ -91,6 +91,7 @@ export function RunningJobs({ jobs }: { jobs: readonly JobView[] }) {
       columns={RUNNING}
       keyOf={(job) => job.id}
       words={wordsOf}
+      filtered="name, user, state, node …"
       order={{ column: "ID", isFalling: false }}
       empty="no job holds a GPU; submit one: coddl submit train.py"
     />
@@ -112,7 +113,7 @@ export function WaitingJobs({ jobs }: { jobs: readonly JobView[] }) {
       sort: (job) => -job.submitted_s,
       isNumber: true,
     },
-    { ...REASON, width: undefined },
+    REASON,
   ];
   return (
     <Table
@@ -121,6 +122,7 @@ export function WaitingJobs({ jobs }: { jobs: readonly JobView[] }) {
       columns={columns}
       keyOf={(job) => job.id}
       words={wordsOf}
+      filtered="name, user, state, node …"
       order={{ column: "ID", isFalling: false }}
       empty="no job waits"
     />
@@ -147,6 +149,7 @@ export function EndedJobs({ jobs }: { jobs: readonly JobView[] }) {
       columns={ENDED}
       keyOf={(job) => job.id}
       words={wordsOf}
+      filtered="name, user, state, node …"
       order={{ column: "ENDED", isFalling: true }}
       pageSize={10}
       empty="no job has ended yet"

@@ -5,6 +5,7 @@ import type { LogLine } from "../server/api";
 import { sleep, useSession } from "../server/live";
 import { moment } from "../words";
 import { Card, Trouble } from "./basics";
+import { marked, plain } from "./log_text";
 
 const KEPT = 20_000; // lines
 const TAIL = 2_000; // that are asked for at first
@@ -39,7 +40,7 @@ export function Log({ job }: { job: number }) {
           <option value="">all</option>
           {ranks.map((each) => (
             <option key={String(each)} value={String(each)}>
-              {each ?? "none"}
+              {each ?? "– (no rank yet)"}
             </option>
           ))}
         </select>
@@ -56,14 +57,23 @@ export function Log({ job }: { job: number }) {
   return (
     <Card title="Log" aside={tools} className="log">
       <Trouble error={trouble} />
-      <Lines lines={shown} />
-      <p className="hint">
+      {lines.length === 0 ? (
+        <p className="empty">{isOver ? "the job has printed nothing" : "nothing is printed yet"}</p>
+      ) : (
+        <Lines lines={shown} wanted={wanted} />
+      )}
+      <p className="hint" hidden={lines.length === 0}>
         {shown.length.toLocaleString("en")} of {lines.length.toLocaleString("en")} lines
         {isOver ? "; the job has ended" : "; new lines appear here"}
-        {lines.length >= TAIL && `; all are told by coddl logs ${job}`}
+        {lines.length >= TAIL && `; coddl logs ${job} shows all`}
       </p>
     </Card>
   );
+}
+
+function lineOf(data: string): LogLine {
+  const line = JSON.parse(data) as LogLine;
+  return { ...line, text: plain(line.text) };
 }
 
 function useLog(job: number) {
@@ -90,7 +100,7 @@ function useLog(job: number) {
           const parameters = { job, follow: true, tail: TAIL };
           await server.stream("/jobs/{job}/logs", parameters, last, ({ id, event, data }) => {
             if (event === "end") hasEnded = true;
-            else if (event === "message") fresh.push(JSON.parse(data) as LogLine);
+            else if (event === "message") fresh.push(lineOf(data));
             last = id ?? last;
           }, signal);
           setTrouble(undefined);
@@ -113,7 +123,7 @@ function useLog(job: number) {
   return { lines, trouble, isOver };
 }
 
-function Lines({ lines }: { lines: readonly LogLine[] }) {
+function Lines({ lines, wanted }: { lines: readonly LogLine[]; wanted: string }) {
   const view = useRef<HTMLDivElement>(null);
   const isAtEnd = useRef(true);
   const [top, setTop] = useState(0);
@@ -140,7 +150,7 @@ function Lines({ lines }: { lines: readonly LogLine[] }) {
             <div key={line.number} className={line.stream === "stderr" ? "line bad" : `line ${line.stream}`}>
               <time>{moment(line.at_s)}</time>
               <span className="rank">{line.rank ?? "–"}</span>
-              <span>{line.text}</span>
+              <span>{marked(line.text, wanted)}</span>
             </div>
           ))}
         </div>

@@ -1,6 +1,6 @@
 // Tables: sorted by a click on a column's name, filtered by words, in pages.
 
-import { useId, useMemo, useState, type ReactNode } from "react";
+import { Fragment, useId, useMemo, useState, useSyncExternalStore, type ReactNode } from "react";
 
 export interface Column<Row> {
   name: string;
@@ -8,6 +8,7 @@ export interface Column<Row> {
   sort?: (row: Row) => number | string; // by what rows are sorted; none: they are not
   isNumber?: boolean;
   width?: "wide" | "widest"; // shown only where there is that much room
+  isBelow?: boolean; // on a narrow screen it has a line of its own, below the row
   className?: string;
 }
 
@@ -22,6 +23,7 @@ interface Props<Row> {
   columns: readonly Column<Row>[];
   keyOf: (row: Row) => string | number;
   words?: (row: Row) => string; // what a filter looks in; none: there is no filter
+  filtered?: string; // what these words are
   order?: Order;
   pageSize?: number;
   empty: ReactNode;
@@ -42,6 +44,9 @@ export function Table<Row>(props: Props<Row>) {
     return by ? sorted(matching, by, order?.isFalling ?? false) : matching;
   }, [rows, columns, words, filter, order]);
 
+  const isNarrow = useNarrow();
+  const beside = columns.filter((column) => !(isNarrow && column.isBelow));
+  const below = columns.filter((column) => isNarrow && column.isBelow);
   const pages = Math.max(1, Math.ceil(found.length / pageSize));
   const shown = Math.min(page, pages - 1);
   const onSort = (column: string) =>
@@ -51,27 +56,36 @@ export function Table<Row>(props: Props<Row>) {
   return (
     <>
       {words && rows.length > 8 && (
-        <Filter name={props.caption} value={filter} onChange={(text) => (setFilter(text), setPage(0))} />
+        <Filter name={props.caption} among={props.filtered} value={filter} onChange={(text) => (setFilter(text), setPage(0))} />
       )}
       <div className="scrolled">
         <table>
           <caption className="unseen">{props.caption}</caption>
           <thead>
             <tr>
-              {columns.map((column) => (
+              {beside.map((column) => (
                 <Heading key={column.name} column={column} order={order} onSort={onSort} />
               ))}
             </tr>
           </thead>
           <tbody>
             {found.slice(shown * pageSize, (shown + 1) * pageSize).map((row) => (
-              <tr key={props.keyOf(row)}>
-                {columns.map((column) => (
-                  <td key={column.name} className={classOf(column)} data-label={column.name}>
-                    {column.cell(row)}
-                  </td>
+              <Fragment key={props.keyOf(row)}>
+                <tr className={below.length > 0 ? "parted" : undefined}>
+                  {beside.map((column) => (
+                    <td key={column.name} className={classOf(column)}>
+                      {column.cell(row)}
+                    </td>
+                  ))}
+                </tr>
+                {below.map((column) => (
+                  <tr key={column.name} className="below">
+                    <td colSpan={beside.length} className={column.className}>
+                      {column.cell(row)}
+                    </td>
+                  </tr>
                 ))}
-              </tr>
+              </Fragment>
             ))}
           </tbody>
         </table>
@@ -82,9 +96,23 @@ export function Table<Row>(props: Props<Row>) {
   );
 }
 
+const narrow = matchMedia("(width < 720px)");
+
+function useNarrow(): boolean {
+  return useSyncExternalStore(
+    (onChange) => {
+      narrow.addEventListener("change", onChange);
+      return () => narrow.removeEventListener("change", onChange);
+    },
+    () => narrow.matches,
+  );
+}
+
 function classOf<Row>({ isNumber, width, className }: Column<Row>): string | undefined {
   return [isNumber && "number", width, className].filter(Boolean).join(" ") || undefined;
 }
+
+const names = new Intl.Collator(undefined, { numeric: true }); // node-2 comes before node-10
 
 function sorted<Row>(
   rows: readonly Row[],
@@ -96,7 +124,7 @@ function sorted<Row>(
     .map((row) => ({ row, key: by(row) }))
     .sort((a, b) => {
       if (typeof a.key === "number" && typeof b.key === "number") return sign * (a.key - b.key);
-      return sign * String(a.key).localeCompare(String(b.key));
+      return sign * names.compare(String(a.key), String(b.key));
     })
     .map(({ row }) => row);
 }
@@ -125,6 +153,7 @@ function Heading<Row>(props: {
 
 export function Filter(props: {
   name: string;
+  among?: string;
   value: string;
   onChange: (text: string) => void;
 }) {
@@ -137,7 +166,7 @@ export function Filter(props: {
       <input
         id={id}
         type="search"
-        placeholder="Filter: name, user, state, node …"
+        placeholder={`Filter${props.among ? `: ${props.among}` : ""}`}
         value={props.value}
         onChange={(event) => props.onChange(event.target.value)}
       />

@@ -21,6 +21,7 @@ import {
   type Parameters,
   type ReadPath,
 } from "./api";
+import { PoolClock } from "./clock";
 
 const LEAST_MS = 1_000; // between two answers to the same question
 const REST = 4; // times as long as an answer took, the next one is not asked for
@@ -37,6 +38,7 @@ type Listener = (event: EventView | null) => void; // null: the server is back, 
 export class Live {
   connection: Connection = { is: "connecting" };
   readonly stopped = new AbortController();
+  readonly clock = new PoolClock();
   private readonly listeners = new Set<Listener>();
   private readonly watchers = new Set<() => void>();
   private last: string | undefined;
@@ -84,6 +86,7 @@ export class Live {
     // Asked first, so that the stream begins with what comes from now on.
     const page = await this.server.get("/events", { limit: 1 }, signal);
     this.last ??= String(page.next);
+    this.clock.set(await this.server.get("/pool", {}, signal));
     onOpen();
     this.become({ is: "live" });
     const parameters = { watch: true, after: page.next };

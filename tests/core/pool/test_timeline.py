@@ -31,6 +31,7 @@ def test_a_job_that_grows_and_ends_has_a_span_for_each_size() -> None:
     assert held(spans) == [1, 2]
     assert (spans[0].from_s, spans[-1].to_s) == (began_s, story.now_s)
     assert all(one.to_s == other.from_s for one, other in pairwise(spans))
+    assert spans[0].paused_s is None, "its start is no resize"
     assert spans[1].paused_s == 0.1, "as its lead told of the resize"
 
 

@@ -266,7 +266,7 @@ def test_a_guest_of_the_slot_goes_on_there_whatever_others_there_are() -> None:
     outcome = story.happen(r.RunEnded(2, 1, "succeeded", 100))
     changed = targets(outcome.records)
     assert {job: target.slots for job, target in changed.items()} == {4: (1,)}
-    assert changed[4].reason == "1 of 2 CPU slots (job-2 finished); 1 other job runs"
+    assert changed[4].reason == "1 of 2 CPU slots (job-2 finished)"
     story.catch_up()
     assert users(story) == {0: (1, 3, 5), 1: (4, 6)}
     assert all(job.attempt == 1 for job in story.pool.live_jobs()), "nothing is restarted"
