@@ -23,7 +23,7 @@ Placement = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Placement: which GPUs jobs get (default: the last one used, initially consolidate).",
+        help="Placement: which GPUs jobs get (default: the last one used, initially gather).",
         autocompletion=complete_placements,
     ),
 ]

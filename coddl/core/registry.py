@@ -13,6 +13,7 @@ from coddl.core.parameter_server.tetris import Tetris
 from coddl.core.placement.consolidate import Consolidate
 from coddl.core.placement.estimate import ByEstimate
 from coddl.core.placement.gandiva import GandivaPlacement
+from coddl.core.placement.gather import Gather
 from coddl.core.placement.philly import PhillyPlacement
 from coddl.core.placement.placement import NamedPlacement, Placement
 from coddl.core.placement.spread import SpreadOut
@@ -53,6 +54,7 @@ PLACEMENTS: Final[Mapping[str, type[NamedPlacement]]] = {
     "consolidate": Consolidate,
     "estimate": ByEstimate,
     "gandiva": GandivaPlacement,
+    "gather": Gather,
     "optimus": OptimusPlacement,
     "philly": PhillyPlacement,
     "spread": SpreadOut,

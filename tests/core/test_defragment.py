@@ -21,7 +21,7 @@ from coddl.testing.builders import JobRow
 class TestDefragmenting(PlacementContract):
     moves = True
 
-    @pytest.fixture(scope="class", params=["consolidate", "estimate"])
+    @pytest.fixture(scope="class", params=["consolidate", "estimate", "gather"])
     @classmethod
     def placement(cls, request: pytest.FixtureRequest) -> Placement:
         return Defragmenting(placement_from(request.param), 500.0, 4)  # it is asked at 1000 s

@@ -68,6 +68,23 @@ def worst_entry(
     return int(worst)
 
 
+@part
+def give_up(
+    columns: ClusterColumns,
+    left: Slots,
+    row: int,
+    excess: int,
+    kind: int,
+    request: PlacementRequest,
+) -> None:
+    """Take so many GPUs of a kind from a row, first where it has fewest."""
+    while excess > 0:
+        worst = worst_entry(columns, left, row, kind, request)
+        some = min(excess, left.gpus[worst])
+        left.gpus[worst] -= some
+        excess -= some
+
+
 @kernel
 def keep(
     columns: ClusterColumns, slots: Slots, request: PlacementRequest, free: IntColumn, taken: Taken
@@ -91,11 +108,7 @@ def keep(
                     excess += left.gpus[i]
             if excess < 0 and request.spans[row] == 0:
                 left.gpus[slots.first[row] : slots.first[row + 1]] = 0  # anew, all at one place
-            while excess > 0:
-                worst = worst_entry(columns, left, row, kind, request)
-                some = min(excess, left.gpus[worst])
-                left.gpus[worst] -= some
-                excess -= some
+            give_up(columns, left, row, excess, kind, request)
         for i in range(slots.first[row], slots.first[row + 1]):
             if left.gpus[i] > 0:
                 free[slots.island[i]] -= left.gpus[i]
@@ -133,9 +146,17 @@ def after_keeping(
 @part
 def grow(found: PartialPlacement, row: int, need: int, kind: int) -> int:
     """Give a row more GPUs, first on its nodes, then in its rack; return what is missing."""
+    return grow_around(found, found.kept[row], found.kept[row + 1], row, need, kind)
+
+
+@part
+def grow_around(
+    found: PartialPlacement, begin: int, end: int, row: int, need: int, kind: int
+) -> int:
+    """The same for a row that has entries begin .. end-1 of what is taken."""
     room, taken, columns = found.room, found.taken, found.room.columns
     zone = NONE
-    for i in range(found.kept[row], found.kept[row + 1]):
+    for i in range(begin, end):
         node = columns.island_node[taken.island[i]]
         zone = room.zone[node]
         some = min(need, room.node_free[node])

@@ -180,6 +180,14 @@ def take(room: FreeGpus, taken: Taken, row: int, node: int, gpus: int) -> None:
 
 
 @part
+def take_island(room: FreeGpus, taken: Taken, row: int, island: int, gpus: int) -> None:
+    """Give a row `gpus` GPUs of an island that has them."""
+    change_free(room, room.columns.island_node[island], -gpus)
+    room.island_free[island] -= gpus
+    note(taken, row, island, gpus)
+
+
+@part
 def give_back(room: FreeGpus, taken: Taken, size: int) -> None:
     """Undo what was taken last, until `size` entries are left."""
     while taken.size[0] > size:

@@ -46,7 +46,7 @@ class Pool:
     policy: str = "afs-p:tie=keep,lease_h=0.25"
     policy_by: str = ""
     policy_since_s: float = 0.0
-    placement: str = "consolidate"
+    placement: str = "gather"
     policy_trouble: r.Trouble | None = None  # why the last decision failed
     wake_at_s: float | None = None  # as the last decision asked
     wake_why: str = ""

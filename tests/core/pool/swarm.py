@@ -27,7 +27,7 @@ START_S = 60.0
 
 # What the random user switches between: one of each family, as compiling them all takes minutes.
 POLICIES = ("afs-p:tie=keep", "afs-l", "fifo", "srtf", "tiresias-l", "themis", "gandiva", "philly")
-PLACEMENTS = ("", "consolidate", "spread", "tiresias", "philly")
+PLACEMENTS = ("", "consolidate", "gather", "spread", "tiresias", "philly")
 
 
 class Swarm:
