@@ -16,7 +16,7 @@ class Reasons:
     layers: tuple[tuple[BoolColumn, Waiting], ...] = ()
 
     def of(self, row: int) -> Waiting | None:
-        """Why this row waits; None if nobody gave a reason."""
+        """Why this row waits; None without a reason."""
         return next((why for covers, why in self.layers if covers[row]), None)
 
     def covered(self, jobs: int) -> BoolColumn:

@@ -18,7 +18,7 @@ class Node:
     kind: int = 0  # index into Cluster.kinds
     rack: int = 0
     island_gpus: int = 0  # GPUs that one fast link joins; 0: all of the node's
-    cpus: int = 0  # cores; 0: nobody counts them
+    cpus: int = 0  # cores; 0: they are not counted
 
 
 @dataclass(frozen=True, slots=True)

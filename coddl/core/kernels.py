@@ -367,7 +367,7 @@ def gain_of_step(snapshot: KernelSnapshot, gain: int, k: int, share: int, follow
 @part
 def grow_by_gain(snapshot: KernelSnapshot, gain: int, left: int, shares: IntColumn) -> int:
     """Hand out `left` GPUs, each where it gains most, ties to the job submitted first; return what
-    nobody could use.
+    no job could use.
 
     A step's gain depends on its own job alone, so a heap gives just what a scan of all jobs would.
     """

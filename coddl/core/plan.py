@@ -34,7 +34,7 @@ class Plan:
 
     snapshot: Snapshot
     allocation: Allocation
-    placed: Placed | None = None  # None: nobody places GPUs
+    placed: Placed | None = None  # None: GPUs are not placed
 
     @property
     def shares(self) -> IntColumn:

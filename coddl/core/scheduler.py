@@ -29,12 +29,12 @@ class Stability:
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """Decides with one policy, for whoever drives it.
+    """Decides with one policy, for any driver.
 
     Some rows keep their share whatever the policy says: those that may not be preempted, those
     whose share changed less than `cool_down_s` ago, and those that still wait for what they were
-    promised less than `reserve_s` ago, so that nobody takes what was freed for them. Jobs of a
-    higher priority are served before the policy sees the others. A job that has started runs for
+    promised less than `reserve_s` ago, so that no other job takes what was freed for them. Jobs of
+    a higher priority are served before the policy sees the others. A job that has started runs for
     at least `min_runtime_s`, if only on its minimum.
 
     With a placement it says which GPUs, too. If that finds no place for some rows, the policy is
@@ -47,7 +47,7 @@ class Scheduler:
     placement: Placement | None = None
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """Say who shall hold how many GPUs, which, and what has to change for that."""
+        """Say which job is to hold how many GPUs, which, and what has to change for that."""
         aside = np.zeros(snapshot.jobs.size, np.bool_)
         part, reasons, wake_at_s = snapshot, Reasons(), np.inf
         for _ in range(ROUNDS_MAX):
@@ -190,14 +190,14 @@ def _left(taken: Allocation, snapshot: Snapshot, rows: IntColumn) -> Snapshot:
 
 
 def _free(taken: Allocation, snapshot: Snapshot) -> Cluster:
-    """The GPUs, by kind, that are neither taken nor kept for somebody; all cores."""
+    """The GPUs, by kind, that are neither taken nor kept for a job; all cores."""
     cluster, reserved = snapshot.cluster, snapshot.reserved
     free = cluster.gpus.copy()
     if reserved is not None:
         np.subtract.at(free, cluster.columns.node_kind[cluster.columns.island_node], reserved)
     if taken.shares.ndim == 2:
         free -= taken.exclusive.sum(axis=0)
-    else:  # nobody has cared for kinds: only the sum counts
+    else:  # kinds were not decided: only the sum counts
         left = max(0, int(free.sum() - taken.exclusive_gpus.sum()))
         free = np.diff(np.minimum(np.cumsum(free), left), prepend=0)
     cpus = np.bincount(cluster.columns.node_kind, cluster.columns.node_cpus, free.size).astype(int)

@@ -78,7 +78,7 @@ class Slots(NamedTuple):
         return type(self)(first.astype(np.int64), island[stays], self.gpus[stays])
 
     def in_use(self, columns: ClusterColumns) -> IntColumn:
-        """GPUs of each island that somebody holds."""
+        """GPUs of each island that are held."""
         return summed(self.island, self.gpus, len(columns.island_gpus))
 
 

@@ -54,8 +54,8 @@ class Snapshot:
     speeds: Speeds
     memory: FloatMatrix  # [jobs, columns], what was carried over; zeros for a new job
     seed: int = 1  # of the policy's coin, 1..2**31-2; a driver draws a new one for each decision
-    slots: Slots | None = None  # where each row's GPUs are; None: nobody places them
-    reserved: IntColumn | None = None  # by island: GPUs that are kept for somebody
+    slots: Slots | None = None  # where each row's GPUs are; None: they are not placed
+    reserved: IntColumn | None = None  # by island: GPUs that are kept for a job
     # What jobs hold that the policy is not asked about. Their GPUs are gone from the cluster, not
     # their cores: how many a task takes, the policy knows.
     taken: Allocation | None = None

@@ -270,8 +270,8 @@ def test_who_waits_for_one_node_is_told_so(name: str) -> None:
 WRONG = {
     "an island that is not there": ([4], {2: 4}, "none of the 2"),
     "too many of an island": ([5], {0: 5}, "island 0 has 4 GPUs, and 5 are taken"),
-    "more than its share": ([3], {0: 4}, "shall have 3 GPUs and is given 4"),
-    "another kind than was decided": ([[1, 2]], {0: 2, 1: 1}, "shall have [1 2] of each kind"),
+    "more than its share": ([3], {0: 4}, "is to have 3 GPUs and is given 4"),
+    "another kind than was decided": ([[1, 2]], {0: 2, 1: 1}, "is to have [1 2] of each kind"),
     "nothing, and no reason": ([4], {}, "not told why"),
 }
 

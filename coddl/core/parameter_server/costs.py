@@ -108,7 +108,7 @@ def costs_of_curve(step_s: Sequence[float], mode: Mode = "sync") -> ServerCosts:
     They are taken as measured with as many servers as workers. Then the constant and the transfer
     can't be told apart, nor can the two overheads: each pair is split evenly. The unit of `batch`
     is the global batch. For `async` every worker computes a whole batch by itself. A step that
-    takes forever is one that nobody has measured.
+    takes forever is one that was not measured.
     """
     known = np.isfinite(step_s)
     w = np.flatnonzero(known) + 1

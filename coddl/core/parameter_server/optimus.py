@@ -60,7 +60,7 @@ def best_task(
 ) -> tuple[float, int, int]:
     """What a job's best next task gains per dominant resource, and its workers and servers.
 
-    Time left is Q/f(p, w); a length that nobody knows counts as one iteration, so that the job gets
+    Time left is Q/f(p, w); an unknown length counts as one iteration, so that the job gets
     what others leave.
     """
     left, w, p = (

@@ -20,7 +20,7 @@ from coddl.core.snapshot import Snapshot
 
 
 class TaskDemands(NamedTuple):
-    """What the rows shall have, what they need at least, and what their tasks take."""
+    """What the rows are to have, what they need at least, and what their tasks take."""
 
     workers: IntColumn
     servers: IntColumn

@@ -1,7 +1,7 @@
 """Jobs of workers and parameter servers: what their tasks take, and slots in which shares stay.
 
 A worker takes a GPU and some CPU cores, a server cores alone. Where no node counts its cores they
-are free; where no speeds with servers are known, nobody has servers.
+are free; where no speeds with servers are known, no job has servers.
 """
 
 from collections.abc import Callable
@@ -74,10 +74,10 @@ class Tasks(NamedTuple):
     """What there is and what a task takes, for kernels."""
 
     gpus: int
-    cpus: int  # 0: there are none left, or nobody counts them
+    cpus: int  # 0: there are none left, or they are not counted
     worker_cpus: int
     server_cpus: int
-    speeds: ServerTimes  # without curves: nobody knows speeds with servers
+    speeds: ServerTimes  # without curves: speeds with servers are unknown
     even: int  # 1: a job has as many servers as workers
 
 
@@ -93,7 +93,7 @@ class Grant(NamedTuple):
 class IntervalPolicy:
     """What tasks take and how long shares stay; the parameters that such policies have in common.
 
-    At the end of a slot all shares are decided anew. Within one nobody is resized: what jobs leave
+    At the end of a slot all shares are decided anew. Within one no job is resized: what jobs leave
     stays idle but for those that come or wait, which start on their minimum. A slot begins when the
     one before it has ended and there are jobs.
     """

@@ -29,7 +29,7 @@ from coddl.core.waiting import counted
 
 
 class PlacementRequest(NamedTuple):
-    """What rows shall have, and in which order they are placed."""
+    """What rows are to have, and in which order they are placed."""
 
     gpus: IntMatrix  # [rows, kinds], or [rows, 1] where kinds play no part
     order: IntColumn
@@ -258,7 +258,7 @@ def placed_close(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -
 
 
 def kept_back(snapshot: Snapshot) -> IntColumn:
-    """By island, the GPUs that are kept for somebody."""
+    """By island, the GPUs that are kept for a job."""
     if snapshot.reserved is not None:
         return snapshot.reserved
     return np.zeros(len(snapshot.cluster.columns.island_gpus), np.int64)

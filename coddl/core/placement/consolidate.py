@@ -13,7 +13,7 @@ from coddl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Consolidate:
-    """Puts each job on the fewest nodes that have room, the largest job first; moves nobody.
+    """Puts each job on the fewest nodes that have room, the largest job first; moves no job.
 
     A job that fits on a node takes the one that it fills best. One that does not takes the emptiest
     nodes of the rack that it fills best, or of several racks if it must.

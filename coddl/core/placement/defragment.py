@@ -37,7 +37,7 @@ MovesMax = Annotated[int, Meaning("jobs that such a round may move")]
 class Defragmenting:
     """A placement that also moves up to `moves` jobs every `period_s` seconds.
 
-    A round is held at each multiple of the period, and by whoever asks within a second of it.
+    A round is held at each multiple of the period, and by a caller that asks within a second of it.
     """
 
     placement: Placement
@@ -47,7 +47,7 @@ class Defragmenting:
     def __call__(self, snapshot: Snapshot, allocation: Allocation) -> Placed:
         placed = self.placement(snapshot, allocation)
         if np.diff(placed.slots.first).max(initial=0) < 2:
-            return placed  # nobody is scattered
+            return placed  # no job is scattered
         last_s = np.floor(snapshot.now_s / self.period_s) * self.period_s
         if snapshot.now_s - last_s < LATE_S and snapshot.now_s >= self.period_s:
             placed = gathered(placed, snapshot, allocation, self.moves)
@@ -63,7 +63,7 @@ def defragmenting(placement: Placement, every_h: float, moves: int) -> Placement
 
 
 class Scatter(NamedTuple):
-    """Where everybody is, what that costs, and who may be moved."""
+    """Where all jobs are, what that costs, and which may be moved."""
 
     snapshot: Snapshot
     allocation: Allocation
@@ -104,7 +104,7 @@ class Scatter(NamedTuple):
         return best
 
     def without(self, rows: list[int]) -> Slots:
-        """Everybody's seats but theirs."""
+        """The seats of all but these."""
         keep = np.arange(self.slots.rows)
         keep[rows] = -1
         return self.slots.take(keep)

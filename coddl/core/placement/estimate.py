@@ -148,7 +148,7 @@ def place_by_speed(
 
 @dataclass(frozen=True)
 class ByEstimate:
-    """Puts each job where it is estimated to train fastest, the largest first; moves nobody.
+    """Puts each job where it is estimated to train fastest, the largest first; moves no job.
 
     Two GPUs in a node may be faster than three in two: then a job is given two of three.
     """
@@ -173,9 +173,9 @@ def _placed_by_speed(snapshot: Snapshot, allocation: Allocation) -> Placed:
 def place_speed(snapshot: Snapshot) -> PlaceSpeed:
     """How fast the rows of a snapshot are, before any of them is placed."""
     jobs, speeds = snapshot.jobs, snapshot.speeds
-    nobody = np.zeros(len(snapshot.cluster.columns.node_gpus), np.int64)
+    empty = np.zeros(len(snapshot.cluster.columns.node_gpus), np.int64)
     kinds = np.zeros(speeds.places.kinds.shape[1], np.int64)
-    return PlaceSpeed(speeds.step_s, speeds.places, jobs.curve, jobs.gpus_min, nobody, kinds)
+    return PlaceSpeed(speeds.step_s, speeds.places, jobs.curve, jobs.gpus_min, empty, kinds)
 
 
 def explained(placed: Placed, allocation: Allocation) -> Placed:

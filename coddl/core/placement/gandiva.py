@@ -28,7 +28,7 @@ def servers_in_use(
 ) -> NodeLoads:
     """The servers as they are used now; the first row on one gives it its affinity.
 
-    What is kept for somebody is no part of them.
+    What is kept for a job is no part of them.
     """
     gpus = room.columns.node_gpus.copy()
     for island in range(reserved.shape[0]):
@@ -73,7 +73,7 @@ def assign_new(
 
 @dataclass(frozen=True)
 class GandivaPlacement:
-    """Puts jobs that hold as many GPUs on the same servers, in order of submission; moves nobody.
+    """Puts jobs that hold as many GPUs on the same servers, in order of submission; moves no job.
 
     A server with such jobs and room comes first, then an empty one, then any. (Gandiva, OSDI '18,
     Algorithm 1, where GPUs are free; the policy `gandiva` also over-subscribes servers.)

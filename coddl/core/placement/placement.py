@@ -48,7 +48,7 @@ class Placed:
         return replace(self, slots=self.slots.take(rows), why=why)
 
 
-# A snapshot whose rows sit somewhere (`snapshot.seats`), and what they shall have.
+# A snapshot whose rows sit somewhere (`snapshot.seats`), and what they are to have.
 Placement: TypeAlias = Callable[[Snapshot, Allocation], Placed]
 
 
@@ -102,12 +102,12 @@ def _wrong(snapshot: Snapshot, allocation: Allocation, placed: Placed) -> str | 
     cut = (shares > wanted) | ((shares > 0) & (shares < jobs.gpus_min))
     if cut.any():
         row = int(np.argmax(cut))
-        return f"job {jobs.id[row]} shall have {wanted[row]} GPUs and is given {shares[row]}"
+        return f"job {jobs.id[row]} is to have {wanted[row]} GPUs and is given {shares[row]}"
     if allocation.shares.ndim == 2:
         given, kinds = slots.by_kind(columns, allocation.shares.shape[1]), allocation.shares
         if (given > kinds).any():
             row = int(np.argmax((given > kinds).any(axis=1)))
-            return f"job {jobs.id[row]} shall have {kinds[row]} of each kind, not {given[row]}"
+            return f"job {jobs.id[row]} is to have {kinds[row]} of each kind, not {given[row]}"
     silent = (shares == 0) & (wanted > 0) & ~placed.waiting.covered(jobs.size)
     if silent.any():
         return f"job {jobs.id[np.argmax(silent)]} is not placed and not told why"

@@ -43,7 +43,7 @@ def place_spread(
 
 @dataclass(frozen=True)
 class SpreadOut:
-    """Puts each GPU of a job on the node with most room, as load balancers do; moves nobody.
+    """Puts each GPU of a job on the node with most room, as load balancers do; moves no job.
 
     It knows nothing of gangs and links: the default of schedulers made for services, and what other
     placements are compared with.

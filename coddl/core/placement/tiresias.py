@@ -128,7 +128,7 @@ def fitted_limit(snapshot: Snapshot, shares: IntColumn, near: float) -> float:
 
 @dataclass(frozen=True)
 class TiresiasPlacement:
-    """Gathers jobs whose models are skewed on the fewest nodes, for which they wait; moves nobody.
+    """Gathers jobs whose models are skewed on the fewest nodes, for which they wait; moves no job.
 
     A model is skewed if one tensor makes up more than `pack_limit` of its parameters: VGG19 has
     0.72 and AlexNet 0.61, Inception-v3 0.14 and ResNet-50 0.11. The other jobs fill gaps, as long

@@ -152,7 +152,7 @@ def afs_p(
             if memory[row, COLUMN.lease_end_s] <= snapshot.now_s:
                 memory[row, COLUMN.rounds] += 1
             elif jobs.ints[GPUS, row] <= left:
-                # Its lease runs on: nobody takes its share, and it takes no more (it needs more
+                # Its lease runs on: none takes its share, and it takes no more (it needs more
                 # than there is).
                 kept[k] = jobs.ints[GPUS, row]
                 left -= kept[k]

@@ -55,7 +55,7 @@ def concave(bids: Bids, bidder: int, free: int, corners: IntColumn) -> int:
 
 @part
 def steps_of(bids: Bids, free: int) -> BidSteps:
-    """The steps along everybody's hull. On one hull they gain less and less: in order, too."""
+    """The steps along the hull of every row. On one hull they gain less and less: in order, too."""
     bidders, shares = bids.log_value.shape
     who, before, after = np.empty((3, bidders * shares), np.int64)
     gain, corners, size = np.empty(bidders * shares), np.empty(shares, np.int64), 0
@@ -174,7 +174,7 @@ def best_worst_case(bids: Bids, free: int) -> IntColumn:
 
 @kernel
 def in_turn(snapshot: KernelSnapshot, order: IntColumn, free: int, shares: IntColumn) -> None:
-    """Hand out what is free in turn: the minimum, then a step at a time, until nobody wants it."""
+    """Hand out what is free in turn: the minimum, then a step at a time, until no row wants it."""
     before = free + 1
     while 0 < free < before:
         before = free

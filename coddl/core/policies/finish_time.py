@@ -152,9 +152,9 @@ def slow_where_it_sits(snapshot: Snapshot) -> FloatColumn:
     """The factor on each row's step time where it sits."""
     if snapshot.slots is None:
         return np.ones(snapshot.jobs.size)
-    nobody = np.full(snapshot.jobs.size, -1)
+    alone = np.full(snapshot.jobs.size, -1)
     places, columns = snapshot.speeds.places, snapshot.cluster.columns
-    return slowdowns(places, columns, snapshot.jobs.curve, snapshot.slots, nobody)
+    return slowdowns(places, columns, snapshot.jobs.curve, snapshot.slots, alone)
 
 
 def slow_from_where_it_sits(snapshot: Snapshot, rows: IntColumn, shares: IntColumn) -> FloatMatrix:

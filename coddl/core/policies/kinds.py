@@ -171,11 +171,11 @@ def weigh(
 def beats_by_far(them: Contenders, rule: int, x: int, champion: int) -> bool:
     """Tell whether x takes the next GPUs from the champion where they may change who ends first.
 
-    The AFS rule supposes that the shorter job ends first, whoever gets them. That is not so where a
-    step makes a job ten times as fast. Let l be the seconds left now and r = p'/p. If the longer
+    The AFS rule supposes that the shorter job ends first, whichever gets them. That is not so where
+    a step makes a job ten times as fast. Let l be the seconds left now and r = p'/p. If the longer
     job b would end with them before the shorter one a does without, b should have them first, for
-    the least sum of both completion times, if l_a (r_b - 1) > l_b (r_a - 1). Lengths that nobody
-    knows count as equal.
+    the least sum of both completion times, if l_a (r_b - 1) > l_b (r_a - 1). Unknown lengths count
+    as equal.
     """
     if rule == COIN:
         return bool(them.short[x] > them.short[champion])

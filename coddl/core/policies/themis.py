@@ -109,7 +109,7 @@ def auctioned(
 
 
 def is_near(snapshot: Snapshot, won: IntColumn) -> BoolColumn:
-    """Which rows sit on nodes that have GPUs nobody has won, their own among them."""
+    """Which rows sit on nodes that have GPUs no row has won, their own among them."""
     slots, columns = snapshot.slots, snapshot.cluster.columns
     if slots is None:
         return snapshot.jobs.gpus > 0
@@ -143,7 +143,7 @@ class Themis:
         apps = apps_of(snapshot)
         outlook = outlook_of(snapshot, apps, memory, turn_s(jobs, self.lease_s))
         largest = largest_shares(snapshot)
-        if largest.sum() <= total:  # nobody wants what another one has: no lease binds it
+        if largest.sum() <= total:  # no row wants what another has: no lease binds it
             memory[:, [COLUMN.lease_end_s, COLUMN.lent_gpus]] = 0.0
             return with_reasons(snapshot, Allocation(largest, memory=memory), WHY)
         leased = self._leased(snapshot)
@@ -153,7 +153,7 @@ class Themis:
         asked = self._asked(snapshot, outlook, apps.leads & (largest > 0), (shares, lent))
         won = auctioned(snapshot, outlook, asked, shares, self.form)
         shares = won.copy()
-        # What nobody won is lent: to start who was not asked, then to who can use it where it is.
+        # What no row won is lent: to start rows not asked, then to those that can use it in place.
         chance = np.random.default_rng(snapshot.seed).permutation(jobs.size)
         unasked = ~np.isin(np.arange(jobs.size), asked)
         order = np.lexsort((chance, ~is_near(snapshot, won), won > 0, ~unasked, ~apps.leads))

@@ -89,7 +89,7 @@ def group_rate(places: Places, curves: IntColumn) -> float:
 
 
 class Occupancy(NamedTuple):
-    """Where everybody sits, and what that is on."""
+    """Where all jobs sit, and what that is on."""
 
     places: Places
     columns: ClusterColumns

@@ -58,7 +58,7 @@ class Speeds:
     step_s: FloatMatrix
     useful: BoolMatrix  # shares worth holding: faster than every smaller one
     measured: BoolMatrix  # measured, as against interpolated or assumed
-    # None: places make no difference. A function is called when somebody first asks.
+    # None: places make no difference. A function is called when it is first asked for.
     known_places: Places | Callable[[], Places] | None = None
     kinds: tuple[str, ...] = ("gpu",)  # that `places.kinds` tells apart; `step_s` is of the first
     variants: int = 1  # curves of each model, one after the other

@@ -23,7 +23,7 @@ from coddl.core.snapshot import memory_columns
 BITS = kernel_int(52)  # whole numbers that a float holds exactly
 MODEL_BITS = 48  # of `failed`; the other bits hold a size
 HALF = 0.5  # of its speed: what a job counts as having that shares GPUs
-SURE = 1.0 - 1e-9  # nobody moves for a difference of rounding
+SURE = 1.0 - 1e-9  # no row moves for a difference of rounding
 # What is remembered of a job.
 COLUMN = memory_columns(
     "node",  # its first server, counted from 1; 0: it has none
@@ -196,7 +196,7 @@ def assign_nodes(
 ) -> NodeAssignment:
     """The servers of each row: its own, or those that Algorithm 1 finds, in order of submission.
 
-    A row without memory that sits somewhere stays there if nobody has to take turns for that. Who
+    A row without memory that sits somewhere stays there if no job has to take turns for that. Who
     is queued has none. `firsts` are the first rows of groups that share GPUs; rows that are not at
     the same place are taken out of their group.
     """

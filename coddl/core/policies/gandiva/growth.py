@@ -1,4 +1,4 @@
-"""Grow-shrink: idle GPUs of a server go to the elastic jobs on it, until somebody needs them."""
+"""Grow-shrink: idle GPUs of a server go to the elastic jobs on it, until other jobs need them."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from coddl.core.policies.gandiva.assignment import COLUMN
 
 
 class Idle(NamedTuple):
-    """What is left once everybody has its turn, and who may have it."""
+    """What is left once every row has its turn, and which may have it."""
 
     free: IntColumn  # by node
     node: IntColumn  # of each row that is alone on its GPUs, all on one server; else -1
@@ -44,7 +44,7 @@ def grow(
 ) -> float:
     """Give idle GPUs to rows beside them, once they have been idle for so long.
 
-    Who has grown before keeps that as far as nobody needs it. Returns when to look again.
+    A row that has grown before keeps that as far as no other needs it. Returns when to look again.
     """
     wake_at_s = np.inf
     for row in range(shares.shape[0]):

@@ -62,7 +62,7 @@ class GandivaState(NamedTuple):
 
 
 def state_of(snapshot: Snapshot, quantum_s: float, asks: Asks = "request") -> GandivaState:
-    """The state before any job is assigned. Where nobody places jobs, all GPUs are one server's."""
+    """The state before any job is assigned. Without places, all GPUs are one server's."""
     jobs, memory = snapshot.jobs, snapshot.memory.copy()
     columns, slots = snapshot.cluster.columns, snapshot.slots
     if slots is None:
