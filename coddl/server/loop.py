@@ -21,7 +21,8 @@ from coddl.core.pool.state import Pool
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
 from coddl.server.errors import JournalFull, KeyReused
-from coddl.server.journal import Journal, JournalEntry
+from coddl.server.folding import JournalEntry
+from coddl.server.journal import Journal
 from coddl.server.store import StoredAnswer
 
 ANSWERS_KEPT_S: Final = 86_400.0

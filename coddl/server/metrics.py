@@ -13,7 +13,7 @@ from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.state import Pool
-from coddl.server.journal import JournalEntry
+from coddl.server.folding import JournalEntry
 from coddl.server.progress import LatestProgress
 
 QUEUE: Final = "default"  # there is one

@@ -31,7 +31,7 @@ from coddl.core.pool.spec import JobSpec
 from coddl.core.pool.state import Pool
 from coddl.core.speed.profile import TrainingProfile
 from coddl.server import views
-from coddl.server.journal import UnreadableRecord
+from coddl.server.folding import UnreadableRecord
 from coddl.server.logs import LogQuery
 from coddl.server.loop import IdempotentRequest
 from coddl.server.route_params import After, By, Limit, at_page

@@ -41,7 +41,8 @@ from coddl.server.agent_sessions import GOING_AWAY, LEASE_OVER, AgentSessions
 from coddl.server.clock import Clock
 from coddl.server.code_store import CodeStore
 from coddl.server.errors import JournalFull
-from coddl.server.journal import Journal, JournalEntry
+from coddl.server.folding import JournalEntry
+from coddl.server.journal import Journal
 from coddl.server.logs import LogStore, set_aside
 from coddl.server.loop import (
     ControlLoop,

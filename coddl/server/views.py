@@ -34,7 +34,8 @@ from coddl.core.pool.state import Pool
 from coddl.core.registry import Registry
 from coddl.core.speed.profile import TrainingProfile
 from coddl.core.speed.training_length import thinned
-from coddl.server.journal import ReadEntry, UnreadableRecord
+from coddl.server.folding import UnreadableRecord
+from coddl.server.journal import ReadEntry
 from coddl.server.logs import StoredLogLine
 
 BULKY: Final = ("rows", "memory")  # of a decision: of use to programs that replay, not to people

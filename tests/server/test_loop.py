@@ -14,7 +14,8 @@ from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Stability
 from coddl.server.errors import JournalFull, KeyReused
-from coddl.server.journal import Journal, JournalEntry
+from coddl.server.folding import JournalEntry
+from coddl.server.journal import Journal
 from coddl.server.loop import (
     ControlLoop,
     IdempotentRequest,

@@ -245,6 +245,8 @@ def sentence_of(record: r.Record, job: int | None = None, unit: str = "GPU") -> 
             return f"node {node} left for good: {because}"
         case r.NodesWanted(nodes, because):
             return f"{counted(nodes, 'node')} wanted: {because}"
+        case r.JobsForgotten(jobs):
+            return f"{counted(len(jobs), 'ended job')} moved from memory to the history"
         case r.SlotFreed(slot, number):
             return f"slot {slot} released by job {number}"
         case r.ParkingEnded(number, because):
