@@ -77,7 +77,8 @@ class Compactor:
 
     def _follow(self, recording: Recording, seq: int, at_s: float) -> tuple[int, float]:
         """Take in the records after one; give the number and the time of the last."""
-        for seq, at_s, record in tail_of(self._store, seq):
+        after = seq
+        for seq, at_s, record in tail_of(self._store, after):
             recording.take(at_s, record)
             if isinstance(record, JobsForgotten):
                 for job in record.jobs:

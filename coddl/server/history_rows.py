@@ -21,11 +21,12 @@ Data = dict[str, Any]  # Any: JSON
 
 def _defaults(kind: type) -> Data:
     """Give the fields of a dataclass as they are if nothing is said."""
-    told = {
-        each.name: each.default if each.default is not MISSING else each.default_factory()
-        for each in fields(kind)
-        if each.default is not MISSING or each.default_factory is not MISSING
-    }
+    told: Data = {}
+    for each in fields(kind):
+        if each.default is not MISSING:
+            told[each.name] = each.default
+        elif each.default_factory is not MISSING:
+            told[each.name] = each.default_factory()
     found: Data = msgspec.to_builtins(told, str_keys=True)
     return found
 

@@ -90,7 +90,7 @@ class Journal:
     """Writes and reads records; raises JournalUnreadable at what a newer version has written."""
 
     def __init__(self, store: JournalStore, *, snapshot_every: int = SNAPSHOT_EVERY) -> None:
-        self._store = store
+        self.store = store  # where it is; for what keeps it short (`compaction`)
         self._snapshot_every = snapshot_every
         self.pool_id = self._check_notes()  # tells this pool from all others
         self._seq = store.last_seq()
@@ -113,26 +113,26 @@ class Journal:
             for seq, _, record in entries
         ]
         links = [RecordJob(seq, job) for seq, _, record in entries for job in jobs_of(record)]
-        self._store.append(lines, links, answers)
+        self.store.append(lines, links, answers)
         self._seq += len(entries)
         return entries
 
     def answer(self, key: str) -> StoredAnswer | None:
         """Find what an Idempotency-Key was answered."""
-        return self._store.answer(key)
+        return self.store.answer(key)
 
     def forget_answers(self, before_s: float) -> None:
         """Drop the answers that are older."""
-        self._store.forget_answers(before_s)
+        self.store.forget_answers(before_s)
 
     def read(self, after: int, limit: int, job: int | None = None) -> list[ReadEntry]:
         """Give the oldest events after a number; of a job if one is named."""
-        lines = self._store.lines(after, limit, job, without=QUIET)
+        lines = self.store.lines(after, limit, job, without=QUIET)
         return [self._seen(line) for line in lines]
 
     def newest(self, limit: int, job: int | None = None) -> list[ReadEntry]:
         """Give the newest events, in order; of a job if one is named."""
-        return [self._seen(line) for line in self._store.newest(limit, job, without=QUIET)]
+        return [self._seen(line) for line in self.store.newest(limit, job, without=QUIET)]
 
     def decisions(
         self, limit: int, before: int | None = None, job: int | None = None
@@ -141,7 +141,7 @@ class Journal:
 
         Those that can't be read are left out.
         """
-        lines = self._store.newest(limit, job, only=DECISIONS, before=before)
+        lines = self.store.newest(limit, job, only=DECISIONS, before=before)
         found = ((line, record_of(line)) for line in reversed(lines))
         return [
             DecisionEntry(line.seq, line.at_s, record)
@@ -151,36 +151,37 @@ class Journal:
 
     def history(self, wanted: HistoryQuery, limit: int) -> list[HistoryRow]:
         """Give jobs that have left memory, by falling number."""
-        return self._store.history(wanted, limit)
+        return self.store.history(wanted, limit)
 
-    def first_seq(self) -> int:
-        """Give the number of the oldest record that was not removed."""
-        return self._store.first_seq()
+    def begin(self) -> StoredRecord | None:
+        """Give the oldest record that was not removed; None if none ever was."""
+        lines = self.store.lines(0, 1)
+        return lines[0] if lines and lines[0].seq > 1 else None
 
     def fold(self) -> FoldedPool:
         """Give the pool as the journal has it: the newest snapshot that can be read, and the tail.
 
         What was appended in between by nobody: one server has a journal at a time.
         """
-        base = base_of(self._store)
+        base = base_of(self.store)
         if base is None:
             raise self._unreadable("it was trimmed, and no snapshot of it can be read")
-        pool, seq, at_s = base.recording.pool, base.seq, base.at_s
+        pool, at_s, last = base.recording.pool, base.at_s, base.seq
         pool.forget_soft()
-        self._snapshot_seq = seq
+        self._snapshot_seq = base.seq
         try:
-            for seq, at_s, record in tail_of(self._store, base.seq):
+            for last, at_s, record in tail_of(self.store, base.seq):  # noqa: B007  # used below
                 pool.apply(record, at_s)
         except BrokenTail as broken:
             raise self._unreadable(str(broken)) from None
         except Exception as error:
             raise self._unreadable(
-                f"record {seq} ({r.kind_of(type(record))}) does not follow from "
+                f"record {last} ({r.kind_of(type(record))}) does not follow from "
                 f"those before it: "
                 f"{error!r}"
             ) from error
-        self._seq = seq
-        return FoldedPool(pool, seq, at_s)
+        self._seq = last
+        return FoldedPool(pool, last, at_s)
 
     def snapshot_is_due(self) -> bool:
         """Tell whether enough has happened since the last snapshot."""
@@ -192,24 +193,24 @@ class Journal:
 
     def close(self) -> None:
         """Let go of the store."""
-        self._store.close()
+        self.store.close()
 
     def _seen(self, line: StoredRecord) -> ReadEntry:
         return ReadEntry(line.seq, line.at_s, record_of(line))
 
     def _check_notes(self) -> str:
         """Check who wrote the journal, note that we do now, and give the pool's id."""
-        notes = self._store.notes()
+        notes = self.store.notes()
         if int(notes.get("schema", SCHEMA)) > SCHEMA:
             raise self._unreadable(f"its records follow schema {notes['schema']}, not {SCHEMA}")
         pool_id = notes.get("pool") or secrets.token_hex(8)
         ours = {"schema": str(SCHEMA), "version": __version__, "pool": pool_id}
         if notes != ours:
-            self._store.note(ours)
+            self.store.note(ours)
         return pool_id
 
     def _unreadable(self, because: str) -> JournalUnreadable:
-        wrote = self._store.notes().get("version", "unknown")
+        wrote = self.store.notes().get("version", "unknown")
         return JournalUnreadable(
             "the journal cannot be read",
             f"{because}; coddl {wrote} wrote it, and this is coddl {__version__}",

@@ -110,7 +110,7 @@ async def _serve(
     )
     _check_plugins(server)
     left = jobsfolder.look(folder / "jobs")  # where agents of this machine keep jobs
-    jobsfolder.check(left, journal.pool_id, has_had_jobs=bool(server.pool.jobs))
+    jobsfolder.check(left, journal.pool_id, has_had_jobs=server.pool.next_job > 1)
     if options.policy or options.placement:
         server.follow(options.policy, options.placement)
     tokens = _tokens(options, folder)

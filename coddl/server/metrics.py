@@ -4,7 +4,7 @@ from collections import Counter as Tally
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -46,6 +46,27 @@ class ServerMetrics:
             buckets=SHORT_S,
             registry=to,
         )
+        self.compaction_seconds = Histogram(
+            "coddl_journal_compaction_seconds",
+            "Duration of one pass that stores a snapshot and trims the journal, beside the loop",
+            buckets=SHORT_S,
+            registry=to,
+        )
+        self.removed = Counter(
+            "coddl_retention_removed",
+            "What was removed by age, number or size: jobs (from memory), events, files",
+            ["what"],
+            registry=to,
+        )
+        self._kept_files = Gauge(
+            "coddl_retained_files", "Files that are kept of jobs", ["what"], registry=to
+        )
+        self._kept_bytes = Gauge(
+            "coddl_retained_bytes",
+            "Bytes of the files that are kept of jobs",
+            ["what"],
+            registry=to,
+        )
         self._wait = Histogram(
             "coddl_job_wait_seconds",
             "Time from submission to the first start",
@@ -76,6 +97,11 @@ class ServerMetrics:
             ["policy", "action"],
             registry=to,
         )
+
+    def note_kept(self, what: str, files: int, size_bytes: int) -> None:
+        """Take note of how many files there are of a kind, and how large they are."""
+        self._kept_files.labels(what).set(files)
+        self._kept_bytes.labels(what).set(size_bytes)
 
     def observe(self, entry: JournalEntry, pool: Pool) -> None:
         """Count something that has happened; the pool is as it was after all of its batch."""
@@ -122,6 +148,7 @@ class PoolGauges(Collector):
         """Read the pool."""
         pool = self._pool
         states = Tally(job.phase.upper() for job in pool.jobs.values())
+        states.update({phase.upper(): count for phase, count in pool.forgotten.items()})
         jobs = GaugeMetricFamily("coddl_jobs", "Jobs by state", labels=["queue", "state"])
         for state, count in sorted(states.items()):
             jobs.add_metric([QUEUE, state], count)
@@ -130,6 +157,12 @@ class PoolGauges(Collector):
         pending = GaugeMetricFamily("coddl_queue_pending_jobs", "Waiting jobs", labels=["queue"])
         pending.add_metric([QUEUE], waiting)
         yield pending
+        kept = GaugeMetricFamily(
+            "coddl_retained_jobs", "Jobs in memory, and in the history only", labels=["where"]
+        )
+        kept.add_metric(["memory"], len(pool.jobs))
+        kept.add_metric(["history"], sum(pool.forgotten.values()))
+        yield kept
         yield from self._running()
         yield from self._devices()
         build = GaugeMetricFamily("coddl_build_info", "The server's version", labels=["version"])

@@ -53,7 +53,7 @@ class MemoryStore:
         with self._lock:
             if job is None:
                 start = bisect_right(self._lines, after, key=lambda line: line.seq)
-                found = islice(self._lines, start, None)
+                found: Iterator[StoredRecord] = islice(self._lines, start, None)
             else:
                 seqs = self._by_job.get(job, [])
                 found = map(self._line, seqs[bisect_right(seqs, after) :])

@@ -58,7 +58,7 @@ class Explanation:
 
 def explain(
     pool: Pool,
-    job: int,
+    state: JobState,
     story: Iterable[tuple[int, float, r.Record]],
     now_s: float,
     awaited: Collection[str] = (),
@@ -67,7 +67,7 @@ def explain(
 
     `awaited` are nodes that were not heard of since the server was restarted.
     """
-    state = pool.jobs[job]
+    job = state.id
     line = [each.id for each in pool.live_jobs() if each.phase in WAITING]
     return Explanation(
         job=job,
