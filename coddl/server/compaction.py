@@ -70,9 +70,10 @@ class Compactor:
             if moving[0] in recording.pool.jobs:
                 break  # the loop has not forgotten it
             forgotten += len(moving)
-        if seq > base.seq:
-            body = encoded_snapshot(recording, at_s, self._rest)
-            self._store.save_snapshot(StoredSnapshot(seq, LAYOUT, body))
+        if seq == base.seq:
+            return Compacted(seq, forgotten, 0)
+        body = encoded_snapshot(recording, at_s, self._rest)
+        self._store.save_snapshot(StoredSnapshot(seq, LAYOUT, body))
         return Compacted(seq, forgotten, self._trim(base.seq, now_s - self._keep_events_s))
 
     def _follow(self, recording: Recording, seq: int, at_s: float) -> tuple[int, float]:

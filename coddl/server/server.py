@@ -134,7 +134,7 @@ class Server:
         self.history = History(journal)
         self._printed: dict[int, Notifier] = {}
         folders = UpkeepFolders(folder / "logs", folder / "metrics")
-        self._upkeep = Upkeep(self, folders, retention, self._put_from_thread)
+        self.upkeep = Upkeep(self, folders, retention, self._put_from_thread)
         self._queue: deque[LoopRequest] = deque()
         self._news = asyncio.Event()
         self._is_warm = False
@@ -152,14 +152,14 @@ class Server:
         task = asyncio.create_task(self._drive(), name="control loop")
         task.add_done_callback(self._on_drive_end)
         self._threads_loop = asyncio.get_running_loop()
-        self._upkeep.start()
+        self.upkeep.start()
         try:
             yield
         finally:
             self.close_lines()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await asyncio.to_thread(self._upkeep.close)
+            await asyncio.to_thread(self.upkeep.close)
             await self.replays.close()
             self.logs.close()
             self.metric_log.close()
@@ -414,7 +414,7 @@ class Server:
         else:
             self._turn_at_s = max(self._rest_until_s, ended_s + BREATH_S)
         if self.journal.snapshot_is_due():
-            self._upkeep.wake()
+            self.upkeep.wake()
 
     def _on_leases(self) -> None:
         for name in self._leases.run_out(self.steady_s()):
