@@ -50,6 +50,7 @@ from coddl.cli.engines import (
     remember_engine,
 )
 from coddl.cli.output import AsJson, Output, wants_json
+from coddl.cli.retention_options import Keep, checked_keep
 from coddl.cli.sharing_options import (
     ClusterFile,
     CoolDown,
@@ -136,6 +137,7 @@ def up(
     plugin: Plugins = None,
     cluster: ClusterFile = "",
     cool_down_s: CoolDown = None,
+    keep: Keep = None,
     port: Port = PORT,
     agents: Agents = 1,
     foreground: Foreground = False,
@@ -164,6 +166,7 @@ def up(
         address=engine_address(engine, address),
         jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
         checkpoints=checkpoint_uri(checkpoints),
+        keep=checked_keep(keep),
         emulation=emulation_of(state_dir, emulate, speeds, time_scale, reconfigure),
     )
     _begin(options, cluster, foreground=foreground, as_json=wants_json(output, as_json))
@@ -302,7 +305,7 @@ def words_of_up(options: "PoolOptions") -> list[str]:
     words += ["--host", options.host, *options.names]
     words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
     words += ["--checkpoints", options.checkpoints] if options.checkpoints else []
-    return words + engine_words(options) + emulation_words(options)
+    return words + options.keep_words + engine_words(options) + emulation_words(options)
 
 
 def own_client(folder: Path) -> "Client":
