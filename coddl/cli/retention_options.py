@@ -1,4 +1,4 @@
-"""What a pool keeps of what is over, and for how long: `--keep` of `coddl up` and `coddl server`."""
+"""What a pool keeps of what is over: `--keep` of `coddl up` and `coddl server`."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -66,7 +66,7 @@ class ServeOptions:
     cluster: str = ""  # what nodes there are and how they are wired; empty: as agents come
     cool_down_s: float | None = None  # how long a share stays after it has changed
     lease_s: float = 120.0
-    retention: Retention = Retention()  # what is kept of what is over
+    retention: Retention = field(default_factory=Retention)  # what is kept of what is over
     log_format: Literal["console", "json"] = "console"
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,13 @@ def wear(pool: LivePool) -> None:
         pool.api("PUT", "/policy", {"policy": policy})
         last = pool.store.last_seq()
         pool.server.upkeep.wake()
-        eventually(lambda last=last: any(e.seq >= last for e in pool.store.stored_snapshots()))
+        eventually(partial(has_snapshot, pool, last))
     eventually(lambda: pool.store.first_seq() > 1)
     assert len(pool.server.pool.jobs) == SMALL.jobs
+
+
+def has_snapshot(pool: LivePool, seq: int) -> bool:
+    return any(each.seq >= seq for each in pool.store.stored_snapshots())
 
 
 def names(answer: Any) -> list[str]:
