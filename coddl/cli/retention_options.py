@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -39,10 +39,9 @@ def retention_of(words: Iterable[str]) -> "Retention":
         if what == "jobs":
             rules = replace(rules, jobs=_count(word, most))
         elif what in SIZES and most.endswith("B"):
-            size_bytes = read_memory(option, most)
-            rules = replace(rules, **{f"{what}_bytes": size_bytes})
+            rules = replace(rules, **_named(f"{what}_bytes", read_memory(option, most)))
         elif what in AGES:
-            rules = replace(rules, **{f"{what}_s": read_span(option, most)})
+            rules = replace(rules, **_named(f"{what}_s", read_span(option, most)))
         else:
             raise UserError(
                 f"--keep {word} cannot be used",
@@ -50,6 +49,10 @@ def retention_of(words: Iterable[str]) -> "Retention":
                 "--keep logs=14d",
             )
     return rules
+
+
+def _named(name: str, value: float | None) -> dict[str, Any]:  # Any: an age or a size
+    return {name: value}
 
 
 def checked_keep(words: Iterable[str] | None) -> tuple[str, ...]:
