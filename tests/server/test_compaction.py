@@ -1,5 +1,7 @@
 """What a journal is shortened to tells the same, wherever the shortening ends."""
 
+import base64
+import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, groupby
@@ -16,7 +18,13 @@ from coddl.server.errors import JournalUnreadable
 from coddl.server.folding import BrokenTail
 from coddl.server.journal import Journal
 from coddl.server.journal_reading import recording_of
-from coddl.server.store import HistoryQuery, JournalStore, StoredSnapshot
+from coddl.server.store import (
+    HistoryQuery,
+    HistoryRow,
+    JournalStore,
+    StoredRecord,
+    StoredSnapshot,
+)
 from coddl.server.store_memory import MemoryStore
 from coddl.server.store_sql import SqlStore, sqlite_url
 from coddl.sim.recorded_workload import recorded_workload
@@ -218,3 +226,25 @@ def test_a_pass_without_news_stores_nothing() -> None:
     kept = list(passes.store.stored_snapshots())
     assert passes.run().forgotten == 0
     assert list(passes.store.stored_snapshots()) == kept
+
+
+def test_a_trimmed_journal_of_an_older_version_comes_up() -> None:
+    """Snapshots and rows are read by all later versions; this is how the first one wrote them."""
+    told = json.loads((Path(__file__).parent / "journals" / "schema-8.json").read_text())
+    store = MemoryStore()
+    lines = [StoredRecord(*head, json.dumps(body)) for *head, body in told["records"]]
+    store.append(lines, [], [])
+    store.note({"schema": "8", "version": "0.1.0"})
+    for each in reversed(told["snapshots"]):
+        body = base64.b64decode(each["body"])
+        store.save_snapshot(StoredSnapshot(each["seq"], each["layout"] ^ 1, body))
+    rows = [HistoryRow(*columns, base64.b64decode(body)) for *columns, body in told["history"]]
+    store.save_history(rows)
+    assert store.first_seq() > 1
+    folded = Journal(store).fold()
+    assert (len(folded.pool.jobs), folded.pool.next_job) == (2, 8)
+    found, whole = without_env(recording_of(store)), without_env(recorded(RECORDS))
+    assert [known.work_done for known in found.jobs.values()] == [
+        known.work_done for known in whole.jobs.values()
+    ]
+    assert found.jobs.keys() == whole.jobs.keys()
