@@ -1,6 +1,7 @@
 """Jobs that have left memory, as those that look for one find them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from coddl.core.pool.errors import NotFound
@@ -36,6 +37,22 @@ class History:
     def page(self, wanted: HistoryQuery, limit: int) -> list[JobState]:
         """Give jobs by falling number."""
         return [recorded_job(row).job for row in self._journal.history(wanted, limit)]
+
+    def merged_with(
+        self, newer: Sequence[JobState], wanted: HistoryQuery, limit: int
+    ) -> list[JobState]:
+        """Give those jobs and jobs of the history, by falling number, up to a limit."""
+        return list(islice(merged(iter(newer), self._newest(wanted, limit)), limit))
+
+    def _newest(self, wanted: HistoryQuery, limit: int) -> Iterator[JobState]:
+        """Give jobs by falling number. Mostly none of them is as new as those in memory: the first
+        is read alone.
+        """
+        count = 1
+        while rows := self._journal.history(wanted, count):
+            for row in rows:
+                yield recorded_job(row).job
+            wanted, count = wanted._replace(before=rows[-1].job), limit
 
     def around(self, since_s: float, until_s: float) -> Mapping[int, JobState]:
         """Give jobs that were there in an interval, the newest."""

@@ -33,7 +33,6 @@ from coddl.core.pool.state import Pool
 from coddl.core.speed.profile import TrainingProfile
 from coddl.server import views
 from coddl.server.folding import UnreadableRecord
-from coddl.server.history import merged
 from coddl.server.job_names import newest_first
 from coddl.server.logs import LogQuery
 from coddl.server.loop import IdempotentRequest
@@ -155,8 +154,8 @@ def _add_reading(router: APIRouter, server: Server) -> None:
         phases = tuple(each.lower() for each in state or ())
         if not active and server.pool.forgotten:
             wanted = HistoryQuery(before=cursor, phases=phases, user=user, name=name)
-            older = await asyncio.to_thread(server.history.page, wanted, limit + 1)
-            found = list(islice(merged(iter(found), iter(older)), limit + 1))
+            seen = (found, wanted, limit + 1)
+            found = await asyncio.to_thread(server.history.merged_with, *seen)
         page = found[:limit]
         rest_of_it = str(page[-1].id) if len(found) > limit else None
         return rest.JobsView(items=[server.job_view(job) for job in page], next=rest_of_it)

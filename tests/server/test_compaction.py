@@ -232,14 +232,14 @@ def test_a_trimmed_journal_of_an_older_version_comes_up() -> None:
     """Snapshots and rows are read by all later versions; this is how the first one wrote them."""
     told = json.loads((Path(__file__).parent / "journals" / "schema-8.json").read_text())
     store = MemoryStore()
-    lines = [StoredRecord(*head, json.dumps(body)) for *head, body in told["records"]]
-    store.append(lines, [], [])
+    lines = ([*head, json.dumps(body)] for *head, body in told["records"])
+    store.append([StoredRecord._make(each) for each in lines], [], [])
     store.note({"schema": "8", "version": "0.1.0"})
     for each in reversed(told["snapshots"]):
         body = base64.b64decode(each["body"])
         store.save_snapshot(StoredSnapshot(each["seq"], each["layout"] ^ 1, body))
-    rows = [HistoryRow(*columns, base64.b64decode(body)) for *columns, body in told["history"]]
-    store.save_history(rows)
+    rows = ([*columns, base64.b64decode(body)] for *columns, body in told["history"])
+    store.save_history([HistoryRow._make(each) for each in rows])
     assert store.first_seq() > 1
     folded = Journal(store).fold()
     assert (len(folded.pool.jobs), folded.pool.next_job) == (2, 8)
