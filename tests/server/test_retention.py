@@ -166,6 +166,29 @@ def test_output_that_was_removed_is_said_to_be(worn: LivePool, tmp_path: Path) -
     }
 
 
+def test_an_answer_is_remembered_for_a_day(live: LivePool) -> None:
+    live.api("POST", "/jobs", {"script": "train.py"}, headers={"Idempotency-Key": "k"})
+    live.clock.turn(80_000.0)
+    live.server.upkeep.collect()
+    assert live.store.answer("k") is not None
+    live.clock.turn(10_000.0)
+    live.server.upkeep.collect()
+    assert live.store.answer("k") is None
+
+
+def test_a_node_that_was_lost_long_ago_is_not_listed_any_more(live: LivePool) -> None:
+    live.joined("gone").close()
+    live.clock.turn(live.server.lease_s + 1.0)
+    eventually(lambda: live.node("gone")["state"] == "LOST")
+    live.server.upkeep.collect()
+    assert live.node("gone")["state"] == "LOST"
+    live.clock.turn(8 * DAY_S)
+    live.server.upkeep.collect()
+    assert live.api("GET", "/nodes").json()["items"] == []
+    live.joined("gone")
+    eventually(lambda: live.node("gone")["state"] == "UP")
+
+
 # Files.
 
 
