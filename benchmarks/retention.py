@@ -8,7 +8,9 @@ the history by passes of the compactor. The older ones are rows of the history, 
 under other numbers. A server process is then started on each folder and asked over REST, the two in
 turns, while it makes its own passes beside. A third folder has a journal of `--events` records,
 none of them trimmed, written by the control plane; its server was killed 2,000 records after its
-last snapshot, and is started again.
+last snapshot, and is started again. Last, a pass over a pool of `--active` waiting jobs runs in a
+thread, while the main thread wakes up each millisecond, as a control loop does, and notes how late
+it is; the reference is how long the whole pool takes to be encoded at once.
 """
 
 import argparse
@@ -20,7 +22,9 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import msgspec
 
 from benchmarks.elastic.job import machine
 from benchmarks.pool import Bench, at, told
@@ -36,11 +41,12 @@ from coddl.core.pool.control import ControlPlane
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
-from coddl.server.compaction import Compactor
+from coddl.server.compaction import Compactor, undisturbed
 from coddl.server.journal import SNAPSHOT_EVERY, Journal
 from coddl.server.loop import LoopRequest
 from coddl.server.store import HistoryQuery, JournalStore
 from coddl.server.store_sql import SqlStore, sqlite_url
+from coddl.server.upkeep import REST_S
 
 REFERENCE: Final = 1_000  # ended jobs of the pool that is compared with, all of them in memory
 NODES, DEVICES = 8, 8
@@ -48,6 +54,7 @@ REAL: Final = 1_500  # jobs that train and end
 COPIES: Final = 2_000  # rows that are written together
 CHANGES: Final = 34  # events of a job of the long journal, beside its first and its last
 TOGETHER: Final = 25  # of these jobs are in a commit
+TICK_S: Final = 0.001
 WITHIN_S: Final = 300.0
 KEPT_S: Final = 1e12  # all events
 
@@ -291,12 +298,55 @@ def restarted(folder: Path, events: int) -> dict[str, Any]:
     }
 
 
-def measure(jobs: int, events: int, submits: int) -> dict[str, Any]:
+def paused(folder: Path, active: int) -> dict[str, Any]:
+    """Tell how late a thread is while another makes a pass over a pool of active jobs."""
+    folder.mkdir()
+    store = SqlStore(sqlite_url(folder / "journal.db"))
+    journal, control = Journal(store), ControlPlane(Pool(), POOL_STABILITY)
+    for job in range(1, active + 1):
+        control.take(r.JobSubmitted(job, bench_spec(job)), 1e9)
+    journal.append(control.note().records, [], 1e9)
+    compactor = Compactor(
+        store,
+        lambda _jobs: None,
+        lambda: time.sleep(REST_S),
+        keep_jobs=REFERENCE,
+        keep_events_s=KEPT_S,
+    )
+    late_s: list[float] = []
+
+    def make_pass() -> None:
+        with undisturbed():
+            compactor.run(1e9)
+
+    thread = threading.Thread(target=make_pass)
+    start_s = time.perf_counter()
+    thread.start()
+    while thread.is_alive():
+        woken_s = time.perf_counter() + TICK_S
+        time.sleep(TICK_S)
+        late_s.append(time.perf_counter() - woken_s)
+    pass_s = time.perf_counter() - start_s
+    store.close()
+    start_s = time.perf_counter()
+    zlib.compress(msgspec.json.encode(control.pool), 1)
+    return {
+        "active_jobs": active,
+        "pass_s": pass_s,
+        "loop_late_s_p50": at(0.5, late_s),
+        "loop_late_s_p99": at(0.99, late_s),
+        "loop_late_s_max": max(late_s),
+        "encoded_at_once_s": time.perf_counter() - start_s,
+    }
+
+
+def measure(jobs: int, events: int, submits: int, active: int) -> dict[str, Any]:
     """Make all measurements."""
     folder = Path(tempfile.mkdtemp(prefix="coddl-bench-"))
     try:
         found = {"machine": machine(), "pool": compared(folder, jobs, submits)}
-        return {**found, "restart": restarted(folder, events)}
+        found["restart"] = restarted(folder, events)
+        return {**found, "pass": paused(folder / "active", active)}
     finally:
         shutil.rmtree(folder)
 
@@ -307,14 +357,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1_000_000, help="that have ended")
     parser.add_argument("--events", type=int, default=1_000_000, help="of the long journal")
     parser.add_argument("--submits", type=int, default=1_000, help="to each of the two pools")
+    parser.add_argument("--active", type=int, default=10_000, help="jobs, for the pause of a pass")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
-    found = measure(options.jobs, options.events, options.submits)
+    found = measure(options.jobs, options.events, options.submits, options.active)
     if options.json:
         print(json.dumps(found, indent=2))
         return
     print(f"ratio to a pool of {REFERENCE:,} ended jobs: {found['pool']['ratio']}")
     print(f"restart: {found['restart']}")
+    print(f"pass: {found['pass']}")
 
 
 if __name__ == "__main__":

@@ -146,13 +146,12 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Start a pool in the background: a server, and an agent here or what brings nodes."""
-    from coddl.api.client import state_folder
     from coddl.engines.pool import PoolOptions
 
     engine = named_engine(engine or ("local" if node_range else ""), state_dir)
     asked, in_job = (partition, time, account), (server_in_job, server_sbatch_arg)
     options = PoolOptions(
-        folder=state_folder(state_dir),
+        folder=_folder(state_dir),
         port=port,
         agents=_checked_agents(agents, slots, engine, emulate),
         slots=slots,
@@ -166,10 +165,9 @@ def up(
         address=engine_address(engine, address),
         jobs_dir=str(folder_at("--jobs-dir", jobs_dir)) if jobs_dir else "",
         checkpoints=checkpoint_uri(checkpoints),
-        keep=checked_keep(keep),
         emulation=emulation_of(state_dir, emulate, speeds, time_scale, reconfigure),
     )
-    _begin(options, cluster, foreground=foreground, as_json=wants_json(output, as_json))
+    _begin(options, cluster, keep, foreground=foreground, as_json=wants_json(output, as_json))
 
 
 def _checked_agents(agents: int, slots: int | None, engine: str, emulate: str) -> int:
@@ -190,8 +188,18 @@ def _checked_agents(agents: int, slots: int | None, engine: str, emulate: str) -
     return agents
 
 
-def _begin(options: "PoolOptions", cluster: str, *, foreground: bool, as_json: bool) -> None:
+def _folder(state_dir: str) -> Path:
+    """Give the state folder of a pool."""
+    from coddl.api.client import state_folder
+
+    return state_folder(state_dir)
+
+
+def _begin(
+    options: "PoolOptions", cluster: str, keep: Keep, *, foreground: bool, as_json: bool
+) -> None:
     """Start a pool, here or in the background; `cluster` says how its nodes are wired."""
+    options = replace(options, keep=checked_keep(keep))
     options = with_cluster(options, cluster) if cluster else options
     if foreground:
         raise typer.Exit(_supervise(options))

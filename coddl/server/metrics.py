@@ -21,6 +21,38 @@ LONG_S: Final = (1, 3, 10, 30, 60, 180, 600, 1_800, 3_600, 10_800, 36_000, 86_40
 SHORT_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
+class RetentionMetrics:
+    """What is kept of what is over, and what was removed."""
+
+    def __init__(self, to: CollectorRegistry) -> None:
+        self.compaction_seconds = Histogram(
+            "coddl_journal_compaction_seconds",
+            "Duration of one pass that stores a snapshot and trims the journal, beside the loop",
+            buckets=SHORT_S,
+            registry=to,
+        )
+        self.removed = Counter(
+            "coddl_retention_removed",
+            "What was removed by age, number or size: jobs (from memory), events, files",
+            ["what"],
+            registry=to,
+        )
+        self._kept_files = Gauge(
+            "coddl_retained_files", "Files that are kept of jobs", ["what"], registry=to
+        )
+        self._kept_bytes = Gauge(
+            "coddl_retained_bytes",
+            "Bytes of the files that are kept of jobs",
+            ["what"],
+            registry=to,
+        )
+
+    def note_kept(self, what: str, files: int, size_bytes: int) -> None:
+        """Take note of how many files there are of a kind, and how large they are."""
+        self._kept_files.labels(what).set(files)
+        self._kept_bytes.labels(what).set(size_bytes)
+
+
 class ServerMetrics:
     """Counts; `PoolGauges` beside it reads what there is to read at a scrape."""
 
@@ -46,27 +78,7 @@ class ServerMetrics:
             buckets=SHORT_S,
             registry=to,
         )
-        self.compaction_seconds = Histogram(
-            "coddl_journal_compaction_seconds",
-            "Duration of one pass that stores a snapshot and trims the journal, beside the loop",
-            buckets=SHORT_S,
-            registry=to,
-        )
-        self.removed = Counter(
-            "coddl_retention_removed",
-            "What was removed by age, number or size: jobs (from memory), events, files",
-            ["what"],
-            registry=to,
-        )
-        self._kept_files = Gauge(
-            "coddl_retained_files", "Files that are kept of jobs", ["what"], registry=to
-        )
-        self._kept_bytes = Gauge(
-            "coddl_retained_bytes",
-            "Bytes of the files that are kept of jobs",
-            ["what"],
-            registry=to,
-        )
+        self.retention = RetentionMetrics(to)
         self._wait = Histogram(
             "coddl_job_wait_seconds",
             "Time from submission to the first start",
@@ -97,11 +109,6 @@ class ServerMetrics:
             ["policy", "action"],
             registry=to,
         )
-
-    def note_kept(self, what: str, files: int, size_bytes: int) -> None:
-        """Take note of how many files there are of a kind, and how large they are."""
-        self._kept_files.labels(what).set(files)
-        self._kept_bytes.labels(what).set(size_bytes)
 
     def observe(self, entry: JournalEntry, pool: Pool) -> None:
         """Count something that has happened; the pool is as it was after all of its batch."""

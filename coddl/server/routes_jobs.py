@@ -59,6 +59,7 @@ def routes(server: Server) -> APIRouter:
     """Give the routes of jobs."""
     router = APIRouter(tags=["jobs"])
     _add_submit(router, server)
+    _add_listing(router, server)
     _add_reading(router, server)
     _add_actions(router, server)
     _add_logs(router, server)
@@ -128,7 +129,7 @@ def _json(body: str, status: int) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def _add_reading(router: APIRouter, server: Server) -> None:
+def _add_listing(router: APIRouter, server: Server) -> None:
     @router.get("/jobs")
     async def jobs(
         *,
@@ -160,6 +161,8 @@ def _add_reading(router: APIRouter, server: Server) -> None:
         rest_of_it = str(page[-1].id) if len(found) > limit else None
         return rest.JobsView(items=[server.job_view(job) for job in page], next=rest_of_it)
 
+
+def _add_reading(router: APIRouter, server: Server) -> None:
     @router.get("/jobs/{job}")
     async def describe(job: str) -> rest.JobView:
         """Show a job, by number or name."""

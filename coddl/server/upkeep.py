@@ -20,7 +20,7 @@ from coddl.core.pool.records import JobsForgotten
 from coddl.core.pool.state import Pool
 from coddl.server.clock import Clock
 from coddl.server.code_store import CodeStore
-from coddl.server.compaction import Compactor
+from coddl.server.compaction import Compactor, undisturbed
 from coddl.server.journal import Journal
 from coddl.server.loop import Events, LoopRequest, Reply, RequestDone
 from coddl.server.metrics import ServerMetrics
@@ -133,9 +133,10 @@ class Upkeep:
 
     def _compact(self) -> None:
         began_s = time.monotonic()
-        done = self._compactor.run(self._host.clock.wall_s())
+        with undisturbed():
+            done = self._compactor.run(self._host.clock.wall_s())
         self._host.journal.note_snapshot(done.seq)
-        self._host.metrics.compaction_seconds.observe(time.monotonic() - began_s)
+        self._host.metrics.retention.compaction_seconds.observe(time.monotonic() - began_s)
         if done.forgotten:
             self._tell("jobs", done.forgotten)
         if done.removed:
@@ -166,12 +167,12 @@ class Upkeep:
         self._note_files("code", host.archives.collect(used, *code, now_s=now_s))
 
     def _note_files(self, what: str, found: Collected) -> None:
-        self._host.metrics.note_kept(what, found.left_files, found.left_bytes)
+        self._host.metrics.retention.note_kept(what, found.left_files, found.left_bytes)
         if found.files:
             self._tell(what, found.files, found.size_bytes)
 
     def _tell(self, what: str, count: int, size_bytes: int = 0) -> None:
-        self._host.metrics.removed.labels(what).inc(count)
+        self._host.metrics.retention.removed.labels(what).inc(count)
         more = {"bytes": size_bytes} if size_bytes else {}
         log.info("retention_removed", what=what, count=count, **more)
 

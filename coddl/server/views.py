@@ -59,11 +59,13 @@ def job_view(
     now_s: float,
     awaited: Collection[str] = (),
 ) -> rest.JobView:
-    """Show a job as it stands; `awaited`: nodes not heard of since the server was restarted."""
+    """Show a job as it stands; `awaited`: nodes not heard of since the server was restarted.
+
+    A job that waits for its turn makes no step, and should not: it does not stand still.
+    """
     runtime_s = job.executed_by(end_s := job.ended_s if job.ended_s is not None else now_s)
     is_training = job.phase in ("running", "resizing")
     is_told = run is not None and job.has_run and run.progressed.attempt == job.attempt
-    # A job that waits for its turn makes no step, and should not.
     still_s = run.still_s if run is not None and is_told and not lacks_turn(pool, job) else 0.0
     return rest.JobView(
         id=job.id,
