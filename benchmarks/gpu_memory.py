@@ -38,7 +38,7 @@ from benchmarks.elastic.shared_device import (
 )
 from coddl.api.client import RequestRefused
 from coddl.core.pool.state import Pool
-from coddl.server.journal import KINDS
+from coddl.server.folding import KINDS
 
 ACTIVE_MAX: Final = 6
 SIZES_MB: Final = (200, 1000, 4000, 8000)

@@ -25,7 +25,8 @@ from coddl.core.pool import records as r
 from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
-from coddl.server.journal import Journal, JournalEntry
+from coddl.server.folding import JournalEntry
+from coddl.server.journal import Journal
 from coddl.server.loop import ControlLoop, LoopRequest, fact
 from coddl.server.store_sql import SqlStore, sqlite_url
 

@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 from coddl.core.pool.recording import TimedRecord
-from coddl.server.journal import KINDS, Journal
+from coddl.server.folding import KINDS
+from coddl.server.journal import Journal
 from coddl.server.journal_reading import FILE
 from coddl.server.store_sql import SqlStore, sqlite_url
 

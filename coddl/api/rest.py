@@ -155,6 +155,7 @@ class JobView(View):
     losses: list[LossView] = []  # from the first to the last; some of them, if there are many
     trials: int = 0  # resizes to measure a size that was expected to be slower
     speeds: list[SpeedView] | None = None  # of an elastic job; null in lists of jobs
+    in_history: bool = False  # it ended long ago, and is no longer in the server's memory
 
 
 class JobsView(View):
@@ -293,6 +294,7 @@ class ExplainView(View):
     speeds: list[SpeedView]
     story: list[StoryView]
     parked_sentence: str = ""  # where its workers are parked, and how fast it resumes there
+    removed: str = ""  # which of its events were removed because they are old
 
 
 class EventView(View):
@@ -310,6 +312,7 @@ class EventView(View):
 class EventsView(View):
     items: list[EventView]
     next: int  # `after` of the next page
+    removed: str = ""  # of a job: which of its events were removed because they are old
 
 
 class LogLineView(View):
@@ -326,6 +329,7 @@ class LogLineView(View):
 
 class LogsView(View):
     items: list[LogLineView]
+    removed: str = ""  # that all of it was removed because it is old
 
 
 class SlotView(View):

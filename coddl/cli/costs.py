@@ -20,6 +20,7 @@ Examples:
 
   coddl simulate jobs.csv --reconfigure costs.json      with what a switch costs here
 """
+JOBS_MAX: Final = 10_000  # of the newest, that costs are taken from
 Answer = Mapping[str, Any]  # Any: JSON
 
 
@@ -30,11 +31,11 @@ def costs(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Show what resizes, and giving up GPUs and coming back, have cost the jobs of the pool."""
+    """Show what resizes, and giving up GPUs and coming back, have cost the newest jobs."""
     from coddl.cli.jobs import jobs_of
 
     with connect(server, state_dir) as client:
-        found = measured(jobs_of(client, all_=True))
+        found = measured(jobs_of(client, JOBS_MAX))
     if wants_json(output, as_json):
         print(json.dumps(found, indent=2))
         return

@@ -20,6 +20,7 @@ from coddl.cli.addresses import (
 from coddl.cli.connect import StateDir, needs
 from coddl.cli.engines import AgentServer, Checkpoints, JobsDir, Slots, folder_at
 from coddl.cli.memory_size import read_memory
+from coddl.cli.retention_options import Keep, retention_of
 from coddl.cli.sharing_options import ClusterFile, CoolDown, Placement, Plugins, Policy
 from coddl.core.errors import UserError
 
@@ -121,6 +122,7 @@ def server(
     cool_down_s: CoolDown = None,
     checkpoints: Checkpoints = "",
     lease_s: Lease = 120.0,
+    keep: Keep = None,
     log_format: LogFormat = "console",
     state_dir: StateDir = "",
 ) -> None:
@@ -143,6 +145,7 @@ def server(
         cool_down_s=cool_down_s,
         checkpoints=checkpoints,
         lease_s=lease_s,
+        retention=retention_of(keep or ()),
         log_format=log_format,
     )
     raise typer.Exit(serve(options))

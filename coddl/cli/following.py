@@ -102,9 +102,11 @@ def logs(
 
     with connect(server, state_dir) as client:
         if not follow:
-            found = client.get(path, tail=tail, rank=rank, since_s=since_s)["items"]
-            for place, line in enumerate(found):
+            found = client.get(path, tail=tail, rank=rank, since_s=since_s)
+            for place, line in enumerate(found["items"]):
                 tell(line, is_first=not place)
+            if found.get("removed"):
+                note(found["removed"])
             return
         try:
             said = client.watch(path, tail=tail, rank=rank, since_s=since_s, follow=True)

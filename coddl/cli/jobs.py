@@ -6,7 +6,7 @@ Some also serve the jobs of `coddl run` on this machine, which have names only.
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -33,7 +33,9 @@ Examples:
 
   coddl ls                     active jobs
 
-  coddl ls --all -w            all jobs, updated as they change
+  coddl ls --all -w            also jobs that have ended, updated as they change
+
+  coddl ls --all --limit 5000  more of them than the newest 500
 
   coddl ls -o json             for programs
 
@@ -61,6 +63,7 @@ Examples:
 """
 PRIORITY_EXAMPLES = "Examples:  coddl priority bert 10   coddl priority 12 -5"
 PAGE: Final = 200
+SHOWN: Final = 500  # jobs that have ended, unless more are asked for
 LAST_EVENTS: Final = 10
 LOOK_EVERY_S: Final = 1.0
 
@@ -69,6 +72,9 @@ NoWait = Annotated[
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until the jobs have ended.")]
 All = Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")]
+Limit = Annotated[
+    int, typer.Option(min=1, metavar="N", help="With --all: the newest N jobs, and active ones.")
+]
 Watch = Annotated[bool, typer.Option("-w", "--watch", help="Update the list as it changes.")]
 Local = Annotated[bool, typer.Option("--local", help="List jobs of `coddl run` on this machine.")]
 Size = Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="Number of GPUs, or bounds.")]
@@ -86,6 +92,7 @@ LocalOrPool = Annotated[
 def ls(
     *,
     all_: All = False,
+    limit: Limit = SHOWN,
     watch: Watch = False,
     local: Local = False,
     server: Server = "",
@@ -101,9 +108,13 @@ def ls(
         return
     with connect(server, state_dir) as client:
         if watch:
-            _watch(client, all_, wants_json(output, as_json))
-        elif wants_json(output, as_json):
-            print(json.dumps(jobs_of(client, all_), indent=2))
+            _watch(client, limit if all_ else 0, wants_json(output, as_json))
+            return
+        jobs = jobs_of(client, limit if all_ else 0)
+        if all_ and len(jobs) >= limit:
+            note(f"only the newest {limit:,} jobs are listed; --limit lists more")
+        if wants_json(output, as_json):
+            print(json.dumps(jobs, indent=2))
         else:
             from rich.console import Console
 
@@ -111,26 +122,33 @@ def ls(
 
             console = Console(highlight=False)
             width = console.width if console.is_terminal else None
-            show(jobs_lines(jobs_of(client, all_), time.time(), width), console, one_line_each=True)
+            show(jobs_lines(jobs, time.time(), width), console, one_line_each=True)
 
 
-def jobs_of(client: "Client", all_: bool) -> list[dict[str, Any]]:
-    """Give the jobs of the pool, in the order of their numbers."""
-    found: list[dict[str, Any]] = []
-    cursor = None
-    while True:
-        active = None if all_ else True
-        page = client.get("/jobs", active=active, limit=PAGE, cursor=cursor)
-        found += page["items"]
+def jobs_of(client: "Client", ended: int = 0) -> list[dict[str, Any]]:
+    """Give the active jobs of the pool, and the newest of all; in the order of their numbers."""
+    found = {job["id"]: job for job in _pages(client, True, None)}
+    found |= {job["id"]: job for job in _pages(client, None, ended)}
+    return [found[number] for number in sorted(found)]
+
+
+def _pages(client: "Client", active: bool | None, most: int | None) -> Iterator[dict[str, Any]]:
+    """Give jobs, the newest first; no more than `most`, if that is told."""
+    left, cursor = most, None
+    while left is None or left > 0:
+        limit = PAGE if left is None else min(PAGE, left)
+        page = client.get("/jobs", active=active, limit=limit, cursor=cursor)
+        yield from page["items"]
+        left = None if left is None else left - len(page["items"])
         if (cursor := page["next"]) is None:
-            return sorted(found, key=lambda job: int(job["id"]))
+            return
 
 
 def cancel_all(client: "Client") -> list[dict[str, Any]]:
     """Cancel all jobs, and give them. One that has ended meanwhile needs no word."""
     from coddl.api.client import RequestRefused
 
-    jobs = jobs_of(client, all_=False)
+    jobs = jobs_of(client)
     for job in jobs:
         try:
             client.post(f"/jobs/{job['id']}:cancel")
@@ -140,7 +158,7 @@ def cancel_all(client: "Client") -> list[dict[str, Any]]:
     return jobs
 
 
-def _watch(client: "Client", all_: bool, for_program: bool) -> None:
+def _watch(client: "Client", ended: int, for_program: bool) -> None:
     """Show the jobs again and again, until Ctrl-C."""
     from rich.console import Console, Group
     from rich.live import Live
@@ -151,7 +169,7 @@ def _watch(client: "Client", all_: bool, for_program: bool) -> None:
     if for_program or not console.is_terminal:
         last: object = None
         while True:
-            jobs = jobs_of(client, all_)
+            jobs = jobs_of(client, ended)
             if last != (last := jobs):
                 if for_program:
                     print(json.dumps(jobs), flush=True)
@@ -160,7 +178,7 @@ def _watch(client: "Client", all_: bool, for_program: bool) -> None:
             time.sleep(LOOK_EVERY_S)
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            lines = jobs_lines(jobs_of(client, all_), time.time(), console.width)
+            lines = jobs_lines(jobs_of(client, ended), time.time(), console.width)
             for line in lines:
                 line.truncate(console.width, overflow="ellipsis")
             live.update(Group(*lines), refresh=True)

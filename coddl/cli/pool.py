@@ -50,6 +50,7 @@ from coddl.cli.engines import (
     remember_engine,
 )
 from coddl.cli.output import AsJson, Output, wants_json
+from coddl.cli.retention_options import Keep, checked_keep
 from coddl.cli.sharing_options import (
     ClusterFile,
     CoolDown,
@@ -136,6 +137,7 @@ def up(
     plugin: Plugins = None,
     cluster: ClusterFile = "",
     cool_down_s: CoolDown = None,
+    keep: Keep = None,
     port: Port = PORT,
     agents: Agents = 1,
     foreground: Foreground = False,
@@ -144,13 +146,12 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Start a pool in the background: a server, and an agent here or what brings nodes."""
-    from coddl.api.client import state_folder
     from coddl.engines.pool import PoolOptions
 
     engine = named_engine(engine or ("local" if node_range else ""), state_dir)
     asked, in_job = (partition, time, account), (server_in_job, server_sbatch_arg)
     options = PoolOptions(
-        folder=state_folder(state_dir),
+        folder=_folder(state_dir),
         port=port,
         agents=_checked_agents(agents, slots, engine, emulate),
         slots=slots,
@@ -166,7 +167,7 @@ def up(
         checkpoints=checkpoint_uri(checkpoints),
         emulation=emulation_of(state_dir, emulate, speeds, time_scale, reconfigure),
     )
-    _begin(options, cluster, foreground=foreground, as_json=wants_json(output, as_json))
+    _begin(options, cluster, keep, foreground=foreground, as_json=wants_json(output, as_json))
 
 
 def _checked_agents(agents: int, slots: int | None, engine: str, emulate: str) -> int:
@@ -187,8 +188,18 @@ def _checked_agents(agents: int, slots: int | None, engine: str, emulate: str) -
     return agents
 
 
-def _begin(options: "PoolOptions", cluster: str, *, foreground: bool, as_json: bool) -> None:
+def _folder(state_dir: str) -> Path:
+    """Give the state folder of a pool."""
+    from coddl.api.client import state_folder
+
+    return state_folder(state_dir)
+
+
+def _begin(
+    options: "PoolOptions", cluster: str, keep: Keep, *, foreground: bool, as_json: bool
+) -> None:
     """Start a pool, here or in the background; `cluster` says how its nodes are wired."""
+    options = replace(options, keep=checked_keep(keep))
     options = with_cluster(options, cluster) if cluster else options
     if foreground:
         raise typer.Exit(_supervise(options))
@@ -302,7 +313,7 @@ def words_of_up(options: "PoolOptions") -> list[str]:
     words += ["--host", options.host, *options.names]
     words += ["--jobs-dir", options.jobs_dir] if options.jobs_dir else []
     words += ["--checkpoints", options.checkpoints] if options.checkpoints else []
-    return words + engine_words(options) + emulation_words(options)
+    return words + options.keep_words + engine_words(options) + emulation_words(options)
 
 
 def own_client(folder: Path) -> "Client":

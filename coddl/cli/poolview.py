@@ -403,6 +403,8 @@ def explain_lines(told: Answer, now_s: float) -> list[Text]:
         lines += [Text(), *speed_lines(told["speeds"])]
     if told["story"]:
         lines += [Text(), *story_lines(told["story"], now_s)]
+    if told.get("removed"):
+        lines += [Text(), Text(told["removed"])]
     return lines
 
 

@@ -162,10 +162,9 @@ def since_of(text: str, now_s: float) -> float:
 def _recording(journal: str, state_dir: str) -> "Recording":
     """Read what happened in the pool."""
     from coddl.api.client import state_folder
-    from coddl.core.pool.recording import recorded
-    from coddl.server.journal_reading import read_journal
+    from coddl.server.journal_reading import read_recording
 
-    return recorded(read_journal(journal or str(state_folder(state_dir))))
+    return read_recording(journal or str(state_folder(state_dir)))
 
 
 def _workload(

@@ -64,7 +64,13 @@ class PoolOptions:
     slurm: SlurmOptions = NO_OPTIONS  # how Slurm is asked for nodes
     jobs_dir: str = ""
     checkpoints: str = ""  # the URI where jobs keep them; empty: the jobs folder
+    keep: tuple[str, ...] = ()  # of what is over, as `--keep` says
     emulation: Emulation | None = None  # None: the nodes are real
+
+    @property
+    def keep_words(self) -> list[str]:
+        """Give the options that say what is kept of what is over."""
+        return [word for each in self.keep for word in ("--keep", each)]
 
     @property
     def names(self) -> list[str]:
@@ -248,7 +254,7 @@ class PoolProcess:
         words += options.names
         words += options.sharing.words_again if again_at else options.sharing.words
         words += ["--checkpoints", options.checkpoints] if options.checkpoints else []
-        return words
+        return words + options.keep_words
 
     def _agent_words(self, node: str, server: AnnouncedServer) -> list[str]:
         folder = self.options.folder

@@ -161,7 +161,7 @@ class AgentSession:
         self.heard_s = self._host.steady_s()
         hello = _read_hello(data)
         self._sessions.check_free(hello, self._host)
-        has_had_jobs = bool(self._host.pool.jobs)
+        has_had_jobs = self._host.pool.next_job > 1
         jobsfolder.check(hello.jobs, self._host.pool_id, has_had_jobs=has_had_jobs)
         self._sessions.check_shared(hello, self._host.pool)
         return hello

@@ -5,15 +5,18 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Final
 
 from coddl.api.spec import HASH
 from coddl.core.pool.errors import NotFound
 from coddl.server.errors import JournalFull, TooLarge, WrongHash
+from coddl.server.retention import SIZE_AGE_S, Collected, collect, removed
 
 ARCHIVE_BYTES_MAX: Final = 256 << 20
+SUFFIX: Final = ".tar.gz"
 
 
 class CodeStore:
@@ -22,6 +25,7 @@ class CodeStore:
     def __init__(self, folder: Path, *, bytes_max: int = ARCHIVE_BYTES_MAX) -> None:
         self._folder = folder
         self._bytes_max = bytes_max
+        self._lock = threading.Lock()  # an archive is not removed while it is asked for
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in folder.glob("*.part"):  # by a server that was killed
             left.unlink(missing_ok=True)
@@ -29,6 +33,31 @@ class CodeStore:
     def has(self, name: str) -> bool:
         """Tell whether an archive is there."""
         return bool(HASH.fullmatch(name)) and self._path(name).is_file()
+
+    def claim(self, name: str) -> bool:
+        """Tell whether an archive is there for a job that is about to be submitted.
+
+        It counts as new then, so that it is not removed before the job is known.
+        """
+        with self._lock:
+            if is_there := self.has(name):
+                os.utime(self._path(name))
+        return is_there
+
+    def collect(
+        self, used: Collection[str], age_s: float, most_bytes: int, *, now_s: float
+    ) -> Collected:
+        """Remove archives that no job uses and that are too old, or too many."""
+
+        def is_needed(name: str) -> bool:
+            return not name.endswith(SUFFIX) or name.removesuffix(SUFFIX) in used
+
+        def remove(path: Path) -> bool:
+            with self._lock:
+                is_old = now_s - path.stat().st_mtime > min(age_s, SIZE_AGE_S)
+                return is_old and removed(path)
+
+        return collect(self._folder, is_needed, age_s, most_bytes, now_s=now_s, remove=remove)
 
     def find(self, name: str) -> Path:
         """Give an archive's file; raises NotFound."""
@@ -87,4 +116,4 @@ class CodeStore:
         )
 
     def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.tar.gz"
+        return self._folder / f"{name}{SUFFIX}"

@@ -11,16 +11,34 @@ from coddl.api import rest_history as rest
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import NotFound
 from coddl.core.pool.job import JobState
+from coddl.server.history import History
 from coddl.server.journal import DecisionEntry, Journal
+from coddl.server.store import HistoryQuery
 
 LOOKED_BACK_MAX: Final = 2_000  # decisions that are read for what one of them saw
 PAGE: Final = 200
 
-Jobs = Mapping[int, JobState]
+
+class JobsThen:
+    """The jobs of decisions: those in memory, and those that have left it since."""
+
+    def __init__(self, history: History, jobs: Mapping[int, JobState]) -> None:
+        self._history, self._jobs = history, dict(jobs)
+
+    def name(self, job: int) -> str:
+        """Give a job's name; one that is not known any more is called by its number."""
+        if job not in self._jobs:
+            self._jobs |= {each.id: each for each in self._history.page(HistoryQuery(job=job), 1)}
+        return self._jobs[job].spec.name if job in self._jobs else f"job {job}"
+
+    def at(self, at_s: float) -> set[int]:
+        """Name the jobs that were there."""
+        self._jobs = {**self._history.around(at_s, at_s), **self._jobs}
+        return {job.id for job in self._jobs.values() if _was_there(job, at_s)}
 
 
 def decisions_view(
-    journal: Journal, jobs: Jobs, before: int | None, limit: int
+    journal: Journal, jobs: JobsThen, before: int | None, limit: int
 ) -> rest.DecisionsView:
     """Show decisions, the newest first."""
     found = journal.decisions(limit + 1, before)
@@ -28,7 +46,7 @@ def decisions_view(
     return rest.DecisionsView(items=items, next=items[-1].number if len(found) > limit else None)
 
 
-def decision_view(journal: Journal, jobs: Jobs, number: int) -> rest.DecisionDetailView:
+def decision_view(journal: Journal, jobs: JobsThen, number: int) -> rest.DecisionDetailView:
     """Show a decision and what it saw; raises NotFound."""
     found = journal.decisions(1, number + 1)
     if not found or found[0].seq != number:
@@ -42,7 +60,7 @@ def decision_view(journal: Journal, jobs: Jobs, number: int) -> rest.DecisionDet
     return rest.DecisionDetailView(**shown, saw=_seen_view(journal, jobs, entry))
 
 
-def _decision_view(journal: Journal, jobs: Jobs, entry: DecisionEntry) -> rest.DecisionView:
+def _decision_view(journal: Journal, jobs: JobsThen, entry: DecisionEntry) -> rest.DecisionView:
     number, at_s, record = entry
     return rest.DecisionView(
         number=number,
@@ -52,7 +70,7 @@ def _decision_view(journal: Journal, jobs: Jobs, entry: DecisionEntry) -> rest.D
         changes=[
             rest.ShareChangeView(
                 job=job,
-                name=_name(jobs, job),
+                name=jobs.name(job),
                 gpus_before=_held_before(journal, entry, job),
                 gpus=len(target.slots),
                 reason=target.reason,
@@ -77,7 +95,7 @@ def _held_before(journal: Journal, entry: DecisionEntry, job: int) -> int:
     return 0
 
 
-def _seen_view(journal: Journal, jobs: Jobs, entry: DecisionEntry) -> rest.SeenView | None:
+def _seen_view(journal: Journal, jobs: JobsThen, entry: DecisionEntry) -> rest.SeenView | None:
     record = entry.record
     if isinstance(record, r.DecisionFailed):
         return None
@@ -89,12 +107,12 @@ def _seen_view(journal: Journal, jobs: Jobs, entry: DecisionEntry) -> rest.SeenV
     )
 
 
-def _seen_job(jobs: Jobs, record: r.Decided, row: r.DecisionRow) -> rest.SeenJobView:
+def _seen_job(jobs: JobsThen, record: r.Decided, row: r.DecisionRow) -> rest.SeenJobView:
     target, waiting = record.targets.get(row.job), record.waiting.get(row.job)
     reason = target.reason if target is not None else waiting.sentence if waiting else ""
     return rest.SeenJobView(
         job=row.job,
-        name=_name(jobs, row.job),
+        name=jobs.name(row.job),
         gpus_min=row.gpus_min,
         gpus_max=row.gpus_max,
         gpus=row.gpus,
@@ -105,13 +123,13 @@ def _seen_job(jobs: Jobs, record: r.Decided, row: r.DecisionRow) -> rest.SeenJob
     )
 
 
-def _rows_seen(journal: Journal, jobs: Jobs, entry: DecisionEntry) -> dict[int, r.DecisionRow]:
+def _rows_seen(journal: Journal, jobs: JobsThen, entry: DecisionEntry) -> dict[int, r.DecisionRow]:
     """Give the newest row of each job that was there, up to a decision.
 
     A job that was told to leave and has no row since was not seen: it was suspended, for one.
     """
     rows: dict[int, r.DecisionRow] = {}
-    missing = {job.id for job in list(jobs.values()) if _was_there(job, entry.at_s)}
+    missing = jobs.at(entry.at_s)
     looked, before = 0, entry.seq + 1
     while missing and looked < LOOKED_BACK_MAX:
         page = journal.decisions(PAGE, before)
@@ -132,7 +150,3 @@ def _was_there(job: JobState, at_s: float) -> bool:
 
 def _rows(record: r.Decided | r.DecisionFailed) -> tuple[r.DecisionRow, ...]:
     return record.rows if isinstance(record, r.Decided) else ()
-
-
-def _name(jobs: Jobs, job: int) -> str:
-    return jobs[job].spec.name if job in jobs else f"job {job}"

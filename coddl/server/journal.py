@@ -1,15 +1,13 @@
-"""The journal: what has happened, in order, and the pool as the fold of it. (D3, ADR 9)
+"""The journal: what has happened, in order, and the pool as the fold of it. (D3, ADR 9, ADR 24)
 
 Records are stored as JSON under their kind (`records.kind_of`), and are read back unchanged. A
-*snapshot* of the folded pool now and then makes a restart quick; it is never needed, and is read by
-the version that wrote it alone: another one may fold the same records to more, or to other things.
+*snapshot* now and then makes a restart quick. Records behind the snapshots are removed when they
+are old enough; what is left of them is in the snapshots and in the history. (`compaction`)
 """
 
-import json
 import secrets
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, get_args
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,36 +16,24 @@ from coddl.core.pool import records as r
 from coddl.core.pool.records import Record
 from coddl.core.pool.state import Pool
 from coddl.server.errors import JournalUnreadable
-from coddl.server.store import JournalStore, RecordJob, StoredAnswer, StoredRecord, StoredSnapshot
+from coddl.server.folding import BrokenTail, JournalEntry, UnreadableRecord, record_of, tail_of
+from coddl.server.snapshots import base_of
+from coddl.server.store import (
+    HistoryQuery,
+    HistoryRow,
+    JournalStore,
+    RecordJob,
+    StoredAnswer,
+    StoredRecord,
+)
 
-SCHEMA: Final = 7  # of what bodies hold; grows when older versions could not read them any more
-PAGE: Final = 1_000
+SCHEMA: Final = 8  # of what bodies hold; grows when older versions could not read them any more
 SNAPSHOT_EVERY: Final = 2_000  # records
-KINDS: Final[dict[str, type[Record]]] = {r.kind_of(kind): kind for kind in get_args(Record)}
 # Records that are no events: a job has many, and shows what they come to.
 QUIET: Final = frozenset({r.kind_of(r.LossMeasured)})
 DECISIONS: Final = frozenset({r.kind_of(r.Decided), r.kind_of(r.DecisionFailed)})
 
-# Of snapshots: what a pool is made of, so that none with other fields is read by halves.
-LAYOUT: Final = zlib.crc32(json.dumps(msgspec.json.schema(Pool)).encode()) & 0x7FFFFFFF
-
 _encoder: Final = msgspec.json.Encoder()
-_decoders: Final = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
-
-
-class JournalEntry(NamedTuple):
-    """A record with its number in the journal."""
-
-    seq: int
-    at_s: float
-    record: Record
-
-
-class UnreadableRecord(msgspec.Struct, frozen=True):
-    """Stands for a record that can't be read."""
-
-    kind: str
-    because: str
 
 
 class ReadEntry(NamedTuple):
@@ -87,6 +73,7 @@ def jobs_of(record: Record) -> Iterable[int]:
             | r.NodeUndrained()
             | r.NodeForgotten()
             | r.PolicyChosen()
+            | r.JobsForgotten()
             | r.NodeJoined()
             | r.NodeLost()
             | r.EngineBounded()
@@ -103,7 +90,7 @@ class Journal:
     """Writes and reads records; raises JournalUnreadable at what a newer version has written."""
 
     def __init__(self, store: JournalStore, *, snapshot_every: int = SNAPSHOT_EVERY) -> None:
-        self._store = store
+        self.store = store  # where it is; for what keeps it short (`compaction`)
         self._snapshot_every = snapshot_every
         self.pool_id = self._check_notes()  # tells this pool from all others
         self._seq = store.last_seq()
@@ -126,26 +113,26 @@ class Journal:
             for seq, _, record in entries
         ]
         links = [RecordJob(seq, job) for seq, _, record in entries for job in jobs_of(record)]
-        self._store.append(lines, links, answers)
+        self.store.append(lines, links, answers)
         self._seq += len(entries)
         return entries
 
     def answer(self, key: str) -> StoredAnswer | None:
         """Find what an Idempotency-Key was answered."""
-        return self._store.answer(key)
+        return self.store.answer(key)
 
     def forget_answers(self, before_s: float) -> None:
         """Drop the answers that are older."""
-        self._store.forget_answers(before_s)
+        self.store.forget_answers(before_s)
 
     def read(self, after: int, limit: int, job: int | None = None) -> list[ReadEntry]:
         """Give the oldest events after a number; of a job if one is named."""
-        lines = self._store.lines(after, limit, job, without=QUIET)
+        lines = self.store.lines(after, limit, job, without=QUIET)
         return [self._seen(line) for line in lines]
 
     def newest(self, limit: int, job: int | None = None) -> list[ReadEntry]:
         """Give the newest events, in order; of a job if one is named."""
-        return [self._seen(line) for line in self._store.newest(limit, job, without=QUIET)]
+        return [self._seen(line) for line in self.store.newest(limit, job, without=QUIET)]
 
     def decisions(
         self, limit: int, before: int | None = None, job: int | None = None
@@ -154,7 +141,7 @@ class Journal:
 
         Those that can't be read are left out.
         """
-        lines = self._store.newest(limit, job, only=DECISIONS, before=before)
+        lines = self.store.newest(limit, job, only=DECISIONS, before=before)
         found = ((line, record_of(line)) for line in reversed(lines))
         return [
             DecisionEntry(line.seq, line.at_s, record)
@@ -162,104 +149,70 @@ class Journal:
             if isinstance(record, r.Decided | r.DecisionFailed)
         ]
 
+    def history(self, wanted: HistoryQuery, limit: int) -> list[HistoryRow]:
+        """Give jobs that have left memory, by falling number."""
+        return self.store.history(wanted, limit)
+
+    def begin(self) -> StoredRecord | None:
+        """Give the oldest record that was not removed; None if none ever was."""
+        lines = self.store.lines(0, 1)
+        return lines[0] if lines and lines[0].seq > 1 else None
+
     def fold(self) -> FoldedPool:
         """Give the pool as the journal has it: the newest snapshot that can be read, and the tail.
 
         What was appended in between by nobody: one server has a journal at a time.
         """
-        folded = self._pool_of_snapshot()
-        pool, seq, at_s = folded
-        for seq, at_s, record in self._tail(folded.seq):
-            try:
+        base = base_of(self.store)
+        if base is None:
+            raise self._unreadable("it was trimmed, and no snapshot of it can be read")
+        pool, at_s, last = base.recording.pool, base.at_s, base.seq
+        pool.forget_soft()
+        self._snapshot_seq = base.seq
+        try:
+            for last, at_s, record in tail_of(self.store, base.seq):  # noqa: B007  # used below
                 pool.apply(record, at_s)
-            except Exception as error:
-                raise self._unreadable(
-                    f"record {seq} ({r.kind_of(type(record))}) does not follow from "
-                    f"those before it: "
-                    f"{error!r}"
-                ) from error
-        self._seq = seq
-        return FoldedPool(pool, seq, at_s)
+        except BrokenTail as broken:
+            raise self._unreadable(str(broken)) from None
+        except Exception as error:
+            raise self._unreadable(
+                f"record {last} ({r.kind_of(type(record))}) does not follow from "
+                f"those before it: "
+                f"{error!r}"
+            ) from error
+        self._seq = last
+        return FoldedPool(pool, last, at_s)
 
     def snapshot_is_due(self) -> bool:
         """Tell whether enough has happened since the last snapshot."""
         return self._seq - self._snapshot_seq >= self._snapshot_every
 
-    def save_snapshot(self, pool: Pool, at_s: float) -> None:
-        """Store a snapshot of the pool as it is after the newest record; raises JournalFull."""
-        body = _encoder.encode(_SnapshotBody(__version__, at_s, pool))
-        self._store.save_snapshot(StoredSnapshot(self._seq, LAYOUT, zlib.compress(body, 1)))
-        self._snapshot_seq = self._seq
+    def note_snapshot(self, seq: int) -> None:
+        """Take note that there is a snapshot of the pool after a record."""
+        self._snapshot_seq = max(self._snapshot_seq, seq)
 
     def close(self) -> None:
         """Let go of the store."""
-        self._store.close()
-
-    def _tail(self, after: int) -> Iterator[JournalEntry]:
-        while page := self._store.lines(after, PAGE, None):
-            yield from map(self._noted, page)
-            after = page[-1].seq
-
-    def _pool_of_snapshot(self) -> FoldedPool:
-        for snapshot in self._store.stored_snapshots():
-            if snapshot.schema != LAYOUT or snapshot.seq > self._store.last_seq():
-                continue
-            try:
-                body = msgspec.json.decode(zlib.decompress(snapshot.body), type=_SnapshotBody)
-            except (zlib.error, msgspec.DecodeError):
-                continue  # torn: the records have it all
-            if body.version != __version__:
-                continue
-            self._snapshot_seq = snapshot.seq
-            body.pool.forget_soft()
-            return FoldedPool(body.pool, snapshot.seq, body.at_s)
-        self._snapshot_seq = 0
-        return FoldedPool(Pool(), 0, 0.0)
-
-    def _noted(self, line: StoredRecord) -> JournalEntry:
-        """Read a record that the pool is folded from: none can be left out."""
-        record = record_of(line)
-        if isinstance(record, UnreadableRecord):
-            raise self._unreadable(record.because)
-        return JournalEntry(line.seq, line.at_s, record)
+        self.store.close()
 
     def _seen(self, line: StoredRecord) -> ReadEntry:
         return ReadEntry(line.seq, line.at_s, record_of(line))
 
     def _check_notes(self) -> str:
         """Check who wrote the journal, note that we do now, and give the pool's id."""
-        notes = self._store.notes()
+        notes = self.store.notes()
         if int(notes.get("schema", SCHEMA)) > SCHEMA:
             raise self._unreadable(f"its records follow schema {notes['schema']}, not {SCHEMA}")
         pool_id = notes.get("pool") or secrets.token_hex(8)
         ours = {"schema": str(SCHEMA), "version": __version__, "pool": pool_id}
         if notes != ours:
-            self._store.note(ours)
+            self.store.note(ours)
         return pool_id
 
     def _unreadable(self, because: str) -> JournalUnreadable:
-        wrote = self._store.notes().get("version", "unknown")
+        wrote = self.store.notes().get("version", "unknown")
         return JournalUnreadable(
             "the journal cannot be read",
             f"{because}; coddl {wrote} wrote it, and this is coddl {__version__}",
             f"coddl {wrote} or newer, or another --state-dir",
         )
-
-
-def record_of(line: StoredRecord) -> Record | UnreadableRecord:
-    """Read a stored record."""
-    if line.kind not in _decoders:
-        because = f'record {line.seq} is a "{line.kind}", unknown to this version'
-        return UnreadableRecord(line.kind, because)
-    try:
-        return _decoders[line.kind].decode(line.body)
-    except msgspec.DecodeError as error:
-        return UnreadableRecord(line.kind, f"record {line.seq} ({line.kind}): {error}")
-
-
-class _SnapshotBody(msgspec.Struct, frozen=True):
-    """What a snapshot holds."""
-
-    version: str  # of coddl that wrote it
-    at_s: float
-    pool: Pool

@@ -1,48 +1,44 @@
 """A journal read by others than its server, which may run meanwhile. Nothing is ever written."""
 
 import sqlite3
-from collections.abc import Iterator
+import zlib
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from sqlalchemy import Engine, create_engine, func, select
+import msgspec
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from coddl.core.errors import UserError
-from coddl.core.pool.recording import TimedRecord
+from coddl.core.pool.recording import Recording
 from coddl.server.errors import JournalUnreadable
-from coddl.server.journal import PAGE, SCHEMA, UnreadableRecord, record_of
-from coddl.server.schema import meta, records
-from coddl.server.store import StoredRecord
+from coddl.server.folding import BrokenTail, tail_of
+from coddl.server.history_rows import recorded_job
+from coddl.server.journal import SCHEMA
+from coddl.server.snapshots import base_of
+from coddl.server.sql_reading import SqlReader
+from coddl.server.store import HistoryQuery, JournalReader
 
 FILE: Final = "journal.db"  # in a state directory
+ROWS: Final = 1_000  # of the history, that are read together
 TRY: Final = "--journal with a state directory, its journal.db, or the URL of a database"
 
 
-def read_journal(where: str) -> Iterator[TimedRecord]:
-    """Give all records that a journal has now; it is a file, a state directory, or a URL.
+def read_recording(where: str) -> Recording:
+    """Give what a journal tells of its pool until now; it is a file, a state directory, or a URL.
 
     Raises JournalUnreadable, and UserError if there is no journal.
     """
     engine, shown = _opened(where)
+    reader = SqlReader(engine)
     try:
-        with engine.connect() as connection:
-            notes = {key: value for key, value in connection.execute(select(meta))}
-            if int(notes.get("schema", SCHEMA)) > SCHEMA:
-                written = notes.get("version", "a newer version")
-                because = f"coddl {written} wrote it, with records unknown here"
-                raise JournalUnreadable(f"the journal {shown} cannot be read", because, written)
-            last = connection.execute(select(func.max(records.c.seq))).scalar() or 0
-        after = 0
-        while after < last:
-            with engine.connect() as connection:
-                query = select(records).where(records.c.seq > after, records.c.seq <= last)
-                rows = connection.execute(query.order_by(records.c.seq).limit(PAGE)).all()
-            lines = [StoredRecord(*row) for row in rows]
-            yield from (_read(line, shown) for line in lines)
-            after = lines[-1].seq if lines else last
+        return recording_of(reader)
+    except BrokenTail as broken:
+        raise JournalUnreadable(
+            f"the journal {shown} cannot be read", str(broken), _newer(reader)
+        ) from None
     except DBAPIError as error:
         because = str(error.orig).strip().partition("\n")[0]
         raise UserError(f"the journal {shown} cannot be read", because, TRY) from None
@@ -50,13 +46,42 @@ def read_journal(where: str) -> Iterator[TimedRecord]:
         engine.dispose()
 
 
-def _read(line: StoredRecord, shown: str) -> TimedRecord:
-    record = record_of(line)
-    if isinstance(record, UnreadableRecord):
-        because = record.because
-        newer = "the version of coddl that wrote it, or a newer one"
-        raise JournalUnreadable(f"the journal {shown} cannot be read", because, newer)
-    return TimedRecord(line.at_s, record)
+def _newer(reader: JournalReader) -> str:
+    written = reader.notes().get("version")
+    return f"coddl {written} or newer" if written else "the version of coddl that wrote it"
+
+
+def recording_of(reader: JournalReader) -> Recording:
+    """Give what a journal tells of its pool; raises BrokenTail.
+
+    As long as it has all its records they tell it; else a snapshot, the records since, and the
+    history. It is the same.
+    """
+    if (schema := int(reader.notes().get("schema", SCHEMA))) > SCHEMA:
+        raise BrokenTail(f"its records follow schema {schema}, not {SCHEMA}")
+    if reader.first_seq() <= 1:
+        recording, seq = Recording(), 0
+    elif (base := base_of(reader)) is not None:
+        recording, seq = base.recording, base.seq
+        _add_history(recording, reader)
+    else:
+        raise BrokenTail("it was trimmed, and no snapshot of it can be read")
+    for _, at_s, record in tail_of(reader, seq):
+        recording.take(at_s, record)
+    return recording.ended()
+
+
+def _add_history(recording: Recording, reader: JournalReader) -> None:
+    """Add the jobs that had left memory when a snapshot was taken."""
+    before: int | None = None
+    while rows := reader.history(HistoryQuery(before=before), ROWS):
+        for row in rows:
+            try:
+                recording.jobs.setdefault(row.job, recorded_job(row))
+            except (msgspec.DecodeError, zlib.error) as error:
+                raise BrokenTail(f"job {row.job} of its history: {error}") from None
+        before = rows[-1].job
+    recording.jobs = dict(sorted(recording.jobs.items()))
 
 
 def _opened(where: str) -> tuple[Engine, str]:

@@ -71,6 +71,10 @@ class LogStore:
             self._open.popitem(last=False)[1].close()
         writer.write(lines)
 
+    def has(self, job: int) -> bool:
+        """Tell whether there are lines of a job."""
+        return any(path.exists() for path in self._paths(job))
+
     def read(self, job: int, wanted: LogQuery) -> "LogReader":
         """Give a reader of a job's lines, from the oldest that is wanted."""
         return LogReader(*self._paths(job), wanted)

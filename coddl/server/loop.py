@@ -7,10 +7,9 @@ from the journal, users are told so, and what agents and the clock have said is 
 turn, because they will not say it twice.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
@@ -21,10 +20,9 @@ from coddl.core.pool.state import Pool
 from coddl.core.registry import BUILT_IN, Registry
 from coddl.core.scheduler import Stability
 from coddl.server.errors import JournalFull, KeyReused
-from coddl.server.journal import Journal, JournalEntry
+from coddl.server.folding import JournalEntry
+from coddl.server.journal import Journal
 from coddl.server.store import StoredAnswer
-
-ANSWERS_KEPT_S: Final = 86_400.0
 
 
 class RequestDone(NamedTuple):
@@ -135,7 +133,6 @@ class ControlLoop:
         self._registry = registry
         self._effects = effects
         self._must_restore = False
-        self._forgot_s = 0.0
         folded = journal.fold()
         self._now_s = folded.at_s
         self.control = self._control_of(folded.pool)
@@ -168,18 +165,8 @@ class ControlLoop:
         again = [left for request in requests for left in self.turn([request], wall_s).again]
         return TurnResult(again, self.control.wake_at_s)
 
-    def tidy(self) -> None:
-        """Do what can wait: store a snapshot of the pool, drop old answers."""
-        if self._journal.snapshot_is_due():
-            self._journal.save_snapshot(self.pool, self._now_s)
-        if self._now_s - self._forgot_s > ANSWERS_KEPT_S / 24:
-            self._forgot_s = self._now_s
-            self._journal.forget_answers(self._now_s - ANSWERS_KEPT_S)
-
     def close(self) -> None:
-        """Store a snapshot for a quick start if there is room, and close the journal."""
-        with contextlib.suppress(JournalFull):
-            self._journal.save_snapshot(self.pool, self._now_s)
+        """Close the journal."""
         self._journal.close()
 
     def _turn(self, requests: Sequence[LoopRequest], *, conclude: bool) -> TurnResult:

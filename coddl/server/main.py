@@ -34,6 +34,7 @@ from coddl.server.http_server import HttpServer, listen
 from coddl.server.journal import Journal
 from coddl.server.locking import ServerLock
 from coddl.server.logging import set_up_logging
+from coddl.server.retention import Retention
 from coddl.server.server import Server
 from coddl.server.store_sql import SqlStore, sqlite_url
 from coddl.server.tls import certificate_of
@@ -65,6 +66,7 @@ class ServeOptions:
     cluster: str = ""  # what nodes there are and how they are wired; empty: as agents come
     cool_down_s: float | None = None  # how long a share stays after it has changed
     lease_s: float = 120.0
+    retention: Retention = field(default_factory=Retention)  # what is kept of what is over
     log_format: Literal["console", "json"] = "console"
 
 
@@ -107,10 +109,11 @@ async def _serve(
         lease_s=lease_s,
         checkpoints=check_uri(options.checkpoints) if options.checkpoints else "",
         replay=replay_command(folder / JOURNAL, options),
+        retention=options.retention,
     )
     _check_plugins(server)
     left = jobsfolder.look(folder / "jobs")  # where agents of this machine keep jobs
-    jobsfolder.check(left, journal.pool_id, has_had_jobs=bool(server.pool.jobs))
+    jobsfolder.check(left, journal.pool_id, has_had_jobs=server.pool.next_job > 1)
     if options.policy or options.placement:
         server.follow(options.policy, options.placement)
     tokens = _tokens(options, folder)

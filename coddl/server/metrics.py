@@ -4,7 +4,7 @@ from collections import Counter as Tally
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -13,12 +13,44 @@ from coddl.core.lifecycle import WAITING
 from coddl.core.pool import records as r
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.state import Pool
-from coddl.server.journal import JournalEntry
+from coddl.server.folding import JournalEntry
 from coddl.server.progress import LatestProgress
 
 QUEUE: Final = "default"  # there is one
 LONG_S: Final = (1, 3, 10, 30, 60, 180, 600, 1_800, 3_600, 10_800, 36_000, 86_400, 259_200)
 SHORT_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+
+
+class RetentionMetrics:
+    """What is kept of what is over, and what was removed."""
+
+    def __init__(self, to: CollectorRegistry) -> None:
+        self.compaction_seconds = Histogram(
+            "coddl_journal_compaction_seconds",
+            "Duration of one pass that stores a snapshot and trims the journal, beside the loop",
+            buckets=SHORT_S,
+            registry=to,
+        )
+        self.removed = Counter(
+            "coddl_retention_removed",
+            "What was removed by age, number or size: jobs (from memory), events, files",
+            ["what"],
+            registry=to,
+        )
+        self._kept_files = Gauge(
+            "coddl_retained_files", "Files that are kept of jobs", ["what"], registry=to
+        )
+        self._kept_bytes = Gauge(
+            "coddl_retained_bytes",
+            "Bytes of the files that are kept of jobs",
+            ["what"],
+            registry=to,
+        )
+
+    def note_kept(self, what: str, files: int, size_bytes: int) -> None:
+        """Take note of how many files there are of a kind, and how large they are."""
+        self._kept_files.labels(what).set(files)
+        self._kept_bytes.labels(what).set(size_bytes)
 
 
 class ServerMetrics:
@@ -46,6 +78,7 @@ class ServerMetrics:
             buckets=SHORT_S,
             registry=to,
         )
+        self.retention = RetentionMetrics(to)
         self._wait = Histogram(
             "coddl_job_wait_seconds",
             "Time from submission to the first start",
@@ -122,6 +155,7 @@ class PoolGauges(Collector):
         """Read the pool."""
         pool = self._pool
         states = Tally(job.phase.upper() for job in pool.jobs.values())
+        states.update({phase.upper(): count for phase, count in pool.forgotten.items()})
         jobs = GaugeMetricFamily("coddl_jobs", "Jobs by state", labels=["queue", "state"])
         for state, count in sorted(states.items()):
             jobs.add_metric([QUEUE, state], count)
@@ -130,6 +164,12 @@ class PoolGauges(Collector):
         pending = GaugeMetricFamily("coddl_queue_pending_jobs", "Waiting jobs", labels=["queue"])
         pending.add_metric([QUEUE], waiting)
         yield pending
+        kept = GaugeMetricFamily(
+            "coddl_retained_jobs", "Jobs in memory, and in the history only", labels=["where"]
+        )
+        kept.add_metric(["memory"], len(pool.jobs))
+        kept.add_metric(["history"], sum(pool.forgotten.values()))
+        yield kept
         yield from self._running()
         yield from self._devices()
         build = GaugeMetricFamily("coddl_build_info", "The server's version", labels=["version"])

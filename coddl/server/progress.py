@@ -1,13 +1,10 @@
 """What runs tell of themselves now and then. Soft: kept in memory, for people and for decisions."""
 
 from collections.abc import Iterable
-from typing import Final
 
 from coddl.api.wire import RunProgress
 from coddl.core.pool.records import RunReported
 from coddl.core.pool.state import Pool
-
-OVER_MAX: Final = 10_000  # jobs that are over whose last words are kept
 
 
 class LatestProgress:
@@ -31,7 +28,7 @@ class LatestProgress:
                 lead = pool.nodes[job.lead]
                 yield RunReported(lead.name, lead.boot, self._runs[job.id].progressed)
 
-    def forget_over(self, pool: Pool) -> None:
-        """Drop jobs that are long over, if there are many."""
-        if len(self._runs) > OVER_MAX + len(pool.active):
-            self._runs = {job: run for job, run in self._runs.items() if job in pool.active}
+    def forget(self, jobs: Iterable[int]) -> None:
+        """Drop jobs that have left memory."""
+        for job in jobs:
+            self._runs.pop(job, None)

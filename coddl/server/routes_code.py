@@ -13,7 +13,7 @@ def routes(server: Server) -> APIRouter:
     @router.head("/code/{name}")
     async def has(name: str) -> Response:
         """Tell whether an archive is there."""
-        return Response(status_code=200 if server.archives.has(name) else 404)
+        return Response(status_code=200 if server.archives.claim(name) else 404)
 
     @router.get("/code/{name}", response_class=FileResponse)
     async def get(name: str) -> FileResponse:
@@ -23,7 +23,7 @@ def routes(server: Server) -> APIRouter:
     @router.put("/code/{name}", status_code=201, response_class=Response)
     async def put(name: str, request: Request) -> Response:
         """Keep an archive (.tar.gz) whose SHA-256 is its name."""
-        if server.archives.has(name):
+        if server.archives.claim(name):
             return Response(status_code=200)
         await server.archives.keep(name, request.stream())
         return Response(status_code=201)

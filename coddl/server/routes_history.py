@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 
 from coddl.api import rest_history as rest
-from coddl.server.decisions import decision_view, decisions_view
+from coddl.server.decisions import JobsThen, decision_view, decisions_view
 from coddl.server.metric_log import MetricPoint
 from coddl.server.route_params import Limit
 from coddl.server.server import Server
@@ -29,8 +29,9 @@ def routes(server: Server) -> APIRouter:
         until_s = server.clock.wall_s() if until_s is None else until_s
         since_s = until_s - SHOWN_S if since_s is None else since_s
         # Spans are never changed, so that a thread may read them while the pool goes on.
-        jobs, capacities = list(server.pool.jobs.values()), server.pool.capacities
-        return await asyncio.to_thread(timeline_view, jobs, capacities, since_s, until_s)
+        jobs, capacities = dict(server.pool.jobs), server.pool.capacities
+        jobs = {**await asyncio.to_thread(server.history.around, since_s, until_s), **jobs}
+        return await asyncio.to_thread(timeline_view, jobs.values(), capacities, since_s, until_s)
 
     @router.get("/jobs/{job}/timeline")
     async def job_timeline(job: str) -> rest.TimelineView:
@@ -54,14 +55,14 @@ def routes(server: Server) -> APIRouter:
         limit: Limit = 100,
     ) -> rest.DecisionsView:
         """List decisions, the newest first."""
-        seen = (server.journal, server.pool.jobs, before, limit)
-        return await asyncio.to_thread(decisions_view, *seen)
+        jobs = JobsThen(server.history, dict(server.pool.jobs))
+        return await asyncio.to_thread(decisions_view, server.journal, jobs, before, limit)
 
     @router.get("/decisions/{number}")
     async def decision(number: int) -> rest.DecisionDetailView:
         """Show a decision, and what the policy saw."""
-        seen = (server.journal, server.pool.jobs, number)
-        return await asyncio.to_thread(decision_view, *seen)
+        jobs = JobsThen(server.history, dict(server.pool.jobs))
+        return await asyncio.to_thread(decision_view, server.journal, jobs, number)
 
     return router
 

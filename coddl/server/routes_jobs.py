@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import secrets
 from dataclasses import replace
+from itertools import islice
 from typing import Annotated, Final
 
 import msgspec
@@ -31,11 +32,13 @@ from coddl.core.pool.spec import JobSpec
 from coddl.core.pool.state import Pool
 from coddl.core.speed.profile import TrainingProfile
 from coddl.server import views
-from coddl.server.journal import UnreadableRecord
+from coddl.server.folding import UnreadableRecord
+from coddl.server.job_names import newest_first
 from coddl.server.logs import LogQuery
 from coddl.server.loop import IdempotentRequest
 from coddl.server.route_params import After, By, Limit, at_page
 from coddl.server.server import Server
+from coddl.server.store import HistoryQuery
 from coddl.server.streams import event_stream, follow_logs
 
 STORY_MAX: Final = 1_000  # records that `explain` reads, the newest
@@ -56,6 +59,7 @@ def routes(server: Server) -> APIRouter:
     """Give the routes of jobs."""
     router = APIRouter(tags=["jobs"])
     _add_submit(router, server)
+    _add_listing(router, server)
     _add_reading(router, server)
     _add_actions(router, server)
     _add_logs(router, server)
@@ -74,7 +78,7 @@ def _add_submit(router: APIRouter, server: Server) -> None:
         ),
     ) -> Response:
         """Submit a job."""
-        if request.code and not server.archives.has(request.code):
+        if request.code and not server.archives.claim(request.code):
             raise UserError(
                 f'job "{request.the_name}" cannot be accepted',
                 f"its code {request.code} was not uploaded",
@@ -125,7 +129,7 @@ def _json(body: str, status: int) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def _add_reading(router: APIRouter, server: Server) -> None:
+def _add_listing(router: APIRouter, server: Server) -> None:
     @router.get("/jobs")
     async def jobs(
         *,
@@ -136,22 +140,29 @@ def _add_reading(router: APIRouter, server: Server) -> None:
         limit: Limit = 100,
         cursor: Annotated[int | None, Query(description="`next` of the previous page.")] = None,
     ) -> rest.JobsView:
-        """List jobs, the newest first."""
-        found = []
-        for job in views.newest_first(server.pool, cursor, bool(active)):
-            if (
+        """List jobs, the newest first; also those that have left the server's memory."""
+
+        def is_wanted(job: JobState) -> bool:
+            return (
                 (state is None or views.state_of(job) in state)
                 and (user is None or job.spec.user == user)
                 and (name is None or job.spec.name == name)
                 and (active is None or active != job.is_over)
-            ):
-                found.append(job)
-            if len(found) > limit:
-                break
+            )
+
+        jobs = newest_first(server.pool, cursor, bool(active))
+        found = list(islice((job for job in jobs if is_wanted(job)), limit + 1))
+        phases = tuple(each.lower() for each in state or ())
+        if not active and server.pool.forgotten:
+            wanted = HistoryQuery(before=cursor, phases=phases, user=user, name=name)
+            seen = (found, wanted, limit + 1)
+            found = await asyncio.to_thread(server.history.merged_with, *seen)
         page = found[:limit]
         rest_of_it = str(page[-1].id) if len(found) > limit else None
         return rest.JobsView(items=[server.job_view(job) for job in page], next=rest_of_it)
 
+
+def _add_reading(router: APIRouter, server: Server) -> None:
     @router.get("/jobs/{job}")
     async def describe(job: str) -> rest.JobView:
         """Show a job, by number or name."""
@@ -161,12 +172,13 @@ def _add_reading(router: APIRouter, server: Server) -> None:
     @router.get("/jobs/{job}/explain")
     async def explain_job(job: str) -> rest.ExplainView:
         """Say why a job is where it is, and how it came there."""
-        state = server.find(job)
-        seen = await asyncio.to_thread(server.journal.newest, STORY_MAX, state.id)
+        number = server.find(job).id
+        seen = await asyncio.to_thread(server.journal.newest, STORY_MAX, number)
         story = [(seq, at_s, it) for seq, at_s, it in seen if not isinstance(it, UnreadableRecord)]
-        state = server.pool.jobs[state.id]  # as it is now
-        explanation = explain(server.pool, state.id, story, server.clock.wall_s(), server.awaited)
-        return views.explain_view(explanation, server.job_view(state))
+        state = server.find(str(number))  # as it is now
+        explanation = explain(server.pool, state, story, server.clock.wall_s(), server.awaited)
+        removed = views.events_removed(server.journal, state)
+        return views.explain_view(explanation, server.job_view(state), removed)
 
     @router.get("/jobs/{job}/profile")
     async def profile(job: str) -> rest.ProfileView:
@@ -182,10 +194,13 @@ def _add_reading(router: APIRouter, server: Server) -> None:
     @router.get("/jobs/{job}/events")
     async def events(job: str, after: After = None, limit: Limit = 100) -> rest.EventsView:
         """List the events of a job: the newest, or those after a number."""
-        number = server.find(job).id
+        state = server.find(job)
+        number = state.id
         page = await asyncio.to_thread(at_page, server.journal, after, limit, number)
         items = [views.event_view(noted, server.pool.unit, number) for noted in page]
-        return rest.EventsView(items=items, next=items[-1].number if items else after or 0)
+        last = items[-1].number if items else after or 0
+        removed = views.events_removed(server.journal, state)
+        return rest.EventsView(items=items, next=last, removed=removed)
 
 
 def _profile_of(state: JobState) -> TrainingProfile:
@@ -200,30 +215,32 @@ def _profile_of(state: JobState) -> TrainingProfile:
 
 
 def _add_actions(router: APIRouter, server: Server) -> None:
-    async def done(job: str, *events: Event) -> rest.JobView:
-        number = server.find(job).id
-        await server.ask(lambda _pool: events)
+    async def done(number: int, event: Event) -> rest.JobView:
+        await server.ask(lambda _pool: (event,))
         return server.job_view(server.pool.jobs[number])
 
     @router.post("/jobs/{job}:cancel", status_code=202)
     async def cancel(job: str, by: By = "") -> rest.JobView:
         """Stop a job permanently."""
-        return await done(job, JobCancelled(server.find(job).id, by))
+        number = server.find_active(job, "cancelled").id
+        return await done(number, JobCancelled(number, by))
 
     @router.post("/jobs/{job}:suspend", status_code=202)
     async def suspend(job: str, by: By = "") -> rest.JobView:
         """Make a job save its state and release its GPUs until it is resumed."""
-        return await done(job, JobSuspended(server.find(job).id, by))
+        number = server.find_active(job, "suspended").id
+        return await done(number, JobSuspended(number, by))
 
     @router.post("/jobs/{job}:resume", status_code=202)
     async def resume(job: str, by: By = "") -> rest.JobView:
         """Let a suspended job be scheduled again."""
-        return await done(job, JobResumed(server.find(job).id, by))
+        number = server.find_active(job, "resumed").id
+        return await done(number, JobResumed(number, by))
 
     @router.patch("/jobs/{job}")
     async def change(job: str, change: rest.JobChange, by: By = "") -> rest.JobView:
         """Change a job's bounds or priority."""
-        number = server.find(job).id
+        number = server.find_active(job, "changed").id
 
         def events(pool: Pool) -> list[Event]:
             state, found = pool.jobs[number], list[Event]()
@@ -266,7 +283,10 @@ def _add_logs(router: APIRouter, server: Server) -> None:
             finally:
                 reader.close()
 
-        return rest.LogsView(items=await asyncio.to_thread(read))
+        items = await asyncio.to_thread(read)
+        is_gone = number not in server.pool.jobs and not server.logs.has(number)
+        removed = "its output was removed, as it ended long ago" if is_gone else ""
+        return rest.LogsView(items=items, removed=removed)
 
 
 def _count(tail: int | None) -> int:

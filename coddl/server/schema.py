@@ -49,6 +49,26 @@ idempotency: Final = Table(
     Column("at_s", Float(53), nullable=False),
     Index("idempotency_at_s", "at_s"),
 )
+history: Final = Table(
+    "history",
+    TABLES,
+    Column("job", _Number, primary_key=True, autoincrement=False),
+    Column("name", Text, nullable=False),
+    Column("user", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("program", Text, nullable=False),
+    Column("signature", Text, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("submitted_s", Float(53), nullable=False),
+    Column("started_s", Float(53), nullable=True),
+    Column("ended_s", Float(53), nullable=False),
+    Column("iterations", _Number, nullable=False),
+    Column("gpu_s", Float(53), nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Index("history_name", "name", "job"),
+    Index("history_user", "user", "job"),
+    Index("history_ended_s", "ended_s"),
+)
 meta: Final = Table(
     "meta",
     TABLES,

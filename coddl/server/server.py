@@ -16,6 +16,7 @@ import structlog
 from coddl.api import rest, wire
 from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
+from coddl.core.pool.admission import alive
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.job import JobState
@@ -23,6 +24,7 @@ from coddl.core.pool.node_problems import node_problems
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.records import (
     Event,
+    JobsForgotten,
     JobSubmitted,
     NodeJoined,
     NodeLost,
@@ -40,8 +42,10 @@ from coddl.server import views
 from coddl.server.agent_sessions import GOING_AWAY, LEASE_OVER, AgentSessions
 from coddl.server.clock import Clock
 from coddl.server.code_store import CodeStore
-from coddl.server.errors import JournalFull
-from coddl.server.journal import Journal, JournalEntry
+from coddl.server.folding import JournalEntry
+from coddl.server.history import History
+from coddl.server.job_names import JobNames
+from coddl.server.journal import Journal
 from coddl.server.logs import LogStore, set_aside
 from coddl.server.loop import (
     ControlLoop,
@@ -59,6 +63,8 @@ from coddl.server.node_leases import NodeLeases
 from coddl.server.notifier import Notifier
 from coddl.server.progress import LatestProgress
 from coddl.server.replays import Replays
+from coddl.server.retention import Retention
+from coddl.server.upkeep import Upkeep, UpkeepFolders
 from coddl.server.warm_up import warm_up
 
 BEATS_PER_LEASE: Final = 24
@@ -91,6 +97,7 @@ class Server:
         lease_s: float = 120.0,
         checkpoints: str = "",
         replay: Sequence[str] = (),
+        retention: Retention = Retention(),  # noqa: B008  # it is frozen
     ) -> None:
         """`replay` is the command that replays the journal; none: it can't be replayed."""
         self.journal = journal
@@ -117,14 +124,17 @@ class Server:
         self.registry = registry  # what policies and placements there are
         self._loop = ControlLoop(journal, self._stability, self, site, registry)
         self._leases = NodeLeases(lease_s)
-        if not self.pool.jobs:
+        if self.pool.next_job == 1:
             for name in ("logs", "metrics"):
                 set_aside(folder / name, folder / f"{name}-before-{self.pool_id}")
         self.logs = LogStore(folder / "logs")
         self.metric_log = MetricLog(folder / "metrics")
         self.replays = Replays(replay, folder)
-        self._names = views.JobNames(self.pool)
+        self._names = JobNames(self.pool)
+        self.history = History(journal)
         self._printed: dict[int, Notifier] = {}
+        folders = UpkeepFolders(folder / "logs", folder / "metrics")
+        self.upkeep = Upkeep(self, folders, retention, self._put_from_thread)
         self._queue: deque[LoopRequest] = deque()
         self._news = asyncio.Event()
         self._is_warm = False
@@ -141,12 +151,15 @@ class Server:
         """Handle what comes; at the end, close sessions, store a snapshot, release everything."""
         task = asyncio.create_task(self._drive(), name="control loop")
         task.add_done_callback(self._on_drive_end)
+        self._threads_loop = asyncio.get_running_loop()
+        self.upkeep.start()
         try:
             yield
         finally:
             self.close_lines()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            await asyncio.to_thread(self.upkeep.close)
             await self.replays.close()
             self.logs.close()
             self.metric_log.close()
@@ -196,8 +209,12 @@ class Server:
         return [] if self._is_warm else ["kernels to be compiled"]
 
     def find(self, job: str) -> JobState:
-        """Give a job by number or name; raises NotFound."""
-        return self._names.find(self.pool, job)
+        """Give a job by number or name, of the history if it has left memory; raises NotFound."""
+        return self._names.find(self.pool, job) or self.history.find(job)
+
+    def find_active(self, job: str, wanted: str) -> JobState:
+        """Give a job that is `wanted`, for example cancelled; raises Conflict if it has ended."""
+        return alive(self.find(job), wanted)
 
     def job_view(self, job: JobState) -> rest.JobView:
         """Show a job."""
@@ -230,6 +247,10 @@ class Server:
         """Have something handled."""
         self._queue.append(ask)
         self._news.set()
+
+    def _put_from_thread(self, ask: LoopRequest) -> None:
+        """Have something handled that a thread asks for."""
+        self._threads_loop.call_soon_threadsafe(self.put, ask)
 
     async def ask(self, events: Events, once: IdempotentRequest | None = None) -> str:
         """Have something handled, and wait until it is safe; raises UserError, or InternalError."""
@@ -284,6 +305,9 @@ class Server:
         for each in entries:
             if isinstance(each.record, JobSubmitted):
                 self._names.add(each.record.job, each.record.spec.name)
+            if isinstance(each.record, JobsForgotten):
+                self._names.forget(each.record.jobs)
+                self.progress.forget(each.record.jobs)
             if isinstance(each.record, NodeJoined):
                 self._look_up(each.record.node)
             if isinstance(each.record, RunEnded):
@@ -389,11 +413,8 @@ class Server:
             self._rest_until_s, self._turn_at_s = ended_s + self._took_s, None
         else:
             self._turn_at_s = max(self._rest_until_s, ended_s + BREATH_S)
-        try:
-            self._loop.tidy()
-        except JournalFull as full:
-            log.warning("journal_cleanup_failed", because=full.because)
-        self.progress.forget_over(self.pool)
+        if self.journal.snapshot_is_due():
+            self.upkeep.wake()
 
     def _on_leases(self) -> None:
         for name in self._leases.run_out(self.steady_s()):

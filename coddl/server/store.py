@@ -40,8 +40,62 @@ class StoredSnapshot(NamedTuple):
     body: bytes
 
 
-class JournalStore(Protocol):
-    """Where a journal is stored. Reading is safe from any thread, writing from one."""
+class HistoryRow(NamedTuple):
+    """A job that has ended, as the history keeps it; `body` is all that happened to it."""
+
+    job: int
+    name: str
+    user: str
+    queue: str
+    program: str
+    signature: str  # of what it trained; empty: it did not tell
+    phase: str  # in which it ended
+    submitted_s: float
+    started_s: float | None  # None: it never started
+    ended_s: float
+    iterations: int
+    gpu_s: float
+    body: bytes
+
+
+class HistoryQuery(NamedTuple):
+    """Which rows of the history are wanted."""
+
+    job: int | None = None
+    before: int | None = None  # jobs with a smaller number
+    phases: tuple[str, ...] = ()  # none: all
+    user: str | None = None
+    name: str | None = None
+    since_s: float | None = None  # jobs that ended then or later
+    until_s: float | None = None  # jobs that were submitted by then
+
+
+class JournalReader(Protocol):
+    """A journal that is read. Safe from any thread."""
+
+    def first_seq(self) -> int:
+        """Give the number of the oldest line that is left; 0 if there is none."""
+
+    def last_seq(self) -> int:
+        """Give the number of the newest line; 0 if there is none."""
+
+    def lines(
+        self, after: int, limit: int, job: int | None = None, *, without: Collection[str] = ()
+    ) -> list[StoredRecord]:
+        """Give the oldest lines after a number, less some kinds; of a job if one is named."""
+
+    def stored_snapshots(self) -> Iterator[StoredSnapshot]:
+        """Give the stored snapshots, newest first."""
+
+    def history(self, wanted: HistoryQuery, limit: int) -> list[HistoryRow]:
+        """Give jobs of the history, by falling number."""
+
+    def notes(self) -> Mapping[str, str]:
+        """Give what is noted about the journal as a whole."""
+
+
+class JournalStore(JournalReader, Protocol):
+    """Where a journal is stored. Safe from any thread; one appends."""
 
     def append(
         self,
@@ -50,11 +104,6 @@ class JournalStore(Protocol):
         answers: Sequence[StoredAnswer],
     ) -> None:
         """Make all of it durable, or raise JournalFull and keep none of it."""
-
-    def lines(
-        self, after: int, limit: int, job: int | None = None, *, without: Collection[str] = ()
-    ) -> list[StoredRecord]:
-        """Give the oldest lines after a number, less some kinds; of a job if one is named."""
 
     def newest(
         self,
@@ -70,23 +119,20 @@ class JournalStore(Protocol):
         Less some kinds, or of some kinds only.
         """
 
-    def last_seq(self) -> int:
-        """Give the number of the newest line; 0 if there is none."""
-
     def answer(self, key: str) -> StoredAnswer | None:
         """Find what a key was answered."""
 
     def forget_answers(self, before_s: float) -> None:
         """Drop the answers that are older."""
 
-    def stored_snapshots(self) -> Iterator[StoredSnapshot]:
-        """Give the stored snapshots, newest first."""
-
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         """Store a snapshot, and drop all but the one before; raises JournalFull."""
 
-    def notes(self) -> Mapping[str, str]:
-        """Give what is noted about the journal as a whole."""
+    def save_history(self, rows: Sequence[HistoryRow]) -> None:
+        """Store jobs in the history, in place of rows with their numbers; raises JournalFull."""
+
+    def trim(self, links: Sequence[RecordJob], through: int) -> None:
+        """Remove the lines up to a number, and these links to them; raises JournalFull."""
 
     def note(self, notes: Mapping[str, str]) -> None:
         """Note something about the journal as a whole; raises JournalFull."""

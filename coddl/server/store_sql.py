@@ -1,9 +1,10 @@
 """A journal in a database: SQLite in WAL mode by default, each batch on disk before it counts."""
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from alembic import command
 from alembic.config import Config
@@ -13,7 +14,7 @@ from sqlalchemy import (
     URL,
     Connection,
     Engine,
-    Select,
+    bindparam,
     create_engine,
     delete,
     event,
@@ -26,8 +27,15 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from coddl.server.errors import JournalFull, JournalUnreadable
-from coddl.server.schema import idempotency, meta, record_jobs, records, snapshots
-from coddl.server.store import RecordJob, StoredAnswer, StoredRecord, StoredSnapshot
+from coddl.server.schema import history, idempotency, meta, record_jobs, records, snapshots
+from coddl.server.sql_reading import SqlReader
+from coddl.server.store import (
+    HistoryRow,
+    RecordJob,
+    StoredAnswer,
+    StoredRecord,
+    StoredSnapshot,
+)
 
 BUSY_S: Final = 5.0  # to wait for whoever reads or copies the file at that moment
 PRAGMAS: Final = (
@@ -42,11 +50,12 @@ def sqlite_url(path: Path) -> URL:
     return URL.create("sqlite", database=str(path))
 
 
-class SqlStore:
+class SqlStore(SqlReader):
     """Keeps a journal in the database that a URL names, with its tables brought up to date."""
 
     def __init__(self, url: str | URL) -> None:
-        self._engine = create_engine(url)
+        super().__init__(create_engine(url))
+        self._lock = threading.Lock()  # SQLite has one writer at a time: others would only poll
         self._where = self._engine.url.database or "?"
         if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _tune)
@@ -78,60 +87,10 @@ class SqlStore:
                 if rows:
                     connection.execute(insert(table), [row._asdict() for row in rows])
 
-    def lines(
-        self, after: int, limit: int, job: int | None = None, *, without: Collection[str] = ()
-    ) -> list[StoredRecord]:
-        """Give the oldest lines after a number, less some kinds; of a job if one is named."""
-        query = select(records).where(records.c.seq > after)
-        if job is not None:
-            query = self._of_job(job).where(record_jobs.c.seq > after)
-        query = query.where(records.c.kind.not_in(without)) if without else query
-        with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(records.c.seq).limit(limit))
-            return [StoredRecord(*row) for row in rows]
-
-    def newest(
-        self,
-        limit: int,
-        job: int | None = None,
-        *,
-        without: Collection[str] = (),
-        only: Collection[str] = (),
-        before: int | None = None,
-    ) -> list[StoredRecord]:
-        """Give the newest lines before a number, in order; of a job if one is named.
-
-        Less some kinds, or of some kinds only.
-        """
-        query = select(records) if job is None else self._of_job(job)
-        query = query.where(records.c.kind.not_in(without)) if without else query
-        query = query.where(records.c.kind.in_(only)) if only else query
-        query = query.where(records.c.seq < before) if before is not None else query
-        with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(records.c.seq.desc()).limit(max(limit, 0)))
-            return [StoredRecord(*row) for row in rows][::-1]
-
-    def last_seq(self) -> int:
-        """Give the number of the newest line; 0 if there is none."""
-        with self._engine.connect() as connection:
-            return connection.execute(select(func.max(records.c.seq))).scalar() or 0
-
-    def answer(self, key: str) -> StoredAnswer | None:
-        """Find what a key was answered."""
-        with self._engine.connect() as connection:
-            row = connection.execute(select(idempotency).where(idempotency.c.key == key)).first()
-            return StoredAnswer(*row) if row else None
-
     def forget_answers(self, before_s: float) -> None:
         """Drop the answers that are older."""
         with self._writing() as connection:
             connection.execute(delete(idempotency).where(idempotency.c.at_s < before_s))
-
-    def stored_snapshots(self) -> Iterator[StoredSnapshot]:
-        """Give the stored snapshots, newest first."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(select(snapshots).order_by(snapshots.c.seq.desc())).all()
-        return (StoredSnapshot(*row) for row in rows)
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         """Store a snapshot, and drop all but the one before; raises JournalFull."""
@@ -141,10 +100,21 @@ class SqlStore:
             connection.execute(delete(snapshots).where(snapshots.c.seq < older))
             connection.execute(insert(snapshots), snapshot._asdict())
 
-    def notes(self) -> Mapping[str, str]:
-        """Give what is noted about the journal as a whole."""
-        with self._engine.connect() as connection:
-            return {key: value for key, value in connection.execute(select(meta))}
+    def save_history(self, rows: Sequence[HistoryRow]) -> None:
+        """Store jobs in the history, in place of rows with their numbers; raises JournalFull."""
+        with self._writing() as connection:
+            connection.execute(delete(history).where(history.c.job.in_([row.job for row in rows])))
+            connection.execute(insert(history), [row._asdict() for row in rows])
+
+    def trim(self, links: Sequence[RecordJob], through: int) -> None:
+        """Remove the lines up to a number, and these links to them; raises JournalFull."""
+        table = record_jobs.c
+        gone = (table.job == bindparam("of_job")) & (table.seq == bindparam("of_seq"))
+        with self._writing() as connection:
+            connection.execute(delete(records).where(records.c.seq <= through))
+            if links:
+                rows = [{"of_seq": seq, "of_job": job} for seq, job in links]
+                connection.execute(delete(record_jobs).where(gone), rows)
 
     def note(self, notes: Mapping[str, str]) -> None:
         """Note something about the journal as a whole; raises JournalFull."""
@@ -153,20 +123,11 @@ class SqlStore:
             rows = [{"key": key, "value": value} for key, value in notes.items()]
             connection.execute(insert(meta), rows)
 
-    def close(self) -> None:
-        """Let go of it."""
-        self._engine.dispose()
-
-    @staticmethod
-    def _of_job(job: int) -> Select[Any]:  # Any: a row of `records`
-        joined = select(records).join(record_jobs, record_jobs.c.seq == records.c.seq)
-        return joined.where(record_jobs.c.job == job)
-
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Connection]:
         """Open a transaction that is on disk at its end, or was never there."""
         try:
-            with self._engine.begin() as connection:
+            with self._lock, self._engine.begin() as connection:
                 yield connection
         except OperationalError as error:
             raise self._full(error) from error

@@ -51,7 +51,7 @@ async def follow_logs(
         while not server.is_closing:
             for kept in page:
                 yield _line_event(kept)
-            notifier, state = server.printed(job), server.pool.jobs[job]
+            notifier, state = server.printed(job), server.find(str(job))
             count, is_over = notifier.count, state.is_over
             page = await asyncio.to_thread(reader.more)
             if page:

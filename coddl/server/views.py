@@ -1,8 +1,9 @@
 """The pool as REST shows it."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 import msgspec
@@ -10,9 +11,9 @@ import msgspec
 from coddl import __version__
 from coddl.api import rest
 from coddl.api.wire import GpuUse, RunProgress
+from coddl.core.lifecycle import Phase
 from coddl.core.named import Plugged, described
 from coddl.core.pool import records as r
-from coddl.core.pool.errors import Conflict, NotFound
 from coddl.core.pool.estimates import links_of, outline_of
 from coddl.core.pool.explain import (
     Explanation,
@@ -34,7 +35,8 @@ from coddl.core.pool.state import Pool
 from coddl.core.registry import Registry
 from coddl.core.speed.profile import TrainingProfile
 from coddl.core.speed.training_length import thinned
-from coddl.server.journal import ReadEntry, UnreadableRecord
+from coddl.server.folding import UnreadableRecord
+from coddl.server.journal import Journal, ReadEntry
 from coddl.server.logs import StoredLogLine
 
 BULKY: Final = ("rows", "memory")  # of a decision: of use to programs that replay, not to people
@@ -42,7 +44,12 @@ BULKY: Final = ("rows", "memory")  # of a decision: of use to programs that repl
 
 def state_of(job: JobState) -> rest.State:
     """Name a job's phase as people see it."""
-    return cast(rest.State, job.phase.upper())
+    return state_named(job.phase)
+
+
+def state_named(phase: Phase) -> rest.State:
+    """Name a phase as people see it."""
+    return cast(rest.State, phase.upper())
 
 
 def job_view(
@@ -52,11 +59,13 @@ def job_view(
     now_s: float,
     awaited: Collection[str] = (),
 ) -> rest.JobView:
-    """Show a job as it stands; `awaited`: nodes not heard of since the server was restarted."""
+    """Show a job as it stands; `awaited`: nodes not heard of since the server was restarted.
+
+    A job that waits for its turn makes no step, and should not: it does not stand still.
+    """
     runtime_s = job.executed_by(end_s := job.ended_s if job.ended_s is not None else now_s)
     is_training = job.phase in ("running", "resizing")
     is_told = run is not None and job.has_run and run.progressed.attempt == job.attempt
-    # A job that waits for its turn makes no step, and should not.
     still_s = run.still_s if run is not None and is_told and not lacks_turn(pool, job) else 0.0
     return rest.JobView(
         id=job.id,
@@ -105,6 +114,7 @@ def job_view(
         length=_length(job),
         losses=_losses(job),
         trials=job.trials,
+        in_history=job.is_over and job.id not in pool.jobs,
     )
 
 
@@ -193,8 +203,17 @@ def _trouble(trouble: r.Trouble | None) -> rest.TroubleView | None:
     return rest.TroubleView.model_validate(words)
 
 
-def explain_view(explanation: Explanation, job: rest.JobView) -> rest.ExplainView:
-    """Show why a job is where it is."""
+def events_removed(journal: Journal, job: JobState) -> str:
+    """Say that a job's oldest events were removed; empty if they were not."""
+    begin = journal.begin()
+    if begin is None or begin.at_s <= job.submitted_s:
+        return ""
+    since = datetime.fromtimestamp(begin.at_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"events from before {since} were removed"
+
+
+def explain_view(explanation: Explanation, job: rest.JobView, removed: str) -> rest.ExplainView:
+    """Show why a job is where it is; `removed` says which events are missing."""
     return rest.ExplainView(
         job=job,
         sentence=explanation.sentence,
@@ -204,6 +223,7 @@ def explain_view(explanation: Explanation, job: rest.JobView) -> rest.ExplainVie
         speeds=_speed_views(explanation.speeds),
         story=[rest.StoryView(**msgspec.to_builtins(line)) for line in explanation.story],
         parked_sentence=explanation.parked_sentence,
+        removed=removed,
     )
 
 
@@ -375,7 +395,7 @@ def pool_view(
         slots_free=total - taken,
         nodes=len(pool.nodes),
         nodes_up=sum(node.is_up for node in pool.nodes.values()),
-        jobs=dict(Counter(state_of(job) for job in pool.jobs.values())),
+        jobs=_counts(pool),
         policy=pool.policy,
         version=__version__,
         lease_s=lease_s,
@@ -385,6 +405,13 @@ def pool_view(
         now_s=now_s,
         time_scale=time_scale,
     )
+
+
+def _counts(pool: Pool) -> dict[str, int]:
+    """Count jobs by state, also those that have left memory."""
+    counts = Counter[str](state_of(job) for job in pool.jobs.values())
+    counts.update({state_named(phase): count for phase, count in pool.forgotten.items()})
+    return dict(counts)
 
 
 def plugin_problems(pool: Pool, registry: Registry) -> list[str]:
@@ -424,52 +451,3 @@ def plugins_view(registry: Registry) -> rest.PluginsView:
     return rest.PluginsView(
         policies=shown(registry.policies), placements=shown(registry.placements)
     )
-
-
-class JobNames:
-    """Finds jobs by number or name."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._by_name: dict[str, list[int]] = {}
-        for job in pool.jobs.values():
-            self.add(job.id, job.spec.name)
-
-    def add(self, job: int, name: str) -> None:
-        """Take note of a new job."""
-        self._by_name.setdefault(name, []).append(job)
-
-    def find(self, pool: Pool, job: str) -> JobState:
-        """Give the job of that number; or of that name, the one that is not over before others.
-
-        Raises NotFound; and Conflict where several that are not over have the name.
-        """
-        if job.isdecimal() and len(job) < 19 and int(job) in pool.jobs:
-            return pool.jobs[int(job)]
-        numbers = self._by_name.get(job, [])
-        active = [number for number in numbers if number in pool.active]
-        if len(active) > 1:
-            *others, last = map(str, active)
-            raise Conflict(
-                f'"{job}" is ambiguous',
-                f"jobs {', '.join(others)} and {last} have that name",
-                f"the job's number, for example coddl describe {last}",
-            )
-        if active:
-            return pool.jobs[active[0]]
-        if numbers:
-            return pool.jobs[numbers[-1]]
-        raise NotFound(
-            f'job "{job}" cannot be found',
-            f"no job has that {'number' if job.isdecimal() else 'name'}",
-            "coddl ls --all",
-        )
-
-
-def newest_first(pool: Pool, before: int | None, only_active: bool) -> Iterator[JobState]:
-    """Give jobs by falling number, from below one."""
-    top = pool.next_job if before is None else before
-    if only_active:
-        numbers = (job for job in reversed(pool.active) if job < top)
-    else:
-        numbers = (job for job in range(top - 1, 0, -1) if job in pool.jobs)
-    return (pool.jobs[job] for job in numbers)

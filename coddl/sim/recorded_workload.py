@@ -11,7 +11,6 @@ import numpy as np
 
 from coddl.core.columns import BoolColumn, FloatColumn
 from coddl.core.errors import UserError
-from coddl.core.pool import records as r
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.estimates import PoolOutline, predicted_steps
 from coddl.core.pool.recording import RecordedJob, Recording
@@ -228,7 +227,7 @@ def _replayed(
 def _bounds(known: RecordedJob) -> tuple[int, int]:
     """The bounds that a job was submitted with, as far as memory and its batch allow them."""
     job = known.job
-    changed = any(isinstance(each.action, r.JobBounded) for each in known.actions)
+    changed = any(each.kind == "bounds" for each in known.actions)
     least, most = (
         (job.spec.gpus_min, job.spec.gpus_max) if changed else (job.gpus_min, job.gpus_max)
     )
@@ -417,19 +416,12 @@ def _actions(jobs: Sequence[ReplayedJob], begin_s: float) -> Iterable[UserAction
     """What users did to jobs, in order; what they did before the replay begins is done at once."""
     found: list[UserAction] = []
     for row, job in enumerate(jobs):
-        for at_s, action in job.known.actions:
-            since_s = max(0.0, at_s - begin_s)
-            match action:
-                case r.JobSuspended():
-                    found.append(UserAction(since_s, row, "suspend"))
-                case r.JobResumed():
-                    found.append(UserAction(since_s, row, "resume"))
-                case r.JobPrioritised(_, priority):
-                    found.append(UserAction(since_s, row, "priority", (priority,)))
-                case r.JobBounded(_, gpus_min, gpus_max):
-                    most = min(gpus_max, job.known.job.gpus_useful or gpus_max)
-                    least = min(max(gpus_min, job.known.job.gpus_memory), most)
-                    found.append(UserAction(since_s, row, "bounds", (least, most)))
+        for at_s, kind, values in job.known.actions:
+            if kind == "bounds":
+                least, most = values
+                most = min(most, job.known.job.gpus_useful or most)
+                values = (min(max(least, job.known.job.gpus_memory), most), most)
+            found.append(UserAction(max(0.0, at_s - begin_s), row, kind, values))
     return sorted(found, key=lambda each: each.at_s)
 
 

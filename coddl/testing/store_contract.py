@@ -2,12 +2,27 @@
 
 import pytest
 
-from coddl.server.store import JournalStore, RecordJob, StoredAnswer, StoredRecord, StoredSnapshot
+from coddl.server.store import (
+    HistoryQuery,
+    HistoryRow,
+    JournalStore,
+    RecordJob,
+    StoredAnswer,
+    StoredRecord,
+    StoredSnapshot,
+)
 
 
 def line(seq: int, kind: str = "JobHeld") -> StoredRecord:
     """Make a line that can be told from others."""
     return StoredRecord(seq, seq + 0.25, kind, f'{{"job":{seq},"by":"ü"}}')
+
+
+def row(job: int, ended_s: float = 9.5, **changes: object) -> HistoryRow:
+    """Make a row of the history that can be told from others."""
+    words = ("bert", "ann", "default", "train.py", "f00d", "succeeded")
+    made = HistoryRow(job, *words, 1.25, None, ended_s, 1 << 40, 0.1, bytes([job % 256, 0, 255]))
+    return made._replace(**changes)  # type: ignore[arg-type]  # as a test wants it
 
 
 class StoreContract:
@@ -25,7 +40,7 @@ class StoreContract:
         raise NotImplementedError("give the contract a store: a fixture named `store`")
 
     def test_an_empty_store_has_nothing(self, store: JournalStore) -> None:
-        assert store.last_seq() == 0
+        assert store.first_seq() == store.last_seq() == 0
         assert store.lines(0, 10) == store.newest(10) == []
         assert list(store.stored_snapshots()) == []
         assert store.notes() == {}
@@ -113,3 +128,50 @@ class StoreContract:
         assert store.answer("key") is None
         store.append([line(2)], [RecordJob(2, 5)], [answer])
         assert store.last_seq() == 2
+
+    def test_jobs_of_the_history_come_back_newest_first_and_unchanged(
+        self, store: JournalStore
+    ) -> None:
+        rows = [row(3), row(5, started_s=2.5, name="ü"), row(8)]
+        store.save_history(rows[:2])
+        store.save_history(rows[2:])
+        assert store.history(HistoryQuery(), 10) == rows[::-1]
+        assert store.history(HistoryQuery(), 1) == [rows[2]]
+        assert store.history(HistoryQuery(before=8), 1) == [rows[1]]
+        assert store.history(HistoryQuery(job=3), 9) == [rows[0]]
+        assert store.history(HistoryQuery(job=4), 9) == []
+
+    def test_jobs_of_the_history_can_be_chosen(self, store: JournalStore) -> None:
+        rows = [
+            row(1, 10.0, phase="failed"),
+            row(2, 20.0, user="ben"),
+            row(3, 30.0, name="lstm", submitted_s=25.0),
+        ]
+        store.save_history(rows)
+        wanted = {
+            HistoryQuery(phases=("failed", "cancelled")): [1],
+            HistoryQuery(user="ben"): [2],
+            HistoryQuery(name="bert"): [2, 1],
+            HistoryQuery(since_s=20.0): [3, 2],
+            HistoryQuery(until_s=24.0): [2, 1],
+            HistoryQuery(since_s=15.0, until_s=20.0, name="bert"): [2],
+        }
+        found = {each: [row.job for row in store.history(each, 9)] for each in wanted}
+        assert found == wanted
+
+    def test_a_job_that_is_stored_again_replaces_its_row(self, store: JournalStore) -> None:
+        store.save_history([row(1), row(2)])
+        store.save_history([row(2, name="again"), row(3)])
+        assert [each.name for each in store.history(HistoryQuery(), 9)] == ["bert", "again", "bert"]
+
+    def test_old_lines_are_removed_with_their_links(self, store: JournalStore) -> None:
+        links = [RecordJob(seq, job) for seq in (1, 2, 3) for job in (7, 8)]
+        store.append([line(seq) for seq in (1, 2, 3)], links, [])
+        store.trim([link for link in links if link.seq < 3], 2)
+        assert (store.first_seq(), store.last_seq()) == (3, 3)
+        assert store.lines(0, 10) == store.newest(10) == [line(3)]
+        assert store.lines(0, 10, 7) == store.newest(10, 8) == [line(3)]
+        store.trim([], 2)
+        assert store.lines(0, 10) == [line(3)]
+        store.append([line(4)], [RecordJob(4, 7)], [])
+        assert store.lines(0, 10, 7) == [line(3), line(4)]

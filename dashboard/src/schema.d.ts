@@ -13,7 +13,7 @@ export interface paths {
         };
         /**
          * Jobs
-         * @description List jobs, the newest first.
+         * @description List jobs, the newest first; also those that have left the server's memory.
          */
         get: operations["jobs_api_v1_jobs_get"];
         put?: never;
@@ -944,6 +944,11 @@ export interface components {
             items: components["schemas"]["EventView"][];
             /** Next */
             next: number;
+            /**
+             * Removed
+             * @default
+             */
+            removed: string;
         };
         /**
          * ExchangeFactorView
@@ -1001,6 +1006,11 @@ export interface components {
              * @default
              */
             parked_sentence: string;
+            /**
+             * Removed
+             * @default
+             */
+            removed: string;
         };
         /**
          * JctView
@@ -1274,6 +1284,11 @@ export interface components {
             trials: number;
             /** Speeds */
             speeds?: components["schemas"]["SpeedView"][] | null;
+            /**
+             * In History
+             * @default false
+             */
+            in_history: boolean;
         };
         /** JobsView */
         JobsView: {
@@ -1333,6 +1348,11 @@ export interface components {
         LogsView: {
             /** Items */
             items: components["schemas"]["LogLineView"][];
+            /**
+             * Removed
+             * @default
+             */
+            removed: string;
         };
         /**
          * LossView

@@ -8,7 +8,7 @@ from coddl.core.pool.records import Decided
 from coddl.core.pool.snapshot import PoolSnapshot, snapshot_of_pool
 from coddl.core.pool.state import Pool as Fold
 from coddl.core.registry import policy_from
-from coddl.server.journal import JournalEntry
+from coddl.server.folding import JournalEntry
 from tests.e2e.pool import COOL_DOWN_S, Pool
 
 

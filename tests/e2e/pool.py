@@ -21,7 +21,7 @@ from coddl.api.client import Client, ServerAddress, Unreachable
 from coddl.api.code import pack
 from coddl.core.pool import records as r
 from coddl.runtime.supervisor.jobdir import MEMORY
-from coddl.server.journal import KINDS, JournalEntry
+from coddl.server.folding import KINDS, JournalEntry
 from tests.e2e.netns import Cluster, Visit
 from tests.e2e.observer import Observer, Sitter
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import inspection_cost, loss_length, pool, slices, submit
+from benchmarks import inspection_cost, loss_length, pool, retention, slices, submit
 from benchmarks.plain import interval, summary
 from benchmarks.resize import resize_by_restart, resize_elastic
 
@@ -116,6 +116,15 @@ def test_resize_accounts_for_each_resize_and_each_restart() -> None:
 
 
 @pytest.mark.slow
+def test_retention_measures_small_pools() -> None:
+    found = retention.measure(jobs=1_600, events=2_500, submits=3, active=200)
+    assert found["pool"]["aged"]["submit_s_p99"] > 0.0
+    assert set(found["pool"]["ratio"]) >= {"rss_mb", "submit_s_p99", "list_s_p50"}
+    assert found["restart"]["events"] >= 2_500
+    assert 0 < found["restart"]["events_after_snapshot"] < 2_500
+    assert found["pass"]["loop_late_s_max"] < found["pass"]["pass_s"]
+
+
 def test_pool_measures_submits_to_a_small_pool() -> None:
     found = pool.measure(nodes=3, devices=2, jobs=8, submits=2)
     assert found["active_jobs"] == 8 + 2 - 1  # one has ended meanwhile

@@ -39,6 +39,7 @@ from coddl.server.dashboard import BUILT
 from coddl.server.http import LOOPBACK, create_app
 from coddl.server.http_server import HttpServer, listen
 from coddl.server.journal import Journal
+from coddl.server.retention import Retention
 from coddl.server.server import Server
 from coddl.server.store import JournalStore
 from coddl.server.store_memory import MemoryStore
@@ -101,6 +102,7 @@ class LivePool:
         lease_s: float = 60,
         built: Path = BUILT,
         replay: Sequence[str] = (),
+        retention: Retention = Retention(),  # noqa: B008  # it is frozen
     ) -> None:
         self.clock = ManualClock()
         self.store = store if store is not None else MemoryStore()
@@ -113,6 +115,7 @@ class LivePool:
             registry=registry,
             lease_s=lease_s,
             replay=replay,
+            retention=retention,
         )
         self._listener = listen("127.0.0.1", 0)
         self.port = self._listener.getsockname()[1]

@@ -22,6 +22,7 @@ ONE_OF_EACH: tuple[r.Record, ...] = (
     r.JobResumed(1, "ann"),
     r.JobBounded(1, 1, 4, "ann"),
     r.JobPrioritised(1, -3, "ann"),
+    r.JobsForgotten((1, 2)),
     r.NodeDrained("n1", "ann", 90.0, "its time limit is near"),
     r.NodeUndrained("n1", "ann"),
     r.NodeForgotten("n1", "ann"),

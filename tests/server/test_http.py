@@ -295,7 +295,7 @@ def test_events_tell_what_happened_from_a_number_on(live: LivePool) -> None:
     assert [event["number"] for event in newest["items"]] == [4]
     of_b = live.api("GET", "/jobs/b/events?after=0").json()
     assert [event["number"] for event in of_b["items"]] == [3, 4]
-    assert live.api("GET", "/events?after=4").json() == {"items": [], "next": 4}
+    assert live.api("GET", "/events?after=4").json()["next"] == 4
 
 
 def test_events_go_on_after_a_record_that_cannot_be_read(live: LivePool) -> None:

@@ -14,9 +14,12 @@ from coddl.core.pool.control import ControlPlane
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.records import kind_of
 from coddl.core.pool.state import Pool
+from coddl.server.compaction import Compactor
 from coddl.server.errors import JournalUnreadable, PoolTaken
-from coddl.server.journal import KINDS, LAYOUT, QUIET, SCHEMA, Journal, jobs_of, record_of
+from coddl.server.folding import KINDS, record_of
+from coddl.server.journal import QUIET, SCHEMA, Journal, jobs_of
 from coddl.server.locking import ServerLock
+from coddl.server.snapshots import LAYOUT, decoded_snapshot
 from coddl.server.store import JournalStore, StoredRecord, StoredSnapshot
 from coddl.server.store_memory import MemoryStore
 from coddl.server.store_sql import SqlStore, sqlite_url
@@ -86,6 +89,11 @@ def busy_pool(journal: Journal, jobs: int = 5) -> Pool:
     return control.pool
 
 
+def save_snapshot(store: JournalStore) -> None:
+    """Store a snapshot, as a server does now and then, and remove nothing."""
+    Compactor(store, lambda _jobs: None, keep_jobs=1000, keep_events_s=1e9).run(0.0)
+
+
 def test_a_restart_folds_the_same_pool() -> None:
     store = MemoryStore()
     pool = busy_pool(Journal(store))
@@ -97,22 +105,14 @@ def test_a_restart_folds_the_same_pool() -> None:
     assert folded.seq == store.last_seq()
 
 
-def test_a_picture_tells_nothing_of_who_was_silent_then() -> None:
-    store = MemoryStore()
-    journal = Journal(store)
-    pool = busy_pool(journal)
-    pool.nodes["n1"].is_silent = True  # it may have come back since, and no record says so
-    journal.save_snapshot(pool, 5.0)
-    assert not Journal(store).fold().pool.nodes["n1"].is_silent
-
-
 def test_a_picture_and_the_tail_give_the_same_pool(tmp_path: Path) -> None:
     store = SqlStore(sqlite_url(tmp_path / "journal.db"))
     journal = Journal(store, snapshot_every=3)
     control = ControlPlane(Pool(), POOL_STABILITY)
     control.take(r.NodeJoined("n1", "boot", "here", CPU), 0.0)
     journal.append(control.conclude(0.0).records, [], 0.0)
-    journal.save_snapshot(control.pool, 0.0)
+    save_snapshot(store)
+    journal.note_snapshot(store.last_seq())
     assert not journal.snapshot_is_due()
     journal.append(control.handle(r.JobSubmitted(1, spec()), 1.0).records, [], 1.0)
     assert journal.snapshot_is_due()
@@ -124,8 +124,9 @@ def test_a_picture_and_the_tail_give_the_same_pool(tmp_path: Path) -> None:
 
 def of_version(version: str, body: bytes) -> bytes:
     """Give a snapshot as another version might have written it: an empty pool."""
-    told = json.loads(zlib.decompress(body))
-    return zlib.compress(json.dumps({**told, "version": version, "pool": {}}).encode())
+    told = json.loads(zlib.decompress(body).splitlines()[0])
+    told["recording"]["pool"] = {}
+    return zlib.compress(json.dumps({**told, "version": version, "parts": 0}).encode())
 
 
 JOURNALS = Path(__file__).parent / "journals"  # as these versions wrote them, with a snapshot
@@ -158,6 +159,7 @@ def test_kinds_keep_the_names_they_were_first_written_under() -> None:
         "JobPrioritised",
         "JobReleased",
         "JobSubmitted",
+        "JobsForgotten",
         "LossMeasured",
         "NodeAcquired",
         "NodeDrained",
@@ -200,7 +202,7 @@ def test_a_journal_of_an_older_version_comes_up(name: str) -> None:
     control = ControlPlane(folded.pool, POOL_STABILITY)
     done = r.RunReported("a", "boot-a", r.RunEnded(1, 1, "succeeded", 100, 0))
     journal.append(control.handle(done, folded.at_s + 1).records, [], folded.at_s + 1)
-    journal.save_snapshot(control.pool, folded.at_s + 1)
+    save_snapshot(store)
     again = Journal(store).fold()
     assert again.pool.jobs[1].phase == "succeeded"
     assert store.notes()["schema"] == str(SCHEMA)
@@ -213,7 +215,7 @@ def test_a_snapshot_that_cannot_be_read_is_not_needed(tear: str) -> None:
     store = MemoryStore()
     journal = Journal(store)
     pool = busy_pool(journal)
-    journal.save_snapshot(pool, 5.0)
+    save_snapshot(store)
     (good,) = store.stored_snapshots()
     bad = {
         "cut": good._replace(body=good.body[: len(good.body) // 2]),
@@ -228,6 +230,26 @@ def test_a_snapshot_that_cannot_be_read_is_not_needed(tear: str) -> None:
     pool.touched.clear()
     assert folded.pool == pool
     assert folded.seq == store.last_seq()
+
+
+def test_a_snapshot_of_another_version_is_read_once_the_records_before_it_are_gone() -> None:
+    store = MemoryStore()
+    pool = busy_pool(Journal(store))
+    save_snapshot(store)
+    (good,) = store.stored_snapshots()
+    head, *parts = zlib.decompress(good.body).splitlines()
+    told = json.loads(head) | {"version": "0.0.9"}
+    del told["recording"]["pool"]["forgotten"]  # it had not heard of that
+    told["recording"]["pool"]["mascot"] = "a yak"  # and this one has not heard of this
+    body = zlib.compress(b"\n".join([json.dumps(told).encode(), *parts]))
+    store.save_snapshot(StoredSnapshot(good.seq, LAYOUT + 1, body))
+    found = decoded_snapshot(body)
+    assert found is not None
+    assert found.version == "0.0.9"
+    store.trim([], good.seq - 1)
+    folded = Journal(store).fold()
+    pool.touched.clear()
+    assert folded.pool == pool
 
 
 def newer(store: JournalStore) -> None:

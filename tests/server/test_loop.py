@@ -14,7 +14,8 @@ from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.state import Pool
 from coddl.core.scheduler import Stability
 from coddl.server.errors import JournalFull, KeyReused
-from coddl.server.journal import Journal, JournalEntry
+from coddl.server.folding import JournalEntry
+from coddl.server.journal import Journal
 from coddl.server.loop import (
     ControlLoop,
     IdempotentRequest,
@@ -213,16 +214,6 @@ def test_a_key_that_came_with_another_request_is_refused(driven: Driven, turns: 
     assert sorted(driven.loop.pool.jobs) == [1]
 
 
-def test_a_key_is_remembered_for_a_day(driven: Driven) -> None:
-    driven.loop.turn([driven.submit("a", key="k")], 0.0)
-    driven.loop.turn([], 80_000.0)
-    driven.loop.tidy()
-    assert driven.store.answer("k") is not None
-    driven.loop.turn([], 90_000.0)
-    driven.loop.tidy()
-    assert driven.store.answer("k") is None
-
-
 def broken(_pool: Pool) -> tuple[r.Event, ...]:
     raise AssertionError("a bug")
 
@@ -289,22 +280,6 @@ def test_time_never_goes_back_in_the_journal(driven: Driven) -> None:
     later = ControlLoop(Journal(driven.store), POOL_STABILITY, driven.outbox)
     later.turn([driven.submit("c")], 60.0)
     assert driven.store.newest(1)[0].at_s == 100.0
-
-
-def test_snapshots_are_stored_now_and_then_and_at_the_end() -> None:
-    driven = Driven()
-    driven.loop = ControlLoop(
-        Journal(driven.store, snapshot_every=3), POOL_STABILITY, driven.outbox
-    )
-    driven.loop.turn([driven.submit("a")], 10.0)
-    driven.loop.tidy()
-    assert not list(driven.store.stored_snapshots())
-    driven.loop.turn([driven.submit("b")], 11.0)
-    driven.loop.tidy()
-    assert [snapshot.seq for snapshot in driven.store.stored_snapshots()] == [4]
-    driven.loop.turn([driven.submit("c")], 12.0)
-    driven.loop.close()
-    assert [snapshot.seq for snapshot in driven.store.stored_snapshots()] == [6, 4]
 
 
 def test_a_turn_of_many_keeps_errors_apart(driven: Driven) -> None:

@@ -62,7 +62,7 @@ def test_tables_of_a_newer_version_are_refused_in_words(tmp_path: Path) -> None:
     with sqlite3.connect(path) as raw:
         raw.execute("UPDATE alembic_version SET version_num = '9999'")
     raw.close()
-    with pytest.raises(JournalUnreadable, match="knows them up to 0001"):
+    with pytest.raises(JournalUnreadable, match="knows them up to 0002"):
         SqlStore(sqlite_url(path))
 
 

@@ -103,7 +103,7 @@ def newest_decisions(client: "Client", known: Sequence[Answer]) -> Sequence[Answ
 
 def shown_jobs(client: "Client", wants_ended: bool) -> Sequence[Answer]:
     """Give the active jobs, and the newest of those that have ended if they are wanted."""
-    found = jobs_of(client, all_=False)
+    found = jobs_of(client)
     if wants_ended:
         newest = client.get("/jobs", limit=ENDED_SHOWN)["items"]
         by_id = {job["id"]: job for job in [*newest, *found]}

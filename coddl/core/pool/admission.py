@@ -113,15 +113,19 @@ def _may_forget(node: NodeState) -> bool:
 
 
 def _alive(pool: Pool, job: int, wanted: str) -> JobState:
-    state = find(pool, job)
+    return alive(find(pool, job), wanted)
+
+
+def alive(state: JobState, wanted: str) -> JobState:
+    """Give a job that is to be `wanted`, or raise: it has ended, or is about to."""
     if state.is_over:
         raise Conflict(
-            f"job {job} cannot be {wanted}",
+            f"job {state.id} cannot be {wanted}",
             f"it has ended: {state.phase.upper()}",
-            f"coddl describe {job}",
+            f"coddl describe {state.id}",
         )
     if state.cancelled and wanted != "cancelled":
-        raise Conflict(f"job {job} cannot be {wanted}", "it is being cancelled", "coddl ls")
+        raise Conflict(f"job {state.id} cannot be {wanted}", "it is being cancelled", "coddl ls")
     return state
 
 

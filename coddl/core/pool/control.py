@@ -6,15 +6,12 @@
                    anybody hears of them
     note()         gives the records without concluding anything: that is owed then
 
-A driver takes the events of an instant together, so that a hundred submits make one decision.
-`handle` is both, for one event. Effects are orders: a node whose orders changed is to be instructed
-(`Pool.orders`). Devices go from hand to hand like this:
+A driver takes the events of an instant together: a hundred submits make one decision. Effects are
+orders: a node whose orders changed is to be instructed (`Pool.orders`). Devices change hands so:
 
     Decided: job A loses slot 3, B gets it     Aimed(A): its lead and the node of slot 3 are told
     the worker on slot 3 leaves                the node reports it empty: SlotFreed(3)
                                                Aimed(B): only now may B use it
-
-Nobody else is given slot 3 meanwhile, as a decision places jobs apart from one another.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Set
@@ -28,6 +25,7 @@ from coddl.core.pool.admission import UserEvent, is_news
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.explain import sentence_of
 from coddl.core.pool.failed_decision import RETRY_S, FailedDecision, decide_or_hold
+from coddl.core.pool.forgetting import still_known
 from coddl.core.pool.job import JobState, MeasuredSpeed
 from coddl.core.pool.known_profiles import knows_profile
 from coddl.core.pool.leaving import AGENT, drained_by_notice, due_s, forced_moves, led_from_drained
@@ -144,6 +142,9 @@ class ControlPlane:
                 if is_news(self.pool, event, self.registry):
                     self._add(event, now_s)
                     self._call(self._said(event))
+            case r.JobsForgotten():
+                if (known := still_known(self.pool, event)).jobs:
+                    self._add(known, now_s)
             case r.NodeJoined():
                 self._on_joined(event, now_s)
             case r.NodeReported():

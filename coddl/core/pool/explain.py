@@ -58,7 +58,7 @@ class Explanation:
 
 def explain(
     pool: Pool,
-    job: int,
+    state: JobState,
     story: Iterable[tuple[int, float, r.Record]],
     now_s: float,
     awaited: Collection[str] = (),
@@ -67,7 +67,7 @@ def explain(
 
     `awaited` are nodes that were not heard of since the server was restarted.
     """
-    state = pool.jobs[job]
+    job = state.id
     line = [each.id for each in pool.live_jobs() if each.phase in WAITING]
     return Explanation(
         job=job,
@@ -256,6 +256,8 @@ def sentence_of(record: r.Record, job: int | None = None, unit: str = "GPU") -> 
             return f"node {node} left for good: {because}"
         case r.NodesWanted(nodes, because):
             return f"{counted(nodes, 'node')} wanted: {because}"
+        case r.JobsForgotten(jobs):
+            return f"{counted(len(jobs), 'ended job')} moved from memory to the history"
         case r.SlotFreed(slot, number):
             return f"slot {slot} released by job {number}"
         case r.ParkingEnded(number, because):

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState
+from coddl.core.pool.nodes import AGENT as AGENT
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.state import Pool
 
-AGENT: Final = "its agent"  # by whom a node is drained whose machine goes away
 SAME_S: Final = 1.0  # two notices whose deadlines are this close are one
 
 

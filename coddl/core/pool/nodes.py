@@ -10,6 +10,7 @@ from coddl.core.pool.node_versions import NodeVersions
 from coddl.core.speed.inspection import LinkClass, LinkSpeed
 
 STOPPED: Final = "its agent was stopped"  # why a node that ended in order is lost
+AGENT: Final = "its agent"  # by whom a node is drained whose machine goes away
 SAVE_S: Final = 30.0  # before a node leaves, jobs that are still there are saved and stopped
 
 
@@ -22,6 +23,7 @@ class NodeState:
     host: str
     slots: tuple[int, ...]
     is_up: bool = True  # its lease holds
+    lost_s: float | None = None  # since when it is not up; None: it is
     is_drained: bool = False
     drained_by: str = ""
     leaves_at_s: float | None = None  # when it goes, if that is known
@@ -46,7 +48,11 @@ class NodeState:
         self.boot, self.host, self.slots = joined.boot, joined.host, joined.slots
         self.folder, self.versions = joined.folder, joined.versions
         self.parking_bytes, self.links = joined.parking_bytes, joined.links
-        self.is_up, self.is_silent = True, False
+        self.is_up, self.is_silent, self.lost_s = True, False, None
+
+    def lose(self, now_s: float) -> None:
+        """Be no longer up: nothing lives there."""
+        self.is_up, self.lost_s = False, now_s
 
     def drain(self, by: str, within_s: float | None, now_s: float) -> None:
         """Have jobs leave: when they can, or by the time at which the node goes.

@@ -1,9 +1,8 @@
 """What happened in a pool, job by job: a fold of its journal, for a simulator to replay. Pure."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from coddl.core.pool import records as r
 from coddl.core.pool.decision import COOLED
@@ -13,6 +12,7 @@ from coddl.core.pool.known_profiles import remembered_steps
 from coddl.core.pool.state import Pool
 
 STEPS_MIN: Final = 5  # at a size, for the time between records to tell how long a step takes
+COOL_DOWNS_MAX: Final = 4096  # that are counted; then the half that explain least are dropped
 
 
 class TimedRecord(NamedTuple):
@@ -39,14 +39,12 @@ class Stretch(NamedTuple):
     to_step: int
 
 
-UserAction = r.JobSuspended | r.JobResumed | r.JobBounded | r.JobPrioritised
-
-
 class TimedAction(NamedTuple):
     """What a user did to a job, and when."""
 
     at_s: float
-    action: UserAction
+    kind: Literal["suspend", "resume", "bounds", "priority"]
+    values: tuple[int, ...] = ()  # the minimum and maximum, or the priority
 
 
 @dataclass(slots=True)
@@ -65,19 +63,19 @@ class RecordedJob:
     knew_profile: bool = False  # an earlier job had told its profile
     lost_runs: int = 0
     took_turns: bool = False
-    _open: tuple[float, int] | None = None  # when and at which step the present stretch began
+    opened: tuple[float, int] | None = None  # when and at which step the present stretch began
 
     def begin(self, at_s: float, step: int) -> None:
         """Note that it trains at its size from now on."""
         self.began_s = at_s if self.began_s is None else self.began_s
-        self._open = (at_s, step)
+        self.opened = (at_s, step)
 
     def end(self, at_s: float, step: int, gpus: int) -> None:
         """Note that it does not train at that size any more."""
-        if self._open is not None and gpus > 0 and at_s > self._open[0]:
-            from_s, from_step = self._open
+        if self.opened is not None and gpus > 0 and at_s > self.opened[0]:
+            from_s, from_step = self.opened
             self.stretches.append(Stretch(gpus, from_s, at_s, from_step, max(step, from_step)))
-        self._open = None
+        self.opened = None
 
     def note_share(self, at_s: float) -> None:
         """Note how many GPUs it holds, if that is new."""
@@ -155,7 +153,7 @@ class Recording:
     policies: list[tuple[float, str]] = field(default_factory=list)  # from when on which
     outline: PoolOutline | None = None  # of the pool when it was largest
     kinds: set[str] = field(default_factory=set)  # of GPUs
-    cool_downs_s: Counter[float] = field(default_factory=Counter)  # that waits can be explained by
+    cool_downs_ms: dict[int, int] = field(default_factory=dict)  # waits that each would explain
     until_s: float = 0.0  # of the last record
 
     @property
@@ -166,7 +164,8 @@ class Recording:
     @property
     def cool_down_s(self) -> float | None:
         """The pool's cool-down; None: no decision has waited for it."""
-        return self.cool_downs_s.most_common(1)[0][0] if self.cool_downs_s else None
+        found = self.cool_downs_ms
+        return max(found, key=lambda each: found[each]) / 1000 if found else None
 
     def take(self, at_s: float, record: r.Record) -> None:
         """Take in the next record."""
@@ -210,8 +209,14 @@ class Recording:
                 known.lost_runs += record.outcome == "lost"
             case r.StartOverdue():
                 known.lost_runs += 1
-            case r.JobSuspended() | r.JobResumed() | r.JobBounded() | r.JobPrioritised():
-                known.actions.append(TimedAction(at_s, record))
+            case r.JobSuspended():
+                known.actions.append(TimedAction(at_s, "suspend"))
+            case r.JobResumed():
+                known.actions.append(TimedAction(at_s, "resume"))
+            case r.JobBounded(gpus_min=least, gpus_max=most):
+                known.actions.append(TimedAction(at_s, "bounds", (least, most)))
+            case r.JobPrioritised(priority=priority):
+                known.actions.append(TimedAction(at_s, "priority", (priority,)))
 
     def _note_after(self, known: RecordedJob, at_s: float, record: r.Record) -> None:
         """Note what begins with a record."""
@@ -244,7 +249,12 @@ class Recording:
         if decided.wake_at_s is None or not decided.wake_why.endswith(COOLED):
             return
         waits_s = (decided.wake_at_s - job.decided_s for job in self.pool.live_jobs() if job.target)
-        self.cool_downs_s.update({round(wait_s, 3) for wait_s in waits_s})
+        counts = self.cool_downs_ms
+        for wait_ms in sorted({round(1000 * wait_s) for wait_s in waits_s}):
+            counts[wait_ms] = counts.get(wait_ms, 0) + 1
+        if len(counts) > COOL_DOWNS_MAX:
+            most = sorted(counts.items(), key=lambda each: -each[1])[: COOL_DOWNS_MAX // 2]
+            self.cool_downs_ms = dict(most)
 
     def _note_decision(self, at_s: float, decided: r.Decided) -> None:
         if not self.capacity or self.capacity[-1].gpus != decided.gpus:
@@ -256,13 +266,17 @@ class Recording:
             if known.opened_s is None and row.gpus_max > row.gpus_min:
                 known.opened_s = at_s
 
+    def ended(self) -> "Recording":
+        """End the stretches that are still open, with the last record."""
+        for each in self.jobs.values():
+            job = each.job
+            each.end(self.until_s, job.step, len(job.serves or job.granted))
+        return self
+
 
 def recorded(records: Iterable[TimedRecord]) -> Recording:
     """Fold the records of a pool, from the first one on, into what happened there."""
     recording = Recording()
     for at_s, record in records:
         recording.take(at_s, record)
-    for each in recording.jobs.values():
-        step = each.job.step
-        each.end(recording.until_s, step, len(each.job.serves or each.job.granted))
-    return recording
+    return recording.ended()

@@ -123,6 +123,13 @@ class PolicyChosen:
     placement: str = ""  # empty: as before
 
 
+@dataclass(frozen=True, slots=True)
+class JobsForgotten:
+    """Jobs that had ended have left memory; the history beside the journal has them."""
+
+    jobs: tuple[int, ...]
+
+
 # Nodes.
 
 
@@ -346,6 +353,7 @@ Event = (
     | NodeUndrained
     | NodeForgotten
     | PolicyChosen
+    | JobsForgotten
     | NodeJoined
     | NodeReported
     | NodeSilent
@@ -376,6 +384,7 @@ Record = (
     | JobBounded
     | JobPrioritised
     | PolicyChosen
+    | JobsForgotten
     | NodeRecord
     | RunPrepared
     | SliceDidNotFit

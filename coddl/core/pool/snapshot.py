@@ -12,6 +12,7 @@ from coddl.core.cluster import Cluster, Links, Node
 from coddl.core.history import EndedJobs, level_at
 from coddl.core.jobs import ELASTIC, OPAQUE, RESTARTABLE, JobTable
 from coddl.core.pool.estimates import PoolOutline, outline_of, predicted_steps
+from coddl.core.pool.forgetting import past_jobs
 from coddl.core.pool.job import JobState
 from coddl.core.pool.known_profiles import remembered_steps
 from coddl.core.pool.parking import may_park, parked_on
@@ -73,7 +74,7 @@ def snapshot_of_pool(
         memory=_memory(jobs),
         seed=seed,
         slots=Slots.of([Counter(island_of[slot] for slot in slots) for slots in held]),
-        past_gpu_s=np.array([pool.jobs[job].attained_by(now_s) for job in pool.past], np.float64),
+        past_gpu_s=np.array([job.attained_by(now_s) for job in past_jobs(pool)], np.float64),
         known_past=partial(ended_jobs, pool, jobs, cluster.gpus_total),
     )
     return PoolSnapshot(snapshot, jobs, islands, island_of, held)
@@ -286,7 +287,7 @@ def _cohorts(jobs: Iterable[JobState]) -> dict[int, int]:
 
 def ended_jobs(pool: Pool, jobs: tuple[JobState, ...], gpus_total: int) -> EndedJobs:
     """The newest jobs that are over, in the cohorts of the jobs of a snapshot."""
-    over = [job for number in pool.past if (job := pool.jobs[number]).attained_gpu_s > 0.0]
+    over = [job for job in past_jobs(pool) if job.attained_gpu_s > 0.0]
     cohorts, cap, outline = _cohorts((*jobs, *over)), size_cap(pool), outline_of(pool)
     levels = []
     for job in over:

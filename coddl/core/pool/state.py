@@ -12,6 +12,7 @@ from typing import Final, assert_never
 from coddl.core.lifecycle import Phase
 from coddl.core.pool import records as r
 from coddl.core.pool.estimates import note_estimable
+from coddl.core.pool.forgetting import forget_jobs
 from coddl.core.pool.job import JobState, MeasuredSpeed, is_news
 from coddl.core.pool.known_profiles import hear_training, learn_steps
 from coddl.core.pool.memory_limits import MemoryLimit, with_limit, without_limits
@@ -31,7 +32,6 @@ from coddl.core.pool.timeline import Capacity, with_capacity
 from coddl.core.snapshot import REFUSED_S
 from coddl.core.speed.profile import TrainingProfile
 
-PAST_MAX: Final = 1000  # jobs that are over that policies may learn from
 LOSSES_MAX: Final = 5  # runs in a row that may be lost without a step
 
 
@@ -54,7 +54,8 @@ class Pool:
     next_job: int = 1
     next_slot: int = 0
     active: dict[int, None] = field(default_factory=dict)  # jobs that are not over, by number
-    past: list[int] = field(default_factory=list)  # the newest jobs that are over, by their end
+    ended: dict[int, None] = field(default_factory=dict)  # jobs that are over, by their end
+    forgotten: dict[Phase, int] = field(default_factory=dict)  # how many have left `jobs`, by end
     limits: list[MemoryLimit] = field(default_factory=list)  # that jobs have found, oldest first
     profiles: dict[str, TrainingProfile] = field(default_factory=dict)  # by signature, oldest first
     step_times: dict[str, dict[int, float]] = field(default_factory=dict)  # by training, then GPUs
@@ -162,6 +163,8 @@ class Pool:
                         each.memory = ()  # another policy would misread it
                 self.policy, self.policy_by, self.policy_since_s = policy, by, now_s
                 self.placement = placement or self.placement
+            case r.JobsForgotten(jobs):
+                forget_jobs(self, jobs)
             case r.SlotFreed(slot, job):
                 self.slots[slot].owners.pop(job, None)
                 free_parked(self, self.jobs[job], slot, now_s)
@@ -239,7 +242,7 @@ class Pool:
     def _lose(self, node: str, because: str, now_s: float) -> None:
         """Take note that nothing lives on a node: its devices have no owner any more."""
         node_state = self.nodes[node]
-        node_state.is_up = False
+        node_state.lose(now_s)
         stop_parking_on(self, node)
         for slot in node_state.slots:
             self.slots[slot].owners.clear()
@@ -488,7 +491,7 @@ class Pool:
         end_parking(self, job)
         job.forget_decisions()
         self.active.pop(job.id, None)
-        self.past = [*self.past, job.id][-PAST_MAX:]
+        self.ended[job.id] = None
 
     def touch(self, nodes: Iterable[str | None]) -> None:
         """Note that the orders of these nodes are others now."""

@@ -75,7 +75,7 @@ def test_a_device_changes_hands_only_when_it_was_seen_to_be_empty() -> None:
     slot = story.job(second).target[0]
     assert story.job(second).granted == ()
     assert [*story.pool.slots[slot].owners] == [first]
-    assert "reserved" in explain(story.pool, second, (), story.now_s).sentence
+    assert "reserved" in explain(story.pool, story.pool.jobs[second], (), story.now_s).sentence
     node = story.pool.nodes["a"]
     still_there = {s: r.RunId(first, 1) for s in node.slots}
     story.happen(r.NodeReported("a", "1", node.version, still_there))
@@ -202,7 +202,7 @@ def test_suspend_and_resume_give_up_and_take_back() -> None:
     assert story.job(job).granted, "its seats stay until its state is safe"
     story.happen(r.RunEnded(job, 1, "retired", 7))
     assert (story.job(job).phase, story.job(job).granted) == ("suspended", ())
-    assert explain(story.pool, job, (), 0.0).code == "Held"
+    assert explain(story.pool, story.pool.jobs[job], (), 0.0).code == "Held"
     story.report()
     story.happen(r.JobResumed(job, "ada"))
     assert (story.job(job).phase, story.job(job).attempt) == ("starting", 2)
@@ -439,7 +439,7 @@ def test_every_record_of_a_story_has_a_sentence() -> None:
     story.train(first, second)
     story.happen(r.JobSuspended(first, "ada"))
     story.catch_up()
-    told = explain(story.pool, first, story.journal, story.now_s)
+    told = explain(story.pool, story.pool.jobs[first], story.journal, story.now_s)
     assert len(told.story) == len(story.journal)
     assert all(line.text for line in told.story)
     assert len({sentence_of(record) for _, _, record in story.journal}) > len(story.journal) // 2

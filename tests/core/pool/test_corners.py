@@ -141,7 +141,7 @@ def test_sizes_that_no_pool_has_cost_nothing() -> None:
     story.train(job)
     story.happen(r.RunProgressed(job, 1, 9, 10**9, 1.0, 9))  # nonsense
     assert story.shares() == {job: 2}
-    assert len(explain(story.pool, job, (), story.now_s).speeds) <= 3
+    assert len(explain(story.pool, story.pool.jobs[job], (), story.now_s).speeds) <= 3
 
 
 def test_what_changes_a_little_with_every_step_is_not_told_again() -> None:

@@ -52,7 +52,10 @@ def test_a_limit_is_told_and_explained() -> None:
     job = story.prepare(story.submit(1, 4))
     ran_out(story, job)
     assert story.job(job).fit_sentence == LIMIT
-    told = [line.text for line in explain(story.pool, job, story.journal, story.now_s).story]
+    told = [
+        line.text
+        for line in explain(story.pool, story.pool.jobs[job], story.journal, story.now_s).story
+    ]
     assert f"job 1 needs at least 2 CPU slots: {BECAUSE}" in told
     assert any("(job-1 needs at least 2 CPU slots)" in line for line in told)
 
@@ -320,6 +323,6 @@ def test_a_job_at_the_limit_of_its_batch_says_so() -> None:
     story.happen(r.RunStepped(job, 1, 1))
     story.happen(r.RunProgressed(job, 1, 4, 1, 1.0, 3))
     story.catch_up()
-    assert explain(story.pool, job, (), story.now_s).sentence.endswith(
+    assert explain(story.pool, story.pool.jobs[job], (), story.now_s).sentence.endswith(
         "; its batch of 64 samples can be shared by at most 2 GPUs (at least 32 samples each)"
     )

@@ -320,14 +320,14 @@ def test_jobs_that_are_parked_and_resumed_take_short_turns() -> None:
 def test_users_read_where_workers_are_parked() -> None:
     story, job = parked_story()
     want = "its workers are parked on node a: 4.0 GiB in host memory"
-    assert explain(story.pool, job, (), story.now_s).parked_sentence == want
+    assert explain(story.pool, story.pool.jobs[job], (), story.now_s).parked_sentence == want
     story.happen(r.JobResumed(job, "ada"))
-    assert explain(story.pool, job, (), story.now_s).parked_sentence == ""
+    assert explain(story.pool, story.pool.jobs[job], (), story.now_s).parked_sentence == ""
     resume(story, job, 0.34)
     story.happen(r.JobSuspended(job, "ada"))
     park(story, job)
     want += "; resuming there takes about 0.3 s"
-    assert explain(story.pool, job, (), story.now_s).parked_sentence == want
+    assert explain(story.pool, story.pool.jobs[job], (), story.now_s).parked_sentence == want
     ends = [text for _, _, record in story.journal if "parked" in (text := sentence_of(record))]
     assert ends[0] == (
         f"job {job} saved its state and stopped at step 7; its workers are parked "

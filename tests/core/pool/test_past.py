@@ -43,6 +43,6 @@ def test_they_are_known_after_a_restart() -> None:
 def test_one_that_never_ran_says_nothing() -> None:
     story = story_of_three()
     story.happen(r.JobCancelled(3, "ann"))
-    assert 3 in story.pool.past
+    assert 3 in story.pool.ended
     past = snapshot_of_pool(story.pool, story.now_s, 1).snapshot.known_past()
     assert past.id.tolist() == [1]

@@ -17,7 +17,9 @@ def test_after_a_restart_jobs_are_placed_on_the_nodes_that_are_heard() -> None:
     restarted(story)
     job = story.submit(1, 2)
     assert story.job(job).granted == ()
-    words = explain(story.pool, job, (), story.now_s, story.control.awaited).sentence
+    words = explain(
+        story.pool, story.pool.jobs[job], (), story.now_s, story.control.awaited
+    ).sentence
     assert "nodes not back since the server restarted: a, b" in words
     story.join("a", 1)
     assert story.job(job).granted == story.pool.nodes["a"].slots

@@ -232,7 +232,7 @@ def test_a_job_does_not_come_before_those_that_leave_are_gone() -> None:
     story.happen(r.RunEnded(second, 1, "cancelled", 5))
     third = story.submit(1, 1)
     assert (story.job(third).target, story.job(third).granted) == ((0,), ())
-    said = explain(story.pool, third, [], story.now_s).sentence
+    said = explain(story.pool, story.pool.jobs[third], [], story.now_s).sentence
     assert said == '1 CPU slot reserved; waiting for job 2 "job-2" to release it'
     story.report()
     assert users(story) == {0: (first, third)}

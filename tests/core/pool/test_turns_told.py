@@ -118,7 +118,7 @@ def test_a_job_says_with_whom_it_takes_turns() -> None:
     first, second, third = crowd(story, 3)
 
     def said(job: int) -> str:
-        return explain(story.pool, job, [], story.now_s).sentence
+        return explain(story.pool, story.pool.jobs[job], [], story.now_s).sentence
 
     others = 'job 1 "job-1" and job 3 "job-3"'
     where = "on 1 CPU slot of node a: there are more jobs than CPU slots"
@@ -175,7 +175,7 @@ def test_a_job_that_starts_on_a_shared_slot_says_that_it_waits_for_its_turn() ->
     assert listed_reason(story, second).startswith(
         f"waits for its turn; job {first} has it; takes turns of 60 s with job {first}"
     )
-    assert explain(story.pool, second, [], story.now_s).sentence.startswith(
+    assert explain(story.pool, story.pool.jobs[second], [], story.now_s).sentence.startswith(
         f"waits for its turn; job {first} has it; takes turns"
     )
     reported(story, None)

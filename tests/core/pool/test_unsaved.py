@@ -18,7 +18,10 @@ def test_a_job_that_can_not_be_saved_says_so_until_it_is() -> None:
     )
     story.happen(r.RunUnsaved(job, 1, 9, None))
     assert story.job(job).unsaved is None
-    told = [line.text for line in explain(story.pool, job, story.journal, story.now_s).story]
+    told = [
+        line.text
+        for line in explain(story.pool, story.pool.jobs[job], story.journal, story.now_s).story
+    ]
     assert "job 1 cannot save its state: no checkpoint: the disk is full" in told
     assert "job 1 can save its state again, at step 9" in told
 
