@@ -48,13 +48,17 @@ class EmulatedRunner:
             self._end("prechecked")
             return
         try:
-            self._training = self._cluster.training_for(run)
+            self._training = self._take_training()
         except UserError as error:
             self._end("failed", Trouble(error.what, error.because, error.try_))
             return
         steps = self._training.workload.steps
         self._listener.on_fact(run, RunPrepared(run.job, run.attempt, None, steps))
         self.resize(slots, addresses)
+
+    def _take_training(self) -> EmulatedTraining:
+        """Give the training of this run; raises UserError if the job does not say what it is."""
+        return self._cluster.training_for(self.run)
 
     def resize(self, slots: Sequence[AssignedSlot], addresses: Addresses) -> None:  # noqa: ARG002 - all nodes are here
         now_s = self._look()
