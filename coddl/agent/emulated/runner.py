@@ -96,6 +96,7 @@ class EmulatedRunner:
 
     def release(self) -> None:
         self._forget_training()
+        self._leave_slots()
         self._listener.on_over(self.run)
 
     def join(self, timeout_s: float) -> bool:  # noqa: ARG002 - it has no thread
@@ -185,11 +186,17 @@ class EmulatedRunner:
         done = training.done_at(self._cluster.time.now_s()) if training is not None else 0
         self._forget_training()
         self._cluster.end(self.run.job)
+        self._leave_slots()
         exit_code = {"succeeded": 0, "failed": 1}.get(outcome)
         job, attempt = self.run.job, self.run.attempt
         ended = RunEnded(job, attempt, outcome, int(done), exit_code, trouble)
         self._listener.on_fact(self.run, ended)
         self._listener.on_over(self.run)
+
+    def _leave_slots(self) -> None:
+        """Tell that no command is left; of workers their host tells."""
+        if self.run.precheck or not self.run.spec.is_elastic:
+            self._listener.on_slots(self.run, (), None)
 
     def _forget_training(self) -> None:
         self._training = None

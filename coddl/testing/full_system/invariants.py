@@ -93,7 +93,12 @@ class Invariants:
         """A job is given as many GPUs as it may have, or none."""
         for number, target in decided.targets.items():
             job, gpus = self.pool.jobs[number], len(target.slots)
-            if gpus and not job.gpus_min <= gpus <= job.gpus_max:
+            is_precheck = bool(job.spec.launch.precheck) and not job.prechecked
+            if (
+                gpus
+                and not job.gpus_min <= gpus <= job.gpus_max
+                and not (is_precheck and gpus == 1)
+            ):
                 bounds = f"{job.gpus_min}..{job.gpus_max}"
                 self.fail("shares are within bounds", f"job {number} gets {gpus} of {bounds}")
             if len(set(target.slots)) != gpus:

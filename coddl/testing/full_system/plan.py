@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from coddl.core.pool.spec import JobSpec, Launch
+from coddl.core.pool.spec import JobSpec, Launch, Tier
 from coddl.core.scheduler import Stability
 from coddl.testing.full_system.virtual_time import Skew
 
@@ -146,7 +146,9 @@ def draw(seed: int) -> Plan:
     trouble_s = chance.uniform(60.0, 120.0)
     nodes = tuple(_node(chance, name) for name in "abcde"[: chance.randint(2, 5)])
     slots = sum(node.slots for node in nodes)
-    jobs = [_job(chance, number, slots, trouble_s) for number in range(chance.randint(14, 30))]
+    widest = max(node.slots for node in nodes)
+    count = chance.randint(14, 30)
+    jobs = [_job(chance, number, (slots, widest), trouble_s) for number in range(count)]
     jobs.sort(key=lambda job: job.at_s)
     acts = [_act(chance, nodes, len(jobs), trouble_s) for _ in range(chance.randint(4, 16))]
     faults = [_fault(chance, nodes, trouble_s) for _ in range(chance.randint(6, 18))]
@@ -184,9 +186,11 @@ def _node(chance: random.Random, name: str) -> NodePlan:
     )
 
 
-def _job(chance: random.Random, number: int, slots: int, trouble_s: float) -> JobPlan:
-    least = chance.choice([1, 1, 1, 1, 2])
-    most = least + chance.choice([0, 0, 1, 2, 4])
+def _job(chance: random.Random, number: int, slots: tuple[int, int], trouble_s: float) -> JobPlan:
+    """Draw a job of a pool with so many slots in all, and on its largest node."""
+    tier: Tier = chance.choice(["elastic", "elastic", "elastic", "elastic", "restartable"])
+    least = min(chance.choice([1, 1, 1, 1, 2]), slots[tier == "restartable"])
+    more = 0 if tier == "restartable" else chance.choice([0, 0, 1, 2, 4])
     iterations = chance.uniform(3.0, 40.0)
     spec = JobSpec(
         name=f"job-{number}",
@@ -197,8 +201,9 @@ def _job(chance: random.Random, number: int, slots: int, trouble_s: float) -> Jo
             checkpoint_every_s=chance.choice([5.0, 20.0, 60.0]),
         ),
         user=chance.choice(["ada", "bob"]),
-        gpus_min=min(least, slots),
-        gpus_max=min(most, slots),
+        tier=tier,
+        gpus_min=least,
+        gpus_max=min(least + more, slots[0]),
         priority=chance.choice([0, 0, 0, 1, 2]),
         group=chance.choice(["", "", "sweep"]),
     )

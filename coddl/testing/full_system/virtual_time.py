@@ -120,7 +120,7 @@ class SimulatedProcess:
         self.is_stopped = False
         self.tasks: dict[asyncio.Task[Any], None] = {}  # that have not ended
         self._is_buried = False
-        self._held: list[asyncio.Handle] = []  # while it is stopped
+        self._held: list[asyncio.Handle] = []  # while it does not run
         self._busy_until_s = 0.0
         self._dies_after: int | None = None  # callbacks
         self._on_error = on_error
@@ -172,14 +172,13 @@ class SimulatedProcess:
 
     def run(self, handle: asyncio.Handle) -> None:
         """Run a callback, unless it is stopped or dead."""
-        if not self.is_alive and not self._is_buried:
-            return
-        if not self.runs and self.is_alive:
+        if not self.runs and not self._is_buried:
             self._held.append(handle)
             return
         if self._dies_after is not None:
             self._dies_after -= 1
             if self._dies_after < 0:
+                self._held.append(handle)
                 self.kill()
                 return
         events._set_running_loop(self.loop)

@@ -105,8 +105,12 @@ class SimulatedHosts:
 
     def admits(self, run: JobRun, slot: int) -> bool:
         """Tell whether a run may start a worker on an empty slot here."""
-        is_owner = self.bridge.owner_of(slot) == (str(run.job), run.attempt)
-        return self.process.runs and is_owner
+        if not self.process.runs:
+            return False
+        if run.spec.is_elastic:
+            return self.bridge.owner_of(slot) == (str(run.job), run.attempt)
+        owner = self.bridge.table.owners.get(slot)  # a command's agent has looked before
+        return owner == (run.job, run.attempt) and self.bridge.is_leased()
 
 
 class SimulatedCluster(EmulatedCluster):
