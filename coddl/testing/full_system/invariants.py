@@ -35,6 +35,7 @@ class Invariants:
         self._story = story
         self._workers = workers
         self._names: dict[str, int] = {}  # of jobs in the journal
+        self._adopting: set[tuple[int, int]] = set()  # jobs and attempts
         self._saved: dict[int, int] = {}  # steps that were told to be saved
 
     def fail(self, invariant: str, sentence: str) -> None:
@@ -74,6 +75,8 @@ class Invariants:
         """Attempts and generations grow."""
         if not isinstance(record, r.Aimed):
             return
+        if record.adopt:
+            self._adopting.add((record.job, record.attempt))
         job = self.pool.jobs[record.job]
         if record.attempt < job.attempt or record.generation <= job.generation:
             was = f"{job.attempt}.{job.generation}"
@@ -147,12 +150,15 @@ class Invariants:
         """A worker is gone."""
         self._story.tell(f"worker of job {worker.job} on slot {slot} ends: {because}")
 
-    def began(self, run: JobRun, done: float) -> None:
-        """A training begins from what was saved."""
+    def began(self, run: JobRun, done: float, left: Sequence[int]) -> None:
+        """A training begins from what was saved, though workers of the job may be alive."""
         self._story.tell(f"job {run.job} attempt {run.attempt} trains from step {int(done)} on")
         if int(done) < self._saved.get(run.job, 0):
             sentence = f"job {run.job} goes on at step {int(done)}, not {self._saved[run.job]}"
             self.fail("what was saved is not lost", sentence)
+        if (run.job, run.attempt) in self._adopting and left:
+            sentence = f"job {run.job} begins anew, though it has workers on slots {[*left]}"
+            self.fail("a new lead adopts the workers that are alive", sentence)
 
     def said_saved(self, job: int, step: int) -> None:
         """It was told that a step is saved."""

@@ -39,8 +39,8 @@ class WorkersWatch(Protocol):
     def ended(self, slot: int, worker: "Worker", because: str) -> None:
         """A worker is gone."""
 
-    def began(self, run: JobRun, done: float) -> None:
-        """A training begins anew, from what was saved."""
+    def began(self, run: JobRun, done: float, left: Sequence[int]) -> None:
+        """A training begins anew, from what was saved; `left` are slots of an earlier one."""
 
     def said_saved(self, job: int, step: int) -> None:
         """It was told that this step is saved."""
@@ -178,7 +178,8 @@ class SimulatedCluster(EmulatedCluster):
         if training is None or not run.adopt or not self.slots_of(training):
             training = EmulatedTraining(self.workload_of(run), self._costs, self.saved(run.job))
             self._trainings[run.job] = training
-            self._watch.began(run, self.saved(run.job))
+            left = [s for s, worker in self.workers.items() if worker.job == run.job]
+            self._watch.began(run, self.saved(run.job), left)
         elif (before := self._leads.get(training)) is not None and before is not runner:
             self.leave_alone(training)
         for slot in self.slots_of(training):
@@ -225,10 +226,14 @@ class SimulatedCluster(EmulatedCluster):
 
     def admits(self, run: JobRun, training: EmulatedTraining, seat: AssignedSlot) -> bool:
         """Tell whether a run has a worker on a slot, or may start one there."""
-        if (worker := self.workers.get(seat.slot)) is not None:
-            return worker.training is training
-        agent = self._agents.get(seat.node)
-        return agent is not None and agent.admits(run, seat.slot)
+        worker, agent = self.workers.get(seat.slot), self._agents.get(seat.node)
+        if worker is not None and worker.training is training:
+            return True
+        if agent is None or not agent.admits(run, seat.slot):
+            return False
+        if worker is not None and worker.job == run.job and worker.attempt < run.attempt:
+            self.lose([seat.slot], "a newer run has its slot, and does not adopt it")
+        return seat.slot not in self.workers
 
     def start(self, run: JobRun, training: EmulatedTraining, seats: Iterable[AssignedSlot]) -> None:
         """Have workers of a training on these slots too."""
