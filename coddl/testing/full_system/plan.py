@@ -83,6 +83,7 @@ class NodePlan:
 class JobPlan:
     """A job that a user submits."""
 
+    number: int  # by which users' acts name it
     at_s: float
     spec: JobSpec
 
@@ -207,7 +208,7 @@ def _job(chance: random.Random, number: int, slots: tuple[int, int], trouble_s: 
         priority=chance.choice([0, 0, 0, 1, 2]),
         group=chance.choice(["", "", "sweep"]),
     )
-    return JobPlan(chance.uniform(0.0, trouble_s * 0.8), spec)
+    return JobPlan(number, chance.uniform(0.0, trouble_s * 0.8), spec)
 
 
 MODELS: Final = ("flat", "good", "skewed")

@@ -35,8 +35,8 @@ class Users:
     def begin(self) -> None:
         """Have users do what the plan says."""
         time = self._world.time
-        for number, job in enumerate(self._world.plan.jobs):
-            time.call_at(job.at_s, self._submit, number, job)
+        for job in self._world.plan.jobs:
+            time.call_at(job.at_s, self._submit, job)
         for act in self._world.plan.acts:
             time.call_at(act.at_s, self._act, act)
 
@@ -50,11 +50,11 @@ class Users:
             if job.suspended and not job.cancelled:
                 self._ask((r.JobResumed(job.id, BY),))
 
-    def _submit(self, number: int, job: JobPlan) -> None:
+    def _submit(self, job: JobPlan) -> None:
         """Submit a job; again, with the same key, until there is an answer."""
+        number, accepted = job.number, list[int]()
         if number in self._settled:
             return
-        accepted: list[int] = []
 
         def events(pool: Pool) -> tuple[r.Event, ...]:
             accepted.append(pool.next_job)
@@ -73,7 +73,7 @@ class Users:
         once = IdempotentRequest(f"key-{number}", job.spec.name, lambda: f"{accepted[-1]}")
         self._request(lambda server: server.ask(events, once), take)
         self._world.time.call_later(
-            PATIENCE_S if self._machine.is_up else AGAIN_S, self._submit, number, job
+            PATIENCE_S if self._machine.is_up else AGAIN_S, self._submit, job
         )
 
     def _act(self, act: UserAct) -> None:
