@@ -59,6 +59,7 @@ class Invariants:
             job = self.pool.jobs.get(getattr(record, "job", -1))
             step = job.step if job is not None else 0
             self.runs_only_go_forward(record)
+            self.only_the_newest_run_speaks(record)
             self.pool.apply(record, line.at_s)
             self.a_job_is_submitted_once(record)
             if job is not None and job.step < step:
@@ -82,6 +83,13 @@ class Invariants:
             was = f"{job.attempt}.{job.generation}"
             now = f"{record.attempt}.{record.generation}"
             self.fail("attempts and generations only grow", f"job {job.id}: {was}, then {now}")
+
+    def only_the_newest_run_speaks(self, record: r.Record) -> None:
+        """What is written down of a run is of the job's newest attempt."""
+        if isinstance(record, r.RunFact) and record.attempt != self.pool.jobs[record.job].attempt:
+            newest = self.pool.jobs[record.job].attempt
+            sentence = f"job {record.job}: attempt {newest}, and {words_of(record)}"
+            self.fail("only the newest run of a job is heard", sentence)
 
     def a_job_is_submitted_once(self, record: r.Record) -> None:
         """A request that is repeated takes effect once."""
