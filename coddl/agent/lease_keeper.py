@@ -18,6 +18,7 @@ LEASE_OVER: Final = Trouble(
     "its agent had no contact with the server until its lease expired",
     "nothing: it is restarted",
 )
+STOPPED: Final = Trouble("the run was stopped", "its agent was stopped", "nothing: it is restarted")
 
 log = structlog.get_logger()
 

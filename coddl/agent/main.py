@@ -37,7 +37,7 @@ from coddl.agent.inspection.store import known_links
 from coddl.agent.job_directories import JobDirectories, fetch_from
 from coddl.agent.job_environments import JobEnvironments, base_env
 from coddl.agent.lease_clock import now_s
-from coddl.agent.lease_keeper import keep_lease
+from coddl.agent.lease_keeper import STOPPED, keep_lease
 from coddl.agent.leave_notice import LeaveNotice
 from coddl.agent.logs import LogSpool
 from coddl.agent.memory_watch import watch_memory
@@ -53,7 +53,7 @@ from coddl.api.jobsfolder import JobsFolder
 from coddl.api.tls import trust
 from coddl.api.wire import PROTOCOL, Hello
 from coddl.core.errors import UserError
-from coddl.core.pool.records import Device, Trouble
+from coddl.core.pool.records import Device
 from coddl.runtime.supervisor.job_host_server import JobHostServer
 from coddl.runtime.supervisor.slots import HostAddress
 from coddl.runtime.wire import Message
@@ -64,7 +64,6 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOOK_EVERY_S: Final = 1.0  # at slots whose processes should have left
 GOODBYE_S: Final = 5.0  # that the last reports may take
 STOP_S: Final = 600.0  # that jobs may take to make their state durable when we are told to stop
-STOPPED: Final = Trouble("the run was stopped", "its agent was stopped", "nothing: it is restarted")
 
 log = structlog.get_logger()
 

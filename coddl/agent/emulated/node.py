@@ -11,7 +11,7 @@ from coddl import __version__
 from coddl.agent.emulated.nodes import EmulatedEnvironments
 from coddl.agent.emulated.runner import EmulatedRunner
 from coddl.agent.job_runner import RunnerFactory
-from coddl.agent.lease_keeper import keep_lease
+from coddl.agent.lease_keeper import STOPPED, keep_lease
 from coddl.agent.logs import LogSpool
 from coddl.agent.node_agent import NodeAgent, NodeInfo
 from coddl.agent.node_clock import SYSTEM_CLOCK, NodeClock
@@ -96,12 +96,14 @@ class EmulatedNode:
         self.outbox.flush()
 
     async def leave(self) -> None:
-        """Save the jobs that it leads, and give up its lease."""
+        """Save the jobs that it leads, end the workers of others, and give up its lease."""
         self.outbox.leave()
         self.agent.leave("its agent is stopping")
         await self.agent.idle()
         while self.session.is_up and not self.outbox.is_safe:
             await asyncio.sleep(0.02)
+        self.agent.end_all(STOPPED)  # workers may be here whose lead is another node
+        await self.agent.idle()
         self.outbox.tell_left()
         while self.session.is_up:
             await asyncio.sleep(0.02)

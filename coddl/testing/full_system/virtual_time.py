@@ -15,12 +15,15 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
 EPOCH_S: Final = 1_700_000_000.0  # what an exact wall clock shows at the beginning
 FIRST_S: Final = 1_000.0  # the same of the steady clocks
 EACH_MAX: Final = 200_000  # callbacks at one instant: more is a loop that never waits
+
+Action = asyncio.Handle | Callable[[], object]  # of a process, or of the world
 
 
 class Endless(AssertionError):
@@ -34,31 +37,27 @@ class VirtualTime:
         self.now_s = 0.0
         self.steps = 0  # callbacks that were run
         self._ready: deque[tuple[SimulatedProcess | None, asyncio.Handle]] = deque()
-        self._due: list[tuple[float, int, SimulatedProcess | None, asyncio.Handle]] = []
+        self._due: list[tuple[float, int, SimulatedProcess | None, Action]] = []
         self._numbers = count()
-        self._world = _WorldLoop()
 
-    def call_at(self, at_s: float, action: Callable[..., object], *args: object) -> asyncio.Handle:
+    def call_at(self, at_s: float, action: Callable[..., object], *args: object) -> None:
         """Have something happen in the world outside all processes."""
-        handle = asyncio.Handle(action, args, self._world)
-        self.add_timer(at_s, None, handle)
-        return handle
+        self._add(at_s, None, partial(action, *args))
 
-    def call_later(
-        self, delay_s: float, action: Callable[..., object], *args: object
-    ) -> asyncio.Handle:
+    def call_later(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
         """Have something happen in the world, some time from now."""
-        return self.call_at(self.now_s + delay_s, action, *args)
+        self.call_at(self.now_s + delay_s, action, *args)
 
     def add_ready(self, process: "SimulatedProcess", handle: asyncio.Handle) -> None:
         """Have a callback of a process run next, after those that are ready already."""
         self._ready.append((process, handle))
 
-    def add_timer(
-        self, at_s: float, process: "SimulatedProcess | None", handle: asyncio.Handle
-    ) -> None:
-        """Have a callback run at a time."""
-        heapq.heappush(self._due, (max(at_s, self.now_s), next(self._numbers), process, handle))
+    def add_timer(self, at_s: float, process: "SimulatedProcess", handle: asyncio.Handle) -> None:
+        """Have a callback of a process run at a time."""
+        self._add(at_s, process, handle)
+
+    def _add(self, at_s: float, process: "SimulatedProcess | None", action: "Action") -> None:
+        heapq.heappush(self._due, (max(at_s, self.now_s), next(self._numbers), process, action))
 
     def run(self, until_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
         """Let time pass until then, or until it is over."""
@@ -69,14 +68,13 @@ class VirtualTime:
                 return
             self.now_s = self._due[0][0]
             while self._due and self._due[0][0] <= self.now_s:
-                _, _, process, handle = heapq.heappop(self._due)
-                if handle.cancelled():
-                    continue
-                if process is None:
-                    handle._run()
-                    self.steps += 1
+                _, _, process, action = heapq.heappop(self._due)
+                if isinstance(action, asyncio.Handle):
+                    if process is not None and not action.cancelled():
+                        self._ready.append((process, action))
                 else:
-                    self._ready.append((process, handle))
+                    self.steps += 1
+                    action()
 
     def run_ready(self) -> None:
         """Run what is ready, at this instant."""
@@ -241,13 +239,6 @@ class SimulatedProcess:
     def _on_end(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.report(error)
-
-
-class _WorldLoop(asyncio.BaseEventLoop):
-    """Stands for a loop where a handle wants one."""
-
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        raise context["exception"]
 
 
 class _ProcessLoop(asyncio.BaseEventLoop):
