@@ -81,6 +81,9 @@ class Faults:
                 later(setattr, self._world.cluster, "is_full", False)
 
     def _restart_server(self, fault: Fault) -> None:
+        self._server.disk.kills_at = None
+        if self._server.process is not None:
+            self._server.process.die_now()
         if not self._server.is_up and fault.tears:
             self._server.disk.tear()
         self._server.start()
@@ -108,6 +111,7 @@ class Faults:
             case "agent killed":
                 if process is not None:
                     process.die_after(fault.callbacks)
+                    later(process.die_now)
                 later(node.start)
             case "agent stopped":
                 if process is not None and process.is_alive:

@@ -66,7 +66,7 @@ class Invariants:
                 self.fail("steps only grow", f"job {job.id}: {step}, then {job.step}")
             if isinstance(record, r.Decided):
                 has_decided = True
-                self.shares_are_within_bounds(record)
+                self.shares_are_within_bounds(record, server)
         if has_decided:
             self.who_waits_is_told_why()
         self.every_worker_is_an_owners()
@@ -100,16 +100,17 @@ class Invariants:
                 self.fail("a job is submitted once", f"{name} is {both}")
             self._names[name] = record.job
 
-    def shares_are_within_bounds(self, decided: r.Decided) -> None:
-        """A job is given as many GPUs as it may have, or none."""
+    def shares_are_within_bounds(self, decided: r.Decided, server: Pool) -> None:
+        """A job is given as many GPUs as it may have, or none.
+
+        A precheck runs on one GPU, and a job whose lead can't be told anything keeps what it has.
+        """
         for number, target in decided.targets.items():
             job, gpus = self.pool.jobs[number], len(target.slots)
-            is_precheck = bool(job.spec.launch.precheck) and not job.prechecked
-            if (
-                gpus
-                and not job.gpus_min <= gpus <= job.gpus_max
-                and not (is_precheck and gpus == 1)
-            ):
+            is_precheck = bool(job.spec.launch.precheck) and not job.prechecked and gpus == 1
+            is_kept = server.is_deaf(server.jobs[number]) and {*target.slots} == {*job.granted}
+            is_within = not gpus or job.gpus_min <= gpus <= job.gpus_max
+            if not is_within and not is_precheck and not is_kept:
                 bounds = f"{job.gpus_min}..{job.gpus_max}"
                 self.fail("shares are within bounds", f"job {number} gets {gpus} of {bounds}")
             if len(set(target.slots)) != gpus:

@@ -209,6 +209,11 @@ class SimulatedProcess:
         """Be killed when some more of its callbacks have run."""
         self._dies_after = callbacks
 
+    def die_now(self) -> None:
+        """Be killed if that was to happen, and has not yet."""
+        if self._dies_after is not None:
+            self.kill()
+
     def on_death(self, action: Callable[[], None]) -> None:
         """Have the world hear of its death, at once."""
         self._on_death = action
