@@ -121,10 +121,16 @@ class HaltingClock:
 
 
 class WrongClockNode(EmulatedNode):
-    """Counts its lease by a clock that may halt."""
+    """Counts its lease, and has its fence count it, by a clock that may halt."""
 
     def __init__(self, parts: EmulatedNodeParts) -> None:
-        super().__init__(replace(parts, clock=HaltingClock(parts.clock, parts.clock.steady_s())))
+        clock, fence = parts.clock, parts.fence
+        began_s = clock.steady_s()
+
+        def set_fence(at_s: float) -> None:
+            fence(began_s + (at_s - began_s) * 2.0)
+
+        super().__init__(replace(parts, clock=HaltingClock(clock, began_s), fence=set_fence))
 
 
 class UnfencedNode(EmulatedNode):

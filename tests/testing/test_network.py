@@ -21,7 +21,7 @@ class Lines:
         self.agent, self.server = self._process("agent"), self._process("server")
         self.heard: list[bytes] = []  # by the server
         self.told: list[str] = []  # what became of ends
-        self.is_deaf = False
+        self.is_deaf, self.answers = False, True
         self.network.listen(self.server, self._serve)
 
     def _process(self, name: str) -> SimulatedProcess:
@@ -36,7 +36,8 @@ class Lines:
         try:
             while True:
                 self.heard.append(await end.receive())
-                await end.send(b"yes")
+                if self.answers:
+                    await end.send(b"yes")
         except AgentDisconnected:
             self.told.append("the agent is gone")
 
@@ -131,7 +132,7 @@ def test_a_sender_waits_for_a_reader_who_does_not_read(lines: Lines) -> None:
             await end.send(b"%d" % number)
             sent.append(number)
 
-    lines.is_deaf = True
+    lines.is_deaf, lines.answers = True, False
     lines.run(work, 3.0)
     assert len(sent) == BUFFER
     lines.is_deaf = False
