@@ -10,7 +10,7 @@ PAGE := coddl/web/dist/index.html
 PAGE_SOURCE := $(wildcard dashboard/*.* dashboard/src/*.* dashboard/src/*/*.*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install web web-types fmt check docs test test-fast test-sim test-runtime test-server test-e2e test-engines test-gpu soak demo results bench clean
+.PHONY: help install web web-types fmt check docs test test-fast test-sim test-swarm sim-one test-runtime test-server test-e2e test-engines test-gpu soak demo results bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -58,11 +58,17 @@ test-fast: install ## run the tests that take seconds: core, traces, cli, docs
 test-sim: install ## run the simulator's tests: golden traces, properties, experiments
 	$(BIN)/pytest -n 2 tests/sim tests/reproduce
 
+test-swarm: install ## run whole pools in virtual time with all that goes wrong: SEEDS=0..1000, on JOBS=2 cores
+	$(BIN)/python -m coddl.testing.full_system --seeds $(or $(SEEDS),0..1000) --jobs $(or $(JOBS),2)
+
+sim-one: install ## tell the story of one of these pools: SEED=918
+	$(BIN)/python -m coddl.testing.full_system --seeds $(or $(SEED),0) --story
+
 test-runtime: install ## run the elastic runtime's tests: real processes, resized and killed
 	$(BIN)/pytest -n 2 tests/runtime
 
-test-server: install ## run the pool's tests: server, agents and engines, each by itself
-	$(BIN)/pytest -n 2 tests/server tests/agent tests/engines
+test-server: install ## run the pool's tests: server, agents and engines, each by itself, and whole pools in virtual time
+	$(BIN)/pytest -n 2 tests/server tests/agent tests/engines tests/testing
 
 test-e2e: install ## run whole pools: agents in network namespaces, killed and cut off (needs root)
 	$(BIN)/pytest -n 2 tests/e2e

@@ -37,6 +37,7 @@ from coddl.agent.inspection.store import known_links
 from coddl.agent.job_directories import JobDirectories, fetch_from
 from coddl.agent.job_environments import JobEnvironments, base_env
 from coddl.agent.lease_clock import now_s
+from coddl.agent.lease_keeper import STOPPED, keep_lease
 from coddl.agent.leave_notice import LeaveNotice
 from coddl.agent.logs import LogSpool
 from coddl.agent.memory_watch import watch_memory
@@ -44,6 +45,7 @@ from coddl.agent.node_agent import NodeAgent, NodeInfo
 from coddl.agent.object_store import ObjectStore
 from coddl.agent.options import SERVER_GONE, AgentOptions
 from coddl.agent.orphans import OrphanProcesses, mark_of, process
+from coddl.agent.server_line import WebSocketDialer
 from coddl.agent.server_session import ReportOutbox, ServerSession
 from coddl.agent.slot_table import AgentBridge
 from coddl.api import jobsfolder
@@ -51,7 +53,7 @@ from coddl.api.jobsfolder import JobsFolder
 from coddl.api.tls import trust
 from coddl.api.wire import PROTOCOL, Hello
 from coddl.core.errors import UserError
-from coddl.core.pool.records import Device, Trouble
+from coddl.core.pool.records import Device
 from coddl.runtime.supervisor.job_host_server import JobHostServer
 from coddl.runtime.supervisor.slots import HostAddress
 from coddl.runtime.wire import Message
@@ -61,14 +63,7 @@ __all__ = ["AgentOptions", "run_agent"]
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOOK_EVERY_S: Final = 1.0  # at slots whose processes should have left
 GOODBYE_S: Final = 5.0  # that the last reports may take
-WELCOME_S: Final = 120.0  # within which a server answers for the first time
 STOP_S: Final = 600.0  # that jobs may take to make their state durable when we are told to stop
-LEASE_OVER: Final = Trouble(
-    "the run was stopped",
-    "its agent had no contact with the server until its lease expired",
-    "nothing: it is restarted",
-)
-STOPPED: Final = Trouble("the run was stopped", "its agent was stopped", "nothing: it is restarted")
 
 log = structlog.get_logger()
 
@@ -132,8 +127,9 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     )
     fence = FenceProcess(options.folder, locks)
     session = ServerSession(
-        *(options.server, options.token, _hello(info, boot, jobs), outbox),
-        tls=tls,
+        WebSocketDialer(options.server, options.token, tls),
+        _hello(info, boot, jobs),
+        outbox,
         on_pool=partial(_join, directories, jobs),
         on_store=partial(_use_store, directories),
         fence=fence.set,
@@ -325,42 +321,6 @@ async def _until_told(
     for error in (*ended, *defects):
         if isinstance(error, Exception):
             raise error
-
-
-async def keep_lease(
-    node: NodeAgent,
-    session: ServerSession,
-    gone: Callable[[float], UserError] | None = None,
-    welcome_s: float = WELCOME_S,
-) -> None:
-    """Have jobs leave in time when the lease runs out, and end all when it has.
-
-    Then raise what `gone` makes of the seconds for which the server has not answered, if it is
-    given; or wait for a server that answers. One that never answers has `welcome_s`.
-    """
-    welcome_by_s = now_s() + welcome_s
-    is_closing = False
-    while True:
-        now = now_s()
-        standing = session.lease.standing(now)
-        if standing == "closing" and not is_closing:
-            log.warning("lease_expiring", jobs=[runner.run.job for runner in node.runners])
-            node.suspend_all("no contact with the server, and the lease is expiring")
-        elif standing == "over":
-            log.warning("lease_expired_stopping_all")
-            node.end_all(LEASE_OVER)
-            if gone is not None:
-                raise gone(session.lease.unheard_s(now))
-            session.lease.end()
-        elif standing == "none" and gone is not None and now >= welcome_by_s:
-            raise gone(welcome_s)
-        is_closing = standing == "closing"
-        wake_at_s = session.lease.wake_at_s(now)
-        if standing == "none" and gone is not None:
-            wake_at_s = welcome_by_s
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if wake_at_s is None else max(0.0, wake_at_s - now)):
-                await session.lease_changed()
 
 
 async def _look_around(node: NodeAgent, fence: FenceProcess) -> None:

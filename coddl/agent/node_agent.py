@@ -5,7 +5,6 @@ post what they report to this loop.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +15,7 @@ import structlog
 from coddl.agent.job_environments import Environments
 from coddl.agent.job_runner import JobRun, JobRunner, RunnerFactory
 from coddl.agent.logs import OURS, LogSpool
+from coddl.agent.node_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.orphans import OrphanProcesses
 from coddl.agent.parking import ParkedJobs, ParkingLot
 from coddl.agent.process_runners import process_runner
@@ -78,6 +78,7 @@ class NodeAgent:
         log_spool: LogSpool,
         orphans: OrphanProcesses,
         runner_of: RunnerFactory = process_runner,
+        clock: NodeClock = SYSTEM_CLOCK,
     ) -> None:
         self._info = info
         self._environments = environments
@@ -87,6 +88,7 @@ class NodeAgent:
         self._log_spool = log_spool
         self._orphans = orphans
         self._runner_of = runner_of
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._orders = NOTHING
         self._addresses: dict[str, HostAddress] = {}
@@ -128,7 +130,7 @@ class NodeAgent:
     def look(self) -> None:
         """See to what time brings about."""
         assert self._job_hosts.is_alive, "the thread for worker hosts has ended"
-        now_s = time.monotonic()
+        now_s = self._clock.steady_s()
         for slot in self._overstays.overdue(self._orders.seats, self.holding, now_s):
             log.warning("worker_killed_on_lost_slot", slot=slot, job=self.holding[slot].job)
             self._job_hosts.kill_slot(slot)
@@ -279,9 +281,8 @@ class NodeAgent:
         job = order.job
         if job in self._environments.failed:
             outcome, trouble = self._environments.failed[job]
-            is_refused = outcome == "lost"
-            ended = RunEnded(job, order.attempt, outcome, trouble=trouble, refused=is_refused)
-            self._report(ended)
+            refused = outcome == "lost"
+            self._report(RunEnded(job, order.attempt, outcome, trouble=trouble, refused=refused))
             return
         if job not in self._environments.ready:
             return  # asked again when it is
@@ -321,7 +322,7 @@ class NodeAgent:
         park = stop.how == "park" and not self._is_leaving and self.parked.expect(stop.job)
         runner.suspend(stop.reason, park=park)
         grace_s = runner.run.spec.launch.grace_s
-        give_up_s = time.monotonic() + grace_s + SAVING_S
+        give_up_s = self._clock.steady_s() + grace_s + SAVING_S
         self._loop.call_later(grace_s, self._force, runner, give_up_s)
 
     def _force(self, runner: JobRunner, give_up_s: float, *, has_waited: bool = False) -> None:
@@ -338,7 +339,7 @@ class NodeAgent:
             self._loop.call_later(AGAIN_S, partial(again, has_waited=True))
         elif has_waited:
             self._loop.call_later(run.spec.launch.grace_s, again)
-        elif not runner.force(at_all_costs=time.monotonic() > give_up_s):
+        elif not runner.force(at_all_costs=self._clock.steady_s() > give_up_s):
             self._loop.call_later(AGAIN_S, again)
 
     def _drop(self, job: int) -> None:
@@ -378,7 +379,7 @@ class NodeAgent:
 
     def _say(self, job: int, attempt: int, text: str) -> None:
         log.info("job_message", job=job, text=text)
-        self._log_spool.add(job, LogLine(time.time(), attempt, -1, None, OURS, text))
+        self._log_spool.add(job, LogLine(self._clock.wall_s(), attempt, -1, None, OURS, text))
 
     def _note_idle(self) -> None:
         if self._runners or self._parting:
@@ -460,7 +461,9 @@ class NodeAgent:
     def on_line(self, run: JobRun, stream: str, text: str) -> None:
         """Keep a line of a run; what a command prints is its only worker's."""
         worker, rank = (-1, None) if stream == OURS else (0, 0)
-        self._log_spool.add(run.job, LogLine(time.time(), run.attempt, worker, rank, stream, text))
+        self._log_spool.add(
+            run.job, LogLine(self._clock.wall_s(), run.attempt, worker, rank, stream, text)
+        )
 
     def on_slots(self, run: JobRun, slots: Iterable[int], pid: int | None) -> None:
         """Hear which slots a command holds."""
@@ -490,8 +493,7 @@ class NodeAgent:
 
     def _on_over(self, run: JobRun) -> None:
         self._parting = [runner for runner in self._parting if runner.run is not run]
-        runner = self._runners.get(run.job)
-        if runner is not None and runner.run is run:
+        if (runner := self._runners.get(run.job)) is not None and runner.run is run:
             del self._runners[run.job], self._applied[run.job]
             self._ended.add(RunId(run.job, run.attempt))
         self._act()

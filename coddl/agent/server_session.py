@@ -8,31 +8,20 @@ import asyncio
 import contextlib
 import itertools
 import random
-import ssl
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Final, Protocol, assert_never
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 import structlog
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import (
-    InvalidMessage,
-    InvalidStatus,
-    InvalidURI,
-    WebSocketException,
-)
 
-from coddl.agent.lease_clock import now_s
 from coddl.agent.logs import LogSpool
+from coddl.agent.node_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.node_lease import NodeLease
 from coddl.agent.run_reporter import Fact
+from coddl.agent.server_line import Dialer, ServerLine, ServerRefusal
 from coddl.api import wire
-from coddl.api.tls import plain_refusal, tls_refusal
 from coddl.api.wire import Hello, Holding, Logs, Peer, Progress, Report, RunProgress
-from coddl.core.errors import UserError
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.records import (
     LossMeasured,
@@ -46,20 +35,14 @@ from coddl.core.pool.records import (
     SliceDidNotFit,
 )
 
-PATH: Final = "/api/v1/agent"
 PAUSE_S: Final = 0.2  # before the second try
 PAUSE_S_MAX: Final = 5.0
 OPEN_WITHIN_S: Final = 10.0
 FLUSH_EVERY_S: Final = 0.25  # what jobs print
 PROGRESS_EVERY: Final = 4  # flushes
 UNSENT_MAX: Final = 8  # messages; with more of them under way, what can wait waits
-MESSAGE_BYTES_MAX: Final = 16 << 20
 
 log = structlog.get_logger()
-
-
-class ServerRefusal(UserError):
-    """The server takes no orders from us, nor gives any."""
 
 
 class OrderHandler(Protocol):
@@ -97,11 +80,15 @@ class ReportOutbox:
     """What the server is to hear; holds facts until they are acknowledged. For one thread."""
 
     def __init__(
-        self, log_spool: LogSpool, on_safe: Callable[[Fact], None] = lambda _: None
+        self,
+        log_spool: LogSpool,
+        on_safe: Callable[[Fact], None] = lambda _: None,
+        clock: NodeClock = SYSTEM_CLOCK,
     ) -> None:
         """`on_safe` hears of each fact that was acknowledged."""
         self._log_spool = log_spool
         self._on_safe = on_safe
+        self._clock = clock
         self._unsafe: deque[Report] = deque()
         self._number = 0
         self._progress: dict[int, RunProgress] = {}
@@ -130,7 +117,7 @@ class ReportOutbox:
     def report(self, fact: Fact) -> None:
         """Tell a fact, now and after every silence, until it is acknowledged."""
         self._number += 1
-        report = report_of(self._number, fact, time.time())
+        report = report_of(self._number, fact, self._clock.wall_s())
         self._unsafe.append(report)
         self._say_report(report)
 
@@ -168,7 +155,7 @@ class ReportOutbox:
     def notice(self, leaves_at_s: float) -> None:
         """Tell when this machine goes away, now and after every silence."""
         self._leaves_at_s = leaves_at_s
-        self._say(wire.Leaving(within_s=max(0.0, leaves_at_s - now_s())))
+        self._say(wire.Leaving(within_s=max(0.0, leaves_at_s - self._clock.steady_s())))
 
     def tell_left(self) -> None:
         """Tell that no process of a job is left here, which ends the line; no other is opened."""
@@ -227,8 +214,7 @@ class ServerSession:
 
     def __init__(
         self,
-        server: str,
-        token: str,
+        dialer: Dialer,
         hello: Hello,
         outbox: ReportOutbox,
         *,
@@ -236,18 +222,17 @@ class ServerSession:
         on_store: Callable[[str], None],
         fence: Callable[[float], None] = lambda _at_s: None,
         gpu_use: Callable[[], dict[int, wire.GpuUse]] = dict,
-        tls: ssl.SSLContext | None = None,
+        clock: NodeClock = SYSTEM_CLOCK,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         """`on_pool` hears of the pool that has welcomed us before any orders come; before that,
         `on_store` hears where it keeps checkpoints. Both may raise.
 
         `fence` is told when all must have ended, before anything is done under a lease. `gpu_use`
-        gives what is told of GPUs with every beat.
+        gives what is told of GPUs with every beat. `chance` spreads
+        how long it waits to dial again.
         """
-        self._server = server
-        self._url = _socket_url(server)
-        self._tls = tls
-        self._token = token
+        self._dialer = dialer
         self._hello = hello
         self._outbox = outbox
         self._on_pool = on_pool
@@ -255,27 +240,29 @@ class ServerSession:
         self._pool = ""  # that has welcomed us
         self._fence = fence
         self._gpu_use = gpu_use
+        self._chance = chance
+        self.clock = clock
         self._changed = asyncio.Event()
         self.lease = NodeLease()
         self.is_up = False
 
     async def run(self, worker: OrderHandler) -> None:
         """Serve until cancelled; raise ServerRefusal if the server rejects this agent."""
-        pauses = iter(pauses_s())
+        pauses = iter(pauses_s(self._chance))
         while not self._outbox.has_left:
             try:
                 async with self._connected() as line:
                     await self._greet(line)
-                    pauses = iter(pauses_s())
+                    pauses = iter(pauses_s(self._chance))
                     await self._serve(line, worker)
             except _StoreChanged:
                 continue
             except ServerRefusal as refusal:
-                if self.lease.standing(now_s()) == "none":
+                if self.lease.standing(self.clock.steady_s()) == "none":
                     raise
                 log.warning("agent_refused", because=refusal.because)
-            except (OSError, WebSocketException, TimeoutError, msgspec.MsgspecError) as error:
-                log.warning("server_unreachable", url=self._url, because=f"{error}")
+            except (OSError, TimeoutError, msgspec.MsgspecError) as error:
+                log.warning("server_unreachable", url=self._dialer.url, because=f"{error}")
             await asyncio.sleep(next(pauses))
 
     async def lease_changed(self) -> None:
@@ -286,7 +273,7 @@ class ServerSession:
     @property
     def is_leased(self) -> bool:
         """Tell whether processes may be started. From any thread."""
-        return self.lease.standing(now_s()) in ("held", "closing")
+        return self.lease.standing(self.clock.steady_s()) in ("held", "closing")
 
     def _on_lease(self) -> None:
         if self.is_leased:  # a word that was long under way renews nothing
@@ -294,35 +281,12 @@ class ServerSession:
         self._changed.set()
 
     @contextlib.asynccontextmanager
-    async def _connected(self) -> AsyncIterator[ClientConnection]:
-        try:
-            line = await connect(
-                self._url,
-                additional_headers={"Authorization": f"Bearer {self._token}"},
-                open_timeout=self._answer_within_s,
-                ping_interval=None,  # beats do that
-                close_timeout=1.0,
-                max_size=MESSAGE_BYTES_MAX,
-                compression=None,
-                proxy=None,
-                ssl=self._tls,
-            )
-        except InvalidStatus as error:
-            _judge(error.response.status_code, self._url)
-            raise
-        except InvalidURI as error:
-            raise _no_address(self._url) from error
-        except (OSError, InvalidMessage) as error:
-            refusal = tls_refusal(error, self._server)
-            if refusal is None and isinstance(error, InvalidMessage | ConnectionResetError):
-                refusal = await asyncio.to_thread(plain_refusal, self._server)
-            if refusal is not None:
-                raise ServerRefusal(refusal.what, refusal.because, refusal.try_) from None
-            raise
+    async def _connected(self) -> AsyncIterator[ServerLine]:
+        line = await self._dialer.dial(self._answer_within_s)
         try:
             yield line
         except ConnectionError:
-            line.transport.abort()  # a dead line answers no goodbye
+            line.abort()  # a dead line answers no goodbye
             raise
         finally:
             self.is_up = False
@@ -332,14 +296,14 @@ class ServerSession:
     @property
     def _answer_within_s(self) -> float:
         """How long dialling, and a greeting, may take: of a lease that is held, not all."""
-        is_held = self.lease.standing(now_s()) != "none"
+        is_held = self.lease.standing(self.clock.steady_s()) != "none"
         return min(OPEN_WITHIN_S, self.lease.silence_s) if is_held else OPEN_WITHIN_S
 
-    async def _greet(self, line: ClientConnection) -> None:
-        sent_s = now_s()
+    async def _greet(self, line: ServerLine) -> None:
+        sent_s = self.clock.steady_s()
         await line.send(wire.encoded(self._hello))
         async with asyncio.timeout(self._answer_within_s):
-            answer = wire.from_server(await line.recv())
+            answer = wire.from_server(await line.receive())
         match answer:
             case wire.Welcome():
                 if answer.pool != self._pool:
@@ -358,7 +322,7 @@ class ServerSession:
             case _:
                 raise OSError(f"the server answered hello with {type(answer).__name__}")
 
-    async def _serve(self, line: ClientConnection, worker: OrderHandler) -> None:
+    async def _serve(self, line: ServerLine, worker: OrderHandler) -> None:
         """Talk until the line breaks, or the server is silent for too long."""
         words: asyncio.Queue[wire.FromAgent] = asyncio.Queue()
         self._outbox.open(words.put_nowait)
@@ -373,7 +337,7 @@ class ServerSession:
         finally:
             self._outbox.unsent(words.get_nowait() for _ in range(words.qsize()))
 
-    async def _listen(self, line: ClientConnection, worker: OrderHandler) -> None:
+    async def _listen(self, line: ServerLine, worker: OrderHandler) -> None:
         async for data in line:
             match message := wire.from_server(data):
                 case wire.NewOrders(orders=orders, peers=peers):
@@ -394,19 +358,19 @@ class ServerSession:
                     assert_never(message)
         raise ConnectionError("the server closed the connection")
 
-    async def _speak(self, line: ClientConnection, words: "asyncio.Queue[wire.FromAgent]") -> None:
+    async def _speak(self, line: ServerLine, words: "asyncio.Queue[wire.FromAgent]") -> None:
         while True:
             await line.send(wire.encoded(await words.get()))
 
     async def _beat(self, words: "asyncio.Queue[wire.FromAgent]") -> None:
         while True:
             await asyncio.sleep(self._beat_every_s)
-            if self.lease.standing(now_s()) == "none":
+            if self.lease.standing(self.clock.steady_s()) == "none":
                 raise ConnectionError("the lease had expired; reconnecting from scratch")
-            silent_s = self.lease.unanswered_s(now_s())
+            silent_s = self.lease.unanswered_s(self.clock.steady_s())
             if silent_s > self.lease.silence_s:
                 raise ConnectionError(f"the server has been silent for {silent_s:.1f} s")
-            beat = wire.Beat(number=self.lease.beat(now_s()), gpus=self._gpu_use())
+            beat = wire.Beat(number=self.lease.beat(self.clock.steady_s()), gpus=self._gpu_use())
             words.put_nowait(beat)
             self._outbox.hold_again()
 
@@ -429,26 +393,3 @@ async def _first_to_end(*works: Coroutine[None, None, None]) -> None:
     failed = [error for error in ended if isinstance(error, Exception)]
     # A refusal is heard by one of them and breaks the line for the others.
     raise min(failed, key=lambda error: not isinstance(error, ServerRefusal))
-
-
-def _socket_url(server: str) -> str:
-    parts = urlsplit(server)
-    schemes = {"http": "ws", "https": "wss"}
-    if parts.scheme not in schemes or not parts.netloc:
-        raise _no_address(server)
-    return urlunsplit((schemes[parts.scheme], parts.netloc, parts.path.rstrip("/") + PATH, "", ""))
-
-
-def _no_address(url: str) -> ServerRefusal:
-    because = "it is not the address of a server"
-    return ServerRefusal(f"{url} can't be reached", because, "--server http://HOST:7433")
-
-
-def _judge(status: int, url: str) -> None:
-    """Raise if there is no use in trying again."""
-    if status in (401, 403):
-        because = "its token is not the server's" if status == 401 else "its token may only read"
-        raise ServerRefusal("the server refused this agent", because, "--token-file FILE")
-    if 400 <= status < 500:
-        because = f"{url} answered with HTTP status {status}"
-        raise ServerRefusal("it is not the server of a pool", because, "--server http://HOST:7433")

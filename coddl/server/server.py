@@ -332,7 +332,7 @@ class Server:
 
     def tell(self, nodes: frozenset[str]) -> None:
         """Have these nodes told their orders."""
-        for node in nodes:
+        for node in sorted(nodes):  # in the same order whenever the same happens
             if (session := self.sessions.of(node)) is not None:
                 session.tell_orders()
 

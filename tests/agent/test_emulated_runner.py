@@ -14,7 +14,7 @@ from coddl.api.emulation import SCRIPT, EmulatedJob
 from coddl.api.wire import RunProgress
 from coddl.core.pool.orders import AssignedSlot
 from coddl.core.pool.records import RunChanged, RunEnded, RunPrepared, RunStepped
-from coddl.core.pool.spec import JobSpec, Launch
+from coddl.core.pool.spec import JobSpec, Launch, Tier
 from coddl.core.reconfigure import reconfigure_of
 from coddl.core.speed.table import speeds_of
 from coddl.runtime.wire import Message
@@ -62,6 +62,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
+        self.slots: list[tuple[int, ...]] = []  # that commands hold, as they were told
         self.is_over = False
 
     def on_fact(self, run: JobRun, fact: Fact) -> None:  # noqa: ARG002 - there is one
@@ -69,7 +70,9 @@ class Heard:
 
     def on_progress(self, run: JobRun, progress: RunProgress) -> None: ...
     def on_line(self, run: JobRun, stream: str, text: str) -> None: ...
-    def on_slots(self, run: JobRun, slots: Sequence[int], pid: int | None) -> None: ...
+    def on_slots(self, run: JobRun, slots: Sequence[int], pid: int | None) -> None:  # noqa: ARG002 - there is one
+        self.slots.append(tuple(slots))
+
     def on_turn(self, run: JobRun, event: Message) -> None: ...
     def on_over(self, run: JobRun) -> None:  # noqa: ARG002 - there is one
         self.is_over = True
@@ -85,9 +88,17 @@ class Harness:
         self.cluster = EmulatedCluster(self.time, speeds, reconfigure_of("none"))
         self._argv = (SCRIPT, *EmulatedJob(model, 10.0).args)
 
-    def run(self, attempt: int = 1, *, adopt: bool = False) -> EmulatedRunner:
-        spec = JobSpec(name="job", launch=Launch(argv=self._argv), gpus_max=2)
+    def run(
+        self,
+        attempt: int = 1,
+        *,
+        adopt: bool = False,
+        precheck: bool = False,
+        tier: Tier = "elastic",
+    ) -> EmulatedRunner:
+        spec = JobSpec(name="job", launch=Launch(argv=self._argv), tier=tier, gpus_max=2)
         about = {"spec": spec, "node": "n0", "environment": NO_PROCESS, "adopt": adopt}
+        about["precheck"] = precheck
         return EmulatedRunner(
             JobRun(job=1, attempt=attempt, **about),  # type: ignore[arg-type]
             self.heard,
@@ -114,6 +125,25 @@ def test_a_run_tells_what_a_supervisor_tells() -> None:
         RunEnded(1, 1, "succeeded", 10, 0),
     ]
     assert harness.heard.is_over
+
+
+def test_a_precheck_gives_its_slots_back() -> None:
+    harness = Harness()
+    harness.run(precheck=True).start(slots(0), {})
+    assert harness.heard.facts == [RunEnded(1, 1, "prechecked")]
+    assert harness.heard.slots == [()]
+
+
+def test_a_command_gives_its_slots_back_and_workers_are_told_of_by_their_host() -> None:
+    harness = Harness()
+    command = harness.run(tier="restartable")
+    command.start(slots(0), {})
+    command.suspend("told to")
+    assert harness.heard.slots == [()]
+    workers = harness.run(attempt=2)
+    workers.start(slots(0), {})
+    workers.cancel()
+    assert harness.heard.slots == [()]
 
 
 def test_progress_is_that_of_the_size_it_has() -> None:

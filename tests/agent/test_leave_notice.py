@@ -12,9 +12,11 @@ from typing import cast
 import pytest
 
 from coddl.agent.lease_clock import now_s
+from coddl.agent.lease_keeper import keep_lease
 from coddl.agent.leave_notice import write_notice
-from coddl.agent.main import ServerGone, keep_lease
+from coddl.agent.main import ServerGone
 from coddl.agent.node_agent import NodeAgent
+from coddl.agent.node_clock import SystemNodeClock
 from coddl.agent.node_lease import NodeLease
 from coddl.agent.options import SERVER_GONE
 from coddl.agent.server_session import ServerSession
@@ -156,7 +158,7 @@ def test_an_agent_that_ends_with_its_lease_does_so_and_says_why(tmp_path: Path) 
 
 def test_an_agent_that_is_never_welcomed_ends_as_well() -> None:
     class Unanswered:
-        lease = NodeLease()
+        clock, lease = SystemNodeClock(), NodeLease()
 
         async def lease_changed(self) -> None:
             await asyncio.Event().wait()

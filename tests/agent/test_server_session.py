@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from websockets.asyncio.client import ClientConnection
 
 from coddl.agent.logs import BATCH_MAX, LogSpool
+from coddl.agent.server_line import ServerLine, WebSocketDialer
 from coddl.agent.server_session import ReportOutbox, ServerSession, pauses_s
 from coddl.api import wire
 from coddl.api.wire import (
@@ -173,10 +173,9 @@ def test_orders_that_come_without_a_lease_are_not_taken(outbox: ReportOutbox) ->
         yield encoded(NewOrders(orders=Orders(1, {}, (), {}), peers=()))
 
     async def listen() -> None:
-        session = ServerSession(
-            "http://127.0.0.1:1", "t", cast(Hello, None), outbox, on_pool=print, on_store=print
-        )
-        await session._listen(cast(ClientConnection, words()), Nobody())
+        dialer = WebSocketDialer("http://127.0.0.1:1", "t")
+        session = ServerSession(dialer, cast(Hello, None), outbox, on_pool=print, on_store=print)
+        await session._listen(cast(ServerLine, words()), Nobody())
 
     with pytest.raises(ConnectionError, match="after the lease"):
         asyncio.run(listen())

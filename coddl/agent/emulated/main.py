@@ -11,7 +11,6 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,33 +18,26 @@ from typing import Final
 import msgspec
 import structlog
 
-from coddl import __version__
-from coddl.agent.emulated.nodes import EmulatedCluster, EmulatedEnvironments, Timer
+from coddl.agent.emulated.node import EmulatedNode, EmulatedNodeParts, look, tell
+from coddl.agent.emulated.nodes import EmulatedCluster, Timer
 from coddl.agent.emulated.runner import EmulatedRunner
-from coddl.agent.logs import LogSpool
-from coddl.agent.main import begin_log, claim_jobs_folder, keep_lease
-from coddl.agent.node_agent import NodeAgent, NodeInfo
+from coddl.agent.main import begin_log, claim_jobs_folder
 from coddl.agent.options import AgentOptions
-from coddl.agent.orphans import OrphanProcesses
-from coddl.agent.server_session import ReportOutbox, ServerSession
-from coddl.agent.slot_table import AgentBridge
+from coddl.agent.server_line import WebSocketDialer
 from coddl.api import jobsfolder
-from coddl.api.emulation import INTERPRETER, Emulation
+from coddl.api.emulation import Emulation
 from coddl.api.tls import trust
-from coddl.api.wire import PROTOCOL, Hello
 from coddl.core.cluster import Cluster
 from coddl.core.pool.records import Device
 from coddl.core.reconfigure import reconfigure_of
 from coddl.core.time_scale import TimeScale
-from coddl.runtime.supervisor.slots import HostAddress
 from coddl.traces.clusters import cluster_from
 from coddl.traces.files import packaged_speeds, read_speeds
 
 TELL_EVERY_S: Final = 5.0  # of the pool's time: how jobs are doing
 TELL_EVERY_LEAST_S: Final = 0.05  # of the machine's time: more often would only heat it
-LOOK_EVERY_S: Final = 1.0
+SAVE_EVERY_S: Final = 1.0
 LEAVE_S: Final = 30.0  # that the last reports may take
-LOCAL: Final = "127.0.0.1"
 
 log = structlog.get_logger()
 
@@ -62,32 +54,6 @@ class MachinePoolTime:
 
     def call_at(self, at_s: float, action: Callable[[], None]) -> Timer:
         return self._loop.call_later(self._clock.to_machine_s(at_s) - time.time(), action)
-
-
-@dataclass(slots=True)
-class _Node:
-    """An emulated node, and its line to the server."""
-
-    agent: NodeAgent
-    session: ServerSession
-    outbox: ReportOutbox
-
-    def tell_progress(self) -> None:
-        for runner in self.agent.runners:
-            if isinstance(runner, EmulatedRunner) and (told := runner.progress) is not None:
-                self.outbox.progress(told)
-        self.outbox.flush()
-
-    async def leave(self) -> None:
-        """Save the jobs that it leads, and give up its lease."""
-        self.outbox.leave()
-        self.agent.leave("its agent is stopping")
-        await self.agent.idle()
-        while self.session.is_up and not self.outbox.is_safe:
-            await asyncio.sleep(0.02)
-        self.outbox.tell_left()
-        while self.session.is_up:
-            await asyncio.sleep(0.02)
 
 
 def run_emulated(options: AgentOptions, emulation: Emulation) -> int:
@@ -109,10 +75,9 @@ async def _serve(options: AgentOptions, emulation: Emulation) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     every_s = max(TELL_EVERY_LEAST_S, TELL_EVERY_S / emulation.clock.scale)
-    works: list[Coroutine[None, None, object]] = [stop.wait(), _tell(nodes, every_s)]
-    works += [_look(nodes), saved.keep()]
-    works += [node.session.run(node.agent) for node in nodes]
-    works += [keep_lease(node.agent, node.session) for node in nodes]
+    works: list[Coroutine[None, None, object]] = [stop.wait(), saved.keep()]
+    works += [tell(nodes, every_s), look(nodes)]
+    works += [work for node in nodes for work in node.works()]
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -130,20 +95,6 @@ async def _serve(options: AgentOptions, emulation: Emulation) -> None:
             raise error
 
 
-async def _tell(nodes: list[_Node], every_s: float) -> None:
-    while True:
-        await asyncio.sleep(every_s)
-        for node in nodes:
-            node.tell_progress()
-
-
-async def _look(nodes: list[_Node]) -> None:
-    while True:
-        await asyncio.sleep(LOOK_EVERY_S)
-        for node in nodes:
-            node.agent.look()
-
-
 class _SavedProgress:
     """Keeps on disk what jobs have done, for the next process of these nodes."""
 
@@ -157,7 +108,7 @@ class _SavedProgress:
 
     async def keep(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(SAVE_EVERY_S)
             self.write()
 
     def write(self) -> None:
@@ -166,62 +117,27 @@ class _SavedProgress:
         half.replace(self._path)
 
 
-def _nodes(options: AgentOptions, site: Cluster, cluster: EmulatedCluster) -> list[_Node]:
+def _nodes(options: AgentOptions, site: Cluster, cluster: EmulatedCluster) -> list[EmulatedNode]:
     """Put the agents of all nodes together."""
-    tls = trust(options.server, options.tls_ca)
+    dialer = WebSocketDialer(options.server, options.token, trust(options.server, options.tls_ca))
     found = []
     for node in site.nodes:
         folder = options.state_dir / "agents" / node.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         kind = site.kinds[node.kind]
-        devices = tuple(Device(index, kind) for index in range(node.gpus))
-        address = HostAddress(node.name, LOCAL, 1, secrets.token_urlsafe(8))
-        hello = _hello(address, devices, options.jobs_folder)
-        spool = LogSpool(folder / "logs")
-        agent_of: list[NodeAgent] = []
-        outbox = ReportOutbox(spool, lambda fact, agent=agent_of: agent[0].on_safe(fact))  # type: ignore[misc]
-        session = ServerSession(
-            options.server,
-            options.token,
-            hello,
-            outbox,
-            tls=tls,
-            on_pool=partial(claim_jobs_folder, hello.jobs),
-            on_store=lambda _uri: None,  # nothing is checkpointed
+        boot = secrets.token_hex(8)
+        jobs = jobsfolder.make(options.jobs_folder, node.name, boot)
+        parts = EmulatedNodeParts(
+            name=node.name,
+            boot=boot,
+            devices=tuple(Device(index, kind) for index in range(node.gpus)),
+            jobs=jobs,
+            folder=folder,
+            dialer=dialer,
+            on_pool=partial(claim_jobs_folder, jobs),
+            hosts_on=cluster.hosts_on,
+            runner_of=partial(EmulatedRunner, cluster=cluster),
+            peer_token=secrets.token_urlsafe(8),
         )
-        bridge = AgentBridge(
-            spool,
-            lambda *told, agent=agent_of: agent[0].hear_holding(*told),
-            lambda _python, _about: None,
-            is_leased=lambda session=session: session.is_leased,  # type: ignore[misc]
-        )
-        agent_of.append(
-            NodeAgent(
-                NodeInfo(node.name, address, devices),
-                EmulatedEnvironments(),
-                bridge,
-                cluster.hosts_on(node.name, bridge),
-                sink=outbox,
-                log_spool=spool,
-                orphans=OrphanProcesses(folder),
-                runner_of=partial(EmulatedRunner, cluster=cluster),
-            )
-        )
-        found.append(_Node(agent_of[0], session, outbox))
+        found.append(EmulatedNode(parts))
     return found
-
-
-def _hello(address: HostAddress, devices: tuple[Device, ...], jobs_folder: Path) -> Hello:
-    boot = secrets.token_hex(8)
-    return Hello(
-        protocol=PROTOCOL,
-        version=__version__,
-        node=address.node,
-        boot=boot,
-        host=address.host,
-        port=address.port,
-        peer_token=address.token,
-        devices=devices,
-        jobs=jobsfolder.make(jobs_folder, address.node, boot),
-        python=INTERPRETER,
-    )

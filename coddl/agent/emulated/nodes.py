@@ -111,7 +111,7 @@ class EmulatedCluster:
 
         Raises UserError if the job does not say what to emulate.
         """
-        workload = self._workload(EmulatedJob.of(run.spec.launch.argv))
+        workload = self.workload_of(run)
         training = self._trainings.get(run.job)
         if training is None or not run.adopt:
             self.end(run.job)
@@ -152,8 +152,9 @@ class EmulatedCluster:
             job: training.done_at(now_s) for job, training in self._trainings.items()
         }
 
-    def _workload(self, job: EmulatedJob) -> Workload:
-        names = self._speeds.names
+    def workload_of(self, run: JobRun) -> Workload:
+        """Tell what a run trains; raises UserError if its job does not say what to emulate."""
+        job, names = EmulatedJob.of(run.spec.launch.argv), self._speeds.names
         if job.model not in names:
             because = f'there are no speeds of model "{job.model}"'
             raise UserError("the job can't be emulated", because, f"one of {', '.join(names)}")

@@ -48,13 +48,17 @@ class EmulatedRunner:
             self._end("prechecked")
             return
         try:
-            self._training = self._cluster.training_for(run)
+            self._training = self._take_training()
         except UserError as error:
             self._end("failed", Trouble(error.what, error.because, error.try_))
             return
         steps = self._training.workload.steps
         self._listener.on_fact(run, RunPrepared(run.job, run.attempt, None, steps))
         self.resize(slots, addresses)
+
+    def _take_training(self) -> EmulatedTraining:
+        """Give the training of this run; raises UserError if the job does not say what it is."""
+        return self._cluster.training_for(self.run)
 
     def resize(self, slots: Sequence[AssignedSlot], addresses: Addresses) -> None:  # noqa: ARG002 - all nodes are here
         now_s = self._look()
@@ -92,6 +96,7 @@ class EmulatedRunner:
 
     def release(self) -> None:
         self._forget_training()
+        self._leave_slots()
         self._listener.on_over(self.run)
 
     def join(self, timeout_s: float) -> bool:  # noqa: ARG002 - it has no thread
@@ -181,11 +186,17 @@ class EmulatedRunner:
         done = training.done_at(self._cluster.time.now_s()) if training is not None else 0
         self._forget_training()
         self._cluster.end(self.run.job)
+        self._leave_slots()
         exit_code = {"succeeded": 0, "failed": 1}.get(outcome)
         job, attempt = self.run.job, self.run.attempt
         ended = RunEnded(job, attempt, outcome, int(done), exit_code, trouble)
         self._listener.on_fact(self.run, ended)
         self._listener.on_over(self.run)
+
+    def _leave_slots(self) -> None:
+        """Tell that no command is left; of workers their host tells."""
+        if self.run.precheck or not self.run.spec.is_elastic:
+            self._listener.on_slots(self.run, (), None)
 
     def _forget_training(self) -> None:
         self._training = None

@@ -110,6 +110,11 @@ class EmulatedTraining:
         return self._leg.slots
 
     @property
+    def reserved(self) -> tuple[int, ...]:
+        """The slots that have workers, and those for which it is being prepared."""
+        return (*self._leg.slots, *(self._target.slots if self._target is not None else ()))
+
+    @property
     def is_training(self) -> bool:
         """Tell whether it has slots to train on, if only after a pause."""
         return bool(self._leg.slots)

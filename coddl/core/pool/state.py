@@ -357,7 +357,9 @@ class Pool:
         job.attempt = aimed.attempt
         job.jobs_folder = self.nodes[aimed.lead].folder
         self._be_led(job, aimed.lead)
-        job.adopt, job.precheck, job.stop = aimed.adopt, aimed.precheck, ""
+        job.precheck, job.stop = aimed.precheck, ""
+        if is_new:  # a lead that is told other slots before it has begun still adopts
+            job.adopt = aimed.adopt
         for slot in aimed.slots:
             owners = self.slots[slot].owners
             assert slot in job.granted or may_join(self, job, slot), f"slot {slot} has {owners}"

@@ -116,6 +116,19 @@ def test_when_the_lead_is_lost_another_takes_over_who_lives() -> None:
     assert all(story.pool.slots[slot].node == other for slot in state.granted)
 
 
+def test_a_new_lead_adopts_workers_though_it_is_told_more_slots_at_once() -> None:
+    story = Story(2, 2, 2)
+    job = story.submit(1, 4)
+    story.train(job)
+    lead = story.job(job).lead
+    assert lead is not None
+    story.happen(r.NodeLost(lead, "1", "its lease has run out"))
+    state = story.job(job)
+    assert (state.attempt, len(state.granted)) == (2, 4), "it gets the third node's slots instead"
+    assert state.lead is not None
+    assert story.pool.orders(state.lead).leads[0].adopt
+
+
 def test_a_lead_is_told_which_nodes_have_lost_its_workers() -> None:
     story = Story(2, 2)
     job = story.submit(1, 4)

@@ -1,0 +1,162 @@
+"""Mistakes that are planted in the parts of a simulation: each breaks one rule of production."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from coddl.agent.emulated.node import EmulatedNode, EmulatedNodeParts
+from coddl.agent.node_clock import NodeClock
+from coddl.api.wire import Holding
+from coddl.core.pool.records import Event, NodeReported, Record, RunReported
+from coddl.core.pool.state import Pool
+from coddl.server.journal import FoldedPool, Journal, JournalEntry
+from coddl.server.loop import LoopRequest
+from coddl.server.node_leases import NodeLeases
+from coddl.server.store import StoredAnswer
+from coddl.testing.full_system.machines import Makers, SimulatedServer
+from coddl.testing.full_system.workers import SimulatedRunner
+
+
+class LateJournal(Journal):
+    """Writes what happened only when something else happens: effects come before it is safe."""
+
+    _owed: tuple[Sequence[Record], Sequence[StoredAnswer], float] | None = None
+
+    def append(
+        self, records: Sequence[Record], answers: Sequence[StoredAnswer], at_s: float
+    ) -> list[JournalEntry]:
+        owed, self._owed = self._owed, (records, answers, at_s)
+        if owed is not None:
+            super().append(*owed)
+        return [JournalEntry(self.last_seq + 1 + i, at_s, each) for i, each in enumerate(records)]
+
+
+class ForgetfulJournal(Journal):
+    """Does not know what a key was answered."""
+
+    def answer(self, key: str) -> StoredAnswer | None:  # noqa: ARG002 - it forgets all of them
+        return None
+
+
+class TaillessJournal(Journal):
+    """Reads the newest snapshot, and not what was written after it."""
+
+    def fold(self) -> FoldedPool:
+        found = self._pool_of_snapshot()
+        return found if found.seq else super().fold()
+
+
+class DeafPool(Pool):
+    """Hears of any attempt, as if it were the newest."""
+
+    __slots__ = ()
+
+    def is_of_lead(self, report: RunReported) -> bool:
+        return report.fact.job in self.jobs
+
+
+class AnyAttemptJournal(Journal):
+    """Gives a pool that does not look at attempts."""
+
+    def fold(self) -> FoldedPool:
+        found = super().fold()
+        fields = {name: getattr(found.pool, name) for name in Pool.__slots__}
+        return found._replace(pool=DeafPool(**fields))
+
+
+class AnyVersionServer(SimulatedServer):
+    """Believes what a node holds, whichever orders the node knew when it told."""
+
+    def put(self, ask: LoopRequest) -> None:
+        def events(pool: Pool) -> list[Event]:
+            return [
+                replace(event, version=pool.nodes[event.node].version)
+                if isinstance(event, NodeReported) and event.node in pool.nodes
+                else event
+                for event in ask.events(pool)
+            ]
+
+        super().put(LoopRequest(events, ask.reply, ask.once, ask.must))
+
+
+class HastyServer(SimulatedServer):
+    """Takes a lease for over when half of it is."""
+
+    def __init__(self, *parts: Any, **more: Any) -> None:  # Any: whatever the server takes
+        super().__init__(*parts, **more)
+        self._leases = NodeLeases(self.lease_s / 2.0)
+
+
+class EarlyNode(EmulatedNode):
+    """Tells that slots are empty as soon as their jobs are told to leave."""
+
+    def __init__(self, parts: EmulatedNodeParts) -> None:
+        super().__init__(parts)
+        tell = self.outbox.hold
+
+        def hold(holding: Holding) -> None:
+            orders = self.agent._orders
+            stays = {run.job for runs in orders.seats.values() for run in runs}
+            stops = {lead.job for lead in orders.leads if lead.stop}
+            kept = {s: at for s, at in holding.slots.items() if at.job in stays - stops}
+            tell(msgspec.structs.replace(holding, slots=kept))
+
+        self.outbox.hold = hold  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True, slots=True)
+class HaltingClock:
+    """Counts half of the time, as a clock does that stands still while the machine sleeps."""
+
+    clock: NodeClock
+    began_s: float
+
+    def wall_s(self) -> float:
+        return self.clock.wall_s()
+
+    def steady_s(self) -> float:
+        return self.began_s + (self.clock.steady_s() - self.began_s) / 2.0
+
+
+class WrongClockNode(EmulatedNode):
+    """Counts its lease, and has its fence count it, by a clock that may halt."""
+
+    def __init__(self, parts: EmulatedNodeParts) -> None:
+        clock, fence = parts.clock, parts.fence
+        began_s = clock.steady_s()
+
+        def set_fence(at_s: float) -> None:
+            fence(began_s + (at_s - began_s) * 2.0)
+
+        super().__init__(replace(parts, clock=HaltingClock(clock, began_s), fence=set_fence))
+
+
+class UnfencedNode(EmulatedNode):
+    """Has nothing that ends its workers while the agent is stopped."""
+
+    def __init__(self, parts: EmulatedNodeParts) -> None:
+        super().__init__(replace(parts, fence=lambda _at_s: None))
+
+
+class CarelessRunner(SimulatedRunner):
+    """Takes a state for saved that could not be."""
+
+    def _save(self) -> bool:
+        super()._save()
+        return True
+
+
+MUTANTS = {
+    "effects come before the journal": Makers(journal=LateJournal),
+    "a request's key is forgotten": Makers(journal=ForgetfulJournal),
+    "records after a snapshot are not read": Makers(journal=TaillessJournal),
+    "attempts are not compared": Makers(journal=AnyAttemptJournal),
+    "versions of orders are not compared": Makers(server=AnyVersionServer),
+    "a lease is over too early": Makers(server=HastyServer),
+    "a slot is freed too early": Makers(node=EarlyNode),
+    "a lease is counted by the wrong clock": Makers(node=WrongClockNode),
+    "a stopped agent has no fence": Makers(node=UnfencedNode),
+    "a state that was not saved counts as saved": Makers(runner=CarelessRunner),
+}
