@@ -1,7 +1,7 @@
 """Ranked Speedup of the oracle: see `tests.oracle`. No heap: each GPU is handed out by a scan."""
 
-from collections.abc import Mapping
-from math import inf, sqrt
+from collections.abc import Callable, Mapping
+from math import inf, log, sqrt
 from typing import Any
 
 from tests.oracle_policies import BY_ROW, Crowd, Decision, Job, Shortest
@@ -24,11 +24,12 @@ class RankedSpeedup(Shortest):
             left = self.towards_equal(crowd, granted, left)
         if all_can_grow(granted, left):
             return granted, inf
-        prices = {job.row: self.price(job, crowd) for job in granted}
+        counts = worth_in(len(crowd.running) + len(crowd.waiting), crowd.gpus)
+        prices = {job.row: self.price(job, crowd, counts) for job in granted}
         while left > 0:
             best, best_gain, best_step = None, 0.0, 0
             for job in sorted(granted, key=BY_ROW):
-                gain, step = best_gain_of(job, left, prices[job.row])
+                gain, step = best_gain_of(job, left, prices[job.row], counts)
                 gain *= weights[job.row]
                 if gain > best_gain:
                     best, best_gain, best_step = job, gain, step
@@ -47,13 +48,14 @@ class RankedSpeedup(Shortest):
             for i, job in enumerate(longest, start=1)
         }
 
-    def price(self, job: Job, crowd: Crowd) -> float:
+    def price(self, job: Job, crowd: Crowd, counts: Callable[[float], float]) -> float:
         """What a resize costs, in speed-up: a part of the present one, or the pause if more."""
         if not self.calm or not job.gpus:
             return 0.0
         step_s = job.model.step_s
         lost = max(self.calm, crowd.pause_s / self.within_s(job, crowd.now_s))
-        return lost * damped(step_s[job.need] / step_s[job.gpus])
+        speedup = step_s[job.need] / step_s[job.gpus]
+        return lost if counts is log else lost * damped(speedup)
 
     def within_s(self, job: Job, now_s: float) -> float:
         """In which a resize has to pay off."""
@@ -152,12 +154,19 @@ def damped(speedup: float) -> float:
     return sqrt(speedup * sqrt(speedup * sqrt(speedup)))
 
 
-def best_gain_of(job: Job, left: int, price: float) -> tuple[float, int]:
+def worth_in(jobs: int, gpus: int) -> Callable[[float], float]:
+    """What a speed-up counts: its logarithm where there are over six GPUs per job."""
+    return log if 6 * jobs < gpus else damped
+
+
+def best_gain_of(
+    job: Job, left: int, price: float, counts: Callable[[float], float]
+) -> tuple[float, int]:
     """What a job gains most by, per GPU, of its next eight useful shares; and how many GPUs."""
 
     def worth(share: int) -> float:
         prices = 0 if share == job.gpus else 1 if share > job.gpus else 2
-        return damped(base_s / model.step_s[share]) - prices * price
+        return counts(base_s / model.step_s[share]) - prices * price
 
     model, base_s = job.model, job.model.step_s[job.need]
     following, found, step = job.share, 0.0, 0

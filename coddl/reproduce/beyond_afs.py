@@ -273,8 +273,8 @@ def generated(seeds: int) -> Finding:
     )
     notes = (
         "Changes of average JCT in %, with 95 % intervals.",
-        "Where GPUs suffice for all jobs, AFS-L is as good or a little better; where they do not, "
-        "the policy is ahead.",
+        "Where GPUs suffice for all jobs, AFS-L is about as good; where they do not, the policy is "
+        "ahead.",
     )
     head = ("GPUs", "load", "against afs-l", "lengths learned, against afs-p")
     return Finding(figures, plot, notes, Details(head, rows))
@@ -359,8 +359,8 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
         "The same on generated jobs",
         SOURCE,
         "Nothing is published. Jobs arrive as a Poisson process and have log-normal lengths, drawn "
-        "independently of each other. Shares only. The power of 7/8 was chosen with them in view, "
-        "nothing else of the policy.",
+        "independently of each other. Shares only. The power of 7/8, and where logarithms take its "
+        "place, were chosen with them in view, nothing else of the policy.",
         lambda inputs: generated(inputs.seeds),
     ),
     Experiment(

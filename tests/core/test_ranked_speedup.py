@@ -16,7 +16,7 @@ from coddl.testing.builders import JobRow
 from coddl.testing.contract import SETTINGS
 from tests.core.test_kinds import mixed
 from tests.core.test_policies import AFS_L, Case
-from tests.oracle_ranked_speedup import damped
+from tests.oracle_ranked_speedup import damped, worth_in
 from tests.oracle_residual import STICKY, Trained, common_hazards, residual_s
 
 
@@ -100,7 +100,18 @@ def test_shares_are_those_known_to_be_best() -> None:
         job(name, 1, 64, step_s=curve, left=left)
         for name, left in zip("abc", (7, 9, 8), strict=True)
     ]
-    assert Case(90, jobs, {}, "ranked-speedup:q=2").got == {"a": 50, "b": 10, "c": 30}
+    assert Case(18, jobs, {}, "ranked-speedup:q=2").got == {"a": 10, "b": 2, "c": 6}
+
+
+def test_where_there_is_room_for_all_relative_gains_count() -> None:
+    # Of logarithms of GPUs^p each gets GPUs in proportion to its weight: 1, 3^0.5 and 5^0.5 of 120
+    # are 24, 42 and 54; of 18 there is no room, and more goes to what is ahead.
+    curve = at(*(gpus**0.5 for gpus in range(1, 129)))
+    jobs = [
+        job(name, 1, 128, step_s=curve, left=left)
+        for name, left in zip("abc", (7, 9, 8), strict=True)
+    ]
+    assert Case(120, jobs, {}, "ranked-speedup:q=2").got == {"a": 54, "b": 24, "c": 42}
 
 
 def test_only_the_order_of_lengths_matters() -> None:
@@ -130,13 +141,16 @@ def worth(snapshot: Snapshot, row: int, share: int, calm: float) -> float:
     """A row's speed-up at a share, less what it costs to leave the one that it holds for it."""
     jobs = snapshot.jobs
     step_s, held = snapshot.speeds.step_s[jobs.curve[row]], jobs.gpus[row]
-    speedup = damped(float(step_s[jobs.gpus_min[row]] / step_s[share]))
+    counts = worth_in(jobs.size, snapshot.cluster.gpus_total)
+    speedup = counts(float(step_s[jobs.gpus_min[row]] / step_s[share]))
     if held in (0, share) or not calm:
         return speedup
     left_s = jobs.remaining_iterations[row] * step_s[held]
     within_s = 600.0 if np.isnan(left_s) else max(1.0, min(600.0, left_s))
     lost = max(calm, jobs.pause_s[row] / within_s)
-    price = lost * damped(float(step_s[jobs.gpus_min[row]] / step_s[held]))
+    price = lost
+    if counts is damped:
+        price *= damped(float(step_s[jobs.gpus_min[row]] / step_s[held]))
     return float(speedup - price * (1.0 if share > held else 2.0))
 
 

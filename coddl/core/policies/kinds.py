@@ -12,7 +12,7 @@ own factor.
 """
 
 from abc import abstractmethod
-from math import sqrt
+from math import log, sqrt
 from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
@@ -26,8 +26,9 @@ from coddl.core.policies.policy import RulePolicy, with_reasons
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Places
 
-# Beside LENGTH and COIN: the next GPU goes to who has least, or where weight times gain is largest.
-LEAST, WEIGHTED = 3, 4
+# Beside LENGTH and COIN: the next GPU goes to who has least, or where weight times gain is largest,
+# the gain in damped speed or in its logarithm.
+LEAST, WEIGHTED, WEIGHTED_LOG = 3, 4, 5
 STEPS_AHEAD: Final = 8  # useful shares that WEIGHTED looks at, so that no kink in a curve is a wall
 TIE: Final = 1.0 + 1e-12  # a larger step must gain more than rounding does
 NO_KIND = kernel_int(-1)
@@ -42,7 +43,7 @@ class KindShares(NamedTuple):
     least: IntColumn  # the smallest share that they may have
     limit: IntColumn  # the largest; 0: no more than their claim
     curve: IntColumn
-    scale: FloatColumn  # what a damped iteration a second counts, where gains are weighted
+    scale: FloatColumn  # what gains count, where they are weighted
     iterations: FloatColumn  # left to do
     step_s: FloatMatrix
     next_share: IntMatrix
@@ -65,6 +66,12 @@ def damped(speed: float) -> float:
     What WEIGHTED counts: a job that is fast already gains a little less by becoming faster still.
     """
     return sqrt(speed * sqrt(speed * sqrt(speed)))
+
+
+@part
+def worth_of(speed: float, logarithmic: bool) -> float:
+    """What a speed counts where gains are weighted."""
+    return log(speed) if logarithmic else damped(speed)
 
 
 @part
@@ -120,7 +127,7 @@ def wants(table: KindShares, k: int) -> int:
 
 
 @part
-def best_step(table: KindShares, free_gpus: FreeByKind, k: int, kind: int) -> int:
+def best_step(table: KindShares, free_gpus: FreeByKind, rule: int, k: int, kind: int) -> int:
     """How many GPUs of a kind a job should grow by, for the largest gain per GPU; 0: by none.
 
     A claim is one step. Only steps that fit are looked at.
@@ -129,13 +136,15 @@ def best_step(table: KindShares, free_gpus: FreeByKind, k: int, kind: int) -> in
     if claim > 0:
         return int(claim) if claim <= left else 0
     gpus = table.shares[k].sum()
-    now, best_more, most = damped(speed(table, k, kind, ZERO)), ZERO, 0.0
     following, left = gpus, min(left, free_gpus.spare[0])
+    now, best_more, most = 0.0, ZERO, 0.0
+    if gpus > 0:
+        now = worth_of(speed(table, k, kind, ZERO), rule == WEIGHTED_LOG)
     for _ in range(STEPS_AHEAD * (gpus > 0)):
         following = table.next_share[table.curve[k], min(following, table.next_share.shape[1] - 1)]
         if not 0 < following <= min(table.limit[k], gpus + left):
             break
-        then = damped(speed(table, k, kind, following - gpus))
+        then = worth_of(speed(table, k, kind, following - gpus), rule == WEIGHTED_LOG)
         gain = (then - now) / (following - gpus)
         if gain > most * TIE:
             best_more, most = following - gpus, gain
@@ -148,7 +157,7 @@ def weigh(
 ) -> bool:
     """Bring entry x up to date for a step with this kind; False if that does not help it."""
     k = them.at[x]
-    more = best_step(table, free_gpus, k, kind) if rule == WEIGHTED else wants(table, k)
+    more = best_step(table, free_gpus, rule, k, kind) if rule >= WEIGHTED else wants(table, k)
     claim, slowest = table.claim[k], free_gpus.order[-1]
     now, then = speed(table, k, slowest, claim), speed(table, k, kind, more)
     if more == 0 or not then > now:
@@ -158,8 +167,9 @@ def weigh(
     them.long[x] = (then - now) / then / more
     if rule == LEAST:
         them.length[x] = effective_gpus(table, k, slowest, claim)
-    elif rule == WEIGHTED:
-        them.length[x] = -(damped(then) - damped(now)) * table.scale[k] / more
+    elif rule >= WEIGHTED:
+        gain = worth_of(then, rule == WEIGHTED_LOG) - worth_of(now, rule == WEIGHTED_LOG)
+        them.length[x] = -gain * table.scale[k] / more
     else:
         left = table.iterations[k]
         them.length[x] = left / now if left >= 0.0 else np.inf
@@ -233,7 +243,7 @@ def deal_kind(
         if fits:
             give(table, free_gpus, k, kind, more)
         # A smaller step, that fits, may gain something too.
-        again = fits or rule == WEIGHTED
+        again = fits or rule >= WEIGHTED
         if not (again and weigh(table, free_gpus, them, rule, x, kind)):
             count -= 1
             leave(them, x, count)
@@ -315,7 +325,7 @@ class Served(NamedTuple):
     order: IntColumn  # rows, who goes first where duels leave it open
     claim: IntColumn
     grows: BoolColumn
-    scale: FloatColumn | None = None  # of WEIGHTED: what a damped iteration a second counts
+    scale: FloatColumn | None = None  # what gains count, where they are weighted
 
 
 def first_come(order: IntColumn, need: IntColumn, gpus: int) -> IntColumn:

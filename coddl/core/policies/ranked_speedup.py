@@ -5,7 +5,8 @@ completion time depend on the order of remaining lengths alone (heSRPT; Berg, Ve
 Harchol-Balter, Performance Evaluation 2020). Handing out GPUs by marginal speed-up gives just these
 shares if the i-th longest job counts w_i = (i^q - (i-1)^q)^(1/q) times, with q = 1/(1-p). Here the
 same is done on the measured curves, whatever their shape, and speed-ups count to the power of 7/8:
-others arrive, so that it pays to have fewer jobs far ahead (ADR 19).
+others arrive, so that it pays to have fewer jobs far ahead. While jobs are few and GPUs are many,
+their logarithms count, as none of the jobs has to wait for another (ADR 19).
 
 A resize has a price: any share but the one that a job holds counts for less, so that a change is
 made only where it gains more.
@@ -37,11 +38,13 @@ from coddl.core.policies.kinds import (
     STEPS_AHEAD,
     TIE,
     WEIGHTED,
+    WEIGHTED_LOG,
     GpuKinds,
     KindPolicy,
     Served,
     damped,
     dealt,
+    worth_of,
 )
 from coddl.core.policies.policy import parameters
 from coddl.core.policies.residual import guess_lengths, next_level_s
@@ -53,6 +56,7 @@ Q, LEARNED, CALM, RHO, WEIGHTS = range(5)
 KNOWN_RANKS: Final = 1024
 TRUST: Final = 0.4  # part of q - 1 that holds where lengths are learned: their order is uncertain
 PAYBACK_S: Final = 600.0  # in which a resize has to make up for its pause, or else until the end
+ROOMY: Final = 6  # GPUs per job beyond which there is room for all
 SHRINKING: Final = 2.0  # resizes that it takes to shrink for another job: this one and that one's
 
 
@@ -134,8 +138,14 @@ def weigh_served(
 
 
 @part
+def is_roomy(snapshot: KernelSnapshot) -> bool:
+    """Tell whether GPUs are so many that no job has to wait for another."""
+    return bool(ROOMY * snapshot.rows.shape[0] < snapshot.gpus)
+
+
+@part
 def resize_price(snapshot: KernelSnapshot, params: FloatColumn, row: int) -> float:
-    """What a resize of a row that holds GPUs costs, in damped speed-up over the minimum.
+    """What a resize of a row that holds GPUs costs, in what speed-ups count.
 
     A part of its present speed: `calm`, or, where that is more, what the pause takes of the time in
     which the resize has to pay off.
@@ -148,6 +158,8 @@ def resize_price(snapshot: KernelSnapshot, params: FloatColumn, row: int) -> flo
     if params[LEARNED] == 0.0:
         within_s = max(1.0, min(PAYBACK_S, seconds_left(snapshot, row, held)))
     lost = max(params[CALM], jobs.floats[PAUSE_S, row] / within_s)
+    if is_roomy(snapshot):
+        return float(lost)  # a part of a speed is the same difference of logarithms anywhere
     return float(lost * damped(step_s[jobs.ints[GPUS_MIN, row]] / step_s[held]))
 
 
@@ -155,14 +167,14 @@ def resize_price(snapshot: KernelSnapshot, params: FloatColumn, row: int) -> flo
 def best_step(
     snapshot: KernelSnapshot, k: int, share: int, left: int, price: float
 ) -> tuple[int, float]:
-    """The share to grow to with at most `left` more GPUs, and what that gains per GPU in damped
-    speed-up over the minimum, less the price of a resize; 0 if no share helps.
+    """The share to grow to with at most `left` more GPUs, and what that gains per GPU, less the
+    price of a resize; 0 if no share helps.
     """
     row = snapshot.rows[k]
     curve, held = snapshot.jobs.ints[CURVE, row], snapshot.jobs.ints[GPUS, row]
     step_s, next_share = snapshot.step_s[curve], snapshot.steps.next[curve]
-    base_s = step_s[snapshot.jobs.ints[GPUS_MIN, row]]
-    now, to, most = damped(base_s / step_s[share]), ZERO, 0.0
+    base_s, roomy = step_s[snapshot.jobs.ints[GPUS_MIN, row]], is_roomy(snapshot)
+    now, to, most = worth_of(base_s / step_s[share], roomy), ZERO, 0.0
     if share != held:
         now -= price if share > held else SHRINKING * price
     limit = min(snapshot.jobs.ints[GPUS_MAX, row], share + left)
@@ -171,7 +183,7 @@ def best_step(
         following = next_share[following]
         if following == 0 or following > limit:
             break
-        rise, added = damped(base_s / step_s[following]) - now, following - share
+        rise, added = worth_of(base_s / step_s[following], roomy) - now, following - share
         if following != held:
             rise -= price if following > held else SHRINKING * price
         if rise > most * TIE * added:
@@ -324,6 +336,8 @@ class RankedSpeedup(KindPolicy):
         claim = np.zeros(jobs.size, np.int64)
         picture = snapshot.for_kernels(learns=True)
         weights = serve_by_rank(picture, self.parameters, claim)
+        everyone = Served(np.arange(jobs.size), claim, np.ones(jobs.size, np.bool_), weights)
+        if ROOMY * jobs.size < snapshot.cluster.gpus_total:
+            return Allocation(dealt(snapshot, everyone, WEIGHTED_LOG))
         scale = weights * snapshot.speeds.step_s[jobs.curve, jobs.gpus_min] ** 0.875
-        everyone = Served(np.arange(jobs.size), claim, np.ones(jobs.size, np.bool_), scale)
-        return Allocation(dealt(snapshot, everyone, WEIGHTED))
+        return Allocation(dealt(snapshot, everyone._replace(scale=scale), WEIGHTED))
