@@ -178,8 +178,17 @@ def _begin_s(recording: Recording, since_s: float | None) -> float:
 
 
 def _capacity(recording: Recording, begin_s: float) -> tuple[Capacity, ...]:
-    """The GPUs of the pool; at its end those that it had last, so that jobs can end."""
-    steps = [Capacity(max(0.0, at_s - begin_s), gpus) for at_s, gpus in recording.capacity]
+    """The GPUs of the pool; at its end those that it had last, so that jobs can end.
+
+    GPUs that left while there was no job are taken to have stayed for jobs that last longer.
+    """
+    lives = [(each.job.submitted_s, _or_inf(each.job.ended_s)) for each in recording.jobs.values()]
+    untils_s = [*(at_s for at_s, _ in recording.capacity[1:]), np.inf]
+    steps = [
+        Capacity(max(0.0, at_s - begin_s), gpus)
+        for (at_s, gpus), until_s in zip(recording.capacity, untils_s, strict=True)
+        if any(began_s < until_s and at_s < ended_s for began_s, ended_s in lives)
+    ]
     while len(steps) > 1 and steps[1].at_s == 0.0:
         steps = steps[1:]
     while steps and steps[-1].gpus == 0:

@@ -1960,7 +1960,7 @@ export interface components {
             gpus: number[];
             /**
              * Since S
-             * @description Only jobs submitted since then (seconds since 1970).
+             * @description Only what happened since then (seconds since 1970).
              */
             since_s?: number | null;
         };

@@ -29,7 +29,7 @@ SIZE = (80, 24)
 DEADLINE_S = 150.0
 POOL = {
     "policy": "afs-p", "slots_used": 2, "slots_total": 2, "nodes": 1, "nodes_up": 1,
-    "jobs": {"RUNNING": 1, "PENDING": 1},
+    "jobs": {"RUNNING": 1, "PENDING": 1}, "now_s": NOW_S, "time_scale": 1.0,
 }  # fmt: skip
 TIMELINE = {
     "since_s": NOW_S - 600, "until_s": NOW_S, "truncated": False,

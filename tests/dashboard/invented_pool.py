@@ -135,6 +135,7 @@ class InventedPool:
             lease_s=120.0,
             started_s=self.since_s,
             is_ready=True,
+            now_s=self.now_s,
         )
 
     def active_jobs(self) -> list[rest.JobView]:

@@ -1,10 +1,11 @@
 """The page with 1,000 jobs and 1,000 GPUs: of an invented pool, since real jobs are too heavy."""
 
+import re
 import time
 from typing import Final
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Request, expect
 
 from tests.dashboard.invented_pool import InventedPool
 from tests.dashboard.stub_server import StubServer
@@ -61,3 +62,16 @@ def test_an_hour_of_64_gpus_is_drawn_again_at_once(browser: Browser) -> None:
         chart = visit.region("GPUs over time").get_by_role("img")
         expect(chart).to_be_visible()
         assert chart.evaluate(FASTEST_REDRAW_MS) < REDRAW_MS
+
+
+def test_a_range_of_time_goes_by_the_clock_of_the_pool(browser: Browser) -> None:
+    ahead = InventedPool(time.time() + 1e6, gpus=8, active=4)  # as an emulated pool may be
+
+    def is_recent(request: Request) -> bool:
+        found = re.search(r"/timeline\?since_s=([0-9]+)", request.url)
+        return found is not None and 890.0 < ahead.now_s - int(found[1]) < 900.0 + 1.0
+
+    with StubServer(ahead) as server, Visit(browser, server.url, "any") as visit:
+        expect(visit.page.get_by_text("live", exact=True)).to_be_visible()
+        with visit.page.expect_request(is_recent):
+            visit.page.get_by_role("button", name="15 min").click()

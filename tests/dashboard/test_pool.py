@@ -92,6 +92,16 @@ def test_a_job_is_cancelled_by_a_click_after_a_question(
     assert pool.job("unwanted")["state"] == "CANCELLED"
 
 
+def test_a_wrong_token_is_refused_with_words_of_what_to_do(browser: Browser, pool: UpPool) -> None:
+    page = browser.new_page()
+    page.goto(address(pool))
+    page.keyboard.type("not a token")  # the field has the focus
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("the token is not accepted")
+    expect(page.get_by_role("alert")).to_contain_text("paste the content")
+    page.close()
+
+
 def test_the_read_token_shows_everything_and_offers_nothing(
     browser: Browser, pool: UpPool, pace: Path
 ) -> None:
@@ -128,10 +138,13 @@ def test_the_page_says_that_the_server_is_away_and_goes_on_when_it_is_back(
 
 
 def test_what_a_job_prints_is_only_text(browser: Browser, pool: UpPool) -> None:
-    pool.coddl("submit", "--name", "loud", "--", "sh", "-c", f'echo "{SCRIPT_TAG}"')
+    printed = f"printf '\\033[1;31m%s\\033[0m\\n' \"{SCRIPT_TAG}\""  # in red
+    pool.coddl("submit", "--name", "loud", "--", "sh", "-c", printed)
     with Visit(browser, address(pool), token(pool)) as visit:
         visit.row("Ended jobs", "loud").get_by_role("link").click()
-        expect(visit.region("Log").get_by_text(SCRIPT_TAG)).to_be_visible()
+        expect(visit.region("Log").get_by_text(SCRIPT_TAG, exact=True)).to_be_visible()
+        visit.page.get_by_label("Search the log").fill("STOLEN")
+        expect(visit.region("Log").locator("mark")).to_have_text("stolen")
         assert "stolen" not in visit.page.title()
         visit.page.get_by_label("Search the log").fill("no such text")
         expect(visit.region("Log").get_by_text(SCRIPT_TAG)).to_have_count(0)

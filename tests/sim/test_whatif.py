@@ -8,7 +8,7 @@ import pytest
 
 from coddl.core.errors import UserError
 from coddl.core.pool import records as r
-from coddl.core.pool.recording import TimedRecord, recorded
+from coddl.core.pool.recording import ShareChange, TimedRecord, recorded
 from coddl.core.pool.timeline import Capacity
 from coddl.sim.recorded_workload import RecordedWorkload, recorded_workload
 from coddl.sim.whatif import WhatIf, recorded_run, what_if
@@ -116,6 +116,15 @@ def test_too_few_gpus_for_a_job_are_refused() -> None:
     trace = replace(found.trace, gpus_min=np.minimum(found.trace.gpus_max, 2))
     with pytest.raises(UserError, match="needs at least 2 GPUs"):
         what_if(replace(found, trace=trace), gpus=[1])
+
+
+def test_gpus_that_left_while_there_was_no_job_are_there_for_jobs_that_last_longer() -> None:
+    was = recorded(RECORDS)
+    before, until_s = list(was.capacity), was.until_s
+    while_idle = [ShareChange(until_s + 1.0, 2), ShareChange(until_s + 2.0, 0)]
+    later = [ShareChange(until_s + 1e6, 4)]
+    stopped = replace(was, capacity=[*before, *while_idle, *later], until_s=until_s + 2e6)
+    assert recorded_workload(stopped).conditions.capacity == workload().conditions.capacity
 
 
 def test_an_alternative_that_outlives_its_gpus_says_which_jobs_never_end() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Connect = Callable[[], "Client"]
 Look = TypeVar("Look")
 
-WINDOW_S: Final = 600.0  # of the chart
+WINDOW_S: Final = 600.0  # of the chart, by the clock of those who look
 DECISIONS_READ_FIRST: Final = 1_000  # most change nothing
 DECISIONS_READ: Final = 100
 DECISIONS_KEPT: Final = 200
@@ -68,22 +68,21 @@ class PoolReader:
         self.is_decided = True  # since the last time that decisions were read
         self._client: Client | None = None
         self._may_change = True
-        self._ahead_s = 0.0
         self._decisions: Sequence[Answer] = ()
 
     def __call__(self, client: "Client") -> PoolLook:
         if client is not self._client:
             self._may_change = client.get("/access")["access"] == "full"
-            # Clocks may differ: all times that are shown are the server's.
-            self._ahead_s = client.get("/timeline")["until_s"] - time.time()
             self._client, self.is_decided = client, True
             self._decisions = ()
         if self.is_decided:
             self.is_decided = False
             self._decisions = newest_decisions(client, self._decisions)
-        since_s = time.time() + self._ahead_s - WINDOW_S
+        pool = client.get("/pool")
+        # Clocks may differ: all times that are shown are the pool's.
+        since_s = pool["now_s"] - WINDOW_S * pool["time_scale"]
         return PoolLook(
-            client.get("/pool"),
+            pool,
             client.get("/nodes")["items"],
             shown_jobs(client, self.wants_ended),
             client.get("/timeline", since_s=since_s),
