@@ -64,7 +64,7 @@ from coddl.server.notifier import Notifier
 from coddl.server.progress import LatestProgress
 from coddl.server.replays import Replays
 from coddl.server.retention import Retention
-from coddl.server.upkeep import Upkeep, UpkeepFolders
+from coddl.server.upkeep import ServerUpkeep, Upkeep, UpkeepFolders
 from coddl.server.warm_up import warm_up
 
 BEATS_PER_LEASE: Final = 24
@@ -134,7 +134,7 @@ class Server:
         self.history = History(journal)
         self._printed: dict[int, Notifier] = {}
         folders = UpkeepFolders(folder / "logs", folder / "metrics")
-        self.upkeep = Upkeep(self, folders, retention, self._put_from_thread)
+        self.upkeep: ServerUpkeep = Upkeep(self, folders, retention, self._put_from_thread)
         self._queue: deque[LoopRequest] = deque()
         self._news = asyncio.Event()
         self._is_warm = False

@@ -55,6 +55,19 @@ class UpkeepHost(Protocol):
     def archives(self) -> CodeStore: ...
 
 
+class ServerUpkeep(Protocol):
+    """What keeps a server small, beside its control loop."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def wake(self) -> None:
+        """Have a pass made soon."""
+
+    def close(self) -> None:
+        """End; a pass that is not done is left."""
+
+
 class _Over(Exception):
     """The server ends; what was begun can be begun again."""
 

@@ -11,9 +11,11 @@ from coddl.agent.node_clock import NodeClock
 from coddl.api.wire import Holding
 from coddl.core.pool.records import Event, NodeReported, Record, RunReported
 from coddl.core.pool.state import Pool
-from coddl.server.journal import FoldedPool, Journal, JournalEntry
+from coddl.server.folding import JournalEntry
+from coddl.server.journal import FoldedPool, Journal
 from coddl.server.loop import LoopRequest
 from coddl.server.node_leases import NodeLeases
+from coddl.server.snapshots import base_of
 from coddl.server.store import StoredAnswer
 from coddl.testing.full_system.machines import Makers, SimulatedServer
 from coddl.testing.full_system.workers import SimulatedRunner
@@ -44,8 +46,10 @@ class TaillessJournal(Journal):
     """Reads the newest snapshot, and not what was written after it."""
 
     def fold(self) -> FoldedPool:
-        found = self._pool_of_snapshot()
-        return found if found.seq else super().fold()
+        base = base_of(self.store)
+        if base is None or not base.seq:
+            return super().fold()
+        return FoldedPool(base.recording.pool, base.seq, base.at_s)
 
 
 class DeafPool(Pool):

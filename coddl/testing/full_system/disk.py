@@ -9,7 +9,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 from coddl.server.errors import JournalFull
-from coddl.server.store import RecordJob, StoredAnswer, StoredRecord, StoredSnapshot
+from coddl.server.store import (
+    HistoryQuery,
+    HistoryRow,
+    RecordJob,
+    StoredAnswer,
+    StoredRecord,
+    StoredSnapshot,
+)
 from coddl.server.store_memory import MemoryStore
 from coddl.testing.full_system.virtual_time import SimulatedProcess
 
@@ -61,16 +68,13 @@ class ServerDisk:
     ) -> None:
         """Keep all of it, or raise JournalFull."""
         disk = self._disk
-        self._check()
-        if disk.kills_at == "before a commit":
-            self._kill()
+        self._begin()
         decisions = sum(line.kind == "Decided" for line in lines)
         if (takes_s := disk.slow_s + decisions * self._decision_s) > 0:
             self._process.block(takes_s)
         disk.store.append(lines, links, answers)
         self._on_commit(lines)
-        if disk.kills_at == "after a commit":
-            self._kill()
+        self._end()
 
     def forget_answers(self, before_s: float) -> None:
         """Drop the answers that are older."""
@@ -79,8 +83,21 @@ class ServerDisk:
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         """Store a snapshot, and drop all but the one before; raises JournalFull."""
-        self._check()
+        self._begin()
         self._disk.store.save_snapshot(snapshot)
+        self._end()
+
+    def save_history(self, rows: Sequence[HistoryRow]) -> None:
+        """Store jobs in the history, in place of rows with their numbers; raises JournalFull."""
+        self._begin()
+        self._disk.store.save_history(rows)
+        self._end()
+
+    def trim(self, links: Sequence[RecordJob], through: int) -> None:
+        """Remove the lines up to a number, and these links to them; raises JournalFull."""
+        self._begin()
+        self._disk.store.trim(links, through)
+        self._end()
 
     def note(self, notes: Mapping[str, str]) -> None:
         """Note something about the journal as a whole; raises JournalFull."""
@@ -104,6 +121,14 @@ class ServerDisk:
     ) -> list[StoredRecord]:
         """Give the newest lines before a number, in order."""
         return self._disk.store.newest(limit, job, without=without, only=only, before=before)
+
+    def first_seq(self) -> int:
+        """Give the number of the oldest line that is left; 0 if there is none."""
+        return self._disk.store.first_seq()
+
+    def history(self, wanted: HistoryQuery, limit: int) -> list[HistoryRow]:
+        """Give jobs of the history, by falling number."""
+        return self._disk.store.history(wanted, limit)
 
     def last_seq(self) -> int:
         """Give the number of the newest line; 0 if there is none."""
@@ -130,6 +155,17 @@ class ServerDisk:
             raise ProcessKilled
         if self._disk.is_full:
             raise JournalFull("the journal cannot be written to", "the disk is full", "room")
+
+    def _begin(self) -> None:
+        """Begin a commit, if the process lives to do so."""
+        self._check()
+        if self._disk.kills_at == "before a commit":
+            self._kill()
+
+    def _end(self) -> None:
+        """End a commit, and with it the process, if that is the plan."""
+        if self._disk.kills_at == "after a commit":
+            self._kill()
 
     def _kill(self) -> None:
         self._disk.kills_at = None

@@ -11,8 +11,8 @@ from coddl.agent.job_runner import JobRun
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState
 from coddl.core.pool.state import Pool
-from coddl.server.journal import UnreadableRecord, record_of
-from coddl.server.store import StoredRecord
+from coddl.server.folding import UnreadableRecord, record_of
+from coddl.server.store import HistoryQuery, HistoryRow, StoredRecord
 from coddl.testing.full_system.story import Story, words_of
 from coddl.testing.full_system.workers import Worker
 
@@ -46,8 +46,13 @@ class Invariants:
 
     # The journal grows.
 
-    def committed(self, lines: Sequence[StoredRecord], server: Pool) -> None:
-        """Take in what the server has just written down."""
+    def committed(
+        self,
+        lines: Sequence[StoredRecord],
+        server: Pool,
+        history: Callable[[HistoryQuery, int], list[HistoryRow]],
+    ) -> None:
+        """Take in what the server has just written down; `history` is what its disk has."""
         if self.broken is not None:
             return
         has_decided = False
@@ -64,6 +69,8 @@ class Invariants:
             self.a_job_is_submitted_once(record)
             if job is not None and job.step < step:
                 self.fail("steps only grow", f"job {job.id}: {step}, then {job.step}")
+            if isinstance(record, r.JobsForgotten):
+                self.what_is_forgotten_is_in_the_history(record, history)
             if isinstance(record, r.Decided):
                 has_decided = True
                 self.shares_are_within_bounds(record, server)
@@ -99,6 +106,16 @@ class Invariants:
                 both = f"job {self._names[name]} and job {record.job}"
                 self.fail("a job is submitted once", f"{name} is {both}")
             self._names[name] = record.job
+
+    def what_is_forgotten_is_in_the_history(
+        self,
+        forgotten: r.JobsForgotten,
+        history: Callable[[HistoryQuery, int], list[HistoryRow]],
+    ) -> None:
+        """A job that leaves memory has left a row."""
+        for job in forgotten.jobs:
+            if not history(HistoryQuery(job=job), 1):
+                self.fail("what is forgotten is in the history", f"job {job} has no row")
 
     def shares_are_within_bounds(self, decided: r.Decided, server: Pool) -> None:
         """A job is given as many GPUs as it may have, or none.

@@ -17,6 +17,7 @@ from coddl.api.jobsfolder import JobsFolder
 from coddl.core.pool.records import Device
 from coddl.server.agent_sessions import AgentSession
 from coddl.server.journal import Journal
+from coddl.server.retention import Retention
 from coddl.server.server import Server
 from coddl.server.store import StoredRecord
 from coddl.testing.full_system.disk import Disk, ServerDisk
@@ -24,6 +25,7 @@ from coddl.testing.full_system.invariants import Invariants
 from coddl.testing.full_system.network import Network, ServerEnd, SimulatedDialer
 from coddl.testing.full_system.plan import NodePlan, Plan
 from coddl.testing.full_system.story import Story
+from coddl.testing.full_system.upkeep import SimulatedUpkeep
 from coddl.testing.full_system.virtual_time import SimulatedProcess, Skew, VirtualTime
 from coddl.testing.full_system.workers import SimulatedCluster, SimulatedRunner
 
@@ -81,6 +83,10 @@ class ServerMachine:
         self.buried: list[SimulatedProcess] = []
         self._world = world
         self._chance = world.chance("server")
+        draw = world.chance("retention")
+        self._retention = Retention(
+            jobs=draw.choice([3, 1000]), events_s=draw.choice([0.0, 30.0, 1e9])
+        )
         self._starts = 0
 
     @property
@@ -111,6 +117,7 @@ class ServerMachine:
         server = world.makers.server(
             journal, world.folder, process, stability=plan.stability, lease_s=plan.lease_s
         )
+        server.upkeep = SimulatedUpkeep(server, self._retention)
         server.on_bug = self._on_bug
         server.on_failure = lambda: self._on_error(process, server.failure or Exception())
         self.server = server
@@ -134,7 +141,8 @@ class ServerMachine:
 
     def _on_commit(self, lines: Sequence[StoredRecord]) -> None:
         assert self.server is not None
-        self._world.invariants.committed(lines, self.server.pool)
+        history = self.disk.store.history
+        self._world.invariants.committed(lines, self.server.pool, history)
 
     def _on_bug(self, error: Exception) -> None:
         self._world.invariants.fail("the server has no bugs", repr(error))
