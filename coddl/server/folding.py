@@ -39,7 +39,7 @@ def tail_of(reader: JournalReader, after: int) -> Iterator[JournalEntry]:
     while page := reader.lines(after, PAGE, None):
         for line in page:
             if line.seq != after + 1:
-                raise BrokenTail(f"record {after + 1} is missing")
+                raise BrokenTail(f"record {after + 1} is missing, or was removed just now")
             record = record_of(line)
             if isinstance(record, UnreadableRecord):
                 raise BrokenTail(record.because)
