@@ -304,7 +304,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the options."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--policies", nargs="+", default=POLICIES)
-    options.add_argument("--time-scales", nargs="+", type=float, default=(200.0, 100.0))
+    options.add_argument("--time-scales", nargs="+", type=float, default=(100.0, 50.0))
     options.add_argument("--jobs", type=int, default=200)
     options.add_argument("--hours", type=float, default=6.0, help="between the first and the last")
     options.add_argument("--longest-h", type=float, default=2.0, help="at the GPUs it asks for")

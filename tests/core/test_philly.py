@@ -306,6 +306,16 @@ def decided(snapshot: Snapshot, now_s: float, last: Plan | None = None) -> Plan:
     return scheduler.decide(replace(snapshot, now_s=now_s, memory=memory))
 
 
+def test_a_job_that_is_left_with_too_few_gpus_to_run_on_is_refused() -> None:
+    # Of 4 GPUs that job 0 keeps, 3 are on a node that can't be used any more, and no other is free.
+    rows = [job("a", 2, 4, sits={0: 1}), job("b", 3, 3, sits={0: 3})]
+    snapshot = snapshot_of(nodes([4]), rows)
+    allocation = Allocation(np.array([4, 3], np.int64))
+    placed = PhillyPlacement()(snapshot, allocation)
+    check_placed(snapshot, allocation, placed)
+    assert placed.shares.tolist() == [0, 3]
+
+
 def test_a_job_relaxes_from_its_first_refusal_on_not_from_its_submission() -> None:
     # Behind a full cluster job 2 has no share for an hour; then two GPUs of each node are free.
     full = [job("a", 4, 4, sits={0: 4}), job("b", 4, 4, sits={1: 4}), job("c", 4, 4)]

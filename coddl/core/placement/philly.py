@@ -178,6 +178,8 @@ class PhillyPlacement:
         # All or none: who has found GPUs of one kind and not of another waits, too.
         starts = (slots.totals == 0) | (found.totals == 0)
         refused = starts & (found.totals < allocation.gpus)
+        # Who has lost some of its GPUs, as on a drained node, may have too few left to run on.
+        refused |= found.totals < np.minimum(jobs.gpus_min, allocation.gpus)
         found = found.take(np.where(refused, -1, np.arange(slots.rows)))
         next_s = snapshot.now_s + np.where(asks, self.timeout_s, cycle_s) - since_s + SLACK_S
         holding = "nearby nodes do not have enough free GPUs; the free ones are reserved for it"

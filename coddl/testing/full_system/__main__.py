@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -23,6 +24,8 @@ from coddl.testing.full_system.plan import Plan, draw
 from coddl.testing.full_system.report import Report, shown
 from coddl.testing.full_system.shrink import shrink
 from coddl.testing.full_system.simulation import Outcome, run
+
+TOLD_EVERY: Final = 100  # seeds
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -39,8 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
             _print(f"{report.failures[-1]}")
             if options.shrink:
                 _shrink(outcome, options.keep)
-        if show and sys.stderr.isatty():
-            _progress(report, options)
+        _progress(report, options)
     took_s = time.monotonic() - began_s
     if options.json:
         _print(json.dumps({**report.as_data(), "took_s": took_s}, indent=2))
@@ -124,9 +126,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _progress(report: Report, options: argparse.Namespace) -> None:
+    """Tell how far it is: always in a terminal, and in a log now and then."""
     total = 1 if options.plan else len(options.seeds)
-    sys.stderr.write(f"\r{report.runs}/{total} seeds, {len(report.failures)} failed\033[K")
-    sys.stderr.write("\n" if report.runs == total else "")
+    told = f"{report.runs}/{total} seeds, {len(report.failures)} failed"
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{told}\033[K" + "\n" * (report.runs == total))
+    elif report.runs % TOLD_EVERY == 0:
+        sys.stderr.write(f"{told}\n")
     sys.stderr.flush()
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from coddl.agent.job_runner import JobRun
 from coddl.core.pool import records as r
 from coddl.core.pool.job import JobState
-from coddl.core.pool.state import Pool
+from coddl.core.pool.state import LOSSES_MAX, Pool
 from coddl.server.folding import UnreadableRecord, record_of
 from coddl.server.store import HistoryQuery, HistoryRow, StoredRecord
 from coddl.testing.full_system.story import Story, words_of
@@ -203,6 +203,15 @@ class Invariants:
         """A server has read the journal: a snapshot, and what follows it."""
         self.the_journal_gives_the_servers_memory(server)
 
+    def jobs_fail_for_a_reason(self) -> None:
+        """An emulated job fails after so many lost runs only, and is cancelled by users only."""
+        for job in self.pool.jobs.values():
+            if job.phase == "failed" and job.losses < LOSSES_MAX:
+                because = job.trouble.sentence if job.trouble else "nothing"
+                self.fail("a job fails for a reason", f"job {job.id}: {because}")
+            if job.phase == "cancelled" and not job.cancelled:
+                self.fail("a job fails for a reason", f"job {job.id} was not to be cancelled")
+
     def all_is_over(self, within_s: float) -> None:
         """After all has been mended every job ends, and every slot is given back."""
         left = [f"job {job.id} {job.phase}" for job in self.pool.live_jobs()]
@@ -210,6 +219,7 @@ class Invariants:
         if left or owned or self._workers:
             told = ", ".join(left) or f"slots {owned or [*self._workers]} are not given back"
             self.fail("every job ends", f"{within_s:.0f} s after the last fault: {told}")
+        self.jobs_fail_for_a_reason()
 
 
 def _differences(ours: Pool, theirs: Pool) -> Iterable[tuple[str, object, object]]:

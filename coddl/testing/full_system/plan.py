@@ -47,6 +47,7 @@ SERVER_FAULTS: Final = frozenset[FaultKind](
         *("server stopped", "disk full", "disk slow", "states full"),
     }
 )
+MOMENTS: Final = frozenset[FaultKind]({"line broken", "agent ended"})
 WEIGHTS: Final[Mapping[FaultKind, int]] = {
     "server killed": 2,
     "server killed before a commit": 2,
@@ -239,11 +240,13 @@ def _act(
 def _fault(chance: random.Random, nodes: tuple[NodePlan, ...], trouble_s: float) -> Fault:
     kind = chance.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
     at_s = chance.uniform(5.0, trouble_s - 5.0)
+    node = "" if kind in SERVER_FAULTS else chance.choice(nodes).name
+    for_s = min(trouble_s - at_s, chance.choice([0.5, 2.0, 8.0, 20.0, 45.0]))
     return Fault(
         at_s,
         kind,
-        node="" if kind in SERVER_FAULTS else chance.choice(nodes).name,
-        for_s=min(trouble_s - at_s, chance.choice([0.5, 2.0, 8.0, 20.0, 45.0])),
+        node=node,
+        for_s=0.0 if kind in MOMENTS else for_s,
         callbacks=chance.randint(0, 40),
         tears=chance.random() < 0.3,
     )

@@ -93,15 +93,10 @@ class _Simulation:
     def run(self) -> Outcome:
         """Let all happen; then tidy up."""
         world, plan = self._world, self._plan
-        world.story.tell(f"seed {plan.seed}: policy {plan.policy}, lease {plan.lease_s:g} s")
-        self._server.start()
-        for node in plan.nodes:
-            world.time.call_at(node.joins_s, self._nodes[node.name].start)
-        self._users.begin()
-        self._faults.begin(plan.faults)
-        world.time.run(plan.trouble_s, self._is_broken)
-        if not self._is_broken():
-            self._be_quiet()
+        try:
+            self._happen()
+        except Exception as error:  # of the simulation, or of a process that could not start
+            world.invariants.fail("nothing raises", repr(error))
         outcome = Outcome(
             plan=plan,
             broken=world.invariants.broken,
@@ -113,6 +108,19 @@ class _Simulation:
         )
         self._tidy()
         return outcome
+
+    def _happen(self) -> None:
+        """Have a time of trouble, then a quiet one."""
+        world, plan = self._world, self._plan
+        world.story.tell(f"seed {plan.seed}: policy {plan.policy}, lease {plan.lease_s:g} s")
+        self._server.start()
+        for node in plan.nodes:
+            world.time.call_at(node.joins_s, self._nodes[node.name].start)
+        self._users.begin()
+        self._faults.begin(plan.faults)
+        world.time.run(plan.trouble_s, self._is_broken)
+        if not self._is_broken():
+            self._be_quiet()
 
     def _be_quiet(self) -> None:
         """Mend all, and wait until all is over."""
