@@ -16,6 +16,7 @@ from coddl.core.pool.state import Pool
 from coddl.server.code_store import CodeStore
 from coddl.server.retention import Collected, Retention, collect, job_of
 from coddl.server.store_memory import MemoryStore
+from coddl.server.upkeep import Upkeep
 from tests.server.harness import LivePool, eventually
 from tests.server.records import CPU
 from tests.server.test_http import check_problem
@@ -67,6 +68,12 @@ def wear(pool: LivePool) -> None:
 
 def has_snapshot(pool: LivePool, seq: int) -> bool:
     return any(each.seq >= seq for each in pool.store.stored_snapshots())
+
+
+def collect_now(pool: LivePool) -> None:
+    """Remove what is old, as the server does once an hour."""
+    assert isinstance(pool.server.upkeep, Upkeep)
+    pool.server.upkeep.collect()
 
 
 def names(answer: Any) -> list[str]:
@@ -159,7 +166,7 @@ def test_what_is_kept_and_removed_is_told_to_prometheus(worn: LivePool) -> None:
 
 def test_output_that_was_removed_is_said_to_be(worn: LivePool, tmp_path: Path) -> None:
     os.utime(tmp_path / "logs" / "1.jsonl", (1.0, 1.0))
-    worn.server.upkeep.collect()
+    collect_now(worn)
     assert worn.api("GET", "/jobs/1/logs").json() == {
         "items": [],
         "removed": "its output was removed, as it ended long ago",
@@ -169,10 +176,10 @@ def test_output_that_was_removed_is_said_to_be(worn: LivePool, tmp_path: Path) -
 def test_an_answer_is_remembered_for_a_day(live: LivePool) -> None:
     live.api("POST", "/jobs", {"script": "train.py"}, headers={"Idempotency-Key": "k"})
     live.clock.turn(80_000.0)
-    live.server.upkeep.collect()
+    collect_now(live)
     assert live.store.answer("k") is not None
     live.clock.turn(10_000.0)
-    live.server.upkeep.collect()
+    collect_now(live)
     assert live.store.answer("k") is None
 
 
@@ -180,10 +187,10 @@ def test_a_node_that_was_lost_long_ago_is_not_listed_any_more(live: LivePool) ->
     live.joined("gone").close()
     live.clock.turn(live.server.lease_s + 1.0)
     eventually(lambda: live.node("gone")["state"] == "LOST")
-    live.server.upkeep.collect()
+    collect_now(live)
     assert live.node("gone")["state"] == "LOST"
     live.clock.turn(8 * DAY_S)
-    live.server.upkeep.collect()
+    collect_now(live)
     assert live.api("GET", "/nodes").json()["items"] == []
     live.joined("gone")
     eventually(lambda: live.node("gone")["state"] == "UP")

@@ -427,10 +427,10 @@ def test_a_job_says_how_many_others_run_now_not_when_its_share_was_decided() -> 
     story = Story(2)
     first, second = story.submit(1, 1), story.submit(1, 1)
     story.train(first, second)
-    told = explain(story.pool, first, (), story.now_s).sentence
+    told = explain(story.pool, story.job(first), (), story.now_s).sentence
     assert told == "1 of 2 CPU slots (job-1 submitted); 1 other job runs"
     story.happen(r.RunEnded(second, 1, "succeeded", 9))
-    told = explain(story.pool, first, (), story.now_s).sentence
+    told = explain(story.pool, story.job(first), (), story.now_s).sentence
     assert told == "1 of 2 CPU slots (job-1 submitted)"
 
 
@@ -443,7 +443,7 @@ def test_a_job_says_how_long_it_waits_in_all_though_the_reason_changes() -> None
     story.now_s += 99.0
     story.happen(r.RunEnded(first, 1, "succeeded", 9))
     assert story.job(third).waiting != before
-    assert "(waiting for 100 s" in explain(story.pool, third, (), story.now_s).sentence
+    assert "(waiting for 100 s" in explain(story.pool, story.job(third), (), story.now_s).sentence
 
 
 def test_every_record_of_a_story_has_a_sentence() -> None:
