@@ -74,7 +74,7 @@ test-e2e: install ## run whole pools: agents in network namespaces, killed and c
 	$(BIN)/pytest -n 2 tests/e2e
 
 test-engines: install ## run pools whose nodes engines bring: this machine, Ray, Slurm; all that can befall them
-	$(BIN)/pytest -n 1 --matrix tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray*.py tests/e2e/test_slurm*.py tests/e2e/test_probing*.py
+	$(BIN)/pytest -n 1 --matrix tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray*.py tests/e2e/test_slurm*.py tests/e2e/test_probing*.py tests/e2e/test_parking.py
 
 soak: install ## run a pool under a mixed load with deaths, MINUTES long (60 if not given; needs root)
 	$(BIN)/python -m tests.e2e.soak --minutes $(or $(MINUTES),60) --seed $(or $(SEED),1)

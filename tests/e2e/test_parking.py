@@ -187,9 +187,12 @@ def check_that_they_end_when_their_job_is_cancelled(pool: Pool) -> None:
     pool.wait("the end of parked workers", lambda: not pids_of(pool, strict))
 
 
-def test_parked_jobs_outlive_the_death_of_their_agent(tmp_path: Path, alone: Alone) -> None:
+@pytest.mark.parametrize("names", ["abcd", pytest.param("abcdefghij", marks=pytest.mark.matrix)])
+def test_parked_jobs_outlive_the_death_of_their_agent(
+    tmp_path: Path, alone: Alone, names: str
+) -> None:
     with one_node(tmp_path, 2) as pool:
-        jobs = [strict_job(pool, name) for name in ("a", "b", "c", "d")]
+        jobs = [strict_job(pool, name) for name in names]
         ends = [suspend(pool, job) for job in jobs]  # which gives its slot to the next
         assert all(parked(pool, job) for job in jobs)
         assert pool.get("/nodes")["items"][0]["parked"] == len(jobs)
