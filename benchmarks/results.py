@@ -5,9 +5,10 @@ python -m benchmarks.results DATA [NAME...]
 DATA is a folder with philly/, t4_placements/ and k80_p100_v100/. With names, only those experiments
 are run and shown, a quick look at how a section will read: it goes to stdout.
 
-The template holds all pages, one after the other: `<!-- page: NAME -->` begins one. `{{afs}}` is
-replaced by the sections of the experiments whose names begin with `afs-`, `{{overview}}` by a table
-of all experiments.
+The template holds the pages with experiments, one after the other: `<!-- page: NAME -->` begins
+one. `{{afs}}` is replaced by the sections of the experiments whose names begin with `afs-`,
+`{{overview}}` by a table of all experiments. Other pages of docs/results/, on what single
+benchmarks measured, are written by hand, where they are.
 """
 
 import argparse
