@@ -217,20 +217,19 @@ def grow_towards_equal(snapshot: KernelSnapshot, rho: float, left: int, shares: 
 
 
 @part
-def share_in_crowd(snapshot: KernelSnapshot, k: int, delayed: float, left: int) -> int:
-    """The share of at most `left` GPUs at which a job's work delays all jobs least; 0: none fits.
+def share_in_crowd(
+    snapshot: KernelSnapshot, row: int, present: int, delayed: float, most: int
+) -> int:
+    """The share of at most `most` GPUs at which a job's work delays all jobs least; 0: none fits.
 
     An iteration takes step_s[x], by which it delays the job itself, and `delayed` others per GPU.
-    Another share than the one the job has, or begins with, must be better by a part.
+    Another share than the present one must be better by a part.
     """
-    row = snapshot.rows[k]
     curve, share = snapshot.jobs.ints[CURVE, row], snapshot.jobs.ints[GPUS_MIN, row]
     step_s, next_share = snapshot.step_s[curve], snapshot.steps.next[curve]
-    limit = min(snapshot.jobs.ints[GPUS_MAX, row], left)
-    present = max(share, snapshot.jobs.ints[GPUS, row])
     to, least_s = ZERO, np.inf
     for _ in range(STEPS_AHEAD):
-        if share == 0 or share > limit:
+        if share == 0 or share > most:
             break
         delay_s = (1.0 + delayed * share) * step_s[share]
         if share != present:
@@ -242,25 +241,54 @@ def share_in_crowd(snapshot: KernelSnapshot, k: int, delayed: float, left: int) 
 
 
 @part
-def serve_crowd(snapshot: KernelSnapshot, ranked: RankedRows, shares: IntColumn) -> int:
+def see_content(
+    snapshot: KernelSnapshot, delayed: float, shares: IntColumn, content: IntColumn
+) -> bool:
+    """Find the minimum with which jobs of a curve are content, so that each is not asked, or -1;
+    tell whether all rows with GPUs are.
+    """
+    everyone = True
+    for k in range(snapshot.rows.shape[0]):
+        if shares[k] > 0:
+            row, least = snapshot.rows[k], shares[k]
+            curve = snapshot.jobs.ints[CURVE, row]
+            if content[curve] == 0:
+                best = share_in_crowd(snapshot, row, least, delayed, snapshot.gpus)
+                content[curve] = least if best == least else -1
+            everyone &= content[curve] == least and snapshot.jobs.ints[GPUS, row] <= least
+    return bool(everyone)
+
+
+@part
+def serve_crowd(snapshot: KernelSnapshot, ranked: RankedRows, left: int, shares: IntColumn) -> int:
     """Let the shortest of the rows with GPUs have more than their minimum where that delays all
     less than that the longest of them run; return what is left.
     """
-    size, left, count = snapshot.rows.shape[0], snapshot.gpus, ZERO
-    delayed = DELAYED * size / left
-    shortest = ValuedRows(np.empty(size), np.empty(size, np.int64))
+    size, count = snapshot.rows.shape[0], ZERO
+    delayed, content = DELAYED * size / snapshot.gpus, np.zeros(snapshot.step_s.shape[0], np.int64)
+    if see_content(snapshot, delayed, shares, content):
+        return left
+    shortest, left = ValuedRows(np.empty(size), np.empty(size, np.int64)), snapshot.gpus
     for k in range(size):
         if shares[k] > 0:
             shortest.values[count], shortest.rows[count] = -ranked.keys[0, k], k
             count += 1
+            shares[k] = 0
     make_valued_heap(shortest, count)
-    for last in range(count - 1, -1, -1):
+    while left > 0 and count > 0:
         k = shortest.rows[0]
-        shares[k] = share_in_crowd(snapshot, k, delayed, left)
+        row = snapshot.rows[k]
+        least, held = ranked.need[k], snapshot.jobs.ints[GPUS, row]
+        if held <= least and content[snapshot.jobs.ints[CURVE, row]] == least:
+            shares[k] = least if least <= left else 0
+        else:
+            most = min(snapshot.jobs.ints[GPUS_MAX, row], left)
+            shares[k] = share_in_crowd(snapshot, row, max(held, least), delayed, most)
         left -= shares[k]
-        shortest.values[0], shortest.rows[0] = shortest.values[last], shortest.rows[last]
-        sink_valued(shortest, ZERO, last)
-    return int(left)
+        count -= 1
+        shortest.values[0], shortest.rows[0] = shortest.values[count], shortest.rows[count]
+        sink_valued(shortest, ZERO, count)
+    return left
 
 
 @part
@@ -268,7 +296,7 @@ def serve_shortest(snapshot: KernelSnapshot, ranked: RankedRows, shares: IntColu
     """Give the shortest what they have before others grow; return what is left."""
     left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
     if snapshot.rows.shape[0] > snapshot.gpus:
-        left = serve_crowd(snapshot, ranked, shares)
+        left = serve_crowd(snapshot, ranked, left, shares)
     return left
 
 
