@@ -12,6 +12,7 @@ class RankedSpeedup(Shortest):
     """The shortest get their minimum, every further step goes where weight times gain is most."""
 
     rigid = False
+    only_minima = False  # where jobs outnumber GPUs
 
     def __init__(self, q: float, calm: float, rho: float):
         super().__init__(weigh=False)
@@ -20,7 +21,7 @@ class RankedSpeedup(Shortest):
     def decide(self, crowd: Crowd) -> Decision:
         granted, left = crowd.minimum()
         jobs = len(crowd.running) + len(crowd.waiting)
-        if jobs > crowd.gpus:
+        if jobs > crowd.gpus and not self.rho and not self.only_minima:
             left = self.serve_crowd(crowd, granted, 2.0 * jobs / crowd.gpus)
             granted = [job for job in granted if job.share]
         weights = self.weights(granted, crowd.now_s)
@@ -120,6 +121,8 @@ def all_can_grow(granted: list[Job], left: int) -> bool:
 
 class LearnedSpeedup(RankedSpeedup):
     """The same, with lengths as learned from the jobs that have ended."""
+
+    only_minima = True
 
     def __init__(self, q: float, calm: float, rho: float):
         super().__init__(1.0 + 0.4 * (q - 1.0), calm, rho)

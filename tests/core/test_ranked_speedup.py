@@ -61,7 +61,11 @@ CASES = {
         2, [job(name, step_s=(1.0, 0.45), left=left) for name, left in CROWD],
         {"a": 0, "b": 2, "c": 0}, "ranked-speedup",
     ),
-    "but not for less than a fifth": Case(
+    "but not where shares are to be fair": Case(
+        2, [job(name, step_s=(1.0, 0.45), left=left) for name, left in CROWD],
+        {"a": 0, "b": 1, "c": 1}, "ranked-speedup:rho=1.5",
+    ),
+    "or for less than a fifth": Case(
         2, [job(name, step_s=(1.0, 0.52), left=left) for name, left in CROWD],
         {"a": 0, "b": 1, "c": 1}, "ranked-speedup",
     ),
@@ -191,7 +195,8 @@ def plainly(snapshot: Snapshot, q: float, calm: float) -> list[int]:
         if jobs.gpus_min[row] <= left:
             shares[row] = int(jobs.gpus_min[row])
             left -= shares[row]
-    if jobs.size > snapshot.cluster.gpus_total:
+    learned = bool(np.isnan(jobs.remaining_iterations).any())
+    if jobs.size > snapshot.cluster.gpus_total and not learned:
         left = snapshot.cluster.gpus_total
         for row in sorted(np.flatnonzero(shares).tolist(), key=lambda row: by_length[row]):
             shares[row] = in_crowd(snapshot, row, left)
@@ -201,7 +206,7 @@ def plainly(snapshot: Snapshot, q: float, calm: float) -> list[int]:
     if sum(largest[row] - shares[row] for row in served) <= left:
         return [largest.get(row, 0) for row in range(jobs.size)]  # however little they gain
     longest = sorted(served, key=lambda row: by_length[row], reverse=True)
-    if np.isnan(jobs.remaining_iterations).any():
+    if learned:
         q = 1.0 + 0.4 * (q - 1.0)
     weight = {
         row: (float(i) ** q - float(i - 1) ** q) ** (1.0 / q) for i, row in enumerate(longest, 1)

@@ -9,7 +9,8 @@ others arrive, so that it pays to have fewer jobs far ahead. While jobs are few 
 their logarithms count, as none of the jobs has to wait for another (ADR 19).
 
 Where jobs outnumber GPUs the shortest go first. One with x GPUs delays itself by its time, and the
-others by x times that; it has the share for which the sum of both is least.
+others by x times that; it has the share for which the sum of both is least. It has its minimum
+where lengths are learned, as their order is uncertain, or where shares are to be fair.
 
 A resize has a price: any share but the one that a job holds counts for less, so that a change is
 made only where it gains more.
@@ -292,10 +293,12 @@ def serve_crowd(snapshot: KernelSnapshot, ranked: RankedRows, left: int, shares:
 
 
 @part
-def serve_shortest(snapshot: KernelSnapshot, ranked: RankedRows, shares: IntColumn) -> int:
+def serve_shortest(
+    snapshot: KernelSnapshot, ranked: RankedRows, only_minima: bool, shares: IntColumn
+) -> int:
     """Give the shortest what they have before others grow; return what is left."""
     left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
-    if snapshot.rows.shape[0] > snapshot.gpus:
+    if snapshot.rows.shape[0] > snapshot.gpus and not only_minima:
         left = serve_crowd(snapshot, ranked, left, shares)
     return left
 
@@ -352,7 +355,7 @@ def ranked_speedup(
     crowded = left < 0
     ranked, learned = rank_rows(snapshot, params)
     if crowded:
-        left = serve_shortest(snapshot, ranked, shares)
+        left = serve_shortest(snapshot, ranked, learned or params[RHO] > 0.0, shares)
     if left > 0 and params[RHO] > 0.0:
         left = grow_towards_equal(snapshot, params[RHO], left, shares)
     if left > 0 and not grow_all(snapshot, left, shares):
@@ -365,7 +368,7 @@ def ranked_speedup(
 def serve_by_rank(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColumn) -> FloatColumn:
     """Give the shortest their claims; return the weights of those that have one."""
     ranked, learned = rank_rows(snapshot, params)
-    left = serve_shortest(snapshot, ranked, shares)
+    left = serve_shortest(snapshot, ranked, learned or params[RHO] > 0.0, shares)
     if left > 0 and params[RHO] > 0.0:
         grow_towards_equal(snapshot, params[RHO], left, shares)
     return weigh_served(ranked, learned, params, shares)
