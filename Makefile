@@ -10,7 +10,7 @@ PAGE := coddl/web/dist/index.html
 PAGE_SOURCE := $(wildcard dashboard/*.* dashboard/src/*.* dashboard/src/*/*.*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install web web-types fmt check docs test test-fast test-sim test-swarm sim-one test-runtime test-server test-e2e test-engines test-gpu soak demo results bench clean
+.PHONY: help install web web-types fmt check docs test test-long test-fast test-sim test-swarm sim-one test-runtime test-server test-e2e test-engines test-gpu soak demo results bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -49,8 +49,11 @@ docs: install ## write the reference from the code, and build the site into buil
 	$(BIN)/python -m docs.generator
 	$(SITE)
 
-test: install ## run all tests but the long ones of test-engines
+test: install ## run all tests but those that take minutes each
 	$(BIN)/pytest -n 3 --dist worksteal --durations=20 tests
+
+test-long: install ## run all tests, with those that take minutes each (needs root)
+	$(BIN)/pytest -n 2 --dist worksteal --matrix tests
 
 test-fast: install ## run the tests that take seconds: core, traces, cli, docs
 	$(BIN)/pytest -n 2 -m 'not slow' $(FAST)
