@@ -95,7 +95,7 @@ class Credentials:
 
 
 def state_folder(given: str = "", env: Mapping[str, str] = os.environ) -> Path:
-    """Tell where a pool of this machine keeps its things."""
+    """Return where a pool of this machine keeps its things."""
     if given:
         return Path(given).absolute()
     base = env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -135,7 +135,7 @@ def find(
 
 
 def token_for(folder: Path, env: Mapping[str, str], given: Credentials) -> str:
-    """Give the token: of the file given, of the environment, or of the state folder; or none."""
+    """Return the token: of the file given, of the environment, or of the state folder; or none."""
     if file := given.token_file or env.get("CODDL_TOKEN_FILE", ""):
         return read_token(Path(file))
     if token := env.get("CODDL_TOKEN", ""):
@@ -168,7 +168,7 @@ def _closed(folder: Path, error: OSError) -> UserError:
 
 
 def _checked(url: str, ca: str) -> str:
-    """Give a whole address; a named CA means TLS, and the token must not be sent without it."""
+    """Return a whole address; a named CA means TLS, and the token must not be sent without it."""
     whole = url if "://" in url else f"{'https' if ca else 'http'}://{url}"
     try:
         parts = urlsplit(whole)
@@ -259,7 +259,7 @@ class Client:
         return self._asked("POST", "/jobs", request, headers=headers)
 
     def has_code(self, hash_: str) -> bool:
-        """Tell whether the server has an archive already."""
+        """Return whether the server has an archive already."""
         try:
             self._asked("HEAD", f"/code/{hash_}")
         except RequestRefused as error:
@@ -273,7 +273,7 @@ class Client:
         self._asked("PUT", f"/code/{hash_}", content=archive, within_s=UPLOAD_S)
 
     def is_ready(self) -> bool:
-        """Tell whether the server answers, and is ready to decide."""
+        """Return whether the server answers, and is ready to decide."""
         import httpx
 
         try:
@@ -282,7 +282,7 @@ class Client:
             return False
 
     def problems(self, kind: Literal["problems", "unsaved"] = "problems") -> list[str]:
-        """Give what an operator should see to, or which jobs' state can't be saved.
+        """Return what an operator should see to, or which jobs' state can't be saved.
 
         Nothing of a server that does not answer.
         """
@@ -295,7 +295,7 @@ class Client:
         return found
 
     def clock_ahead_s(self) -> float | None:
-        """Tell by how many whole seconds the server's clock is ahead; None: it does not say."""
+        """Return by how many whole seconds the server's clock is ahead; None: it does not say."""
         with self._reached():
             said = self._http.get("/healthz").headers.get("date", "")
         now_s = time.time()
@@ -308,7 +308,7 @@ class Client:
     def watch(
         self, path: str, **parameters: str | int | float | bool | None
     ) -> Iterator[StreamEvent]:
-        """Give the events of a stream; if it breaks off, go on after the last one."""
+        """Yield the events of a stream; if it breaks off, go on after the last one."""
         last, tries = "", itertools.count()
         until_s = 0.0  # how long to look for a server that was there; at first it must be
         while True:
@@ -366,7 +366,7 @@ class Client:
             time.sleep(self._pauses_s[min(next(tries), len(self._pauses_s) - 1)])
 
     def _may_return(self, since_s: float) -> bool:
-        """Tell whether a server that can't be reached may be starting again."""
+        """Return whether a server that can't be reached may be starting again."""
         found = self.address.found
         is_kept = found is not None and is_locked(found.with_name("pool.lock"))
         return time.monotonic() - since_s < (KEPT_S if is_kept else UNKNOWN_S)

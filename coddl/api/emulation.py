@@ -57,7 +57,7 @@ class EmulatedJob:
 
     @property
     def args(self) -> list[str]:
-        """Give the arguments that say so."""
+        """Return the arguments that say so."""
         return ["--model", self.model, "--iterations", repr(self.iterations)]
 
     @classmethod

@@ -264,7 +264,7 @@ class JobRequest(BaseModel):
         return name if NAME.fullmatch(name) else f"job-{name}"[:64].strip("-")
 
     def to_spec(self, pool_devices: int) -> JobSpec:
-        """Give the job as a pool of so many devices keeps it."""
+        """Return the job as a pool of so many devices keeps it."""
         most = (pool_devices or GPUS_MAX_UNSEEN) if self.the_tier == "elastic" else 1
         bounds = self.gpus or Bounds(min=1, max=most)
         return JobSpec(
@@ -366,6 +366,6 @@ def _kind(value: object) -> str:
 
 
 def schema() -> dict[str, Any]:  # Any: JSON
-    """Give the JSON Schema of a job as users write it, for editors and checkers."""
+    """Return the JSON Schema of a job as users write it, for editors and checkers."""
     found = JobRequest.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}

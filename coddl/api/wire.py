@@ -116,7 +116,7 @@ class Report(Message, frozen=True):
 
     @property
     def fact(self) -> RunFact:
-        """Give what is told."""
+        """Return what is told."""
         fact = self.prepared or self.did_not_fit or self.stepped or self.changed or self.unsaved
         told = fact or self.profiled or self.loss or self.stalled or self.ended
         assert told is not None
@@ -215,7 +215,7 @@ _from_server = msgspec.json.Decoder(FromServer)
 
 
 def encoded(message: FromAgent | FromServer) -> bytes:
-    """Give the bytes that carry a message."""
+    """Return the bytes that carry a message."""
     return _encoder.encode(message)
 
 

@@ -53,7 +53,7 @@ def find_server(server: str, state_dir: str) -> "ServerAddress":
 
 @contextlib.contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Say which extra installs what is missing."""
+    """Return which extra installs what is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -222,7 +222,7 @@ def _evidence(given: "EstimateInput") -> "StepEvidence":
 def _for_programs(
     given: "EstimateInput", rows: "Sequence[ShownEstimate | FailedEstimate]", asked: int
 ) -> dict[str, Any]:  # Any: JSON
-    """Give all that is known of each arrangement."""
+    """Return all that is known of each arrangement."""
     from coddl.cli.estimateview import FailedEstimate, fastest, warnings
 
     own, others = given.measured

@@ -74,7 +74,7 @@ def shown_estimate(
 
 
 def fastest(rows: Sequence[Row]) -> ShownEstimate:
-    """Give the fastest of those that could be estimated; there is one."""
+    """Return the fastest of those that could be estimated; there is one."""
     return min(_shown(rows), key=lambda each: each.step_s)
 
 
@@ -83,7 +83,7 @@ def _shown(rows: Sequence[Row]) -> list[ShownEstimate]:
 
 
 def warnings(given: EstimateInput, rows: Sequence[Row]) -> list[str]:
-    """Say which arrangements have more workers than the links were inspected with."""
+    """Return which arrangements have more workers than the links were inspected with."""
     found: dict[str, list[str]] = {}
     for each in _shown(rows):
         if name := given.extrapolated(each.arrangement.on_nodes):

@@ -126,14 +126,14 @@ def ls(
 
 
 def jobs_of(client: "Client", ended: int = 0) -> list[dict[str, Any]]:
-    """Give the active jobs of the pool, and the newest of all; in the order of their numbers."""
+    """Return the active jobs of the pool, and the newest of all; in the order of their numbers."""
     found = {job["id"]: job for job in _pages(client, True, None)}
     found |= {job["id"]: job for job in _pages(client, None, ended)}
     return [found[number] for number in sorted(found)]
 
 
 def _pages(client: "Client", active: bool | None, most: int | None) -> Iterator[dict[str, Any]]:
-    """Give jobs, the newest first; no more than `most`, if that is told."""
+    """Yield jobs, the newest first; no more than `most`, if that is told."""
     left, cursor = most, None
     while left is None or left > 0:
         limit = PAGE if left is None else min(PAGE, left)

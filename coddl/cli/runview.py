@@ -171,7 +171,7 @@ AFTER = {
 
 
 def end_sentence(end: Event) -> str:
-    """Tell how a job ended, and what can be done about it."""
+    """Return how a job ended, and what can be done about it."""
     took = f"{end['name']} {end['state']} at step {end['step']:,} after {end['seconds']:.1f} s"
     if end["state"] == "SUCCEEDED":
         pauses_s = [change["pause_s"] for change in end["changes"][1:]]

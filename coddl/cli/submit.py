@@ -217,7 +217,7 @@ def _what(words: list[str], *, is_command: bool) -> dict[str, object]:
 
 
 def interpreter(python: str) -> str:
-    """Give an interpreter by its whole path: a node may look for programs elsewhere."""
+    """Return an interpreter by its whole path: a node may look for programs elsewhere."""
     if not python or Path(python).is_absolute():
         return python
     if (found := shutil.which(python)) is None:

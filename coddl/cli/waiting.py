@@ -34,7 +34,7 @@ class TooLate(UserError):
 
 
 def exit_code_of(job: Answer) -> int:
-    """Give the exit code that tells how a job ended."""
+    """Return the exit code that tells how a job ended."""
     code = OVER.get(job["state"], NOT_FINISHED)
     return LEFT_EARLY if code == 0 and job.get("left_early") else code
 
@@ -52,7 +52,7 @@ def check_saved(job: Answer) -> None:
 
 
 def has_come(job: Answer, state: str) -> bool:
-    """Tell whether a job has come to a state; "" stands for any end."""
+    """Return whether a job has come to a state; "" stands for any end."""
     if state in ("", job["state"]):
         return job["state"] in OVER or bool(state)
     # States may pass between two looks.

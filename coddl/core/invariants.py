@@ -77,7 +77,7 @@ def _malformed(snapshot: Snapshot, allocation: object) -> str | None:
 
 
 def _mutual(packed_with: IntColumn, by_kind: IntMatrix) -> bool:
-    """Tell whether rows that share GPUs agree on it."""
+    """Return whether rows that share GPUs agree on it."""
     if packed_with.shape != by_kind.shape[:1]:
         return False
     rows = np.flatnonzero(packed_with >= 0)

@@ -47,7 +47,7 @@ class Scheduler:
     placement: Placement | None = None
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """Say which job is to hold how many GPUs, which, and what has to change for that."""
+        """Return which job is to hold how many GPUs, which, and what has to change for that."""
         aside = np.zeros(snapshot.jobs.size, np.bool_)
         part, reasons, wake_at_s = snapshot, Reasons(), np.inf
         for _ in range(ROUNDS_MAX):
@@ -137,7 +137,7 @@ class Scheduler:
         return allocation
 
     def _explained(self, allocation: Allocation, kept: IntColumn, snapshot: Snapshot) -> Allocation:
-        """Say where not the policy but a pin or a priority is why a row waits, and until when."""
+        """Return where not the policy but a pin or a priority is why a row waits, and until when."""
         jobs, shares = snapshot.jobs, allocation.gpus
         need = np.minimum(jobs.gpus_min, jobs.gpus_requested)
         without, reasons = shares == 0, Reasons()

@@ -47,7 +47,7 @@ class ConnectorOptions:
 
     @property
     def shared_folder(self) -> Path:
-        """Give a folder for the engine's files, on a disk that the nodes share."""
+        """Return a folder for the engine's files, on a disk that the nodes share."""
         return Path(self.jobs_dir) / ".coddl" if self.jobs_dir else self.folder
 
 
@@ -77,7 +77,7 @@ def run_connector(options: ConnectorOptions, tell: Callable[[str], None] = print
 
 
 def engine_from(options: ConnectorOptions, launch: AgentLaunch) -> Engine:
-    """Give the engine of a name."""
+    """Return the engine of a name."""
     if options.engine == "local":
         from coddl.engines.local import LocalEngine
 
@@ -227,7 +227,7 @@ class Connector:
         }
 
     def _notes(self, nodes: tuple[EngineNode, ...]) -> list[str]:
-        """Say why nodes leave or do not come; of those that have failed, the last one."""
+        """Return why nodes leave or do not come; of those that have failed, the last one."""
         notes = {node.name: node.because for node in nodes if node.because}
         notes |= dict(list(self._failed.items())[-1:])
         said = [f"node {name}: {because}"[:NAMED_MAX] for name, because in notes.items()][:99]

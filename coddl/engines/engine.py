@@ -60,7 +60,7 @@ class Engine(Protocol):
     """See above. `EngineUnavailable` may be raised by each call but `close`."""
 
     def look(self) -> EngineStatus:
-        """Tell what there is. Quick: it is called every second."""
+        """Return what there is. Quick: it is called every second."""
         ...
 
     def acquire(self) -> str:

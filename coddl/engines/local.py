@@ -50,7 +50,7 @@ class LocalEngine:
             (self.folder / CA_FILE).write_text(self.launch.ca)
 
     def look(self) -> EngineStatus:
-        """Tell which agents there are; one that has failed is started again."""
+        """Return which agents there are; one that has failed is started again."""
         now_s = self.now_s()
         for name, node in list(self._nodes.items()):
             has_ended = node.child.ended(now_s) is not None

@@ -37,7 +37,7 @@ START_TICK_S: Final = 0.05  # between looks at a server that starts
 ASK_S: Final = 2.0  # that the server may take to answer
 TELL_S: Final = 5.0  # after which a wait is explained
 LOOPBACK: Final = "127.0.0.1"
-NOBODY: Final = "no pool is running"
+NOT_RUNNING: Final = "no pool is running"
 
 
 class UnsavedJobs(UserError):
@@ -69,12 +69,12 @@ class PoolOptions:
 
     @property
     def keep_words(self) -> list[str]:
-        """Give the options that say what is kept of what is over."""
+        """Return the options that say what is kept of what is over."""
         return [word for each in self.keep for word in ("--keep", each)]
 
     @property
     def names(self) -> list[str]:
-        """Give the options that say how the server is named and known."""
+        """Return the options that say how the server is named and known."""
         words = ["--advertise", self.advertise] if self.advertise else []
         return words + (self.tls.words if self.tls else [])
 
@@ -188,7 +188,7 @@ class AnnouncedServer(NamedTuple):
 
 
 def server_of(folder: Path) -> AnnouncedServer | None:
-    """Tell where the server is."""
+    """Return where the server is."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         about = json.loads((folder / "server.json").read_text("utf-8"))
         url = str(about.get("advertised") or about["url"])
@@ -246,7 +246,7 @@ class PoolProcess:
         return Child(name, [*self.program, *words], log)
 
     def _server_words(self, again_at: str = "") -> list[str]:
-        """Tell how to start the server; again, where agents look for it, with its own policy."""
+        """Return how to start the server; again, where agents look for it, with its own policy."""
         options = self.options
         port = again_at.rpartition(":")[2] if again_at else str(options.port)
         words = ["server", "--state-dir", str(options.folder), "--port", port]
@@ -267,7 +267,7 @@ class PoolProcess:
         return words
 
     def _companions(self, server: AnnouncedServer) -> list[Child]:
-        """Give what runs beside the server: agents, or what has an engine bring them."""
+        """Return what runs beside the server: agents, or what has an engine bring them."""
         if self.options.engine:
             return [self._child("connector", *self._connector_words(server))]
         if self.options.emulation is not None:  # one process hosts them all
@@ -306,7 +306,7 @@ class PoolProcess:
             self._await_signal(min([TICK_S if agents else START_TICK_S, *due_s]))
 
     def _announced(self, server: Child) -> AnnouncedServer | None:
-        """Tell where the server is, once it listens."""
+        """Return where the server is, once it listens."""
         about = server_of(self.options.folder)
         is_ours = about and server.process and about.pid == server.process.pid
         return about if is_ours else None
@@ -321,7 +321,7 @@ class PoolProcess:
         self.tell(f"{child.name} {how}; restarting in {wait_s:.1f} s")
 
     def _has_engine(self) -> bool:
-        """Tell whether the engine has answered: one that is lost may end its connector."""
+        """Return whether the engine has answered: one that is lost may end its connector."""
         if not self.options.engine:
             return False
         try:

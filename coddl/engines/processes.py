@@ -63,7 +63,7 @@ class Child:
         return self.process.pid
 
     def ended(self, now_s: float) -> int | None:
-        """Tell the exit code of a process that has just ended, and plan its next start."""
+        """Return the exit code of a process that has just ended, and plan its next start."""
         if self.process is None or (code := self.process.poll()) is None:
             return None
         self.process = None
@@ -90,7 +90,7 @@ class Child:
             raise
 
     def words_of_end(self) -> UserError:
-        """Give what it said before it ended."""
+        """Return what it said before it ended."""
         said = ""
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as file:
             file.seek(max(self.begin, self.log.stat().st_size - TAIL_BYTES))
@@ -102,7 +102,7 @@ class Child:
 
 
 def _tie() -> Callable[[], None]:
-    """Give what a child does first: have the kernel tell it to end when we do."""
+    """Return what a child does first: have the kernel tell it to end when we do."""
     parent, libc = os.getpid(), ctypes.CDLL(None)
 
     def tie() -> None:

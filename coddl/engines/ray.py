@@ -48,7 +48,7 @@ class _RayThread:
         threading.Thread(target=self._run, name="ray-calls", daemon=True).start()
 
     def do(self, call: Callable[[], T], within_s: float = CALL_S) -> T:
-        """Give what a call gives; raises EngineUnavailable if it does not come in time."""
+        """Return what a call gives; raises EngineUnavailable if it does not come in time."""
         import ray
 
         future: Future[T] = Future()
@@ -147,7 +147,7 @@ class RayEngine:
             raise
 
     def look(self) -> EngineStatus:
-        """Tell what Ray has for this pool."""
+        """Return what Ray has for this pool."""
         return self._thread.do(self._look)
 
     def acquire(self) -> str:
@@ -167,7 +167,7 @@ class RayEngine:
         self._thread.close()
 
     def report(self, node: str) -> RayNodeReport:
-        """Give what a node that is up last told of itself."""
+        """Return what a node that is up last told of itself."""
         report = self._nodes[node].report
         assert report is not None
         return report
@@ -330,7 +330,7 @@ class RayEngine:
         return f"{gpus} and {self._bundle['CPU']:g} CPUs" if "CPU" in self._bundle else gpus
 
     def _leave_times(self, deadlines_ms: dict[str, int]) -> dict[str, float]:
-        """Tell when each machine that Ray drains will be taken away, in wall-clock time."""
+        """Return when each machine that Ray drains will be taken away, in wall-clock time."""
         first_s, now_s = self._draining_since_s, time.time()
         self._draining_since_s = {each: first_s.get(each, now_s) for each in deadlines_ms}
         return {
@@ -421,6 +421,6 @@ def _check(launch: AgentLaunch, gpus_per_node: int, address: str) -> None:
 
 
 def _cause(error: Exception) -> str:
-    """Give the line of an error of Ray that says why: below tracebacks and lists of fields."""
+    """Return the line of an error of Ray that says why: below tracebacks and lists of fields."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
     return lines[-1][:CAUSE_CHARS] if lines else type(error).__name__

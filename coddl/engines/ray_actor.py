@@ -59,7 +59,7 @@ class RayNodeActor:
         threading.Thread(target=self._hear, name="agent-guard", daemon=True).start()
 
     def report(self) -> RayNodeReport:
-        """Tell how the node is."""
+        """Return how the node is."""
         state: Literal["starting", "running", "ending", "ended"] = "starting"
         if self._ended is not None:
             state = "ended"
@@ -105,7 +105,7 @@ def await_end(pool: str, node: str) -> None:
 
 
 def initial_env() -> dict[str, str]:
-    """Give the environment that this process was started with."""
+    """Return the environment that this process was started with."""
     pairs = Path("/proc/self/environ").read_bytes().split(b"\0")
     return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
 
@@ -113,7 +113,7 @@ def initial_env() -> dict[str, str]:
 def agent_env(
     now: Mapping[str, str], initial: Mapping[str, str], gpu_ids: tuple[str, ...]
 ) -> dict[str, str]:
-    """Give what the agent may find: what the worker has, less what Ray put there for itself."""
+    """Return what the agent may find: what the worker has, less what Ray put there for itself."""
     of_ray = {*OF_RAY, *(name for name in SET_BY_WORKER if name not in initial)}
     kept = {name: value for name, value in now.items() if name not in of_ray}
     # Ray can be told not to set it; an agent would take all GPUs of the machine then.

@@ -16,14 +16,14 @@ class SharingOptions:
 
     @property
     def words(self) -> list[str]:
-        """Give the options that say so."""
+        """Return the options that say so."""
         words = ["--policy", self.policy] if self.policy else []
         words += ["--placement", self.placement] if self.placement else []
         return words + self.words_again
 
     @property
     def words_again(self) -> list[str]:
-        """Give those for a server that has its own policy by now."""
+        """Return those for a server that has its own policy by now."""
         words = [word for path in self.plugins for word in ("--plugin", path)]
         words += ["--cluster", self.cluster] if self.cluster else []
         if self.cool_down_s is not None:

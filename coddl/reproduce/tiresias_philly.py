@@ -53,7 +53,7 @@ class QueueJobs(NamedTuple):
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether jobs have to wait, but not ever longer."""
+        """Return whether jobs have to wait, but not ever longer."""
         least, most = BUSY_LOADS
         return least <= self.load <= most
 

@@ -315,11 +315,11 @@ class AgentSessions:
         return iter(list(self._by_node.values()))
 
     def of(self, node: str) -> AgentSession | None:
-        """Give a node's line, if there is one."""
+        """Return a node's line, if there is one."""
         return self._by_node.get(node)
 
     def is_current(self, session: AgentSession) -> bool:
-        """Tell whether a session speaks for its node."""
+        """Return whether a session speaks for its node."""
         return self._by_node.get(session.hello.node) is session
 
     def check_free(self, hello: wire.Hello, host: SessionHost) -> None:

@@ -26,7 +26,7 @@ class JobsThen:
         self._history, self._jobs = history, dict(jobs)
 
     def name(self, job: int) -> str:
-        """Give a job's name; one that is not known any more is called by its number."""
+        """Return a job's name; one that is not known any more is called by its number."""
         if job not in self._jobs:
             self._jobs |= {each.id: each for each in self._history.page(HistoryQuery(job=job), 1)}
         return self._jobs[job].spec.name if job in self._jobs else f"job {job}"
@@ -83,7 +83,7 @@ def _decision_view(journal: Journal, jobs: JobsThen, entry: DecisionEntry) -> re
 
 
 def _held_before(journal: Journal, entry: DecisionEntry, job: int) -> int:
-    """Give how many GPUs a job held when a decision changed that.
+    """Return how many GPUs a job held when a decision changed that.
 
     A job that the policy was not asked about has no row: it held what was decided last.
     """
@@ -124,7 +124,7 @@ def _seen_job(jobs: JobsThen, record: r.Decided, row: r.DecisionRow) -> rest.See
 
 
 def _rows_seen(journal: Journal, jobs: JobsThen, entry: DecisionEntry) -> dict[int, r.DecisionRow]:
-    """Give the newest row of each job that was there, up to a decision.
+    """Return the newest row of each job that was there, up to a decision.
 
     A job that was told to leave and has no row since was not seen: it was suspended, for one.
     """

@@ -20,7 +20,7 @@ WAITING_MAX: Final = 2_048  # connections that nobody has taken yet
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Give a socket that takes connections; raises CannotListen."""
+    """Return a socket that takes connections; raises CannotListen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named, so that asyncio knows TCP when it sees it, and sends answers without delay.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -126,18 +126,18 @@ class Journal:
         self.store.forget_answers(before_s)
 
     def read(self, after: int, limit: int, job: int | None = None) -> list[ReadEntry]:
-        """Give the oldest events after a number; of a job if one is named."""
+        """Return the oldest events after a number; of a job if one is named."""
         lines = self.store.lines(after, limit, job, without=QUIET)
         return [self._seen(line) for line in lines]
 
     def newest(self, limit: int, job: int | None = None) -> list[ReadEntry]:
-        """Give the newest events, in order; of a job if one is named."""
+        """Return the newest events, in order; of a job if one is named."""
         return [self._seen(line) for line in self.store.newest(limit, job, without=QUIET)]
 
     def decisions(
         self, limit: int, before: int | None = None, job: int | None = None
     ) -> list[DecisionEntry]:
-        """Give the newest decisions before a number, newest first; of those about a job, if named.
+        """Return the newest decisions before a number, newest first; of those about a job, if named.
 
         Those that can't be read are left out.
         """
@@ -150,16 +150,16 @@ class Journal:
         ]
 
     def history(self, wanted: HistoryQuery, limit: int) -> list[HistoryRow]:
-        """Give jobs that have left memory, by falling number."""
+        """Return jobs that have left memory, by falling number."""
         return self.store.history(wanted, limit)
 
     def begin(self) -> StoredRecord | None:
-        """Give the oldest record that was not removed; None if none ever was."""
+        """Return the oldest record that was not removed; None if none ever was."""
         lines = self.store.lines(0, 1)
         return lines[0] if lines and lines[0].seq > 1 else None
 
     def fold(self) -> FoldedPool:
-        """Give the pool as the journal has it: the newest snapshot that can be read, and the tail.
+        """Return the pool as the journal has it: the newest snapshot that can be read, and the tail.
 
         What was appended in between by nobody: one server has a journal at a time.
         """
@@ -184,7 +184,7 @@ class Journal:
         return FoldedPool(pool, last, at_s)
 
     def snapshot_is_due(self) -> bool:
-        """Tell whether enough has happened since the last snapshot."""
+        """Return whether enough has happened since the last snapshot."""
         return self._seq - self._snapshot_seq >= self._snapshot_every
 
     def note_snapshot(self, seq: int) -> None:

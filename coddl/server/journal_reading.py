@@ -27,7 +27,7 @@ TRY: Final = "--journal with a state directory, its journal.db, or the URL of a 
 
 
 def read_recording(where: str) -> Recording:
-    """Give what a journal tells of its pool until now; it is a file, a state directory, or a URL.
+    """Return what a journal tells of its pool until now; it is a file, a state directory, or a URL.
 
     Raises JournalUnreadable, and UserError if there is no journal.
     """
@@ -52,7 +52,7 @@ def _newer(reader: JournalReader) -> str:
 
 
 def recording_of(reader: JournalReader) -> Recording:
-    """Give what a journal tells of its pool; raises BrokenTail.
+    """Return what a journal tells of its pool; raises BrokenTail.
 
     As long as it has all its records they tell it; else a snapshot, the records since, and the
     history. It is the same.

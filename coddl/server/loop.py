@@ -88,7 +88,7 @@ class LoopEffects(Protocol):
         """Something failed that can't fail."""
 
     def restore(self) -> Sequence[Event]:
-        """Give what a fold does not know, to be handled again: who is silent, who holds what."""
+        """Return what a fold does not know, to be handled again: who is silent, who holds what."""
 
 
 class TurnResult(NamedTuple):
@@ -209,7 +209,7 @@ class ControlLoop:
                 batch.first.setdefault(request.once.key, request.once)
 
     def _came_before(self, request: LoopRequest, once: IdempotentRequest, batch: _Batch) -> bool:
-        """Tell whether a request with this key has taken effect; raise if it was another one."""
+        """Return whether a request with this key has taken effect; raise if it was another one."""
         earlier = batch.first.get(once.key)
         known = self._journal.answer(once.key) if earlier is None else None
         before = known or earlier

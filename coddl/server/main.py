@@ -154,7 +154,7 @@ def _keep_from_collector() -> None:
 
 
 def replay_command(journal: Path, options: ServeOptions) -> list[str]:
-    """Give the command that replays a journal as this server schedules."""
+    """Return the command that replays a journal as this server schedules."""
     words = [sys.executable, "-m", "coddl.cli.main", "whatif", "--journal", str(journal)]
     words += [f"--plugin={Path(path).absolute()}" for path in options.plugins]
     if options.cool_down_s is not None:
@@ -171,7 +171,7 @@ def _check_plugins(server: Server) -> None:
 
 
 def _tokens(options: ServeOptions, folder: Path) -> Tokens:
-    """Give both tokens; raises UserError if they are the same."""
+    """Return both tokens; raises UserError if they are the same."""
     full = options.token or token_of(folder)
     given = options.read_token_file
     read = read_token(Path(given), "--read-token-file") if given else token_of(folder, READ_TOKEN)
@@ -185,7 +185,7 @@ def _tokens(options: ServeOptions, folder: Path) -> Tokens:
 
 
 def token_of(folder: Path, name: str = TOKEN) -> str:
-    """Give a token of a state folder; it is made when it is first wanted, for its owner only."""
+    """Return a token of a state folder; it is made when it is first wanted, for its owner only."""
     path = folder / name
     if path.exists() and path.read_bytes().strip():  # a full disk may have left an empty one
         return read_token(path)

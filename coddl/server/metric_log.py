@@ -86,7 +86,7 @@ class MetricLog:
             self._put(job, told)
 
     def series(self, job: int, most: int) -> dict[str, list[MetricPoint]]:
-        """Give at most `most` points of each metric, the first and the last among them.
+        """Return at most `most` points of each metric, the first and the last among them.
 
         What was trained again counts as it went the last time.
         """
@@ -148,7 +148,7 @@ class MetricLog:
 
 
 def sample_of(run: RunProgress, at_s: float) -> MetricSample:
-    """Give what a run tells as a sample: what its script has logged, and what was measured."""
+    """Return what a run tells as a sample: what its script has logged, and what was measured."""
     logged: dict[str, float | None] = {**run.metrics, **dict.fromkeys(run.not_finite)}
     values = {name: logged[name] for name in sorted(logged) if len(name) <= NAME_MAX}
     values = dict(list(values.items())[:NAMES_MAX])
@@ -177,7 +177,7 @@ def _points(samples: Iterable[MetricSample]) -> Mapping[str, list[MetricPoint]]:
 
 
 def evenly(items: Sequence[T], most: int) -> list[T]:
-    """Give the first, the last, and as many between them as there may be, evenly by number."""
+    """Return the first, the last, and as many between them as there may be, evenly by number."""
     count = min(most, len(items))
     return [items[at * (len(items) - 1) // max(1, count - 1)] for at in range(count)]
 

@@ -79,7 +79,7 @@ class Replays:
         return name
 
     def find(self, name: str) -> Replay:
-        """Give a replay by its id; raises NotFound."""
+        """Return a replay by its id; raises NotFound."""
         if name not in self._replays:
             raise NotFound(
                 f'replay "{name}" cannot be found',
@@ -165,7 +165,7 @@ def _result(printed: bytes) -> WhatIfResultView | UserError:
 
 
 def _trouble(told: Sequence[str]) -> UserError:
-    """Give the error that the command has written, or its last words if it crashed."""
+    """Return the error that the command has written, or its last words if it crashed."""
     for text in reversed(told):
         found = _json(text)
         error = found.get("error") if isinstance(found, dict) else None

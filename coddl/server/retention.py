@@ -84,7 +84,7 @@ def collect(
 
 
 def job_of(name: str) -> int | None:
-    """Tell which job a file of `logs` or `metrics` is of; None: of none."""
+    """Return which job a file of `logs` or `metrics` is of; None: of none."""
     number = name.partition(".")[0]
     return int(number) if number.isdecimal() else None
 

@@ -20,7 +20,7 @@ Since = Annotated[float | None, Query(ge=0, description="Seconds since 1970.")]
 
 
 def routes(server: Server) -> APIRouter:
-    """Give the routes of what has been."""
+    """Return the routes of what has been."""
     router = APIRouter(tags=["history"])
 
     @router.get("/timeline")

@@ -37,7 +37,7 @@ from coddl.server.warm_up import warm_up
 
 
 def routes(server: Server) -> APIRouter:
-    """Give the routes of the pool."""
+    """Return the routes of the pool."""
     router = APIRouter(tags=["pool"])
     _add_nodes(router, server)
     _add_engine(router, server)
@@ -60,14 +60,14 @@ def routes(server: Server) -> APIRouter:
 
     @router.get("/access")
     async def access(request: Request) -> rest.AccessView:
-        """Tell what the token of this request may do."""
+        """Return what the token of this request may do."""
         return rest.AccessView(access=request.scope[ACCESS])
 
     return router
 
 
 def name_order(name: str) -> list[str | int]:
-    """Give what names are ordered by, so that node-2 comes before node-10."""
+    """Return what names are ordered by, so that node-2 comes before node-10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
 
 
@@ -153,7 +153,7 @@ def _add_engine(router: APIRouter, server: Server) -> None:
 
 
 def _news(pool: Pool, report: EngineReport) -> list[str]:
-    """Give the notes of a report, less what nodes waited for that have joined since."""
+    """Return the notes of a report, less what nodes waited for that have joined since."""
     joined = [n.name for n in report.nodes if n.state == "starting" and n.name in pool.nodes]
     return [
         note for note in report.notes if not note.startswith(tuple(f"node {n}: " for n in joined))
@@ -200,18 +200,18 @@ def _add_events(router: APIRouter, server: Server) -> None:
 
 
 def probes(server: Server) -> APIRouter:
-    """Give what is asked by those who watch over the server."""
+    """Return what is asked by those who watch over the server."""
     router = APIRouter(tags=["probes"])
 
     @router.get("/healthz")
     async def healthz(response: Response) -> dict[str, str]:
-        """Tell whether the server is alive."""
+        """Return whether the server is alive."""
         response.status_code = 200 if server.failure is None else 500
         return {"status": "ok" if server.failure is None else "the control loop has stopped"}
 
     @router.get("/readyz")
     async def readyz(response: Response) -> rest.ReadyView:
-        """Tell whether the server decides: its kernels are compiled."""
+        """Return whether the server decides: its kernels are compiled."""
         waits_for = server.waits_for()
         response.status_code = 503 if waits_for else 200
         unsaved = views.unsaved(server.pool)
@@ -228,7 +228,7 @@ def probes(server: Server) -> APIRouter:
 
     @router.get("/version")
     async def version() -> rest.VersionView:
-        """Tell what the server is."""
+        """Return what the server is."""
         return rest.VersionView(version=__version__, protocol=PROTOCOL)
 
     @router.get("/metrics", response_class=Response)

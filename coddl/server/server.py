@@ -209,11 +209,11 @@ class Server:
         return [] if self._is_warm else ["kernels to be compiled"]
 
     def find(self, job: str) -> JobState:
-        """Give a job by number or name, of the history if it has left memory; raises NotFound."""
+        """Return a job by number or name, of the history if it has left memory; raises NotFound."""
         return self._names.find(self.pool, job) or self.history.find(job)
 
     def find_active(self, job: str, wanted: str) -> JobState:
-        """Give a job that is `wanted`, for example cancelled; raises Conflict if it has ended."""
+        """Return a job that is `wanted`, for example cancelled; raises Conflict if it has ended."""
         return alive(self.find(job), wanted)
 
     def job_view(self, job: JobState) -> rest.JobView:
@@ -355,7 +355,7 @@ class Server:
         log.error("server_bug", error=repr(error), exc_info=error)
 
     def restore(self) -> list[Event]:
-        """Give what a fold does not know: who is silent, who holds what, how runs are doing."""
+        """Return what a fold does not know: who is silent, who holds what, how runs are doing."""
         events: list[Event] = [
             NodeSilent(node.name, node.boot)
             for node in self.pool.nodes.values()
@@ -435,7 +435,7 @@ class Server:
             self.put(fact(Woke()))
 
     def _patience_s(self) -> float | None:
-        """Tell how long nothing has to be done unless something comes."""
+        """Return how long nothing has to be done unless something comes."""
         steady_s = self.steady_s()
         due_s = [end for end in (self._leases.next_end_s(), self._turn_at_s) if end is not None]
         if self._wake_at_s is not None and self._wake_at_s != self._woken_for_s:

@@ -117,7 +117,7 @@ def decoded_snapshot(body: bytes, rest: Callable[[], None] = _no_rest) -> Decode
 
 
 def base_of(reader: JournalReader, rest: Callable[[], None] = _no_rest) -> FoldBase | None:
-    """Give where a fold of a journal begins; None: it was trimmed, and no snapshot can be read.
+    """Return where a fold of a journal begins; None: it was trimmed, and no snapshot can be read.
 
     The newest snapshot that this version wrote; else the first record; else, if that was trimmed,
     the newest snapshot that can be read at all.

@@ -46,7 +46,7 @@ PRAGMAS: Final = (
 
 
 def sqlite_url(path: Path) -> URL:
-    """Give the URL of a journal in a file."""
+    """Return the URL of a journal in a file."""
     return URL.create("sqlite", database=str(path))
 
 

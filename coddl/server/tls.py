@@ -27,7 +27,7 @@ class Certificate:
     ca: str  # the file that verifies it; empty: this machine's CAs
 
     def is_for(self, host: str) -> bool:
-        """Tell whether clients accept it from a server of that name."""
+        """Return whether clients accept it from a server of that name."""
         try:
             _handshake(self.context, trusted(self.ca), host)
         except ssl.SSLCertVerificationError:

@@ -258,7 +258,7 @@ def event_view(entry: ReadEntry, unit: str, job: int | None = None) -> rest.Even
 
 
 def _detail(record: r.Record) -> dict[str, Any]:  # Any: JSON
-    """Give what a record holds, less what is bulky and what may be secret."""
+    """Return what a record holds, less what is bulky and what may be secret."""
     found: dict[str, Any] = msgspec.to_builtins(record, str_keys=True)
     for name in BULKY:
         found.pop(name, None)
@@ -422,7 +422,7 @@ def plugin_problems(pool: Pool, registry: Registry) -> list[str]:
 
 
 def unsaved(pool: Pool) -> list[str]:
-    """Say which jobs' state can't be saved."""
+    """Return which jobs' state can't be saved."""
     return [
         f'job {job.id} "{job.spec.name}": {job.unsaved_sentence}'
         for job in pool.live_jobs()

@@ -163,7 +163,7 @@ class StepLoop:
 
     @property
     def _has_jobs(self) -> bool:
-        """Tell whether a job is in the system, or still to come."""
+        """Return whether a job is in the system, or still to come."""
         counts = self._world.counts
         return bool(counts[ACTIVE] > 0 or counts[ARRIVED] < self._world.jobs.size)
 

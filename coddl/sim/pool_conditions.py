@@ -77,12 +77,12 @@ class PoolEvents:
         return self._gpus
 
     def competes(self, rows: IntColumn) -> BoolColumn:
-        """Tell which of these jobs may have GPUs."""
+        """Return which of these jobs may have GPUs."""
         competes: BoolColumn = ~self._suspended[rows]
         return competes
 
     def as_bounded(self, table: JobTable, now_s: float) -> JobTable:
-        """Give these jobs as a scheduler may treat them now.
+        """Return these jobs as a scheduler may treat them now.
 
         None asks for more GPUs than there are. Until it was measured, a job has its minimum at
         most. It tells its length when it first

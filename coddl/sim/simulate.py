@@ -73,7 +73,7 @@ class Case:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether the policy alone decides, about shares and nothing else."""
+        """Return whether the policy alone decides, about shares and nothing else."""
         alone = self.cluster is None and self.placement is None
         fixed = self.beliefs is None or self.beliefs.is_fixed
         alike = self.trace.priority is None and self.trace.preemptible is None
@@ -116,7 +116,7 @@ def chunks_of(
 
 
 def step_loop_of(case: Case, world: World, scaling: NodeScaling | None = None) -> StepLoop:
-    """Give the step-by-step loop of a case, with its nodes as they are at the start."""
+    """Return the step-by-step loop of a case, with its nodes as they are at the start."""
     speeds = case.trace.speeds
     cluster, beliefs = case.cluster or Cluster.of(case.key.gpus), case.beliefs or Beliefs(speeds)
     simulated = SimulatedCluster(cluster, speeds, beliefs, case.quota_gpus, case.reconfigure.move_s)

@@ -212,7 +212,7 @@ class StudySpec:
 
     @property
     def has_nodes(self) -> bool:
-        """Tell whether it matters which GPUs a job has."""
+        """Return whether it matters which GPUs a job has."""
         return bool(self.clusters or self.nodes.ranges)
 
     @property

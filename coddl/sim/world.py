@@ -86,7 +86,7 @@ NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S, CHECKPOINT_S = range(CLOCKS := 6)
 ) = range(COUNTS := 13)
 # What the log tells, first of Log.what.
 ARRIVE, FINISH, SHARE, SWAP, WAKE_UP, MOVE, FAIL = map(kernel_int, range(7))
-NOBODY = kernel_int(-1)
+NO_JOB = kernel_int(-1)
 # How a change of share takes effect: World.counts[MODE].
 STALL, SERIAL, CONCURRENT, UNCANCELLED = range(4)
 
@@ -450,7 +450,7 @@ def advance(world: World) -> bool:
         count[ARRIVED] += 1
     if clock[WAKE] <= now_s:
         clock[WAKE] = np.inf
-        tell(world, WAKE_UP, NOBODY, ZERO)
+        tell(world, WAKE_UP, NO_JOB, ZERO)
     if count[MODE] != STALL:
         swap_what_is_ready(world)
         look_ahead(world)

@@ -100,7 +100,7 @@ def screen(history: DemoHistory, width: int) -> Iterator[Text]:
 
 
 def _below(part: DemoJob) -> str:
-    """Say why a job has what it has; how it went, when it is over."""
+    """Return why a job has what it has; how it went, when it is over."""
     if not part.is_over:
         return str(part.job["reason"])
     took_s, resizes = part.job["jct_s"] or 0.0, counted(len(part.pauses_s), "resize")

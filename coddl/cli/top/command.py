@@ -54,7 +54,7 @@ def top(
 
 
 def _connector(server: str, state_dir: str) -> "Connect":
-    """Give what connects to the server, from any thread; found anew, as it may have moved."""
+    """Return what connects to the server, from any thread; found anew, as it may have moved."""
     given = given_credentials.get()
 
     def connect() -> "Client":

@@ -92,7 +92,7 @@ class PoolReader:
 
 
 def newest_decisions(client: "Client", known: Sequence[Answer]) -> Sequence[Answer]:
-    """Give the decisions that changed something or failed, the newest first; some are known."""
+    """Return the decisions that changed something or failed, the newest first; some are known."""
     limit = DECISIONS_READ if known else DECISIONS_READ_FIRST
     read = client.get("/decisions", limit=limit)["items"]
     found = [each for each in read if each["changes"] or each["trouble"]]
@@ -101,7 +101,7 @@ def newest_decisions(client: "Client", known: Sequence[Answer]) -> Sequence[Answ
 
 
 def shown_jobs(client: "Client", wants_ended: bool) -> Sequence[Answer]:
-    """Give the active jobs, and the newest of those that have ended if they are wanted."""
+    """Return the active jobs, and the newest of those that have ended if they are wanted."""
     found = jobs_of(client)
     if wants_ended:
         newest = client.get("/jobs", limit=ENDED_SHOWN)["items"]
@@ -111,7 +111,7 @@ def shown_jobs(client: "Client", wants_ended: bool) -> Sequence[Answer]:
 
 
 def read_job(client: "Client", job: int) -> JobLook:
-    """Give why a job is where it is, and the last lines that it has printed."""
+    """Return why a job is where it is, and the last lines that it has printed."""
     told = client.get(f"/jobs/{job}/explain")
     return JobLook(time.time(), told, client.get(f"/jobs/{job}/logs", tail=LOG_LINES)["items"])
 

@@ -64,7 +64,7 @@ class Given(NamedTuple):
 
 @part
 def fits(room: FreeNodes, node: int, workers: int, servers: int) -> bool:
-    """Tell whether a node has room for these tasks."""
+    """Return whether a node has room for these tasks."""
     cpus = workers * room.tasks.worker_cpus + servers * room.tasks.server_cpus
     return bool(workers <= room.gpus[node] and cpus <= room.cpus[node])
 

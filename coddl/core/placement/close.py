@@ -39,7 +39,7 @@ class PlacementRequest(NamedTuple):
 
 @part
 def is_of(columns: ClusterColumns, island: int, kind: int, kinds: int) -> bool:
-    """Tell whether an island holds GPUs of this kind, if kinds play a part."""
+    """Return whether an island holds GPUs of this kind, if kinds play a part."""
     return bool(kinds == 1 or columns.node_kind[columns.island_node[island]] == kind)
 
 
@@ -184,7 +184,7 @@ def lone_node(room: FreeGpus, slots: Slots, row: int, need: int, kind: int) -> i
 
 @part
 def suits_preferred(found: PartialPlacement, row: int, node: int, need: int, kind: int) -> bool:
-    """Tell whether a row that has kept nothing can have all it needs on the node it prefers."""
+    """Return whether a row that has kept nothing can have all it needs on the node it prefers."""
     if node < 0 or found.kept[row + 1] > found.kept[row]:
         return False
     room = found.room

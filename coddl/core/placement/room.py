@@ -199,7 +199,7 @@ def give_back(room: FreeGpus, taken: Taken, size: int) -> None:
 
 @part
 def suits(room: FreeGpus, zone: int, kind: int, rack: int) -> bool:
-    """Tell whether a zone is of this kind and rack, where they are given."""
+    """Return whether a zone is of this kind and rack, where they are given."""
     return bool(
         (kind < 0 or room.zone_kind[zone] == kind) and (rack < 0 or room.zone_rack[zone] == rack)
     )

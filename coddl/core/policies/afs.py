@@ -15,7 +15,7 @@ from coddl.core.kernels import (
     COIN,
     KEEP,
     LENGTH,
-    NOBODY,
+    NO_ROW,
     SKIP,
     RankedRows,
     empty_ranking,
@@ -122,7 +122,7 @@ def grow_in_order(
     """Hand out what is left in the line's order: the last of a pass with coins have the edge."""
     size = snapshot.rows.shape[0]
     order, rows = np.empty(size, np.int64), np.empty(size, np.int64)
-    select_first(ranked, ANY, NOBODY, size, order)
+    select_first(ranked, ANY, NO_ROW, size, order)
     sort_heap(order, size, ranked.keys)
     ordered = np.empty(size, np.int64)
     for i in range(size):

@@ -14,7 +14,7 @@ from coddl.core.jobs import GPUS_MIN
 from coddl.core.kernels import next_share
 from coddl.core.snapshot import KernelSnapshot
 
-NOBODY = kernel_int(-1)
+NO_ROW = kernel_int(-1)
 
 
 class Bids(NamedTuple):
@@ -94,7 +94,7 @@ def partial_allocation(bids: Bids, free: int) -> tuple[IntColumn, FloatColumn]:
     to exaggerate (Cole, Gkatzelis, Goel, EC '13).
     """
     steps = steps_of(bids, free)
-    shares = best_without(bids, steps, free, NOBODY)
+    shares = best_without(bids, steps, free, NO_ROW)
     keeps = np.ones(shares.shape[0])
     for bidder in range(shares.shape[0]):
         if shares[bidder] == bids.held[bidder]:
@@ -113,7 +113,7 @@ def worst_first(bids: Bids, free: int) -> IntColumn:
     """All it can use to who would be worst off even so, then to the next (PCS, OSDI '24)."""
     shares, done = bids.held.copy(), np.zeros(bids.held.shape[0], np.bool_)
     for _ in range(shares.shape[0]):
-        worst, share_of_worst = NOBODY, 0
+        worst, share_of_worst = NO_ROW, 0
         for bidder in range(shares.shape[0]):
             most = min(free, bids.fits.shape[1] - 1)
             while most > 0 and not bids.fits[bidder, most]:

@@ -179,7 +179,7 @@ def weigh(
 
 @part
 def beats_by_far(them: Contenders, rule: int, x: int, champion: int) -> bool:
-    """Tell whether x takes the next GPUs from the champion where they may change who ends first.
+    """Return whether x takes the next GPUs from the champion where they may change who ends first.
 
     The AFS rule supposes that the shorter job ends first, whichever gets them. That is not so where
     a step makes a job ten times as fast. Let l be the seconds left now and r = p'/p. If the longer

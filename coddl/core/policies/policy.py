@@ -95,7 +95,7 @@ def with_reasons(
 
 
 def only_free(gpus: int) -> str:
-    """Say how many GPUs are free for a job that needs more."""
+    """Return how many GPUs are free for a job that needs more."""
     return f"only {counted(gpus, 'GPU')} free" if gpus else "no GPU is free"
 
 

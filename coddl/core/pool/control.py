@@ -380,7 +380,7 @@ class ControlPlane:
                 assert_never(fact)
 
     def _may_say(self, job: JobState, fact: r.Record) -> bool:
-        """Tell whether such word can be: of a run, or that a run we took for lost had succeeded."""
+        """Return whether such word can be: of a run, or that a run we took for lost had succeeded."""
         if job.has_run:
             return True
         return not job.is_over and isinstance(fact, r.RunEnded) and fact.outcome == "succeeded"
@@ -431,7 +431,7 @@ class ControlPlane:
             self._add(outcome.record, now_s)
 
     def _start_due_s(self, job: JobState) -> float | None:
-        """Tell until when a job must have made its first step; None: we would not hear of it."""
+        """Return until when a job must have made its first step; None: we would not hear of it."""
         if job.lead is None or self.pool.is_deaf(job):
             return None
         # Who was away tells what has happened meanwhile only after it has come back.
@@ -439,7 +439,7 @@ class ControlPlane:
         return since_s + self._start_within_s(job)
 
     def _start_within_s(self, job: JobState) -> float:
-        """Tell how long a start may take: it makes no progress while it waits for its turn."""
+        """Return how long a start may take: it makes no progress while it waits for its turn."""
         within_s = job.spec.launch.start_within_s
         return within_s if job.sharers == 1 else (within_s + job.turn_s) * job.sharers
 
@@ -454,7 +454,7 @@ class ControlPlane:
                 self._call(f"{self._name(number)} did not start in time")
 
     def note(self) -> ControlOutput:
-        """Give what has happened since the last time, without drawing conclusions."""
+        """Return what has happened since the last time, without drawing conclusions."""
         records, self._records = tuple(self._records), []
         instruct = frozenset(self.pool.touched)
         self.pool.touched.clear()

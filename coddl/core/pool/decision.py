@@ -100,7 +100,7 @@ def _planned(
 
 
 def _waits(pool: Pool, seen: PoolSnapshot, plan: Plan, row: int) -> Waiting:
-    """Say why a row gets nothing."""
+    """Return why a row gets nothing."""
     return (plan.waiting(row) or UNPLACED) if seen.islands else _nothing(pool)
 
 
@@ -246,7 +246,7 @@ def _trial(pool: Pool, job: JobState, gpus: int, outline: PoolOutline) -> str:
 
 
 def leaving(pool: Pool) -> dict[int, Target]:
-    """Give the jobs that must leave their devices whatever a policy says."""
+    """Return the jobs that must leave their devices whatever a policy says."""
     targets: dict[int, Target] = {}
     for job in pool.live_jobs():
         if job.target and not job.fits:
@@ -259,7 +259,7 @@ def leaving(pool: Pool) -> dict[int, Target]:
 
 
 def _nothing(pool: Pool) -> Waiting:
-    """Say why no device can be used."""
+    """Return why no device can be used."""
     if coming := pool.engine.acquired.keys() - pool.nodes.keys():
         nodes = counted(len(coming), "node")
         return Waiting("Resources", f"{nodes} asked for from {pool.engine.name}, not there yet")
@@ -268,7 +268,7 @@ def _nothing(pool: Pool) -> Waiting:
 
 
 def _drained(pool: Pool) -> str:
-    """Say which devices an operator keeps jobs from; empty if there are none."""
+    """Return which devices an operator keeps jobs from; empty if there are none."""
     up = [node for node in pool.nodes.values() if node.is_up]
     free = {
         node.name: count
@@ -312,7 +312,7 @@ def _with_memory(waits: Waiting, job: JobState) -> Waiting:
 def _next_look(
     pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements
 ) -> tuple[float | None, str]:
-    """Say when to decide anew, and why: as the policy asks, when shares that were changed a moment
+    """Return when to decide anew, and why: as the policy asks, when shares that were changed a moment
     ago may change again, when a job may grow though unmeasured, or when one has rested.
     """
     now_s, asked_s = seen.snapshot.now_s, float(plan.allocation.wake_at_s)
@@ -343,7 +343,7 @@ def _held_back(pool: Pool, why: str, now_s: float) -> str:
 
 
 def _memories(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[float, ...]]:
-    """Give what is to be remembered, where that is new."""
+    """Return what is to be remembered, where that is new."""
     return {
         job.id: memory
         for job, values in zip(seen.jobs, plan.memory.tolist(), strict=True)

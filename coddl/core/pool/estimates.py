@@ -30,7 +30,7 @@ class PoolOutline(NamedTuple):
 
 
 def outline_of(pool: "Pool") -> PoolOutline:
-    """Give the outline of a pool.
+    """Return the outline of a pool.
 
     Links are rounded: what is worked out for an outline is not to be lost whenever a node with
     almost the same links comes or goes.
@@ -41,7 +41,7 @@ def outline_of(pool: "Pool") -> PoolOutline:
 
 
 def links_of(pool: "Pool") -> dict[LinkClass, LinkSpeed]:
-    """Give the link in the middle of those nodes tell of, for each class."""
+    """Return the link in the middle of those nodes tell of, for each class."""
     links: dict[LinkClass, LinkSpeed] = {}
     nodes = [node for node in pool.nodes.values() if node.is_up]
     for name in LINK_CLASSES:
@@ -65,7 +65,7 @@ def note_estimable(pool: "Pool", numbers: Iterable[int]) -> None:
 
 
 def _could_estimate(job: JobState, outline: PoolOutline) -> bool:
-    """Tell whether a job's speeds could be estimated if it had a profile."""
+    """Return whether a job's speeds could be estimated if it had a profile."""
     most = min(job.gpus_most, outline.gpus)
     if most == 1 or job.spec.step_s or job.spec.launch.env.get("CODDL_INSPECT") == "0":
         return False

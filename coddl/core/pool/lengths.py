@@ -21,7 +21,7 @@ class JobLength:
 
 
 def length_of(job: JobState) -> JobLength:
-    """Give what a job still has to do: as its script tells, or as its losses do."""
+    """Return what a job still has to do: as its script tells, or as its losses do."""
     if job.steps is not None:
         return JobLength("told", max(0, job.steps - job.step))
     if (predicted := job.predicted) is None:
@@ -30,7 +30,7 @@ def length_of(job: JobState) -> JobLength:
 
 
 def length_sentence(job: JobState) -> str:
-    """Say how many steps a job still has to make, and how that is known."""
+    """Return how many steps a job still has to make, and how that is known."""
     length = length_of(job)
     if length.steps_left is None:
         return f"an unknown number of steps is left: {_why_unknown(job)}"

@@ -30,10 +30,10 @@ def without_limits(known: Sequence[MemoryLimit], fit: MemoryLimit) -> list[Memor
 
 
 def is_same(one: MemoryLimit, other: MemoryLimit) -> bool:
-    """Tell whether two are of the same model on the same kind of GPU."""
+    """Return whether two are of the same model on the same kind of GPU."""
     return (one.model, one.kind) == (other.model, other.kind)
 
 
 def limits_on(known: Sequence[MemoryLimit], kinds: Collection[str]) -> tuple[MemoryLimit, ...]:
-    """Give what holds on these kinds of GPU."""
+    """Return what holds on these kinds of GPU."""
     return tuple(limit for limit in known if limit.kind in kinds)

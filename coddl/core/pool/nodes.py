@@ -40,7 +40,7 @@ class NodeState:
 
     @property
     def may_park(self) -> bool:
-        """Tell whether workers that are parked there could be resumed."""
+        """Return whether workers that are parked there could be resumed."""
         return self.is_up and not self.is_drained  # as one that leaves is, too
 
     def join(self, joined: r.NodeJoined) -> None:
@@ -85,7 +85,7 @@ class SlotState:
 
     @property
     def is_stuck(self) -> bool:
-        """Tell whether none of its owners has ever started there, so that it is not waited for."""
+        """Return whether none of its owners has ever started there, so that it is not waited for."""
         return bool(self.owners) and all(self.owners.values())
 
 

@@ -132,7 +132,7 @@ def _outline(cluster: Cluster) -> Cluster:
 
 @lru_cache(maxsize=2)
 def _estimator(outline: Cluster) -> Estimator:
-    """Give estimates for a cluster, remembered: few jobs have news since the last decision."""
+    """Return estimates for a cluster, remembered: few jobs have news since the last decision."""
 
     @lru_cache(maxsize=1 << 14)
     def estimated(step_s: bytes, model: Model) -> Places:

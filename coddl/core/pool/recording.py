@@ -93,7 +93,7 @@ class RecordedJob:
 
     @property
     def counts_steps(self) -> bool:
-        """Tell whether its work is counted in steps; else in seconds at its size."""
+        """Return whether its work is counted in steps; else in seconds at its size."""
         return any(each.to_step > each.from_step for each in self.stretches)
 
     @property

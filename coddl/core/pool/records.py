@@ -266,7 +266,7 @@ class StartOverdue:
     after_s: float
 
     def end(self, step: int) -> RunEnded:
-        """Give the end of the run, as its lead would have told it."""
+        """Return the end of the run, as its lead would have told it."""
         because = f"it made no step within {self.after_s:g} s of its start"
         more = f"coddl logs {self.job}; a larger start_within_s if it needs more time"
         trouble = Trouble("it did not start", because, more)
@@ -415,5 +415,5 @@ _KINDS: Final[dict[type, str]] = {JobSuspended: "JobHeld", JobResumed: "JobRelea
 
 
 def kind_of(record: type[Record]) -> str:
-    """Give the name of a kind of record in journals and in REST. It never changes."""
+    """Return the name of a kind of record in journals and in REST. It never changes."""
     return _KINDS.get(record, record.__name__)

@@ -83,11 +83,11 @@ class Pool:
         return re.sub(r"\bGPU(?=s?\b(?!-))", self.unit, text)
 
     def live_jobs(self) -> Iterator[JobState]:
-        """Give the jobs that are not over, in order of their numbers."""
+        """Return the jobs that are not over, in order of their numbers."""
         return (self.jobs[job] for job in self.active)
 
     def orders(self, node: str) -> Orders:
-        """Give all that an agent shall do."""
+        """Return all that an agent shall do."""
         return orders_for(self, node)
 
     def kinds_of(self, job: JobState) -> list[str]:
@@ -95,11 +95,11 @@ class Pool:
         return sorted({self.slots[slot].device.kind for slot in job.granted})
 
     def is_deaf(self, job: JobState) -> bool:
-        """Tell whether a job's lead can't be told anything now: it keeps what it has."""
+        """Return whether a job's lead can't be told anything now: it keeps what it has."""
         return job.lead is not None and self.nodes[job.lead].is_silent
 
     def is_of_lead(self, report: r.RunReported) -> bool:
-        """Tell whether a run's lead speaks; it may do so after the run has ended."""
+        """Return whether a run's lead speaks; it may do so after the run has ended."""
         job, node = self.jobs.get(report.fact.job), self.nodes.get(report.node)
         if job is None or node is None or node.boot != report.boot:
             return False

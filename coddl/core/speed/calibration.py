@@ -95,12 +95,12 @@ class LinkGrid(NamedTuple):
 
     @classmethod
     def all(cls) -> "LinkGrid":
-        """Give every combination."""
+        """Return every combination."""
         tried = np.array(list(product(NODE_GB_S, CLUSTER_GB_S, CALL_US, MESSAGE_US)))
         return cls(*(column[:, None] for column in tried.T))
 
     def links(self, at: int) -> LinkSpeeds:
-        """Give those of a row."""
+        """Return those of a row."""
         node, cluster, call, message = (float(column[at, 0]) for column in self)
         return {
             "node": LinkSpeed(node, 0.0, call, BACKEND),

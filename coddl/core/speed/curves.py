@@ -40,7 +40,7 @@ def curve_of(steps: Mapping[int, PredictedStep], most: int) -> FloatColumn:
 
 
 def sizes_to(most: int) -> Iterator[int]:
-    """Give sizes up to a most, the closer to each other the smaller they are."""
+    """Yield sizes up to a most, the closer to each other the smaller they are."""
     size = 1
     while size < most:
         yield size

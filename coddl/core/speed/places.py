@@ -143,7 +143,7 @@ def slowdowns(
 
 @part
 def is_new_node(occupancy: Occupancy, row: int, i: int) -> bool:
-    """Tell whether entry i is the first of its row on its node."""
+    """Return whether entry i is the first of its row on its node."""
     island, node = occupancy.slots.island, occupancy.columns.island_node
     return bool(i == occupancy.slots.first[row] or node[island[i]] != node[island[i - 1]])
 

@@ -79,7 +79,7 @@ class TrainingProfile:
             raise ValueError("a bucket is ready in the backward pass")
 
     def as_data(self) -> dict[str, Any]:  # Any: JSON
-        """Give it for programs."""
+        """Return it for programs."""
         return {
             "version": VERSION,
             "device": self.device,

@@ -161,7 +161,7 @@ def replayed(
     links: LinkSpeeds,
     setting: StepSetting | None = None,
 ) -> StepTimeline:
-    """Give the time line of a step; raises UserError if a link is not known, or nothing fits."""
+    """Return the time line of a step; raises UserError if a link is not known, or nothing fits."""
     setting = setting or StepSetting()
     samples = _samples(profile, arrangement)
     slowest, passes, in_a_pass, times = _slowest(profile, arrangement, samples, setting)
@@ -241,7 +241,7 @@ def _slowest(
 
 
 def _on_worker(half: HalfPass, speed: float, parts: int) -> HalfPass:
-    """Give one half of a pass on a GPU of another speed; the host launches it no faster."""
+    """Return one half of a pass on a GPU of another speed; the host launches it no faster."""
     return HalfPass(half.fixed_s / speed / parts, half.sample_s / speed, half.least_s / parts)
 
 

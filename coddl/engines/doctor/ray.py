@@ -36,7 +36,7 @@ class HeadFacts:
         return "Redis" if self.redis else self.settings.get("gcs_storage", "").replace("memory", "")
 
     def number(self, name: str) -> int:
-        """Give a setting in force."""
+        """Return a setting in force."""
         return int(self.settings.get(name, DEFAULTS[name]))
 
 

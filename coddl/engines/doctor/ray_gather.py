@@ -56,7 +56,7 @@ def gather_ray(asked: RayQuestion) -> RayFacts:
 
 
 def _address(given: str) -> str:
-    """Give the whole address of a cluster that answers."""
+    """Return the whole address of a cluster that answers."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     if given.startswith("ray://"):
@@ -68,7 +68,7 @@ def _address(given: str) -> str:
 
 
 def _metadata(address: str) -> dict[str, str]:
-    """Give the versions that a cluster was started with; Ray compares them, too."""
+    """Return the versions that a cluster was started with; Ray compares them, too."""
     from ray import _raylet
     from ray._common.usage.usage_lib import get_cluster_metadata
 
@@ -129,7 +129,7 @@ def _asked(facts: RayFacts) -> RayFacts:
 
 
 def _told(question: Any) -> tuple[dict[str, Any], str]:  # Any: Ray's reference, and JSON
-    """Give what a machine told, or why it did not."""
+    """Return what a machine told, or why it did not."""
     import ray
 
     try:

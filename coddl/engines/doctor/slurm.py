@@ -64,7 +64,7 @@ class SlurmFacts:
 
     @property
     def partition(self) -> dict[str, str] | None:
-        """Give the settings of the pool's partition; None: there is none."""
+        """Return the settings of the pool's partition; None: there is none."""
         wanted = self.options.partition
         for each in self.partitions:
             if each["PartitionName"] == wanted or (not wanted and each.get("Default") == "YES"):
@@ -78,7 +78,7 @@ class SlurmFacts:
 
     @property
     def takes_jobs(self) -> bool:
-        """Tell whether some of them are in use, or could be."""
+        """Return whether some of them are in use, or could be."""
         return any(node.takes_jobs for node in self.fitting)
 
     @property

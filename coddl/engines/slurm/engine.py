@@ -119,7 +119,7 @@ class SlurmEngine:
         self._check_accepted(machines)
 
     def look(self) -> EngineStatus:
-        """Tell what Slurm has for this pool, as of a few seconds ago at most."""
+        """Return what Slurm has for this pool, as of a few seconds ago at most."""
         now_s = self._wall_s()
         if self._status is None or now_s >= self._ask_at_s:
             self._status = self._asked(now_s)
@@ -206,7 +206,7 @@ class SlurmEngine:
         return self._with_end(EngineNode(name, "up"), job, now_s)
 
     def _with_end(self, node: EngineNode, job: SlurmJob, now_s: float) -> EngineNode:
-        """Say when a node leaves, if that is soon."""
+        """Return when a node leaves, if that is soon."""
         if job.ends_at_s is None or job.limit_s is None:
             return node
         left_s = job.ends_at_s - now_s
@@ -220,7 +220,7 @@ class SlurmEngine:
         return node
 
     def _draining(self, now_s: float) -> dict[str, tuple[float, str]]:
-        """Tell which machines of ours Slurm drains: when they are left at last, and why."""
+        """Return which machines of ours Slurm drains: when they are left at last, and why."""
         hosts = sorted({job.host for job in self._jobs.values() if job.state in LIVE and job.host})
         nodes = self._commands.nodes(names=hosts) if hosts else []
         found = {node.name: node.reason for node in nodes if node.is_draining}
@@ -232,7 +232,7 @@ class SlurmEngine:
         }
 
     def _said(self, job: SlurmJob) -> str:
-        """Give the last words of a pilot job that has failed."""
+        """Return the last words of a pilot job that has failed."""
         log = self._folder / f"{job.id}.log"
         try:
             with log.open("rb") as file:
@@ -269,7 +269,7 @@ class SlurmEngine:
 
     @property
     def _notice_s(self) -> float:
-        """Give how long before its limit a pilot job is signalled, in case no connector runs.
+        """Return how long before its limit a pilot job is signalled, in case no connector runs.
 
         Slurm may send it half a minute earlier, which is too early for a short limit: 0, none.
         """

@@ -71,7 +71,7 @@ def read_order(folder: Path) -> PilotOrder:
 
 
 def gpu_ids(env: Mapping[str, str], order: PilotOrder) -> tuple[str, ...]:
-    """Give the ids of the GPUs that Slurm has granted; raises UserError if they are others."""
+    """Return the ids of the GPUs that Slurm has granted; raises UserError if they are others."""
     # An agent uses those of CUDA_VISIBLE_DEVICES, and without it all that the machine has.
     names = GRANTED if order.launch.slots is not None else (VISIBLE,)
     granted = next((env[name] for name in names if env.get(name, "") not in NONE), "")
@@ -98,7 +98,7 @@ def _numbers(text: str) -> list[str]:
 
 
 def agent_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Give what the agent and its jobs may find, less what Slurm and the pool's owner have set."""
+    """Return what the agent and its jobs may find, less what Slurm and the pool's owner have set."""
     kept = {n: v for n, v in env.items() if not n.startswith((*OF_SLURM, "CODDL_"))}
     return kept | {name: env[name] for name in ("SLURM_CONF",) if name in env}
 

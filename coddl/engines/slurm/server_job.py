@@ -156,7 +156,7 @@ def _limit_s(sbatch_words: Sequence[str]) -> float | None:
 
 
 def _notice_s(sbatch_words: Sequence[str]) -> float:
-    """Say how long before its limit a job hands over to the next one."""
+    """Return how long before its limit a job hands over to the next one."""
     limit_s = _limit_s(sbatch_words)
     return NOTICE_S if limit_s is None else min(NOTICE_S, limit_s * NOTICE_PART)
 

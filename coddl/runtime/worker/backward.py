@@ -11,7 +11,7 @@ class Exchanging(Protocol):
 
     @property
     def is_due(self) -> bool:
-        """Tell whether a backward is to be exchanged."""
+        """Return whether a backward is to be exchanged."""
 
     def keep_back(self) -> None:
         """Take note of a backward that is not exchanged."""

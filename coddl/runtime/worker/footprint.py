@@ -57,7 +57,7 @@ class CudaMemory:
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
-    """Give the memory of a device if it can be measured: allocators of the script's own may not."""
+    """Return the memory of a device if it can be measured: allocators of the script's own may not."""
     counts = device.type == "cuda" and torch.cuda.get_allocator_backend() != "pluggable"
     return CudaMemory(device) if counts else None
 
@@ -85,7 +85,7 @@ class Footprint:
         self._updates = None
 
     def take(self) -> Message | None:
-        """Give what was measured, once, when it is."""
+        """Return what was measured, once, when it is."""
         updates = self._updates
         if self._memory is None or not self._hooks or updates is None:
             return None

@@ -65,11 +65,11 @@ class Bucket:
         self.rows[rank * PACKED_BYTES : (rank + 1) * PACKED_BYTES].copy_(packed)
 
     def carried(self) -> bytes:
-        """Give the rows of all, by rank, when the sum is complete."""
+        """Return the rows of all, by rank, when the sum is complete."""
         return self.rows.to("cpu", torch.float32).numpy().astype("u1").tobytes()
 
     def has_changed(self) -> bool:
-        """Tell whether a gradient was changed after it was sent."""
+        """Return whether a gradient was changed after it was sent."""
         return any(
             version != (-1 if p.grad is None else p.grad._version)
             for version, p in zip(self.versions, self.parameters, strict=True)
@@ -183,12 +183,12 @@ class Gradients:
 
     @property
     def is_stale(self) -> bool:
-        """Tell whether something that was sent has changed since: backward came by again."""
+        """Return whether something that was sent has changed since: backward came by again."""
         return any(b.work is not None and b.has_changed() for b in self._planned[: self._next])
 
     @property
     def deviates(self) -> bool:
-        """Tell whether the plan does not suffice for this backward."""
+        """Return whether the plan does not suffice for this backward."""
         return self.is_stale or not self.used <= self.plan
 
     def send_planned(self, row: PeerRow) -> None:

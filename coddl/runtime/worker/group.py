@@ -133,7 +133,7 @@ class Group:
         self._tried(lambda: self._store.set(note, ""))
 
     def has(self, note: str) -> bool:
-        """Tell whether a member has left that note."""
+        """Return whether a member has left that note."""
         return bool(self._tried(lambda: self._store.check([note])))
 
     def remove(self, note: str) -> None:

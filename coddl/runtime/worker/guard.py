@@ -73,7 +73,7 @@ class Guard:
         return (length, first if same else "changes by itself")
 
     def norm(self, turn: int) -> float:
-        """Give the norm of one part of the parameters, another one each time."""
+        """Return the norm of one part of the parameters, another one each time."""
         parameters = self._parameters()
         parts = 1 if sum(p.numel() for p in parameters) <= WHOLE else PARTS
         part = [p.detach() for p in parameters[turn % parts :: parts]] or [torch.zeros(1)]
@@ -81,7 +81,7 @@ class Guard:
         return float(torch.stack([norm.double() for norm in norms]).norm())
 
     def has_moved(self) -> bool:
-        """Tell whether weights are others than when this was asked before."""
+        """Return whether weights are others than when this was asked before."""
         before, self._norm = self._norm, self.norm(0)
         return before is not None and before != self._norm
 
@@ -99,7 +99,7 @@ class Guard:
         )
 
     def rates(self) -> list[list[float] | None]:
-        """Give the learning rates of the first update, and those of now, to be saved."""
+        """Return the learning rates of the first update, and those of now, to be saved."""
         return [self._first, self._now()]
 
     def _now(self) -> list[float]:

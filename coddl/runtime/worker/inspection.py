@@ -72,15 +72,15 @@ class PassClock:
         return GpuMark(event, time.monotonic())
 
     def host_s(self) -> float:
-        """Give the time of the host."""
+        """Return the time of the host."""
         return time.monotonic()
 
     def is_past(self, mark: Mark) -> bool:
-        """Tell whether the GPU has come there."""
+        """Return whether the GPU has come there."""
         return isinstance(mark, float) or mark.event.query()
 
     def seconds(self, begin: Mark, end: Mark) -> float:
-        """Give the time between two marks that are past."""
+        """Return the time between two marks that are past."""
         if isinstance(begin, float) or isinstance(end, float):
             assert isinstance(begin, float)
             assert isinstance(end, float)
@@ -88,7 +88,7 @@ class PassClock:
         return float(begin.event.elapsed_time(end.event)) * 1e-3
 
     def host_seconds(self, begin: Mark, end: Mark) -> float:
-        """Give the time that the host took from one mark to another, beside a GPU; else 0."""
+        """Return the time that the host took from one mark to another, beside a GPU; else 0."""
         if isinstance(begin, float) or isinstance(end, float):
             return 0.0
         return end.host_s - begin.host_s
@@ -116,7 +116,7 @@ class BucketWatch:
             hook.remove()
 
     def begin_pass(self) -> "list[BucketMarks]":
-        """Give the list that the marks of this pass will be in, backward by backward."""
+        """Return the list that the marks of this pass will be in, backward by backward."""
         self._backwards, self._missing = [], []
         return self._backwards
 
@@ -158,7 +158,7 @@ class TimedPass:
         return self.ends[-1][1] if self.ends else self.begin
 
     def seconds(self, between: Callable[[Mark, Mark], float]) -> dict[Phase, float]:
-        """Give the time in each phase, by a clock's measure of the time between two marks."""
+        """Return the time in each phase, by a clock's measure of the time between two marks."""
         found: dict[Phase, float] = {}
         at = self.begin
         for phase, end in self.ends:
@@ -167,7 +167,7 @@ class TimedPass:
         return found
 
     def schedule(self, clock: PassClock) -> Schedule:
-        """Give the buckets in the order in which they are sent, and when each can be.
+        """Return the buckets in the order in which they are sent, and when each can be.
 
         They are sent in order, the last one of a backward when that has ended.
         """
@@ -327,7 +327,7 @@ class PassInspector(BackwardObserver):
                 self._let_go()
 
     def _is_slow(self, samples: int) -> bool:
-        """Tell whether few passes must do for now: the pool waits for them to let a job grow."""
+        """Return whether few passes must do for now: the pool waits for them to let a job grow."""
         if self._has_told or self._since_s is None or self._counts[samples] < PASSES_MIN:
             return False
         return self._clock.host_s() - self._since_s >= EARLY_S
@@ -375,7 +375,7 @@ class PassInspector(BackwardObserver):
         }
 
     def _schedule(self) -> Schedule:
-        """Give the buckets, with medians of when they were ready."""
+        """Return the buckets, with medians of when they were ready."""
         found = [each for timed in self._timed if (each := timed.schedule(self._clock))]
         alike = [each for each in found if len(each) == len(found[-1])]
         if not alike:
@@ -408,13 +408,13 @@ def _joined(neighbours: Schedule) -> Ready:
 
 
 def _usual(seconds: Sequence[float]) -> float:
-    """Give what a pass costs, where some may have none of it: updates after every other, say."""
+    """Return what a pass costs, where some may have none of it: updates after every other, say."""
     there = [each for each in seconds if each > 0.0]
     return median(there) * len(there) / len(seconds) if there else 0.0
 
 
 def _mean_wait(seconds: Sequence[float]) -> float:
-    """Give the mean, in which the longest wait counts as the next: one may be a stall."""
+    """Return the mean, in which the longest wait counts as the next: one may be a stall."""
     ordered = sorted(seconds)
     return fmean([*ordered[:-1], ordered[max(0, len(ordered) - 2)]]) if ordered else 0.0
 

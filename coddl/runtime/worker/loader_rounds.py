@@ -63,7 +63,7 @@ class LoaderRounds:
         loader.open(loader.streams, keep=True)
 
     def _first_batch(self, loader: ElasticLoader) -> Item:
-        """Give a round's first batch: its order is the main worker's, by whose streams it is."""
+        """Return a round's first batch: its order is the main worker's, by whose streams it is."""
         session = self._session
         loader.is_fresh = False
         if not session.is_main:
@@ -129,7 +129,7 @@ class LoaderRounds:
 
     @property
     def reads_ahead(self) -> bool:
-        """Tell whether loader processes can load, in the next pass, for the next group."""
+        """Return whether loader processes can load, in the next pass, for the next group."""
         return any(loader.reads_ahead for loader in self._session.loaders)
 
     def announced(self) -> Tree:
@@ -169,7 +169,7 @@ class LoaderRounds:
         return peers.together(share, alone=lambda: None, missed=missed)
 
     def next_batch(self, loader: ElasticLoader) -> Item:
-        """Give a loader's next batch; if it is the one that begins passes, end the one before."""
+        """Return a loader's next batch; if it is the one that begins passes, end the one before."""
         session = self._session
         if session.rehearses:
             return self._rehearsed(loader)

@@ -49,7 +49,7 @@ class MemberSession(Protocol):
 
     @property
     def is_mid_pass(self) -> bool:
-        """Tell whether another worker could not take this one's state and go on from there."""
+        """Return whether another worker could not take this one's state and go on from there."""
 
     def abandon(self) -> None:
         """Give up what is under way, if the next group can't go on with it."""
@@ -118,7 +118,7 @@ class Membership:
 
     @property
     def is_main(self) -> bool:
-        """Tell whether this is the oldest worker; alone, always."""
+        """Return whether this is the oldest worker; alone, always."""
         return self._rank == 0 if self._started else os.environ.get("CODDL_MAIN") == "1"
 
     @property
@@ -128,7 +128,7 @@ class Membership:
 
     @property
     def is_due(self) -> bool:
-        """Tell whether this worker is ready to change after the iteration under way."""
+        """Return whether this worker is ready to change after the iteration under way."""
         return self._link is not None and (
             self._next is not None or self._link.due(self._work.step)
         )

@@ -102,7 +102,7 @@ class Offload:
         return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
 
     def peak_bytes(self) -> int:
-        """Tell the most that was allocated, as far as this was asked before torch counts anew."""
+        """Return the most that was allocated, as far as this was asked before torch counts anew."""
         if self._device.type == "cuda":
             self._peak_bytes = max(self._peak_bytes, torch.cuda.max_memory_reserved(self._device))
         return self._peak_bytes
@@ -137,7 +137,7 @@ class Offload:
 
 
 def kept_on_device(what: str, bytes_: int) -> TrainingError:
-    """Tell what follows from memory that stays allocated when all tensors have moved out."""
+    """Return what follows from memory that stays allocated when all tensors have moved out."""
     return TrainingError(
         what,
         f"{bytes_ >> 20} MiB stay allocated on the GPU that belong to no tensor: CUDA graphs, or "
@@ -166,7 +166,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _covers(copy: HostCopy) -> bool:
-    """Tell whether a tensor is all of its storage, so that its copy is one of the storage."""
+    """Return whether a tensor is all of its storage, so that its copy is one of the storage."""
     tensor = copy.tensor
     if tensor.is_conj() or tensor.is_neg():
         return False
@@ -175,7 +175,7 @@ def _covers(copy: HostCopy) -> bool:
 
 
 def _storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, torch.UntypedStorage]:
-    """Give the storages of tensors on a device that can be emptied, each once, by address."""
+    """Return the storages of tensors on a device that can be emptied, each once, by address."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         if tensor.device.type != device.type or tensor.layout is not torch.strided:
@@ -191,7 +191,7 @@ def _storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, torc
 
 
 def _all_tensors() -> Iterator[Tensor]:
-    """Give every tensor that Python knows."""
+    """Yield every tensor that Python knows."""
     for each in gc.get_objects():
         if issubclass(type(each), Tensor):  # isinstance would ask objects that pretend
             yield each

@@ -119,7 +119,7 @@ class GpuClock:
             self._now.append(event)
 
     def seconds_before(self) -> float | None:
-        """Give the time between the marks of the pass before, if the GPU has come to their end."""
+        """Return the time between the marks of the pass before, if the GPU has come to their end."""
         if len(self._before) != 2 or not self._before[1].query():
             return None
         return float(self._before[0].elapsed_time(self._before[1])) * 1e-3

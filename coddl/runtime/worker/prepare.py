@@ -312,7 +312,7 @@ def state(**values: Any) -> Values:
 
 
 def is_main() -> bool:
-    """Tell whether this is the worker that should print and save: the oldest one."""
+    """Return whether this is the worker that should print and save: the oldest one."""
     if _session is None:
         return True
     return _session.is_main and not getattr(_session, "rehearses", False)

@@ -72,14 +72,14 @@ class PeerRow:
     buckets: frozenset[int] = field(default_factory=frozenset)
 
     def words(self) -> list[int]:
-        """Give it as whole numbers."""
+        """Return it as whole numbers."""
         used = [0] * (WORDS - _FIRST_WORD)
         for bucket in self.buckets:
             used[bucket // _BITS] |= 1 << bucket % _BITS
         return [*self._about(), *used]
 
     def packed(self) -> bytearray:
-        """Give it as bytes, without its buckets."""
+        """Return it as bytes, without its buckets."""
         return bytearray(_PACKED.pack(*self._about()))
 
     def _about(self) -> list[int]:
@@ -126,12 +126,12 @@ def _float(bits: int) -> float:
 
 
 def rate_bits(rate: float) -> int:
-    """Give a learning rate as 32 bits."""
+    """Return a learning rate as 32 bits."""
     return int(struct.unpack("<I", struct.pack("<f", rate))[0])
 
 
 def first_rate(rates: int) -> float:
-    """Give the learning rate in the lower half of `PeerRow.rates`."""
+    """Return the learning rate in the lower half of `PeerRow.rates`."""
     return float(struct.unpack("<f", struct.pack("<I", rates & 0xFFFF_FFFF))[0])
 
 
@@ -144,7 +144,7 @@ def begin_gather(group: Group, row: PeerRow) -> tuple[Tensor, Work]:
 def end_gather(
     group: Group, row: PeerRow, everybody: Tensor, work: Work, *, calls: bool
 ) -> list[PeerRow]:
-    """Give the rows of all, by rank; raises GroupError."""
+    """Return the rows of all, by rank; raises GroupError."""
     with _calling(group, row.exchange) as call:
         group.finish(work, unless=call if calls else lambda: False)
     found = everybody.view(group.world, WORDS).tolist()
@@ -152,7 +152,7 @@ def end_gather(
 
 
 def is_called(group: Group, exchange: int) -> bool:
-    """Tell whether a worker waits for the rows of an exchange; raises GroupError."""
+    """Return whether a worker waits for the rows of an exchange; raises GroupError."""
     return group.has(_note(exchange))
 
 

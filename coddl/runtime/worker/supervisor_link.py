@@ -132,7 +132,7 @@ class SupervisorLink:
         self.tell("metrics", values=known, loss=loss)
 
     def due(self, step: int) -> bool:
-        """Tell whether the commit lies here, for a group that is built, and this step may be it."""
+        """Return whether the commit lies here, for a group that is built, and this step may be it."""
         with self.changed:
             return (
                 self.commit is not None

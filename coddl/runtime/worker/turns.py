@@ -105,7 +105,7 @@ class WorkerTurns:
         return None
 
     def _about_end(self, start_s: float, *, crowded: bool = False) -> Message:
-        """Give what is told of a turn that has ended; `crowded`: as there was no room for it."""
+        """Return what is told of a turn that has ended; `crowded`: as there was no room for it."""
         return {
             "resident": self._image is None,
             "image": self._image,

@@ -68,7 +68,7 @@ def groups_that_pay(
 
 
 def _pays(snapshot: Snapshot, rows: IntColumn, came: BoolColumn) -> bool:
-    """Tell whether a group does more than its two parts did, less what one job does alone."""
+    """Return whether a group does more than its two parts did, less what one job does alone."""
     places, curve = snapshot.speeds.places, snapshot.jobs.curve
     parts = 1.0  # of two jobs that were alone
     if not came.all():

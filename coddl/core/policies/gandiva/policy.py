@@ -170,7 +170,7 @@ def _dealt(
 
 
 def _needs_next_slice(state: GandivaState, runs: BoolColumn, is_assigned: BoolColumn) -> bool:
-    """Tell whether the next slice is another's turn, or ends a trial of packing.
+    """Return whether the next slice is another's turn, or ends a trial of packing.
 
     Who takes turns with another on its GPU anyway needs no decision for that.
     """

@@ -67,7 +67,7 @@ def deal(
 
 @part
 def still_free(free: IntColumn, slots_by_node: Slots, row: int, need: int) -> bool:
-    """Tell whether what a row sits on is what it needs and no other row's turn."""
+    """Return whether what a row sits on is what it needs and no other row's turn."""
     for i in range(slots_by_node.first[row], slots_by_node.first[row + 1]):
         need -= slots_by_node.gpus[i]
         if slots_by_node.gpus[i] > free[slots_by_node.island[i]]:

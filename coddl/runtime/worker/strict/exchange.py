@@ -47,11 +47,11 @@ class StrictExchange:
         return zlib.crc32(repr(shapes).encode())
 
     def gradient_bytes(self) -> list[int]:
-        """Give the size of each tensor that is exchanged."""
+        """Return the size of each tensor that is exchanged."""
         return [p.numel() * p.element_size() for p in self.parameters if p.requires_grad]
 
     def sent_together(self) -> list[list[Tensor]]:
-        """Give the parameters by type: the gradients of one type are one vector."""
+        """Return the parameters by type: the gradients of one type are one vector."""
         kinds = sorted({p.dtype for p in self.parameters}, key=str)
         trained = [p for p in self.parameters if p.requires_grad]
         return [[p for p in trained if p.dtype == kind] for kind in kinds]
