@@ -60,7 +60,7 @@ class Unreachable(UserError):
 
 
 class RequestRefused(UserError):
-    """The server has refused a request."""
+    """The server refused a request."""
 
     def __init__(self, status: int, problem: Mapping[str, str]) -> None:
         super().__init__(problem["what"], problem["because"], problem["try"])
@@ -230,11 +230,11 @@ class Client:
         self._http.close()
 
     def get(self, path: str, **parameters: str | int | float | bool | None) -> Answer:
-        """Ask for something."""
+        """Send a GET request."""
         return self._asked("GET", path, parameters=parameters)
 
     def post(self, path: str, body: Answer = None, **parameters: str | bool | None) -> Answer:
-        """Have something done."""
+        """Send a POST request."""
         return self._asked("POST", path, body, parameters=parameters)
 
     def patch(self, path: str, body: Answer) -> Answer:
@@ -246,7 +246,7 @@ class Client:
         return self._asked("PUT", path, body, within_s=SETTLE_S)
 
     def delete(self, path: str) -> None:
-        """Have something forgotten."""
+        """Send a DELETE request."""
         self._asked("DELETE", path)
 
     def submit(self, request: Answer) -> Answer:

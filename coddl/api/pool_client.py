@@ -72,7 +72,7 @@ class Rows(list[Row]):
         )
 
     def _table(self) -> list[list[str]]:
-        """Return the names of the columns in which something is told, and the first rows."""
+        """Return the names of the columns that are not empty, and the first rows."""
         columns = self.columns(*(BRIEFLY.get(type(self[0]), ()) if self else ()))
         told = [name for name, cells in columns.items() if any(c not in _NOTHING for c in cells)]
         lines = zip(*(columns[name][:SHOWN] for name in told), strict=True)
@@ -108,7 +108,7 @@ class PoolClient:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self.server.__exit__()
 
     def __repr__(self) -> str:
@@ -141,7 +141,7 @@ class PoolClient:
         return PolicyView.model_validate(self.server.get("/policy"))
 
     def timeline(self, since_s: float | None = None, until_s: float | None = None) -> TimelineView:
-        """Return which job held how many GPUs, and when; in the last hour, unless told otherwise."""
+        """Return which job held how many GPUs, and when; in the last hour, by default."""
         told = self.server.get("/timeline", since_s=since_s, until_s=until_s)
         return TimelineView.model_validate(told)
 
@@ -199,11 +199,11 @@ class PoolClient:
         return self._ordered(job, "cancel")
 
     def suspend(self, job: JobLike) -> JobView:
-        """Have a job save its state and give up its GPUs until it is resumed."""
+        """Suspend a job: it saves its state and gives up its GPUs until it is resumed."""
         return self._ordered(job, "suspend")
 
     def resume(self, job: JobLike) -> JobView:
-        """Let a suspended job have GPUs again."""
+        """Resume a suspended job: it may get GPUs again."""
         return self._ordered(job, "resume")
 
     def resize(self, job: JobLike, gpus: int | str) -> JobView:

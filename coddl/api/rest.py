@@ -123,7 +123,7 @@ class JobView(View):
     step: int
     steps: int | None
     progress: float | None  # 0..1
-    eta_s: float | None  # seconds to its end, at the speed it has; `length` says if it is told
+    eta_s: float | None  # seconds to its end, at its present speed; `length` says how that is known
     samples_per_s: float
     still_s: float = 0.0  # for which no step was made; 0: steps come as they should
     submitted_s: float
@@ -180,7 +180,7 @@ class JobChange(BaseModel):
 
 
 class EffectView(View):
-    """What would become of a job's share."""
+    """How a job's share would change."""
 
     job: int  # of the new job: the number it would get now
     name: str
@@ -205,7 +205,7 @@ class SliceTimeView(View):
     samples: int
     forward_s: float
     backward_s: float
-    forward_host_s: float = 0.0  # of the host beside a GPU: no pass is shorter
+    forward_host_s: float = 0.0  # of the host while the GPU computes: no pass is shorter
     backward_host_s: float = 0.0
 
 

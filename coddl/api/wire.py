@@ -84,9 +84,9 @@ class Holding(Message, frozen=True):
     """Which slots have live processes, knowing that version of the orders; and which runs it has.
 
     A run is listed from the orders that name it until its end was acknowledged: one that is missing
-    is over, whatever became of the word that said so. None: an older agent, which does not tell.
-    Parked workers hold no slot, nor do those that wait for their turn; of runs that were told to
-    leave, those are listed that are there.
+    is over, even if the message about its end was lost. None: an older agent, which sends no list.
+    Parked workers hold no slot, nor do those that wait for their turn; runs that must
+    leave are listed as long as they are there.
     """
 
     version: int
@@ -116,7 +116,7 @@ class Report(Message, frozen=True):
 
     @property
     def fact(self) -> RunFact:
-        """Return what is told."""
+        """Return the fact that the report carries."""
         fact = self.prepared or self.did_not_fit or self.stepped or self.changed or self.unsaved
         told = fact or self.profiled or self.loss or self.stalled or self.ended
         assert told is not None

@@ -65,7 +65,7 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Tell a person something that is no part of the output."""
+    """Print a note for people that is not part of the output."""
     print(f"note: {text}", file=sys.stderr)
 
 

@@ -14,7 +14,7 @@ from coddl.core.speed.replay import Arrangement, StepTimeline, What
 
 COLUMNS: Final = 60  # of a time line
 ALIKE: Final = 0.05  # steps that differ by less count as equally long
-ADJUSTED: Final = 0.01  # a step that differs from its replay by more is told beside it
+ADJUSTED: Final = 0.01  # a step that differs from its replay by more is shown next to it
 ROWS: Final[dict[str, tuple[What, ...]]] = {
     "data": ("data",),
     "earlier passes": ("passes",),
@@ -62,7 +62,7 @@ def shown_estimate(
     evidence: StepEvidence,
     alone: ShownEstimate | None,
 ) -> ShownEstimate:
-    """Adjust a step by what was measured, and put it beside that of one worker."""
+    """Adjust a step by what was measured, and compare it with that of one worker."""
     guess = evidence.adjusted(predicted_step(arrangement, timeline))
     is_one = arrangement.workers == 1
     alone_s = guess.step_s if is_one else alone.step_s if alone is not None else None

@@ -133,7 +133,7 @@ def jobs_of(client: "Client", ended: int = 0) -> list[dict[str, Any]]:
 
 
 def _pages(client: "Client", active: bool | None, most: int | None) -> Iterator[dict[str, Any]]:
-    """Yield jobs, the newest first; no more than `most`, if that is told."""
+    """Yield jobs, the newest first; no more than `most`, if that is given."""
     left, cursor = most, None
     while left is None or left > 0:
         limit = PAGE if left is None else min(PAGE, left)
@@ -249,7 +249,7 @@ def cancel(
             except CoddlError as error:  # the others are cancelled all the same
                 print(f"error: {error}", file=sys.stderr)
                 code = code or error.exit_code
-        if wait:  # after all were told, so that they stop at the same time
+        if wait:  # after all requests are sent, so that the jobs stop at the same time
             done = [wait_for(client, str(job["id"])) for job in done]
     if wants_json(output, as_json):
         print(json.dumps(done, indent=2))

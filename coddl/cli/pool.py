@@ -207,7 +207,7 @@ def _begin(
 
 
 def _start(options: "PoolOptions", as_json: bool) -> None:
-    """Start a pool in the background, unless it runs, and tell of it."""
+    """Start a pool in the background, unless it runs, and print its address."""
     from coddl.engines.pool import up
     from coddl.engines.slurm.server_job import start_in_job
 
@@ -277,7 +277,7 @@ def with_cluster(options: "PoolOptions", spec: str) -> "PoolOptions":
 
 
 def checked_cluster(spec: str, agents: tuple[str, ...]) -> str:
-    """Give what the server is told of nodes; tell whom it says nothing of."""
+    """Return the cluster for the server; print which agents it does not describe."""
     from coddl.traces.clusters import cluster_from, with_whole_path
 
     named = {node.name for node in cluster_from(spec).nodes}
@@ -339,7 +339,7 @@ def is_ready(options: "PoolOptions") -> bool:
 
 
 def _note_problems(folder: Path) -> None:
-    """Tell what the operator should see to, such as a policy whose plug-in was not given again."""
+    """Print what the operator should fix, such as a policy whose plug-in was not given again."""
     with own_client(folder) as client:
         for problem in client.problems():
             note(problem)

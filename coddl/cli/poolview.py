@@ -415,7 +415,7 @@ def story_lines(story: Sequence[Answer], now_s: float) -> list[Text]:
 
 
 def speed_lines(speeds: Sequence[Answer]) -> list[Text]:
-    """Lay out how fast a job is at each size; beside it, what was predicted from its profile."""
+    """Format a job's speed at each size, next to the prediction from its profile."""
     # As long as no step has been seen, only the ratios are assumed: seconds would be made up.
     is_known = any(speed["source"] != "assumed" for speed in speeds)
     has_predicted = any(speed.get("predicted_s") for speed in speeds)

@@ -233,7 +233,7 @@ def _bar(jobs: int) -> Iterator[Callable[[int, int], None]]:
 
 
 def sentence_of(found: Answer) -> str:
-    """Say what became of the jobs."""
+    """Return a sentence with the numbers of submitted, finished and failed jobs."""
     count = found["submitted"]
     said = f"{count} job{'' if count == 1 else 's'} submitted, {found['succeeded']} finished"
     if failed := found["over"] - found["succeeded"]:

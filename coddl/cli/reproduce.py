@@ -82,7 +82,7 @@ def reproduce(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Run published experiments and show the published results beside ours.
+    """Run published experiments and show the published results next to ours.
 
     Exit code 1: a named experiment failed or has no data. With all,
     experiments without data are skipped.

@@ -1,9 +1,9 @@
 """Between a pool and what brings its machines: a process of its own, so that neither can take the
 other down.
 
-Every second it tells the server what the engine has, and has the engine do what it is answered. It
+Every second it reports the engine's nodes to the server, and carries out the server's answer. It
 remembers nothing: after a restart it looks again. While the server is away nothing is acquired or
-released; while the engine does not answer, the server is told why.
+released; while the engine does not answer, it reports the reason to the server.
 """
 
 import math
@@ -176,7 +176,7 @@ class Connector:
             self._failed.clear()
 
     def give_back(self) -> None:
-        """Have jobs leave, release all nodes, and wait until they are gone."""
+        """Move jobs away, release all nodes, and wait until they are gone."""
         begin_s, stopped_at_s = time.monotonic(), self.wall_s()
         while (waited_s := time.monotonic() - begin_s) < LEAVE_S:
             try:
@@ -193,7 +193,7 @@ class Connector:
             time.sleep(LOOK_EVERY_S / 10.0)
 
     def _busy_of(self, nodes: tuple[EngineNode, ...], at_s: float) -> set[str]:
-        """Have the server stop the jobs of nodes; name those that jobs have not left yet.
+        """Make the server stop the jobs of nodes; return the nodes that still have jobs.
 
         A job on several nodes is saved by one agent. The end of another agent would be a crash to
         it, and the step that it is at made again.
@@ -244,7 +244,7 @@ class Connector:
         }
 
     def _say(self, trouble: str) -> None:
-        """Tell what is wrong, once."""
+        """Report a problem, once."""
         if trouble != self._trouble:
             self.tell(trouble)
         self._trouble = trouble

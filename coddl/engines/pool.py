@@ -41,7 +41,7 @@ NOT_RUNNING: Final = "no pool is running"
 
 
 class UnsavedJobs(UserError):
-    """A pool can't end without losing what its jobs have done."""
+    """The pool can't stop yet: the progress of some jobs can't be saved."""
 
     exit_code = 1
 
@@ -198,7 +198,7 @@ def server_of(folder: Path) -> AnnouncedServer | None:
 
 @dataclass(slots=True)
 class PoolProcess:
-    """Keeps a server and its agents running until it is told to stop."""
+    """Keeps a server and its agents running until it is stopped."""
 
     options: PoolOptions
     program: tuple[str, ...] = PROGRAM
@@ -224,7 +224,7 @@ class PoolProcess:
         return 0
 
     def _hear(self) -> None:
-        """Have signals end a wait: through a pipe, for a lock may be held when one comes."""
+        """Make signals end a wait, through a pipe: a lock may be held when one arrives."""
         self._wake_out, wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         os.set_blocking(wake_in, False)
@@ -267,7 +267,7 @@ class PoolProcess:
         return words
 
     def _companions(self, server: AnnouncedServer) -> list[Child]:
-        """Return what runs beside the server: agents, or what has an engine bring them."""
+        """Return the processes next to the server: agents, or a connector to an engine."""
         if self.options.engine:
             return [self._child("connector", *self._connector_words(server))]
         if self.options.emulation is not None:  # one process hosts them all
@@ -313,7 +313,7 @@ class PoolProcess:
 
     def _on_end(self, child: Child, code: int) -> None:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        # What fails at its first start has been told something wrong, and would fail again.
+        # A process that fails at its first start has wrong options, and would fail again.
         is_new = child.starts == 1 and self.now_s() - child.started_s < STEADY_S
         if is_new and code > 0 and not self._has_engine():
             raise child.words_of_end()
@@ -331,7 +331,7 @@ class PoolProcess:
             return False
 
     def _stop(self, server: Child, agents: list[Child]) -> None:
-        """End the agents, which save their jobs' progress; then the server, which is told of it.
+        """End the agents, which save their jobs' progress; then the server.
 
         A second Ctrl-C ends all at once.
         """
@@ -394,7 +394,7 @@ def unsaved_in(folder: Path) -> list[str]:
 
 
 def _check_saved(folder: Path) -> None:
-    """Raise if jobs that were told to leave can't be saved."""
+    """Raise if jobs that must stop can't be saved."""
     if unsaved := unsaved_in(folder):
         raise UnsavedJobs(
             "the pool is not stopped yet, and jobs keep training",

@@ -24,7 +24,7 @@ CLOSE_S: Final = 20.0
 LOG_BYTES_MAX: Final = 10 << 20
 LOGS_KEPT: Final = 2
 TAIL_BYTES: Final = 8192
-# What tells commands of a pool, maybe another one; our processes are told by options.
+# Variables that point commands to a pool, maybe another one; our processes get options instead.
 OF_COMMANDS: Final = ("CODDL_SERVER", "CODDL_TOKEN", "CODDL_TOKEN_FILE", "CODDL_TLS_CA")
 ERROR: Final = re.compile(r"^error: (.+)\n  because (.+)\n  try     (.+)$", re.MULTILINE)
 
@@ -36,7 +36,7 @@ class Child:
     name: str
     words: list[str]
     log: Path
-    is_tied: bool = True  # it is told to end when this process ends, however
+    is_tied: bool = True  # it gets a signal to end when this process ends, however that happens
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     starts: int = 0
@@ -78,7 +78,7 @@ class Child:
             self.process.send_signal(number)
 
     def end(self, within_s: float = LEAVE_S + CLOSE_S) -> None:
-        """Have it end, and wait for that; kill it if it does not."""
+        """End the process and wait for it; kill it if it does not end."""
         if self.process is None:
             return
         self.process.terminate()
@@ -102,7 +102,7 @@ class Child:
 
 
 def _tie() -> Callable[[], None]:
-    """Return what a child does first: have the kernel tell it to end when we do."""
+    """Return what a child runs first: it has the kernel signal the child when its parent ends."""
     parent, libc = os.getpid(), ctypes.CDLL(None)
 
     def tie() -> None:

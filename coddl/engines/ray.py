@@ -151,11 +151,11 @@ class RayEngine:
         return self._thread.do(self._look)
 
     def acquire(self) -> str:
-        """Have Ray reserve GPUs on one more machine, now or when some are free."""
+        """Reserve GPUs on one more machine, now or when some are free."""
         return self._thread.do(self._acquire)
 
     def release(self, node: str, within_s: float) -> None:
-        """Have a node's agent end, and its GPUs be given back after that."""
+        """End a node's agent, and then give its GPUs back."""
         self._thread.do(lambda: self._release(node, within_s))
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class RayEngine:
         self._thread.close()
 
     def report(self, node: str) -> RayNodeReport:
-        """Return what a node that is up last told of itself."""
+        """Return the last report of a node that is up."""
         report = self._nodes[node].report
         assert report is not None
         return report
@@ -230,7 +230,7 @@ class RayEngine:
         return EngineStatus(tuple(nodes), more)
 
     def _ask(self) -> None:
-        """Ask all actors how they are, and hear those that have answered."""
+        """Poll all actors for their state, and take in the answers that have come."""
         import ray
 
         for node in self._nodes.values():
@@ -283,7 +283,7 @@ class RayEngine:
                 self._remove_group(name)
 
     def _await_end(self, name: str) -> Any:  # Any: Ray's reference
-        """Have a task wait for the end of an agent, where its GPUs are."""
+        """Start a task that waits for the end of an agent, on the agent's machine."""
         import ray
         from ray.util import get_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -339,7 +339,7 @@ class RayEngine:
         }
 
     def _more(self, free: dict[str, dict[str, float]]) -> int:
-        """Count the nodes that could be had at once, beside those that are awaited."""
+        """Count the nodes that are available at once, in addition to those that are awaited."""
         fit = [
             min(int(resources.get(kind, 0.0) // amount) for kind, amount in self._bundle.items())
             for resources in free.values()

@@ -1,4 +1,4 @@
-"""How well steps on many T4 GPUs are predicted from one, beside the form that Pollux fits.
+"""How well steps on many T4 GPUs are predicted from one, compared with the form that Pollux fits.
 
 A model's rows on one GPU tell how long it computes and updates, published architectures how many
 bytes it sends and when. What the cluster takes to exchange a byte, by GPUs and nodes, comes from
@@ -96,7 +96,7 @@ def replays(rows: ModelRows) -> FloatMatrix:
 
 
 def calibrated_speeds(others: Sequence[ModelRows]) -> dict[PlaceKey, float]:
-    """Seconds in which a GB is exchanged on so many nodes and GPUs.
+    """Seconds in which a GB is exchanged on a number of nodes and GPUs.
 
     It is the value with which replays are least off, in the mean over the models of the absolute
     logarithm of predicted over measured.

@@ -1,7 +1,7 @@
 """Sessions with agents: one WebSocket each, read here, written by a task of its own.
 
-What an agent says goes to the control loop; what it shall do is told when its orders changed, from
-the newest state, so that a slow reader misses what is outdated and holds nobody up.
+An agent's messages go to the control loop. Its orders are sent when they change, from the newest
+state: a slow reader skips outdated orders and delays no other session.
 """
 
 import asyncio
@@ -78,13 +78,13 @@ class SessionHost(Protocol):
         """The pool as the journal has it."""
 
     def put(self, ask: LoopRequest) -> None:
-        """Have something handled."""
+        """Queue a request for the control loop."""
 
     def steady_s(self) -> float:
         """The clock of leases."""
 
     def renew(self, node: str) -> None:
-        """Let a node keep its devices for one more lease."""
+        """Renew a node's lease."""
 
     def hear_progress(self, agent: wire.Hello, runs: Iterable[wire.RunProgress]) -> None:
         """Take in how runs are doing, by the word of an agent."""
@@ -146,7 +146,7 @@ class AgentSession:
                     await self._socket.close(*self._hang_up)
 
     def tell_orders(self) -> None:
-        """Have the agent told its orders, as they are when its line is free."""
+        """Send the agent its orders, as they are when its connection is free."""
         self._wants_orders = True
         self._news.set()
 
@@ -210,7 +210,8 @@ class AgentSession:
         match message:
             case wire.Beat(number=number, gpus=gpus):
                 self.gpus = gpus
-                # Whoever has lost its name or its lease is renewed no more: it must let go.
+                # A session that lost its node's name or lease is not renewed: it must release its
+                # GPUs.
                 if self._hang_up is None and self._sessions.is_current(self):
                     self._host.renew(self.hello.node)
                     self._say(wire.Renewed(number=number))
@@ -246,7 +247,7 @@ class AgentSession:
                     self._join()
 
     def _ask_holding(self) -> None:
-        """Have the newest word handled, once, however many come before its turn."""
+        """Queue the newest report once, however many arrive before it is handled."""
         if self._holding_asked:
             return
         self._holding_asked = True
@@ -380,7 +381,7 @@ class AgentSessions:
                 raise _copied(hello, node.name)
 
     def enter(self, session: AgentSession) -> None:
-        """Let a session speak for its node from here on."""
+        """Make a session its node's current one."""
         hello = session.hello
         if (older := self._by_node.get(hello.node)) is not None:
             older.drop(REPLACED, "the agent has reconnected")

@@ -39,7 +39,7 @@ Access = Literal["full", "read"]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What those who ask must know; with the second one they may only read."""
+    """The tokens that requests must carry; the second one only permits reading."""
 
     full: str = field(repr=False)
     read: str = field(default="", repr=False)  # empty: there is none
@@ -130,7 +130,7 @@ class _LimitedRequest:
         return message
 
     async def send(self, message: Message) -> None:
-        """Let out what the app says, unless there is something else to say."""
+        """Send the app's message, unless another answer replaces it."""
         if self.answer is None:
             self.has_begun = True
             await self._send(message)

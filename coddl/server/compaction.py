@@ -1,6 +1,6 @@
 """What keeps a journal short: jobs move to the history, snapshots are written, old records go.
 
-It runs beside the control loop, on its own fold of the journal, so the loop waits for nothing but
+It runs in its own thread, on its own fold of the journal, so the loop waits for nothing but
 short commits. Each pass
 
 1. folds the newest snapshot and the records since, into a recording;

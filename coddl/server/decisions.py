@@ -126,7 +126,7 @@ def _seen_job(jobs: JobsThen, record: r.Decided, row: r.DecisionRow) -> rest.See
 def _rows_seen(journal: Journal, jobs: JobsThen, entry: DecisionEntry) -> dict[int, r.DecisionRow]:
     """Return the newest row of each job that was there, up to a decision.
 
-    A job that was told to leave and has no row since was not seen: it was suspended, for one.
+    A job that had to leave and has no row since was not part of the decision, e.g. suspended.
     """
     rows: dict[int, r.DecisionRow] = {}
     missing = jobs.at(entry.at_s)

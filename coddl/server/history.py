@@ -61,7 +61,7 @@ class JobHistory:
 
 
 def merged(first: Iterator[JobState], second: Iterator[JobState]) -> Iterator[JobState]:
-    """Yield two series of jobs as one, by falling number; a job that is in both comes once."""
+    """Merge two series of jobs into one, by falling number; a job that is in both comes once."""
     one, other = next(first, None), next(second, None)
     while one is not None or other is not None:
         if other is None or (one is not None and one.id >= other.id):

@@ -15,8 +15,8 @@ from coddl.api.tls import TlsFiles
 from coddl.server.errors import CannotListen
 from coddl.server.server import Server
 
-GRACE_S: Final = 5  # for answers under way when the server is told to stop
-WAITING_MAX: Final = 2_048  # connections that nobody has taken yet
+GRACE_S: Final = 5  # for responses under way when the server stops
+WAITING_MAX: Final = 2_048  # connections that are not accepted yet
 
 
 def listen(host: str, port: int) -> socket.socket:

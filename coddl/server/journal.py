@@ -137,7 +137,7 @@ class Journal:
     def decisions(
         self, limit: int, before: int | None = None, job: int | None = None
     ) -> list[DecisionEntry]:
-        """Return the newest decisions before a number, newest first; of those about a job, if named.
+        """Return the newest decisions before a number, newest first; of one job if it is named.
 
         Those that can't be read are left out.
         """
@@ -159,9 +159,9 @@ class Journal:
         return lines[0] if lines and lines[0].seq > 1 else None
 
     def fold(self) -> FoldedPool:
-        """Return the pool as the journal has it: the newest snapshot that can be read, and the tail.
+        """Return the pool as the journal has it: the newest readable snapshot, and the tail.
 
-        What was appended in between by nobody: one server has a journal at a time.
+        Nothing is appended in between: only one server has a journal at a time.
         """
         base = base_of(self.store)
         if base is None:
@@ -192,14 +192,14 @@ class Journal:
         self._snapshot_seq = max(self._snapshot_seq, seq)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self.store.close()
 
     def _seen(self, line: StoredRecord) -> ReadEntry:
         return ReadEntry(line.seq, line.at_s, record_of(line))
 
     def _check_notes(self) -> str:
-        """Check who wrote the journal, note that we do now, and give the pool's id."""
+        """Check which version wrote the journal, record this one, and return the pool's id."""
         notes = self.store.notes()
         if int(notes.get("schema", SCHEMA)) > SCHEMA:
             raise self._unreadable(f"its records follow schema {notes['schema']}, not {SCHEMA}")

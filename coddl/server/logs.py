@@ -29,7 +29,7 @@ class StoredLogLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which lines somebody wants to see."""
+    """Filter for the lines of a request."""
 
     after: int = 0
     since_s: float | None = None
@@ -80,7 +80,7 @@ class LogStore:
         return LogReader(*self._paths(job), wanted)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for writer in self._open.values():
             writer.close()
         self._open.clear()
@@ -135,7 +135,7 @@ class LogReader:
         self._rest = b""
 
     def more(self, limit: int = PAGE_LINES) -> list[StoredLogLine]:
-        """Return the next lines that are wanted, at most so many; none: there are none now."""
+        """Return the next wanted lines, up to a limit; none: there are none now."""
         found: list[StoredLogLine] = []
         for kept in self._lines():
             self._seen = kept.number
@@ -153,7 +153,7 @@ class LogReader:
         return list(newest)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self._files:
             file.close()
         self._files = []

@@ -1,4 +1,4 @@
-"""What jobs tell of their training, as it went: a file of JSON lines for each, beside its logs.
+"""Metrics that jobs report over time: a file of JSON lines per job, next to its logs.
 
 Samples are soft: nothing is decided on them, and a crash loses the last seconds. A job has a sample
 whenever its training is a hundredth further: some 230 while its steps grow tenfold, however long it
@@ -59,7 +59,7 @@ class MetricLog:
     def __init__(self, folder: Path, *, file_bytes_max: int = FILE_BYTES_MAX) -> None:
         self._folder, self._file_bytes_max = folder, file_bytes_max
         self._sampled: dict[int, int] = {}  # by job: the step of its last sample
-        self._newest: dict[int, _Told] = {}  # by job: what was told since
+        self._newest: dict[int, _Told] = {}  # by job: what was reported since
         self._unwritten: dict[int, list[_Told]] = {}
         self._queue = threading.Lock()  # for `_unwritten`
         self._files = threading.Lock()

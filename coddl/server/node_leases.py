@@ -13,11 +13,11 @@ class NodeLeases:
         self._ends_s: dict[str, float] = {}  # by the steady clock
 
     def renew(self, node: str, steady_s: float) -> None:
-        """Let a node keep its devices for one more lease."""
+        """Renew a node's lease."""
         self._ends_s[node] = steady_s + self.lease_s
 
     def renew_all(self, steady_s: float) -> None:
-        """Let all nodes that have a lease have a whole one."""
+        """Renew all leases."""
         for node in self._ends_s:
             self.renew(node, steady_s)
 

@@ -233,7 +233,7 @@ def _add_actions(router: APIRouter, server: Server) -> None:
 
     @router.post("/jobs/{job}:resume", status_code=202)
     async def resume(job: str, by: By = "") -> rest.JobView:
-        """Let a suspended job be scheduled again."""
+        """Make a suspended job schedulable again."""
         number = server.find_active(job, "resumed").id
         return await done(number, JobResumed(number, by))
 

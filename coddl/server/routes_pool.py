@@ -98,7 +98,7 @@ def _add_nodes(router: APIRouter, server: Server) -> None:
 
     @router.post("/nodes/{node}:drain", status_code=202)
     async def drain(node: str, by: By = "", within_s: WithinSeconds = None) -> rest.NodeView:
-        """Have nothing new started on a node, and what runs there moved away.
+        """Start nothing new on a node, and move its jobs away.
 
         After `within_s` nothing runs there any more: what can't move is saved and stopped.
         """
@@ -133,7 +133,7 @@ def _add_engine(router: APIRouter, server: Server) -> None:
 
     @router.post("/engine")
     async def report(report: EngineReport) -> rest.EngineOrdersView:
-        """Tell which nodes an engine has; answers how many to acquire and which to release."""
+        """Report an engine's nodes; the response says how many to acquire and which to release."""
         server.engine_trouble = report.trouble
         server.engine_notes = _news(server.pool, report)
         told = EngineReported(
@@ -173,7 +173,7 @@ def _add_policy(router: APIRouter, server: Server) -> None:
 
     @router.put("/policy")
     async def choose(change: rest.PolicyChange, by: By = "") -> rest.PolicyView:
-        """Share devices by another rule from now on; nobody loses a step."""
+        """Switch the policy or the placement; no job loses a step."""
         chosen = PolicyChosen(change.policy or server.pool.policy, by, change.placement)
         await asyncio.to_thread(warm_up, chosen, server.stability, server.registry)
         await server.ask(lambda _pool: (chosen,))
@@ -200,7 +200,7 @@ def _add_events(router: APIRouter, server: Server) -> None:
 
 
 def probes(server: Server) -> APIRouter:
-    """Return what is asked by those who watch over the server."""
+    """Return the routes for monitoring the server."""
     router = APIRouter(tags=["probes"])
 
     @router.get("/healthz")

@@ -91,7 +91,7 @@ class SqlReader:
             return {key: value for key, value in connection.execute(select(meta))}
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the database connection."""
         self._engine.dispose()
 
     @staticmethod

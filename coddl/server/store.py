@@ -138,4 +138,4 @@ class JournalStore(JournalReader, Protocol):
         """Note something about the journal as a whole; raises JournalFull."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the store."""

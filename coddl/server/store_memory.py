@@ -1,4 +1,4 @@
-"""A journal in memory: for tests and trials. It can be told to be full."""
+"""A journal in memory: for tests and trials. It can simulate a full disk."""
 
 import threading
 from bisect import bisect_right
@@ -141,14 +141,14 @@ class MemoryStore:
         self._notes |= notes
 
     def close(self) -> None:
-        """Let go of it: there is nothing to let go of."""
+        """Close the store; there is nothing to release."""
 
     def _line(self, seq: int) -> StoredRecord:
         return self._lines[bisect_right(self._lines, seq, key=lambda line: line.seq) - 1]
 
     def _check_room(self) -> None:
         if self.is_full:
-            raise JournalFull("the journal cannot be written to", "it was told to be full", "room")
+            raise JournalFull("the journal cannot be written to", "it is set to be full", "room")
 
 
 def _is_wanted(row: HistoryRow, wanted: HistoryQuery) -> bool:

@@ -37,7 +37,7 @@ from coddl.server.store import (
     StoredSnapshot,
 )
 
-BUSY_S: Final = 5.0  # to wait for whoever reads or copies the file at that moment
+BUSY_S: Final = 5.0  # to wait for a process that reads or copies the file at that moment
 PRAGMAS: Final = (
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=FULL",  # a commit that was answered survives a power cut

@@ -119,7 +119,7 @@ def job_view(
 
 
 def described_job(pool: Pool, job: JobState, view: rest.JobView) -> rest.JobView:
-    """Add what only those see who look at one job: how fast it is at which size."""
+    """Add the fields shown only for a single job: its speed at each size."""
     if not job.spec.is_elastic:
         return view
     return view.model_copy(update={"speeds": _speed_views(speed_rows(pool, job))})
@@ -204,7 +204,7 @@ def _trouble(trouble: r.Trouble | None) -> rest.TroubleView | None:
 
 
 def events_removed(journal: Journal, job: JobState) -> str:
-    """Say that a job's oldest events were removed; empty if they were not."""
+    """Return a note that a job's oldest events were removed; empty if they were not."""
     begin = journal.begin()
     if begin is None or begin.at_s <= job.submitted_s:
         return ""
@@ -228,7 +228,7 @@ def explain_view(explanation: Explanation, job: rest.JobView, removed: str) -> r
 
 
 def effect_view(effect: Effect) -> rest.EffectView:
-    """Show what would become of a job's share."""
+    """Show how a job's share would change."""
     return rest.EffectView(**effect._asdict())
 
 

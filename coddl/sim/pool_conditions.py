@@ -1,4 +1,4 @@
-"""What a recorded pool has beside its jobs: GPUs that come and go, users who change their minds,
+"""What a recorded pool has in addition to its jobs: GPUs that come and go, users' changes of mind,
 and jobs that take time to start and stay small until they were measured.
 """
 

@@ -46,7 +46,7 @@ from coddl.traces.trace import Trace
     STEP_S,  # seconds per iteration on what is held; inf: none
     READY_S,  # when the preparation of a share ends; inf: none
     FINISH_S,  # predicted; of a finished job, when it was
-    SLOWDOWN,  # a step takes so many times what the table says, where the job is
+    SLOWDOWN,  # step time where the job is, as a multiple of the table's
     PART,  # of its GPUs that it holds: 1/2 where another job shares them
     NEW_SLOWDOWN,  # the same two from the next change on
     NEW_PART,

@@ -356,7 +356,7 @@ export interface paths {
         get: operations["policy_api_v1_policy_get"];
         /**
          * Choose
-         * @description Share devices by another rule from now on; nobody loses a step.
+         * @description Switch the policy or the placement; no job loses a step.
          */
         put: operations["choose_api_v1_policy_put"];
         post?: never;
@@ -786,7 +786,7 @@ export interface components {
         };
         /**
          * EffectView
-         * @description What would become of a job's share.
+         * @description How a job's share would change.
          */
         EffectView: {
             /** Job */
@@ -1128,7 +1128,7 @@ export interface components {
             precheck: string[] | string;
             /**
              * User
-             * @description User who submits it.
+             * @description User that submits it.
              * @default
              */
             user: string;
@@ -2161,7 +2161,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2333,7 +2333,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2368,7 +2368,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2403,7 +2403,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2544,7 +2544,7 @@ export interface operations {
                 within_s?: number | null;
             };
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2579,7 +2579,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2614,7 +2614,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2771,7 +2771,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path?: never;

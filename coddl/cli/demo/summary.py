@@ -31,7 +31,7 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoSummary:
-    """All jobs, beside what FIFO would have given."""
+    """All jobs, compared with FIFO."""
 
     policy: str
     gpus: int

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Connect = Callable[[], "Client"]
 Look = TypeVar("Look")
 
-WINDOW_S: Final = 600.0  # of the chart, by the clock of those who look
+WINDOW_S: Final = 600.0  # of the chart, by the viewer's clock
 DECISIONS_READ_FIRST: Final = 1_000  # most change nothing
 DECISIONS_READ: Final = 100
 DECISIONS_KEPT: Final = 200

@@ -1,4 +1,4 @@
-"""Tetris (SIGCOMM '14), as it stands beside Optimus: what packs well, and what is soon done."""
+"""Tetris (SIGCOMM '14), as compared with Optimus: what packs well, and what is soon done."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from coddl.core.snapshot import KernelSnapshot, Snapshot
 
 @part
 def cores(tasks: Tasks, workers: int) -> int:
-    """What so many workers and their servers take."""
+    """Cores that `workers` workers and their servers take."""
     return workers * tasks.worker_cpus + servers_beside(tasks, workers) * tasks.server_cpus
 
 

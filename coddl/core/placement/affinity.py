@@ -33,7 +33,7 @@ NO_AFFINITY = kernel_int(0)
 
 @kernel
 def no_loads(gpus: IntColumn) -> NodeLoads:
-    """Servers with so many GPUs, without jobs."""
+    """Servers with `gpus` GPUs, without jobs."""
     return NodeLoads(gpus, np.zeros_like(gpus), np.zeros_like(gpus))
 
 
@@ -88,7 +88,7 @@ def find_nodes(servers: NodeLoads, need: int, spans: int, affinity: int, parts: 
 
 @part
 def has_room(servers: NodeLoads, parts: IntColumn) -> bool:
-    """Return whether these nodes can be had without taking turns: its height stays at 1 or below."""
+    """Return whether these nodes have room without turns: each height stays at 1 or below."""
     for node in range(parts.shape[0]):
         if parts[node] > 0 and servers.load[node] + parts[node] > servers.gpus[node]:
             return False

@@ -71,7 +71,7 @@ class MaxMin(KindPolicy):
     why = "jobs that started earlier hold the GPUs"
 
     def by_kind(self, snapshot: Snapshot) -> Allocation:
-        """Deal the next GPUs to who has least."""
+        """Deal the next GPUs to the job that has least."""
         jobs = snapshot.jobs
         start_s = np.where(jobs.gpus > 0, jobs.last_start_s, np.inf)
         return Allocation(

@@ -54,7 +54,7 @@ def is_news(pool: Pool, event: UserEvent, registry: Registry = BUILT_IN) -> bool
 
 
 def _check_fits(pool: Pool, what: str, option: str, gpus: int, *, spans: bool) -> None:
-    """Raise if the pool could not run a job on so many devices even if it were empty."""
+    """Raise if the pool could not run a job on `gpus` devices even if it were empty."""
     up = [node for node in pool.nodes.values() if node.is_up]
     if (bounds := pool.engine.bounds) is not None:
         most = bounds.most * bounds.gpus if spans else bounds.gpus

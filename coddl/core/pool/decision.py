@@ -40,7 +40,7 @@ def decide(
     *,
     registry: Registry = BUILT_IN,
 ) -> Decided:
-    """Decide who shall have which devices; `why` says what made us decide."""
+    """Decide which job gets which devices; `why` is the cause of the decision."""
     seed = next_seed(pool.seed)
     policy, placement = registry.policy(pool.policy), registry.placement(pool.placement)
     scheduler, turn_s = Scheduler(policy, stability, placement), turn_s_of(policy)
@@ -312,7 +312,7 @@ def _with_memory(waits: Waiting, job: JobState) -> Waiting:
 def _next_look(
     pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements
 ) -> tuple[float | None, str]:
-    """Return when to decide anew, and why: as the policy asks, when shares that were changed a moment
+    """Return when to decide anew, and why: as the policy asks, when shares that changed a moment
     ago may change again, when a job may grow though unmeasured, or when one has rested.
     """
     now_s, asked_s = seen.snapshot.now_s, float(plan.allocation.wake_at_s)

@@ -41,7 +41,7 @@ def outline_of(pool: "Pool") -> PoolOutline:
 
 
 def links_of(pool: "Pool") -> dict[LinkClass, LinkSpeed]:
-    """Return the link in the middle of those nodes tell of, for each class."""
+    """Return the median of the links that nodes report, for each class."""
     links: dict[LinkClass, LinkSpeed] = {}
     nodes = [node for node in pool.nodes.values() if node.is_up]
     for name in LINK_CLASSES:
@@ -87,7 +87,7 @@ def predicted_steps(
 ) -> Mapping[int, PredictedStep]:
     """Replay a step at sizes up to a most or more, on as few nodes as each takes.
 
-    Empty if one of them can't be replayed: estimates for some sizes beside mere assumptions for
+    Empty if one of them can't be replayed: estimates for some sizes and mere assumptions for
     others would make those look better than they are.
     """
     if profile is None or not outline.links:

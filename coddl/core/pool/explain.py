@@ -171,15 +171,15 @@ def _reserved(pool: Pool, job: JobState) -> str:
         for owner in pool.slots[slot].owners
         if not stays(pool.jobs[owner], slot)  # those take turns with it
     }
-    who = ", ".join(
+    holders = ", ".join(
         f'job {each} "{pool.jobs[each].spec.name}"' if each != job.id else "its previous run"
         for each in sorted(owners)
     )
     nodes = ", ".join(n for n in pool.nodes_of(job.target) if pool.nodes[n].is_silent)
     it = "it" if len(job.target) == 1 else "them"
     until = (
-        f"{who} to release {it}"
-        if who
+        f"{holders} to release {it}"
+        if holders
         else f"node {nodes} to reconnect"
         if nodes
         else f"{it} to become free"

@@ -1,7 +1,7 @@
 """What a pool may forget: jobs that ended long ago, and nodes that have long been gone. Pure.
 
 A pool remembers all that is active, and of what has ended the newest. What is older is in the
-history beside the journal (`recording`), and decides nothing.
+history (`recording`), and does not affect decisions.
 """
 
 from collections.abc import Iterable, Iterator

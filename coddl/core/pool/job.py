@@ -31,7 +31,7 @@ PROFILE_MAX_S: Final = 60.0  # a profile is not waited for any longer
 
 
 def is_news(now: float, told: float) -> bool:
-    """Return whether a number that moves with every step has moved far enough to be told again."""
+    """Return whether a number that moves with every step has moved enough to be reported again."""
     return abs(now - told) > NEWS * told
 
 
@@ -59,7 +59,7 @@ class JobState:
     priority: int
     phase: Phase = "pending"
     story: list[PhaseTransition] = field(default_factory=list)
-    # What it shall have, and what its agents were told.
+    # What it is to have, and what its agents' orders say.
     target: tuple[int, ...] = ()  # slots, as decided last
     reason: str = ""  # for the target
     turn_s: float = 0.0  # above 0: it takes turns on its target, which is another job's
@@ -126,7 +126,7 @@ class JobState:
     trouble: Trouble | None = None
     # When, and how much.
     starts: int = 0
-    is_resumed: bool = False  # its next start is by a user who had suspended it, or from parked
+    is_resumed: bool = False  # its next start is a user's resume after a suspension, or from parked
     resumptions: int = 0  # of its starts, those for which it was
     first_start_s: float | None = None
     last_start_s: float | None = None
@@ -151,7 +151,7 @@ class JobState:
 
     @property
     def has_run(self) -> bool:
-        """Return whether an agent leads it, or shall."""
+        """Return whether an agent leads it, or is about to."""
         return self.phase in RUNNING
 
     @property

@@ -56,7 +56,7 @@ def forced_moves(pool: Pool, now_s: float) -> Iterator[ForcedMove]:
         for job in _owners(pool, node):
             kept = tuple(slot for slot in job.granted if pool.slots[slot].node not in due)
             if kept == job.granted or job.stop or job.is_over or pool.is_deaf(job):
-                continue  # it leaves already, or can't be told to
+                continue  # it leaves already, or can't be reached
             enough = job.is_elastic and len(kept) >= job.gpus_least
             yield ForcedMove(job, kept if enough else (), f"node {node.name} leaves")
 

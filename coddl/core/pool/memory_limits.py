@@ -9,7 +9,7 @@ LIMITS_MAX: Final = 200  # models and kinds of GPU of which a limit is remembere
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """So many samples in a pass were too many for a model on a kind of GPU, as a job found."""
+    """A number of samples per pass that did not fit in memory, for a model on a kind of GPU."""
 
     model: int  # as the runtime tells models apart
     kind: str

@@ -16,7 +16,7 @@ FOLDERS: Final = (
 
 
 def node_problems(pool: Pool) -> dict[str, str]:
-    """Return where nodes that are up differ, by what they differ in; and which jobs none can run."""
+    """Return how nodes that are up differ, by kind of difference; and which jobs none can run."""
     up = [node for node in sorted(pool.nodes.values(), key=lambda n: n.name) if node.is_up]
     told = [node for node in up if node.versions.python]  # an older agent tells nothing
     ways = {

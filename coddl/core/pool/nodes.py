@@ -55,7 +55,7 @@ class NodeState:
         self.is_up, self.lost_s = False, now_s
 
     def drain(self, by: str, within_s: float | None, now_s: float) -> None:
-        """Have jobs leave: when they can, or by the time at which the node goes.
+        """Drain the node: jobs leave when they can, or by the time at which the node goes.
 
         Saving a job takes time: it begins that much earlier.
         """
@@ -65,7 +65,7 @@ class NodeState:
             self.empty_by_s = self.leaves_at_s - min(SAVE_S, within_s / 2.0)
 
     def undrain(self) -> None:
-        """Let jobs come again."""
+        """Undo a drain: jobs may be placed here again."""
         self.is_drained, self.drained_by = False, ""
         self.leaves_at_s, self.empty_by_s = None, None
 
@@ -80,12 +80,12 @@ class SlotState:
     # The jobs whose processes may be there, in the order they came: several only by turns, or while
     # some leave. True: it never started there, and is not waited for.
     owners: dict[int, bool] = field(default_factory=dict)
-    others: str = ""  # soft: who uses it that is none of ours
+    others: str = ""  # soft: users of it outside the pool
     turns: r.SlotTurns | None = None  # soft: how turns go, if several jobs take turns
 
     @property
     def is_stuck(self) -> bool:
-        """Return whether none of its owners has ever started there, so that it is not waited for."""
+        """Return whether none of its owners ever started there, so that it is not waited for."""
         return bool(self.owners) and all(self.owners.values())
 
 

@@ -8,9 +8,10 @@ Where a job's profile is known and the links of the nodes were inspected, what i
 several nodes, and to share their network, is replayed from these. Islands and racks are not
 inspected: they cost what is estimated.
 
-A size that was measured on scattered devices counts as the best case all the same, for nobody keeps
-where it was measured: such a job is taken to be slower than it is, by the estimated factor, until
-that size is measured anew. Which of two places is better for it does not depend on that.
+A size that was measured on scattered devices counts as the best case all the same, because the
+place where it was measured is not recorded: such a job is taken to be slower than it is, by the
+estimated factor, until that size is measured anew. Which of two places is better for it does not
+depend on that.
 
 Kinds of GPU count as alike: what runs has been measured on the mix it got. And no two jobs share a
 device here, so nothing is said on packing.

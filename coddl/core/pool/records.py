@@ -1,7 +1,7 @@
 """What happens in a pool. Past tense; frozen; the journal holds these and nothing else. (C5, D3)
 
 *Facts* come from outside: users, agents, the clock. *Conclusions* (`SlotFreed`, `ParkingEnded`,
-`Decided`, `DecisionFailed`, `Aimed`) are drawn by `control` and written down beside the fact that
+`Decided`, `DecisionFailed`, `Aimed`) are drawn by `control` and recorded with the fact that
 led to them, so that they are read back and never drawn anew. The state of the pool is a fold of
 both. (`state`)
 """
@@ -125,7 +125,7 @@ class PolicyChosen:
 
 @dataclass(frozen=True, slots=True)
 class JobsForgotten:
-    """Jobs that had ended have left memory; the history beside the journal has them."""
+    """Jobs that had ended have left memory; the history has them."""
 
     jobs: tuple[int, ...]
 
@@ -186,12 +186,12 @@ class NodeReported:
     node: str
     boot: str
     version: int
-    # Slots that have live processes. Of several runs by turns: one that was told to leave, else the
+    # Slots that have live processes. Of several runs by turns: one that must leave, else the
     # one that is at work.
     holding: Mapping[int, RunId]
     runs: frozenset[RunId] | None = None
-    others: Mapping[int, str] = field(default_factory=dict)  # by index: who else uses a GPU
-    parked: frozenset[int] | None = None  # jobs whose workers are parked there; None: not told
+    others: Mapping[int, str] = field(default_factory=dict)  # by index: other users of a GPU
+    parked: frozenset[int] | None = None  # jobs whose workers are parked there; None: not reported
     turns: Mapping[int, SlotTurns] = field(default_factory=dict)  # soft; by slot
 
 
@@ -205,7 +205,7 @@ class NodeSilent:
 
 @dataclass(frozen=True, slots=True)
 class NodeNoticed:
-    """An agent was told that its machine goes away; it works on until then."""
+    """An agent was notified that its machine goes away; it works on until then."""
 
     node: str
     boot: str
@@ -275,7 +275,7 @@ class StartOverdue:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The devices a job shall have, and why."""
+    """The devices a job will have, and why."""
 
     slots: tuple[int, ...]
     reason: str
@@ -300,7 +300,7 @@ class DecisionRow:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Who shall hold what from now on, and what it was decided on; only what is new of both."""
+    """A decision: the jobs' new targets, and the inputs it is based on; only what changed."""
 
     policy: str
     seed: int
@@ -308,7 +308,7 @@ class Decided:
     why: str  # what made us decide
     targets: Mapping[int, Target]  # by job; only those that changed
     waiting: Mapping[int, Waiting]  # by job; only those that changed
-    rows: tuple[DecisionRow, ...]  # only those that differ from what was told of the job before
+    rows: tuple[DecisionRow, ...]  # only those that differ from the job's last recorded row
     memory: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # the policy's, by job
     wake_at_s: float | None = None
     wake_why: str = ""  # what will have happened by then; empty: the policy asks for it
@@ -319,7 +319,7 @@ class Decided:
 class DecisionFailed:
     """A policy or placement that is not ours has failed: jobs keep what they hold meanwhile.
 
-    Jobs that must leave whatever a policy says have a target; only what is new is told.
+    Jobs that must leave whatever a policy says have a target; only what is new is recorded.
     """
 
     policy: str
@@ -332,7 +332,7 @@ class DecisionFailed:
 
 @dataclass(frozen=True, slots=True)
 class Aimed:
-    """A job's target was put into effect: its agents are told.
+    """A job's target was put into effect: its agents get new orders.
 
     No slots: it gives up what it has, as `reason` says. `adopt`: a new lead takes over workers that
     are alive.

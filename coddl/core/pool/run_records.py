@@ -12,7 +12,7 @@ Outcome = Literal[
     "succeeded",
     "failed",  # the job's own doing
     "lost",  # not the job's doing: it is started again
-    "retired",  # as it was told to; its state is safe
+    "retired",  # as ordered; its state is safe
     "cancelled",
     "requeue",  # it asked to be run again, with exit code 75
     "prechecked",  # its precheck has succeeded
@@ -28,7 +28,7 @@ ENDS: Final[dict[Outcome, str]] = {  # as people read it after the job's name
 }
 
 
-STEPS_MAX: Final = 1 << 62  # more are taken for as many: what is told is computed with
+STEPS_MAX: Final = 1 << 62  # larger reports count as this many, to keep arithmetic in range
 LOSS_MAX: Final = 1e30
 
 

@@ -1,9 +1,9 @@
-"""Nodes that come and go: what an engine's report means, how many there shall be, which may go.
+"""Nodes that come and go: what an engine's report means, how many are wanted, which may go.
 
-An engine tells all it has, again and again; what differs from what we know becomes records. It is
-answered how many nodes to acquire and which to release. A node that is not needed is drained first,
-and released when nothing is on it. A node that expires is used until another one has come in its
-place, or the engine says that it leaves.
+An engine reports all it has, again and again; what differs from what we know becomes records. The
+answer says how many nodes to acquire and which to release. A node that is not needed is drained
+first, and released when nothing is on it. A node that expires is used until another one has come in
+its place, or the engine says that it leaves.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ RELEASE_S: Final = 30.0
 
 
 class Release(NamedTuple):
-    """A node that the engine shall give back."""
+    """A node that the engine must give back."""
 
     node: str
     within_s: float
@@ -92,7 +92,7 @@ def _need_of(
 
 
 def news_of(pool: Pool, report: r.EngineReported, now_s: float) -> Iterator[r.Record]:
-    """Return what an engine's report has that the pool does not know."""
+    """Yield what an engine's report has that the pool does not know."""
     if (pool.engine.name, pool.engine.bounds) != (report.engine, report.bounds):
         yield r.EngineBounded(report.engine, report.bounds)
     for told in report.nodes:

@@ -19,7 +19,7 @@ TURN_S: Final = 10.0  # of jobs on one slot while all but one leave it
 
 
 def stays(job: JobState, slot: int) -> bool:
-    """Return whether a job may use a slot and shall keep it."""
+    """Return whether a job may use a slot and will keep it."""
     return slot in job.granted and slot in job.target and not job.stop
 
 
@@ -80,7 +80,7 @@ def check_owners(pool: "Pool", slots: Iterable[int]) -> None:
 
 
 def are_free(pool: "Pool", job: JobState) -> bool:
-    """Return whether a job may have its target now: nobody else is there, but to take turns."""
+    """Return whether a job may have its target now: no other job is there, except to take turns."""
     for slot in job.target:
         if slot in job.granted:
             continue
@@ -92,7 +92,7 @@ def are_free(pool: "Pool", job: JobState) -> bool:
 
 
 def may_join(pool: "Pool", job: JobState, slot: int) -> bool:
-    """Return whether a job may have a slot beside those that own it.
+    """Return whether a job may have a slot in addition to its present owners.
 
     Processes of a run of its own that has ended have to be gone, as have those of jobs that leave.
     """
@@ -123,7 +123,7 @@ def _leaves_others(pool: "Pool", job: JobState) -> bool:
 
 
 def must_wait(pool: "Pool", job: JobState) -> bool:
-    """Return whether a run that is to have more beside its slot waits until others have left that."""
+    """Return whether a run that is to grow waits until other jobs have left its slot."""
     return any(others_on(pool, job, slot) for slot in job.granted)
 
 

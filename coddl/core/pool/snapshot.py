@@ -117,8 +117,8 @@ def _held(
 def _claimed(job: JobState, usable: Mapping[int, str]) -> tuple[int, ...]:
     """Name the devices that a job stays on if it may.
 
-    What it was promised before is as good as held: nobody is moved without need. If that can't be
-    had any more it stays where it is. One that was told to leave keeps none: others may wait.
+    What it was promised before counts as held: no job is moved without need. If that is not
+    available any more it stays where it is. One that must leave keeps none: others may wait.
     """
     if job.stop or job.is_guest:
         return ()
@@ -130,9 +130,9 @@ def _claimed(job: JobState, usable: Mapping[int, str]) -> tuple[int, ...]:
 def usable(pool: Pool) -> dict[int, str]:
     """Name the slots that jobs may have, and their nodes.
 
-    A node that can't be told anything keeps what it has and gets nothing new, and so does a device
+    A node that can't be reached keeps what it has and gets nothing new, and so does a device
     that others use. On a node that is drained, jobs that can't be moved stay to their end, or until
-    they can be told to.
+    they can be moved.
     """
     found: dict[int, str] = {}
     for node in pool.nodes.values():
@@ -152,7 +152,7 @@ def usable(pool: Pool) -> dict[int, str]:
 
 
 def stays_guest(pool: Pool, job: JobState) -> bool:
-    """Return whether a job takes turns whatever is decided: it can't be told anything now."""
+    """Return whether a job takes turns whatever is decided: it can't be reached now."""
     return job.is_guest and pool.is_deaf(job) and not job.stop
 
 
@@ -317,7 +317,7 @@ def _switch_s(pool: Pool, jobs: tuple[JobState, ...]) -> list[float]:
 
 
 def _bounds(job: JobState, is_deaf: bool, cap: int, now_s: float) -> tuple[int, int]:
-    """Return the fewest and the most GPUs that a job may have; as it has if it can't be told."""
+    """Return the fewest and the most GPUs that a job may have; as it has if it can't be reached."""
     gpus = len(job.granted)
     least, most = (gpus, gpus) if is_deaf else job.bounds(now_s)
     return min(cap, least), min(cap, most)

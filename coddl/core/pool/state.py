@@ -1,4 +1,4 @@
-"""The pool as a fold of its records: who holds what, and what every agent shall do. (D3)
+"""The pool as a fold of its records: which job holds what, and every agent's orders. (D3)
 
 A job *owns* a slot from the record that grants it until its processes were seen to be gone,
 whatever happens in between. So no device ever has two owners, but for jobs that take turns on it.
@@ -87,7 +87,7 @@ class Pool:
         return (self.jobs[job] for job in self.active)
 
     def orders(self, node: str) -> Orders:
-        """Return all that an agent shall do."""
+        """Return an agent's complete orders."""
         return orders_for(self, node)
 
     def kinds_of(self, job: JobState) -> list[str]:
@@ -95,7 +95,7 @@ class Pool:
         return sorted({self.slots[slot].device.kind for slot in job.granted})
 
     def is_deaf(self, job: JobState) -> bool:
-        """Return whether a job's lead can't be told anything now: it keeps what it has."""
+        """Return whether a job's lead can't be reached now: the job keeps what it has."""
         return job.lead is not None and self.nodes[job.lead].is_silent
 
     def is_of_lead(self, report: r.RunReported) -> bool:
@@ -334,7 +334,9 @@ class Pool:
             learn_steps(self, job, row.step_s)
             for gpus, step_s in row.step_s.items():
                 if gpus not in job.step_s or is_news(job.step_s[gpus].step_s, step_s):
-                    job.step_s[gpus] = MeasuredSpeed(step_s, 0)  # read back; nobody counted them
+                    job.step_s[gpus] = MeasuredSpeed(
+                        step_s, 0
+                    )  # read back; their number is not recorded
             if job.steps is not None and row.remaining is not None:
                 job.step = max(job.step, job.steps - row.remaining)
 
@@ -358,7 +360,7 @@ class Pool:
         job.jobs_folder = self.nodes[aimed.lead].folder
         self._be_led(job, aimed.lead)
         job.precheck, job.stop = aimed.precheck, ""
-        if is_new:  # a lead that is told other slots before it has begun still adopts
+        if is_new:  # a lead that gets other slots before it has begun still adopts
             job.adopt = aimed.adopt
         for slot in aimed.slots:
             owners = self.slots[slot].owners
@@ -376,7 +378,7 @@ class Pool:
             self._arrive(job, now_s)  # if it was called back before it had moved
 
     def _arrive(self, job: JobState, now_s: float) -> None:
-        """Let a job be running again once it serves where it shall."""
+        """Move a job back to running once it serves on all its granted slots."""
         if job.phase == "resizing" and set(job.serves) == set(job.granted):
             job.move("running", now_s, f"running on {len(job.serves)}")
 

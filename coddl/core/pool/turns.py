@@ -117,7 +117,7 @@ def guest_counts(pool: Pool) -> Counter[int]:
 def stand_ins(pool: Pool, placed: Mapping[int, tuple[int, ...]], among: Set[int]) -> dict[int, int]:
     """Name guests that get the slot they are on, in place of a guest of another slot.
 
-    Who takes turns has no more claim than another. So where the host of a slot has left, one of its
+    No guest has more claim than another. So where the host of a slot has left, one of its
     guests goes on there as it is, instead of one that would have to come from elsewhere.
     """
     guests: dict[int, list[JobState]] = {}

@@ -56,14 +56,14 @@ class MeasuredScaling(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """All that a replay needs besides a training."""
+    """All that a replay needs in addition to a training."""
 
     links: LinkSpeeds
     bucket_bytes: float = BUCKET_BYTES
     undivided: Mapping[str, float] = {}  # by family: the part of the computing
 
     def profile(self, training: KnownTraining) -> TrainingProfile:
-        """What one worker would tell of a training."""
+        """The profile that one worker would measure of a training."""
         fixed = self.undivided.get(training.family, 0.0)
         halves = [
             SliceTime(samples, forward * whole_s, (1.0 - forward) * whole_s)

@@ -64,7 +64,7 @@ def profile_places(
 ) -> Places:
     """What places cost a training, as a table of one curve; raises UserError as replays do.
 
-    Nodes are told apart, and what each further job on a network card costs. Nothing is known of
+    Nodes are distinguished, and what each further job on a network card costs. Nothing is known of
     islands and racks.
     """
     most = min(most, SIZES_MAX, most_workers(profile))

@@ -93,7 +93,7 @@ class LinkSpeed:
         return _between(workers, [(n, _between(bytes_, row)) for n, row in rows.items()])
 
     def all_reduce_s(self, workers: int, bytes_: float) -> float:
-        """Seconds of an all-reduce of so many bytes."""
+        """Seconds of an all-reduce of `bytes_` bytes."""
         return ring_s(workers, bytes_, self)
 
     @property

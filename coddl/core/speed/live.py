@@ -58,7 +58,7 @@ class MeasuredSteps(NamedTuple):
 
 
 class StepEvidence(NamedTuple):
-    """What measured steps tell of a training, to adjust replays by."""
+    """What measured steps show of a training, to adjust replays by."""
 
     factor: float  # how many times as long as in the profile its computing takes
     known: tuple[MeasuredStep, ...]
@@ -72,7 +72,7 @@ def evidence(predicted: Mapping[int, PredictedStep], measured: MeasuredSteps) ->
     """Compare what was measured with replays, which include one of size 1.
 
     What one worker takes is computing alone, so what a replay is off there it is off everywhere.
-    Of an earlier job, only what it was off besides counts: it may have had a slower machine.
+    Of an earlier job, only what it was off in addition counts: it may have had a slower machine.
     """
     alone_s = predicted[1].step_s
     own, others = measured
@@ -202,7 +202,7 @@ def _interpolated(sizes: Sequence[int], at: Mapping[int, float]) -> dict[int, fl
 
 
 def scaled(step: PredictedStep, factor: float) -> PredictedStep:
-    """Return a step whose computing takes so many times as long."""
+    """Return a step whose computing takes `factor` times as long."""
     exchange_s = step.step_s * step.exchange_part
     step_s = exchange_s + (step.step_s - exchange_s) * factor
     compute_s = step.compute_s * factor

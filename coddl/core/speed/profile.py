@@ -48,7 +48,7 @@ class TrainingProfile:
     batch: int  # samples of an update, over all workers
     slices: tuple[SliceTime, ...]  # by samples, ascending; at least one
     update_s: float  # of the optimizer
-    other_s: float  # of an update besides: zero_grad, logging, what the script does
+    other_s: float  # other parts of an update: zero_grad, logging, what the script does
     data_s: float  # waiting for the loader, in an update
     buckets: tuple[GradientBucket, ...]  # in the order in which they are sent
     memory: tuple[SliceMemory, ...] = ()

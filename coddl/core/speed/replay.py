@@ -76,7 +76,7 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class StepSetting:
-    """How a step is made, besides where."""
+    """How a step is made, independent of where."""
 
     exchange: ExchangeKind = "all-reduce"
     algorithm: AllReduce | None = None  # None: what the backend takes, the cheapest if it chooses
@@ -97,7 +97,7 @@ class TimelineSpan(NamedTuple):
 class StepTimeline:
     """A step of the slowest worker, from the first wait to the end of the update."""
 
-    spans: tuple[TimelineSpan, ...]  # by begin; those of `exchange` lie beside `backward`
+    spans: tuple[TimelineSpan, ...]  # by begin; those of `exchange` overlap `backward`
     batch: int
     samples: tuple[int, ...]  # of each worker
     passes: int  # of the slowest worker
@@ -309,7 +309,7 @@ class _Exchanger:
 
 
 def _link(name: LinkClass, links: LinkSpeeds, setting: StepSetting) -> LinkSpeed:
-    """What jobs beside this one leave of a link. Workers on one GPU may talk as those of a node."""
+    """What other jobs leave of a link. Workers on one GPU may talk as those of a node."""
     found = links.get(name) or (links.get("node") if name == "gpu" else None)
     if found is None:
         between = {"gpu": "on one GPU", "node": "of a node", "cluster": "of different nodes"}

@@ -140,7 +140,7 @@ def _store(head: HeadFacts | None) -> CheckResult:
 
 
 def _ports(facts: RayFacts) -> Iterator[CheckResult]:
-    """Tell of ports of the head that workers may take first after a restart."""
+    """Check for ports of the head that workers may take first after a restart."""
     ports = {"GCS": facts.address, "dashboard": facts.dashboard}
     for name, address in ports.items():
         port = address.rpartition(":")[2]

@@ -92,7 +92,7 @@ def _connected(address: str) -> Iterator[str]:
 
 
 def _asked(facts: RayFacts) -> RayFacts:
-    """Have each machine tell of itself, all at once."""
+    """Collect the facts of all machines in parallel."""
     import ray
     from ray import cloudpickle
     from ray._private.state import state
@@ -141,7 +141,7 @@ def _told(question: Any) -> tuple[dict[str, Any], str]:  # Any: Ray's reference,
 
 
 def described(node: RayNodeFacts, told: dict[str, Any]) -> RayNodeFacts:  # Any: JSON
-    """Add what a machine told of itself."""
+    """Add a machine's reported facts."""
     return replace(
         node,
         python=told["python"],

@@ -40,7 +40,7 @@ def _version_of(name: str) -> str:
 
 
 def _gpus() -> list[dict[str, object]]:
-    """Tell of the machine's GPUs, whatever Ray has let this task see."""
+    """Describe the machine's GPUs, whatever Ray lets this task see."""
     try:
         import pynvml  # type: ignore[import-untyped,unused-ignore]
 

@@ -233,7 +233,7 @@ def _memory(facts: SlurmFacts, partition: dict[str, str]) -> CheckResult:
                 what = f"{value} MB {each.replace('Node', 'node')}, Slurm's default"
                 return fine(check, f"{what}; --sbatch-arg=--mem=... changes it")
     what = "each pilot job takes all memory of its machine"
-    because = "the cluster has no default, and no jobs of others fit beside it"
+    because = "the cluster has no default, and no other jobs fit on that machine"
     return CheckResult(check, "WARN", what, because, "--sbatch-arg=--mem=64G, or what jobs need")
 
 

@@ -19,7 +19,7 @@ from coddl.engines.engine import EngineUnavailable
 ANSWER_S: Final = 30.0  # Slurm's commands try again for a while by themselves
 JOB_FIELDS: Final = "%i|%T|%e|%l|%S|%N|%r"
 NODE_FIELDS: Final = "%N|%T|%c|%G|%E"
-SRUN_ENDS_S: Final = 10.0  # after it was told to
+SRUN_ENDS_S: Final = 10.0  # after it was signalled
 KILL_WAIT_S: Final = 30.0  # between SIGTERM and SIGKILL, where Slurm does not tell
 OUT_OF_USE: Final = ("down", "drain", "fail", "error", "inval", "maint", "unknown", "reboot")
 SAME_S: Final = 5.0  # two times that are this close are one
@@ -111,12 +111,12 @@ class SlurmCommands:
         return int(number[1])
 
     def try_submit(self, words: Sequence[str]) -> str:
-        """Have Slurm say whether it would take a job; give why not, or nothing."""
+        """Ask Slurm whether it would take a job; return why not, or an empty string."""
         verdict = self.verdict(words)
         return "" if verdict.is_taken else verdict.said
 
     def verdict(self, words: Sequence[str]) -> SlurmVerdict:
-        """Have Slurm say whether it would take a job, and when it would start it."""
+        """Ask Slurm whether it would take a job, and when it would start it."""
         done = self._run("sbatch", "--test-only", *words, TZ="UTC")
         if done.returncode:
             return SlurmVerdict(False, _last_line(done.stderr))

@@ -136,7 +136,7 @@ class SlurmEngine:
         return f"slurm-{job}"
 
     def release(self, node: str, within_s: float) -> None:
-        """Have a pilot job end, or withdraw it from the queue."""
+        """End a pilot job, or withdraw it from the queue."""
         found = NODE.fullmatch(node)
         if found is None:
             return
@@ -148,10 +148,10 @@ class SlurmEngine:
             self._end(job)
 
     def close(self) -> None:
-        """Let go; the pilot jobs stay."""
+        """Release the engine; the pilot jobs stay."""
 
     def _end(self, job: SlurmJob) -> None:
-        """Have a job end that was released."""
+        """End a job that was released."""
         if self._wall_s() > self._memory.released[job.id]:
             self._commands.cancel(job.id)
         elif job.state in WAITING:
@@ -257,7 +257,7 @@ class SlurmEngine:
     def _excluded(self) -> list[str]:
         """Keep away from machines where pilot jobs have failed: Slurm finds them free at once.
 
-        Not from all of them: it may be the pool's fault, and mended by now.
+        Not from all of them: it may be the pool's fault, and fixed by now.
         """
         since_s = self._wall_s() - AVOIDED_S
         hosts = [host for host, at_s in self._memory.failed_on.items() if at_s > since_s]

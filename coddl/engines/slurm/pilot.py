@@ -3,7 +3,7 @@
     python -m coddl.engines.slurm.pilot FOLDER      as a job of Slurm, in its first process
 
     SIGUSR2     the pool gives the node back: the agent saves its jobs and ends
-    SIGUSR1     the time limit is near, as `sbatch --signal` was told
+    SIGUSR1     the time limit is near, as set by `sbatch --signal`
     SIGTERM     the limit, a preemption, `scancel`: SIGKILL follows after the cluster's `KillWait`
 
 In the last two cases the agent tells the pool by when it must be gone, and the pool has its jobs
@@ -98,7 +98,7 @@ def _numbers(text: str) -> list[str]:
 
 
 def agent_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what the agent and its jobs may find, less what Slurm and the pool's owner have set."""
+    """Return the environment for the agent and its jobs, without what Slurm and the owner set."""
     kept = {n: v for n, v in env.items() if not n.startswith((*OF_SLURM, "CODDL_"))}
     return kept | {name: env[name] for name in ("SLURM_CONF",) if name in env}
 
@@ -118,8 +118,8 @@ class Pilot:
         ended = self._agent.wait()
         if ended.code and ended.said:
             _say(ended.said)
-        # One that is told to end before it has started dies of that. And it is no mistake of the
-        # node's if the server is gone: Slurm is told that all is well.
+        # An agent that is signalled before it has started dies of the signal. And a missing server
+        # is not the node's fault: Slurm gets exit code 0.
         return 0 if self._is_told or ended.code in (0, SERVER_GONE) else 1
 
     def _on_signal(self, number: int, _frame: object) -> None:

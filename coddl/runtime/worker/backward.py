@@ -39,7 +39,7 @@ class NoExchange:
 
 
 class BackwardObserver(Protocol):
-    """What is told of backwards, outermost ones, whether they are exchanged or not."""
+    """Observer of outermost backwards, whether their gradients are exchanged or not."""
 
     def begin_backward(self) -> None:
         """Take note that gradients are computed now."""

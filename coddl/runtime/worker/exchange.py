@@ -23,7 +23,7 @@ from coddl.runtime.worker.rows import BROKE, DEVIATES, STALE, PeerRow
 from coddl.runtime.worker.supervisor_link import Groups
 
 Reduction = Literal["mean", "sum"]
-IDLE = 1 << 30  # beside the flags of rows: this worker has nothing to give
+IDLE = 1 << 30  # next to the flags of rows: this worker has nothing to give
 
 
 class Exchange:

@@ -57,7 +57,7 @@ class CudaMemory:
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
-    """Return the memory of a device if it can be measured: allocators of the script's own may not."""
+    """Return a device's memory if it can be measured: the script's own allocators may not be."""
     counts = device.type == "cuda" and torch.cuda.get_allocator_backend() != "pluggable"
     return CudaMemory(device) if counts else None
 

@@ -151,7 +151,7 @@ def _sample(dataset: Any, number: int, *, contents: bool = True) -> str:
 
 
 def _told(sample: Any, *, contents: bool) -> str:
-    """Describe a sample so that equal ones are told alike; without contents, those of a size."""
+    """Describe a sample: equal ones have equal descriptions; without contents, those of a size."""
     if isinstance(sample, Tensor):
         total = float(sample.double().sum()) if sample.numel() and contents else 0.0
         return f"{tuple(sample.shape)}{sample.dtype}{total!r}"

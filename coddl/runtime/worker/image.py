@@ -318,7 +318,7 @@ class _StashFile:
         return found
 
     def unmap(self) -> None:
-        """Let go of the memory. The mapping itself ends with the last tensor that sees it."""
+        """Release the memory. The mapping itself ends with the last tensor that uses it."""
         for part, device in self._pins:
             unpin(part, device)
         self._pins, self._pinnable, self._touched_bytes = [], True, 0
@@ -455,7 +455,7 @@ class ImagePrefetch:
         return memory if memory is not None and memory.numel() >= bytes_ else None
 
     def close(self, device: torch.device) -> None:
-        """Let go; no copy may be under way."""
+        """Release all memory; no copy may be under way."""
         for memory in self._memory.values():
             unpin(memory, device)
         self._memory.clear()

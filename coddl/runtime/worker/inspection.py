@@ -6,7 +6,7 @@ A timed pass is a row of marks; what lies between two of them is one phase:
 
 On a GPU marks are events in its stream, read when it has come to them: nothing waits. So the time
 of a phase is what the GPU's work is late by because of it: a loader that keeps up costs nothing.
-Beside it is noted how long the host was at it: no pass is shorter, however few samples it has. That
+The host's time for it is recorded, too: no pass is shorter, however few samples it has. That
 is known of passes at whose begin the GPU had nothing left to do: in others the host may have waited
 for it, as a blocking copy of the next batch does.
 A few timed passes also mark when backward has completed each bucket of gradients, as other workers
@@ -33,7 +33,9 @@ PASSES: Final = 12  # that are timed, of the largest slice
 PASSES_MIN: Final = (
     3  # of others, as of the last batch of an epoch, and of a training that is short
 )
-EARLY_S: Final = 2.0  # of timed passes, after which the first of them are told: others wait for it
+EARLY_S: Final = (
+    2.0  # of timed passes, after which the first of them are reported: others wait for it
+)
 SCHEDULES: Final = 3  # passes in which gradients are watched
 SIZES_MAX: Final = 8
 BUCKETS_MAX: Final = 64
@@ -88,7 +90,7 @@ class PassClock:
         return float(begin.event.elapsed_time(end.event)) * 1e-3
 
     def host_seconds(self, begin: Mark, end: Mark) -> float:
-        """Return the time that the host took from one mark to another, beside a GPU; else 0."""
+        """Return the host's time from one mark to another if there is a GPU; else 0."""
         if isinstance(begin, float) or isinstance(end, float):
             return 0.0
         return end.host_s - begin.host_s
@@ -111,7 +113,7 @@ class BucketWatch:
         ]
 
     def close(self) -> None:
-        """Let go of the parameters."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
 
@@ -190,7 +192,7 @@ class TimedPass:
 
 
 class PassSeconds(NamedTuple):
-    """The time in each phase of a pass, and the time that the host took for it beside a GPU."""
+    """The time in each phase of a pass, and the host's time for it if there is a GPU."""
 
     all: dict[Phase, float]
     host: dict[Phase, float] | None  # None: not known
@@ -199,8 +201,8 @@ class PassSeconds(NamedTuple):
 class PassInspector(BackwardObserver):
     """Times passes until it knows what they cost; then it costs nothing.
 
-    `observe` has it told of backwards, or nobody. `tell` is given what was learned: once for the
-    first size of slices, and again when another one has been measured; None: nothing is timed.
+    `observe` registers the observer of backwards, or none. `tell` receives the results: once for
+    the first size of slices, and again when another one has been measured; None: nothing is timed.
     Without `overlap`, gradients are sent after backward.
     """
 

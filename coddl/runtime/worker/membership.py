@@ -366,7 +366,7 @@ class Membership:
         self.failed = True  # a regroup follows
 
     def _is_kept(self, link: SupervisorLink, generation: int) -> bool:
-        """Write the last image, and wait to hear what became of it."""
+        """Write the last image, and wait for the supervisor's answer about it."""
         self._try(
             link,
             lambda: self._write_image(link, generation=generation),
@@ -389,7 +389,7 @@ class Membership:
         raise WorkerExit(0)
 
     def _drop_groups(self, link: SupervisorLink) -> None:
-        """Let go of the group that all have left; NCCL's holds memory of the GPU."""
+        """Close the group that all have left; NCCL's holds GPU memory."""
         with link.changed:
             self.groups.close()
             self.groups = link.groups = Groups()

@@ -2,7 +2,7 @@
 
 What is emptied and filled again is the storage under a tensor. So views, tied weights, parameter
 groups, and what torch.compile has noted of parameters stay valid. On a GPU all tensors that Python
-knows are moved, the job's own and those that the script has besides; on a CPU those of the job.
+knows are moved, the job's own and all others of the script; on a CPU those of the job.
 """
 
 import gc
@@ -128,7 +128,7 @@ class Offload:
             torch.cuda.synchronize(self._device)
 
     def _emptied(self) -> int:
-        """Give freed memory back to the device; tell how much is still allocated there."""
+        """Give freed memory back to the device; return how much is still allocated there."""
         if self._device.type != "cuda":
             return 0
         torch._C._cuda_clearCublasWorkspaces()

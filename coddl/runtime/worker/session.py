@@ -267,7 +267,7 @@ class TrainingSession:
                 self._membership.change(agreed=self._agrees_to_change())
 
     def _updates_by_hand(self) -> bool:
-        """Return whether the script changes its weights itself: then every pass may be an update."""
+        """Return whether the script changes weights itself: then every pass may be an update."""
         at = self.progress
         if not (at.updates or at.by_hand) and at.step % BY_HAND_EVERY == 0:
             at.by_hand = self.guard.has_moved()

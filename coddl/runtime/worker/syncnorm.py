@@ -65,7 +65,7 @@ class SyncNorm:
         return result
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Return mean and variance of each channel over the global batch, and of how many values."""
+        """Return mean and variance per channel over the global batch, and the number of values."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         moments = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
         variance, mean = torch.stack(moments).cpu().double()

@@ -67,7 +67,7 @@ class WorkerTurns:
         return self._end() if is_told_again else None
 
     def _end(self) -> Message:
-        """Move out, if it is to; give what is told of it."""
+        """Move out of the device if requested; return the report about it."""
         link, handover, start_s = self._link, self._handover, time.monotonic()
         with link.changed:
             resident, link.turn_end = link.turn_end is not False, None
@@ -89,7 +89,7 @@ class WorkerTurns:
             self._link.tell("problem", **problem.parts())
 
     def _begin(self) -> Message | None:
-        """Fill the device again, if it was emptied; if there is no room, give what is told then."""
+        """Move back to the device if it was emptied; return a report only if there is no room."""
         link, start_s = self._link, time.monotonic()
         if self._image is not None:
             try:
@@ -105,7 +105,7 @@ class WorkerTurns:
         return None
 
     def _about_end(self, start_s: float, *, crowded: bool = False) -> Message:
-        """Return what is told of a turn that has ended; `crowded`: as there was no room for it."""
+        """Return the report of a turn that has ended; `crowded`: because there was no room."""
         return {
             "resident": self._image is None,
             "image": self._image,

@@ -190,7 +190,7 @@ function Drain({ node, server, ask }: { node: NodeView; server: Server; ask: () 
     <Action
       name="Drain"
       what={node.name}
-      question={`Nothing new starts on ${node.name}, and what runs there is moved away.`}
+      question={`Nothing new starts on ${node.name}, and its jobs are moved away.`}
       act={() => server.change("POST", `${path}:drain`)}
       onDone={ask}
     />

@@ -67,7 +67,7 @@ class Buffers:
                 torch._foreach_copy_(live, published)
 
     def changed(self) -> list[bool]:
-        """Tell of each buffer whether the first pass has changed it.
+        """Return for each buffer whether the first pass has changed it.
 
         By value: batch norm's kernels change their statistics behind autograd's version counters.
         """
