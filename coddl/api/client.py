@@ -82,7 +82,7 @@ class ServerAddress:
 
     @property
     def for_agents(self) -> str:
-        """Where agents find it: what they tell other nodes of themselves depends on the way."""
+        """Its address for agents: the address they give other nodes depends on the route to it."""
         return self.advertised or self.url
 
 
@@ -108,7 +108,7 @@ def find(
     env: Mapping[str, str] = os.environ,
     given: Credentials = Credentials(),  # noqa: B008  # frozen
 ) -> ServerAddress:
-    """Find the server: the one given, else the one that this machine's state folder tells of."""
+    """Find the server: the one given, else the one named in this machine's state folder."""
     folder = state_folder(state_dir, env)
     token = token_for(folder, env, given)
     ca = given.tls_ca or env.get("CODDL_TLS_CA", "")

@@ -77,7 +77,7 @@ class GpuUse(msgspec.Struct, frozen=True, array_like=True):
 
 class Beat(Message, frozen=True):
     number: int
-    gpus: dict[int, GpuUse] = {}  # by index, as far as the driver tells; none of CPU slots
+    gpus: dict[int, GpuUse] = {}  # by index, as far as the driver reports it; none of CPU slots
 
 
 class Holding(Message, frozen=True):
@@ -95,7 +95,7 @@ class Holding(Message, frozen=True):
     others: dict[
         int, str
     ] = {}  # by index: other users' processes on a GPU that has no process of a job
-    parked: frozenset[int] | None = None  # jobs whose workers are parked; None: it does not tell
+    parked: frozenset[int] | None = None  # jobs whose workers are parked; None: not reported
     turns: dict[int, SlotTurns] = {}  # by slot on which runs take turns: how that goes
 
 

@@ -82,7 +82,7 @@ def note_own_options(context: typer.Context, words: list[str]) -> None:
 
 def complete_jobs(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """Offer the jobs of the pool that are not over; nothing where there is none."""
-    with contextlib.suppress(Exception):  # a shell waits: no word of what went wrong
+    with contextlib.suppress(Exception):  # a shell waits for completions: no error message
         for job in _asked(context, "/jobs", active=True, limit=LISTED)["items"]:
             for word in (job["name"], str(job["id"])):
                 if word.startswith(incomplete) and (incomplete or word == job["name"]):

@@ -60,7 +60,7 @@ LinksFile = Annotated[
         "--links",
         metavar="FILE",
         help="Inspection of the hardware, as JSON. Default: for a job, what the nodes of its pool "
-        "tell; else links of usual servers.",
+        "report; else links of usual servers.",
     ),
 ]
 ExchangeOption = Annotated[

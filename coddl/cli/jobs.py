@@ -394,7 +394,7 @@ def read_size(text: str) -> tuple[int, int]:
 
 
 def is_local(name: str, server: str, state_dir: str) -> bool:
-    """Tell whether a name means a job of `coddl run` here; say so where the pool has one, too.
+    """Return whether a name means a job of `coddl run` here; print a note if the pool has one, too.
 
     A number is the pool's. A name is that of a job which runs here, else the pool's. Where there is
     no pool, all names are of here.

@@ -400,7 +400,7 @@ def _has_jobs(folder: Path) -> bool:
 
 
 def _cancel_all(folder: Path) -> int:
-    """Cancel all jobs and wait until they are over; tell how many there were."""
+    """Cancel all jobs and wait until they are over; return how many there were."""
     from coddl.cli.jobs import cancel_all
     from coddl.cli.waiting import wait_for
 

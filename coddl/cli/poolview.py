@@ -267,7 +267,7 @@ def engine_lines(engine: Answer) -> list[Text]:
         lines += [f"engine {name}: starting: {', '.join(engine['starting'])}"]
     lines += [f"engine {name}: {note}" for note in engine["notes"]]
     if not engine["is_connected"]:
-        lines += [f"engine {name} was not heard of since the server was started"]
+        lines += [f"engine {name} has not reported since the server was started"]
     if engine["trouble"]:
         lines += [f"engine {name} does not answer: {engine['trouble']}"]
     return [Text(line) for line in lines]
@@ -349,7 +349,7 @@ def job_fields(job: Answer, now_s: float) -> list[tuple[str, str]]:
     limits = bounds(job["gpus_min"], job["gpus_max"])
     holds = f"{job['gpus']} (bounds {limits})"
     where = f" on {', '.join(job['nodes'])}" if job["nodes"] else ""
-    # A job without GPUs was saved when it left them, later than its runner had told last.
+    # A job without GPUs was saved when it left them, after its runner's last report.
     is_told = job["saved_step"] is not None and job["gpus"]
     saved = f", last checkpoint at {job['saved_step']:,}" if is_told else ""
     trouble = job["trouble"] or {}
@@ -460,7 +460,7 @@ def _source(speed: Answer) -> str:
 
 
 def event_line(event: Answer, now_s: float) -> Text:
-    """Tell one record of the journal."""
+    """Format one record of the journal."""
     return Text(f"{moment(event['at_s'], now_s)}  {event['text']}")
 
 

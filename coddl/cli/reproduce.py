@@ -37,7 +37,7 @@ Examples:
 
 def complete_experiments(incomplete: str) -> Iterator[tuple[str, str]]:
     """Offer the experiments by name."""
-    with contextlib.suppress(Exception):  # a shell waits: no word of what went wrong
+    with contextlib.suppress(Exception):  # a shell waits for completions: no error message
         from coddl.reproduce.registry import ALL
 
         offered = [("all", "every experiment"), *((each.name, each.title) for each in ALL)]

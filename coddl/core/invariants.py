@@ -41,9 +41,7 @@ def check(snapshot: Snapshot, allocation: Allocation) -> None:
         )
     silent = (gpus == 0) & ~allocation.waiting.covered(jobs.size)
     if silent.any():
-        raise _invalid(
-            snapshot, f"job {jobs.id[np.argmax(silent)]} gets no GPUs and is not told why"
-        )
+        raise _invalid(snapshot, f"job {jobs.id[np.argmax(silent)]} gets no GPUs and no reason")
 
 
 def _malformed(snapshot: Snapshot, allocation: object) -> str | None:

@@ -216,7 +216,7 @@ def _merged(whole: Allocation, part: Allocation, rows: IntColumn) -> Allocation:
     """Add the answer for some rows to that for all."""
     jobs = len(whole.shares)
     memory, packed_with = whole.memory, whole.packed_with
-    # A policy that tells kinds apart, and rows that get nothing, leave kinds as they are.
+    # A policy that distinguishes kinds, and rows that get nothing, leave kinds as they are.
     by_kind = part.shares.ndim == 2 or (whole.shares.ndim == 2 and not part.shares.any())
     shares = (whole.by_kind if by_kind else whole.gpus).copy()
     shares[rows] = part.by_kind if by_kind else part.shares

@@ -155,7 +155,7 @@ def clear(order: GuardOrder) -> None:
 
 
 def end_unguarded(order: GuardOrder, agent: Process) -> None:
-    """End an agent whose guard was killed; the kernel has told it to end."""
+    """End an agent whose guard was killed; the kernel has signalled it."""
     until_s = time.monotonic() + order.abandoned_s
     while (found := process(agent.pid)) is not None and found.name == agent.name:
         if found.is_zombie:

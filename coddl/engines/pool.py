@@ -1,7 +1,7 @@
 """A pool on this machine: one process that keeps a server and its agents running.
 
 The supervising process holds `pool.lock` of the state folder; the kernel drops it when that ends,
-however it ends, and then tells its children to end too. What they print goes to `output/`.
+however it ends, and then ends its children, too. What they print goes to `output/`.
 """
 
 import contextlib
@@ -180,7 +180,7 @@ def _check_token(path: Path) -> None:
 
 
 class AnnouncedServer(NamedTuple):
-    """A server, as it has left word of itself."""
+    """A server, as announced in its file in the state folder."""
 
     url: str  # for agents, and other machines
     pid: int
@@ -188,7 +188,7 @@ class AnnouncedServer(NamedTuple):
 
 
 def server_of(folder: Path) -> AnnouncedServer | None:
-    """Return where the server is."""
+    """Return the server's address."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         about = json.loads((folder / "server.json").read_text("utf-8"))
         url = str(about.get("advertised") or about["url"])
@@ -306,7 +306,7 @@ class PoolProcess:
             self._await_signal(min([TICK_S if agents else START_TICK_S, *due_s]))
 
     def _announced(self, server: Child) -> AnnouncedServer | None:
-        """Return where the server is, once it listens."""
+        """Return the server's address, once it listens."""
         about = server_of(self.options.folder)
         is_ours = about and server.process and about.pid == server.process.pid
         return about if is_ours else None
@@ -338,7 +338,7 @@ class PoolProcess:
         for children, within_s in ((agents, LEAVE_S), ([server], CLOSE_S)):
             stops = max(
                 self._stops, 1
-            )  # before they hear of it: the next Ctrl-C may follow at once
+            )  # before they are signalled: the next Ctrl-C may follow at once
             for child in children:
                 child.signal(signal.SIGTERM)
             until_s = self.now_s() + within_s
@@ -404,7 +404,7 @@ def _check_saved(folder: Path) -> None:
 
 
 def down(folder: Path, tell: Callable[[str], None] = print) -> bool:
-    """End the pool of a folder, and wait for that; tell whether there was one.
+    """End the pool of a folder, and wait for that; return whether there was one.
 
     Raises UnsavedJobs if jobs can't be saved: the pool ends when they are.
     """

@@ -31,7 +31,7 @@ from coddl.engines.ray_actor import RayNodeActor, RayNodeReport, await_end
 T = TypeVar("T")
 CONNECT_S: Final = 30.0
 CALL_S: Final = 5.0  # all calls of one `look` together
-ANSWER_S: Final = 0.05  # that `look` waits for actors; the rest is heard by the next one
+ANSWER_S: Final = 0.05  # that `look` waits for actors; the next one gets the rest
 LATE_S: Final = 30.0  # after which an actor that should have left is killed
 CAUSE_CHARS: Final = 200
 DRAIN_S: Final = 600.0  # for jobs to leave a machine that Ray drains without a deadline
@@ -255,7 +255,7 @@ class RayEngine:
                 node.trouble = _cause(error)
             node.question = None
         if node.report is not None and node.report.state == "ended":
-            node.actor.release.remote(0.0)  # its words have been heard
+            node.actor.release.remote(0.0)  # its output has been read
         if node.kill_at_s is not None and time.monotonic() >= node.kill_at_s:
             ray.kill(node.actor)
 
@@ -412,7 +412,7 @@ def _check(launch: AgentLaunch, gpus_per_node: int, address: str) -> None:
         because = "a node has at least 1 GPU"
         raise UserError(f"{gpus_per_node} GPUs per node can't be had", because, "1")
     if address.startswith("ray://"):
-        because = "Ray Client does not tell about placement groups and machines"
+        because = "Ray Client does not report placement groups and machines"
         try_ = "the address of the cluster's head, as HEAD:6379, on a machine of the cluster"
         raise UserError(f"{address} can't be used", because, try_)
     if launch.slots not in (None, gpus_per_node):

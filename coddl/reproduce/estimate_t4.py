@@ -35,7 +35,7 @@ PlaceKey = tuple[int, int]  # nodes and GPUs
 
 
 class ModelRows(NamedTuple):
-    """Steps of a model on several GPUs, one row each, and what one GPU tells of them."""
+    """Steps of a model on several GPUs, one row each, and what one GPU shows of them."""
 
     gpus: IntColumn
     nodes: IntColumn
@@ -132,7 +132,7 @@ def replayed_rows(rows: ModelRows, speeds: Mapping[PlaceKey, float]) -> RowRepla
 
 
 def adjusted_rows(rows: ModelRows, replay: RowReplays, known: Sequence[int]) -> LogRatios:
-    """Carry what the known rows tell to all rows."""
+    """Extend what the known rows show to all rows."""
     columns = StepColumns(rows.gpus, rows.nodes, replay.exchange_part)
     few = list(known)
     logs = np.log(rows.step_s[few] / replay.step_s[few])

@@ -229,8 +229,8 @@ def balance(inputs: Inputs) -> Finding:
             "batches they were measured with. Samples by speed let slow devices end last; by fixed "
             "cost too, all end together, and a device that would not be worth its start gets none. "
             "Virtual nodes, which only strict jobs have, run one after the other, and there each "
-            "pays the fixed cost: that is the most they can lose, as a part of it, such as the update, "
-            "comes once a step.",
+            "pays the fixed cost: that is the most they can lose, as a part of it, such as the "
+            "update, comes once a step.",
         ),
         fixed_costs(table),
     )

@@ -347,8 +347,8 @@ def overhead(inputs: Inputs) -> Finding:
     )
     notes = (
         "Published: 2.54 % of the makespan. Whether that is time in which jobs stand still, as the "
-        "published code counts it, or what they lose in the end, is not told; both are here. They "
-        "scale with the pause, which is our guess: where one agrees, it is chance.",
+        "published code counts it, or what they lose in the end, is not stated; both are here. "
+        "They scale with the pause, which is our guess: where one agrees, it is chance.",
     )
     plot = Plot("What adjusting costs", "pause, s", "%", lines, errors=errors)
     return Finding(figures, plot, notes)

@@ -272,9 +272,9 @@ def _notes(
         f"Over {len(workloads)} workloads of nine jobs the average JCT differs from that with the "
         f"truth by {spread(found, 'fitted speeds')} with fitted speeds and by "
         f"{spread(found, 'fitted lengths')} with fitted lengths. A difference of means that is "
-        "smaller than these ranges does not tell which of the two matters more.",
-        "Even probes cannot tell the transfer (w/p) from the constant, nor the two overheads from "
-        "each other. Our fit then splits each pair evenly. So does our truth, of which no more was "
+        "smaller than these ranges does not show which of the two matters more.",
+        "Even probes cannot separate the transfer (w/p) from the constant, nor the two overheads "
+        "from each other. Our fit then splits each pair evenly. So does our truth, of which no more was "
         "measured: that even probes do as well as others here is by that choice. A fit that takes "
         "the constant for all of it finds servers to be of no use.",
         f"A job counts as young for {OptimusPs.young_s:.0f} s of running, whatever is known of it. "

@@ -221,7 +221,7 @@ def locality(inputs: Inputs) -> Finding:
             "Figures are of jobs of more than 4 GPUs, which wait for their queue's share and for "
             "GPUs that are close together.",
             _trade_in_words(large, best),
-            "What a job waits for is what the last decision before told it: QueueQuota, or "
+            "What a job waits for is the reason in the last decision before: QueueQuota, or "
             "Topology. The trade is published, but not in numbers.",
         ),
         Details(head, rows),

@@ -15,7 +15,7 @@ from typing import Final
 from coddl.reproduce.experiment import Plot
 from coddl.traces.atomic_write import write_atomically
 
-# Okabe and Ito's colours, told apart by colour-blind readers too, in an order of falling contrast.
+# Okabe and Ito's colours, distinct for colour-blind readers too, in an order of falling contrast.
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 DASHES: Final = ("", "7 4", "2 3")  # for lines beyond the last colour
 INK, FAINT, GRID, GROUND = "#1a1a1a", "#5a5a5a", "#e2e2e2", "#ffffff"

@@ -87,7 +87,7 @@ class SessionHost(Protocol):
         """Renew a node's lease."""
 
     def hear_progress(self, agent: wire.Hello, runs: Iterable[wire.RunProgress]) -> None:
-        """Take in how runs are doing, by the word of an agent."""
+        """Take in the progress of runs, as reported by an agent."""
 
     def hear_logs(self, job: int, lines: tuple[wire.LogLine, ...]) -> None:
         """Take in what a job has printed."""
@@ -108,7 +108,7 @@ class AgentSession:
         self.heard_s = host.steady_s()
         self.holding: NodeReported | None = None
         self._holding_asked = False
-        self.gpus: Mapping[int, wire.GpuUse] = {}  # by index, as it last told
+        self.gpus: Mapping[int, wire.GpuUse] = {}  # by index, as last reported
 
     async def run(self) -> None:
         """Serve an agent until either side hangs up."""
@@ -316,11 +316,11 @@ class AgentSessions:
         return iter(list(self._by_node.values()))
 
     def of(self, node: str) -> AgentSession | None:
-        """Return a node's line, if there is one."""
+        """Return a node's session, if there is one."""
         return self._by_node.get(node)
 
     def is_current(self, session: AgentSession) -> bool:
-        """Return whether a session speaks for its node."""
+        """Return whether a session is its node's current one."""
         return self._by_node.get(session.hello.node) is session
 
     def check_free(self, hello: wire.Hello, host: SessionHost) -> None:
@@ -365,7 +365,7 @@ class AgentSessions:
         jobs, known = hello.jobs, pool.nodes.get(hello.node)
         if not jobs.id or (known is not None and known.is_up and known.boot == hello.boot):
             return
-        # The journal may not have heard yet of a node that has just said hello.
+        # The journal may not have a node yet that has just connected.
         for other in [session.hello for session in self._by_node.values()]:
             is_seen = jobs.nodes.get(other.node) == other.boot
             sees = other.jobs.nodes.get(hello.node) == hello.boot
@@ -389,7 +389,7 @@ class AgentSessions:
         self._peers[hello.node] = wire.Peer(hello.node, hello.host, hello.port, hello.peer_token)
 
     def leave(self, session: AgentSession) -> bool:
-        """Take note that a line is down; tell whether it was the one that spoke for its node."""
+        """Note that a connection is closed; return whether it was its node's current one."""
         if not self.is_current(session):
             return False
         del self._by_node[session.hello.node]

@@ -111,7 +111,7 @@ class Compactor:
             self._forget(batch)
 
     def _trim(self, before: int, before_s: float) -> int:
-        """Remove records before a number and a time; tell how many."""
+        """Remove records before a number and a time; return how many."""
         after = first = max(0, self._store.first_seq() - 1)
         while True:
             page = self._store.lines(after, self._batch)

@@ -39,7 +39,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an app; ends streams when told to stop, and leaves the process to its caller."""
+    """Serves an app; ends streams on a stop request, and leaves the process to its caller."""
 
     def __init__(self, server: Server, app: ASGIApp, tls: TlsFiles | None = None) -> None:
         config = uvicorn.Config(
@@ -58,7 +58,7 @@ class HttpServer(uvicorn.Server):
         self._server = server
 
     def stop(self) -> None:
-        """Stop serving: gently; at once when told twice."""
+        """Stop serving: gracefully on the first call, at once on the second."""
         self.force_exit = self.should_exit
         self.should_exit = True
         self._server.close_lines()

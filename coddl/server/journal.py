@@ -92,7 +92,7 @@ class Journal:
     def __init__(self, store: JournalStore, *, snapshot_every: int = SNAPSHOT_EVERY) -> None:
         self.store = store  # where it is; for what keeps it short (`compaction`)
         self._snapshot_every = snapshot_every
-        self.pool_id = self._check_notes()  # tells this pool from all others
+        self.pool_id = self._check_notes()  # identifies this pool
         self._seq = store.last_seq()
         self._snapshot_seq = self._seq
 

@@ -1,4 +1,4 @@
-"""`coddl server`: everything set up, served until told to stop, and put away."""
+"""`coddl server`: sets everything up, serves until it is stopped, and cleans up."""
 
 import asyncio
 import contextlib

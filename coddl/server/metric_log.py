@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class MetricSample(msgspec.Struct, frozen=True, array_like=True):
-    """What a job told at one moment."""
+    """A job's metrics at one moment."""
 
     at_s: float
     step: int
@@ -148,7 +148,7 @@ class MetricLog:
 
 
 def sample_of(run: RunProgress, at_s: float) -> MetricSample:
-    """Return what a run tells as a sample: what its script has logged, and what was measured."""
+    """Return a run's report as a sample: what its script logged, and what was measured."""
     logged: dict[str, float | None] = {**run.metrics, **dict.fromkeys(run.not_finite)}
     values = {name: logged[name] for name in sorted(logged) if len(name) <= NAME_MAX}
     values = dict(list(values.items())[:NAMES_MAX])

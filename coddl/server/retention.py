@@ -47,7 +47,7 @@ class _File(NamedTuple):
 
 
 def removed(path: Path) -> bool:
-    """Remove a file; tell whether it was there."""
+    """Remove a file; return whether it was there."""
     try:
         path.unlink()
     except FileNotFoundError:

@@ -25,7 +25,7 @@ def routes(server: Server) -> APIRouter:
 
     @router.get("/timeline")
     async def timeline(since_s: Since = None, until_s: Since = None) -> rest.TimelineView:
-        """Show which job held how many GPUs, and when; the last hour, unless told otherwise."""
+        """Show which job held how many GPUs, and when; by default in the last hour."""
         until_s = server.clock.wall_s() if until_s is None else until_s
         since_s = until_s - SHOWN_S if since_s is None else since_s
         # Spans are never changed, so that a thread may read them while the pool goes on.

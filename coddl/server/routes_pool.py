@@ -60,7 +60,7 @@ def routes(server: Server) -> APIRouter:
 
     @router.get("/access")
     async def access(request: Request) -> rest.AccessView:
-        """Return what the token of this request may do."""
+        """Return the rights of this request's token."""
         return rest.AccessView(access=request.scope[ACCESS])
 
     return router
@@ -228,12 +228,12 @@ def probes(server: Server) -> APIRouter:
 
     @router.get("/version")
     async def version() -> rest.VersionView:
-        """Return what the server is."""
+        """Return the versions of the server and of its protocol."""
         return rest.VersionView(version=__version__, protocol=PROTOCOL)
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Tell Prometheus how the pool is doing."""
+        """Return the metrics in Prometheus' text format."""
         gauges = CollectorRegistry()
         gauges.register(PoolGauges(server.pool, server.progress))
         text = generate_latest(server.metrics.registry) + generate_latest(gauges)

@@ -19,7 +19,7 @@ def routes(server: Server) -> APIRouter:
 
     @router.get("/whatif/{id}")
     async def show(id: str) -> rest.WhatIfView:
-        """Return how a replay is doing, or what has come of it."""
+        """Return the progress of a replay, or its result."""
         return server.replays.find(id).view()
 
     return router

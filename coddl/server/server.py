@@ -112,7 +112,7 @@ class Server:
         self.sessions = AgentSessions()
         self.archives = CodeStore(folder / "code")
         self.happened = Notifier()
-        # Why what brings nodes does not answer; None: it was not heard of yet.
+        # Why the engine does not answer; None: it has not reported yet.
         self.engine_trouble: str | None = None
         self.engine_notes: list[str] = []  # why its nodes leave, or do not come
         self._told_problems: frozenset[str] = frozenset()  # in the log
@@ -201,7 +201,7 @@ class Server:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Nodes that were not heard of since the server was restarted."""
+        """Nodes that have not reported since the server was restarted."""
         return self._loop.control.awaited
 
     def waits_for(self) -> list[str]:
@@ -274,7 +274,7 @@ class Server:
         self._leases.renew(node, self.steady_s())
 
     def hear_progress(self, agent: wire.Hello, runs: Iterable[wire.RunProgress]) -> None:
-        """Take in how runs are doing, by the word of an agent."""
+        """Take in the progress of runs, as reported by an agent."""
         told, now_s = [], self.clock.wall_s()
         for run in runs:
             told.append(report := RunReported(agent.node, agent.boot, run.progressed))
@@ -321,7 +321,7 @@ class Server:
                     del self._printed[job]
 
     def _look_up(self, node: str) -> None:
-        """Tell what may be a mistake: a node is not described, or differs from others."""
+        """Log what may be a mistake: a node is not described, or differs from others."""
         if self.site is not None and node not in {each.name for each in self.site.nodes}:
             names = ", ".join(each.name for each in self.site.nodes[:NAMES_SHOWN])
             log.warning("node_not_in_cluster_file", node=node, named=names)

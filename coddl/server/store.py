@@ -48,7 +48,7 @@ class HistoryRow(NamedTuple):
     user: str
     queue: str
     program: str
-    signature: str  # of what it trained; empty: it did not tell
+    signature: str  # of what it trained; empty: not reported
     phase: str  # in which it ended
     submitted_s: float
     started_s: float | None  # None: it never started

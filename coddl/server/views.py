@@ -59,7 +59,7 @@ def job_view(
     now_s: float,
     awaited: Collection[str] = (),
 ) -> rest.JobView:
-    """Show a job as it stands; `awaited`: nodes not heard of since the server was restarted.
+    """Show a job as it stands; `awaited`: nodes without a report since the server's restart.
 
     A job that waits for its turn makes no step, and should not: it does not stand still.
     """

@@ -200,7 +200,7 @@ class StepLoop:
             world.clock[WAKE] = min(world.clock[WAKE], next_s)
 
     def _use(self, numbers: tuple[int, ...]) -> bool:
-        """Let the scheduler see these nodes and no others; tell whether that is a change."""
+        """Let the scheduler see these nodes and no others; return whether that is a change."""
         before, after = self._ready, np.array(numbers, np.int64)
         if np.array_equal(before, after):
             return False

@@ -40,7 +40,7 @@ class NodesHeld:
     """The nodes of a run over time."""
 
     gpus: int  # of each node
-    changes: tuple[NodeChange, ...]  # the first tells what the run begins with
+    changes: tuple[NodeChange, ...]  # the first has what the run begins with
 
     def gpu_s(self, until_s: float) -> float:
         """Add up the GPU-time of the nodes, whether jobs held it or not."""

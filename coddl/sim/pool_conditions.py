@@ -85,7 +85,7 @@ class PoolEvents:
         """Return these jobs as a scheduler may treat them now.
 
         None asks for more GPUs than there are. Until it was measured, a job has its minimum at
-        most. It tells its length when it first
+        most. It reports its length when it first
         trains; until then it is not stopped, as that would cost all it has done.
         """
         floats, ints = table.floats.copy(), table.ints.copy()

@@ -91,8 +91,8 @@ class Watch:
 
     partial: bool = False  # after Ctrl-C, return what has finished so far instead of raising
     stop: threading.Event = field(default_factory=threading.Event)
-    planned: Callable[[int], None] = _ignore  # told how many jobs there are in all
-    progress: Callable[[int], None] = _ignore  # told how many finished since it was last called
+    planned: Callable[[int], None] = _ignore  # called with the total number of jobs
+    progress: Callable[[int], None] = _ignore  # called with how many finished since its last call
 
 
 def chunks_of(
@@ -139,7 +139,7 @@ def scaling_of(case: Case, world: World) -> NodeScaling | None:
 
 
 def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = False) -> Run:
-    """Make one run. A run that was stopped tells what had finished by then."""
+    """Make one run. A run that was stopped has what finished by then."""
     watch = watch or Watch()
     world = world_before(case)
     scaling = scaling_of(case, world)

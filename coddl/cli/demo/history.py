@@ -1,4 +1,4 @@
-"""What has happened in the demo so far, from what the server tells; reads no clock."""
+"""What has happened in the demo so far, from the server's events; reads no clock."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

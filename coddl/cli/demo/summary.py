@@ -141,7 +141,7 @@ def fifo_jct_s(jobs: Sequence[JobResult], gpus: int) -> list[float]:
 
 
 def summary_lines(summary: DemoSummary) -> list[Text]:
-    """Tell it to people."""
+    """Format it for people."""
     rows = []
     for job, fifo_s in zip(summary.jobs, summary.fifo_jct_s, strict=True):
         rows.append(

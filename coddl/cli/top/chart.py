@@ -9,7 +9,7 @@ from rich.text import Text
 
 from coddl.cli.poolview import Answer, duration
 
-# Colours that people with any colour vision tell apart (Okabe and Ito); letters for all others.
+# Colours that are distinct with any colour vision (Okabe and Ito); letters for all others.
 COLOURS: Final = (
     "#000000 on #e69f00",
     "#000000 on #56b4e9",

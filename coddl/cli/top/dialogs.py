@@ -34,7 +34,7 @@ class Question(ModalScreen[bool]):
 
 
 class Help(ModalScreen[None]):
-    """Tells the keys, and how to read the screen."""
+    """Shows the keys, and how to read the screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter", "dismiss", "Back")

@@ -117,7 +117,7 @@ def read_job(client: "Client", job: int) -> JobLook:
 
 
 class Poller(Generic[Look]):
-    """Reads again and again, in a thread, and tells what it has found, or why it has not.
+    """Polls the server in a thread, and posts the answer or the error.
 
     After an error it connects anew: the server may be back at another address.
     """
@@ -169,7 +169,7 @@ class Poller(Generic[Look]):
 
 
 class EventFollower:
-    """Tells each event of the pool as it happens, in a thread."""
+    """Posts each event of the pool as it happens, in a thread."""
 
     def __init__(self, connect: Connect, tell: Callable[[Answer], None]) -> None:
         self._connect = connect
@@ -187,7 +187,7 @@ class EventFollower:
             try:
                 with self._connect() as client:
                     self._follow(client)
-            except UserError:  # a poller tells why
+            except UserError:  # a poller reports the reason
                 self._is_over.wait(RETRY_S)
 
     def _follow(self, client: "Client") -> None:

@@ -135,7 +135,7 @@ def _node(node: Answer, marks: JobMarks) -> Text:
 
 
 def decision_line(decision: Answer, unit: str, now_s: float) -> Text:
-    """Tell a decision: which jobs got how many GPUs, after how many, and why."""
+    """Format a decision: which jobs got how many GPUs, after how many, and why."""
     cause = decision["cause"]
     if decision["trouble"]:
         told = f"decision failed ({cause}): {decision['trouble']}"

@@ -1,4 +1,4 @@
-"""What other threads tell the program behind `coddl top`."""
+"""Messages from other threads to the program behind `coddl top`."""
 
 import contextlib
 

@@ -42,7 +42,7 @@ def take_back(accounts: QueueAccounts) -> int:
 
 @part
 def grant(accounts: QueueAccounts, gpus: int, reclaim_at: float) -> bool:
-    """Serve the first claim within a quota that can be served; tell whether there was one."""
+    """Serve the first claim within a quota that can be served; return whether there was one."""
     free, borrowed = gpus - accounts.shares.sum(), accounts.shares[accounts.lent].sum()
     takes_back = gpus - free >= reclaim_at * gpus
     for row in accounts.line:

@@ -55,7 +55,7 @@ class ControlOutput(NamedTuple):
     records: tuple[r.Record, ...]
     instruct: frozenset[str]  # nodes whose orders are to be sent
     wake_at_s: float | None  # when to send `Woke`, if nothing happens before
-    dropped: tuple[r.RunReported, ...] = ()  # not the word of the run's lead
+    dropped: tuple[r.RunReported, ...] = ()  # not from the run's lead
     failed: FailedDecision | None = None  # by a policy that is not ours
 
 
@@ -119,7 +119,7 @@ class ControlPlane:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Nodes that were not heard of since the server was restarted."""
+        """Nodes that have not reported since the server was restarted."""
         return frozenset(self._awaited)
 
     # What happens.
@@ -259,7 +259,7 @@ class ControlPlane:
         self._note_others(place, event.others)
         note_turns(self.pool, place, event.turns)
         if event.version != place.version:
-            return  # it has not heard the newest; it will tell again when it has
+            return  # it does not have the newest orders; it reports again when it has
         for freed in list(freed_slots(self.pool, event)):
             if self.pool.slots[freed.slot].is_stuck:
                 self._call(f"a GPU of node {event.node} is free again")  # it was not counted on

@@ -21,9 +21,7 @@ from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.seeds import next_seed
 from coddl.core.waiting import Waiting, counted
 
-POOL_STABILITY: Final = Stability(
-    cool_down_s=10.0, reserve_s=10.0
-)  # what a pool keeps to unless told otherwise
+POOL_STABILITY: Final = Stability(cool_down_s=10.0, reserve_s=10.0)  # a pool's default
 UNPLACED: Final = Waiting("Resources", "no GPU is free")
 OTHERS: Final = Waiting("Resources", "every GPU is used by processes outside the pool")
 NO_NODES: Final = Waiting("NodeDown", "no node is available")

@@ -1,7 +1,7 @@
 """Steps at sizes that a job was never seen at, replayed from its profile on the links of the pool.
 
-Nodes tell what `coddl inspect` has measured of their links. A job's profile comes with its first
-steps on one device, or from an earlier job that was alike. Both together tell how it scales before
+Nodes report what `coddl inspect` has measured of their links. A job's profile comes with its first
+steps on one device, or from an earlier job that was alike. Both together show how it scales before
 it has been tried. Without either, nothing is estimated.
 """
 

@@ -63,9 +63,9 @@ def explain(
     now_s: float,
     awaited: Collection[str] = (),
 ) -> Explanation:
-    """Tell a job's story, given its records.
+    """Return a job's story, given its records.
 
-    `awaited` are nodes that were not heard of since the server was restarted.
+    `awaited` are nodes that have not reported since the server was restarted.
     """
     job = state.id
     line = [each.id for each in pool.live_jobs() if each.phase in WAITING]

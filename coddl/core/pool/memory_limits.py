@@ -11,7 +11,7 @@ LIMITS_MAX: Final = 200  # models and kinds of GPU of which a limit is remembere
 class MemoryLimit:
     """A number of samples per pass that did not fit in memory, for a model on a kind of GPU."""
 
-    model: int  # as the runtime tells models apart
+    model: int  # the runtime's signature of the model
     kind: str
     samples: int
     job: int

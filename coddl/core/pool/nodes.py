@@ -10,7 +10,7 @@ from coddl.core.pool.node_versions import NodeVersions
 from coddl.core.speed.inspection import LinkClass, LinkSpeed
 
 STOPPED: Final = "its agent was stopped"  # why a node that ended in order is lost
-AGENT: Final = "its agent"  # by whom a node is drained whose machine goes away
+AGENT: Final = "its agent"  # `drained_by` of a node whose machine goes away
 SAVE_S: Final = 30.0  # before a node leaves, jobs that are still there are saved and stopped
 
 
@@ -28,7 +28,7 @@ class NodeState:
     drained_by: str = ""
     leaves_at_s: float | None = None  # when it goes, if that is known
     empty_by_s: float | None = None  # from then on jobs are made to leave, whatever it costs
-    is_silent: bool = False  # soft: we can't tell it anything now
+    is_silent: bool = False  # soft: it can't be reached now
     back_s: float = 0.0  # soft: since when we can, after a silence
     version: int = 0  # of its orders
     leads: dict[int, None] = field(default_factory=dict)  # jobs, by number

@@ -1,6 +1,6 @@
 """What placements cost the jobs of a pool: an estimate, computed on demand.
 
-A job's run tells how large its model is once its script has called `coddl.prepare`. From that, its
+A job's run reports its model's size once its script has called `coddl.prepare`. From that, its
 speeds and the links of the cluster follows what it costs to lie on several nodes, islands or racks,
 as in the simulator. A job that has told nothing counts as equally fast everywhere.
 
@@ -80,7 +80,7 @@ def placement_costs(
 
 
 class ReplayedCosts(NamedTuple):
-    """What a job's profile tells of places."""
+    """The cost of places, as estimated from a job's profile."""
 
     nodes: FloatMatrix  # [gpus, nodes]
     network: FloatColumn  # [gpus]

@@ -177,7 +177,7 @@ class SlotTurns:
 
 @dataclass(frozen=True, slots=True)
 class NodeReported:
-    """An agent has told what it has, knowing that version of its orders.
+    """An agent has reported what it has, with the version of its orders.
 
     `runs` are those that it leads or is about to, and those whose end it has told and not seen
     acknowledged; None: it does not tell.
@@ -226,7 +226,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class RunReported:
-    """An agent has told something about a run."""
+    """An agent has reported a fact about a run."""
 
     node: str
     boot: str
@@ -266,7 +266,7 @@ class StartOverdue:
     after_s: float
 
     def end(self, step: int) -> RunEnded:
-        """Return the end of the run, as its lead would have told it."""
+        """Return the end of the run, as its lead would have reported it."""
         because = f"it made no step within {self.after_s:g} s of its start"
         more = f"coddl logs {self.job}; a larger start_within_s if it needs more time"
         trouble = Trouble("it did not start", because, more)
@@ -312,7 +312,7 @@ class Decided:
     memory: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # the policy's, by job
     wake_at_s: float | None = None
     wake_why: str = ""  # what will have happened by then; empty: the policy asks for it
-    left_waiting: int | None = None  # jobs that were left without devices; None: not told
+    left_waiting: int | None = None  # jobs that were left without devices; None: not recorded
 
 
 @dataclass(frozen=True, slots=True)

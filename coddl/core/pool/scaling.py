@@ -28,7 +28,7 @@ from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.snapshot import speeds_by_size
 from coddl.core.pool.state import Pool
 
-SCALING: Final = "scaling"  # by whom a node is drained that is not needed
+SCALING: Final = "scaling"  # `drained_by` of a node that is not needed
 SAME_S: Final = 5.0  # two deadlines that are this close are one
 # That the agent of an empty node may take to end, and jobs to leave a node that is none any more.
 RELEASE_S: Final = 30.0

@@ -131,7 +131,7 @@ def must_wait(pool: "Pool", job: JobState) -> bool:
 
 
 def freed_slots(pool: "Pool", report: r.NodeReported) -> Iterator[r.SlotFreed]:
-    """Name the slots that jobs have left, by the word of a node that knows its newest orders.
+    """Name the slots that jobs have left, as reported by a node that has its newest orders.
 
     A slot is listed with one run. As those that leave come first, one that stays tells that all of
     them are gone.

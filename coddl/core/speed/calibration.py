@@ -122,8 +122,8 @@ def calibrated_without(
     if not families:
         raise UserError(
             f"speeds of {name} cannot be estimated",
-            "no other model of the speed table was measured on several GPUs, so nothing tells how "
-            "fast the links are",
+            "no other model of the speed table was measured on several GPUs, so the speed "
+            "of the links is unknown",
             "--links inspection.json, as coddl inspect --save writes it",
         )
     sums = {family: sum(each[1:], each[0]) for family, each in families.items()}

@@ -1,6 +1,6 @@
 """Step time on any GPUs of a cluster, estimated from what a single GPU tells.
 
-One GPU tells how long a step computes and how large the gradients are, bucket by bucket with the
+One GPU shows how long a step computes and how large the gradients are, bucket by bucket with the
 moment from which each can be sent. The links are measured once per cluster. A step then replays
 the buckets: each is sent when it is ready and the one before is through,
 

@@ -1,4 +1,4 @@
-"""What one worker tells about a training: enough to estimate its speed on any GPUs."""
+"""What one worker measures of a training: enough to estimate its speed on any GPUs."""
 
 import math
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class TrainingProfile:
     state_bytes: int = 0
     largest_tensor_bytes: int = 0
     virtual_nodes: int | None = None  # of a strict training
-    signature: str = ""  # of model, optimizer and batch: what tells trainings apart
+    signature: str = ""  # of model, optimizer and batch: identifies equal trainings
 
     def __post_init__(self) -> None:
         """Refuse what no training can have: it comes from scripts, and decisions rest on it."""

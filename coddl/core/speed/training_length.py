@@ -18,7 +18,7 @@ from coddl.core.speed.convergence import LossCurve, Stop, fit_losses, is_outlier
 
 LOSSES_MAX: Final = 128  # of a training that are kept
 LOSSES_MIN: Final = 8  # from which a length is predicted
-EPOCH_STEPS: Final = 100  # where a training tells none
+EPOCH_STEPS: Final = 100  # where a training reports none
 LEFT_OUT: Final = (1 / 8, 1 / 4, 3 / 8)  # of the newest losses, to see what a fit is worth
 ERROR_MIN: Final = 0.2  # of a predicted end, as a part of it: real losses follow no curve closely
 CLEAR: Final = 2.0  # times its error, by which a curve must fall

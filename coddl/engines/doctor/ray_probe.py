@@ -1,4 +1,4 @@
-"""What a machine of a Ray cluster tells of itself, by a task of Ray there.
+"""Facts that a machine of a Ray cluster reports, by a task of Ray there.
 
 Sent by value and read there without this package, which may not be installed: it uses the standard
 library alone, and what it gives is plain JSON.

@@ -20,7 +20,7 @@ class ServerFacts:
     url: str
     trouble: UserError | None = None
     version: str = ""
-    clock_ahead_s: float | None = None  # of ours; None: it does not tell
+    clock_ahead_s: float | None = None  # of ours; None: not reported
     problems: tuple[str, ...] = ()
     nodes_down: tuple[str, ...] = ()
     engine: str = ""

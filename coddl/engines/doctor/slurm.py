@@ -314,7 +314,7 @@ def _node(facts: SlurmFacts, node: SlurmNodeFacts) -> Iterator[CheckResult]:
         yield fine(check, f"CUDA_VISIBLE_DEVICES={node.gpu_ids}, for one GPU")
     else:
         what = "CUDA_VISIBLE_DEVICES is empty in a job with one GPU"
-        because = "without it, a node can't tell which GPUs Slurm has given it"
+        because = "without it, a node can't find out which GPUs Slurm has given it"
         try_ = "the administrator sets File= for each GPU in gres.conf"
         yield CheckResult(check, "FAIL", what, because, try_)
     reach = PoolReach(facts.server, node.server_trouble, facts.jobs_dir, node.jobs_dir_trouble)

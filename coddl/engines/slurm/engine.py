@@ -6,7 +6,7 @@ called `coddl-<pool>`, and each node `slurm-<job>`, so that a restarted engine f
     a time limit    Another node is asked for in time (`expires_at_s`). Shortly before the limit the
                     pool has the node left at last, whether the other has come or not.
     a preemption    With a grace time, Slurm shows an earlier end of the job: the same. Without, the
-                    pilot job gets SIGTERM and tells the pool itself, through its agent.
+                    pilot job gets SIGTERM and notifies the pool itself, through its agent.
     a drain         of the machine: the pool leaves it, then the pilot job ends.
 
 Pilot jobs are not requeued: under its old name a node would meet what it was before.

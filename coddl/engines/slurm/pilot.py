@@ -1,4 +1,4 @@
-"""What a pilot job does: runs the agent of a node, and tells it what Slurm is about to do.
+"""What a pilot job does: runs the agent of a node, and notifies it of what Slurm is about to do.
 
     python -m coddl.engines.slurm.pilot FOLDER      as a job of Slurm, in its first process
 
@@ -6,7 +6,7 @@
     SIGUSR1     the time limit is near, as set by `sbatch --signal`
     SIGTERM     the limit, a preemption, `scancel`: SIGKILL follows after the cluster's `KillWait`
 
-In the last two cases the agent tells the pool by when it must be gone, and the pool has its jobs
+In the last two cases the agent reports by when it must be gone, and the pool has its jobs
 move. Slurm may send a signal to all processes of a job, though only this one can do something with
 it; the agent is not among them, because its guard has left this process's family. Processes that
 Slurm tracks by control group stay in the group all the same. When Slurm kills this process, the

@@ -116,7 +116,7 @@ class Footprint:
 
 
 def model_of(parameters: Sequence[Tensor], datasets: Sequence[Any], *, in_parts: bool) -> int:
-    """Tell models apart that need different memory for a sample: by parameters and samples.
+    """Return a signature of models that need the same memory per sample: parameters and samples.
 
     `in_parts`: slices are run in several passes, which keeps a gradient more.
     """

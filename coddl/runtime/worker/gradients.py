@@ -4,7 +4,7 @@ Parameters are laid out in buckets, in the same order on every worker. Those tha
 of an earlier pass used are *planned*: each is sent as soon as backward has produced its gradients,
 the last one when backward has ended. It carries the workers' rows: each has a place of its own in
 it, so that their sum is all of them. If a row says that its worker deviates from the plan, the
-workers tell each other which buckets they need, and the rest is sent.
+workers exchange which buckets they need, and the rest is sent.
 The worker's own gradients stay in `.grad` until the sum is complete, so that it can be sent again
 when a peer dies. Then `.grad` is a view of the bucket.
 """
@@ -240,7 +240,7 @@ class Gradients:
 
 
 def signature_of(parameters: Sequence[Tensor]) -> int:
-    """Tell layouts apart: workers whose signatures differ can't exchange."""
+    """Return the layout's signature: workers whose signatures differ can't exchange."""
     shapes = [(tuple(p.shape), str(p.dtype)) for p in parameters]
     return zlib.crc32(repr(shapes).encode())
 

@@ -23,7 +23,7 @@ JUMP: Final = 10.0  # a learning rate that changes by more, from a save to the n
 
 
 def rates_of(optimizers: Sequence[Optimizer]) -> int:
-    """Tell learning rates apart, and give the first of them, in one number (`rows.first_rate`).
+    """Return one number that identifies all learning rates; it has the first (`rows.first_rate`).
 
     Those on a device are left out, as reading them would wait.
     """
@@ -45,13 +45,13 @@ class Guard:
     ) -> None:
         self._optimizers = optimizers
         self._parameters = parameters
-        self._data: int | None = None  # tells the datasets from others
+        self._data: int | None = None  # identifies the datasets
         self._first: list[float] | None = None  # learning rates of the job's first update
         self._expected: list[float] | None = None  # and as they were saved, in a job that goes on
         self._norm: float | None = None  # of weights that no optimizer has updated
 
     def fingerprint(self, datasets: Sequence[Any]) -> int:
-        """Tell datasets apart: by their lengths, and a few samples read under a fixed seed.
+        """Return a number that identifies the datasets: by lengths, and samples under a fixed seed.
 
         As they were when this was asked first: a script may change them with every epoch.
         """
@@ -131,7 +131,7 @@ class Guard:
 
 
 def shapes_of(dataset: Any) -> str:
-    """Tell datasets apart whose samples differ in size, as far as the first one tells."""
+    """Identify datasets whose samples differ in size, as far as the first one shows."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return ""
     try:

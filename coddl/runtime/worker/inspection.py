@@ -295,7 +295,7 @@ class PassInspector(BackwardObserver):
         self._end(None)
 
     def finish(self) -> None:
-        """Tell what is known at the end of a training that was too short for more."""
+        """Report what is known at the end of a training that was too short for more."""
         self._end(None)
         self._let_go()
         self._timed = [each for each in self._timed if self._clock.is_past(each.end)]

@@ -33,7 +33,7 @@ class Slice:
 
     samples: int  # of the whole batch
     own: int  # here; 0 where a duplicate stands in
-    order: int = 0  # tells the batch from others
+    order: int = 0  # identifies the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +391,7 @@ class ElasticLoader:
         self._length = _length(self._loader)
 
     def takes_up(self) -> bool:
-        """Tell, once, whether the round to begin is one that others have begun."""
+        """Return, once, whether the round to begin is one that others have begun."""
         resumes, self._resumes = self._resumes, False
         return resumes
 
@@ -427,7 +427,7 @@ def is_cut_late(loader: "DataLoader[Any]") -> bool:
 
 
 def stateful(loader: "DataLoader[Any]") -> Any:
-    """Return a loader's dataset if it is a stream that tells where it stands; None otherwise.
+    """Return a loader's dataset if it is a stream with a position of its own; None otherwise.
 
     With loader processes it is their copies that are read, and the script's own does not move.
     """

@@ -133,7 +133,7 @@ class LoaderRounds:
         return any(loader.reads_ahead for loader in self._session.loaders)
 
     def announced(self) -> Tree:
-        """Tell workers that will join where the training is."""
+        """Send workers that will join the position of the training."""
         loaders = [loader.progress() for loader in self._session.loaders]
         return {"epoch": self._session.progress.epoch, "loaders": loaders}
 
@@ -239,7 +239,7 @@ class LoaderRounds:
         loader.end()
 
     def _accompany(self, groups: Groups, found: Sequence[PeerRow], flags: int) -> None:
-        """Take part in what others do in the next pass: they hear now that it does not count.
+        """Take part in what others do in the next pass: they learn now that it does not count.
 
         At its end they take the state that this worker has left its loop with.
         """
@@ -252,7 +252,7 @@ class LoaderRounds:
             session.peers.gathered(groups, found, None)
 
     def leave(self, loader: ElasticLoader) -> None:
-        """Take note that the script has left its loop early; the others hear of it later."""
+        """Take note that the script has left its loop early; the others learn of it later."""
         session = self._session
         if loader is self._primary and not session.rehearses and not session.has_ended:
             self.left_early = loader

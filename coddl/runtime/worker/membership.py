@@ -64,14 +64,14 @@ class MemberSession(Protocol):
         """Take over a rank's part of the batches that no worker has been handed; exchange there."""
 
     def signature(self) -> int:
-        """Tell layouts of parameters apart."""
+        """Return a signature of the parameters' layout."""
 
 
 class ReadAheadLoader(Protocol):
     """Loads batches, also ahead of a change of the group."""
 
     def announced(self) -> Tree:
-        """Tell workers that will join where the training is."""
+        """Send workers that will join the position of the training."""
 
     def expect(self, rank: int, counts: Sequence[int]) -> None:
         """Load what comes after the next update for a rank of the next group."""
@@ -227,7 +227,7 @@ class Membership:
         self._enter(link, *committed)
 
     def _reads_ahead(self, link: SupervisorLink, generation: Generation, groups: Groups) -> bool:
-        """Have data read ahead for a generation; tell whether it is entered an update later."""
+        """Read data ahead for a generation; return whether it is entered an update later."""
         if (loader := self._loader) is None:
             return False
         announced = loader.announced() if self.lingers else None

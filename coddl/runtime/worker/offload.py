@@ -97,7 +97,7 @@ class Offload:
         self._moved = []
 
     def device_bytes(self) -> int:
-        """Wait for the device; tell how much of its memory this process has allocated there."""
+        """Wait for the device; return how much of its memory this process has allocated."""
         self._synchronize()
         return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
 

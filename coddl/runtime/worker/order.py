@@ -77,7 +77,7 @@ class BatchOrder:
 
 
 def fingerprint(batch: Indices) -> int:
-    """Tell batches apart."""
+    """Return a number that identifies a batch."""
     try:
         return zlib.crc32(array("q", batch).tobytes())
     except TypeError:  # indices may be anything

@@ -131,7 +131,7 @@ class Peers:
         return PeerRow(kind, at.collective, at.step, at.epoch, **fields)  # type: ignore[arg-type]
 
     def begin_compare(self, row: PeerRow) -> PendingRow | None:
-        """Begin to tell the others a row; None where the group does not let it."""
+        """Begin to send the others a row; None where the group does not permit it."""
         row = self.flagged(row)
         talk = self._membership.groups.talk
         if talk is None or self._membership.failed:

@@ -198,7 +198,7 @@ def _is_trained(thing: Any) -> bool:
 
 
 def _is_average(thing: nn.Module) -> bool:
-    """Tell a model that is trained from one that follows it."""
+    """Return whether a model is an average of another one, and not trained itself."""
     return isinstance(thing, torch.optim.swa_utils.AveragedModel)
 
 

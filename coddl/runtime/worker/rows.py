@@ -1,4 +1,4 @@
-"""What workers tell each other at every exchange: a row of numbers each, compared by all.
+"""What workers send each other at every exchange: a row of numbers each, compared by all.
 
 Everything that workers do together begins with these rows. So a worker that does something else
 than its peers is found out before a wrong update is made, and all know what each was doing.
@@ -61,8 +61,8 @@ class PeerRow:
     step: int
     epoch: int
     layout: int = 0  # of the parameters; of a SyncBatchNorm, how many numbers it adds up
-    rates: int = 0  # tells learning rates apart; its lower half is the first of them
-    order: int = 0  # tells batches apart
+    rates: int = 0  # identifies the learning rates; its lower half is the first of them
+    order: int = 0  # identifies the batch
     applied: int = 0  # updates that were made
     weight: float = 0.0
     value: float = 0.0

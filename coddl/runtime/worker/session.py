@@ -206,7 +206,7 @@ class TrainingSession:
             self._link.tell("ended", step=self.step, complete=is_complete)
 
     def stop(self) -> None:
-        """End the training on all workers; the others hear of it in the next exchange."""
+        """End the training on all workers; the others learn of it in the next exchange."""
         self.peers.stop_asked = True
         self.peers.stopping |= self._membership.size == 1
 

@@ -84,9 +84,9 @@ class TrainingState:
         }
 
     def training(self, *facts: object) -> str:
-        """Tell trainings apart by their modules, parameters, optimizers, and facts of their own.
+        """Return a signature of the training: modules, parameters, optimizers, and its own facts.
 
-        Those that tell the same take the same time on the same GPU.
+        Trainings with the same signature take the same time on the same GPU.
         """
         modules = [type(module).__name__ for model in self._models for module in model.modules()]
         optimizers = [type(optimizer).__name__ for optimizer in self._optimizers]

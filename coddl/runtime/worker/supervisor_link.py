@@ -73,7 +73,7 @@ class Groups:
 
 
 def reject(link: "SupervisorLink", error: TrainingError) -> NoReturn:
-    """Tell the supervisor what is wrong with the script, and end without a traceback."""
+    """Report a script's error to the supervisor, and exit without a traceback."""
     link.tell("rejected", **error.parts())
     raise SystemExit(2) from error
 

@@ -31,7 +31,7 @@ class WorkerTurns:
         step: Callable[[], int],
         leave: Callable[[], NoReturn],
     ) -> None:
-        """`step` tells how many iterations were made; `leave` ends this worker."""
+        """`step` returns how many iterations were made; `leave` ends this worker."""
         self._link = link
         self._handover = handover
         self._pass_stats = pass_stats
@@ -57,7 +57,7 @@ class WorkerTurns:
                 ended = ended or self._begin()
 
     def _await_begin(self) -> Message | None:
-        """Wait for its turn; if told to end it once more, give what comes of that."""
+        """Wait for its turn; if ordered to end it once more, return the report of that."""
         link = self._link
         with link.changed:
             link.changed.wait_for(lambda: link.turn_begin or link.turn_end is not None or link.stop)

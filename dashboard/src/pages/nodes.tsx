@@ -201,7 +201,7 @@ function Engine({ engine }: { engine: Shapes["EngineView"] }) {
   const size = bounds(engine.nodes_min, engine.nodes_max);
   const told = [
     engine.starting.length ? `starting: ${engine.starting.join(", ")}` : "",
-    engine.is_connected ? "" : "not heard of since the server was started",
+    engine.is_connected ? "" : "no report since the server was started",
     engine.trouble && `does not answer: ${engine.trouble}`,
     ...engine.notes,
   ].filter(Boolean);

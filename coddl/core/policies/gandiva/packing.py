@@ -77,7 +77,7 @@ def _pays(snapshot: Snapshot, rows: IntColumn, came: BoolColumn) -> bool:
 
 
 def name_groups(snapshot: Snapshot, firsts: IntColumn, memory: FloatMatrix) -> BoolColumn:
-    """Write down whom rows share GPUs with; tell which rows share them with others."""
+    """Record which rows share GPUs; return which rows share them with others."""
     shares: BoolColumn = np.bincount(firsts, minlength=len(firsts))[firsts] > 1
     names = np.where(shares, snapshot.jobs.id[firsts] + 1.0, 0.0)
     memory[:, COLUMN.packed_with] = np.copysign(names, memory[:, COLUMN.packed_with]) + 0.0

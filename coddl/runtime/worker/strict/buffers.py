@@ -100,7 +100,7 @@ class Buffers:
             if i not in self._published and buffer._version != self._versions[i]:
                 raise TrainingError(
                     f"buffer {self._names[i]} changed for the first time after the first pass",
-                    "all workers must exchange the same buffers, and the first pass tells which",
+                    "all workers must exchange the same buffers, and the first pass decides which",
                     "update it in every pass, or keep it in an object given to coddl.track",
                 )
 

@@ -223,7 +223,7 @@ class StrictSession:
         return call()
 
     def exchanged(self) -> bool:
-        """Make this iteration's sums, once; tells whether that worked."""
+        """Make this iteration's sums, once; return whether that worked."""
         if self._exchanged or self._membership.failed:
             return self._exchanged
         vote = self._membership.is_due
@@ -447,7 +447,7 @@ class StrictSession:
         torch.set_num_threads(1)  # sums inside kernels depend on their number
 
     def signature(self) -> int:
-        """Tell layouts of parameters apart."""
+        """Return a signature of the parameters' layout."""
         return self._exchange.signature()
 
     def _described(self) -> Meta:
@@ -462,7 +462,7 @@ class StrictSession:
         }
 
     def _keys_ahead(self) -> Iterator[Key]:
-        """Tell loader processes what will be asked for next, as things stand."""
+        """Announce to loader processes what will be needed next, as things stand."""
         for step in range(self.step, self.steps):
             for node in list(self._passes):
                 yield Key(step, node)
