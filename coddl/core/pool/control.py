@@ -231,9 +231,7 @@ class ControlPlane:
         if place is not None and place.is_up:
             self._lose(r.NodeLost(event.node, place.boot, "its agent was restarted"), now_s)
         if place is not None and place.drained_by == AGENT:
-            self._add(
-                r.NodeUndrained(event.node, AGENT), now_s
-            )  # the new agent has had no such notice
+            self._add(r.NodeUndrained(event.node, AGENT), now_s)  # the new agent had no notice
         known = {} if place is None else {self.pool.slots[s].device.index: s for s in place.slots}
         fresh = self.pool.next_slot
         slots = []

@@ -334,9 +334,7 @@ class Pool:
             learn_steps(self, job, row.step_s)
             for gpus, step_s in row.step_s.items():
                 if gpus not in job.step_s or is_news(job.step_s[gpus].step_s, step_s):
-                    job.step_s[gpus] = MeasuredSpeed(
-                        step_s, 0
-                    )  # read back; their number is not recorded
+                    job.step_s[gpus] = MeasuredSpeed(step_s, 0)  # read back: count unknown
             if job.steps is not None and row.remaining is not None:
                 job.step = max(job.step, job.steps - row.remaining)
 

@@ -107,8 +107,7 @@ class Gandiva:
         Part, Meaning("part of a server's GPUs: if this many are free, its jobs may move elsewhere")
     ] = 0.75
     grow_after_s: Annotated[
-        float,
-        Meaning("seconds after which idle GPUs go to elastic jobs on the same server; 0: never"),
+        float, Meaning("seconds until idle GPUs go to elastic jobs on the same server; 0: never")
     ] = 60.0
     asks: Asks = "request"
 
