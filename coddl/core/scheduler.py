@@ -153,10 +153,8 @@ class Scheduler:
             held = int(kept[cooling].sum())
             wake_at_s = min(wake_at_s, float((jobs.changed_s[cooling] + cool_s).min()))
             were = "was" if held == 1 else "were"
-            cooling_gpus = (
-                f"{counted(held, 'GPU')} {were} reassigned less than {cool_s:g} s ago (cool-down)"
-            )
-            reasons |= because(without & (need <= held), "CoolDown", cooling_gpus)
+            why = f"{counted(held, 'GPU')} {were} reassigned less than {cool_s:g} s ago (cool-down)"
+            reasons |= because(without & (need <= held), "CoolDown", why)
         promised = (kept > 0) & (jobs.settled == 0)
         if promised.any():
             end_s = float((jobs.changed_s[promised] + self.stability.reserve_s).min())
@@ -176,9 +174,7 @@ def _by_kind(kept: IntColumn, snapshot: Snapshot) -> IntColumn | IntMatrix:
     out = np.zeros((kept.size, len(cluster.kinds)), np.int64)
     if slots is not None:
         out = np.where(kept[:, None] > 0, slots.by_kind(cluster.columns, len(cluster.kinds)), 0)
-    for row in np.flatnonzero(
-        out.sum(axis=1) > kept
-    ):  # few: only rows that are cut to their minimum
+    for row in np.flatnonzero(out.sum(axis=1) > kept):  # few: rows cut to their minimum
         for kind in np.argsort(out[row], kind="stable"):
             out[row, kind] -= min(out[row, kind], out[row].sum() - kept[row])
     # What has no place yet will find it where most GPUs are.

@@ -275,8 +275,8 @@ def _notes(
         "smaller than these ranges does not show which of the two matters more.",
         "Even probes cannot separate the transfer (w/p) from the constant, nor the two overheads "
         "from each other. Our fit then splits each pair evenly. So does our truth, of which no "
-        "more was measured: that even probes do as well as others here is by that choice. A fit that takes "
-        "the constant for all of it finds servers to be of no use.",
+        "more was measured: that even probes do as well as others here is by that choice. A fit "
+        "that takes the constant for all of it finds servers to be of no use.",
         f"A job counts as young for {OptimusPs.young_s:.0f} s of running, whatever is known of it. "
         f"On 4 workers and 4 servers {late * 100:.0f} % of the jobs take longer to their third "
         "epoch, before which losses tell nothing.",

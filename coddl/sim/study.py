@@ -125,9 +125,7 @@ class StudySpec:
     first: int | None = None  # only the first jobs
     queue: str | None = None  # None: all on one cluster; "all": a cluster per queue
     speeds: str | Path | None = None
-    profiled: ProfiledModels = field(
-        default_factory=ProfiledModels
-    )  # in addition to those of `speeds`
+    profiled: ProfiledModels = field(default_factory=ProfiledModels)  # next to those of `speeds`
     servers: Mode | None = None  # mode of parameter servers; None: without
     oversize: Oversize = "error"
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
