@@ -120,8 +120,8 @@ class ChangeHistory:
             return None
         self.members, self.generation = change.plan.members, change.plan.generation
         records = [alive[member] for member in self.members if member in alive]
-        slots = [each.slot.number for each in records]
-        pids = {each.number: each.pid for each in records}
+        slots = [each.history.slot for each in records]
+        pids = {each.number: each.history.pid for each in records}
         self.made.append({**change.as_data(now_s), "slots": slots, "pids": pids})
         del self.made[:-MADE_MAX]
         self.count += 1

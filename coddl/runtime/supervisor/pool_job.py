@@ -142,7 +142,7 @@ class PoolJob:
             self._adoption.living(node, word, time.monotonic())
             self._end_adoption()
             return
-        known = {(record.slot.node, record.number) for record in self._supervisor.workers.records}
+        known = {(record.node, record.number) for record in self._supervisor.workers.records}
         for each in word["workers"]:
             if (node, each["worker"]) not in known:
                 self._worker_hosts[node].do({"do": "kill", "worker": each["worker"], "signal": 9})
@@ -189,7 +189,7 @@ class PoolJob:
         supervisor, workers = self._supervisor, self._supervisor.workers
         for record in adoption.records:
             workers.adopt(record)
-            supervisor.retries.stepped(record.step)
+            supervisor.retries.stepped(record.history.step)
         for number in adoption.useless():
             workers.stop(number)
         supervisor.job_status.has_finished = adoption.has_finished
@@ -201,10 +201,10 @@ class PoolJob:
         for number in parked:
             workers.unpark(number)
         for record in adoption.records:
-            if record.awaits_turn:
+            if record.history.awaits_turn:
                 workers.begin_turn(record.number)
         supervisor.job_status.has_slept = bool(parked)
         supervisor.feed(adoption.found())
         for record in adoption.records:
-            if record.has_ended:
+            if record.history.has_ended:
                 supervisor.feed(group.LoopEnded(record.number))

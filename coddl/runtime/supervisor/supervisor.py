@@ -292,8 +292,6 @@ class Supervisor:
             case "broken":
                 self.tell({**message, "worker": worker})
                 self._break(worker, message["generation"])
-            case "prepared":
-                record.has_prepared = True
             case "image":
                 self._on_image(record, message)
             case "metrics":
@@ -301,7 +299,6 @@ class Supervisor:
             case "profile":
                 self.tell(self.job_status.profiled(message))
             case "ended":
-                record.has_ended = True
                 self.limits.on_ended(message)
                 self.feed(group.WorkerStepped(worker, message["step"], None))
                 self.feed(group.LoopEnded(worker))
@@ -336,7 +333,6 @@ class Supervisor:
         if error := job_errors.half_prepared(self._job) if job_status.is_finishing else error:
             self._exit_policy.blame(record, error, 1)
             return
-        record.has_arrived = True
         if not job_status.about:
             self.tell_about(message)
             self.limits.on_prepared()
@@ -347,7 +343,7 @@ class Supervisor:
             if self._pool_job is None and job_status.target and job_status.target > workers_max:
                 self.set_workers(workers_max)
         if self._trace is not None:
-            self._trace.begin_worker(record.number, record.slot.number, record.started_s)
+            self._trace.begin_worker(record.number, record.history.slot, record.started_s)
         self.feed(group.WorkerArrived(record.number, message["parts"], workers_max))
 
     def tell_about(self, arrived: Message) -> None:
@@ -356,14 +352,13 @@ class Supervisor:
         self.tell({**arrived, "is": "prepared"})
 
     def _on_stepped(self, record: WorkerRecord, message: Message) -> None:
-        record.step = message["step"]
-        record.speed.add(message)
-        self.job_status.step_timer.stepped(record.step, time.monotonic())
-        self.retries.stepped(record.step)
+        step = message["step"]
+        self.job_status.step_timer.stepped(step, time.monotonic())
+        self.retries.stepped(step)
         self.limits.on_stepped(message)
         self.capture_timer.plan()
-        self.feed(group.WorkerStepped(record.number, record.step, message.get("pass_s")))
-        self._schedule.stepped(record.step)
+        self.feed(group.WorkerStepped(record.number, step, message.get("pass_s")))
+        self._schedule.stepped(step)
         self._progress.stepped()
 
     # The group.
@@ -481,7 +476,7 @@ class Supervisor:
         if self.capture_timer.is_awaited or self.job_status.target == 0 or message.get("keep"):
             self.capture_timer.is_awaited = False
             self.suspension.expect(record, message)
-            self.workers.save(record.slot.node, message["path"])
+            self.workers.save(record.node, message["path"])
 
     def on_saved(self, word: Message) -> None:
         self.suspension.on_saved(word)
