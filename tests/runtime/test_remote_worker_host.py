@@ -159,7 +159,7 @@ def test_a_node_that_takes_the_connection_and_is_silent_is_given_up(
 def test_a_lost_connection_is_told_once_and_made_again_when_needed(
     lead: Lead, node: socket.socket
 ) -> None:
-    lead.worker_host.connect()
+    lead.worker_host.open()
     with accepted(lead, node) as peer:
         peer.sendall(encoded(LIVING))
         lead.wait("living")
@@ -184,7 +184,7 @@ def test_a_refusal_answers_what_was_asked(lead: Lead, node: socket.socket) -> No
 
 
 def test_closing_waits_until_the_node_hangs_up(lead: Lead, node: socket.socket) -> None:
-    lead.worker_host.connect()
+    lead.worker_host.open()
     with accepted(lead, node) as peer:
         peer.sendall(encoded(LIVING))
         lead.wait("living")

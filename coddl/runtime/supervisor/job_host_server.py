@@ -35,7 +35,7 @@ GONE_WAIT_S: Final = 5.0  # how long `close` waits for killed workers
 
 
 class _LeadConnection:
-    """A connection: first not authenticated, then waiting for its job, then a lead's."""
+    """A connection until its lead has a job host: not authenticated, then waiting for its job."""
 
     def __init__(self) -> None:
         self.channel: Channel
@@ -43,7 +43,6 @@ class _LeadConnection:
         self.job = ""
         self.attempt = 0
         self.adopts = False
-        self.job_host: JobHost | None = None
         self.until_s = 0.0  # a lead that waits: how long it may
 
 
@@ -83,7 +82,7 @@ class JobHostServer:
         self._job_hosts: dict[str, JobHost] = {}
         self._ending: list[JobHost] = []  # whose workers are being killed
         self._attempts: dict[str, int] = {}  # the newest of each job
-        self._connections: list[_LeadConnection] = []  # that have no job host yet
+        self._connections: list[_LeadConnection] = []
         self._reported: tuple[object, ...] = ()  # of the processes here
         self._is_changing = self._is_closing = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -222,7 +221,7 @@ class JobHostServer:
             connection.channel = Channel(
                 self._loop,
                 peer,
-                lambda message: self._on_message(connection, message),
+                lambda message: self._on_hello(connection, message),
                 lambda: self._on_end(connection),
                 lines=connection.lines,
             )
@@ -233,13 +232,9 @@ class JobHostServer:
             for each in unauthenticated[:-UNAUTHENTICATED_MAX]:  # descriptors are for those we know
                 self._drop(each)
 
-    def _on_message(self, connection: _LeadConnection, message: Message) -> None:
-        if connection.job_host is not None:
-            connection.job_host.take(connection.channel, message)
-        elif not connection.job:
-            self._on_hello(connection, message)
-
     def _on_hello(self, connection: _LeadConnection, hello: Message) -> None:
+        if connection.job:
+            return  # it has said it, and was not answered yet
         self._loop.silence(("hello", connection))
         match hello:
             case {"token": str(token), "job": str(job), "attempt": int(attempt)} if (
@@ -258,7 +253,7 @@ class JobHostServer:
                 self._refuse(connection, "token", _wrong_token())
 
     def _admit(self, connection: _LeadConnection) -> None:
-        """Connect a lead with the host of its job; make one if there is none."""
+        """Hand a lead over to the host of its job; make one if there is none."""
         job, attempt = connection.job, connection.attempt
         if not connection.channel.is_open or connection not in self._connections:
             return
@@ -285,7 +280,6 @@ class JobHostServer:
                 return
         self._connections.remove(connection)
         self._loop.silence(("home", connection))
-        connection.job_host = job_host
         job_host.follow(connection.channel, attempt)
 
     def _refuse(self, connection: _LeadConnection, why: str, error: TrainingError) -> None:
@@ -299,9 +293,7 @@ class JobHostServer:
     def _on_end(self, connection: _LeadConnection) -> None:
         for name in ("hello", "home"):
             self._loop.silence((name, connection))
-        if connection.job_host is not None:
-            connection.job_host.leave(connection.channel)
-        elif connection in self._connections:
+        if connection in self._connections:
             self._connections.remove(connection)
 
 

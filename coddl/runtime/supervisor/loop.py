@@ -114,6 +114,12 @@ class Channel:
         peer.setblocking(False)
         loop.watch(peer, self._ready)
 
+    def hand_over(
+        self, on_message: Callable[[Message], None], on_hung_up: Callable[[], None]
+    ) -> None:
+        """Have another part of the program hear the peer from now on."""
+        self._on_message, self._on_hung_up = on_message, on_hung_up
+
     def send(self, message: Message) -> None:
         """Send now, or as soon as the peer reads; silently nothing if it is gone."""
         if not self.is_open:

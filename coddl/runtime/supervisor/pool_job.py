@@ -51,16 +51,12 @@ class PoolJob:
         self._adoption: Adoption | None = None  # while it lasts
         self._slots: Sequence[Slot] | None = None  # None: not assigned yet
         self._addresses: Mapping[str, HostAddress] = {}
-        self._worker_hosts: dict[str, RemoteWorkerHost] = {}
 
     def host_of(self, node: str, on_word: Callable[[Message], None]) -> RemoteWorkerHost:
         """Give the worker host of a node; it connects when it is first asked for something."""
         adopt = self._adoption is not None and node in self._adoption.asked
         hello = {"job": self._job.id, "attempt": self._job.attempt, "adopt": adopt}
-        self._worker_hosts[node] = RemoteWorkerHost(
-            self._loop, self._addresses[node], hello, on_word
-        )
-        return self._worker_hosts[node]
+        return RemoteWorkerHost(self._loop, self._addresses[node], hello, on_word)
 
     # What the agent asks for.
 
@@ -123,13 +119,8 @@ class PoolJob:
         if self._adopts:
             self._adoption = Adoption.of(nodes)
             for node in nodes:
-                self._ask(workers, node)
+                workers.worker_host(node).open()
         workers.open()
-
-    def _ask(self, workers: Workers, node: str) -> None:
-        """Ask a worker host for its workers."""
-        workers.worker_host(node)
-        self._worker_hosts[node].connect()
 
     # What worker hosts say.
 
@@ -145,7 +136,8 @@ class PoolJob:
         known = {(record.node, record.number) for record in self._supervisor.workers.records}
         for each in word["workers"]:
             if (node, each["worker"]) not in known:
-                self._worker_hosts[node].do({"do": "kill", "worker": each["worker"], "signal": 9})
+                kill = {"do": "kill", "worker": each["worker"], "signal": 9}
+                self._supervisor.workers.worker_host(node).do(kill)
 
     def on_unreachable(self, node: str) -> None:
         """Take in that a worker host can't be reached."""
@@ -157,7 +149,7 @@ class PoolJob:
         """Ask a worker host again that hung up: workers found there may be gone, or not."""
         if self._adoption is not None:
             self._adoption.lose(node)
-            self._ask(self._supervisor.workers, node)
+            self._supervisor.workers.worker_host(node).open()
 
     def on_unknown_gone(self, node: str, word: Message) -> None:
         """Take in that a worker which is not ours yet, or not any more, has exited."""

@@ -58,19 +58,15 @@ class RemoteWorkerHost:
         self._error = ""
         self.is_closed = True  # nothing is open or under way
 
-    @property
-    def address(self) -> HostAddress:
-        return self._address
-
     def do(self, request: Message) -> None:
         """Send a request, now or once connected; or answer for the node that can't be reached."""
         if self._is_greeted and self._channel is not None:
             self._channel.send(request)
         else:
             self._waiting.append(request)
-            self.connect()
+            self.open()
 
-    def connect(self) -> None:
+    def open(self) -> None:
         """Connect, unless that is under way; `living`, `unreachable` or `refused` follow."""
         if self.is_closed:
             self.is_closed = False

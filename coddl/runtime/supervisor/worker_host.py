@@ -32,6 +32,10 @@ FORK_SERVERS_MAX: Final = 3  # that may be killed in a row before one is warm
 class WorkerHost(Protocol):
     """A worker host as its lead sees it, here or on another node."""
 
+    def open(self) -> None:
+        """Start it, or connect to it; words tell what came of it."""
+        ...
+
     def do(self, request: Message) -> None:
         """Have something done; words tell what came of it."""
         ...
