@@ -4,8 +4,8 @@ import pytest
 
 from coddl.runtime.supervisor.adoption import Adoption
 from coddl.runtime.supervisor.generations import Survivor, SurvivorsFound
+from coddl.runtime.supervisor.job_status import StepTimer
 from coddl.runtime.supervisor.retry_budget import JOINERS_MAX, RESTARTS_MAX, RetryBudget
-from coddl.runtime.supervisor.step_timer import StepTimer
 from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.supervisor.worker_record import WorkerRecord
 from coddl.runtime.wire import Message
