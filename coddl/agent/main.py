@@ -28,14 +28,15 @@ import structlog
 
 from coddl import __version__
 from coddl.agent import node_resources
+from coddl.agent.command_runner import CommandRunner
 from coddl.agent.devices import GpuDriver, are_hidden, discover, gpus_here, may_park
 from coddl.agent.fence_process import FenceProcess
-from coddl.agent.foreign_processes import ForeignProcessMonitor
-from coddl.agent.gpu_use import gpu_use_of
+from coddl.agent.gpu_monitors import ForeignProcessMonitor, gpu_use_of
 from coddl.agent.gpulocks import lock_gpus
 from coddl.agent.inspection.store import known_links
 from coddl.agent.job_directories import JobDirectories, fetch_from
 from coddl.agent.job_environments import JobEnvironments, base_env
+from coddl.agent.job_runner import ElasticRunner, JobRun, JobRunner, RunListener
 from coddl.agent.lease_clock import now_s
 from coddl.agent.lease_keeper import STOPPED, keep_lease
 from coddl.agent.leave_notice import LeaveNotice
@@ -106,11 +107,11 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     gpus = None if options.slots is not None or are_hidden() else gpus_here()
     devices = _devices(gpus, options, len(cores))
     locks = await asyncio.to_thread(lock_gpus, [each.gpu for each in devices if each.gpu])
-    log_spool = LogSpool(options.folder / "logs")
-    outbox = ReportOutbox(log_spool, lambda fact: node.on_safe(fact))
+    spool = LogSpool(options.folder / "logs")
+    outbox = ReportOutbox(spool, lambda fact: node.on_safe(fact))
     mark = mark_of(options.folder)
     bridge = AgentBridge(
-        log_spool,
+        spool,
         lambda *told: node.hear_holding(*told),
         _tell_warm,
         is_leased=lambda: session.is_leased,
@@ -123,7 +124,14 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     environments = JobEnvironments(directories, env, mark, parts, lambda: node.on_environment())
     info = _node_info(options, address, devices, gpus)
     node = NodeAgent(
-        info, environments, bridge, job_hosts, sink=outbox, log_spool=log_spool, orphans=orphans
+        info,
+        environments,
+        bridge,
+        job_hosts,
+        _runner,
+        sink=outbox,
+        log_spool=spool,
+        orphans=orphans,
     )
     fence = FenceProcess(options.folder, locks)
     session = ServerSession(
@@ -149,7 +157,7 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     finally:
         await end()
         environments.close()
-        log_spool.close()
+        spool.close()
         await asyncio.to_thread(fence.close)
     log.info("agent_stopped")
     return 0
@@ -187,6 +195,12 @@ def _memory(
     if gpu_bytes is None:
         gpu_bytes = min((each.memory_bytes for each in devices if each.gpu), default=None)
     return host_bytes if may_park(gpus, devices) else 0, gpu_bytes
+
+
+def _runner(run: JobRun, listener: RunListener) -> JobRunner:
+    """Make the runner of a job that trains, or of any other command, such as a precheck."""
+    is_elastic = run.spec.is_elastic and not run.precheck
+    return ElasticRunner(run, listener) if is_elastic else CommandRunner(run, listener)
 
 
 def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:

@@ -14,11 +14,10 @@ import structlog
 
 from coddl.agent.job_environments import Environments
 from coddl.agent.job_runner import JobRun, JobRunner, RunnerFactory
+from coddl.agent.lease_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.logs import OURS, LogSpool
-from coddl.agent.node_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.orphans import OrphanProcesses
 from coddl.agent.parking import ParkedJobs, ParkingLot
-from coddl.agent.process_runners import process_runner
 from coddl.agent.reconcile import (
     AppliedOrder,
     DeclineRun,
@@ -32,11 +31,9 @@ from coddl.agent.reconcile import (
     granted_slots,
     reconcile,
 )
-from coddl.agent.report_sink import ReportSink
-from coddl.agent.run_reporter import Fact
-from coddl.agent.slot_table import AgentBridge, Held, SlotTable
+from coddl.agent.run_reporter import Fact, ReportSink
+from coddl.agent.slot_table import AgentBridge, Held, SlotTable, WorkerHosts
 from coddl.agent.turns import NodeTurns, SlotUsers
-from coddl.agent.worker_hosts import WorkerHosts
 from coddl.api.wire import Holding, LogLine, Peer, RunProgress
 from coddl.core.pool import orders as told
 from coddl.core.pool.orders import Orders
@@ -73,11 +70,11 @@ class NodeAgent:
         environments: Environments,
         bridge: AgentBridge,
         job_hosts: WorkerHosts,
+        runner_of: RunnerFactory,
         *,
         sink: ReportSink,
         log_spool: LogSpool,
         orphans: OrphanProcesses,
-        runner_of: RunnerFactory = process_runner,
         clock: NodeClock = SYSTEM_CLOCK,
     ) -> None:
         self._info = info

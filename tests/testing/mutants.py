@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from coddl.agent.emulated.node import EmulatedNode, EmulatedNodeParts
-from coddl.agent.node_clock import NodeClock
+from coddl.agent.lease_clock import NodeClock
 from coddl.api.wire import Holding
 from coddl.core.pool.records import Event, NodeReported, Record, RunReported
 from coddl.core.pool.state import Pool

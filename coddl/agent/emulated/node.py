@@ -11,15 +11,14 @@ from coddl import __version__
 from coddl.agent.emulated.nodes import EmulatedEnvironments
 from coddl.agent.emulated.runner import EmulatedRunner
 from coddl.agent.job_runner import RunnerFactory
+from coddl.agent.lease_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.lease_keeper import STOPPED, keep_lease
 from coddl.agent.logs import LogSpool
 from coddl.agent.node_agent import NodeAgent, NodeInfo
-from coddl.agent.node_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.orphans import OrphanProcesses
 from coddl.agent.server_line import Dialer
 from coddl.agent.server_session import ReportOutbox, ServerSession
-from coddl.agent.slot_table import AgentBridge
-from coddl.agent.worker_hosts import WorkerHosts
+from coddl.agent.slot_table import AgentBridge, WorkerHosts
 from coddl.api.emulation import INTERPRETER
 from coddl.api.jobsfolder import JobsFolder
 from coddl.api.wire import PROTOCOL, Hello

@@ -11,8 +11,7 @@ from typing import Final
 from coddl.agent.emulated.node import EmulatedNode, EmulatedNodeParts, look, tell
 from coddl.agent.job_runner import JobRun, JobRunner, RunListener
 from coddl.agent.server_line import ServerRefusal
-from coddl.agent.slot_table import AgentBridge
-from coddl.agent.worker_hosts import WorkerHosts
+from coddl.agent.slot_table import AgentBridge, WorkerHosts
 from coddl.api.jobsfolder import JobsFolder
 from coddl.core.pool.records import Device
 from coddl.server.agent_sessions import AgentSession
