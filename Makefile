@@ -88,7 +88,7 @@ demo: install ## show a pool at work: real trainings that grow and shrink, in ab
 results: install ## reproduce the published results
 	$(BIN)/python -m benchmarks.results $(DATA)
 
-bench: install ## measure the simulator, decisions, resizes, what elasticity, inspection and sharing cost, predicted lengths, a pool and its policies, emulated pools, nodes of Ray and Slurm
+bench: install ## measure the simulator, decisions, resizes, what elasticity, inspection and sharing cost, predicted lengths, a pool and its policies, emulated pools, the dashboard, nodes of Ray and Slurm
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/decide.py
 	$(BIN)/python benchmarks/resize.py
@@ -101,6 +101,7 @@ bench: install ## measure the simulator, decisions, resizes, what elasticity, in
 	$(BIN)/python -m benchmarks.submit
 	$(BIN)/python -m benchmarks.live_policies
 	$(BIN)/python -m benchmarks.emulated
+	$(BIN)/python -m benchmarks.redraw
 	$(BIN)/python -m benchmarks.sharing --cpu --state-mb 16 --trial-mb 16
 	$(BIN)/python -m benchmarks.ray_nodes
 	$(BIN)/python -m benchmarks.slurm_nodes

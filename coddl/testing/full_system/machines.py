@@ -22,11 +22,11 @@ from coddl.server.store import StoredRecord
 from coddl.testing.full_system.disk import Disk, ServerDisk
 from coddl.testing.full_system.invariants import Invariants
 from coddl.testing.full_system.network import Network, ServerEnd, SimulatedDialer
-from coddl.testing.full_system.plan import NodePlan, Plan
+from coddl.testing.full_system.plan import PlannedNode, SimulationPlan
 from coddl.testing.full_system.story import Story
 from coddl.testing.full_system.upkeep import SimulatedUpkeep
 from coddl.testing.full_system.virtual_time import SimulatedProcess, Skew, VirtualTime
-from coddl.testing.full_system.workers import SimulatedCluster, SimulatedRunner
+from coddl.testing.full_system.workers import SimulatedRunner, WorkerCluster
 
 TELL_EVERY_S: Final = 2.0  # how jobs are doing
 RESTART_S: Final = 3.0  # that a supervisor takes to start an agent again
@@ -55,13 +55,13 @@ class Makers:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class SimulatedWorld:
     """What all machines share."""
 
-    plan: Plan
+    plan: SimulationPlan
     time: VirtualTime
     network: Network
-    cluster: SimulatedCluster
+    cluster: WorkerCluster
     invariants: Invariants
     story: Story
     folder: Path
@@ -75,7 +75,7 @@ class World:
 class ServerMachine:
     """The machine with the journal, on which a process of the server runs or does not."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self.disk = Disk(f"pool-{world.plan.seed}")
         self.server: SimulatedServer | None = None
         self.process: SimulatedProcess | None = None
@@ -163,7 +163,9 @@ async def _session(server: Server, end: ServerEnd) -> None:
 class NodeMachine:
     """A machine with slots, on which an agent runs or does not."""
 
-    def __init__(self, world: World, plan: NodePlan, folder_marks: dict[str, str]) -> None:
+    def __init__(
+        self, world: SimulatedWorld, plan: PlannedNode, folder_marks: dict[str, str]
+    ) -> None:
         self.plan = plan
         self.process: SimulatedProcess | None = None
         self.node: EmulatedNode | None = None

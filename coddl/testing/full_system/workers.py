@@ -78,7 +78,7 @@ class SimulatedHosts:
     is_alive = True
 
     def __init__(
-        self, cluster: "SimulatedCluster", node: str, process: SimulatedProcess, bridge: AgentBridge
+        self, cluster: "WorkerCluster", node: str, process: SimulatedProcess, bridge: AgentBridge
     ) -> None:
         self._cluster, self._node = cluster, node
         self.process, self.bridge = process, bridge
@@ -113,7 +113,7 @@ class SimulatedHosts:
         return owner == (run.job, run.attempt) and self.bridge.is_leased()
 
 
-class SimulatedCluster(EmulatedCluster):
+class WorkerCluster(EmulatedCluster):
     """All workers, and what has been saved of each job."""
 
     def __init__(
@@ -286,7 +286,7 @@ class SimulatedRunner(EmulatedRunner):
         self,
         run: JobRun,
         listener: RunListener,
-        cluster: SimulatedCluster,
+        cluster: WorkerCluster,
         process: SimulatedProcess,
         save_s: float,
     ) -> None:
