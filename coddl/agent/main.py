@@ -116,7 +116,7 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
         _tell_warm,
         is_leased=lambda: session.is_leased,
     )
-    address, job_hosts = _listening(options, mark, bridge)
+    address, hosts = _listening(options, mark, bridge)
     env = base_env(os.environ, node_resources.threads_of(len(devices), len(cores)))
     parts = node_resources.SlotCores(node_resources.cores_of(len(devices), cores))
     fetch = fetch_from(options.server, options.token, tls)
@@ -124,14 +124,7 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     environments = JobEnvironments(directories, env, mark, parts, lambda: node.on_environment())
     info = _node_info(options, address, devices, gpus)
     node = NodeAgent(
-        info,
-        environments,
-        bridge,
-        job_hosts,
-        _runner,
-        sink=outbox,
-        log_spool=spool,
-        orphans=orphans,
+        info, environments, bridge, hosts, _runner, sink=outbox, log_spool=spool, orphans=orphans
     )
     fence = FenceProcess(options.folder, locks)
     session = ServerSession(
@@ -143,12 +136,12 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
         fence=fence.set,
         gpu_use=gpu_use_of(gpus, devices),
     )
-    job_hosts.start()
+    hosts.start()
     if gpus is not None:
         ForeignProcessMonitor(gpus, devices, node.gpus, node.hear_others).start()
     if options.warm:
-        job_hosts.warm(sys.executable, env)
-    end = partial(_end_processes, node, job_hosts)
+        hosts.warm(sys.executable, env)
+    end = partial(_end_processes, node, hosts)
     gone = partial(ServerGone, options.server) if options.ends_with_lease else None
     works = [session.run(node), keep_lease(node, session, gone), watch_memory(node, len(devices))]
     notice = LeaveNotice(options.folder)
