@@ -48,6 +48,11 @@ class JobRun:
     precheck: bool = False
     limits: tuple[MemoryLimit, ...] = ()  # that other jobs have found
 
+    @property
+    def is_elastic(self) -> bool:
+        """Tell whether it trains; else it is any other command, such as a precheck."""
+        return self.spec.is_elastic and not self.precheck
+
 
 class RunListener(Protocol):
     """Hears of runs. Called in the job runner's own thread."""

@@ -191,9 +191,7 @@ def _memory(
 
 
 def _runner(run: JobRun, listener: RunListener) -> JobRunner:
-    """Make the runner of a job that trains, or of any other command, such as a precheck."""
-    is_elastic = run.spec.is_elastic and not run.precheck
-    return ElasticRunner(run, listener) if is_elastic else CommandRunner(run, listener)
+    return ElasticRunner(run, listener) if run.is_elastic else CommandRunner(run, listener)
 
 
 def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:

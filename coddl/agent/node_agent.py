@@ -5,10 +5,10 @@ post what they report to this loop.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final, assert_never
+from functools import partial, wraps
+from typing import Concatenate, Final, ParamSpec, assert_never
 
 import structlog
 
@@ -59,6 +59,21 @@ class NodeInfo:
     parking_bytes: int = 0  # of host memory that parked jobs may use; 0: none is parked
     resident_bytes: int | None = None  # of a GPU's, that jobs which take turns may use together
     links: Mapping[LinkClass, LinkSpeed] = field(default_factory=dict)  # as they were inspected
+
+
+P = ParamSpec("P")
+
+
+def _in_loop(
+    method: "Callable[Concatenate[NodeAgent, P], None]",
+) -> "Callable[Concatenate[NodeAgent, P], None]":
+    """Have a method run in the agent's event loop, from whatever thread it is called."""
+
+    @wraps(method)
+    def post(self: "NodeAgent", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        self._loop.call_soon_threadsafe(partial(method, self, *args, **kwargs))
+
+    return post
 
 
 class NodeAgent:
@@ -295,14 +310,13 @@ class NodeAgent:
             precheck=order.precheck,
             limits=order.limits,
         )
-        is_elastic = spec.is_elastic and not order.precheck
-        if not is_elastic and any(assigned.slot in self.holding for assigned in order.seats):
+        if not run.is_elastic and any(assigned.slot in self.holding for assigned in order.seats):
             return  # asked again when the slots are empty; workers are kept waiting by job hosts
         log.info("run_started", job=job, attempt=order.attempt, slots=[s.slot for s in order.seats])
         runner = self._runners[job] = self._runner_of(run, self)
         self._applied[job] = AppliedOrder(order, addresses, granted_slots(self._orders, order))
         self._say_others(order)
-        if not is_elastic:
+        if not run.is_elastic:
             self._occupy(self._commands | {assigned.slot: (run, None) for assigned in order.seats})
         runner.start(order.seats, self._with_own(addresses))
 
@@ -386,14 +400,9 @@ class NodeAgent:
 
     # Words of other threads.
 
-    def _post(self, action: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(action)
-
+    @_in_loop
     def hear_holding(self, version: int, held: Held, parked: Parked) -> None:
         """Hear of workers here, of the orders' version that is true with, and of parked ones."""
-        self._post(partial(self._on_holding, version, held, parked))
-
-    def _on_holding(self, version: int, held: Held, parked: Parked) -> None:
         self._workers, self._version = held, version
         self.parked.note(parked)
         pids = [pid for each in self.pids().values() for pid in each]
@@ -414,21 +423,17 @@ class NodeAgent:
         )
         self._sink.hold(holding)
 
+    @_in_loop
     def hear_others(self, others: Mapping[int, str]) -> None:
         """Hear which GPUs that have no job are used by others, and by whom."""
-        self._post(partial(self._on_others, others))
-
-    def _on_others(self, others: Mapping[int, str]) -> None:
         self._others = others
         for index, who in others.items():
             log.warning("gpu_used_by_others", gpu=index, who=who)
         self._job_hosts.look_again()  # and `on_holding` is told
 
+    @_in_loop
     def on_fact(self, run: JobRun, fact: Fact) -> None:
         """Hear of a run."""
-        self._post(partial(self._on_fact, run, fact))
-
-    def _on_fact(self, run: JobRun, fact: Fact) -> None:
         if not isinstance(fact, RunEnded):
             self._sink.report(fact)
             return
@@ -451,9 +456,10 @@ class NodeAgent:
             forget = fact.outcome != "failed"
             self._environments.tidy(run.job, run.spec, run.attempt, forget=forget)
 
+    @_in_loop
     def on_progress(self, run: JobRun, progress: RunProgress) -> None:  # noqa: ARG002 - it is in there
         """Hear how a run is doing."""
-        self._post(partial(self._sink.progress, progress))
+        self._sink.progress(progress)
 
     def on_line(self, run: JobRun, stream: str, text: str) -> None:
         """Keep a line of a run; what a command prints is its only worker's."""
@@ -462,11 +468,9 @@ class NodeAgent:
             run.job, LogLine(self._clock.wall_s(), run.attempt, worker, rank, stream, text)
         )
 
-    def on_slots(self, run: JobRun, slots: Iterable[int], pid: int | None) -> None:
+    @_in_loop
+    def on_slots(self, run: JobRun, slots: Sequence[int], pid: int | None) -> None:
         """Hear which slots a command holds."""
-        self._post(partial(self._on_slots, run, tuple(slots), pid))
-
-    def _on_slots(self, run: JobRun, slots: tuple[int, ...], pid: int | None) -> None:
         others = {s: at for s, at in self._commands.items() if at[0] is not run}
         self._occupy(others | dict.fromkeys(slots, (run, pid)))
         self._job_hosts.look_again()
@@ -476,19 +480,15 @@ class NodeAgent:
         self._commands = commands
         self._bridge.commands = commands.keys()
 
+    @_in_loop
     def on_turn(self, run: JobRun, event: Message) -> None:
         """Hear that a worker's turn has ended, or begun."""
-        self._post(partial(self._on_turn, RunId(run.job, run.attempt), event))
-
-    def _on_turn(self, run_id: RunId, event: Message) -> None:
-        self._turns.hear(run_id, event)
+        self._turns.hear(RunId(run.job, run.attempt), event)
         self._take_turns()
 
+    @_in_loop
     def on_over(self, run: JobRun) -> None:
         """Hear that a job runner has ended."""
-        self._post(partial(self._on_over, run))
-
-    def _on_over(self, run: JobRun) -> None:
         self._parting = [runner for runner in self._parting if runner.run is not run]
         if (runner := self._runners.get(run.job)) is not None and runner.run is run:
             del self._runners[run.job], self._applied[run.job]

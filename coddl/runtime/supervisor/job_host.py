@@ -86,22 +86,13 @@ class JobHost:
         return self._is_ending and not self._worker_host.histories and not self._writer.is_busy
 
     @property
-    def held(self) -> dict[int, SlotProcess]:
-        """Tell on which slots something of it lives, or waits though no turn will come."""
-        return {
-            each.slot: self._process(each)
+    def held(self) -> list[tuple[int, SlotProcess]]:
+        """Give slots where something of it lives, or waits though no turn will come."""
+        return [
+            (each.slot, self._process(each))
             for each in self._worker_host.histories
             if not (each.is_parked or self._will_have_turn(each))
-        }
-
-    @property
-    def overdue(self) -> dict[int, SlotProcess]:
-        """Tell which workers wait though no turn will come: another may be on the slot."""
-        return {
-            each.slot: self._process(each)
-            for each in self._worker_host.histories
-            if each.awaits_turn and not self._will_have_turn(each)
-        }
+        ]
 
     @property
     def parked(self) -> list[SlotProcess]:
