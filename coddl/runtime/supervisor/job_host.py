@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -119,7 +118,6 @@ class JobHost:
         self._behind = None
         self._context.loop.silence(("orphan", self))
         self.attempt, self._lead = attempt, lead
-        lead.hand_over(partial(self._take, lead), partial(self._leave, lead))
         living = [history.as_data() for history in self._worker_host.histories]
         gone, self._unheard = self._unheard, []
         lead.send(
@@ -131,7 +129,7 @@ class JobHost:
         )
         self._context.on_change()  # workers that live are of this attempt now
 
-    def _take(self, lead: Channel, request: Message) -> None:
+    def take(self, lead: Channel, request: Message) -> None:
         """Do what the lead asks; what an earlier one still had to say is not heard."""
         if lead is not self._lead or self._is_ending:
             return
@@ -177,11 +175,11 @@ class JobHost:
             self._worker_host.do({**request, "word": word})
             behind, self._behind = self._behind, None
             for each in behind:
-                self._take(lead, each)
+                self.take(lead, each)
 
         self._writer.fetch(Path(request["word"]["image"]), on_end)
 
-    def _leave(self, lead: Channel) -> None:
+    def leave(self, lead: Channel) -> None:
         """Take note that a lead is gone; its workers have some time to be found by another."""
         if lead is self._lead:
             self._lead = None

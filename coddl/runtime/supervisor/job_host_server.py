@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 from coddl.runtime.errors import TrainingError
@@ -278,7 +279,9 @@ class JobHostServer:
                 return
         self._connections.remove(connection)
         self._loop.silence(("home", connection))
-        job_host.follow(connection.channel, attempt)
+        lead = connection.channel
+        lead.hand_over(partial(job_host.take, lead), partial(job_host.leave, lead))
+        job_host.follow(lead, attempt)
 
     def _refuse(self, connection: _LeadConnection, why: str, error: TrainingError) -> None:
         connection.channel.send({"is": "refused", "why": why, **error.parts()})
