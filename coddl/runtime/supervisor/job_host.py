@@ -85,13 +85,16 @@ class JobHost:
         return self._is_ending and not self._worker_host.histories and not self._writer.is_busy
 
     @property
-    def held(self) -> list[tuple[int, SlotProcess]]:
-        """Give slots where something of it lives, or waits though no turn will come."""
-        return [
-            (each.slot, self._process(each))
-            for each in self._worker_host.histories
+    def held(self) -> dict[int, SlotProcess]:
+        """Tell on which slots something of it lives, or waits though no turn will come.
+
+        Of two on a slot that is the one that waits: it is to go before the other.
+        """
+        return {
+            each.slot: self._process(each)
+            for each in sorted(self._worker_host.histories, key=lambda each: each.awaits_turn)
             if not (each.is_parked or self._will_have_turn(each))
-        ]
+        }
 
     @property
     def parked(self) -> list[SlotProcess]:

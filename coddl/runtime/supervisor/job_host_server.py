@@ -165,14 +165,12 @@ class JobHostServer:
         yield from [*self._job_hosts.values(), *self._ending]
 
     def _held(self) -> dict[int, SlotProcess]:
-        held = [each for job_host in self._all() for each in job_host.held]
-        # Those that wait though no turn will come are to go, before other processes there.
-        return dict(sorted(held, key=lambda each: each[1].awaits_turn))
+        held = [each for job_host in self._all() for each in job_host.held.items()]
+        return dict(sorted(held, key=lambda each: each[1].awaits_turn))  # as in a job host
 
     def _is_free(self, slot: int, but_for: JobHost | None) -> bool:
         """Tell whether nothing lives on a slot, not counting what belongs to a job host."""
-        others = (job_host for job_host in self._all() if job_host is not but_for)
-        return not any(slot == held for job_host in others for held, _ in job_host.held)
+        return not any(slot in each.held for each in self._all() if each is not but_for)
 
     def _kill(self, job: str) -> None:
         if (job_host := self._job_hosts.pop(job, None)) is not None:
