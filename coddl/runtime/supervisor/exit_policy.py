@@ -56,15 +56,12 @@ class ExitPolicy:
     def _conclude(self, record: WorkerRecord, code: int, because: str | None) -> None:
         supervisor, job_status = self._supervisor, self._supervisor.job_status
         history, is_expected = record.history, record.is_unwanted or record.history.is_out
+        is_done = code == 0 and history.has_ended
         name = signal_name(-code) if code < 0 else None
         supervisor.tell(
             {"is": "exited", "worker": record.number, "code": code, "signal": name}
             | {"slot": history.slot, "node": record.node, "because": because}
-            | {
-                "expected": is_expected
-                or record.is_crowded_out
-                or (code == 0 and history.has_ended)
-            }
+            | {"expected": is_expected or record.is_crowded_out or is_done}
         )
         if not is_expected:
             needs_loop = job_status.needs_loop
@@ -108,9 +105,8 @@ class ExitPolicy:
     def _on_killed(self, record: WorkerRecord, code: int, error: str) -> None:
         supervisor, job_status = self._supervisor, self._supervisor.job_status
         supervisor.retries.last_error = error
-        if (
-            record.history.has_ended or job_status.is_finishing
-        ):  # what it was to do still is not done
+        # What it was to do still is not done.
+        if record.history.has_ended or job_status.is_finishing:
             supervisor.fail(job_errors.died_after_loop(job_status.job, error), 128 - code)
         elif not job_status.needs_loop:
             supervisor.workers.restart_together()
