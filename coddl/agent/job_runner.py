@@ -17,7 +17,7 @@ from coddl.agent.run_reporter import Asked, Fact, RunReporter
 from coddl.api.wire import RunProgress
 from coddl.core.pool.memory_limits import MemoryLimit
 from coddl.core.pool.orders import AssignedSlot
-from coddl.core.pool.records import RunEnded, RunStepped, Trouble
+from coddl.core.pool.records import RunEnded, RunId, RunStepped, Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import slots as places
@@ -47,6 +47,10 @@ class JobRun:
     adopt: bool = False
     precheck: bool = False
     limits: tuple[MemoryLimit, ...] = ()  # that other jobs have found
+
+    @property
+    def id(self) -> RunId:
+        return RunId(self.job, self.attempt)
 
     @property
     def is_elastic(self) -> bool:

@@ -151,7 +151,7 @@ class NodeAgent:
     @property
     def runs(self) -> set[RunId]:
         """The runs of this node: current, ordered, and ended but not acknowledged."""
-        running = {RunId(runner.run.job, runner.run.attempt) for runner in self._runners.values()}
+        running = {runner.run.id for runner in self._runners.values()}
         wanted = {RunId(order.job, order.attempt) for order in self._orders.leads}
         return running | self._unsafe | (set() if self._is_leaving else wanted - self._ended)
 
@@ -160,7 +160,7 @@ class NodeAgent:
         """Tell which slots have processes, and whose."""
         run_ids = {slot: RunId(int(at.job), at.attempt) for slot, at in self._workers.items()}
         runs = {slot: run for slot, (run, _) in self._commands.items()}
-        return run_ids | {slot: RunId(run.job, run.attempt) for slot, run in runs.items()}
+        return run_ids | {slot: run.id for slot, run in runs.items()}
 
     @property
     def runners(self) -> list[JobRunner]:
@@ -275,7 +275,7 @@ class NodeAgent:
 
     def _take_turns(self) -> None:
         """Have turns on shared slots begin and end, and let job hosts know who may be at work."""
-        takers = {RunId(each.run.job, each.run.attempt): each for each in self._runners.values()}
+        takers = {each.run.id: each for each in self._runners.values()}
         takers = {run_id: each for run_id, each in takers.items() if run_id not in self._ended}
         stops = {job: applied.order.stop for job, applied in self._applied.items()}
         leaving = {run_id for run_id in takers if stops[run_id.job] in ("park", "retire")}
@@ -346,7 +346,7 @@ class NodeAgent:
             return
         if not self._applied[run.job].order.stop:
             return  # it was called back
-        if self._turns.is_kept_waiting(RunId(run.job, run.attempt)):
+        if self._turns.is_kept_waiting(run.id):
             self._loop.call_later(AGAIN_S, partial(again, has_waited=True))
         elif has_waited:
             self._loop.call_later(run.spec.launch.grace_s, again)
@@ -444,7 +444,7 @@ class NodeAgent:
             fact.outcome == "failed" and not run.spec.max_failures
         )
         if is_final:
-            self._untidy[RunId(run.job, run.attempt)] = run
+            self._untidy[run.id] = run
 
     def on_safe(self, fact: Fact) -> None:
         """Hear that the server knows a fact; only then may the state of a job that is over go."""
@@ -483,7 +483,7 @@ class NodeAgent:
     @_in_loop
     def on_turn(self, run: JobRun, event: Message) -> None:
         """Hear that a worker's turn has ended, or begun."""
-        self._turns.hear(RunId(run.job, run.attempt), event)
+        self._turns.hear(run.id, event)
         self._take_turns()
 
     @_in_loop
@@ -492,6 +492,6 @@ class NodeAgent:
         self._parting = [runner for runner in self._parting if runner.run is not run]
         if (runner := self._runners.get(run.job)) is not None and runner.run is run:
             del self._runners[run.job], self._applied[run.job]
-            self._ended.add(RunId(run.job, run.attempt))
+            self._ended.add(run.id)
         self._act()
         self._take_turns()
