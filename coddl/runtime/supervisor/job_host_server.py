@@ -4,8 +4,9 @@
                ├─ WarmInterpreters  forked once per job
                └─ JobHost per job   its WorkerHost (fork server, workers, images), its lead
 
-A lead says `lead` with the node's token; ADR 0007 has the messages. Workers outlive their lead's
-connection: the next lead, with a higher attempt, finds them.
+A lead says `lead` with the node's token, and its connection is handed over to the host of its job;
+ADR 0007 has the messages. Workers outlive the connection: the next lead, with a higher attempt,
+finds them.
 """
 
 import contextlib
