@@ -4,7 +4,6 @@ An agent ends a turn and begins the next one. The group and its generation stay 
 worker waits between two iterations. What is asked for before there is such a group is remembered.
 """
 
-import time
 from typing import Protocol
 
 from coddl.runtime.supervisor import generations as group
@@ -135,7 +134,7 @@ class JobTurns:
         if record.awaits_turn:
             record.awaits_turn, record.image = False, None
             job_status = self._supervisor.job_status
-            record.heard_s = job_status.turn_begun_s = time.monotonic()
+            record.heard_s = job_status.turn_begun_s = job_status.now_s()
             # A turn may be over after one step: that one is timed, too.
             job_status.step_timer.stepped(record.step, record.heard_s)
             self._progress.began()
