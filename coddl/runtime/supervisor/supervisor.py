@@ -82,7 +82,7 @@ class Supervisor:
         self.capture_timer = CaptureTimer(
             self._loop, job.checkpoint_every_s, self._ask_image, lambda: self.workers.is_saving
         )
-        self._is_open = False
+        self.is_open = False
 
     # Life.
 
@@ -116,7 +116,7 @@ class Supervisor:
         )
         stack.callback(self._close_checkpointing)
         stack.callback(self.workers.close)
-        self._is_open = True
+        self.is_open = True
         if self._control is not None:
             self.workers.open()
             self.checkpointing.look_ahead()  # while torch is being imported
@@ -223,7 +223,7 @@ class Supervisor:
     @property
     def is_saving(self) -> bool:
         """Tell whether state is on its way to the disk. For any thread."""
-        return self._is_open and self.workers.is_saving
+        return self.is_open and self.workers.is_saving
 
     @property
     def is_unsaved(self) -> bool:

@@ -31,7 +31,8 @@ class Faults:
         world = self._world
         self._server.disk.is_full, self._server.disk.slow_s = False, 0.0
         self._server.disk.kills_at = None
-        world.cluster.is_full = False
+        world.cluster.states.is_full = False
+        world.elastic.world.peers.mend_all()
         machines: list[ServerMachine | NodeMachine] = [self._server, *self._nodes.values()]
         for machine in machines:
             if machine.process is not None and machine.process.is_stopped:
@@ -77,8 +78,9 @@ class Faults:
                 disk.slow_s = 0.4
                 later(setattr, disk, "slow_s", 0.0)
             case _:
-                self._world.cluster.is_full = True
-                later(setattr, self._world.cluster, "is_full", False)
+                states = self._world.cluster.states
+                states.is_full = True
+                later(setattr, states, "is_full", False)
 
     def _restart_server(self, fault: Fault) -> None:
         self._server.disk.kills_at = None

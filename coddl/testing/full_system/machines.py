@@ -15,21 +15,26 @@ from coddl.agent.slot_table import AgentBridge
 from coddl.agent.worker_hosts import WorkerHosts
 from coddl.api.jobsfolder import JobsFolder
 from coddl.core.pool.records import Device
+from coddl.runtime.supervisor.slots import HostAddress
 from coddl.server.agent_sessions import AgentSession
 from coddl.server.journal import Journal
 from coddl.server.retention import Retention
 from coddl.server.server import Server
 from coddl.server.store import StoredRecord
 from coddl.testing.full_system.disk import Disk, ServerDisk
+from coddl.testing.full_system.elastic import ElasticJobs
 from coddl.testing.full_system.invariants import Invariants
+from coddl.testing.full_system.leads import SimulatedEnvironments, SupervisedRunner
 from coddl.testing.full_system.network import Network, ServerEnd, SimulatedDialer
 from coddl.testing.full_system.plan import NodePlan, Plan
 from coddl.testing.full_system.story import Story
 from coddl.testing.full_system.upkeep import SimulatedUpkeep
+from coddl.testing.full_system.virtual_loop import VirtualLoop
 from coddl.testing.full_system.virtual_time import SimulatedProcess, Skew, VirtualTime
 from coddl.testing.full_system.workers import SimulatedCluster, SimulatedRunner
 
 TELL_EVERY_S: Final = 2.0  # how jobs are doing
+JOBS: Final = "jobs"  # the folder of all jobs
 RESTART_S: Final = 3.0  # that a supervisor takes to start an agent again
 LEAVE_S: Final = 30.0  # that an agent which is to end may take
 
@@ -50,6 +55,7 @@ class Makers:
     """What makes the parts of a simulation in which tests plant mistakes."""
 
     runner: type[SimulatedRunner] = SimulatedRunner
+    lead: type[SupervisedRunner] = SupervisedRunner
     node: type[EmulatedNode] = EmulatedNode
     server: type[SimulatedServer] = SimulatedServer
     journal: type[Journal] = Journal
@@ -62,6 +68,7 @@ class World:
     plan: Plan
     time: VirtualTime
     network: Network
+    elastic: ElasticJobs
     cluster: SimulatedCluster
     invariants: Invariants
     story: Story
@@ -211,6 +218,7 @@ class NodeMachine:
             hosts_on=partial(self._hosts, process),
             runner_of=partial(self._runner, process),
             peer_token=boot,
+            environments=lambda: SimulatedEnvironments(world.folder / JOBS),
             fence=self._set_fence,
             clock=process,
             chance=self._chance.random,
@@ -222,10 +230,17 @@ class NodeMachine:
         process.spawn(look([node]))
 
     def _hosts(self, process: SimulatedProcess, node: str, bridge: AgentBridge) -> WorkerHosts:
-        return self._world.cluster.join(node, process, bridge)
+        hosts = self._world.cluster.join(node, process, bridge)
+        address = HostAddress(node, node, 1, f"{self.name}-{self._boots}")
+        hosts.job_hosts = self._world.elastic.job_hosts(
+            VirtualLoop(process), address, bridge, hosts.report
+        )
+        return hosts
 
     def _runner(self, process: SimulatedProcess, run: JobRun, listener: RunListener) -> JobRunner:
         world = self._world
+        if run.spec.is_elastic and not run.precheck:
+            return world.makers.lead(run, listener, world.elastic, process)
         return world.makers.runner(
             run, listener, world.cluster, process=process, save_s=world.plan.save_s
         )
@@ -270,6 +285,7 @@ class NodeMachine:
         if self.is_up and self.process is not None:
             self._world.story.tell(f"node {self.name} is switched off")
             self._world.network.end_of(self.process, quietly=True)
+            self._world.elastic.world.peers.end_of(self.process, quietly=True)
             self.process.kill()
 
     def notice(self, within_s: float) -> None:
@@ -281,6 +297,7 @@ class NodeMachine:
 
     def _on_death(self, process: SimulatedProcess) -> None:
         self._world.network.end_of(process)
+        self._world.elastic.world.peers.end_of(process, quietly=False)
         self._world.cluster.lose_node(self.name, "its agent died")
         self.node = None
 
