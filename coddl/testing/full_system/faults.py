@@ -121,12 +121,29 @@ class Faults:
                     later(process.proceed)
             case "agent ended":
                 node.end()
+            case "worker killed":
+                self._kill_worker(fault)
+            case "nodes cut" | "nodes cut one way":
+                self._cut_nodes(fault)
             case "node leaves":
                 node.notice(fault.for_s)
                 later(self._leave, node)
             case _:
                 node.lose()
                 later(node.start)
+
+    def _kill_worker(self, fault: Fault) -> None:
+        cluster = self._world.cluster
+        slots = sorted(slot for slot, each in cluster.workers.items() if each.node == fault.node)
+        if slots:
+            cluster.lose([slots[fault.callbacks % len(slots)]], "it was killed")
+
+    def _cut_nodes(self, fault: Fault) -> None:
+        peers, later = self._world.elastic.world.peers, self._world.time.call_later
+        ways = [(fault.node, fault.other), (fault.other, fault.node)]
+        for way in ways if fault.kind == "nodes cut" else ways[:1]:
+            peers.cut(*way)
+            later(fault.for_s, peers.mend, *way)
 
     def _leave(self, node: NodeMachine) -> None:
         node.lose()

@@ -180,6 +180,7 @@ class NodeMachine:
         self._chance = world.chance(f"node {plan.name}")
         self._marks = folder_marks
         self._boots = 0
+        self._is_silent = False  # when it dies: the machine does, too
         self._fence_at_s = float("inf")  # by the clock of the world
 
     @property
@@ -284,8 +285,7 @@ class NodeMachine:
         """Switch the machine off: nobody is told."""
         if self.is_up and self.process is not None:
             self._world.story.tell(f"node {self.name} is switched off")
-            self._world.network.end_of(self.process, quietly=True)
-            self._world.elastic.world.peers.end_of(self.process, quietly=True)
+            self._is_silent = True
             self.process.kill()
 
     def notice(self, within_s: float) -> None:
@@ -296,8 +296,9 @@ class NodeMachine:
             self.process.within(partial(self.node.outbox.notice, leaves_at_s))
 
     def _on_death(self, process: SimulatedProcess) -> None:
-        self._world.network.end_of(process)
-        self._world.elastic.world.peers.end_of(process, quietly=False)
+        quietly, self._is_silent = self._is_silent, False
+        self._world.network.end_of(process, quietly=quietly)
+        self._world.elastic.world.peers.end_of(process, quietly=quietly)
         self._world.cluster.lose_node(self.name, "its agent died")
         self.node = None
 
