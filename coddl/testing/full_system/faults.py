@@ -32,7 +32,8 @@ class Faults:
         self._server.disk.is_full, self._server.disk.slow_s = False, 0.0
         self._server.disk.kills_at = None
         world.cluster.states.is_full = False
-        world.elastic.world.peers.mend_all()
+        peers = world.elastic.world.peers
+        peers.mend_all()
         machines: list[ServerMachine | NodeMachine] = [self._server, *self._nodes.values()]
         for machine in machines:
             if machine.process is not None and machine.process.is_stopped:
@@ -40,6 +41,7 @@ class Faults:
             machine.start()
         for name in self._nodes:
             world.network.slow_down(name, 0.0)
+            peers.slow_down(name, 0.0)
             for way in BOTH:
                 world.network.mend(name, way)
 
@@ -97,8 +99,9 @@ class Faults:
             case "line broken":
                 network.break_lines(node)
             case "line slow":
-                network.slow_down(node, 1.5)
-                later(network.slow_down, node, 0.0)
+                for lines in (network, self._world.elastic.world.peers):
+                    lines.slow_down(node, 1.5)
+                    later(lines.slow_down, node, 0.0)
             case _:
                 ways: tuple[Way, ...] = BOTH
                 if fault.kind != "line cut":

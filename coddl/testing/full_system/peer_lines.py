@@ -16,6 +16,7 @@ from coddl.testing.full_system.network import WITHIN_S
 from coddl.testing.full_system.virtual_loop import VirtualLoop
 from coddl.testing.full_system.virtual_time import SimulatedProcess, VirtualTime
 
+NOTICED_S: Final = 0.003  # after which the end of a process is seen at other ends
 KEEPALIVE_S: Final = 10.0  # after which a line that carries nothing is given up
 
 Accept = Callable[["PeerEnd"], None]
@@ -28,6 +29,7 @@ class PeerNetwork:
         self.time = time
         self._chance = chance
         self._cuts: dict[tuple[str, str], int] = {}  # ways, and how many faults have cut each
+        self._late_s: dict[str, float] = {}  # by node
         self._servers: dict[str, tuple[VirtualLoop, Accept]] = {}  # by node
         self._lines: dict[PeerLine, None] = {}
 
@@ -65,14 +67,20 @@ class PeerNetwork:
         """Tell whether nothing comes through."""
         return bool(self._cuts.get((from_node, to_node)))
 
+    def slow_down(self, node: str, by_s: float) -> None:
+        """Have messages from and to a node be late; 0: no more."""
+        self._late_s[node] = by_s
+
     def end_of(self, process: SimulatedProcess, *, quietly: bool) -> None:
         """Break the lines of a process that has died; `quietly`: its machine has, too."""
         for line in [each for each in self._lines if each.is_of(process)]:
-            line.lose(process, KEEPALIVE_S if quietly else self.delay_s())
+            line.lose(process, KEEPALIVE_S if quietly else NOTICED_S)
 
-    def delay_s(self) -> float:
-        """Draw how long a message takes."""
-        return self._chance.uniform(*WITHIN_S)
+    def delay_s(self, one: str, other: str) -> float:
+        """Draw how long a message between two nodes takes."""
+        delay_s = self._chance.uniform(*WITHIN_S)
+        late_s = 0.0 if one == other else max(self._late_s.get(n, 0.0) for n in (one, other))
+        return delay_s + (self._chance.random() * late_s if late_s else 0.0)
 
     def dialler(self, node: str, loop: VirtualLoop) -> Callable[..., "PeerDialing"]:
         """Give what a lead on a node reaches worker hosts with."""
@@ -113,7 +121,7 @@ class PeerDialing:
         self._network, self._node, self._loop = network, node, loop
         self._address, self._listener = address, listener
         self._is_over = False
-        network.time.call_later(network.delay_s(), self._arrive)
+        network.time.call_later(network.delay_s(node, address.node), self._arrive)
 
     def cancel(self) -> None:
         """Give it up."""
@@ -216,7 +224,8 @@ class PeerEnd:
 
     def _carry(self, data: bytes | None) -> None:
         network = self._line.network
-        self._free_s = max(self._free_s, network.time.now_s + network.delay_s())
+        delay_s = network.delay_s(self.node, self.peer.node)
+        self._free_s = max(self._free_s, network.time.now_s + delay_s)
         network.time.call_at(self._free_s, self._arrive, data)
 
     def _arrive(self, data: bytes | None) -> None:

@@ -25,6 +25,7 @@ class TrainingInvariants:
         self._told: dict[tuple[int, int, int], int] = {}  # generations, by worker
         self._begun: dict[tuple[int, int], int] = {}  # generations, by job and attempt
         self._done: dict[int, int] = {}  # the furthest step of each job
+        self._origins: dict[tuple[int, int], int] = {}  # that were told, by job and attempt
 
     def started(self, slot: int, job: int, attempt: int, found: Worker | None, node: str) -> None:
         """A worker has started."""
@@ -65,6 +66,7 @@ class TrainingInvariants:
         self.one_group_trains(group, others)
         self.no_state_is_left_behind(group, planned=planned and not anew)
         if anew:
+            self.a_lead_tells_from_where_it_begins(group)
             self._all.goes_on_from(job, state.step)
 
     def generations_begin_in_their_order(self, group: Group) -> None:
@@ -99,6 +101,13 @@ class TrainingInvariants:
                 )
                 name = "a planned change loses no step" if planned else "no state is left behind"
                 self._all.fail(name, sentence)
+
+    def a_lead_tells_from_where_it_begins(self, group: Group) -> None:
+        """A group without a state begins where its lead has said that it does."""
+        origin = self._origins.pop((group.job, group.attempt), None)
+        if origin != group.state.step:
+            sentence = f"job {group.job} begins at step {group.state.step}, not {origin}"
+            self._all.fail("a training begins anew only where its lead tells", sentence)
 
     def stepped(self, group: Group, before: State) -> None:
         """A group has made a step."""
@@ -143,6 +152,8 @@ class TrainingInvariants:
 
     def supervisor_told(self, run: JobRun, event: Message) -> None:
         """Hear what a supervisor tells its host."""
+        if event["is"] == "origin":
+            self._origins[run.job, run.attempt] = event["step"]
         match event["is"]:
             case "checkpoint":
                 self.what_is_said_to_be_saved_can_be_restored(run, event["step"])
