@@ -78,7 +78,7 @@ class ElasticJobs:
         cluster, attempt = self._cluster, workers.attempt
         self.watch.started(slot, job, attempt, cluster.workers.get(slot), workers.node)
         workload = self._workloads[job]
-        trainer = Trainer(self.world, workload, workers, number, slot, self._on_death)
+        trainer = Trainer(self.world, workload, workers, number, slot, on_death=self._on_death)
         cluster.workers[slot] = Worker(job, attempt, None, workers.node, trainer)
         self.watch.trainers[trainer] = None
         return trainer

@@ -177,7 +177,7 @@ class GroupBuilding:
         newest = max(states, key=lambda state: state.step, default=None)
         state = newest or self.world.restored(self.workload.job, self.plan.image)
         members = [self._inside[number] for number in self.plan.members]
-        group = Group(self.world, self.workload, self.attempt, self.plan, members, state)
+        group = Group(self, members, state)
         leavers = [each for each in inside if each not in members]
         self.world.watch.begins(group, anew=newest is None, planned=not self._is_regroup)
         for leaver in leavers:  # it has handed the state over
@@ -193,15 +193,13 @@ class Group:
 
     def __init__(
         self,
-        world: "TrainingWorld",
-        workload: "Workload",
-        attempt: int,
-        plan: ToldPlan,
+        building: GroupBuilding,
         members: Sequence["Trainer"],
         state: State,
     ) -> None:
-        self.world, self.workload, self.attempt = world, workload, attempt
-        self.generation, self.counts = plan.generation, plan.counts
+        self.world, self.workload = building.world, building.workload
+        self.attempt = building.attempt
+        self.generation, self.counts = building.plan.generation, building.plan.counts
         self.members, self.state = list(members), state
         self.is_over = False
         self._step_s = workload.step_s(len(members))

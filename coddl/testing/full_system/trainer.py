@@ -78,6 +78,7 @@ class Trainer:
         host: TrainerHost,
         number: int,
         slot: int,
+        *,
         on_death: Callable[["Trainer", str], None],
     ) -> None:
         self.world, self.workload, self.host = world, workload, host
