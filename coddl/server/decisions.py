@@ -11,7 +11,7 @@ from coddl.api import rest_history as rest
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import NotFound
 from coddl.core.pool.job import JobState
-from coddl.server.history import History
+from coddl.server.history import JobHistory
 from coddl.server.journal import DecisionEntry, Journal
 from coddl.server.store import HistoryQuery
 
@@ -22,7 +22,7 @@ PAGE: Final = 200
 class JobsThen:
     """The jobs of decisions: those in memory, and those that have left it since."""
 
-    def __init__(self, history: History, jobs: Mapping[int, JobState]) -> None:
+    def __init__(self, history: JobHistory, jobs: Mapping[int, JobState]) -> None:
         self._history, self._jobs = history, dict(jobs)
 
     def name(self, job: int) -> str:

@@ -14,7 +14,7 @@ AROUND_MAX: Final = 2_000  # jobs of an interval that are shown, the newest
 DIGITS_MAX: Final = 18
 
 
-class History:
+class JobHistory:
     """Finds jobs in the history of a journal. Safe from any thread; each look is a query."""
 
     def __init__(self, journal: Journal) -> None:

@@ -43,7 +43,7 @@ from coddl.server.agent_sessions import GOING_AWAY, LEASE_OVER, AgentSessions
 from coddl.server.clock import Clock
 from coddl.server.code_store import CodeStore
 from coddl.server.folding import JournalEntry
-from coddl.server.history import History
+from coddl.server.history import JobHistory
 from coddl.server.job_names import JobNames
 from coddl.server.journal import Journal
 from coddl.server.logs import LogStore, set_aside
@@ -131,7 +131,7 @@ class Server:
         self.metric_log = MetricLog(folder / "metrics")
         self.replays = Replays(replay, folder)
         self._names = JobNames(self.pool)
-        self.history = History(journal)
+        self.history = JobHistory(journal)
         self._printed: dict[int, Notifier] = {}
         folders = UpkeepFolders(folder / "logs", folder / "metrics")
         self.upkeep: ServerUpkeep = Upkeep(self, folders, retention, self._put_from_thread)

@@ -265,6 +265,13 @@ class StartOverdue:
     attempt: int
     after_s: float
 
+    def end(self, step: int) -> RunEnded:
+        """Give the end of the run, as its lead would have told it."""
+        because = f"it made no step within {self.after_s:g} s of its start"
+        more = f"coddl logs {self.job}; a larger start_within_s if it needs more time"
+        trouble = Trouble("it did not start", because, more)
+        return RunEnded(self.job, self.attempt, "lost", step, trouble=trouble)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

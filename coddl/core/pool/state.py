@@ -480,11 +480,7 @@ class Pool:
         job = self.jobs[overdue.job]
         for slot in job.granted:
             self.slots[slot].owners[job.id] = True
-        because = f"it made no step within {overdue.after_s:g} s of its start"
-        more = f"coddl logs {job.id}; a larger start_within_s if it needs more time"
-        trouble = r.Trouble("it did not start", because, more)
-        ended = r.RunEnded(job.id, overdue.attempt, "lost", job.step, trouble=trouble)
-        self._end_run(job, ended, now_s)
+        self._end_run(job, overdue.end(job.step), now_s)
 
     def _end(self, job: JobState, phase: Phase, now_s: float, because: str) -> None:
         self._give_up_run(job, now_s)

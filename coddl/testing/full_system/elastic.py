@@ -14,7 +14,7 @@ from coddl.testing.full_system.states import SimulatedCheckpoints
 from coddl.testing.full_system.trainer import Trainer, TrainingWorld, Workload
 from coddl.testing.full_system.training_invariants import TrainingInvariants
 from coddl.testing.full_system.virtual_loop import VirtualLoop
-from coddl.testing.full_system.workers import SimulatedCluster, Worker
+from coddl.testing.full_system.workers import Worker, WorkerCluster
 
 JobHostsMaker = Callable[..., SimulatedJobHosts]
 
@@ -25,7 +25,7 @@ class ElasticJobs:
     def __init__(
         self,
         world: TrainingWorld,
-        cluster: SimulatedCluster,
+        cluster: WorkerCluster,
         watch: TrainingInvariants,
         costs: Reconfigure,
         save_s: float,

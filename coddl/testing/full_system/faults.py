@@ -5,18 +5,18 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from coddl.core.pool.state import Pool
-from coddl.testing.full_system.machines import NodeMachine, ServerMachine, World
+from coddl.testing.full_system.machines import NodeMachine, ServerMachine, SimulatedWorld
 from coddl.testing.full_system.network import Way
 from coddl.testing.full_system.plan import SERVER_FAULTS, Fault
 
 BOTH: tuple[Way, Way] = ("up", "down")
 
 
-class Faults:
+class FaultInjector:
     """Has faults happen, and end."""
 
     def __init__(
-        self, world: World, server: ServerMachine, nodes: Mapping[str, NodeMachine]
+        self, world: SimulatedWorld, server: ServerMachine, nodes: Mapping[str, NodeMachine]
     ) -> None:
         self.met: Counter[tuple[str, str]] = Counter()  # fault and phase
         self._world, self._server, self._nodes = world, server, nodes

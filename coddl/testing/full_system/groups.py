@@ -202,7 +202,7 @@ class Group:
         self.generation, self.counts = building.plan.generation, building.plan.counts
         self.members, self.state = list(members), state
         self.is_over = False
-        self._step_s = workload.step_s(len(members))
+        self._step_s = building.workload.step_s(len(members))
         self._blocked_s: float | None = None  # since when members can't reach each other
         self._leaves_by: int | None = None  # the generation, once the last image is written
 

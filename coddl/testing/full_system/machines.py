@@ -26,12 +26,12 @@ from coddl.testing.full_system.elastic import ElasticJobs
 from coddl.testing.full_system.invariants import Invariants
 from coddl.testing.full_system.leads import SimulatedEnvironments, SupervisedRunner
 from coddl.testing.full_system.network import Network, ServerEnd, SimulatedDialer
-from coddl.testing.full_system.plan import NodePlan, Plan
+from coddl.testing.full_system.plan import PlannedNode, SimulationPlan
 from coddl.testing.full_system.story import Story
 from coddl.testing.full_system.upkeep import SimulatedUpkeep
 from coddl.testing.full_system.virtual_loop import VirtualLoop
 from coddl.testing.full_system.virtual_time import SimulatedProcess, Skew, VirtualTime
-from coddl.testing.full_system.workers import SimulatedCluster, SimulatedRunner
+from coddl.testing.full_system.workers import SimulatedRunner, WorkerCluster
 
 TELL_EVERY_S: Final = 2.0  # how jobs are doing
 JOBS: Final = "jobs"  # the folder of all jobs
@@ -62,14 +62,14 @@ class Makers:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class SimulatedWorld:
     """What all machines share."""
 
-    plan: Plan
+    plan: SimulationPlan
     time: VirtualTime
     network: Network
     elastic: ElasticJobs
-    cluster: SimulatedCluster
+    cluster: WorkerCluster
     invariants: Invariants
     story: Story
     folder: Path
@@ -83,7 +83,7 @@ class World:
 class ServerMachine:
     """The machine with the journal, on which a process of the server runs or does not."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self.disk = Disk(f"pool-{world.plan.seed}")
         self.server: SimulatedServer | None = None
         self.process: SimulatedProcess | None = None
@@ -171,7 +171,9 @@ async def _session(server: Server, end: ServerEnd) -> None:
 class NodeMachine:
     """A machine with slots, on which an agent runs or does not."""
 
-    def __init__(self, world: World, plan: NodePlan, folder_marks: dict[str, str]) -> None:
+    def __init__(
+        self, world: SimulatedWorld, plan: PlannedNode, folder_marks: dict[str, str]
+    ) -> None:
         self.plan = plan
         self.process: SimulatedProcess | None = None
         self.node: EmulatedNode | None = None

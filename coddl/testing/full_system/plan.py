@@ -77,7 +77,7 @@ WEIGHTS: Final[Mapping[FaultKind, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class NodePlan:
+class PlannedNode:
     """A node."""
 
     name: str
@@ -88,7 +88,7 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class JobPlan:
+class PlannedJob:
     """A job that a user submits."""
 
     number: int  # by which users' acts name it
@@ -132,12 +132,12 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimulationPlan:
     """All that a run is made of."""
 
     seed: int
-    nodes: tuple[NodePlan, ...]
-    jobs: tuple[JobPlan, ...]
+    nodes: tuple[PlannedNode, ...]
+    jobs: tuple[PlannedJob, ...]
     acts: tuple[UserAct, ...]
     faults: tuple[Fault, ...]
     policy: str
@@ -151,7 +151,7 @@ class Plan:
     trouble_s: float  # when all faults are over
 
 
-def draw(seed: int) -> Plan:
+def draw(seed: int) -> SimulationPlan:
     """Draw the plan of a seed."""
     chance = random.Random(f"{seed}:plan")
     trouble_s = chance.uniform(60.0, 120.0)
@@ -163,7 +163,7 @@ def draw(seed: int) -> Plan:
     jobs.sort(key=lambda job: job.at_s)
     acts = [_act(chance, nodes, len(jobs), trouble_s) for _ in range(chance.randint(4, 16))]
     faults = [_fault(chance, nodes, trouble_s) for _ in range(chance.randint(6, 18))]
-    return Plan(
+    return SimulationPlan(
         seed=seed,
         nodes=nodes,
         jobs=tuple(jobs),
@@ -183,8 +183,8 @@ def draw(seed: int) -> Plan:
     )
 
 
-def _node(chance: random.Random, name: str) -> NodePlan:
-    return NodePlan(
+def _node(chance: random.Random, name: str) -> PlannedNode:
+    return PlannedNode(
         name,
         slots=chance.randint(1, 4),
         kind=chance.choice(KINDS[:2] if name < "c" else KINDS),
@@ -197,7 +197,9 @@ def _node(chance: random.Random, name: str) -> NodePlan:
     )
 
 
-def _job(chance: random.Random, number: int, slots: tuple[int, int], trouble_s: float) -> JobPlan:
+def _job(
+    chance: random.Random, number: int, slots: tuple[int, int], trouble_s: float
+) -> PlannedJob:
     """Draw a job of a pool with so many slots in all, and on its largest node."""
     tier: Tier = chance.choice(["elastic", "elastic", "elastic", "elastic", "restartable"])
     least = min(chance.choice([1, 1, 1, 1, 2]), slots[tier == "restartable"])
@@ -218,14 +220,14 @@ def _job(chance: random.Random, number: int, slots: tuple[int, int], trouble_s: 
         priority=chance.choice([0, 0, 0, 1, 2]),
         group=chance.choice(["", "", "sweep"]),
     )
-    return JobPlan(number, chance.uniform(0.0, trouble_s * 0.8), spec)
+    return PlannedJob(number, chance.uniform(0.0, trouble_s * 0.8), spec)
 
 
 MODELS: Final = ("flat", "good", "skewed")
 
 
 def _act(
-    chance: random.Random, nodes: tuple[NodePlan, ...], jobs: int, trouble_s: float
+    chance: random.Random, nodes: tuple[PlannedNode, ...], jobs: int, trouble_s: float
 ) -> UserAct:
     least = chance.randint(1, 3)
     return UserAct(
@@ -246,7 +248,7 @@ def _act(
     )
 
 
-def _fault(chance: random.Random, nodes: tuple[NodePlan, ...], trouble_s: float) -> Fault:
+def _fault(chance: random.Random, nodes: tuple[PlannedNode, ...], trouble_s: float) -> Fault:
     kind = chance.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
     at_s = chance.uniform(5.0, trouble_s - 5.0)
     node = "" if kind in SERVER_FAULTS else chance.choice(nodes).name

@@ -84,7 +84,7 @@ class SimulatedHosts:
     job_hosts: SimulatedJobHosts  # of elastic jobs
 
     def __init__(
-        self, cluster: "SimulatedCluster", node: str, process: SimulatedProcess, bridge: AgentBridge
+        self, cluster: "WorkerCluster", node: str, process: SimulatedProcess, bridge: AgentBridge
     ) -> None:
         self._cluster, self._node = cluster, node
         self.process, self.bridge = process, bridge
@@ -130,7 +130,7 @@ class SimulatedHosts:
         return owner == (run.job, run.attempt) and self.bridge.is_leased()
 
 
-class SimulatedCluster(EmulatedCluster):
+class WorkerCluster(EmulatedCluster):
     """All workers, and what has been saved of each job."""
 
     def __init__(
@@ -307,7 +307,7 @@ class SimulatedRunner(EmulatedRunner):
         self,
         run: JobRun,
         listener: RunListener,
-        cluster: SimulatedCluster,
+        cluster: WorkerCluster,
         process: SimulatedProcess,
         save_s: float,
     ) -> None:
