@@ -174,7 +174,7 @@ def supervisor(
     at = Path("train.py")
     job = Job(name="job", script=at, argv=(), cwd=at, env={}, folder=at, limits=limits, **fields)
     about = {"parts": 64, "workers_max": 64, "model": 7}
-    job_status = JobStatus(job, target=size, about=about)
+    job_status = JobStatus(job, lambda: 0.0, target=size, about=about)
     job_status.coordinator.members = tuple(range(size))
     recorder = Recorder(job_status, hosted)
     return recorder, SizeLimiter(recorder)

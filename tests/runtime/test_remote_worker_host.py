@@ -10,7 +10,7 @@ import pytest
 
 from coddl.runtime.supervisor import remote_worker_host
 from coddl.runtime.supervisor.loop import Loop
-from coddl.runtime.supervisor.remote_worker_host import RemoteWorkerHost
+from coddl.runtime.supervisor.remote_worker_host import RemoteWorkerHost, tcp_dial
 from coddl.runtime.supervisor.slots import HostAddress
 from coddl.runtime.wire import Lines, Message, encoded
 from tests.runtime.harness import wait_until
@@ -26,7 +26,9 @@ class Lead:
         self.words: list[Message] = []
         self.loop = Loop()
         address = HostAddress("node-b", *peer, "secret")
-        self.worker_host = RemoteWorkerHost(self.loop, address, HELLO, self.words.append)
+        self.worker_host = RemoteWorkerHost(
+            self.loop, tcp_dial(self.loop), address, HELLO, self.words.append
+        )
 
     def wait(self, kind: str, **fields: Any) -> Message:
         wanted = {"is": kind, **fields}.items()

@@ -10,6 +10,7 @@ from typing import Final
 from coddl import __version__
 from coddl.agent.emulated.nodes import EmulatedEnvironments
 from coddl.agent.emulated.runner import EmulatedRunner
+from coddl.agent.job_environments import Environments
 from coddl.agent.job_runner import RunnerFactory
 from coddl.agent.lease_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.lease_keeper import STOPPED, keep_lease
@@ -43,6 +44,7 @@ class EmulatedNodeParts:
     hosts_on: Callable[[str, AgentBridge], WorkerHosts]
     runner_of: RunnerFactory
     peer_token: str = ""
+    environments: Callable[[], Environments] = EmulatedEnvironments
     fence: Callable[[float], None] = lambda _at_s: None
     clock: NodeClock = SYSTEM_CLOCK
     chance: Callable[[], float] = random.random
@@ -73,7 +75,7 @@ class EmulatedNode:
         )
         self.agent = NodeAgent(
             NodeInfo(parts.name, address, parts.devices),
-            EmulatedEnvironments(),
+            parts.environments(),
             bridge,
             parts.hosts_on(parts.name, bridge),
             sink=self.outbox,

@@ -1,15 +1,13 @@
 """Decides what the exit of a worker means for its job."""
 
 import signal
-import time
 from typing import Final, Protocol
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor import job_errors
-from coddl.runtime.supervisor.changes import Due
 from coddl.runtime.supervisor.job_status import JobStatus
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.loop import SupervisorLoop
 from coddl.runtime.supervisor.retry_budget import RetryBudget
 from coddl.runtime.supervisor.size_limits import SizeLimiter
 from coddl.runtime.supervisor.worker_record import WorkerRecord, signal_name
@@ -42,7 +40,7 @@ class ExitPolicy:
     no worker is left to be heard of, or none was heard of for a while.
     """
 
-    def __init__(self, supervisor: SupportsExits, loop: Loop) -> None:
+    def __init__(self, supervisor: SupportsExits, loop: SupervisorLoop) -> None:
         self._supervisor = supervisor
         self._loop = loop
         self._withheld: dict[int, tuple[TrainingError, int]] = {}  # by worker, the first first
@@ -88,7 +86,7 @@ class ExitPolicy:
                     supervisor.limits.on_left(history.step)
                 supervisor.feed(group.LoopEnded(record.number))  # news only if it broke out of it
         if record.number in job_status.coordinator.members:
-            job_status.due = Due.now("failure")
+            job_status.due = job_status.due_now("failure")
         supervisor.feed(group.WorkerLost(record.number))
 
     def blame(self, record: WorkerRecord, error: TrainingError, code: int) -> None:
@@ -116,7 +114,7 @@ class ExitPolicy:
 
     def _withhold(self, record: WorkerRecord, error: TrainingError, code: int) -> None:
         self._withheld[record.number] = (error, code)
-        self._loop.alarm("verdict", time.monotonic() + WITHHELD_S, self._judge)
+        self._loop.alarm("verdict", self._loop.now_s() + WITHHELD_S, self._judge)
 
     def _judge(self) -> None:
         for error, code in self._withheld.values():

@@ -20,6 +20,7 @@ from typing import Final
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import jobdir
+from coddl.runtime.supervisor.hosted_workers import process_workers
 from coddl.runtime.supervisor.job_host import JobHost, JobHostContext
 from coddl.runtime.supervisor.loop import Channel, Loop
 from coddl.runtime.supervisor.remote_worker_host import keep_alive
@@ -76,7 +77,7 @@ class JobHostServer:
             name,
             host,
             agent,
-            self._warm_interpreters,
+            process_workers(self._loop, name, host, self._warm_interpreters),
             is_free=self._is_free,
             on_change=self._on_change,
             orphan_s=orphan_s,

@@ -1,12 +1,13 @@
 """The status of a job, as `status` shows it to people and programs."""
 
-import time
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import job_errors
-from coddl.runtime.supervisor.changes import ChangeHistory, Due
+from coddl.runtime.supervisor.changes import ChangeHistory, Due, Since
 from coddl.runtime.supervisor.coordinator import Coordinator
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.memory_fit import BatchSplit, MemoryFit, SizeLimit
@@ -14,6 +15,7 @@ from coddl.runtime.supervisor.worker_record import samples_per_s
 from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
 
+INTERRUPTED: Final = 128 + signal.SIGINT  # exit code: a person stopped it
 RETIRED: Final = 75  # exit code: the state is durable, the job goes on elsewhere
 UNSAVED: Final = 1  # exit code: it was told to stop, and its state is in memory only
 SUPERSEDED: Final = 76  # exit code: a newer attempt leads the job
@@ -76,8 +78,9 @@ class JobStatus:
     """The target of a job and its current state."""
 
     job: Job
+    now_s: Callable[[], float]  # the clock of the supervisor's loop
     coordinator: Coordinator = field(default_factory=Coordinator)
-    changes: ChangeHistory = field(default_factory=ChangeHistory)
+    changes: ChangeHistory = field(init=False)
     step_timer: StepTimer = field(default_factory=StepTimer)
     target: int | None = None  # workers; None before we know how many
     awake_target: int = 1  # the last one that was not none
@@ -101,8 +104,17 @@ class JobStatus:
     stopping: int | None = None  # the code we are going to end with
     exit_code: int | None = None
     moved_s: float | None = None  # when the last step was made, or the group began
-    started_s: float = field(default_factory=time.monotonic)
-    due: Due = field(default_factory=lambda: Due.now("start"))  # of the newest change
+    started_s: float = field(init=False)
+    due: Due = field(init=False)  # of the newest change
+
+    def __post_init__(self) -> None:
+        self.changes = ChangeHistory(self.now_s)
+        self.started_s = self.now_s()
+        self.due = self.due_now("start")
+
+    def due_now(self, since: Since) -> Due:
+        """Say that a change is due from now on."""
+        return Due(self.now_s(), since)
 
     @property
     def state(self) -> str:
@@ -160,11 +172,17 @@ class JobStatus:
         return is_told or self.coordinator.ending or self.is_finishing
 
     @property
+    def code_of_end(self) -> int | None:
+        """Give the exit code; what was interrupted and could not be saved is a failure."""
+        is_lost = self.unsaved is not None and self.exit_code == INTERRUPTED
+        return UNSAVED if is_lost else self.exit_code
+
+    @property
     def still_s(self) -> float:
         """Seconds for which no step was made; 0 while steps come as they should."""
         if self.moved_s is None or not self.changes.members or self.is_asleep:
             return 0.0
-        still_s = time.monotonic() - self.moved_s
+        still_s = self.now_s() - self.moved_s
         is_still = still_s > max(STILL_S, STILL_STEPS * (self.step_timer.step_s or 0.0))
         return still_s if is_still and self.exit_code is None else 0.0
 
@@ -183,7 +201,7 @@ class JobStatus:
             "still_s": still_s,
             "step_s": self.step_timer.step_s,
             "iterations_at_size": self.step_timer.iterations,
-            "seconds": time.monotonic() - self.started_s,
+            "seconds": self.now_s() - self.started_s,
             "last_pause_s": made[-1]["pause_s"] if made else None,
             "metrics": self.metrics,
             "loss": self.loss,
@@ -196,7 +214,7 @@ class JobStatus:
 
     def suspended(self, saved_step: int | None) -> Message:
         """Tell that no worker is left, and where the training stands."""
-        step, after_s = self.coordinator.step, time.monotonic() - self.due.at_s
+        step, after_s = self.coordinator.step, self.now_s() - self.due.at_s
         about: Message = {"step": step, "durable": saved_step == step, "parked": None}
         if self.parked:
             about["parked"] = {

@@ -1,6 +1,5 @@
 """A job of a pool, led by an agent: its slots, workers found there, and when it retires."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -8,7 +7,7 @@ from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor.adoption import Adoption
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.job_status import RETIRED, SUPERSEDED, JobStatus
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.lead_parts import LeadParts
 from coddl.runtime.supervisor.remote_worker_host import RemoteWorkerHost
 from coddl.runtime.supervisor.retry_budget import RetryBudget
 from coddl.runtime.supervisor.slots import HostAddress, Slot
@@ -40,12 +39,13 @@ class PoolJob:
     """Does what the agent asks; with `adopt`, first finds workers that an earlier lead has left."""
 
     def __init__(
-        self, supervisor: SupportsPoolJob, loop: Loop, job: Job, node: str, *, adopt: bool
+        self, supervisor: SupportsPoolJob, parts: LeadParts, job: Job, node: str, *, adopt: bool
     ) -> None:
         assert job.id, "a job of a pool has an id"
         self.node = node
         self._supervisor = supervisor
-        self._loop = loop
+        self._loop = parts.loop
+        self._dial = parts.dial
         self._job = job
         self._adopts = adopt
         self._adoption: Adoption | None = None  # while it lasts
@@ -56,7 +56,7 @@ class PoolJob:
         """Give the worker host of a node; it connects when it is first asked for something."""
         adopt = self._adoption is not None and node in self._adoption.asked
         hello = {"job": self._job.id, "attempt": self._job.attempt, "adopt": adopt}
-        return RemoteWorkerHost(self._loop, self._addresses[node], hello, on_word)
+        return RemoteWorkerHost(self._loop, self._dial, self._addresses[node], hello, on_word)
 
     # What the agent asks for.
 
@@ -94,7 +94,7 @@ class PoolJob:
 
     def assign_later(self) -> None:
         """Retry slots that were given up: their node may not have known of the job yet."""
-        self._loop.alarm("slots", time.monotonic() + SLOTS_AGAIN_S, self._assign_again)
+        self._loop.alarm("slots", self._loop.now_s() + SLOTS_AGAIN_S, self._assign_again)
 
     def _assign_again(self) -> None:
         job_status = self._supervisor.job_status
@@ -130,7 +130,7 @@ class PoolJob:
         A worker that is found later was given up before, or is another attempt's: it is killed.
         """
         if self._adoption is not None and node in self._adoption.asked:
-            self._adoption.living(node, word, time.monotonic())
+            self._adoption.living(node, word, self._loop.now_s())
             self._end_adoption()
             return
         known = {(record.node, record.number) for record in self._supervisor.workers.records}

@@ -1,7 +1,6 @@
 """A job that is to leave: its workers go once its state is on disk, and train on if it is not."""
 
 import sys
-import time
 from collections.abc import Container, Iterable, Sequence
 from typing import Final, Protocol
 
@@ -9,7 +8,7 @@ from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor.checkpointing import Checkpointing
 from coddl.runtime.supervisor.coordinator import Coordinator
 from coddl.runtime.supervisor.job_status import RETIRED, JobStatus
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.loop import SupervisorLoop
 from coddl.runtime.supervisor.slots import Slot
 from coddl.runtime.supervisor.worker_record import WorkerRecord
 from coddl.runtime.supervisor.workers import Workers
@@ -39,7 +38,7 @@ class SupportsSuspension(Protocol):
 class Suspension:
     """Tells the last worker whether its image is safe, and the host when the job has left."""
 
-    def __init__(self, supervisor: SupportsSuspension, loop: Loop) -> None:
+    def __init__(self, supervisor: SupportsSuspension, loop: SupervisorLoop) -> None:
         self._supervisor = supervisor
         self._loop = loop
         self._slots: Sequence[Slot] = ()  # the last ones it had
@@ -68,7 +67,7 @@ class Suspension:
         job_status.parked[record.history.slot] = bytes_
         # The time that others had before it was its turn to leave is not its own.
         begin_s = max(job_status.due.at_s, job_status.turn_begun_s)
-        job_status.parked_after_s = time.monotonic() - begin_s
+        job_status.parked_after_s = self._loop.now_s() - begin_s
 
     def call_back(self, slots: Container[int]) -> bool:
         """Have parked workers go on, those on some slots; the others are not needed any more.
@@ -121,7 +120,7 @@ class Suspension:
             self._plan()
 
     def _plan(self) -> None:
-        self._loop.alarm("save again", time.monotonic() + SAVE_AGAIN_S, self._save_again)
+        self._loop.alarm("save again", self._loop.now_s() + SAVE_AGAIN_S, self._save_again)
 
     def _save_again(self) -> None:
         if self._supervisor.job_status.is_over:

@@ -1,7 +1,6 @@
 """The workers of a job on all nodes: starts them, exchanges messages with them, ends them."""
 
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from coddl.runtime.supervisor.environment import (
 )
 from coddl.runtime.supervisor.generations import GroupPlan
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.loop import SupervisorLoop
 from coddl.runtime.supervisor.scripts import calls_prepare
 from coddl.runtime.supervisor.slots import Slot
 from coddl.runtime.supervisor.worker_history import WorkerHistory
@@ -67,7 +66,7 @@ class Workers:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: SupervisorLoop,
         job: Job,
         listener: WorkersListener,
         *,
@@ -102,11 +101,22 @@ class Workers:
 
     def close(self) -> None:
         """End everything that runs; returns when it is gone, or no host answers."""
-        self._is_closing = True
-        for worker_host in self._worker_hosts.values():
-            worker_host.close()
-        while not all(worker_host.is_closed for worker_host in self._worker_hosts.values()):
+        self.dismiss()
+        while not self.is_dismissed:
             self._loop.turn()
+
+    def dismiss(self) -> None:
+        """Have everything end that runs; again does no harm."""
+        if not self._is_closing:
+            self._is_closing = True
+            for worker_host in self._worker_hosts.values():
+                worker_host.close()
+
+    @property
+    def is_dismissed(self) -> bool:
+        """Tell whether all of it is gone, or no host answers."""
+        is_gone = all(worker_host.is_closed for worker_host in self._worker_hosts.values())
+        return self._is_closing and is_gone
 
     def abandon(self) -> None:
         """Leave the workers to another lead."""
@@ -147,7 +157,7 @@ class Workers:
 
     def start(self, number: int, slot: Slot, *, joins: bool) -> None:
         """Start a worker on a slot; one that joins others while they train may take its time."""
-        now_s = time.monotonic()
+        now_s = self._loop.now_s()
         history = WorkerHistory(number, slot.number, slot.gpu)
         record = WorkerRecord(history, slot.node, started_s=now_s, heard_s=now_s, joins=joins)
         record.is_first = not self._workers
@@ -289,7 +299,7 @@ class Workers:
         for record in self.records:
             record.is_unwanted = True
             self.kill(record.number, signal.SIGTERM)
-        self._loop.alarm("stop", time.monotonic() + self._job.grace_s, self.kill_all)
+        self._loop.alarm("stop", self._loop.now_s() + self._job.grace_s, self.kill_all)
 
     def kill_all(self) -> None:
         for number in list(self._workers):
@@ -297,24 +307,24 @@ class Workers:
 
     def expect_exit(self, number: int) -> None:
         """Kill a leaver that does not leave."""
-        at_s = time.monotonic() + LEAVER_WAIT_S
+        at_s = self._loop.now_s() + LEAVER_WAIT_S
         self._loop.alarm(("leaver", number), at_s, lambda: self.kill(number))
 
     def guard(self, numbers: Iterable[int]) -> None:
         """Kill workers, from now on, whenever their main thread is silent for too long."""
         for number in numbers:
             if number in self._workers:
-                self._workers[number].heard_s = time.monotonic()
+                self._workers[number].heard_s = self._loop.now_s()
                 self._watch(number)
 
     def _watch(self, number: int) -> None:
         record = self._workers.get(number)
         if record is None or record.history.has_ended or record.history.is_out:
             return
-        limit_s, silent_s = self._job.watchdog_s, time.monotonic() - record.heard_s
+        limit_s, silent_s = self._job.watchdog_s, self._loop.now_s() - record.heard_s
         may_be_silent = record.is_resting or record.history.awaits_turn
         if silent_s < limit_s or may_be_silent:
-            at_s = (time.monotonic() if may_be_silent else record.heard_s) + limit_s
+            at_s = (self._loop.now_s() if may_be_silent else record.heard_s) + limit_s
             self._loop.alarm(("watchdog", number), at_s, lambda: self._watch(number))
             return
         self._listener.tell({"is": "problem", **job_errors.silent(number, silent_s).parts()})
@@ -395,7 +405,7 @@ class Workers:
                 raise AssertionError(unknown)
 
     def _hear(self, record: WorkerRecord, message: Message) -> None:
-        record.hear(message, time.monotonic())
+        record.hear(message, self._loop.now_s())
         self._epoch = message.get("epoch", self._epoch)
         self._listener.on_word(record, message)
 
