@@ -107,7 +107,8 @@ class Trainer:
 
     def _fork(self) -> None:
         self.host.hear(self.number, {"is": "forked"})
-        self._later(self.workload.arrive_s, self._arrive)
+        arrive_s = self.workload.arrive_s * self.world.chance.uniform(1.0, 1.5)
+        self._later(arrive_s, self._arrive)
 
     def _arrive(self) -> None:
         cut = {"parts": BATCH, "workers_max": BATCH, "virtual_nodes": None, "global_batch": BATCH}
