@@ -26,10 +26,10 @@ HALF_APPLIED: Final = 0.3  # of the steps that a death interrupts
 class GroupWatch(Protocol):
     """Hears what groups do."""
 
-    def told(self, job: int, attempt: int, worker: int, generation: int) -> None:
+    def told(self, trainer: "Trainer", generation: int) -> None:
         """A worker hears of a generation."""
 
-    def committed_unbuilt(self, job: int, worker: int, generation: int) -> None:
+    def committed_unbuilt(self, trainer: "Trainer", generation: int) -> None:
         """A worker is told to change to a group that it has not built."""
 
     def begins(self, group: "Group", *, anew: bool, planned: bool) -> None:
@@ -80,7 +80,7 @@ class GroupBuilding:
         self.participants = {*self.plan.members, *self.plan.bridge}
         self.is_over = False
         self._is_regroup = is_regroup
-        self._is_built = False
+        self._is_built = self._is_timed = False
         self._here: dict[int, Trainer] = {}  # that build it
         self._inside: dict[int, Trainer] = {}  # that have changed to it
 
@@ -147,7 +147,8 @@ class GroupBuilding:
         if self.is_over:
             trainer.break_off(self.plan.generation, "peers have left")
             return
-        if not self._inside:
+        if trainer.state is not None and not self._is_timed:  # joiners wait for the others' step
+            self._is_timed = True
             self.world.time.call_later(BROKEN_AFTER_S, self._break_late)
         self._inside[trainer.number] = trainer
         trainer.entering = self
