@@ -12,6 +12,7 @@ from coddl.api.wire import Holding
 from coddl.core.pool.records import Event, NodeReported, Record, RunReported
 from coddl.core.pool.state import Pool
 from coddl.runtime.supervisor import generations as group
+from coddl.runtime.supervisor.adoption import Adoption
 from coddl.runtime.supervisor.checkpointing import Checkpointing
 from coddl.runtime.supervisor.coordinator import Coordinator
 from coddl.runtime.supervisor.pool_job import PoolJob
@@ -189,6 +190,27 @@ class CredulousLead(SupervisedRunner):
         self._supervisor._pool_job.__class__ = CredulousPoolJob
 
 
+class CountingAnew(Adoption):
+    """Does not go on from the numbers of generations that workers know."""
+
+    def found(self) -> group.SurvivorsFound:
+        return replace(super().found(), generation=0)
+
+
+class AnewPoolJob(PoolJob):
+    def on_living(self, node: str, word: Message) -> None:
+        if self._adoption is not None:
+            self._adoption.__class__ = CountingAnew
+        super().on_living(node, word)
+
+
+class AnewLead(SupervisedRunner):
+    def __init__(self, *parts: Any) -> None:  # Any: as above
+        super().__init__(*parts)
+        assert self._supervisor._pool_job is not None
+        self._supervisor._pool_job.__class__ = AnewPoolJob
+
+
 class OptimisticCheckpointing(Checkpointing):
     """Takes an image for saved that could not be."""
 
@@ -222,5 +244,6 @@ MUTANTS = {
     "a state that was not saved counts as saved": Makers(runner=CarelessRunner),
     "generations are not compared when workers are ready": Makers(lead=HastyLead),
     "workers without a state are adopted as if they had one": Makers(lead=CredulousLead),
+    "a new lead counts generations anew": Makers(lead=AnewLead),
     "an image that was not saved counts as saved": Makers(lead=OptimisticLead),
 }

@@ -14,7 +14,7 @@ from coddl.testing.full_system.states import State
 if TYPE_CHECKING:
     from coddl.testing.full_system.trainer import Trainer, TrainingWorld, Workload
 
-BUILD_S: Final = 0.05  # that workers take to build a group, once all are there
+BUILD_S: Final = (0.02, 0.6)  # that workers take to build a group, once all are there
 BUILD_WITHIN_S: Final = 8.0  # after which those that are there give up
 NOTICED_S: Final = 0.1  # after which peers see that a worker has died
 BROKEN_AFTER_S: Final = 5.0  # without an answer of a peer
@@ -26,10 +26,10 @@ HALF_APPLIED: Final = 0.3  # of the steps that a death interrupts
 class GroupWatch(Protocol):
     """Hears what groups do."""
 
-    def told(self, job: int, attempt: int, worker: int, generation: int) -> None:
+    def told(self, trainer: "Trainer", generation: int) -> None:
         """A worker hears of a generation."""
 
-    def committed_unbuilt(self, job: int, worker: int, generation: int) -> None:
+    def committed_unbuilt(self, trainer: "Trainer", generation: int) -> None:
         """A worker is told to change to a group that it has not built."""
 
     def begins(self, group: "Group", *, anew: bool, planned: bool) -> None:
@@ -80,7 +80,7 @@ class GroupBuilding:
         self.participants = {*self.plan.members, *self.plan.bridge}
         self.is_over = False
         self._is_regroup = is_regroup
-        self._is_built = False
+        self._is_built = self._is_timed = False
         self._here: dict[int, Trainer] = {}  # that build it
         self._inside: dict[int, Trainer] = {}  # that have changed to it
 
@@ -95,7 +95,7 @@ class GroupBuilding:
             self.world.time.call_later(BUILD_WITHIN_S, self._give_up)
         self._here[trainer.number] = trainer
         if self._here.keys() == self.participants:
-            self.world.time.call_later(BUILD_S, self._build)
+            self.world.time.call_later(BUILD_S[0], self._build)
 
     def drop(self, trainer: "Trainer") -> None:
         """Have a worker forget it."""
@@ -113,10 +113,18 @@ class GroupBuilding:
             return
         self._is_built = True
         for trainer in list(here.values()):
-            if self._is_regroup:
-                self.enter(trainer)
-            else:
-                trainer.on_built(self)
+            self.world.time.call_later(
+                self.world.chance.uniform(*BUILD_S), self._end_build, trainer
+            )
+
+    def _end_build(self, trainer: "Trainer") -> None:
+        """Have a worker say that it has built the group; after a loss, begin to train in it."""
+        if self._here.get(trainer.number) is not trainer or not trainer.is_alive:
+            return
+        if self._is_regroup:
+            self.enter(trainer)
+        else:
+            trainer.on_built(self)
 
     def _give_up(self) -> None:
         if self._is_built or self.is_over:
@@ -139,7 +147,8 @@ class GroupBuilding:
         if self.is_over:
             trainer.break_off(self.plan.generation, "peers have left")
             return
-        if not self._inside:
+        if trainer.state is not None and not self._is_timed:  # joiners wait for the others' step
+            self._is_timed = True
             self.world.time.call_later(BROKEN_AFTER_S, self._break_late)
         self._inside[trainer.number] = trainer
         trainer.entering = self

@@ -68,7 +68,7 @@ WEIGHTS: Final[Mapping[FaultKind, int]] = {
     "line cut": 2,
     "line cut upwards": 1,
     "line cut downwards": 1,
-    "line slow": 1,
+    "line slow": 2,
     "worker killed": 4,
     "nodes cut": 2,
     "nodes cut one way": 1,

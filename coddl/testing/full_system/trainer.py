@@ -89,6 +89,7 @@ class Trainer:
         self.group: Group | None = None
         self.entering: GroupBuilding | None = None
         self.wants_image = False
+        self.newest_generation = 0  # that it was told
         self.told_s = 0.0  # when it last told of a step
         self._on_death = on_death
         self._plans: dict[int, GroupBuilding] = {}
@@ -107,7 +108,8 @@ class Trainer:
 
     def _fork(self) -> None:
         self.host.hear(self.number, {"is": "forked"})
-        self._later(self.workload.arrive_s, self._arrive)
+        arrive_s = self.workload.arrive_s * self.world.chance.uniform(1.0, 1.5)
+        self._later(arrive_s, self._arrive)
 
     def _arrive(self) -> None:
         cut = {"parts": BATCH, "workers_max": BATCH, "virtual_nodes": None, "global_batch": BATCH}
@@ -167,7 +169,7 @@ class Trainer:
         if (building := world.buildings.get(key)) is None:
             building = GroupBuilding(world, self.workload, attempt, word, is_regroup=is_regroup)
             world.buildings[key] = building
-        world.watch.told(self.job, attempt, self.number, building.plan.generation)
+        world.watch.told(self, building.plan.generation)
         self._plans[building.plan.generation] = building
         return building
 
@@ -176,7 +178,7 @@ class Trainer:
         if building is None:
             return  # a regroup has revoked it
         if self.number in building.participants and generation not in self._built:
-            self.world.watch.committed_unbuilt(self.job, self.number, generation)
+            self.world.watch.committed_unbuilt(self, generation)
         self.commit = (generation, step)
         if self.group is None and self.state is None and self.number in building.participants:
             building.enter(self)

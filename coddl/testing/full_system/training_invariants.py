@@ -22,7 +22,6 @@ class TrainingInvariants:
         self.trainers: dict[Trainer, None] = {}  # that are alive
         self._all, self._saved = invariants, saved
         self._groups: dict[int, list[Group]] = {}  # that train, by job
-        self._told: dict[tuple[int, int, int], int] = {}  # generations, by worker
         self._begun: dict[tuple[int, int], int] = {}  # generations, by job and attempt
         self._done: dict[int, int] = {}  # the furthest step of each job
         self._origins: dict[tuple[int, int], int] = {}  # that were told, by job and attempt
@@ -37,17 +36,17 @@ class TrainingInvariants:
 
     # What groups do.
 
-    def told(self, job: int, attempt: int, worker: int, generation: int) -> None:
-        """A worker hears of generations in their order."""
-        before = self._told.get((job, attempt, worker), 0)
-        self._told[job, attempt, worker] = generation
+    def told(self, trainer: Trainer, generation: int) -> None:
+        """A worker hears of generations in their order, whichever lead tells."""
+        before, trainer.newest_generation = trainer.newest_generation, generation
         if generation <= before:
-            sentence = f"job {job} attempt {attempt}: {before}, then {generation}"
-            self._all.fail("generations only grow", sentence)
+            about = f"job {trainer.job} attempt {trainer.host.attempt}, worker {trainer.number}"
+            self._all.fail("generations only grow", f"{about}: {before}, then {generation}")
 
-    def committed_unbuilt(self, job: int, worker: int, generation: int) -> None:
+    def committed_unbuilt(self, trainer: Trainer, generation: int) -> None:
         """A group that not all of its workers have built is never committed to."""
-        sentence = f"job {job}: worker {worker} has not built generation {generation}"
+        about = f"job {trainer.job}, worker {trainer.number}"
+        sentence = f"{about}: it has not built generation {generation}"
         self._all.fail("workers change to a group that all have built", sentence)
 
     def begins(self, group: Group, *, anew: bool, planned: bool) -> None:
