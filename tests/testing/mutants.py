@@ -160,12 +160,14 @@ class CarelessRunner(SimulatedRunner):
 
 
 class HastyCoordinator(Coordinator):
-    """Takes a worker for ready, whichever generation it has built."""
+    """Takes all workers for ready as soon as one is."""
 
-    def handle(self, event: group.Event, now_s: float) -> list[group.Command]:
-        if isinstance(event, group.WorkerReady) and self._plan is not None:
-            event = replace(event, generation=self._plan.generation)
-        return super().handle(event, now_s)
+    def _on_answer(
+        self, worker: int, generation: int, answers: set[int], now_s: float
+    ) -> list[group.Command]:
+        if self._plan is not None and generation == self._plan.generation:
+            answers |= {*self._plan.to} - {worker}
+        return super()._on_answer(worker, generation, answers, now_s)
 
 
 class HastyLead(SupervisedRunner):
@@ -174,24 +176,10 @@ class HastyLead(SupervisedRunner):
         self._supervisor.job_status.coordinator.__class__ = HastyCoordinator
 
 
-class CredulousPoolJob(PoolJob):
-    """Takes every worker that it finds for one with the state."""
-
-    def on_living(self, node: str, word: Message) -> None:
-        for each in word["workers"]:
-            each["may_have_state"] = each["has_state"] = each["arrived"] is not None
-        super().on_living(node, word)
-
-
-class CredulousLead(SupervisedRunner):
-    def __init__(self, *parts: Any) -> None:  # Any: as above
-        super().__init__(*parts)
-        assert self._supervisor._pool_job is not None
-        self._supervisor._pool_job.__class__ = CredulousPoolJob
-
-
 class CountingAnew(Adoption):
     """Does not go on from the numbers of generations that workers know."""
+
+    __slots__ = ()
 
     def found(self) -> group.SurvivorsFound:
         return replace(super().found(), generation=0)
@@ -242,8 +230,7 @@ MUTANTS = {
     "a lease is counted by the wrong clock": Makers(node=WrongClockNode),
     "a stopped agent has no fence": Makers(node=UnfencedNode),
     "a state that was not saved counts as saved": Makers(runner=CarelessRunner),
-    "generations are not compared when workers are ready": Makers(lead=HastyLead),
-    "workers without a state are adopted as if they had one": Makers(lead=CredulousLead),
+    "a group is committed to when its first worker is ready": Makers(lead=HastyLead),
     "a new lead counts generations anew": Makers(lead=AnewLead),
     "an image that was not saved counts as saved": Makers(lead=OptimisticLead),
 }

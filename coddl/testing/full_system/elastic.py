@@ -16,8 +16,6 @@ from coddl.testing.full_system.training_invariants import TrainingInvariants
 from coddl.testing.full_system.virtual_loop import VirtualLoop
 from coddl.testing.full_system.workers import Worker, WorkerCluster
 
-JobHostsMaker = Callable[..., SimulatedJobHosts]
-
 
 class ElasticJobs:
     """All elastic jobs; their workers are entered among those of the cluster."""
