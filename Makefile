@@ -94,7 +94,7 @@ demo: install ## show a pool at work: real trainings that grow and shrink, in ab
 results: install ## reproduce the published results
 	$(BIN)/python -m benchmarks.results $(DATA)
 
-bench: install ## measure the simulator, decisions, resizes, what elasticity, inspection and sharing cost, predicted lengths, a pool and its policies, emulated pools, the dashboard, nodes of Ray and Slurm
+bench: install ## measure the simulator, decisions, resizes, what elasticity, inspection and sharing cost, predicted lengths, a pool, its heartbeats and policies, emulated pools, the dashboard, nodes of Ray and Slurm
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/decide.py
 	$(BIN)/python benchmarks/resize.py
@@ -105,6 +105,8 @@ bench: install ## measure the simulator, decisions, resizes, what elasticity, in
 	$(BIN)/python -m benchmarks.probing --rounds 1
 	$(BIN)/python -m benchmarks.estimate
 	$(BIN)/python -m benchmarks.submit
+	$(BIN)/python benchmarks/pool.py
+	$(BIN)/python -m benchmarks.heartbeats
 	$(BIN)/python -m benchmarks.live_policies
 	$(BIN)/python -m benchmarks.emulated
 	$(BIN)/python -m benchmarks.redraw

@@ -87,7 +87,7 @@ class Compactor:
         if seq == base.seq:
             return Compacted(seq, forgotten, 0)
         body = encoded_snapshot(recording, at_s, self._rest)
-        self._store.save_snapshot(StoredSnapshot(seq, LAYOUT, body))
+        self._store.save_snapshot(StoredSnapshot(seq, LAYOUT, body), base.seq)
         return Compacted(seq, forgotten, self._trim(base.seq, now_s - self._keep_events_s))
 
     def _follow(self, recording: Recording, seq: int, at_s: float) -> tuple[int, float]:

@@ -125,8 +125,11 @@ class JournalStore(JournalReader, Protocol):
     def forget_answers(self, before_s: float) -> None:
         """Drop the answers that are older."""
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Store a snapshot, and drop all but the one before; raises JournalFull."""
+    def save_snapshot(self, snapshot: StoredSnapshot, made_from: int | None = None) -> None:
+        """Store a snapshot; drop all but the one it was made from, or the one before.
+
+        Raises JournalFull.
+        """
 
     def save_history(self, rows: Sequence[HistoryRow]) -> None:
         """Store jobs in the history, in place of rows with their numbers; raises JournalFull."""

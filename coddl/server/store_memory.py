@@ -105,10 +105,15 @@ class MemoryStore:
         """Return the stored snapshots, newest first."""
         return reversed(self._snapshots[:])
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Store a snapshot, and drop all but the one before; raises JournalFull."""
+    def save_snapshot(self, snapshot: StoredSnapshot, made_from: int | None = None) -> None:
+        """Store a snapshot; drop all but the one it was made from, or the one before.
+
+        Raises JournalFull.
+        """
         self._check_room()
-        self._snapshots = [*(p for p in self._snapshots if p.seq != snapshot.seq), snapshot][-2:]
+        others = [each for each in self._snapshots if each.seq != snapshot.seq]
+        kept = [each for each in others if each.seq == made_from] or others[-1:]
+        self._snapshots = [*kept, snapshot]
 
     def history(self, wanted: HistoryQuery, limit: int) -> list[HistoryRow]:
         """Return jobs of the history, by falling number."""

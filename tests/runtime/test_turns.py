@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from coddl.runtime.supervisor import job_host
-from coddl.runtime.supervisor.interrupt import INTERRUPTED
-from coddl.runtime.supervisor.job_status import RETIRED
+from coddl.runtime.supervisor.job_status import INTERRUPTED, RETIRED
 from coddl.runtime.wire import Message
 from tests.runtime.elastic import ROOT, SCRIPTS, alone, line_of
 from tests.runtime.harness import lives, unwritable, wait_until

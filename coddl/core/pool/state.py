@@ -116,7 +116,7 @@ class Pool:
             case r.Decided() | r.DecisionFailed():
                 changed = list(record.targets)
             case r.NodeLost() | r.NodeLeft():
-                changed = list(self.active)
+                changed = list(self.active | self.unsettled | self.starting)  # some end by it
             case _:
                 changed = [job] if (job := getattr(record, "job", None)) is not None else []
         if isinstance(record, r.JobBounded | r.RunPrepared | r.NodeRecord):

@@ -39,6 +39,9 @@ FaultKind = Literal[
     "line cut upwards",
     "line cut downwards",
     "line slow",
+    "worker killed",  # one of a node
+    "nodes cut",  # from each other, both ways: leads from workers, and workers from workers
+    "nodes cut one way",
     "states full",  # what jobs save their states to
 ]
 SERVER_FAULTS: Final = frozenset[FaultKind](
@@ -47,7 +50,8 @@ SERVER_FAULTS: Final = frozenset[FaultKind](
         *("server stopped", "disk full", "disk slow", "states full"),
     }
 )
-MOMENTS: Final = frozenset[FaultKind]({"line broken", "agent ended"})
+MOMENTS: Final = frozenset[FaultKind]({"line broken", "agent ended", "worker killed"})
+CUTS: Final = frozenset[FaultKind]({"nodes cut", "nodes cut one way"})
 WEIGHTS: Final[Mapping[FaultKind, int]] = {
     "server killed": 2,
     "server killed before a commit": 2,
@@ -64,7 +68,10 @@ WEIGHTS: Final[Mapping[FaultKind, int]] = {
     "line cut": 2,
     "line cut upwards": 1,
     "line cut downwards": 1,
-    "line slow": 1,
+    "line slow": 2,
+    "worker killed": 4,
+    "nodes cut": 2,
+    "nodes cut one way": 1,
     "states full": 1,
 }
 
@@ -113,13 +120,15 @@ class Fault:
     at_s: float
     kind: FaultKind
     node: str = ""
+    other: str = ""  # the node that it is cut off from
     for_s: float = 0.0
     callbacks: int = 0  # of the process, before it is killed
     tears: bool = False  # the newest snapshot is torn
 
     def __str__(self) -> str:
         lasts = f" for {self.for_s:.1f} s" if self.for_s else ""
-        return f"{self.kind}{f' ({self.node})' if self.node else ''}{lasts}"
+        where = " and ".join(node for node in (self.node, self.other) if node)
+        return f"{self.kind}{f' ({where})' if where else ''}{lasts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +252,13 @@ def _fault(chance: random.Random, nodes: tuple[PlannedNode, ...], trouble_s: flo
     kind = chance.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
     at_s = chance.uniform(5.0, trouble_s - 5.0)
     node = "" if kind in SERVER_FAULTS else chance.choice(nodes).name
+    other = chance.choice([each.name for each in nodes if each.name != node])
     for_s = min(trouble_s - at_s, chance.choice([0.5, 2.0, 8.0, 20.0, 45.0]))
     return Fault(
         at_s,
         kind,
         node=node,
+        other=other if kind in CUTS else "",
         for_s=0.0 if kind in MOMENTS else for_s,
         callbacks=chance.randint(0, 40),
         tears=chance.random() < 0.3,

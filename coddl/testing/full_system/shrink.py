@@ -61,5 +61,5 @@ def _with_nodes(plan: SimulationPlan, nodes: Sequence[PlannedNode]) -> Simulatio
         plan,
         nodes=tuple(nodes),
         acts=tuple(act for act in plan.acts if act.node in names),
-        faults=tuple(fault for fault in plan.faults if fault.node in names),
+        faults=tuple(fault for fault in plan.faults if {fault.node, fault.other} <= names),
     )

@@ -18,12 +18,23 @@ import structlog
 
 from coddl.core.reconfigure import reconfigure_of
 from coddl.core.speed.table import Speeds, speeds_of
+from coddl.testing.full_system.elastic import ElasticJobs
 from coddl.testing.full_system.faults import FaultInjector
 from coddl.testing.full_system.invariants import Broken, Invariants
-from coddl.testing.full_system.machines import Makers, NodeMachine, ServerMachine, SimulatedWorld
+from coddl.testing.full_system.leads import write_script
+from coddl.testing.full_system.machines import (
+    JOBS,
+    Makers,
+    NodeMachine,
+    ServerMachine,
+    SimulatedWorld,
+)
 from coddl.testing.full_system.network import Network
+from coddl.testing.full_system.peer_lines import PeerNetwork
 from coddl.testing.full_system.plan import SimulationPlan
 from coddl.testing.full_system.story import Story
+from coddl.testing.full_system.trainer import TrainingWorld
+from coddl.testing.full_system.training_invariants import TrainingInvariants
 from coddl.testing.full_system.users import Users
 from coddl.testing.full_system.virtual_time import VirtualTime
 from coddl.testing.full_system.workers import Worker, WorkerCluster
@@ -73,12 +84,19 @@ class _Simulation:
         workers: dict[int, Worker] = {}
         invariants = Invariants(story, workers)
         costs = reconfigure_of(plan.reconfigure)
+        cluster = WorkerCluster(time, _speeds(), costs, invariants, workers)
+        peers = PeerNetwork(time, random.Random(f"{plan.seed}:peers"))
+        chance = random.Random(f"{plan.seed}:trainings")
+        watch = TrainingInvariants(invariants, cluster.states)
+        trainings = TrainingWorld(time, peers, chance, watch, cluster.states)
+        write_script(folder / JOBS)
         self._plan = plan
         self._world = SimulatedWorld(
             plan=plan,
             time=time,
             network=Network(time, random.Random(f"{plan.seed}:network")),
-            cluster=WorkerCluster(time, _speeds(), costs, invariants, workers),
+            elastic=ElasticJobs(trainings, cluster, watch, costs, plan.save_s),
+            cluster=cluster,
             invariants=invariants,
             story=story,
             folder=folder,
