@@ -90,7 +90,7 @@ def test_plans_are_large_enough_to_meet_trouble() -> None:
 
 def test_faults_meet_jobs_in_every_phase_and_the_server_in_each_state() -> None:
     report = SwarmReport()
-    for seed in range(8):
+    for seed in range(20):
         report.add(outcome_of(seed))
     assert {phase for _, phase in report.met} == set(PHASES)
     assert all(phase in report.coverage for phase in PHASES)
