@@ -4,10 +4,10 @@ import random
 from pathlib import Path
 
 from coddl.runtime.wire import Message
-from coddl.testing.full_system.groups import BROKEN_AFTER_S, BUILD_WITHIN_S, Group
+from coddl.testing.full_system.groups import BROKEN_AFTER_S, BUILD_WITHIN_S, TrainerGroup
 from coddl.testing.full_system.peer_lines import PeerNetwork
 from coddl.testing.full_system.states import SavedStates, State
-from coddl.testing.full_system.trainer import BATCH, Trainer, TrainingWorld, Workload
+from coddl.testing.full_system.trainer import BATCH, Trainer, TrainerWorkload, TrainingWorld
 from coddl.testing.full_system.virtual_time import VirtualTime
 
 STEPS = 40
@@ -21,11 +21,11 @@ class Watch:
         self.unbuilt = 0
 
     def told(self, trainer: Trainer, generation: int) -> None: ...
-    def stepped(self, group: Group, before: State) -> None: ...
+    def stepped(self, group: TrainerGroup, before: State) -> None: ...
     def committed_unbuilt(self, trainer: Trainer, generation: int) -> None:  # noqa: ARG002
         self.unbuilt += 1
 
-    def begins(self, group: Group, *, anew: bool, planned: bool) -> None:  # noqa: ARG002 - either
+    def begins(self, group: TrainerGroup, *, anew: bool, planned: bool) -> None:  # noqa: ARG002 - either
         self.begun.append((group.generation, group.state.step, anew))
 
 
@@ -61,7 +61,7 @@ class Stage:
 
     def add(self) -> None:
         number = len(self.workers)
-        workload = Workload(1, STEPS, lambda _workers: 1.0, arrive_s=0.1, pause_s=0.1)
+        workload = TrainerWorkload(1, STEPS, lambda _workers: 1.0, arrive_s=0.1, pause_s=0.1)
         host = Host("abcd"[number], self.said)
         about = (self.world, workload, host, number, number)
         self.workers.append(Trainer(*about, on_death=lambda _trainer, _because: None))

@@ -11,7 +11,7 @@ from coddl.runtime.supervisor.slots import HostAddress
 from coddl.testing.full_system.hosted import SimulatedWorkers, SimulatedWriter
 from coddl.testing.full_system.job_hosts import LeadFinder, SimulatedJobHosts
 from coddl.testing.full_system.states import SimulatedCheckpoints
-from coddl.testing.full_system.trainer import Trainer, TrainingWorld, Workload
+from coddl.testing.full_system.trainer import Trainer, TrainerWorkload, TrainingWorld
 from coddl.testing.full_system.training_invariants import TrainingInvariants
 from coddl.testing.full_system.virtual_loop import VirtualLoop
 from coddl.testing.full_system.workers import Worker, WorkerCluster
@@ -31,12 +31,12 @@ class ElasticJobs:
         """`save_s`: what saving an image takes."""
         self.world, self.watch = world, watch
         self._cluster, self._costs, self._save_s = cluster, costs, save_s
-        self._workloads: dict[int, Workload] = {}
+        self._workloads: dict[int, TrainerWorkload] = {}
 
     def note(self, run: JobRun) -> None:
         """Learn what a run trains; raises UserError if its job does not say."""
         costs, workload = self._costs, self._cluster.workload_of(run)
-        self._workloads[run.job] = Workload(
+        self._workloads[run.job] = TrainerWorkload(
             run.job,
             workload.steps,
             workload.step_on,

@@ -12,7 +12,7 @@ from coddl.runtime.wire import Message
 from coddl.testing.full_system.states import State
 
 if TYPE_CHECKING:
-    from coddl.testing.full_system.trainer import Trainer, TrainingWorld, Workload
+    from coddl.testing.full_system.trainer import Trainer, TrainerWorkload, TrainingWorld
 
 BUILD_S: Final = (0.02, 0.6)  # that workers take to build a group, once all are there
 BUILD_WITHIN_S: Final = 8.0  # after which those that are there give up
@@ -32,10 +32,10 @@ class GroupWatch(Protocol):
     def committed_unbuilt(self, trainer: "Trainer", generation: int) -> None:
         """A worker is told to change to a group that it has not built."""
 
-    def begins(self, group: "Group", *, anew: bool, planned: bool) -> None:
+    def begins(self, group: "TrainerGroup", *, anew: bool, planned: bool) -> None:
         """A group begins to train; `anew`: none of its members had a state."""
 
-    def stepped(self, group: "Group", before: State) -> None:
+    def stepped(self, group: "TrainerGroup", before: State) -> None:
         """A group has made a step."""
 
 
@@ -69,7 +69,7 @@ class GroupBuilding:
     def __init__(
         self,
         world: "TrainingWorld",
-        workload: "Workload",
+        workload: "TrainerWorkload",
         attempt: int,
         word: Message,
         *,
@@ -186,7 +186,7 @@ class GroupBuilding:
         newest = max(states, key=lambda state: state.step, default=None)
         state = newest or self.world.restored(self.workload.job, self.plan.image)
         members = [self._inside[number] for number in self.plan.members]
-        group = Group(self, members, state)
+        group = TrainerGroup(self, members, state)
         leavers = [each for each in inside if each not in members]
         self.world.watch.begins(group, anew=newest is None, planned=not self._is_regroup)
         for leaver in leavers:  # it has handed the state over
@@ -197,7 +197,7 @@ class GroupBuilding:
         group.begin()
 
 
-class Group:
+class TrainerGroup:
     """Workers that train together."""
 
     def __init__(

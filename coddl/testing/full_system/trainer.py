@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from coddl.runtime.wire import Message
-from coddl.testing.full_system.groups import Group, GroupBuilding, GroupWatch
+from coddl.testing.full_system.groups import GroupBuilding, GroupWatch, TrainerGroup
 from coddl.testing.full_system.peer_lines import PeerNetwork
 from coddl.testing.full_system.states import SavedStates, State
 from coddl.testing.full_system.virtual_time import VirtualTime
@@ -20,7 +20,7 @@ FORKED_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class TrainerWorkload:
     """What a job trains: its steps, and what they and its start take."""
 
     job: int
@@ -74,7 +74,7 @@ class Trainer:
     def __init__(
         self,
         world: TrainingWorld,
-        workload: Workload,
+        workload: TrainerWorkload,
         host: TrainerHost,
         number: int,
         slot: int,
@@ -86,7 +86,7 @@ class Trainer:
         self.is_alive = True
         self.is_leaving = False  # it was told to, or its loop is over
         self.state: State | None = None
-        self.group: Group | None = None
+        self.group: TrainerGroup | None = None
         self.entering: GroupBuilding | None = None
         self.wants_image = False
         self.newest_generation = 0  # that it was told
@@ -209,7 +209,7 @@ class Trainer:
             self._built.add(building.plan.generation)
             self.say("ready", generation=building.plan.generation)
 
-    def enter(self, group: Group, pause_s: float) -> None:
+    def enter(self, group: TrainerGroup, pause_s: float) -> None:
         """Begin to train in a group."""
         self.group, self.entering, self.state = group, None, group.state
         self._forget(group.generation)

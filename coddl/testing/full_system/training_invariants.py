@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from coddl.agent.job_runner import JobRun
 from coddl.runtime.wire import Message
-from coddl.testing.full_system.groups import Group
+from coddl.testing.full_system.groups import TrainerGroup
 from coddl.testing.full_system.invariants import Invariants
 from coddl.testing.full_system.states import SavedStates, State
 from coddl.testing.full_system.trainer import BATCH, Trainer
@@ -21,7 +21,7 @@ class TrainingInvariants:
     def __init__(self, invariants: Invariants, saved: SavedStates) -> None:
         self.trainers: dict[Trainer, None] = {}  # that are alive
         self._all, self._saved = invariants, saved
-        self._groups: dict[int, list[Group]] = {}  # that train, by job
+        self._groups: dict[int, list[TrainerGroup]] = {}  # that train, by job
         self._begun: dict[tuple[int, int], int] = {}  # generations, by job and attempt
         self._done: dict[int, int] = {}  # the furthest step of each job
         self._origins: dict[tuple[int, int], int] = {}  # that were told, by job and attempt
@@ -49,7 +49,7 @@ class TrainingInvariants:
         sentence = f"{about}: it has not built generation {generation}"
         self._all.fail("workers change to a group that all have built", sentence)
 
-    def begins(self, group: Group, *, anew: bool, planned: bool) -> None:
+    def begins(self, group: TrainerGroup, *, anew: bool, planned: bool) -> None:
         """A group begins to train."""
         job, state = group.job, group.state
         how = "anew" if anew else "as planned" if planned else "after a loss"
@@ -68,7 +68,7 @@ class TrainingInvariants:
             self.a_lead_tells_from_where_it_begins(group)
             self._all.goes_on_from(job, state.step)
 
-    def generations_begin_in_their_order(self, group: Group) -> None:
+    def generations_begin_in_their_order(self, group: TrainerGroup) -> None:
         """Within an attempt, groups begin in the order of their generations."""
         key = (group.job, group.attempt)
         if group.generation <= self._begun.get(key, 0):
@@ -76,20 +76,20 @@ class TrainingInvariants:
             self._all.fail("generations only grow", sentence)
         self._begun[key] = group.generation
 
-    def slices_cover_the_batch(self, group: Group) -> None:
+    def slices_cover_the_batch(self, group: TrainerGroup) -> None:
         """Each sample of the global batch is in the slice of one member."""
         if sum(group.counts) != BATCH or len(group.counts) != len(group.members):
             sentence = f"job {group.job}: {list(group.counts)} of {BATCH} samples"
             self._all.fail("every sample is trained on once", sentence)
 
-    def one_group_trains(self, group: Group, others: list[Group]) -> None:
+    def one_group_trains(self, group: TrainerGroup, others: list[TrainerGroup]) -> None:
         """No two groups that a lead can hear train at the same time."""
         for other in others:
             if other.attempt == group.attempt and all(map(is_led, other.members)):
                 both = f"generations {other.generation} and {group.generation}"
                 self._all.fail("one group of a job trains", f"job {group.job}: {both}")
 
-    def no_state_is_left_behind(self, group: Group, *, planned: bool) -> None:
+    def no_state_is_left_behind(self, group: TrainerGroup, *, planned: bool) -> None:
         """A group goes on from the furthest state that its lead can have."""
         for trainer in self._led(group):
             state = trainer.state
@@ -101,14 +101,14 @@ class TrainingInvariants:
                 name = "a planned change loses no step" if planned else "no state is left behind"
                 self._all.fail(name, sentence)
 
-    def a_lead_tells_from_where_it_begins(self, group: Group) -> None:
+    def a_lead_tells_from_where_it_begins(self, group: TrainerGroup) -> None:
         """A group without a state begins where its lead has said that it does."""
         origin = self._origins.pop((group.job, group.attempt), None)
         if origin != group.state.step:
             sentence = f"job {group.job} begins at step {group.state.step}, not {origin}"
             self._all.fail("a training begins anew only where its lead tells", sentence)
 
-    def stepped(self, group: Group, before: State) -> None:
+    def stepped(self, group: TrainerGroup, before: State) -> None:
         """A group has made a step."""
         state = group.state
         self._done[group.job] = max(state.step, self._done.get(group.job, 0))
@@ -117,7 +117,7 @@ class TrainingInvariants:
         self.members_hold_one_state(group, before)
         self.a_step_is_made_by_one_group(group)
 
-    def members_hold_one_state(self, group: Group, before: State) -> None:
+    def members_hold_one_state(self, group: TrainerGroup, before: State) -> None:
         """Workers that train together have the same weights, and know the same samples."""
         for member in group.members:
             if member.is_alive and member.state not in (group.state, before):
@@ -125,7 +125,7 @@ class TrainingInvariants:
                 sentence = f"job {group.job}: worker {member.number} has step {step}"
                 self._all.fail("members hold the same state", sentence)
 
-    def a_step_is_made_by_one_group(self, group: Group) -> None:
+    def a_step_is_made_by_one_group(self, group: TrainerGroup) -> None:
         """A step is made again only where no worker that is led has its result."""
         for trainer in self._led(group):
             state = trainer.state
@@ -135,7 +135,7 @@ class TrainingInvariants:
                 sentence = f"job {group.job}: step {group.state.step}, worker {trainer.number}"
                 self._all.fail("every step is made once", sentence)
 
-    def _led(self, group: Group) -> Iterator[Trainer]:
+    def _led(self, group: TrainerGroup) -> Iterator[Trainer]:
         """Give the workers of a job that the lead of a group can hear."""
         for trainer in self.trainers:
             is_same = trainer.job == group.job and trainer.host.attempt == group.attempt
