@@ -1,9 +1,10 @@
 """Regenerates docs/results.md, docs/results/ and their pictures from real runs: `make results`.
 
-python -m benchmarks.results DATA [NAME...]
+python -m benchmarks.results [--write] DATA [NAME...]
 
 DATA is a folder with philly/, t4_placements/ and k80_p100_v100/. With names, only those experiments
-are run and shown, a quick look at how a section will read: it goes to stdout.
+are run and shown, a quick look at how a section will read: it goes to stdout. With --write, too,
+their sections, pictures and rows of the overview are replaced in the pages, and nothing else.
 
 The template holds the pages with experiments, one after the other: `<!-- page: NAME -->` begins
 one. `{{afs}}` is replaced by the sections of the experiments whose names begin with `afs-`,
@@ -83,15 +84,40 @@ def filled(text: str, overview: str, sections: Mapping[str, str]) -> str:
 
 
 def overview(found: Found, pages: Mapping[str, str]) -> str:
-    """The first figure of each experiment with a published value beside it."""
-    rows = []
-    for experiment, finding in found:
-        figures = [each for each in finding.figures if each.published] or [*finding.figures]
-        link = experiment.title.lower().replace(" ", "-")
-        anchor = "".join(c for c in link if c.isalnum() or c in "-_")
-        named = f"[{experiment.name}]({page_of(experiment.name, pages)}#{anchor})"
-        rows.append([f"{named}: {figures[0].what}", figures[0].published or "-", figures[0].ours])
+    """The first figure of each experiment."""
+    rows = [row_of(experiment, finding, pages) for experiment, finding in found]
     return table(["experiment", "published", "ours"], rows)
+
+
+def row_of(experiment: Experiment, finding: Finding, pages: Mapping[str, str]) -> list[str]:
+    """The first figure of an experiment with a published value beside it."""
+    figures = [each for each in finding.figures if each.published] or [*finding.figures]
+    link = experiment.title.lower().replace(" ", "-")
+    anchor = "".join(c for c in link if c.isalnum() or c in "-_")
+    named = f"[{experiment.name}]({page_of(experiment.name, pages)}#{anchor})"
+    return [f"{named}: {figures[0].what}", figures[0].published or "-", figures[0].ours]
+
+
+def replaced(text: str, begins: str, ends: str, new: str) -> str:
+    """A page with a part replaced: from its line that begins so up to the next that ends it."""
+    pattern = rf"^{re.escape(begins)}.*?(?={ends}|\Z)"
+    found, count = re.subn(pattern, lambda _: new, text, flags=re.MULTILINE | re.DOTALL)
+    assert count == 1, f"{count} parts of the page begin with {begins!r}"
+    return found
+
+
+def write_one(experiment: Experiment, finding: Finding) -> None:
+    """Replace what the pages tell of one experiment."""
+    pages = templates()
+    page, overall = DOCS / page_of(experiment.name, pages), DOCS / FIRST
+    text = page.read_text(encoding="utf-8")
+    new = section(experiment, finding) + "\n\n"
+    text = replaced(text, f"## {experiment.title}\n", "^## ", new).strip() + "\n"
+    page.write_text(text, encoding="utf-8")
+    line = "| " + " | ".join(row_of(experiment, finding, pages)) + " |"
+    text = replaced(overall.read_text(encoding="utf-8"), f"| [{experiment.name}](", "$", line)
+    overall.write_text(text, encoding="utf-8")
+    write_plot(PICTURES / f"{experiment.name}.svg", finding.plot)
 
 
 def run(experiments: Sequence[Experiment], inputs: Inputs) -> Found:
@@ -110,11 +136,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, metavar="DATA", help="folder with the measured data")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these, to stdout")
+    parser.add_argument("--write", action="store_true", help="replace these in the pages")
     options = parser.parse_args()
     folder, names = options.data, options.names
     for name in ("philly", "t4_placements", "k80_p100_v100"):
         if not (folder / name).is_dir():
             sys.exit(f"error: the results cannot be made\n  because {folder} has no {name}/")
+    if names and options.write:
+        for experiment in experiments_named(names):
+            write_one(experiment, *(finding for _, finding in run([experiment], Inputs(folder))))
+        return
     found = run(experiments_named(names) if names else ALL, Inputs(folder))
     sections = {experiment.name: section(experiment, finding) for experiment, finding in found}
     if names:

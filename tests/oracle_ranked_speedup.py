@@ -12,6 +12,7 @@ class RankedSpeedup(Shortest):
     """The shortest get their minimum, every further step goes where weight times gain is most."""
 
     rigid = False
+    only_minima = False  # where jobs outnumber GPUs
 
     def __init__(self, q: float, calm: float, rho: float):
         super().__init__(weigh=False)
@@ -19,12 +20,19 @@ class RankedSpeedup(Shortest):
 
     def decide(self, crowd: Crowd) -> Decision:
         granted, left = crowd.minimum()
+        jobs = len(crowd.running) + len(crowd.waiting)
+        if jobs > crowd.gpus and not self.rho and not self.only_minima:
+            left = self.serve_crowd(crowd, granted, 2.0 * jobs / crowd.gpus)
+            granted = [job for job in granted if job.share]
         weights = self.weights(granted, crowd.now_s)
         if self.rho:
             left = self.towards_equal(crowd, granted, left)
         if all_can_grow(granted, left):
             return granted, inf
-        counts = worth_in(len(crowd.running) + len(crowd.waiting), crowd.gpus)
+        counts = worth_in(jobs, crowd.gpus)
+        if counts is not log:  # speed-ups are relative to the minimum
+            for job in granted:
+                weights[job.row] /= damped(1.0 / job.model.step_s[job.need])
         prices = {job.row: self.price(job, crowd, counts) for job in granted}
         while left > 0:
             best, best_gain, best_step = None, 0.0, 0
@@ -39,6 +47,14 @@ class RankedSpeedup(Shortest):
             left -= best_step
         return granted, inf
 
+    def serve_crowd(self, crowd: Crowd, granted: list[Job], delayed: float) -> int:
+        """Give the shortest the share that delays all least; return what is left."""
+        left = crowd.gpus
+        for job in sorted(granted, key=lambda job: (*self.rank(job, crowd.now_s), job.row)):
+            job.share = share_in_crowd(job, delayed, left)
+            left -= job.share
+        return left
+
     def weights(self, granted: list[Job], now_s: float) -> dict[int, float]:
         """(i^q - (i-1)^q)^(1/q) of each job, the i-th longest of those that run."""
         longest = sorted(granted, key=lambda job: (*self.rank(job, now_s), job.row), reverse=True)
@@ -49,13 +65,12 @@ class RankedSpeedup(Shortest):
         }
 
     def price(self, job: Job, crowd: Crowd, counts: Callable[[float], float]) -> float:
-        """What a resize costs, in speed-up: a part of the present one, or the pause if more."""
+        """What a resize costs: a part of what the present speed counts, or the pause if more."""
         if not self.calm or not job.gpus:
             return 0.0
         step_s = job.model.step_s
         lost = max(self.calm, crowd.pause_s / self.within_s(job, crowd.now_s))
-        speedup = step_s[job.need] / step_s[job.gpus]
-        return lost if counts is log else lost * damped(speedup)
+        return lost if counts is log else lost * damped(1.0 / step_s[job.gpus])
 
     def within_s(self, job: Job, now_s: float) -> float:
         """In which a resize has to pay off."""
@@ -75,6 +90,20 @@ class RankedSpeedup(Shortest):
         return left
 
 
+def share_in_crowd(job: Job, delayed: float, left: int) -> int:
+    """Of the first eight useful shares, the one that delays this and `delayed` others least."""
+    shares = [job.need]
+    while len(shares) < 8 and job.model.following[shares[-1]]:
+        shares.append(job.model.following[shares[-1]])
+    present = max(job.need, job.gpus)
+
+    def delay_s(share: int) -> float:
+        others = (1.0 + delayed * share) * job.model.step_s[share]
+        return others if share == present else others * 1.2
+
+    return min((share for share in shares if share <= left), key=delay_s, default=0)
+
+
 def all_can_grow(granted: list[Job], left: int) -> bool:
     """Let all grow as far as they can, if there is enough for that."""
     largest = {}
@@ -92,6 +121,8 @@ def all_can_grow(granted: list[Job], left: int) -> bool:
 
 class LearnedSpeedup(RankedSpeedup):
     """The same, with lengths as learned from the jobs that have ended."""
+
+    only_minima = True
 
     def __init__(self, q: float, calm: float, rho: float):
         super().__init__(1.0 + 0.4 * (q - 1.0), calm, rho)
@@ -149,13 +180,13 @@ def ranked_speedup(params: Mapping[str, Any]) -> RankedSpeedup:  # Any: as in `t
     return policy(params.get("q", 1.5), params.get("calm", 0.05), params.get("rho", 0.0))
 
 
-def damped(speedup: float) -> float:
-    """A speed-up to the power of 7/8."""
-    return sqrt(speedup * sqrt(speedup * sqrt(speedup)))
+def damped(speed: float) -> float:
+    """A speed to the power of 7/8."""
+    return sqrt(speed * sqrt(speed * sqrt(speed)))
 
 
 def worth_in(jobs: int, gpus: int) -> Callable[[float], float]:
-    """What a speed-up counts: its logarithm where there are over six GPUs per job."""
+    """What a speed counts: its logarithm where there are over six GPUs per job."""
     return log if 6 * jobs < gpus else damped
 
 
@@ -166,9 +197,9 @@ def best_gain_of(
 
     def worth(share: int) -> float:
         prices = 0 if share == job.gpus else 1 if share > job.gpus else 2
-        return counts(base_s / model.step_s[share]) - prices * price
+        return counts(1.0 / model.step_s[share]) - prices * price
 
-    model, base_s = job.model, job.model.step_s[job.need]
+    model = job.model
     following, found, step = job.share, 0.0, 0
     for _ in range(8):
         following = model.following[following]

@@ -31,6 +31,8 @@ SHORT, LONG = at(1.0, 1.6, 2.0, 2.2), at(1.0, 1.7, 2.2, 2.5)
 TWO = [job("a", step_s=SHORT, left=10), job("b", step_s=LONG, left=1000)]
 KINK = [job("a", step_s=at(1.0, 1.1, 1.2, 2.6)), job("b", step_s=at(1.0, 1.3, 1.6, 1.9))]
 UNKNOWN = [job("a", left=nan, executed_s=400), job("b", left=nan, executed_s=10)]
+CROWD = [("a", 9.0), ("b", 5.0), ("c", 7.0)]
+HOLDING = [("a", 9.0, 0), ("b", 5.0, 2), ("c", 7.0, 0)]
 CASES = {
     "the shorter one counts more": Case(
         # a: 0.897, 0.598, 0.299; b: 0.7, 0.5, 0.3. In order: a, b, a, b, b, a.
@@ -52,6 +54,24 @@ CASES = {
     "speed-ups are over the minimum": Case(
         # From 2 to 3 GPUs a is 1.5 times as fast, b 1.6 times. Over one GPU, a would gain 1.0.
         4, [job("a", 2, 4), job("b", scales=0.6)], {"a": 2, "b": 2}, "ranked-speedup:q=1",
+    ),
+    # Three jobs on two GPUs: a GPU that one has delays three others. With one GPU, 1 s an iteration
+    # delays all by 1 + 3 s; with two, 0.45 s do by 0.45 (1 + 6) = 3.15 s.
+    "where jobs outnumber GPUs the shortest have more, if that delays all less": Case(
+        2, [job(name, step_s=(1.0, 0.45), left=left) for name, left in CROWD],
+        {"a": 0, "b": 2, "c": 0}, "ranked-speedup",
+    ),
+    "but not where shares are to be fair": Case(
+        2, [job(name, step_s=(1.0, 0.45), left=left) for name, left in CROWD],
+        {"a": 0, "b": 1, "c": 1}, "ranked-speedup:rho=1.5",
+    ),
+    "or for less than a fifth": Case(
+        2, [job(name, step_s=(1.0, 0.52), left=left) for name, left in CROWD],
+        {"a": 0, "b": 1, "c": 1}, "ranked-speedup",
+    ),
+    "and not at less than a fifth from what they have": Case(
+        2, [job(name, step_s=(1.0, 0.52), left=left, holds=holds) for name, left, holds in HOLDING],
+        {"a": 0, "b": 2, "c": 0}, "ranked-speedup",
     ),
     "of unknown lengths the one that has had less goes first": Case(
         1, UNKNOWN, {"a": 0, "b": 1}, "ranked-speedup",
@@ -138,20 +158,20 @@ def lengths(snapshot: Snapshot) -> list[tuple[float, int]]:
 
 
 def worth(snapshot: Snapshot, row: int, share: int, calm: float) -> float:
-    """A row's speed-up at a share, less what it costs to leave the one that it holds for it."""
+    """What a row's speed at a share counts, less what it costs to leave the one that it holds."""
     jobs = snapshot.jobs
     step_s, held = snapshot.speeds.step_s[jobs.curve[row]], jobs.gpus[row]
     counts = worth_in(jobs.size, snapshot.cluster.gpus_total)
-    speedup = counts(float(step_s[jobs.gpus_min[row]] / step_s[share]))
+    speed = counts(float(1.0 / step_s[share]))
     if held in (0, share) or not calm:
-        return speedup
+        return speed
     left_s = jobs.remaining_iterations[row] * step_s[held]
     within_s = 600.0 if np.isnan(left_s) else max(1.0, min(600.0, left_s))
     lost = max(calm, jobs.pause_s[row] / within_s)
     price = lost
     if counts is damped:
-        price *= damped(float(step_s[jobs.gpus_min[row]] / step_s[held]))
-    return float(speedup - price * (1.0 if share > held else 2.0))
+        price *= damped(float(1.0 / step_s[held]))
+    return float(speed - price * (1.0 if share > held else 2.0))
 
 
 def step(snapshot: Snapshot, row: int, share: int, left: int, calm: float) -> tuple[float, int]:
@@ -175,16 +195,26 @@ def plainly(snapshot: Snapshot, q: float, calm: float) -> list[int]:
         if jobs.gpus_min[row] <= left:
             shares[row] = int(jobs.gpus_min[row])
             left -= shares[row]
+    learned = bool(np.isnan(jobs.remaining_iterations).any())
+    if jobs.size > snapshot.cluster.gpus_total and not learned:
+        left = snapshot.cluster.gpus_total
+        for row in sorted(np.flatnonzero(shares).tolist(), key=lambda row: by_length[row]):
+            shares[row] = in_crowd(snapshot, row, left)
+            left -= shares[row]
     served = [row for row in range(jobs.size) if shares[row]]
     largest = {row: largest_share(snapshot, row, shares[row]) for row in served}
     if sum(largest[row] - shares[row] for row in served) <= left:
         return [largest.get(row, 0) for row in range(jobs.size)]  # however little they gain
     longest = sorted(served, key=lambda row: by_length[row], reverse=True)
-    if np.isnan(jobs.remaining_iterations).any():
+    if learned:
         q = 1.0 + 0.4 * (q - 1.0)
     weight = {
         row: (float(i) ** q - float(i - 1) ** q) ** (1.0 / q) for i, row in enumerate(longest, 1)
     }
+    if 6 * jobs.size >= snapshot.cluster.gpus_total:  # speed-ups are relative to the minimum
+        for row in served:
+            least_s = snapshot.speeds.step_s[jobs.curve[row], jobs.gpus_min[row]]
+            weight[row] /= damped(float(1.0 / least_s))
     while left > 0:
         steps = {row: step(snapshot, row, shares[row], left, calm) for row in served}
         best = max(served, key=lambda row: (steps[row][0] * weight[row], -row), default=None)
@@ -193,6 +223,19 @@ def plainly(snapshot: Snapshot, q: float, calm: float) -> list[int]:
         shares[best] += steps[best][1]
         left -= steps[best][1]
     return shares
+
+
+def in_crowd(snapshot: Snapshot, row: int, left: int) -> int:
+    """The share of a row that delays all jobs least; one that it does not have, by a fifth."""
+    jobs, gpus = snapshot.jobs, snapshot.cluster.gpus_total
+    step_s, useful = (
+        each[jobs.curve[row]] for each in (snapshot.speeds.step_s, snapshot.speeds.useful)
+    )
+    least, present = jobs.gpus_min[row], max(jobs.gpus_min[row], jobs.gpus[row])
+    shares = [least, *(x for x in np.flatnonzero(useful) if x > least)][:8]
+    fits = [int(x) for x in shares if x <= min(left, jobs.gpus_max[row])]
+    delay_s = {x: (1.0 + 2.0 * jobs.size / gpus * x) * step_s[x] for x in fits}
+    return min(fits, key=lambda x: delay_s[x] * (1.0 if x == present else 1.2), default=0)
 
 
 def largest_share(snapshot: Snapshot, row: int, share: int) -> int:

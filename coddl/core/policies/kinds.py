@@ -12,7 +12,7 @@ own factor.
 """
 
 from abc import abstractmethod
-from math import log, sqrt
+from math import log
 from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from coddl.core.named import Meaning
 from coddl.core.policies.policy import RulePolicy, with_reasons
 from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Places
+from coddl.core.speed.table import damped
 
 # Next to LENGTH and COIN: the next GPU goes to the job with least, or where weight x gain is
 # largest, the gain in damped speed or in its logarithm.
@@ -57,15 +58,6 @@ class FreeByKind(NamedTuple):
     order: IntColumn  # the kinds that there are, the fastest first
     free: IntColumn  # by kind
     spare: IntColumn  # [0]: GPUs beyond all claims
-
-
-@part
-def damped(speed: float) -> float:
-    """A speed to the power of 7/8, by roots, which take less time than powers.
-
-    What WEIGHTED counts: a job that is fast already gains a little less by becoming faster still.
-    """
-    return sqrt(speed * sqrt(speed * sqrt(speed)))
 
 
 @part

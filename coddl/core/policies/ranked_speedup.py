@@ -8,6 +8,10 @@ same is done on the measured curves, whatever their shape, and speed-ups count t
 others arrive, so that it pays to have fewer jobs far ahead. While jobs are few and GPUs are many,
 their logarithms count, as none of the jobs has to wait for another (ADR 19).
 
+Where jobs outnumber GPUs the shortest go first. One with x GPUs delays itself by its time, and the
+others by x times that; it has the share for which the sum of both is least. It has its minimum
+where lengths are learned, as their order is uncertain, or where shares are to be fair.
+
 A resize has a price: any share but the one that a job holds counts for less, so that a change is
 made only where it gains more.
 """
@@ -42,9 +46,7 @@ from coddl.core.policies.kinds import (
     GpuKinds,
     KindPolicy,
     Served,
-    damped,
     dealt,
-    worth_of,
 )
 from coddl.core.policies.policy import parameters
 from coddl.core.policies.residual import guess_lengths, next_level_s
@@ -57,6 +59,8 @@ KNOWN_RANKS: Final = 1024
 TRUST: Final = 0.4  # part of q - 1 that holds where lengths are learned: their order is uncertain
 PAYBACK_S: Final = 600.0  # in which a resize has to make up for its pause, or else until the end
 ROOMY: Final = 6  # GPUs per job beyond which there is room for all
+DELAYED: Final = 2.0  # jobs that a job delays per job present: as many arrive as are there
+CLEARLY: Final = 0.2  # part by which a share must be better under overload: speeds are predictions
 SHRINKING: Final = 2.0  # resizes that it takes to shrink for another job: this one and that one's
 
 
@@ -158,9 +162,10 @@ def resize_price(snapshot: KernelSnapshot, params: FloatColumn, row: int) -> flo
     if params[LEARNED] == 0.0:
         within_s = max(1.0, min(PAYBACK_S, seconds_left(snapshot, row, held)))
     lost = max(params[CALM], jobs.floats[PAUSE_S, row] / within_s)
-    if is_roomy(snapshot):
-        return float(lost)  # a part of a speed is the same difference of logarithms anywhere
-    return float(lost * damped(step_s[jobs.ints[GPUS_MIN, row]] / step_s[held]))
+    # A part of a speed is the same difference of logarithms anywhere.
+    return float(
+        lost if is_roomy(snapshot) else lost * snapshot.steps.power[jobs.ints[CURVE, row], held]
+    )
 
 
 @part
@@ -172,9 +177,9 @@ def best_step(
     """
     row = snapshot.rows[k]
     curve, held = snapshot.jobs.ints[CURVE, row], snapshot.jobs.ints[GPUS, row]
-    step_s, next_share = snapshot.step_s[curve], snapshot.steps.next[curve]
-    base_s, roomy = step_s[snapshot.jobs.ints[GPUS_MIN, row]], is_roomy(snapshot)
-    now, to, most = worth_of(base_s / step_s[share], roomy), ZERO, 0.0
+    steps, next_share = snapshot.steps, snapshot.steps.next[curve]
+    worth = steps.log[curve] if is_roomy(snapshot) else steps.power[curve]
+    now, to, most = worth[share], ZERO, 0.0
     if share != held:
         now -= price if share > held else SHRINKING * price
     limit = min(snapshot.jobs.ints[GPUS_MAX, row], share + left)
@@ -183,7 +188,7 @@ def best_step(
         following = next_share[following]
         if following == 0 or following > limit:
             break
-        rise, added = worth_of(base_s / step_s[following], roomy) - now, following - share
+        rise, added = worth[following] - now, following - share
         if following != held:
             rise -= price if following > held else SHRINKING * price
         if rise > most * TIE * added:
@@ -213,6 +218,92 @@ def grow_towards_equal(snapshot: KernelSnapshot, rho: float, left: int, shares: 
 
 
 @part
+def share_in_crowd(
+    snapshot: KernelSnapshot, row: int, present: int, delayed: float, most: int
+) -> int:
+    """The share of at most `most` GPUs at which a job's work delays all jobs least; 0: none fits.
+
+    An iteration takes step_s[x], by which it delays the job itself, and `delayed` others per GPU.
+    Another share than the present one must be better by a part.
+    """
+    curve, share = snapshot.jobs.ints[CURVE, row], snapshot.jobs.ints[GPUS_MIN, row]
+    step_s, next_share = snapshot.step_s[curve], snapshot.steps.next[curve]
+    to, least_s = ZERO, np.inf
+    for _ in range(STEPS_AHEAD):
+        if share == 0 or share > most:
+            break
+        delay_s = (1.0 + delayed * share) * step_s[share]
+        if share != present:
+            delay_s *= 1.0 + CLEARLY
+        if delay_s < least_s:
+            to, least_s = share, delay_s
+        share = next_share[share]
+    return int(to)
+
+
+@part
+def see_content(
+    snapshot: KernelSnapshot, delayed: float, shares: IntColumn, content: IntColumn
+) -> bool:
+    """Find the minimum with which jobs of a curve are content, so that each is not asked, or -1;
+    tell whether all rows with GPUs are.
+    """
+    everyone = True
+    for k in range(snapshot.rows.shape[0]):
+        if shares[k] > 0:
+            row, least = snapshot.rows[k], shares[k]
+            curve = snapshot.jobs.ints[CURVE, row]
+            if content[curve] == 0:
+                best = share_in_crowd(snapshot, row, least, delayed, snapshot.gpus)
+                content[curve] = least if best == least else -1
+            everyone &= content[curve] == least and snapshot.jobs.ints[GPUS, row] <= least
+    return bool(everyone)
+
+
+@part
+def serve_crowd(snapshot: KernelSnapshot, ranked: RankedRows, left: int, shares: IntColumn) -> int:
+    """Let the shortest of the rows with GPUs have more than their minimum where that delays all
+    less than that the longest of them run; return what is left.
+    """
+    size, count = snapshot.rows.shape[0], ZERO
+    delayed, content = DELAYED * size / snapshot.gpus, np.zeros(snapshot.step_s.shape[0], np.int64)
+    if see_content(snapshot, delayed, shares, content):
+        return left
+    shortest, left = ValuedRows(np.empty(size), np.empty(size, np.int64)), snapshot.gpus
+    for k in range(size):
+        if shares[k] > 0:
+            shortest.values[count], shortest.rows[count] = -ranked.keys[0, k], k
+            count += 1
+            shares[k] = 0
+    make_valued_heap(shortest, count)
+    while left > 0 and count > 0:
+        k = shortest.rows[0]
+        row = snapshot.rows[k]
+        least, held = ranked.need[k], snapshot.jobs.ints[GPUS, row]
+        if held <= least and content[snapshot.jobs.ints[CURVE, row]] == least:
+            shares[k] = least if least <= left else 0
+        else:
+            most = min(snapshot.jobs.ints[GPUS_MAX, row], left)
+            shares[k] = share_in_crowd(snapshot, row, max(held, least), delayed, most)
+        left -= shares[k]
+        count -= 1
+        shortest.values[0], shortest.rows[0] = shortest.values[count], shortest.rows[count]
+        sink_valued(shortest, ZERO, count)
+    return left
+
+
+@part
+def serve_shortest(
+    snapshot: KernelSnapshot, ranked: RankedRows, only_minima: bool, shares: IntColumn
+) -> int:
+    """Give the shortest what they have before others grow; return what is left."""
+    left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+    if snapshot.rows.shape[0] > snapshot.gpus and not only_minima:
+        left = serve_crowd(snapshot, ranked, left, shares)
+    return left
+
+
+@part
 def grow_by_weight(
     snapshot: KernelSnapshot,
     params: FloatColumn,
@@ -223,12 +314,16 @@ def grow_by_weight(
     """Hand out `left` GPUs, each where weight times gain is largest, ties to the job submitted
     first.
     """
-    size, count = snapshot.rows.shape[0], ZERO
+    size, count, roomy = snapshot.rows.shape[0], ZERO, is_roomy(snapshot)
     ints, floats = np.empty((2, size), np.int64), np.empty((2, size))
     heap, to, price = ValuedRows(floats[0], ints[0]), ints[1], floats[1]
     for k in range(size):
         if shares[k] > 0:
-            price[k] = resize_price(snapshot, params, snapshot.rows[k])
+            row = snapshot.rows[k]
+            price[k] = resize_price(snapshot, params, row)
+            if not roomy:  # speed-ups are relative to the minimum
+                least = snapshot.jobs.ints[GPUS_MIN, row]
+                weights[k] /= snapshot.steps.power[snapshot.jobs.ints[CURVE, row], least]
             to[k], gain = best_step(snapshot, k, shares[k], left, price[k])
             if to[k] > 0:
                 heap.values[count], heap.rows[count] = weights[k] * gain, k
@@ -260,7 +355,7 @@ def ranked_speedup(
     crowded = left < 0
     ranked, learned = rank_rows(snapshot, params)
     if crowded:
-        left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+        left = serve_shortest(snapshot, ranked, learned or params[RHO] > 0.0, shares)
     if left > 0 and params[RHO] > 0.0:
         left = grow_towards_equal(snapshot, params[RHO], left, shares)
     if left > 0 and not grow_all(snapshot, left, shares):
@@ -271,9 +366,9 @@ def ranked_speedup(
 
 @kernel
 def serve_by_rank(snapshot: KernelSnapshot, params: FloatColumn, shares: IntColumn) -> FloatColumn:
-    """Give the shortest their minimum; return the weights of those that got it."""
+    """Give the shortest their claims; return the weights of those that have one."""
     ranked, learned = rank_rows(snapshot, params)
-    left = fill_in_order(ranked, snapshot.gpus, SKIP, shares)
+    left = serve_shortest(snapshot, ranked, learned or params[RHO] > 0.0, shares)
     if left > 0 and params[RHO] > 0.0:
         grow_towards_equal(snapshot, params[RHO], left, shares)
     return weigh_served(ranked, learned, params, shares)
@@ -284,8 +379,8 @@ class RankedSpeedup(KindPolicy):
     """Gives the next GPU to the job whose speed-up rises most, where shorter jobs count more by
     their rank; learns lengths that it is not told from the jobs that have ended.
 
-    Partial share · under overload, shortest first with gpus_min each · cap: the model's largest
-    useful share.
+    Partial share · under overload, shortest first with the share that delays all least · cap: the
+    model's largest useful share.
     """
 
     q: Annotated[
@@ -328,7 +423,8 @@ class RankedSpeedup(KindPolicy):
         return parameters(*chain.from_iterable(both))
 
     def by_kind(self, snapshot: Snapshot) -> Allocation:
-        """The shortest have a claim to their minimum; weighted gains decide who gets which GPUs.
+        """The shortest have a claim, to their minimum unless jobs outnumber GPUs; weighted gains
+        decide who gets which GPUs.
 
         Resizes have no price here: a job may keep its share and change the kinds.
         """
@@ -339,5 +435,5 @@ class RankedSpeedup(KindPolicy):
         everyone = Served(np.arange(jobs.size), claim, np.ones(jobs.size, np.bool_), weights)
         if ROOMY * jobs.size < snapshot.cluster.gpus_total:
             return Allocation(dealt(snapshot, everyone, WEIGHTED_LOG))
-        scale = weights * snapshot.speeds.step_s[jobs.curve, jobs.gpus_min] ** 0.875
+        scale = weights / snapshot.speeds.steps.power[jobs.curve, jobs.gpus_min]
         return Allocation(dealt(snapshot, everyone._replace(scale=scale), WEIGHTED))

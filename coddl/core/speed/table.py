@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import log, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
 from coddl.core.columns import BoolMatrix, FloatMatrix, IntColumn, IntMatrix
-from coddl.core.compiling import kernel
+from coddl.core.compiling import kernel, part
 from coddl.core.speed.places import Places, plain
 
 
@@ -23,6 +24,17 @@ class ShareSteps(NamedTuple):
     last: IntMatrix  # the largest one worth holding that is not larger
     short: FloatMatrix
     long: FloatMatrix
+    power: FloatMatrix  # the speed to the power of 7/8
+    log: FloatMatrix  # its logarithm
+
+
+@part
+def damped(speed: float) -> float:
+    """A speed to the power of 7/8, by roots, which take less time than powers.
+
+    Where gains are weighted: a job that is fast already gains a little less by becoming faster.
+    """
+    return sqrt(speed * sqrt(speed * sqrt(speed)))
 
 
 @kernel
@@ -41,6 +53,8 @@ def fill_steps(step_s: FloatMatrix, useful: BoolMatrix, steps: ShareSteps) -> No
                 following = share
         largest = 0
         for share in range(width):
+            speed = 1.0 / step_s[curve, share]
+            steps.power[curve, share], steps.log[curve, share] = damped(speed), log(speed)
             if useful[curve, share]:
                 largest = share
             steps.last[curve, share] = largest
@@ -80,7 +94,7 @@ class Speeds:
         """The next share and its gains, for the policies that hand out GPUs one by one."""
         shape = self.step_s.shape
         shares = np.zeros((2, *shape), np.int64)
-        steps = ShareSteps(shares[0], shares[1], np.zeros(shape), np.zeros(shape))
+        steps = ShareSteps(shares[0], shares[1], *np.zeros((4, *shape)))
         fill_steps(self.step_s, self.useful, steps)
         return steps
 
