@@ -36,7 +36,7 @@ FOUND_AT = {
     "a stopped agent has no fence": 4,
     "a state that was not saved counts as saved": 6,
     "a group is committed to when its first worker is ready": 0,
-    "a new lead counts generations anew": 5,
+    "a new lead counts generations anew": 8,
     "an image that was not saved counts as saved": 6,
 }
 
